@@ -38,7 +38,7 @@ def test_the_main_source_depends_on_nothing_but_the_plan(target):
     text = print_main(plan.graph, program, target)
     assert text == print_main(plan.graph, bind_steps(plan.graph, plan.steps), target)
     assert text.count("k_state_create(int, char *, size_t);") == 1
-    assert "{k_state_run, k_state_create, k_state_destroy, 2, true, false},\n" in text
+    assert "{k_state_run, nullptr, k_state_create, k_state_destroy, 2, true, false},\n" in text
 
 
 def test_the_artifacts_sources_compile_alone(make_artifact, tmp_path):

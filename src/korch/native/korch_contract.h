@@ -4,8 +4,6 @@
 
 #include "korch_half.h"
 
-extern "C" int omp_get_thread_num(void);
-
 namespace korch {
 
 // Where the sums of a block begin and end. `begin` returns the first value of V neighbouring sums of row r

@@ -345,12 +345,12 @@ KORCH_INLINE void clear(const Task& t) {
 }
 
 template <class K>
-KORCH_INLINE Task task_of(void* const* buffers, const typename K::Element* x, float* workspace, long task) {
+KORCH_INLINE Task task_of(void* const* buffers, const typename K::Element* x, float* workspace, long task, long me) {
   typedef Layer<K, LAST_LAYER<K>> A;
   constexpr long UNITS = blocks(A::N, K::UNIT);
   const long part = task % K::PARTS, image = task / (K::PARTS * K::CHUNKS);
   return {buffers, x + image * (K::C * K::H * K::WIDTH),
-          workspace + omp_get_thread_num() * K::FLOATS, image,
+          workspace + me * K::FLOATS, image,
           UNITS * part / K::PARTS * K::UNIT,
           smaller(UNITS * (part + 1) / K::PARTS * K::UNIT, A::N), {}, nullptr};
 }
@@ -373,12 +373,25 @@ inline void run_task(Task& t, long task) {
   }
 }
 
+// Run some tasks on a thread.
 template <class K>
-inline int run(void* const* buffers, const typename K::Element* x, float* workspace) {
-#pragma omp parallel for num_threads(K::THREADS) schedule(static) if (K::THREADS > 1)
-  for (long task = 0; task < K::IMAGES * K::CHUNKS * K::PARTS; ++task) {
-    Task t = task_of<K>(buffers, x, workspace, task);
+inline void run_tasks(void* const* buffers, const typename K::Element* x, float* workspace, long begin, long end,
+                      long me) {
+  for (long task = begin; task < end; ++task) {
+    Task t = task_of<K>(buffers, x, workspace, task, me);
     run_task<K>(t, task);
+  }
+}
+
+// Run all of them.
+template <class K>
+inline int run(void (*some)(int, void* const*, long, long, long), void* const* buffers) {
+  constexpr long TASKS = K::IMAGES * K::CHUNKS * K::PARTS;
+  if (K::THREADS == 1) return some(0, buffers, 0, TASKS, 0), 0;
+#pragma omp parallel num_threads(K::THREADS)
+  {
+    const long me = omp_get_thread_num(), threads = omp_get_num_threads();
+    some(0, buffers, korch::share(TASKS, me, threads), korch::share(TASKS, me + 1, threads), me);
   }
   return 0;
 }

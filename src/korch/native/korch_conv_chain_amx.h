@@ -207,7 +207,7 @@ template <class K>
 inline int run_tiles(void* const* buffers, const typename K::Element* x, float* workspace) {
 #pragma omp parallel for num_threads(K::THREADS) schedule(static) if (K::THREADS > 1)
   for (long task = 0; task < K::IMAGES * K::CHUNKS * K::PARTS; ++task) {
-    Task t = task_of<K>(buffers, x, workspace, task);
+    Task t = task_of<K>(buffers, x, workspace, task, omp_get_thread_num());
     uint16_t* const pieces = reinterpret_cast<uint16_t*>(t.work + K::PIECES);
     if (korch_amx::is_ready()) {
       split_weights<K>(t, pieces);

@@ -6,11 +6,6 @@
 
 #include "korch_half.h"
 
-extern "C" int omp_get_thread_num(void);
-
-// A function of its own, so that the registers of its loop are not needed for what is around it.
-#define KORCH_ALONE __attribute__((noinline))
-
 // Keeps a compiler from loading in one turn of a loop what later ones need: it runs out of registers.
 #define KORCH_APART asm volatile("" : : : "memory");
 

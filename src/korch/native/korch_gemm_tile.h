@@ -4,8 +4,6 @@
 
 #include "korch_amx.h"
 
-extern "C" int omp_get_thread_num(void);
-
 namespace korch_gemm {
 
 template <class K>

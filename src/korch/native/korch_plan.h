@@ -17,9 +17,10 @@ struct slot {
 /* One kernel call: its buffers are SLOTS[first_slot], SLOTS[first_slot + 1], and so on. Of a step for
  * which nothing runs, a concatenation in place, `run` is null. One that is alone may have threads of its
  * own. The others, as many as follow each other, run in one parallel region if two of them or more open
- * regions. */
+ * regions. `tasks` runs a part of a stage on the thread `me`; it is null where no task does. */
 struct step {
     int (*run)(void *state, void *const *buffers);
+    void (*tasks)(int stage, void *const *buffers, long begin, long end, long me);
     void *(*create)(int threads, char *error, size_t error_size);
     void (*destroy)(void *state);
     int64_t first_slot;
@@ -31,6 +32,27 @@ struct step {
 struct copy {
     int64_t output;
     slot from;
+};
+
+/* Steps [begin, end) that run as tasks: thread t of segment s has those from FIRST_TASKS[s * QUEUES + t] to
+ * before FIRST_TASKS[s * QUEUES + t + 1]. */
+struct segment {
+    int64_t begin, end;
+};
+
+/* A range of grid points of a stage of a step, or, if the stage is -1, the whole step. It waits for those of
+ * WAITS from `first_wait` to before the next task's. */
+struct task {
+    int64_t step;
+    int stage;
+    int64_t begin, end;
+    int64_t first_wait;
+};
+
+/* A thread must have ended this number of tasks of its queue. */
+struct wait {
+    int queue;
+    uint32_t ended;
 };
 
 } // namespace plan

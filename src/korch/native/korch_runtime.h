@@ -7,6 +7,9 @@
  *     SLOTS                       slot[]: the buffers of all steps, one step after the other
  *     BINDINGS                    int64_t[]: the slots whose pointers differ from run to run
  *     COPIES                      copy[]: model outputs that no kernel writes in place
+ *     SEGMENTS, FIRST_TASKS       segment[], int64_t[]: steps that run as tasks, and where each queue begins
+ *     TASKS, WAITS                task[], wait[]: those of all queues, one queue after the other
+ *     QUEUES                      int: the threads that the queues are for, at least 1
  *     INPUT_COUNT, ...            int64_t: the length of each table, which ends in an empty row
  *     ARENA_BYTES                 int64_t
  *
@@ -18,6 +21,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include <new>
 
 extern "C" int omp_get_max_threads(void);
 extern "C" void omp_set_num_threads(int);
@@ -41,6 +46,7 @@ struct handle {
     const void **constants;
     void **table;
     void **states;
+    korch_teams::Count *ended; /* of each thread: how many tasks it has run */
     int64_t *usual_ns; /* of the steps from this one on that run in turn; see Oversubscription::note_step */
 };
 
@@ -147,18 +153,33 @@ struct runner {
     handle *h;
     int64_t *kernel_ns;
     int64_t start = IS_TIMED ? now_ns() : 0;
-    int failed = 0; /* the step after that which failed */
+    korch_teams::Oversubscription *oversubscription = nullptr;
+    int64_t segment = 0; /* the next one */
+    int failed = 0;      /* the step after that which failed */
 
     void run(int64_t from, int64_t end) {
-        for (int64_t i = from; i < end && !failed; ++i) {
-            const plan::step &step = plan::STEPS[i];
-            if (step.run && step.run(h->states[i], h->table + step.first_slot)) failed = (int)i + 1;
-            if (IS_TIMED) {
-                const int64_t now = now_ns();
-                kernel_ns[i] = now - start;
-                start = now;
-            }
+        for (int64_t i = from; i < end && !failed;) {
+            if (!IS_TIMED && runs_tasks() && plan::SEGMENTS[segment].begin == i) i = run_tasks();
+            else run(i++);
         }
+    }
+
+    void run(int64_t i) {
+        const plan::step &step = plan::STEPS[i];
+        if (step.run && step.run(h->states[i], h->table + step.first_slot)) failed = (int)i + 1;
+        if (IS_TIMED) {
+            const int64_t now = now_ns();
+            kernel_ns[i] = now - start;
+            start = now;
+        }
+    }
+
+    bool runs_tasks() const { return segment < plan::SEGMENT_COUNT && h->threads == plan::QUEUES; }
+
+    /* Run the next segment as tasks; return the step after it. */
+    int64_t run_tasks() {
+        failed = korch_tasks::run_segment(segment, h->table, h->states, h->ended, oversubscription);
+        return plan::SEGMENTS[segment++].end;
     }
 };
 
@@ -183,6 +204,7 @@ int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *ker
     runner<IS_TIMED> steps{h, kernel_ns};
     /* Times are those of all threads. */
     korch_teams::Oversubscription *oversubscription = IS_TIMED || h->threads == 1 ? nullptr : &h->oversubscription;
+    steps.oversubscription = oversubscription;
     if (oversubscription) oversubscription->begin(now_ns());
     for (int64_t from = 0; from < plan::STEP_COUNT && !steps.failed;) {
         const stretch next(from);
@@ -262,6 +284,7 @@ void KORCH_PLAN(destroy)(void *pointer) {
     free(h->table);
     free(h->states);
     free(h->usual_ns);
+    delete[] h->ended;
     pthread_mutex_destroy(&h->mutex);
     free(h);
 }
@@ -283,7 +306,8 @@ void *KORCH_PLAN(create)(const void *const *constants, int threads, char *error,
     h->table = (void **)calloc(plan::SLOT_COUNT + 1, sizeof(void *));
     h->states = (void **)calloc(plan::STEP_COUNT + 1, sizeof(void *));
     h->usual_ns = (int64_t *)calloc(plan::STEP_COUNT + 1, sizeof(int64_t));
-    if (!h->arena || !h->constants || !h->table || !h->states || !h->usual_ns) {
+    h->ended = new (std::nothrow) korch_teams::Count[plan::QUEUES];
+    if (!h->arena || !h->constants || !h->table || !h->states || !h->usual_ns || !h->ended) {
         snprintf(error, error_size, "out of memory: the arena needs %lld bytes",
                  (long long)plan::ARENA_BYTES);
         KORCH_PLAN(destroy)(h);

@@ -4,9 +4,14 @@
 
 #include <stdint.h>
 
-namespace korch {
-
 #define KORCH_INLINE inline __attribute__((always_inline))
+// A function of its own, so that the registers of its loop are not needed for what is around it.
+#define KORCH_ALONE __attribute__((noinline))
+
+extern "C" int omp_get_thread_num(void);
+extern "C" int omp_get_num_threads(void);
+
+namespace korch {
 
 template <typename T, int W>
 struct VecOf {

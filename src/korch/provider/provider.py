@@ -11,7 +11,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.errors import KorchError, ProviderError
+from korch.tile.program import TileProgram
 
 logger = logging.getLogger("korch.provider")
 ENTRY_POINT_GROUP = "korch.providers"
@@ -54,6 +55,7 @@ class Kernel:
         void* NAME_create(int threads, char* error, size_t error_size);  // only with has_state
         int NAME_run(void* state, void* const* buffers);                 // 0 is success
         void NAME_destroy(void* state);                                  // only with has_state
+        void NAME_task(int stage, void* const* buffers, long begin, long end, long me);  // see below
 
     `buffers` holds the inputs, then the outputs, in the offer's layouts, then the workspace;
     outputs overlap nothing. The model's inputs and outputs are the caller's memory, aligned to
@@ -62,7 +64,9 @@ class Kernel:
     kernel may run beside others: if its target has one thread, it uses the calling thread only; if
     several, its regions may get fewer than it asks for. `create` returns null and writes a message
     if it fails. A kernel without state gets a null state. Kernels are compiled many to a unit, so
-    every other name in the source is static or begins with NAME.
+    every other name in the source is static or begins with NAME. With a program and threading `TEAM`,
+    NAME_task runs the tasks of a range of a stage of the program on the thread `me`, which has a part of the
+    workspace for itself behind the program's buffers.
 
     Attributes:
         symbol: the name, unique to the kernel's content; empty if nothing runs.
@@ -71,6 +75,7 @@ class Kernel:
         workspace_bytes: scratch memory that `run` needs.
         libraries: shared libraries that it calls, as the compiler's -l names them.
         threading: which threads it runs on. With a state or a library it counts as `OWN`.
+        program: what its tasks touch, if that is known.
     """
 
     symbol: str
@@ -79,6 +84,7 @@ class Kernel:
     workspace_bytes: int = 0
     libraries: tuple[str, ...] = ()
     threading: Threading = Threading.OWN
+    program: TileProgram | None = field(default=None, compare=False, repr=False)
 
 
 def named_kernel(
@@ -88,11 +94,12 @@ def named_kernel(
     workspace_bytes: int = 0,
     libraries: tuple[str, ...] = (),
     threading: Threading = Threading.OWN,
+    program: TileProgram | None = None,
 ) -> Kernel:
     """Return the kernel of a source in which NAME stands for the symbol, made from the content."""
     symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
     source = text.replace("NAME", symbol)
-    return Kernel(symbol, source, has_state, workspace_bytes, libraries, threading)
+    return Kernel(symbol, source, has_state, workspace_bytes, libraries, threading, program)
 
 
 T_contra = TypeVar("T_contra", contravariant=True)

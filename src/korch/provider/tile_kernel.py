@@ -7,7 +7,7 @@ import sys
 from korch.candidate.candidate import Group, Offer
 from korch.provider.provider import Kernel, Threading
 from korch.target import Target
-from korch.tile.cpp import print_cpp
+from korch.tile.cpp import Printed, print_cpp
 from korch.tile.program import TileProgram
 
 
@@ -39,5 +39,12 @@ def kernel_of(
         TextLimitError: its text would be too long.
     """
     printed = print_cpp(program, comment_of(group, offer) + remark, target.lanes, target.threads, stream_bytes)
+    return printed_kernel(program, printed)
+
+
+def printed_kernel(program: TileProgram, printed: Printed) -> Kernel:
+    """Return the kernel of a program that is printed."""
     threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
-    return Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading)
+    return Kernel(
+        printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading, program=program
+    )

@@ -13,6 +13,8 @@ import numpy as np
 
 from korch import __version__
 from korch.errors import InvalidGraphError, ModelError
+from korch.events.kernels import Use, segments_of
+from korch.events.schedule import Segment, schedule_segment
 from korch.files import open_file
 from korch.measure.compiler import Builder
 from korch.partition.spill import forget
@@ -21,7 +23,7 @@ from korch.provider.provider import Kernel
 from korch.records import plain
 from korch.runtime.artifact import Artifact
 from korch.runtime.machine import REQUIRED_FLAGS, Requirements
-from korch.runtime.program import Program, Slot, Step, bind_steps
+from korch.runtime.program import Place, Program, Slot, Step, bind_steps
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 from korch.runtime.source import INCLUDE, native_text, print_main
 from korch.runtime.weights import Weights
@@ -50,7 +52,12 @@ UNKNOWN = Origin()
 
 
 def build(
-    graph: PrimitiveGraph, steps: Sequence[Step[Kernel]], target: Target, builder: Builder, origin: Origin = UNKNOWN
+    graph: PrimitiveGraph,
+    steps: Sequence[Step[Kernel]],
+    target: Target,
+    builder: Builder,
+    origin: Origin = UNKNOWN,
+    parts: int = 0,
 ) -> Artifact:
     """Build a plan.
 
@@ -60,6 +67,7 @@ def build(
         target: the machine that they are for.
         builder: compiles and links; objects of kernels that were measured are found in its cache.
         origin: what the plan was made from.
+        parts: into how many tasks the grid points of each thread are cut; 0 for joins after each kernel.
 
     Raises:
         CompileError: a source does not compile, or a library is missing.
@@ -68,7 +76,7 @@ def build(
     program = bind_steps(graph, steps)
     check_symbols(program)
     sources = {f"{kernel.symbol}.cpp": kernel.source for kernel in program.kernels if kernel.symbol}
-    sources[MAIN] = print_main(graph, program, target)
+    sources[MAIN] = print_main(graph, program, target, _segments(program, steps, target, parts))
     libraries = {name for kernel in program.kernels for name in kernel.libraries}
     library = builder.library(list(sources.values()), sorted(libraries)).read_bytes()
     if any("iomp5" in flag for flag in builder.compiler.openmp):
@@ -82,6 +90,24 @@ def build(
         requirements=Requirements.here(REQUIRED_FLAGS[target.isa]),
         sources=sources | _headers(sources),
     )
+
+
+def _segments(program: Program[Kernel], steps: Sequence[Step[Kernel]], target: Target, parts: int) -> Sequence[Segment]:
+    """Return the kernels that run as tasks."""
+    if parts == 0 or target.threads == 1:
+        return ()
+    uses = [
+        Use(i, step.kernel, tuple(map(_place, slots)), step.cost_ns)
+        for i, (step, slots) in enumerate(zip(steps, program.slots, strict=True))
+    ]
+    return [schedule_segment(segment, target, parts) for segment in segments_of(uses, target)]
+
+
+def _place(slot: Slot) -> tuple[str, int] | None:
+    """Return the memory of a buffer that some kernel writes, and where it begins."""
+    if slot.place is Place.ARENA:
+        return "arena", slot.at
+    return (f"output {slot.at}", slot.offset) if slot.place is Place.OUTPUT else None
 
 
 def plan_record(

@@ -7,10 +7,12 @@ artifact's sources can be compiled without Korch. `korch.h` states the C interfa
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from importlib.resources import files
 from typing import Any
 
+from korch.events.kernels import TaskStage
+from korch.events.schedule import Segment
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
 from korch.provider.provider import Kernel, Threading
@@ -30,17 +32,19 @@ def native_text(name: str) -> str:
     return files("korch").joinpath("native", name).read_text(encoding="utf-8")
 
 
-def print_main(graph: PrimitiveGraph, program: Program[Any], target: Target) -> str:
+def print_main(graph: PrimitiveGraph, program: Program[Any], target: Target, segments: Sequence[Segment] = ()) -> str:
     """Return the main source of a library.
 
     Args:
         graph: the model's graph, for the constants' types.
         program: the bound kernels.
         target: the machine that they are for.
+        segments: the kernels that run as tasks; all others run one after another.
     """
     constants = [
         (f"c{i}", layout.stored_type(graph.types[value])) for i, (value, layout) in enumerate(program.constants)
     ]
+    tasked = {entry.use.kernel.symbol for segment in segments for entry in segment.stages if _is_split(entry)}
     running = (slots for kernel, slots in _pairs(program) if kernel.symbol)
     flat = [slot for slots in running for slot in slots]
     bindings = [i for i, s in enumerate(flat) if s.place in (Place.INPUT, Place.OUTPUT)]
@@ -49,18 +53,20 @@ def print_main(graph: PrimitiveGraph, program: Program[Any], target: Target) -> 
         native_text("korch.h"),
         '#include "korch_teams.h"\n',
         native_text("korch_plan.h"),
-        _declarations(program.kernels),
+        _declarations(program.kernels, tasked),
         "namespace plan {\n",
         _tensors("INPUT", program.inputs),
         _tensors("OUTPUT", program.outputs),
         _tensors("CONSTANT", constants),
-        _table("step", "STEP", _steps(program, target)),
+        _table("step", "STEP", _steps(program, target, tasked)),
         _rows("const char *const", "SYMBOLS", [c_string(k.symbol) for k in program.kernels]),
         _table("slot", "SLOT", [_slot(slot) for slot in flat]),
         _table("int64_t", "BINDING", [str(i) for i in bindings]),
         _table("copy", "COPY", copies, "COPIES"),
         f"constexpr int64_t ARENA_BYTES = {program.arena.size_bytes};\n",
+        *_queues(segments, target),
         "} // namespace plan\n",
+        native_text("korch_tasks.h"),
         native_text("korch_runtime.h"),
     )
     return "\n".join(sections)
@@ -98,29 +104,58 @@ def c_string(text: str) -> str:
     return '"' + "".join(escaped) + '"'
 
 
-def _declarations(kernels: Iterable[Kernel]) -> str:
+def _is_split(stage: TaskStage) -> bool:
+    """Return whether a stage's tasks are parts of a kernel."""
+    return any(part.stage >= 0 for part in stage.parts)
+
+
+def _queues(segments: Sequence[Segment], target: Target) -> Iterator[str]:
+    """Yield the tables of the queues."""
+    tasks: list[str] = []
+    waits: list[str] = []
+    first: list[str] = []
+    for segment in segments:
+        for queue in segment.queues:
+            first.append(str(len(tasks)))
+            for entry in queue:
+                stage = segment.stages[entry.task[0]]
+                part = stage.parts[entry.task[1]]
+                tasks.append(f"{{{stage.use.step}, {part.stage}, {part.begin}, {part.end}, {len(waits)}}}")
+                waits += [f"{{{other}, {ended}}}" for other, ended in entry.waits]
+    rows = [f"{{{segment.steps[0]}, {segment.steps[1]}}}" for segment in segments]
+    yield f"constexpr int QUEUES = {target.threads};\n"
+    yield _table("segment", "SEGMENT", rows)
+    yield _table("int64_t", "FIRST_TASK", [*first, str(len(tasks))])
+    yield _table("task", "TASK", [*tasks, f"{{0, 0, 0, 0, {len(waits)}}}"])
+    yield _table("wait", "WAIT", waits)
+
+
+def _declarations(kernels: Iterable[Kernel], tasked: Container[str]) -> str:
     lines: dict[str, None] = {}
     for kernel in kernels:
         name = kernel.symbol
         if not name:
             continue
         lines[f"int {name}_run(void *, void *const *);"] = None
+        if name in tasked:
+            lines[f"void {name}_task(int, void *const *, long, long, long);"] = None
         if kernel.has_state:
             lines[f"void *{name}_create(int, char *, size_t);"] = None
             lines[f"void {name}_destroy(void *);"] = None
     return 'extern "C" {\n' + "".join(f"{line}\n" for line in lines) + "}\n"
 
 
-def _steps(program: Program[Any], target: Target) -> list[str]:
+def _steps(program: Program[Any], target: Target, tasked: Container[str]) -> list[str]:
     rows, first = [], 0
     for kernel, slots in _pairs(program):
         name = kernel.symbol
         if not name:
-            rows.append(f"{{nullptr, nullptr, nullptr, {first}, false, false}}")
+            rows.append(f"{{nullptr, nullptr, nullptr, nullptr, {first}, false, false}}")
             continue
         state = f"{name}_create, {name}_destroy" if kernel.has_state else "nullptr, nullptr"
         flags = (team_refusal(kernel, target) is not None, kernel.threading is not Threading.CALLER)
-        rows.append(f"{{{name}_run, {state}, {first}, {', '.join(str(f).lower() for f in flags)}}}")
+        tasks = f"{name}_task" if name in tasked else "nullptr"
+        rows.append(f"{{{name}_run, {tasks}, {state}, {first}, {', '.join(str(f).lower() for f in flags)}}}")
         first += len(slots)
     return rows
 

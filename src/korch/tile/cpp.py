@@ -1,6 +1,8 @@
 """Tile program -> C++.
 
-One function per kernel; a parallel region around all stages, a worksharing loop per stage. A pass
+One function per kernel. If threads share its work, there is also one per stage, which runs a range of its tasks:
+the kernel's function calls them in a parallel region, and a plan may call them for tasks of its own choice
+(`NAME_task`). A pass
 is a loop nest around a generic lambda of the vector width, so that the same text serves whole
 vectors and what is left. Where a pad or a concatenation turns inside of the vector axis, the loop
 is split there, and each part reads straight from memory. Where loads lie side by side along another
@@ -67,17 +69,16 @@ class _Printer:
         self.threads = threads if self.is_parallel else 1
         self.room_bytes = max((sum(map(tile_bytes, self._large_tiles(s))) for s in program.stages), default=0)
         streamed, large = _streamed(program, stream_bytes), _large(program, stream_bytes)
-        self.out = Writer(program, lanes, streamed, large)
+        self.out = Writer(program, lanes, streamed, large, depth=0 if self.is_parallel else 1)
 
     def run(self) -> Printed:
         if self.is_parallel:
-            limit = f" num_threads({self.threads})" if self.room_bytes else ""  # as many as have room
-            self.out.open(f"#pragma omp parallel{limit}")
-        workspace_bytes = self._pointers()  # of each thread, or every use would read them again
-        for stage, waits in zip(self.program.stages, self._waits(), strict=True):
-            self._stage(stage, waits)
-        if self.is_parallel:
-            self.out.close()
+            for number, stage in enumerate(self.program.stages):
+                self._stage_function(number, stage)
+        else:
+            self._pointers()
+            for stage in self.program.stages:
+                self._tasks(stage, "0", str(stage.tasks))
         head = "".join(f"// {line}\n" for line in self.comment.splitlines())
         tables = "".join(
             f"static const int32_t NAME_{name}[] = {{{', '.join(map(str, table))}}};\n"
@@ -90,17 +91,45 @@ class _Printer:
         header = "korch_contract_int.h" if re.search("korch::(Byte|Pair)Contraction<", body) else header
         header = "korch_contract_lanes.h" if "korch::LaneContraction<" in body else header
         header = "korch_contract_window.h" if "korch::WindowContraction<" in body else header
-        text = (
-            f'{head}#include "{header}"\n\n{tables}'
-            'extern "C" int NAME_run(void*, void* const* buffers) {\n'
-            f"{body}\n  return 0;\n}}\n"
-        )
+        text = f'{head}#include "{header}"\n\n{tables}{self._functions(body)}'
         symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+        workspace_bytes = places_in_memory(self.program)[1] + self.room_bytes * self.threads
         return Printed(symbol, text.replace("NAME", symbol), workspace_bytes, self.is_parallel)
 
     # Structure
 
-    def _pointers(self) -> int:
+    def _functions(self, body: str) -> str:
+        """Return the functions that the kernel exports, and those of the stages."""
+        head = 'extern "C" int NAME_run(void*, void* const* buffers) {'
+        if not self.is_parallel:
+            return f"{head}\n{body}\n  return 0;\n}}\n"
+        calls, cases = [], []
+        for number, (stage, waits) in enumerate(zip(self.program.stages, self._waits(), strict=True)):
+            begin, end = (f"korch::share({stage.tasks}, {me}, threads)" for me in ("me", "me + 1"))
+            calls.append(f"    NAME_stage{number}(buffers, {begin}, {end}, me);\n")
+            calls += ["#pragma omp barrier\n"] if waits else []
+            cases.append(f"    case {number}: return NAME_stage{number}(buffers, begin, end, me);\n")
+        limit = f" num_threads({self.threads})" if self.room_bytes else ""  # as many as have room
+        return (
+            f"{body}\n\n{head}\n#pragma omp parallel{limit}\n  {{\n"
+            "    const long me = omp_get_thread_num(), threads = omp_get_num_threads();\n"
+            f"{''.join(calls)}  }}\n  return 0;\n}}\n\n"
+            'extern "C" void NAME_task(int stage, void* const* buffers, long begin, long end, long me) {\n'
+            f"  switch (stage) {{\n{''.join(cases)}  }}\n}}\n"
+        )
+
+    def _stage_function(self, number: int, stage: Stage) -> None:
+        """Print the function that runs a range of a stage's tasks on a thread."""
+        self.out.open(
+            f"static KORCH_ALONE void NAME_stage{number}"
+            "(void* const* buffers, long begin, long end, [[maybe_unused]] long me)"
+        )
+        self._pointers()
+        self._tasks(stage, "begin", "end")
+        self.out.close()
+
+    def _pointers(self) -> None:
+        """Print a pointer to each buffer, and to the thread's room."""
         places, offset = places_in_memory(self.program)
         for buffer in self.program.buffers:
             if buffer.name not in places:
@@ -108,20 +137,18 @@ class _Printer:
             type_, place = C_TYPE[buffer.dtype], places[buffer.name]
             if buffer.level is Level.WORKSPACE:
                 text = f"static_cast<char*>(buffers[{place.position}]) + {place.offset_bytes}"
-                self.out.line(f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>({text});")
-                continue
-            type_ = NARROW_TYPE.get(buffer.dtype, type_)
-            const = "const " if buffer.level is Level.INPUT else ""
-            text = f"static_cast<{const}{type_}*>(buffers[{place.position}])"
-            self.out.line(f"{const}{type_}* const __restrict {buffer.name} = {text};")
-        if not self.room_bytes:
-            return offset
-        ports = sum(buffer.level in (Level.INPUT, Level.OUTPUT) for buffer in self.program.buffers)
-        me = "omp_get_thread_num()" if self.is_parallel else "0"
-        self.out.line(
-            f"char* const room = static_cast<char*>(buffers[{ports}]) + {offset} + {self.room_bytes}L * {me};"
-        )
-        return offset + self.room_bytes * self.threads
+                text = f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>({text});"
+            else:
+                type_ = NARROW_TYPE.get(buffer.dtype, type_)
+                const = "const " if buffer.level is Level.INPUT else ""
+                text = f"static_cast<{const}{type_}*>(buffers[{place.position}])"
+                text = f"{const}{type_}* const __restrict {buffer.name} = {text};"
+            self.out.line(f"[[maybe_unused]] {text}" if self.is_parallel else text)
+        if self.room_bytes:
+            ports = sum(buffer.level in (Level.INPUT, Level.OUTPUT) for buffer in self.program.buffers)
+            me = f" + {self.room_bytes}L * me" if self.is_parallel else ""
+            text = f"static_cast<char*>(buffers[{ports}]) + {offset}{me};"
+            self.out.line(f"[[maybe_unused]] char* const room = {text}")
 
     def _large_tiles(self, stage: Stage) -> list[Buffer]:
         """Return the tiles of a stage that are in the workspace."""
@@ -141,14 +168,11 @@ class _Printer:
             written = set() if waits[-1] else written
         return waits
 
-    def _stage(self, stage: Stage, waits: bool) -> None:
+    def _tasks(self, stage: Stage, begin: str, end: str) -> None:
+        """Print the loop over a range of a stage's tasks."""
         given = {b.name for b in self.program.buffers if b.level is Level.INPUT}
         steps = StepPrinter(self.out, stage, given)
-        is_streamed = steps.is_streamed
-        if self.is_parallel:
-            nowait = "" if waits and not is_streamed else " nowait"
-            self.out.line(f"#pragma omp for schedule(static){nowait}")
-        self.out.open(f"for (long task = 0; task < {stage.tasks}; ++task)")
+        self.out.open(f"for (long task = {begin}; task < {end}; ++task)")
         rest, left = "task", stage.tasks
         for axis in stage.grid:
             left //= axis.extent
@@ -166,10 +190,8 @@ class _Printer:
                 self.out.line(f"{type_}* const {buffer.name} = {buffer.name}_array;  // functions copy the pointer")
         steps.run()
         self.out.close()
-        if is_streamed:
+        if steps.is_streamed:
             self.out.line("korch::end_streams();")
-            if self.is_parallel and waits:
-                self.out.line("#pragma omp barrier")
 
 
 def _streamed(program: TileProgram, stream_bytes: int) -> frozenset[str]:

@@ -84,7 +84,12 @@ class Writer:
     """
 
     def __init__(
-        self, program: TileProgram, lanes: int, streamed: Set[str] = frozenset(), large: Set[str] = frozenset()
+        self,
+        program: TileProgram,
+        lanes: int,
+        streamed: Set[str] = frozenset(),
+        large: Set[str] = frozenset(),
+        depth: int = 1,
     ) -> None:
         self.program = program
         self.lanes = lanes
@@ -93,7 +98,7 @@ class Writer:
         self.lines: list[str] = []
         self.tables: dict[tuple[int, ...], str] = {}
         self.lambdas = 0
-        self._depth = 1
+        self._depth = depth
         self._characters = 0
 
     def line(self, text: str) -> None:

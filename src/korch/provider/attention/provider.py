@@ -10,7 +10,8 @@ from korch.errors import InvalidGraphError
 from korch.provider.attention.groups import attention_groups
 from korch.provider.attention.match import match_group
 from korch.provider.content import content_version
-from korch.provider.provider import Kernel, Threading
+from korch.provider.provider import Kernel
+from korch.provider.tile_kernel import printed_kernel
 from korch.schedule.attention import Attentions, Blocking, Packing
 from korch.schedule.contraction import NotFusedError, refuse_types
 from korch.schedule.heads import Attention
@@ -76,11 +77,11 @@ class AttentionProvider:
             return Refusal(f"there is no blocking {offer.variant}")
         schedule = _schedule(group, found, target)
         try:
-            printed = print_cpp(schedule.program(plans[offer.variant]), group.text, target.lanes, target.threads)
+            program = schedule.program(plans[offer.variant])
+            printed = print_cpp(program, group.text, target.lanes, target.threads)
         except (InvalidGraphError, TextLimitError) as error:
             return Refusal(str(error))
-        threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
-        return Kernel(printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading)
+        return printed_kernel(program, printed)
 
 
 def _schedule(group: Group, found: Attention, target: Target) -> Attentions:

@@ -15,6 +15,7 @@ from korch.provider.conv.chains import chain_groups
 from korch.provider.conv.match import ConvChain, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
 from korch.provider.conv.split import split_of
+from korch.provider.conv.touched import touched_program
 from korch.provider.conv.vectors import WINDOWS, Plan, is_dense_image, plans_of
 from korch.provider.epilogue import RESULT
 from korch.provider.matrix_units import TOGETHER
@@ -124,7 +125,8 @@ def _template_kernel(group: Group, offer: Offer, target: Target) -> Kernel | Ref
         operands = widened(group, offer.inputs, (match.image.position,), floats, target)
         element, operand, floats = "float", operands.texts[0], operands.floats
     text = _print(group, match, shape, offer, target, (element, operand))
-    return named_kernel(text, workspace_bytes=4 * floats, threading=Threading.TEAM)
+    program = None if is_split else touched_program(group, match, shape, offer, target)
+    return named_kernel(text, workspace_bytes=4 * floats, threading=Threading.TEAM, program=program)
 
 
 def _refuse(group: Group, match: ConvChain, target: Target) -> Refusal | None:
@@ -338,11 +340,17 @@ def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: T
         for axis, table in (("rows", match.image.rows), ("columns", match.image.columns))
     )
     workspace = len(group.inputs) + len(group.outputs)
-    header, call, sizes = "korch_conv.h", "run<NAME_kernel>", ""
-    if offer.variant == SPLIT and len(match.links) > 1:
-        header, call = "korch_conv_chain_amx.h", "run_tiles<NAME_kernel>"
-    elif offer.variant == SPLIT:
-        header, call = "korch_conv_amx.h", "run_split<NAME_kernel, NAME_split>"
+    own = f"{operand[1]}, static_cast<float*>(buffers[{workspace}])"
+    header, call, sizes, tasks = "korch_conv.h", "run<NAME_kernel>(NAME_task, buffers)", "", ""
+    if offer.variant != SPLIT:
+        tasks = (
+            'extern "C" void NAME_task(int, void* const* buffers, long begin, long end, long me) {\n'
+            f"  korch_conv::run_tasks<NAME_kernel>(buffers, {own}, begin, end, me);\n}}\n\n"
+        )
+    elif len(match.links) > 1:
+        header, call = "korch_conv_chain_amx.h", f"run_tiles<NAME_kernel>(buffers, {own})"
+    else:
+        header, call = "korch_conv_amx.h", f"run_split<NAME_kernel, NAME_split>(buffers, {own})"
         split = split_of(shape.layers[-1], image, target).numbers
         sizes = f"struct NAME_split {{\n{_constants(split)}}};\n"
     return f"""{head}#include "{header}"
@@ -357,9 +365,7 @@ struct NAME_kernel {{
   static long column(long i) {{ return NAME_columns[i]; }}
 }};
 
-extern "C" int NAME_run(void*, void* const* buffers) {{
-  return korch_conv::{call}(
-      buffers, {operand[1]},
-      static_cast<float*>(buffers[{workspace}]));
+{tasks}extern "C" int NAME_run(void*, void* const* buffers) {{
+  return korch_conv::{call};
 }}
 """

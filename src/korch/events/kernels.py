@@ -1,0 +1,181 @@
+"""Kernels of a plan with the places of their buffers -> stages of tasks with their footprints.
+
+A stage of a tile program that threads share becomes tasks of consecutive grid points: each thread has the
+points that it would have in a parallel loop, in one or several parts. A kernel that runs in the calling
+thread is one task. A kernel that says nothing of what it touches has no tasks: it runs between joins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from korch.events.graph import Touched
+from korch.events.spans import Spans, run, union
+from korch.events.touched import PortSpans, touched_by
+from korch.provider.provider import Kernel, Threading
+from korch.provider.teams import team_refusal
+from korch.target import Target
+from korch.tile.memory import places_in_memory
+from korch.tile.program import Level, Stage, TileProgram
+
+Place = tuple[str, int]
+"""A memory, and where in it a buffer begins, in bytes."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """A kernel of a plan.
+
+    Attributes:
+        step: its number in the plan.
+        kernel: the code.
+        places: of its buffers; None for constants and inputs of the model, which nothing writes.
+        cost_ns: its measured or estimated time on all threads.
+    """
+
+    step: int
+    kernel: Kernel
+    places: tuple[Place | None, ...]
+    cost_ns: float
+
+
+@dataclass(frozen=True)
+class Part:
+    """A task: some grid points of a kernel's stage, on a thread; of a kernel without a choice the stage is -1."""
+
+    stage: int
+    begin: int
+    end: int
+    thread: int
+
+
+@dataclass(frozen=True)
+class TaskStage:
+    """The tasks of a stage of a kernel.
+
+    Attributes:
+        use: the kernel.
+        parts: the tasks.
+        footprints: what each of them touches.
+        times_ns: how long each of them takes.
+    """
+
+    use: Use
+    parts: tuple[Part, ...]
+    footprints: tuple[Touched, ...]
+    times_ns: tuple[float, ...]
+
+
+def has_tasks(kernel: Kernel, target: Target) -> bool:
+    """Return whether a kernel can run as tasks."""
+    return kernel.program is not None and bool(kernel.symbol) and team_refusal(kernel, target) is None
+
+
+class Splitter:
+    """Splits kernels into tasks; equal kernels only once.
+
+    Args:
+        target: the threads.
+        parts: into how many tasks the grid points of each thread are cut.
+    """
+
+    def __init__(self, target: Target, parts: int) -> None:
+        self.target, self.parts = target, parts
+        self._known: dict[tuple[str, int, tuple[bool, ...], tuple[Part, ...]], list[PortSpans]] = {}
+
+    def stages(self, use: Use, thread: int) -> list[TaskStage]:
+        """Return the stages of a kernel; if it runs in one thread, in the given one."""
+        kernel = use.kernel
+        program = kernel.program
+        if program is None:
+            raise AssertionError("a kernel without tasks")
+        if kernel.threading is Threading.CALLER:
+            own = [Part(-1, 0, 1, thread)]
+            return [TaskStage(use, tuple(own), (self._whole(use, program),), (use.cost_ns,))]
+        works = [stage_work(stage) for stage in program.stages]
+        found = []
+        for number, (stage, work) in enumerate(zip(program.stages, works, strict=True)):
+            parts = tuple(self._parts(number, stage.tasks))
+            touched = tuple(self._touched(use, program, number, parts))
+            most = max(1, -(-stage.tasks // self.target.threads))
+            each = use.cost_ns * work / max(1, sum(works)) / most
+            found.append(TaskStage(use, parts, touched, tuple(each * (p.end - p.begin) for p in parts)))
+        return found
+
+    def _parts(self, number: int, tasks: int) -> list[Part]:
+        found = []
+        for thread in range(self.target.threads):
+            begin, end = share(tasks, thread, self.target.threads), share(tasks, thread + 1, self.target.threads)
+            count = min(self.parts, end - begin)
+            for i in range(count):
+                own = [begin + share(end - begin, i + side, count) for side in (0, 1)]
+                found.append(Part(number, own[0], own[1], thread))
+        return found
+
+    def _touched(self, use: Use, program: TileProgram, number: int, parts: tuple[Part, ...]) -> list[Touched]:
+        """Return what some tasks touch, the workspace of their threads included."""
+        positions = [i for i, place in enumerate(use.places) if place is not None]
+        key = (use.kernel.symbol, number, tuple(place is None for place in use.places), parts)
+        if key not in self._known:
+            self._known[key] = touched_by(program, number, [(p.begin, p.end) for p in parts], positions)
+        found = [_placed(use, spans) for spans in self._known[key]]
+        own = places_in_memory(program)[1]
+        room = (use.kernel.workspace_bytes - own) // self.target.threads
+        workspace = use.places[-1]
+        if room <= 0 or workspace is None:
+            return found
+        memory, offset = workspace
+        rooms = [run(offset + own + room * p.thread, offset + own + room * (p.thread + 1)) for p in parts]
+        return [
+            Touched(t.reads, {**t.writes, memory: union([t.writes[memory], r] if memory in t.writes else [r])})
+            for t, r in zip(found, rooms, strict=True)
+        ]
+
+    def _whole(self, use: Use, program: TileProgram) -> Touched:
+        """Return what a kernel touches that is one task: whole buffers."""
+        places, own = places_in_memory(program)
+        reads: dict[str, list[Spans]] = {}
+        writes: dict[str, list[Spans]] = {}
+        for buffer in program.buffers:
+            if buffer.level in (Level.INPUT, Level.OUTPUT) and (at := use.places[places[buffer.name].position]):
+                size_bytes = buffer.size * buffer.dtype.size_bytes
+                side = reads if buffer.level is Level.INPUT else writes
+                side.setdefault(at[0], []).append(run(at[1], at[1] + size_bytes))
+        if use.kernel.workspace_bytes and (at := use.places[-1]):
+            writes.setdefault(at[0], []).append(run(at[1], at[1] + max(own, use.kernel.workspace_bytes)))
+        return Touched({m: union(s) for m, s in reads.items()}, {m: union(s) for m, s in writes.items()})
+
+
+def share(tasks: int, thread: int, threads: int) -> int:
+    """Return where the part of a thread begins if threads share some tasks evenly."""
+    return tasks // threads * thread + min(thread, tasks % threads)
+
+
+def stage_work(stage: Stage) -> int:
+    """Return the points of all loop nests of a stage."""
+    return TileProgram((), (stage,)).work
+
+
+def _placed(use: Use, spans: PortSpans) -> Touched:
+    """Return what a task touches, in the memories where its kernel's buffers are."""
+    sides: tuple[dict[str, list[Spans]], dict[str, list[Spans]]] = ({}, {})
+    for (position, is_write), own in spans.items():
+        place = use.places[position]
+        if place is not None and own:
+            sides[is_write].setdefault(place[0], []).append(own.shifted(place[1]))
+    reads, writes = ({memory: union(found) for memory, found in side.items()} for side in sides)
+    return Touched(reads, writes)
+
+
+def segments_of(uses: Sequence[Use], target: Target) -> list[list[Use]]:
+    """Return the longest sequences of kernels that can run as tasks, of two kernels or more."""
+    found: list[list[Use]] = [[]]
+    for use in uses:
+        if not use.kernel.symbol:
+            continue
+        if has_tasks(use.kernel, target):
+            found[-1].append(use)
+        else:
+            found.append([])
+    return [own for own in found if len(own) > 1]

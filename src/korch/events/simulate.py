@@ -1,0 +1,68 @@
+"""Queues, or stages with a join after each, and the time of each task -> the time of a run, and of waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from korch.events.graph import Task, TaskGraph
+from korch.events.queues import Queues
+
+JOIN_NS = 800.0
+"""What a join of all threads takes beside waiting for the last."""
+
+WAIT_NS = 100.0
+"""The time until a thread sees that a task of another has ended."""
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A simulated run.
+
+    Attributes:
+        total_ns: its time.
+        waiting_ns: how long each thread waits.
+    """
+
+    total_ns: float
+    waiting_ns: tuple[float, ...]
+
+    @property
+    def share_waiting(self) -> float:
+        """The part of all threads' time in which they wait."""
+        return sum(self.waiting_ns) / max(1.0, self.total_ns * len(self.waiting_ns))
+
+
+def simulate_queues(queues: Queues, times_ns: Mapping[Task, float]) -> Simulated:
+    """Return the run of queues, whose waits end."""
+    ends_ns: list[list[float]] = [[] for _ in queues]
+    working_ns = [0.0] * len(queues)
+    is_stuck = False
+    while not is_stuck:
+        is_stuck = True
+        for q, queue in enumerate(queues):
+            while len(ends_ns[q]) < len(queue):
+                entry = queue[len(ends_ns[q])]
+                if any(len(ends_ns[other]) < n for other, n in entry.waits):
+                    break
+                waits = (ends_ns[other][n - 1] + WAIT_NS for other, n in entry.waits)
+                begin_ns = max([ends_ns[q][-1] if ends_ns[q] else 0.0, *waits])
+                ends_ns[q].append(begin_ns + times_ns[entry.task])
+                working_ns[q] += times_ns[entry.task]
+                is_stuck = False
+    total_ns = max((own[-1] for own in ends_ns if own), default=0.0) + JOIN_NS
+    return Simulated(total_ns, tuple(total_ns - own for own in working_ns))
+
+
+def simulate_joins(
+    graph: TaskGraph, times_ns: Mapping[Task, float], threads: Mapping[Task, int], count: int
+) -> Simulated:
+    """Return the run of stages one after another, with a join after each that more than one thread runs."""
+    total_ns, working_ns = 0.0, [0.0] * count
+    for s, stage in enumerate(graph.stages):
+        own_ns = [0.0] * count
+        for i in range(stage.tasks):
+            own_ns[threads[s, i]] += times_ns[s, i]
+        total_ns += max(own_ns) + JOIN_NS * (stage.tasks > 1)
+        working_ns = [a + b for a, b in zip(working_ns, own_ns, strict=True)]
+    return Simulated(total_ns, tuple(total_ns - own for own in working_ns))
