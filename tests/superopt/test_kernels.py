@@ -10,6 +10,7 @@ from korch.candidate.shape import FUSED
 from korch.deadline import Deadline
 from korch.measure.compiler import Builder
 from korch.provider.generated import GeneratedProvider
+from korch.superopt import find
 from korch.superopt.find import Finder
 from korch.superopt.groups import superopt_groups
 from korch.superopt.sizes import Machine
@@ -51,6 +52,8 @@ def test_kernels_of_found_programs(target, tmp_path):
         weights = frozenset(i for i, (n, _) in enumerate(graph.inputs) if n in ("w", "v", "a", "b"))
         group = replace(group_of(graph), constant_inputs=weights if name in ("lora", "gated-mlp") else frozenset())
         offers = offers_of(provider, group, target)
+        if name == "gated-mlp":  # 7 rows are 4 and 3, each with three vectors of a panel
+            assert {columns for _, columns in provider.found(group, offers[0]).packed} == {3 * target.lanes}
         for offer in (offers[0], offers[-1]):
             kernel = provider.build(group, offer, target)
             assert not isinstance(kernel, Refusal)
@@ -59,6 +62,20 @@ def test_kernels_of_found_programs(target, tmp_path):
     for kernel, group, offer in made:
         inputs = [rng.standard_normal(type_.shape).astype(np.float32) for type_ in group.input_types]
         check_kernel(kernel, group, offer, inputs, builder, library)
+
+
+@pytest.mark.parametrize("lanes", [8, 16])
+def test_packed_columns_of_a_task_are_whole_panels(target, lanes, monkeypatch):
+    """All cuts are printed, also those whose columns are no multiple of a panel: these read what is not packed."""
+    for name, number in (("MOST_PROGRAMS", 40), ("MOST_GRAPHS", 1), ("CUTS_OF_A_GRAPH", 40), ("WORTH", 1e9)):
+        monkeypatch.setattr(find, name, number)
+    group = replace(group_of(blocks.lora(8, 64, 1056, 8)), constant_inputs=frozenset((1, 2, 3)))
+    other = replace(target, lanes=lanes)
+    provider = provider_for(other)
+    for offer in offers_of(provider, group, other):
+        assert not isinstance(provider.build(group, offer, other), Refusal)
+    found = provider.finder.find(group).programs
+    assert {columns // lanes for program in found for _, columns in program.packed} == {2, 3}
 
 
 def test_scores_that_are_masked_have_no_share(target, tmp_path):

@@ -44,6 +44,9 @@ F32 = DType.F32
 ROWS, VECTORS = 6, 2
 """Rows and vectors of columns that a contraction holds in registers."""
 
+WIDE_VECTORS = 3
+"""Vectors of columns that go with 3 or 4 rows, if these columns lie side by side in panels."""
+
 VECTORS_OF_FEW_ROWS = 4
 """Vectors of columns of a contraction of one row."""
 
@@ -419,6 +422,19 @@ class _Emitter:
 def rows_together(rows: int) -> int:
     """Return how many rows a contraction holds in registers: at most `ROWS`, and about equally many each time."""
     return -(-rows // -(-rows // ROWS))
+
+
+def vectors_of_panels(rows: int, columns: int, lanes: int, is_whole: bool) -> int:
+    """Return how many vectors of columns of a packed operand are multiplied together; 0 if it can't be packed.
+
+    Args:
+        rows: of a task.
+        columns: of a task.
+        lanes: elements of a vector.
+        is_whole: whether these are all columns; others must be whole panels.
+    """
+    choices = (WIDE_VECTORS, VECTORS) if rows_together(rows) in (3, 4) else (VECTORS,)
+    return next((vectors for vectors in choices if is_whole or columns % (vectors * lanes) == 0), 0)
 
 
 def _vector(axes: tuple[Axis, ...]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +22,7 @@ from korch.deadline import Deadline
 from korch.errors import InvalidGraphError
 from korch.records import plain, read_record
 from korch.superopt.axes import Named, NotNamedError, named, resized
-from korch.superopt.emit import NotEmittedError, Sizes, emit
+from korch.superopt.emit import NotEmittedError, Sizes, emit, vectors_of_panels
 from korch.superopt.expressions import Expressions, expressions
 from korch.superopt.generate import BlockGraph, BlockStep, Kind, Rules, Search, block_graphs
 from korch.superopt.sizes import Cut, Machine, columns_of, cuts, small_cut
@@ -45,9 +46,6 @@ WORTH = 1.3
 
 GROUP_SECONDS = 12.0
 """The longest search for one group."""
-
-PANEL_VECTORS = 2
-"""Vectors of columns in a panel of a packed input."""
 
 
 LATE = "no time is left for the superoptimizer"
@@ -295,7 +293,7 @@ class _Selection:
         return verify(program, body).reason
 
     def _program(self, graph: BlockGraph, cut: Cut) -> FoundProgram | str:
-        packed = self._packed(graph)
+        packed = self._packed(graph, cut)
         sizes = Sizes(cut.blocks, self.machine.lanes, packed)
         shapes = [type_.shape for type_ in self.group.input_types]
         try:
@@ -307,8 +305,9 @@ class _Selection:
         lines = tuple(describe(step) for step in graph.steps)
         return FoundProgram(format_program(program), tuple(packed.items()), turns, lines, cut.estimate_ns)
 
-    def _packed(self, graph: BlockGraph) -> dict[int, int]:
+    def _packed(self, graph: BlockGraph, cut: Cut) -> dict[int, int]:
         """Return the constant matrices that only are second operands, with the columns of their panels."""
+        sizes = {**self.computation.sizes, **cut.blocks}
         found: dict[int, int] = {}
         for t, expression in self.ways.inputs.items():
             term = self.computation.terms[t]
@@ -316,9 +315,14 @@ class _Selection:
             if term.position not in self.group.constant_inputs or len(readers) != 1 or len(term.places) != 2:
                 continue
             (step,) = readers
-            is_second = step.kind is Kind.CONTRACT and term.places[0] == step.axis and term.places[1] != ""
-            if is_second and term.places[1] == columns_of(self.computation, self.ways, step):
-                found[term.position] = PANEL_VECTORS * self.machine.lanes
+            columns = term.places[1]
+            is_second = step.kind is Kind.CONTRACT and term.places[0] == step.axis and columns != ""
+            if not is_second or columns != columns_of(self.computation, self.ways, step):
+                continue
+            rows = math.prod(sizes[axis] for axis in self.ways.axes[step.result.expression] if axis != columns)
+            is_whole, lanes = sizes[columns] == self.computation.sizes[columns], self.machine.lanes
+            if vectors := vectors_of_panels(rows, sizes[columns], lanes, is_whole):
+                found[term.position] = vectors * lanes
         return found
 
 

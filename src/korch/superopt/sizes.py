@@ -13,12 +13,14 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from korch.superopt.axes import TWIN, Named
-from korch.superopt.emit import VECTORS, Sizes, rows_together
+from korch.superopt.emit import VECTORS, Sizes, rows_together, vectors_of_panels
 from korch.superopt.expressions import Expressions
 from korch.superopt.generate import TRANSCENDENTAL, BlockGraph, BlockStep, Kind
 
 ROW_BLOCKS = (1, 6, 12, 24, 48, 96)
-COLUMN_BLOCKS = (16, 64, 128, 256, 512)
+COLUMN_BLOCKS = (16, 48, 64, 128, 192, 256, 512, 528)
+"""Columns of a task, those that are a multiple of 48 for wide panels."""
+
 TURN_BLOCKS = (32, 64, 128, 256, 512)
 
 TURN_NS = 40.0
@@ -42,8 +44,8 @@ FAR_BYTES_PER_NS = 28.0
 AGAIN_BYTES_PER_NS = 100.0
 """Bytes of a contraction's second operand that a core reads again from its second cache, while it multiplies."""
 
-SUMS = 8
-"""Vectors of sums that a contraction needs so that no addition waits for the one before."""
+SUMS = 9
+"""Vectors of sums that a contraction needs so that hardly any addition waits for the one before."""
 
 CYCLES_PER_NS = 3.0
 
@@ -159,25 +161,31 @@ def _estimate_ns(
     for step in graph.steps:
         axes = {axis for x in step.operands for axis in ways.axes[x.expression]}
         runs = tasks * (turns if graph.loop in axes else 1)
-        ns += runs * (_step_ns(step, ways, axes, sizes, machine) + _far_ns(step, computation, ways, sizes))
+        own_ns = _step_ns(step, computation, ways, axes, sizes, machine)
+        ns += runs * (own_ns + _far_ns(step, computation, ways, sizes))
     read = sum(bytes_ for bytes_ in _read_bytes(computation, ways, sizes, tasks, turns, graph.loop))
     waves = -(-tasks // machine.threads) * machine.threads / tasks
     shorter, longer = sorted((ns, read / BYTES_PER_NS))
     return (longer + MEANWHILE * shorter) * waves / machine.threads
 
 
-def _step_ns(step: BlockStep, ways: Expressions, axes: Set[str], sizes: Mapping[str, int], machine: Machine) -> float:
+def _step_ns(
+    step: BlockStep, computation: Named, ways: Expressions, axes: Set[str], sizes: Mapping[str, int], machine: Machine
+) -> float:
     rate = machine.lanes * CYCLES_PER_NS
     points = math.prod(sizes[axis] for axis in axes)
     if step.kind is not Kind.CONTRACT:
         ops = [x.op for x in step.body] + ([step.op] if step.axis else [])
         return points * sum(8 if op in TRANSCENDENTAL else 1 for op in ops) / (rate * ELEMENT_SHARE)
-    kept = [sizes[axis] for axis in axes if axis != step.axis and axis in ways.axes[step.result.expression]]
-    *_, rows, columns = (1, 1, *sorted(kept))
-    strip, together = VECTORS * machine.lanes, rows_together(rows)
+    kept = [axis for axis in axes if axis != step.axis and axis in ways.axes[step.result.expression]]
+    last = max(kept, key=lambda axis: sizes[axis], default="")
+    *_, rows, columns = (1, 1, *sorted(sizes[axis] for axis in kept))
+    is_whole = last == "" or columns == computation.sizes[last]
+    vectors = vectors_of_panels(rows, columns, machine.lanes, is_whole) or VECTORS
+    strip, together = vectors * machine.lanes, rows_together(rows)
     blocks = -(-rows // together)
     full = rows / (blocks * together) * columns / (-(-columns // strip) * strip)
-    full *= min(1.0, together * VECTORS / SUMS)
+    full *= min(1.0, together * vectors / SUMS)
     terms = sizes[step.axis]
     again = 4 * terms * columns * (blocks - 1) / AGAIN_BYTES_PER_NS if 4 * terms * strip >= NEAR_BYTES else 0.0
     return points / (2 * rate * max(full, 0.02)) + again * points / (rows * columns * terms)
