@@ -18,6 +18,7 @@ from korch.pipeline.quantized import in_bytes
 from korch.primitive.check import check_graph
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import ConcatAttributes
+from korch.primitive.ops.layout import ReshapeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.reference import run
 from korch.primitive.types import DType, ValueType
@@ -90,6 +91,19 @@ def test_products_are_of_bytes_and_nothing_else_multiplies(rng, options):
     assert multiplied(found) == [DType.I32] * 2
     assert not found.alternatives
     assert [p.op for p in found.primitives].count("div") == 2, "of the input, and of the sum of both results"
+
+
+def test_a_value_that_is_needed_as_floats_is_multiplied_as_bytes(rng, options):
+    """It is reshaped and quantized once more before the product, and added to the result as it is."""
+    model = Model()
+    on = grid(2.0**-4, 120)
+    x = model.again(model.input(1, 64, 256), on)
+    rows = model.again(model.builder.add("reshape", (x,), ReshapeAttributes((64, 256))), on)
+    q = model.builder.constant(rng.integers(-40, 40, (256, 256)).astype(np.int8))
+    w = write_dequantized(model.writer, q, grid(2.0**-5, 0.0, DType.I8), F32)
+    y = model.builder.add("reshape", (model.builder.add("matmul", (rows, w)),), ReshapeAttributes((1, 64, 256)))
+    given = model.graph(model.again(model.builder.add("add", (x, y)), grid(0.25, 3)))
+    assert multiplied(in_bytes(given, has_kernels(options), Deadline())) == [DType.I32]
 
 
 def test_results_are_the_same_integers(rng, options):

@@ -50,7 +50,9 @@ def in_bytes(graph: PrimitiveGraph, has_kernel: HasKernel | None, deadline: Dead
         return lower_products(graph)
     refuse = partial(_refuse_without_kernel, has_kernel)
     product = replace(integers.PRODUCT_OF_DEQUANTIZED_IS_INTEGER, refuse=refuse)
-    rules = (product, integers.BIAS_JOINS_INTEGER_SUMS, integers.SCALES_OF_SUMS_COMPOSE)
+    # A value that is needed as floats, too, is moved as floats until a product asks for its bytes.
+    moves = quantization.MOVE_COMES_BEFORE_DEQUANTIZATION
+    rules = (product, moves, integers.BIAS_JOINS_INTEGER_SUMS, integers.SCALES_OF_SUMS_COMPOSE)
     graph = _replaced(graph, rules, False, deadline)
     stored = replace(integers.STORED_WEIGHTS_ARE_COMPUTED_ONCE, roots=("conv", "conv_transpose"))
     graph = _replaced(graph, (stored,), False, deadline)
