@@ -23,7 +23,7 @@ SIZES = {
     "attention": lambda: blocks.attention(2, 19, 70, 16, 24),
     "rms-norm-product": lambda: blocks.rms_norm_product(13, 130, 65),
     "lora": lambda: blocks.lora(1, 96, 80, 4),
-    "gated-mlp": lambda: blocks.gated_mlp(7, 96, 130),
+    "gated-mlp": lambda: blocks.gated_mlp(7, 96, 190),
 }
 """Odd sizes: blocks that are not full, rows of fewer elements than a vector."""
 
