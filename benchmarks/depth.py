@@ -23,16 +23,18 @@ import korch
 from benchmarks.models.transformer_block import build_transformer_block
 from benchmarks.solver import machine
 from korch.assembly.record import PartitionRecord
+from korch.limits import SearchLimits
 
 
 def run_one(depth: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Optimize one model in this process; return its row."""
     model = build_transformer_block(sequence=options.sequence, width=options.width, heads=options.heads, depth=depth)
     start_s = time.perf_counter()
-    executable = korch.optimize(model, budget=options.budget, cache_folder=folder, partition=options.partition)
+    limits = SearchLimits(partition=options.partition)
+    executable = korch.optimize(model, budget=options.budget, cache_folder=folder, search=limits)
     seconds = time.perf_counter() - start_s
     start_s = time.perf_counter()
-    korch.optimize(model, budget=options.budget, cache_folder=folder, partition=options.partition)
+    korch.optimize(model, budget=options.budget, cache_folder=folder, search=limits)
     report = executable.report
     partition = report.partition or PartitionRecord(segments=1, different=1, programs=1)
     return {
@@ -71,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sequence", type=int, default=128, help="tokens")
     parser.add_argument("--width", type=int, default=256, help="features of a token")
     parser.add_argument("--heads", type=int, default=4, help="attention heads")
-    parser.add_argument("--partition", default="auto", help="as of `korch optimize`")
+    parser.add_argument("--partition", choices=("auto", "off"), default="auto", help="as of `SearchLimits`")
     parser.add_argument("--budget", type=float, help="seconds for each search")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.add_argument("--only", type=int, help=argparse.SUPPRESS)

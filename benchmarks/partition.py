@@ -1,4 +1,4 @@
-"""Compares plans with --partition auto and off at estimated costs.
+"""Compares plans with SearchLimits.partition "auto" and "off" at estimated costs.
 
     python -m benchmarks.partition [--models segformer_b0,bert:script] [--modes auto,400,off]
                                    [--seconds 600] [--output FILE.json]
@@ -27,6 +27,7 @@ from benchmarks.suite import load, machine
 from korch.ablation import Ablation
 from korch.assembly.task import prepare_all
 from korch.candidate.candidate import Candidate
+from korch.limits import SearchLimits
 from korch.measure.calibrate import Calibration, Level
 from korch.measure.cpu import CpuMeter
 from korch.options import Options
@@ -70,7 +71,7 @@ def plan(name: str, mode: str, seconds: float) -> dict[str, Any]:
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         options = Options(
-            partition=mode,
+            search=SearchLimits(partition=mode),
             measure=False,
             ablation=Ablation(baselines=False, side_by_side=False),
             budget_s=seconds,

@@ -20,7 +20,7 @@ from korch.candidate.candidate import Candidate
 from korch.errors import InaccurateError, InputError, ModelError, OptionError
 from korch.measure.cpu import CpuMeter
 
-QUICK = {"threads": 1, "budget": 1.0, "gap": 0.5, "search": korch.SearchLimits(max_primitives=8, solver_seconds=5.0)}
+QUICK = {"threads": 1, "budget": 1.0, "search": korch.SearchLimits(gap=0.5, max_primitives=8, solver_seconds=5.0)}
 ALONE = {**QUICK, "ablation": korch.Ablation(baselines=False)}
 """For tests that do not need other plans, which would be built and timed."""
 
@@ -135,7 +135,7 @@ def test_a_second_search_takes_no_time_anew(
 
     monkeypatch.setattr(CpuMeter, "measure_batch", measure)
     model = build("mlp")
-    options = {**ALONE, "budget": None, "gap": 0.9, "search": korch.SearchLimits(max_primitives=4)}
+    options = {**ALONE, "budget": None, "search": korch.SearchLimits(gap=0.9, max_primitives=4)}
     first = korch.optimize(model, cache_folder=calibrated(tmp_path), **options)
     assert max(timed.values()) == 2  # what a plan has is timed a second time, and no more
     again = korch.optimize(model, cache_folder=tmp_path, **options)

@@ -33,7 +33,7 @@ from korch.report.progress import STAGES as SHOWN
 from korch.runtime.executable import Executable
 from korch.runtime.text import counted
 
-QUICK = ("--budget", "1", "--gap", "0.9", "--threads", "1")
+QUICK = ("--budget", "1", "--threads", "1")
 Capture = pytest.CaptureFixture[str]
 
 
@@ -323,9 +323,11 @@ def test_stages_read_what_others_print(folder: Path, cache_folder: Path, tmp_pat
 
 
 def test_stages_read_what_others_print_of_a_model_in_segments(
-    folder: Path, cache_folder: Path, tmp_path: Path, capsys: Capture
+    folder: Path, cache_folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, options = tmp_path / "graph.txt", ["--cache-folder", str(cache_folder), "--partition", "3"]
+    for name in ("WHOLE_PRIMITIVES", "SEGMENT_PRIMITIVES"):
+        monkeypatch.setattr(f"korch.limits.{name}", 3)
+    path, options = tmp_path / "graph.txt", ["--cache-folder", str(cache_folder)]
 
     def printed(stage: str, source: Path) -> str:
         bounds = ["--no-measure"] if stage in ("orchestrate", "lower") else []
@@ -348,8 +350,8 @@ def test_stages_read_what_others_print_of_a_model_in_segments(
 
 def test_a_stage_has_the_flags_that_apply(folder: Path, capsys: Capture) -> None:
     with pytest.raises(SystemExit):
-        main(["fission", str(folder / "mlp.onnx"), "--gap", "0.1"])
-    assert "unrecognized arguments: --gap" in capsys.readouterr().err
+        main(["fission", str(folder / "mlp.onnx"), "--threads", "1"])
+    assert "unrecognized arguments: --threads" in capsys.readouterr().err
 
 
 def test_an_unknown_flag_is_refused_with_the_command_and_a_similar_flag(capsys):

@@ -48,10 +48,13 @@ def detector(height: int | str = 6, batch: int = 1, *, gives_operand: bool = Fal
     return model.SerializeToString()
 
 
-def optimize(model: bytes, cache_folder: Path, layouts: str = "plain", **options):
+def optimize(model: bytes, cache_folder: Path, layouts: str = "plain", partition: str | int = "auto", **options):
     """Optimize in one layout: with several, it depends on calibrated rates what is in place."""
     options = {"threads": 2, "budget": 10.0, **options}
-    few, plain = SearchLimits(max_primitives=2), Ablation(rules="none", baselines=False, layouts=layouts)
+    few, plain = (
+        SearchLimits(partition=partition, max_primitives=2),
+        Ablation(rules="none", baselines=False, layouts=layouts),
+    )
     return korch.optimize(model, cache_folder=cache_folder, search=few, ablation=plain, **options)
 
 
@@ -145,7 +148,7 @@ def test_several_shapes(cache_folder: Path, tmp_path: Path) -> None:
 
 def test_segments(cache_folder: Path) -> None:
     model = detector()
-    executable = optimize(model, cache_folder, measure=False, partition="4")
+    executable = optimize(model, cache_folder, measure=False, partition=4)
     check(executable, model)
     assert executable.report.partition.segments > 1
     # ab is of the first segment, c of both: only the second one concatenates ab.

@@ -122,9 +122,8 @@ def test_the_report_says_what_runs_side_by_side(
     found = korch.optimize(
         build("mlp"),
         threads=threads,
-        gap=0.5,
         cache_folder=cache_folder,
-        search=SearchLimits(max_primitives=4),
+        search=SearchLimits(gap=0.5, max_primitives=4),
         ablation=Ablation(baselines=False),
     ).report
     beside = found.side_by_side

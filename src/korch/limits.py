@@ -10,6 +10,12 @@ from dataclasses import dataclass
 
 from korch.fields import Ranges, check_fields
 
+WHOLE_PRIMITIVES = 320
+"""Models with at most this many primitives are searched as a whole, unless `partition` is a number."""
+
+SEGMENT_PRIMITIVES = 120
+"""The largest number of primitives in a segment of a larger model."""
+
 _RANGES: Ranges = {
     **dict.fromkeys(
         ("max_primitives", "max_inputs", "max_outputs", "max_candidates", "solver_workers"),
@@ -18,6 +24,11 @@ _RANGES: Ranges = {
     **dict.fromkeys(("patience", "seed"), (lambda value: value >= 0, "at least 0")),
     "max_measured": (lambda value: value >= 0, "a share, at least 0"),
     "solver_seconds": (lambda value: value > 0, "seconds, more than 0"),
+    "gap": (lambda value: 0 <= value < 1, "a share, at least 0 and less than 1; 0.05 is 5 %"),
+    "partition": (
+        lambda value: value in ("auto", "off") or (isinstance(value, int) and value > 0),
+        "'auto', 'off', or the largest number of primitives in a segment",
+    ),
 }
 
 
@@ -28,6 +39,10 @@ class SearchLimits:
     Seconds bound one step, whatever the budget leaves. Gaps and shares are parts of 1.
 
     Attributes:
+        partition: the largest number of primitives in a segment; equal segments are searched once.
+            "off": models are not cut; "auto": only models of more than WHOLE_PRIMITIVES.
+        gap: the search ends when the bound is less than the cost of the plan by at most this share
+            of the cost.
         max_primitives: `candidate`: largest number of primitives in a candidate.
         max_inputs: largest number of tensors that a candidate reads.
         max_outputs: largest number of tensors that a candidate writes.
@@ -117,6 +132,8 @@ class SearchLimits:
         OptionError: a value is out of range.
     """
 
+    partition: str | int = "auto"
+    gap: float = 0.005
     max_primitives: int = 24
     max_inputs: int = 10
     max_outputs: int = 2
@@ -196,6 +213,12 @@ class SearchLimits:
 
     def __post_init__(self) -> None:
         check_fields(self, _RANGES)
+
+    def segment_limit(self, primitives: int) -> int | None:
+        """Return the most primitives in a segment of a model of this size; None if it is not cut."""
+        if self.partition == "auto":
+            return SEGMENT_PRIMITIVES if primitives > WHOLE_PRIMITIVES else None
+        return None if self.partition == "off" else int(self.partition)
 
 
 DEFAULT_LIMITS = SearchLimits()

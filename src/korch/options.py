@@ -25,12 +25,6 @@ from korch.limits import SearchLimits
 
 logger = logging.getLogger("korch.options")
 
-WHOLE_PRIMITIVES = 320
-"""Models with at most this many primitives are searched as a whole."""
-
-SEGMENT_PRIMITIVES = 120
-"""The largest number of primitives in a segment of a larger model."""
-
 SUPEROPT_SECONDS = 20.0
 """The longest time of the superoptimizer if there is no budget."""
 
@@ -39,7 +33,6 @@ SUPEROPT_SHARE = 0.1
 
 _RANGES: Ranges = {
     "threads": (lambda value: value >= 1, "at least 1"),
-    "gap": (lambda value: 0 <= value < 1, "a share, at least 0 and less than 1; 0.05 is 5 %"),
     "superopt_s": (lambda value: value >= 0, "seconds, at least 0"),
     "budget_s": (lambda value: value > 0, "seconds, more than 0"),
     "tolerance": (lambda value: 0 < value < math.inf, "a part of the largest element, more than 0"),
@@ -155,20 +148,6 @@ class Options:
             "twice the error of the model in its own types, whichever is largest)"
         },
     )
-    gap: float = field(
-        default=0.005,
-        metadata={
-            "help": "end the search when the lower bound is less than the predicted cost of the plan by at most this "
-            "share of the cost"
-        },
-    )
-    partition: str | int = field(
-        default="auto",
-        metadata={
-            "help": "cut the model into segments of at most N primitives, and search repeated segments once; off: do "
-            f"not cut; auto: cut models of more than {WHOLE_PRIMITIVES} primitives"
-        },
-    )
     host: bool = field(
         default=True,
         metadata={
@@ -213,13 +192,6 @@ class Options:
         if self.ledger and self.replay:
             raise OptionError("a replay writes no ledger", "option ledger", hint="Remove --ledger or --replay")
         _check_threads(self.threads)
-        size = str(self.partition)
-        if size not in ("auto", "off") and not (re.fullmatch("[0-9]{1,18}", size) and int(size) > 0):
-            raise OptionError(
-                f"the value {size!r} is not a size of a segment",
-                where="option partition",
-                expected="auto, off, or the most primitives in a segment",
-            )
         if not re.fullmatch(r"cpu|cuda(:sm_\d+)?", self.target):
             raise OptionError(
                 f"unknown target {self.target!r}",
@@ -256,14 +228,6 @@ class Options:
         named = {name: path for name in ("ledger", "replay") if (path := getattr(self, name)) is not None}
         numbered = {name: path.with_name(f"{path.name}.{number}") for name, path in named.items() if number}
         return replace(self, **numbered)
-
-    def segment_limit(self, primitives: int) -> int | None:
-        """Return the most primitives in a segment of a model of this size; None if it is not cut."""
-        if self.partition == "off":
-            return None
-        if self.partition == "auto":
-            return SEGMENT_PRIMITIVES if primitives > WHOLE_PRIMITIVES else None
-        return int(self.partition)
 
 
 def flagged_fields() -> list[Any]:

@@ -18,6 +18,7 @@ from korch.fission import fission
 from korch.host import executable as hosted
 from korch.host import optimize as host_optimize
 from korch.host.executable import HostPart, NativePart
+from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive.lowering import lower_products
 from korch.runtime.cuda.executable import CudaExecutable
@@ -48,7 +49,7 @@ def on_cpu(monkeypatch):
             options,
             target="cuda:sm_90",
             measure=False,
-            partition="off",
+            search=SearchLimits(partition="off"),
             ablation=replace(options.ablation, baselines=False),
         )
         return IssuedOnCpu(program_of_graph(lower_products(fission(segment)), found, ())[0])

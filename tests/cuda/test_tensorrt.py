@@ -20,6 +20,7 @@ from korch.cuda.kernel import CudaKernel, Network
 from korch.cuda.network import network_of, refusal_of, with_constants
 from korch.cuda.target import NOMINAL
 from korch.errors import CompileError, ProviderError, UnsupportedError
+from korch.limits import SearchLimits
 from korch.measure.cuda.meter import CudaMeter
 from korch.options import Options
 from korch.primitive import reference
@@ -198,7 +199,11 @@ def program(library, tmp_path, monkeypatch):
 
     monkeypatch.setattr(CudaMeter, "__init__", begin)
     options = Options(
-        target="cuda:sm_90", measure=False, partition="off", cache_folder=tmp_path, ablation=Ablation(baselines=False)
+        target="cuda:sm_90",
+        measure=False,
+        search=SearchLimits(partition="off"),
+        cache_folder=tmp_path,
+        ablation=Ablation(baselines=False),
     )
     left_out = ("torch", "triton-product", "triton-attention", "triton-winograd")
     return program_of("tiny_candy", options, left_out)

@@ -76,8 +76,7 @@ def test_a_plan_computes_what_the_model_does(name, precision, allowed, tmp_path,
         target="cuda:sm_90",
         precision=precision,
         measure=False,
-        partition="off",
-        search=SearchLimits(max_primitives=MOST_PRIMITIVES.get(name, 24)),
+        search=SearchLimits(partition="off", max_primitives=MOST_PRIMITIVES.get(name, 24)),
         ablation=Ablation(baselines=False),
         cache_folder=cache_folder,
     )
@@ -102,8 +101,7 @@ def test_an_executable_issues_what_the_model_does(name, cache_folder):
     options = Options(
         target="cuda:sm_90",
         measure=False,
-        partition="off",
-        search=SearchLimits(max_primitives=MOST_PRIMITIVES.get(name, 24)),
+        search=SearchLimits(partition="off", max_primitives=MOST_PRIMITIVES.get(name, 24)),
         ablation=Ablation(baselines=False),
         cache_folder=cache_folder,
     )

@@ -11,12 +11,13 @@ import pytest
 import korch
 from benchmarks.models.mlp import build_mlp
 
-QUICK = {"threads": 1, "gap": 0.5, "search": korch.SearchLimits(max_primitives=6, solver_seconds=5.0), "budget": 2.0}
+LIMITS = korch.SearchLimits(gap=0.5, partition=12, max_primitives=6, solver_seconds=5.0)
+QUICK = {"threads": 1, "search": LIMITS, "budget": 2.0}
 
 
 def test_layers_in_segments_compute_what_the_model_does(cache_folder: Path) -> None:
     model = build_mlp(widths=(16,) * 11)
-    executable = korch.optimize(model, cache_folder=cache_folder, partition=12, **QUICK)
+    executable = korch.optimize(model, cache_folder=cache_folder, **QUICK)
     x = np.random.default_rng(1).standard_normal((1, 16)).astype(np.float32)
     (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"input": x})
     np.testing.assert_allclose(executable(x)[0], expected, rtol=1e-3, atol=1e-4)

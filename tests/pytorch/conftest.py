@@ -26,7 +26,6 @@ def quick(cache_folder: Path) -> dict[str, object]:
     return {
         "threads": 1,
         "measure": False,
-        "gap": 0.9,
-        "search": SearchLimits(max_primitives=6, solver_seconds=5.0),
+        "search": SearchLimits(gap=0.9, max_primitives=6, solver_seconds=5.0),
         "cache_folder": cache_folder,
     }

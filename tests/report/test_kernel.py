@@ -108,7 +108,7 @@ def test_the_nearest_rival_is_the_one_that_takes_least_more(plan: PlanRecord) ->
 
 def test_what_is_faster_alone_says_why_it_lost(plan: PlanRecord) -> None:
     def lost(row: Rival, report: Report, gap: float = 0.0) -> str:
-        return rival_row(row, plan.steps[1], replace(plan, options={"gap": gap}), report).lost
+        return rival_row(row, plan.steps[1], replace(plan, options={"search": {"gap": gap}}), report).lost
 
     rival = Rival("x", "", "(ab, ab) -> (ab)", 300_000, True)
     assert lost(replace(rival, cost_ns=500_000), Report()) == lost(replace(rival, is_measured=False), Report()) == ""

@@ -56,7 +56,7 @@ def artifact(tmp_path_factory, cache_folder) -> Path:
     folder = tmp_path_factory.mktemp("threads")
     model = build("conv_bn_relu", size=64, channels=(16, 16))
     found = korch.optimize(
-        model, threads=2, budget=1, gap=0.5, cache_folder=cache_folder, search=SearchLimits(max_primitives=4)
+        model, threads=2, budget=1, cache_folder=cache_folder, search=SearchLimits(gap=0.5, max_primitives=4)
     )
     found.save(folder / "m.korch")
     return folder / "m.korch"

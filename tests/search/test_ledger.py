@@ -108,4 +108,4 @@ def test_a_model_is_optimized_again_from_the_ledger(
     for expected, found in zip(first.run(None, given), again.run(None, given), strict=True):
         np.testing.assert_array_equal(found, expected)
     with pytest.raises(ReplayError, match=r"the ledger is of a search with option gap 0\.005; here it is 0\.5"):
-        korch.optimize(model, replay=path, gap=0.5, **options)
+        korch.optimize(model, replay=path, **{**options, "search": SearchLimits(gap=0.5, max_primitives=4)})

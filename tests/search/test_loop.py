@@ -30,7 +30,7 @@ from korch.search.recall import Solved, keep_solved, recall_solved
 from korch.target import Target
 from korch.testing.random_graph import random_graph
 
-EXACT = Options(gap=0.0, search=SearchLimits(patience=1000, solver_seconds=20.0, max_measured=1.0))
+EXACT = Options(search=SearchLimits(gap=0.0, patience=1000, solver_seconds=20.0, max_measured=1.0))
 
 
 class ScriptedMeter:
@@ -350,7 +350,7 @@ def test_a_solved_instance_is_recalled_and_a_damaged_one_is_not() -> None:
     assert recall_solved(ledger, candidates, EXACT) is None
     keep_solved(ledger, candidates, EXACT, solved)
     assert recall_solved(ledger, candidates, EXACT) == solved
-    assert recall_solved(ledger, candidates, replace(EXACT, gap=0.5)) is None
+    assert recall_solved(ledger, candidates, replace(EXACT, search=replace(EXACT.search, gap=0.5))) is None
     assert recall_solved(ledger, candidates[:-1], EXACT) is None
     memory.facts = {name: text[:-9] for name, text in memory.facts.items()}
     assert recall_solved(ledger, candidates, EXACT) is None

@@ -126,7 +126,7 @@ class Assembly:
             if self.required and not kernels:
                 raise InfeasibleError(
                     f"the solver found no layouts for the values between {count} segments",
-                    hint="Raise SearchLimits.solver_seconds, or search the model as a whole (--partition off)",
+                    hint="Raise SearchLimits.solver_seconds, or search the model as a whole (SearchLimits.partition)",
                 )
             unknown = [changes[k - count] for k in kernels if k >= count and not self.ledger.known(changes[k - count])]
             if not unknown:

@@ -21,9 +21,9 @@ SHAPE_HELP = (
     "separated by commas, give one artifact with a plan for each"
 )
 
-_SATURATE = ("target", "budget_s", "strict", "precision", "partition", "cache_folder")
+_SATURATE = ("target", "budget_s", "strict", "precision", "cache_folder")
 _CANDIDATES = ("target", "threads", *_SATURATE[1:])
-_ORCHESTRATE = (*_CANDIDATES, "gap", "tolerance", "measure")
+_ORCHESTRATE = (*_CANDIDATES, "tolerance", "measure")
 
 PRINTED = {
     "fission": ("print a model's primitives", ()),

@@ -111,7 +111,7 @@ def add_alternatives(run: Run) -> None:
     because a cut could separate what they match.
     """
     options, split, deadline = run.options, run.split, run.deadline.less(1 - REWRITE_SHARE)
-    limit = options.segment_limit(len(split.primitives))
+    limit = options.search.segment_limit(len(split.primitives))
     rules = select_rules(options.ablation.rules)
     spill = Spill(options.cache_folder if options.cache_folder.is_dir() else None)
     whole, report = split, None
@@ -187,7 +187,9 @@ def search_plans(run: Run) -> Outcome:
 def _ledger(run: Run) -> Ledger:
     """Return the ledger of the search: a new one, or the one that is replayed."""
     options = run.options
-    about = {f"option {name}": value for name, value in plain(options).items() if name not in NOT_REPLAYED}
+    values = plain(options)
+    values |= values.pop("search") | values.pop("ablation")
+    about = {f"option {name}": value for name, value in values.items() if name not in NOT_REPLAYED}
     about["target"] = run.meter.database.target
     return Ledger(run.meter, options.search, write_to=options.ledger, replay=options.replay, about=about)
 

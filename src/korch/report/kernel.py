@@ -143,14 +143,14 @@ def _layouts(step: StepRecord) -> str:
 def _not_taken(saved_ns: float, plan: PlanRecord, report: Report) -> str:
     """Return why kernels are not in the plan although it would be faster with them."""
     total_ns = sum(step.cost_ns for step in plan.steps)
-    gap = plan.options.get("gap", 0.0)
+    gap = plan.options.get("search", {}).get("gap", 0.0)
     if report.plan not in (None, PlanName.SEARCHED):
         return "this plan was kept because it ran faster as a whole than the search's own"
     if report.stopped_by_budget:
         return "the budget ended the search before it was used; a longer search may use it"
     if saved_ns <= gap * total_ns:
         saved = f"it would save {100 * saved_ns / total_ns:.1f} % of the plan"
-        return f"{saved}, and the search stops within {100 * gap:.0f} % of its bound (--gap)"
+        return f"{saved}, and the search stops within {100 * gap:.0f} % of its bound (SearchLimits.gap)"
     return "the search ended before it was used, or this kernel's time rose when the plan's kernels were measured again"
 
 

@@ -149,7 +149,7 @@ class Search:
 
     def _is_close(self, best: Priced | None) -> bool:
         """Return whether a plan is proven to be as good as was asked for."""
-        return best is not None and best[0] - self.bound_ns <= self.options.gap * best[0]
+        return best is not None and best[0] - self.bound_ns <= self.options.search.gap * best[0]
 
     def _has_gained(self, bound_ns: int, before: Priced | None) -> bool:
         """Return whether plan and bound are noticeably nearer to each other than before."""

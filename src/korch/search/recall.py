@@ -48,7 +48,7 @@ def instance_key(candidates: Sequence[Candidate], options: Options, tag: str = "
     them, and one that was is not kept.
     """
     digest = hashlib.sha256(
-        f"{SCHEMA} {options.gap} {options.search.patience} {options.search.max_measured} {tag}".encode()
+        f"{SCHEMA} {options.search.gap} {options.search.patience} {options.search.max_measured} {tag}".encode()
     )
     for candidate in candidates:
         text = f"{candidate.key} {candidate.group.primitives} {candidate.group.outputs}\n"
