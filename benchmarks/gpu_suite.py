@@ -179,6 +179,23 @@ def _tests(args: argparse.Namespace, end_s: float) -> None:
     print(text[-3000:], flush=True)
 
 
+def options_of(precision: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of `korch.optimize` for the models of one precision."""
+    return {"target": "cuda", "precision": precision, "budget": args.budget, "cache_folder": args.folder / "cache"}
+
+
+def _empty_row(name: str, precision: str, batch: int, device: str) -> dict[str, Any]:
+    versions = {package: _version(package) for package in PACKAGES}
+    return {
+        "model": name,
+        "precision": precision,
+        "batch": batch,
+        "is_whole": False,
+        "engines": {},
+        "device": {"name": device, "versions": versions},
+    }
+
+
 def measure(name: str, precision: str, batch: int, args: argparse.Namespace, output: Path) -> None:
     """Optimize a model, time it among the other engines, and write the row after each of them."""
     import torch
@@ -189,29 +206,11 @@ def measure(name: str, precision: str, batch: int, args: argparse.Namespace, out
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = True
     module, inputs, model = _model(name, batch, "cuda")
-    options: dict[str, Any] = {
-        "target": "cuda",
-        "tf32": precision == "tf32",
-        "budget": args.budget,
-        "cache_folder": args.folder / "cache",
-    }
-    if precision == "float16":
-        options["precision"] = "float16"
-    row: dict[str, Any] = {
-        "model": name,
-        "precision": precision,
-        "batch": batch,
-        "is_whole": False,
-        "engines": {},
-        "device": {
-            "name": torch.cuda.get_device_name(0),
-            "versions": {package: _version(package) for package in PACKAGES},
-        },
-    }
+    row = _empty_row(name, precision, batch, torch.cuda.get_device_name(0))
 
     def korch_run() -> Callable[[], Any]:
         begun_s = time.monotonic()
-        found = korch.optimize(*model, **options)
+        found = korch.optimize(*model, **options_of(precision, args))
         executable = getattr(found, "flat", found)
         row["korch"] = _describe(executable, time.monotonic() - begun_s)
         return executable.bind().replay  # type: ignore[no-any-return]

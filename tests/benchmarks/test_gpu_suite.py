@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from importlib.util import find_spec
@@ -9,6 +10,7 @@ from importlib.util import find_spec
 import pytest
 
 from benchmarks import gpu_suite
+from korch.options import Options
 
 
 def row(name, whole, **engines):
@@ -72,3 +74,10 @@ def test_a_model_is_a_module_with_its_inputs(monkeypatch):
     module, inputs, (model,) = gpu_suite._model("tiny_candy", 1, "cpu")
     (found,) = module(*inputs)
     assert found.dim() == 4 and model.graph.node
+
+
+@pytest.mark.parametrize("precision", sorted({precision for _, precision, _ in gpu_suite.configurations(quick=False)}))
+def test_korch_takes_the_options_of_each_precision(precision, tmp_path):
+    chosen = gpu_suite.options_of(precision, argparse.Namespace(budget=60.0, folder=tmp_path))
+    chosen["budget_s"] = chosen.pop("budget")
+    assert Options(**chosen).precision == precision
