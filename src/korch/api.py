@@ -83,10 +83,7 @@ def optimize(
     Raises:
         KorchError: the model, an option or the machine is not fit; the text says what to do.
     """
-    known = inspect.signature(optimize).parameters.keys() | {f.name for f in fields(Options)}
-    known -= {"budget_s", "superopt_s", "model", "options"}
-    if unknown := [name for name in options if name not in known]:
-        raise unknown_option(unknown[0], known, "korch.optimize")
+    _refuse_unknown(options)
     record = Options(
         target=target,
         threads=default_threads() if threads is None else threads,
@@ -106,6 +103,14 @@ def optimize(
     if record.is_cuda and record.measure:
         require_device(target)
     return optimize_module(model, example_inputs, example_kwargs, record, progress)
+
+
+def _refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Refuse keyword arguments of `optimize` that are no fields of `Options`."""
+    known = inspect.signature(optimize).parameters.keys() | {f.name for f in fields(Options)}
+    known -= {"budget_s", "superopt_s", "model", "options"}
+    if unknown := [name for name in options if name not in known]:
+        raise unknown_option(unknown[0], known, "korch.optimize")
 
 
 def _check_onnx(model: object, *, has_examples: bool) -> None:

@@ -134,17 +134,24 @@ def enumerate_groups(
     if len(keys) <= most:
         is_late = deadline.is_over
         groups = {key: make_group(graph, *key) for key in keys if not is_late or key in needed}
+    if _add_composed(graph, groups, [shape for shape in shapes if not isinstance(shape, GroupShape)], most, deadline):
+        hit.add(BUDGET)
+    report = EnumerationReport(sets, max(len(keys), len(groups)), tuple(sorted(hit)), frozenset(needed))
+    return (tuple(groups.values()) if report.groups <= most else ()), report
+
+
+def _add_composed(
+    graph: PrimitiveGraph, groups: dict[Key, Group], compose: Sequence[Compose], most: int, deadline: Deadline
+) -> bool:
+    """Add what providers compose of the groups, until there are too many; return whether the time ended first."""
     single = tuple(groups.values())
-    compose = [shape for shape in shapes if not isinstance(shape, GroupShape)]
     for group in itertools.chain.from_iterable(each(graph, single) for each in compose):
         groups.setdefault((group.primitives, group.outputs), group)
         if len(groups) > most:
-            break
+            return False
         if deadline.is_over:
-            hit.add(BUDGET)
-            break
-    report = EnumerationReport(sets, max(len(keys), len(groups)), tuple(sorted(hit)), frozenset(needed))
-    return (tuple(groups.values()) if report.groups <= most else ()), report
+            return True
+    return False
 
 
 def bits(mask: int) -> list[int]:
