@@ -17,8 +17,7 @@ from korch.options import Options
 from korch.pipeline.quantized import in_bytes
 from korch.primitive.check import check_graph
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
-from korch.primitive.ops.layout import ConcatAttributes
-from korch.primitive.ops.layout import ReshapeAttributes
+from korch.primitive.ops.layout import ConcatAttributes, ReshapeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.reference import run
 from korch.primitive.types import DType, ValueType

@@ -160,6 +160,8 @@ def test_convolutions(target, builder, rng):
         conv((1, 16, 11, 10), (5, 16, 3, 3), ("u8", "u8"), zero=3, pad=1, stride=2),
         conv((1, 3, 18, 17), (n, 3, 5, 5), ("i8", "u8"), pad=2, stride=2),
         conv((1, 6, 5, 5), (2 * n, 3, 3, 3), pad=1, groups=2),
+        conv((1, 3, 14, 13), (n, 3, 7, 7), zero=128, pad=3, stride=2),
+        conv((2, 1, 9, 8), (5, 1, 1, 3), ("i8", "i8")),
         conv((1, 66, 4, 4), (4 * n, 66, 3, 3), zero=128, pad=1),
         conv((1, 1, 1, 1), (1, 1, 1, 1)),
     ]

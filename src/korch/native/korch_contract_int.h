@@ -203,8 +203,9 @@ struct ByteContraction {
 };
 
 // The same product where a has been widened to numbers of 16 bits: each column of a strip of b has two terms side by
-// side, of 8 or 16 bits. Products of 16 bits are added in pairs without loss, so weights may be of any size.
-template <int W, int R, int NV, long A_ROW, long STRIP, int... TAILS>
+// side, of 8 or 16 bits. Products of 16 bits are added in pairs without loss, so weights may be of any size. Terms come
+// in some turns, whose first ones are A_TURN and B_TURN elements apart.
+template <int W, int R, int NV, long A_ROW, long STRIP, int TURNS, long A_TURN, long B_TURN, int... TAILS>
 struct PairContraction {
   typedef Vec<int32_t, W> V;
   static constexpr long COLUMNS = NV * W;
@@ -219,18 +220,19 @@ struct PairContraction {
   static __attribute__((noinline)) void tile(const Sums& given, const int16_t* a, const B* b, long r0, long n0, long terms, long count) {
     const Sums sums = given;  // what is stored can't change it
     V sum[N][NV] = {};
+    for (int turn = 0; turn < TURNS; ++turn, a += A_TURN, b += B_TURN)
 #pragma GCC unroll 2
-    for (long t = 0; t < terms; t += 2) {
-      V w[NV];
+      for (long t = 0; t < terms; t += 2) {
+        V w[NV];
 #pragma GCC unroll 4
-      for (int v = 0; v < NV; ++v) w[v] = pairs<W, B>(load<B, 2 * W>(b + t * COLUMNS + 2 * W * v));
+        for (int v = 0; v < NV; ++v) w[v] = pairs<W, B>(load<B, 2 * W>(b + t * COLUMNS + 2 * W * v));
 #pragma GCC unroll 32
-      for (int r = 0; r < N; ++r) {
-        const V x = two(a + r * A_ROW + t);
+        for (int r = 0; r < N; ++r) {
+          const V x = two(a + r * A_ROW + t);
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) sum[r][v] += multiply_pairs<W>(x, w[v]);
+          for (int v = 0; v < NV; ++v) sum[r][v] += multiply_pairs<W>(x, w[v]);
+        }
       }
-    }
     end_block<W, N, NV>(sums, sum, r0, n0, count);
   }
 

@@ -279,8 +279,9 @@ class StepPrinter:
     def _contract_bytes(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel for bytes, which computes whole strips of columns."""
         step = block.sums.step
-        (rows, *more_rows), columns, (terms, *more_terms) = sides_of(step)
-        if more_rows or more_terms:
+        (rows, *more_rows), columns, (*turns, terms) = sides_of(step)
+        group = step.product.group
+        if more_rows or len(turns) > (group != QUAD):
             raise _refused("contractions of bytes have one axis of rows and one of terms")
         own = Stage((*grid, *step.axes), ())
         out_at, out = self._place(step.out, step, own)
@@ -290,7 +291,6 @@ class StepPrinter:
         registers = self._registers(step)
         strip, layout = registers.vectors * self.out.lanes, panels(second)
         self._require_operands(step, out, a, b)
-        group = step.product.group
         if layout is None or (layout.width, layout.group) != (strip, group) or b[terms.name] not in (0, layout.width):
             raise _refused(f"buffer {second.name} is not in panels of {strip} columns and {group} terms")
         if a[terms.name] not in (0, 1) or (a[terms.name] == 0 and terms.extent > 1):
@@ -299,7 +299,9 @@ class StepPrinter:
             raise _refused("contractions of bytes that add to a tile can't be printed")
         finish = self._integers(block, out_at, out[rows.name])
         strip_step = second.size // layout.columns * layout.width
-        sizes = (self.out.lanes, registers.rows, registers.vectors, a[rows.name], strip_step)
+        sizes = [self.out.lanes, registers.rows, registers.vectors, a[rows.name], strip_step]
+        if group != QUAD:  # turns around the innermost axis of terms
+            sizes += next(((axis.extent, a[axis.name], b[axis.name]) for axis in turns), (1, 0, 0))
         counts = ", ".join(loop_end(axis, axis.extent) for axis in (rows, columns, terms))
         kernel = "ByteContraction" if group == QUAD else "PairContraction"
         self.out.line(f"korch::{kernel}<{', '.join(map(str, (*sizes, *tails_of((rows,), registers.rows))))}>::run(")

@@ -8,6 +8,7 @@ Of a depthwise convolution, the elements of a vector are channels (`schedule/dep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal
@@ -15,7 +16,7 @@ from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
-from korch.provider.gemm.vectors import require_rows
+from korch.provider.gemm.vectors import require_neighbours, require_rows
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule import depthwise
@@ -30,10 +31,11 @@ from korch.schedule.contraction import (
     root_of,
 )
 from korch.schedule.depthwise import Depthwise, is_depthwise, weights_layout
-from korch.schedule.products import Blocking, Products, terms_together
+from korch.schedule.few_channels import FewChannels
+from korch.schedule.products import PAIR_LANES, Blocking, Products, terms_together
 from korch.target import Target
 from korch.tile.cpp_steps import BYTE_REGISTERS, FEW_BYTE_REGISTERS
-from korch.tile.program import Registers, TileProgram
+from korch.tile.program import Loop, Pass, Registers, TileProgram
 from korch.tile.staging import Machine
 
 MOST_TILE_BYTES = 192 << 10
@@ -153,6 +155,8 @@ def _program(group: Group, root: Primitive, layouts: Layouts, target: Target) ->
         raise NotFusedError("the target has no vector registers")
     if _is_depthwise(group, root):
         return _depthwise_program(Depthwise(group, root, layouts, target.lanes), target)
+    if _has_few_channels(group, root, target):
+        return _few_channels_program(FewChannels(group, root, layouts, target.lanes, _registers(target)), target)
     contraction = contraction_of(group, root, last=True)
     registers = _registers(target)
     strip = registers.vectors * target.lanes
@@ -161,6 +165,29 @@ def _program(group: Group, root: Primitive, layouts: Layouts, target: Target) ->
     schedule = Products(group, root, layouts, contraction, Machine(target.lanes, target.threads))
     program = schedule.program(_blocking(contraction, schedule, registers, strip, target))
     require_rows(program, target.lanes)
+    return program
+
+
+def _has_few_channels(group: Group, root: Primitive, target: Target) -> bool:
+    """Return whether windows of so few channels are multiplied that to copy each takes longer than the products."""
+    weights, attributes = group.body.types[root.inputs[1]].shape, root.attributes_as(ConvAttributes)
+    is_window = len(weights) == 4 and math.prod(weights[2:]) > 1 and attributes.dilations[-1] == attributes.groups == 1
+    return target.lanes in PAIR_LANES and is_window and weights[1] < target.lanes
+
+
+def _few_channels_program(schedule: FewChannels, target: Target) -> TileProgram:
+    """Return the program whose tasks copy as many rows as fit into the first cache."""
+    row_bytes = schedule.row * schedule.product.types[0].size_bytes
+    room = target.l1_bytes // row_bytes - schedule.reach(0, 1)
+    fitting, lines = max(1, room // schedule.attributes.strides[0] + 1), schedule.places[0]
+    teams = max(1, target.threads // math.gcd(schedule.images, target.threads))
+    rows = -(-lines // min(lines, -(-lines // (fitting * teams)) * teams))
+    program = schedule.program(rows)
+    loop = program.stages[-1].steps[-1]
+    after = loop.body[-1] if isinstance(loop, Loop) else None
+    if not isinstance(after, Pass):
+        raise AssertionError("the rows of a task end with a pass")
+    require_neighbours(after, target.lanes)
     return program
 
 
