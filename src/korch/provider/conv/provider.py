@@ -301,17 +301,14 @@ def _print_layer(layer: Layer, name: str) -> str:
 """
 
 
-def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: Target, operand: tuple[str, str]) -> str:
-    """Return the kernel; `operand` is the element type of the image, and where it is."""
-    layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
-    comment = f"{group.text}layouts {layouts}"
-    head = "".join(f"// {line}\n" for line in comment.splitlines())
+def _sizes(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: Target) -> dict[str, object]:
+    """Return the constants of a kernel."""
     image, channels, height, width = group.input_types[match.image.position].shape
     source, sink = offer.inputs[match.image.position], offer.outputs[0]
     out_shape = group.output_types[0].shape
     form, _ = _form((image, channels, height, width), source, target)
     run, run_end, shift = _run(match.image.columns)
-    numbers = {
+    return {
         "W": target.lanes,
         "FORM": f"korch_conv::{form}",
         "OUT_LAST": int(sink == channels_last(4).normalized(out_shape)),
@@ -332,7 +329,14 @@ def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: T
         "RUN_END": run_end,
         "SHIFT": shift,
     }
-    constants = _constants(numbers)
+
+
+def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: Target, operand: tuple[str, str]) -> str:
+    """Return the kernel; `operand` is the element type of the image, and where it is."""
+    layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
+    comment = f"{group.text}layouts {layouts}"
+    head = "".join(f"// {line}\n" for line in comment.splitlines())
+    constants = _constants(_sizes(group, match, shape, offer, target))
     layers = "".join(_print_layer(layer, f"NAME_l{i}") for i, layer in enumerate(shape.layers))
     names = ", ".join(f"NAME_l{i}" for i in range(len(shape.layers)))
     tables = "".join(
@@ -351,7 +355,7 @@ def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: T
         header, call = "korch_conv_chain_amx.h", f"run_tiles<NAME_kernel>(buffers, {own})"
     else:
         header, call = "korch_conv_amx.h", f"run_split<NAME_kernel, NAME_split>(buffers, {own})"
-        split = split_of(shape.layers[-1], image, target).numbers
+        split = split_of(shape.layers[-1], group.input_types[match.image.position].shape[0], target).numbers
         sizes = f"struct NAME_split {{\n{_constants(split)}}};\n"
     return f"""{head}#include "{header}"
 
