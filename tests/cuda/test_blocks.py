@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from korch.cuda.interpret import run_interpreted
 from korch.cuda.kernel import kernel_of
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
@@ -17,6 +16,7 @@ from korch.tile.parse import parse_program
 from korch.tile.program import Axis, Buffer, Inside, Level, Load, Pass, Stage, Store, TileProgram
 from korch.tile.reference import run_program
 from korch.tile.triton import print_triton
+from tests.support.interpret import run_interpreted
 from tests.tile.test_programs import ATTENTION, CHAIN, PRODUCT
 
 BLOCKS = PRODUCT.replace(" panels(8, 4)", "")

@@ -13,7 +13,7 @@ from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.op import Array
 from korch.primitive.reference import apply
 from korch.primitive.types import DType, ValueType
-from korch.testing import finite_field
+from tests.support import finite_field
 
 # Sums of at most 2^12 products of numbers of at most 2^10, in float64: 2^-52 * 2^12 * slack.
 RELATIVE = 2.0**-52 * 2**12

@@ -14,9 +14,9 @@ from korch.primitive.ops import OPS
 from korch.primitive.ops.layout import SliceAttributes
 from korch.primitive.text import parse_graph
 from korch.primitive.types import DType, ValueType
-from korch.testing import finite_field
 from tests.equivalence.equivalence_examples import FIRING
 from tests.equivalence.equivalence_oracle import apply_rules, holds_in_a_finite_field
+from tests.support import finite_field
 
 BY_NAME = {rule.name: rule for rule in RULES}
 NO_POLYNOMIALS = {

@@ -17,8 +17,6 @@ from korch.primitive.types import ValueType
 from korch.schedule.contraction import NotFusedError, contraction_of
 from korch.schedule.device import Blocks, DeviceProduct
 from korch.schedule.products import products
-from korch.testing import finite_field
-from korch.testing.tile_field import Field
 from korch.tile.arithmetic import Float64
 from korch.tile.check import check_program
 from korch.tile.parse import parse_program
@@ -26,6 +24,8 @@ from korch.tile.program import Contract, Loop, Panels, Product, TileProgram
 from korch.tile.reference import run_program
 from korch.tile.staging import Machine
 from korch.tile.text import format_program
+from tests.support import finite_field
+from tests.support.tile_field import Field
 
 MACHINE = Machine(lanes=4, threads=2)
 

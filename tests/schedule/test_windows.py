@@ -16,8 +16,6 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import ValueType
 from korch.schedule.windows import Blocking, Windows
-from korch.testing import finite_field
-from korch.testing.tile_field import Field
 from korch.tile.arithmetic import Float64
 from korch.tile.check import check_program
 from korch.tile.cpp import print_cpp
@@ -26,6 +24,8 @@ from korch.tile.program import Axis, Contract, Level, TileProgram
 from korch.tile.reference import run_program
 from korch.tile.staging import Machine
 from korch.tile.text import format_program
+from tests.support import finite_field
+from tests.support.tile_field import Field
 
 LANES = 4
 MACHINE = Machine(lanes=LANES, threads=2)

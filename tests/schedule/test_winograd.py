@@ -10,14 +10,14 @@ from korch.primitive.ops.layout import PadAttributes
 from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.winograd import Blocking, Winograd
-from korch.testing import finite_field
-from korch.testing.tile_field import Field
 from korch.tile.arithmetic import Float64
 from korch.tile.check import check_program
 from korch.tile.parse import parse_program
 from korch.tile.reference import run_program
 from korch.tile.text import format_program
 from tests.provider.onednn_groups import Graph
+from tests.support import finite_field
+from tests.support.tile_field import Field
 
 LANES = 4
 ONE, TWO, SHARED = Blocking(1, 3, 3), Blocking(2, 2, 5), Blocking(1, 2, 100, is_shared=True)

@@ -11,13 +11,13 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-from korch.cuda.interpret import Memory, run_launches
 from korch.cuda.kernel import Launch
 from korch.cuda.module import load_call
 from korch.primitive.types import DType
 from korch.runtime.cuda.executable import CudaExecutable, open_engines
 from korch.runtime.cuda.program import CudaProgram
 from korch.runtime.cuda.schedule import STREAMS, schedule
+from tests.support.interpret import Memory, run_launches
 
 
 class _Torch:

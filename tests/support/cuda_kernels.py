@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.cuda.interpret import run_interpreted
 from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
 from korch.primitive.op import Array
 from korch.provider.provider import Provider
 from korch.testing.kernels import KernelError, compare, offers_of
 from korch.testing.samples import random_arrays
+from tests.support.interpret import run_interpreted
 
 
 def run_cuda_kernel(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequence[Array]) -> list[Array]:

@@ -8,8 +8,6 @@ import pytest
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
-from korch.testing.finite_field import PRIME, NotPolynomialError
-from korch.testing.tile_field import Field
 from korch.tile.arithmetic import Float64
 from korch.tile.bind import bind
 from korch.tile.check import check_program
@@ -19,6 +17,8 @@ from korch.tile.program import Buffer, Level, Panels, TileProgram
 from korch.tile.reference import panel_place, run_program
 from korch.tile.text import format_program
 from korch.tile.triton import print_triton
+from tests.support.finite_field import PRIME, NotPolynomialError
+from tests.support.tile_field import Field
 
 PRODUCT = """\
 parameter m: 0..500

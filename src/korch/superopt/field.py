@@ -37,7 +37,7 @@ P = 2 * Q + 1
 
 
 LOWEST = -3.4028234663852886e38
-"""The least float32 with which a maximum may begin as with -inf: no smaller number is ever there."""
+"""The least float32. A maximum that begins with it is the same as one that begins with -inf."""
 
 
 class NotProvableError(Exception):

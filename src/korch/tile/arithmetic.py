@@ -1,6 +1,6 @@
 """The numbers in which a tile program is interpreted: those of its types, or float64.
 
-The finite field, which knows polynomials only, is among the tests' tools (`korch.testing.tile_field`).
+`superopt/field.py` and `tests/support/tile_field.py` add finite fields.
 """
 
 from __future__ import annotations

@@ -460,24 +460,6 @@ def written_by(steps: tuple[Step, ...]) -> set[str]:
     return found
 
 
-def require_known(program: TileProgram) -> None:
-    """Raise an error if a program has parameters, or tiles that are not laid out as they are indexed.
-
-    Raises:
-        InvalidGraphError: it has, or loops that end early.
-    """
-    hint = "Bind the parameters first"
-    for parameter in program.parameters:
-        raise InvalidGraphError(f"{parameter.name} is known at run time only", where="tile program", hint=hint)
-    for buffer in program.buffers:
-        if buffer.layout:
-            raise InvalidGraphError(f"the layout of buffer {buffer.name} can't be printed", where="tile program")
-    for stage in program.stages:
-        for loops, _ in stage.leaves:
-            if any(loop.axis.ragged is not None for loop in loops):
-                raise InvalidGraphError("loops that end early can't be printed", where="tile program")
-
-
 def _leaves(loops: tuple[Loop, ...], steps: tuple[Step, ...]) -> Iterator[tuple[tuple[Loop, ...], Pass | Contract]]:
     for step in steps:
         if isinstance(step, Loop):

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
-from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram, read_by, require_known, written_by
+from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram, read_by, written_by
 from korch.tile.triton_blocks import BlockStage, stage_is_blocked
 from korch.tile.triton_launch import MANY_NUMBERS, Launch, PrintedProgram, numbers_of, warps_for
 from korch.tile.triton_rows import RowStage, SplitStage
@@ -42,7 +42,7 @@ def print_triton(
     Raises:
         InvalidGraphError: the program has parameters or layouts, or contractions that are not printed.
     """
-    require_known(program)
+    _require_known(program)
     found = PrintedProgram()
     for buffer in program.buffers:
         if buffer.level is Level.WORKSPACE:
@@ -156,3 +156,21 @@ def _whole(stage: Stage) -> Pass:
     if any(axis.ragged for axis in pass_.axes):
         raise AssertionError("a free stage is cut for threads before it is printed as Triton")
     return replace(pass_, axes=(*stage.grid, *pass_.axes))
+
+
+def _require_known(program: TileProgram) -> None:
+    """Raise an error if a program has parameters, or tiles that are not laid out as they are indexed.
+
+    Raises:
+        InvalidGraphError: it has, or loops that end early.
+    """
+    hint = "Bind the parameters first"
+    for parameter in program.parameters:
+        raise InvalidGraphError(f"{parameter.name} is known at run time only", where="tile program", hint=hint)
+    for buffer in program.buffers:
+        if buffer.layout:
+            raise InvalidGraphError(f"the layout of buffer {buffer.name} can't be printed", where="tile program")
+    for stage in program.stages:
+        for loops, _ in stage.leaves:
+            if any(loop.axis.ragged is not None for loop in loops):
+                raise InvalidGraphError("loops that end early can't be printed", where="tile program")

@@ -1,4 +1,4 @@
-"""Kernels in Triton's interpreter: their meaning, without a device. For tests.
+"""Kernels -> their results in Triton's interpreter, without a device.
 
 The process must have TRITON_INTERPRET=1 in its environment before Triton is imported.
 """

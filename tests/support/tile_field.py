@@ -1,4 +1,4 @@
-"""Tile programs computed in the finite field of `korch.testing.finite_field`.
+"""Tile programs computed in the finite field of `tests.support.finite_field`.
 
 Nothing is rounded there, and sums may be taken in any order: two programs that compute the same
 polynomials have equal results, and two that do not have different ones for random inputs.
@@ -14,9 +14,9 @@ from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType
-from korch.testing.finite_field import PRIME, NotPolynomialError, apply, element
 from korch.tile.arithmetic import Typed
 from korch.tile.program import Buffer, Product
+from tests.support.finite_field import PRIME, NotPolynomialError, apply, element
 
 
 class Field(Typed):

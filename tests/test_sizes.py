@@ -1,0 +1,37 @@
+"""Functions and files of the package are short enough to be read at once."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+SOURCE = Path(__file__).parent.parent / "src" / "korch"
+MOST_LINES = 60
+MOST_LINES_OF_A_FILE = 500
+LONG = {"provider/conv/provider.py: _print"}
+"""Functions that are to be cut. None is added."""
+
+
+def long_functions(text: str) -> list[str]:
+    """Return the names of the functions in a source that have more than MOST_LINES lines."""
+    functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return [f.name for f in functions if f.end_lineno is not None and f.end_lineno - f.lineno >= MOST_LINES]
+
+
+def test_functions_have_at_most_60_lines() -> None:
+    found = {
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in SOURCE.rglob("*.py")
+        for name in long_functions(path.read_text())
+    }
+    assert found - LONG == set()
+
+
+def test_files_have_at_most_500_lines() -> None:
+    paths = [path for path in SOURCE.rglob("*") if path.suffix in {".py", ".h", ".cpp"}]
+    assert [path.name for path in paths if len(path.read_text().splitlines()) > MOST_LINES_OF_A_FILE] == []
+
+
+def test_a_long_function_is_found() -> None:
+    assert long_functions("def f():\n" + "    x = 1\n" * MOST_LINES) == ["f"]
+    assert long_functions("def f():\n" + "    x = 1\n" * (MOST_LINES - 1)) == []
