@@ -21,6 +21,7 @@ from korch.errors import InaccurateError, InputError, ModelError, OptionError
 from korch.measure.cpu import CpuMeter
 
 QUICK = {"threads": 1, "budget": 1.0, "search": korch.SearchLimits(gap=0.5, max_primitives=8, solver_seconds=5.0)}
+FEW = korch.SearchLimits(gap=0.5, max_primitives=4, max_measured=0.02, free_measurements=20)
 ALONE = {**QUICK, "ablation": korch.Ablation(baselines=False)}
 """For tests that do not need other plans, which would be built and timed."""
 
@@ -28,7 +29,7 @@ ALONE = {**QUICK, "ablation": korch.Ablation(baselines=False)}
 @pytest.fixture(scope="session")
 def network(cache_folder: Path) -> tuple[onnx.ModelProto, korch.Executable]:
     model = build("conv_bn_relu", size=8, channels=(4, 16))
-    return model, korch.optimize(model, cache_folder=cache_folder, **{**QUICK, "budget": None})
+    return model, korch.optimize(model, cache_folder=cache_folder, **{**QUICK, "budget": None, "search": FEW})
 
 
 def reference(model: onnx.ModelProto, *arrays: np.ndarray) -> list[np.ndarray]:
@@ -67,8 +68,8 @@ def test_without_baselines_one_plan_is_built(cache_folder: Path, network) -> Non
 
 
 def test_other_groupings_of_each_kernels_primitives_are_told(cache_folder: Path) -> None:
-    few, alone = korch.SearchLimits(max_primitives=4), korch.Ablation(side_by_side=False)
-    report = korch.optimize(build("mlp"), threads=1, cache_folder=cache_folder, search=few, ablation=alone).report
+    alone = korch.Ablation(side_by_side=False)
+    report = korch.optimize(build("mlp"), threads=1, cache_folder=cache_folder, search=FEW, ablation=alone).report
     assert len(report.groupings) == report.kernels
     for number, rows in enumerate(report.groupings):
         assert all(number in row.instead for row in rows)
@@ -135,7 +136,7 @@ def test_a_second_search_takes_no_time_anew(
 
     monkeypatch.setattr(CpuMeter, "measure_batch", measure)
     model = build("mlp")
-    options = {**ALONE, "budget": None, "search": korch.SearchLimits(gap=0.9, max_primitives=4)}
+    options = {**ALONE, "budget": None, "search": FEW}
     first = korch.optimize(model, cache_folder=calibrated(tmp_path), **options)
     assert max(timed.values()) == 2  # what a plan has is timed a second time, and no more
     again = korch.optimize(model, cache_folder=tmp_path, **options)

@@ -90,7 +90,7 @@ def concatenations(seed: int) -> PrimitiveGraph:
 
 def test_concatenations_in_place_across_cuts_share_no_memory_with_others() -> None:
     inside = crossing = 0
-    for seed in range(12):
+    for seed in range(8):
         graph = concatenations(seed)
         _, joined, tasks, outcome = search(graph, 5, InPlaceMeter())
         check_plans(graph, joined, outcome, seed)
@@ -212,7 +212,7 @@ def test_depth_costs_no_further_candidates_programs_or_measurements() -> None:
     counts, measured = [], []
     limits = OPTIONS.search  # on a busy machine, a solve that ends early would ask for other kernels
     options = replace(OPTIONS, search=replace(limits, **dict.fromkeys(PATIENT, 600.0)))
-    for depth in (4, 24):
+    for depth in (3, 8):
         meter = FakeMeter()
         _, _, tasks, outcome = search(transformer(depth), SEGMENT_PRIMITIVES, meter, options)
         assert outcome.partition is not None
@@ -236,9 +236,9 @@ def test_a_model_of_one_segment_is_searched_once() -> None:
 
 def test_a_second_model_with_the_same_blocks_needs_no_search() -> None:
     meter = FakeMeter()
-    first = search(transformer(4), SEGMENT_PRIMITIVES, meter)[3]
+    first = search(transformer(3), SEGMENT_PRIMITIVES, meter)[3]
     searches, measured = meter.searches, len(meter.records)
-    second = search(transformer(6), SEGMENT_PRIMITIVES, meter)[3]
+    second = search(transformer(4), SEGMENT_PRIMITIVES, meter)[3]
     assert (meter.searches, len(meter.records)) == (searches, measured)
     assert second.found.certificate.status in (Status.OPTIMAL, Status.FEASIBLE)
     assert len(second.plans["searched"]) > len(first.plans["searched"])
