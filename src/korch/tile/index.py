@@ -9,7 +9,7 @@ division where its sizes allow it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import assert_never
@@ -141,13 +141,17 @@ def add(*parts: Expr) -> Expr:
         total += part.constant
         for atom, coefficient in part.terms:
             sums[atom] = sums.get(atom, 0) + coefficient
-    result = _expr(total, sums.items())
-    return _recompose(result)
+    terms = [(atom, coefficient) for atom, coefficient in sums.items() if coefficient]
+    if len(terms) > 1:
+        terms.sort(key=lambda term: str(term[0]))
+    return _recompose(Expr(total, tuple(terms)))
 
 
 def scale(expr: Expr, factor: int) -> Expr:
     """Return an expression times a number."""
-    return _expr(expr.constant * factor, ((a, c * factor) for a, c in expr.terms))
+    if factor == 1:
+        return expr
+    return Expr(expr.constant * factor, tuple((a, c * factor) for a, c in expr.terms)) if factor else ZERO
 
 
 def times(expr: Expr, factor: Expr) -> Expr:
@@ -310,19 +314,14 @@ def turning_point(expr: Expr, limit: int, name: str) -> set[int]:
     return {(expr.constant - limit) // -slope + 1}
 
 
-def _expr(total: int, terms: Iterable[tuple[Atom, int]]) -> Expr:
-    kept = [(atom, coefficient) for atom, coefficient in terms if coefficient]
-    return Expr(total, tuple(sorted(kept, key=lambda term: str(term[0]))))
-
-
 def _split(expr: Expr, divisor: int, ranges: Ranges) -> tuple[Expr, Expr]:
     """Return a and b, b not negative, with expr = a*divisor + b.
 
     C++ rounds quotients towards 0, so an expression that is divided must never be negative, not
     even where a constant that was split off makes up for it.
     """
-    whole = _expr(expr.constant // divisor, ((a, c // divisor) for a, c in expr.terms if c % divisor == 0))
-    rest = _expr(expr.constant % divisor, ((a, c) for a, c in expr.terms if c % divisor))
+    whole = Expr(expr.constant // divisor, tuple((a, c // divisor) for a, c in expr.terms if c % divisor == 0))
+    rest = Expr(expr.constant % divisor, tuple((a, c) for a, c in expr.terms if c % divisor))
     low, _ = bounds(rest, ranges)
     if low < 0:
         steps = -(low // divisor)
@@ -337,8 +336,8 @@ def _recompose(expr: Expr) -> Expr:
         if isinstance(atom, Remainder):
             partner = Quotient(atom.expr, atom.divisor)
             if coefficients.get(partner) == coefficient * atom.divisor:
-                rest = [(a, c) for a, c in expr.terms if a not in (atom, partner)]
-                return add(_expr(expr.constant, rest), scale(atom.expr, coefficient))
+                rest = tuple((a, c) for a, c in expr.terms if a not in (atom, partner))
+                return add(Expr(expr.constant, rest), scale(atom.expr, coefficient))
     return expr
 
 
