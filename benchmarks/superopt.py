@@ -13,7 +13,7 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -288,12 +288,20 @@ def prepare(folder: Path, name: str, batch: int, seconds: float) -> dict[str, An
     return facts
 
 
-def measured(folder: Path, name: str, batch: int, rounds: int) -> Comparison:
-    """Compare both plans with other engines in one interleaved run."""
+def measured(folder: Path, name: str, batch: int, rounds: int, engines: Sequence[str] = ENGINES) -> Comparison:
+    """Compare both plans with other engines, if any, in one interleaved run."""
     path = folder / f"{name}-{batch}.onnx"
     runners = [RunnerSpec("korch", folder / f"{name}-{batch}-{label}.korch", label) for label in ("with", "without")]
-    runners += [RunnerSpec(engine, path) for engine in ENGINES]
+    runners += [RunnerSpec(engine, path) for engine in engines]
     return compare(runners, random_inputs(path, seed=0), Settings(2, rounds, leave_out=True))
+
+
+def rows_of(folder: Path, name: str, batch: int, rounds: int) -> dict[str, Any]:
+    """Return the times of all engines, and those of both plans alone: then weights stay in the shared cache."""
+    runs = {"rows": measured(folder, name, batch, rounds), "alone": measured(folder, name, batch, 5 * rounds, ())}
+    for run in runs.values():
+        print(run, flush=True)
+    return {key: run.to_json()["rows"] for key, run in runs.items()}
 
 
 def blocks(folder: Path, names: list[str], batches: list[int], rounds: int, seconds: float, only_prepare: bool) -> Any:
@@ -305,9 +313,7 @@ def blocks(folder: Path, names: list[str], batches: list[int], rounds: int, seco
             print(name, batch, json.dumps(facts), flush=True)
             if only_prepare:
                 continue
-            comparison = measured(folder, name, batch, rounds)
-            rows.append({"block": name, "batch": batch, "plans": facts, "rows": comparison.to_json()["rows"]})
-            print(comparison, flush=True)
+            rows.append({"block": name, "batch": batch, "plans": facts, **rows_of(folder, name, batch, rounds)})
     return rows
 
 
