@@ -55,7 +55,13 @@ def has_kernels(options: Options) -> Callable[[Group], bool]:
 
 
 def maker(
-    graph: PrimitiveGraph, meter: AnyMeter, options: Options, *, model: ModelRecord | None, certificate: Any
+    graph: PrimitiveGraph,
+    meter: AnyMeter,
+    options: Options,
+    *,
+    model: ModelRecord | None,
+    certificate: Any,
+    runs_tasks: bool = False,
 ) -> Make:
     """Return what makes an executable of a plan's kernels.
 
@@ -65,6 +71,7 @@ def maker(
         options: kept in the plan.
         model: what the graph was made from.
         certificate: what the search proved.
+        runs_tasks: whether threads wait for tasks, not for all threads after each kernel (on CPUs only).
     """
     from korch.runtime.build import Origin
 
@@ -84,12 +91,14 @@ def maker(
         return make_cuda
 
     def make(steps: Sequence[Step[Any]]) -> Any:
+        from korch.events.schedule import PARTS
         from korch.measure.cpu import CpuMeter
         from korch.runtime.build import build
         from korch.runtime.executable import Executable
 
         if not isinstance(meter, CpuMeter):
             raise AssertionError("a meter of another target")
-        return Executable(build(graph, steps, meter.target, meter.builder, origin))
+        parts = PARTS if runs_tasks else 0
+        return Executable(build(graph, steps, meter.target, meter.builder, origin, parts))
 
     return make

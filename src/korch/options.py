@@ -148,6 +148,13 @@ class Options:
             "twice the error of the model in its own types, whichever is largest)"
         },
     )
+    schedule: Literal["joins", "tasks", "fastest"] = field(
+        default="joins",
+        metadata={
+            "help": "on CPUs, what threads wait for: joins: for all threads after each kernel; tasks: only for the "
+            "tasks whose results they read; fastest: both plans are timed, and the faster one is kept"
+        },
+    )
     host: bool = field(
         default=True,
         metadata={
@@ -197,6 +204,12 @@ class Options:
                 f"unknown target {self.target!r}",
                 where="option target",
                 expected="cpu, cuda, or with --dry-run cuda:sm_90 or cuda:sm_80",
+            )
+        if self.schedule != "joins" and self.is_cuda:
+            raise OptionError(
+                f"the value {self.schedule!r} is for CPUs only",
+                where="option schedule",
+                hint="Remove --schedule, or --target cuda",
             )
         if self.precision != "float32" and not self.is_cuda:
             raise OptionError(

@@ -13,7 +13,7 @@ from korch.numerics import Difference
 from korch.report.explain import explain, summary
 from korch.report.kernel import operations
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
-from korch.runtime.report import Disturbance, OutputError, PlanResult, Report, SideBySide
+from korch.runtime.report import Disturbance, OutputError, PlanResult, Report, ScheduleTimes, SideBySide
 from korch.search.result import PlanName, Round
 
 NORM = """graph(%0 "i0": f32[2,8]) -> (%4 "o0")
@@ -263,6 +263,16 @@ def test_the_trace_of_a_search_has_its_first_and_its_last_round(plan: PlanRecord
     assert rows[0] == ["0.0", "0.0000", "ms", "-", "-", "0"]
     assert rows[-1] == ["100.0", "0.1000", "ms", "0.2000", "ms", "50.0", "%", "1000"]
     assert "over time" not in explain(plan, replace(REPORT, rounds=rounds[:1]))
+
+
+def test_the_times_of_both_schedules_are_told() -> None:
+    for runs_tasks, expected in (
+        (True, "schedule: tasks, 1.000 ms for a run; with joins 1.100 ms"),
+        (False, "schedule: joins, 1.100 ms for a run; with tasks 1.000 ms"),
+    ):
+        times = ScheduleTimes(joins_ms=1.1, tasks_ms=1.0, runs_tasks=runs_tasks)
+        text = summary("a.korch", replace(REPORT, plan=PlanName.SEARCHED, schedule=times))
+        assert text.splitlines()[-1] == expected
 
 
 def test_kernels_side_by_side_are_told() -> None:

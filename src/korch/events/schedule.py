@@ -18,6 +18,9 @@ from korch.events.queues import Queues, make_queues
 from korch.events.simulate import JOIN_NS, WAIT_NS, Simulated, simulate_joins, simulate_queues
 from korch.target import Target
 
+PARTS = 2
+"""Into how many tasks the grid points of each thread are cut: a thread may begin when half of another's are done."""
+
 
 @dataclass(frozen=True)
 class Segment:

@@ -65,7 +65,7 @@ def _access_spans(stage: Stage, access: Access, buffer: Buffer, place: Place, ra
     for tasks in np.array_split(np.arange(*range_), -(-inner * (range_[1] - range_[0]) // POINTS_AT_ONCE)):
         points = Points(stage.grid, listed, tasks, fixed)
         is_touched = points.spread(points.live & points.holds(access.guards))
-        begins = np.unique(points.spread(points.at(access.index))[is_touched]) + low
+        begins = points.spread(points.at(access.index))[is_touched] + low
         begins, ends = (np.clip(end, 0, buffer.size) * place.element_bytes for end in (begins, begins + length))
         found.append(runs(begins + place.offset_bytes, ends + place.offset_bytes))
     return union(found)

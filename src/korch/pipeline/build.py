@@ -29,6 +29,7 @@ from korch.search.ledger import Ledger
 from korch.search.result import PlanName
 from korch.validation.discrepancy import examine
 from korch.validation.plan import Entry, Validation
+from korch.validation.schedule import with_fastest_schedule
 from korch.validation.validate import WEIGHTS_BYTES, validate_plans
 
 Groupings = Mapping[str, tuple[tuple[GroupingRecord, ...], ...]]
@@ -60,16 +61,20 @@ def build_plans(run: Run) -> None:
     del chosen, everything, outcome, plans
     run.release()  # candidates that no plan uses may need much memory
     model = model_record(run.model) if isinstance(run.model, str | Path) else None
-    make = maker(graph, meter, options, model=model, certificate=certificate)
+    make_any = partial(maker, graph, meter, options, model=model, certificate=certificate)
+    make = make_any(runs_tasks=options.schedule == "tasks")
     write_s = meter.pace.predict_s("build", run.weights_bytes / WEIGHTS_BYTES)
     end = run.deadline.before(SAFETY * write_s)
     validation = validate_plans(graph, entries, meter, make, run.standard, end)
     ledger.record_choice("plan", validation.won.entry.name)
+    times = None
+    if options.schedule == "fastest":
+        validation, times = with_fastest_schedule(validation, meter, make_any(runs_tasks=True), end)
     discrepancy = None if ledger.is_replayed else examine(validation, meter, end)
     executable = validation.winner
     if not isinstance(executable, Executable | CudaExecutable):
         raise AssertionError("an executable of another target")
-    executable.report = _complete(replace(report, discrepancy=discrepancy), run, validation, groupings)
+    executable.report = _complete(replace(report, discrepancy=discrepancy, schedule=times), run, validation, groupings)
     run.executable = executable
 
 

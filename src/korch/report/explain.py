@@ -65,6 +65,10 @@ def summary(name: str, report: Report) -> str:
             f"optimum, each on a part of the threads, {milliseconds(beside.predicted_ms)} predicted; "
             "the bound holds for plans whose kernels run one after the other"
         )
+    if times := report.schedule:
+        chosen, other = ("tasks", "joins") if times.runs_tasks else ("joins", "tasks")
+        texts = {"tasks": milliseconds(times.tasks_ms), "joins": milliseconds(times.joins_ms)}
+        lines.append(f"schedule: {chosen}, {texts[chosen]} for a run; with {other} {texts[other]}")
     if report.stopped_by_budget:
         lines.append("the budget ended the search; more time may find a better plan")
     return "\n".join([*lines, *uncompiled_lines(report), *warnings(report)])

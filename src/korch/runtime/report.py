@@ -222,6 +222,21 @@ class SideBySide:
     predicted_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduleTimes:
+    """Times of a plan whose threads wait for all others after each kernel, and for tasks only.
+
+    Attributes:
+        joins_ms: the median time with a join after each kernel.
+        tasks_ms: the median time with tasks.
+        runs_tasks: which of the two is kept.
+    """
+
+    joins_ms: float
+    tasks_ms: float
+    runs_tasks: bool
+
+
 @dataclass(frozen=True)
 class Report:
     """How a plan was found. Without arguments it is the report of a plan of unknown origin.
@@ -261,6 +276,7 @@ class Report:
         discrepancy: the predicted time if it is wrong.
         not_compiled: kernels that the compiler refuses.
         side_by_side: the concurrent kernels of the plan, if it has any.
+        schedule: the times of the plan with joins and with tasks; None if they were not compared.
         rivals: by candidate of the plan, other candidates for the same primitives.
         groupings: for each kernel of the plan, other groupings of its primitives.
         found: what the superoptimizer did; None if it did not run.
@@ -311,6 +327,7 @@ class Report:
     discrepancy: Discrepancy | None = None
     not_compiled: tuple[Uncompiled, ...] = ()
     side_by_side: SideBySide | None = None
+    schedule: ScheduleTimes | None = None
     rivals: Mapping[str, tuple[Rival, ...]] = field(default_factory=dict)
     groupings: tuple[tuple[GroupingRecord, ...], ...] = ()
     found: FinderReport | None = None

@@ -58,7 +58,7 @@ def validate_plans(
     def attempt(entry: Entry) -> Result:
         meter.tell(f"building and checking plan {str(entry.name)!r}")
         try:
-            steps = _steps(entry, meter)
+            steps = steps_of(entry, meter)
             begun_s = time.monotonic()
             executable = make(steps)
             units = BUILD_KERNELS + len(steps) + executable.plan.weights_bytes / WEIGHTS_BYTES
@@ -167,7 +167,12 @@ def _distinct(entries: Sequence[Entry]) -> list[Entry]:
     return list(found.values())
 
 
-def _steps(entry: Entry, meter: AnyMeter) -> list[Step[Any]]:
+def steps_of(entry: Entry, meter: AnyMeter) -> list[Step[Any]]:
+    """Return the kernels of a plan.
+
+    Raises:
+        InfeasibleError: a provider refuses one.
+    """
     steps = []
     for candidate, (cost_ns, is_measured) in zip(entry.steps, entry.costs, strict=True):
         kernel = meter.kernel(candidate)

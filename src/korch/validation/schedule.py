@@ -1,0 +1,71 @@
+"""The plan that won, with a join after each kernel -> the faster of it and the same kernels run as tasks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from korch.deadline import Deadline
+from korch.errors import CompileError, InvalidGraphError
+from korch.measure.meter import AnyMeter
+from korch.primitive.op import Array
+from korch.runtime.report import ScheduleTimes
+from korch.validation.plan import Make, Validation
+from korch.validation.timing import Until, time_all
+from korch.validation.validate import HEAVY_BYTES, steps_of
+
+logger = logging.getLogger("korch.validation")
+
+LEAST_GAIN = 0.99
+"""Tasks are kept if a run takes at most this part of the time with joins."""
+
+
+def with_fastest_schedule(
+    validation: Validation, meter: AnyMeter, make_tasks: Make, deadline: Deadline
+) -> tuple[Validation, ScheduleTimes | None]:
+    """Build the kernels of the plan that won as tasks, compare the results, and time both plans interleaved.
+
+    Args:
+        validation: of plans with joins.
+        meter: has compiled the kernels.
+        make_tasks: builds an executable that runs tasks.
+        deadline: when to end.
+
+    Returns:
+        The validation with the faster plan, and the times; None if there was no time to build the other.
+    """
+    won = validation.won
+    until = Until(deadline, lambda entry: 0.0, meter.tell)
+    build_s = meter.pace.predict_s("build", len(won.entry.steps))
+    if validation.winner.plan.weights_bytes > HEAVY_BYTES or until.leaves_out(won.entry, build_s):
+        return validation, None
+    try:
+        executable = make_tasks(steps_of(won.entry, meter))
+    except (CompileError, InvalidGraphError) as error:
+        logger.warning("plan %s does not run as tasks: %s", won.entry.name, error)
+        return validation, None
+    _require_same(validation.winner(*validation.arrays), executable(*validation.arrays))
+    pair = [replace(won, executable=validation.winner), replace(won, executable=executable)]
+    joins, tasks = time_all(pair, validation.arrays, until)
+    is_faster = tasks.median_ns <= LEAST_GAIN * joins.median_ns
+    times = ScheduleTimes(joins.median_ns / 1e6, tasks.median_ns / 1e6, is_faster)
+    return (replace(validation, winner=executable, won=tasks) if is_faster else validation), times
+
+
+def _require_same(expected: Sequence[Any], found: Sequence[Any]) -> None:
+    """Raise an error if two executables have different results.
+
+    Raises:
+        InvalidGraphError: an output differs in a bit.
+    """
+    for i, (a, b) in enumerate(zip(expected, found, strict=True)):
+        if _bits(a) != _bits(b):
+            raise InvalidGraphError("tasks and joins give different results", where=f"output {i}")
+
+
+def _bits(array: Array) -> bytes:
+    return np.ascontiguousarray(array).tobytes()

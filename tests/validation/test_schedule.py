@@ -1,0 +1,73 @@
+"""Of a plan with joins and the same kernels as tasks, the faster one is kept."""
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from korch.deadline import Deadline
+from korch.errors import CompileError, InvalidGraphError
+from korch.numerics import Difference
+from korch.validation import schedule
+from korch.validation.plan import Entry, Result, Validation
+from korch.validation.schedule import with_fastest_schedule
+from korch.validation.validate import HEAVY_BYTES
+
+METER = SimpleNamespace(tell=lambda text: None, pace=SimpleNamespace(predict_s=lambda kind, units: 0.0))
+
+
+class Plan:
+    """An executable that says to take a time."""
+
+    def __init__(self, time_ns, result=0.0, weights_bytes=0):
+        self.time_ns, self.result = time_ns, result
+        self.plan = SimpleNamespace(weights_bytes=weights_bytes)
+
+    def __call__(self):
+        return (np.array([self.result, np.nan], np.float32),)
+
+    def stopwatch(self, arrays):
+        return lambda: self.time_ns
+
+
+@pytest.fixture(autouse=True)
+def no_kernels(monkeypatch):
+    monkeypatch.setattr(schedule, "steps_of", lambda entry, meter: [])
+
+
+def validated(joins):
+    won = Result(Entry("searched", (), ()), joins, (1,), {"y": Difference()})
+    return Validation((won,), joins, won, {}, ())
+
+
+@pytest.mark.parametrize(("tasks_ns", "runs_tasks"), [(900_000, True), (995_000, False), (1_100_000, False)])
+def test_the_faster_schedule_is_kept(tasks_ns, runs_tasks):
+    joins, tasks = Plan(1_000_000), Plan(tasks_ns)
+    found, times = with_fastest_schedule(validated(joins), METER, lambda steps: tasks, Deadline())
+    assert found.winner is (tasks if runs_tasks else joins)
+    assert (times.joins_ms, times.tasks_ms, times.runs_tasks) == (1.0, tasks_ns / 1e6, runs_tasks)
+    assert found.won.median_ns == (tasks_ns if runs_tasks else 1)
+
+
+def test_other_results_are_an_error():
+    with pytest.raises(InvalidGraphError, match="output 0: tasks and joins give different results"):
+        with_fastest_schedule(validated(Plan(1)), METER, lambda steps: Plan(1, -0.0), Deadline())
+
+
+def test_a_plan_that_is_large_or_late_or_does_not_compile_stays_as_it_is():
+    def fails(steps):
+        raise CompileError("no compiler")
+
+    def is_not_called(steps):
+        raise AssertionError
+
+    over = Deadline.after(0.0, time.monotonic())
+    for joins, make, deadline in (
+        (Plan(1, weights_bytes=HEAVY_BYTES + 1), is_not_called, Deadline()),
+        (Plan(1), is_not_called, over),
+        (Plan(1), fails, Deadline()),
+    ):
+        found, times = with_fastest_schedule(validated(joins), METER, make, deadline)
+        assert found.winner is joins
+        assert times is None
