@@ -1,4 +1,4 @@
-"""What task graphs and queues must fulfil: counts fit, and tasks that touch the same bytes are ordered."""
+"""Checks of task graphs and queues: counts fit, and tasks that touch the same bytes are ordered."""
 
 from __future__ import annotations
 

@@ -159,10 +159,10 @@ def _whole(stage: Stage) -> Pass:
 
 
 def _require_known(program: TileProgram) -> None:
-    """Raise an error if a program has parameters, or tiles that are not laid out as they are indexed.
+    """Refuse programs that are not printed as Triton.
 
     Raises:
-        InvalidGraphError: it has, or loops that end early.
+        InvalidGraphError: the program has parameters, buffers with a layout, or loops that end early.
     """
     hint = "Bind the parameters first"
     for parameter in program.parameters:
