@@ -227,7 +227,10 @@ class OnnxNodes:
         (n, c, height, width), o = types[0].shape, types[1].shape[3]
         out = self.body.types[p.output].shape
         down, across = tile_counts(out, m)
-        dtype = types[0].dtype
+        is_of_bytes = not types[0].dtype.is_float
+        dtype = DType.F64 if is_of_bytes else types[0].dtype  # all sums of bytes are exact in it
+        if is_of_bytes:
+            inputs = [self.add("Cast", [name], to=onnx.TensorProto.DOUBLE) for name in inputs]
         ends = [down * m + 2 - height - at.pads_begin[0], across * m + 2 - width - at.pads_begin[1]]
         x = self.add("Pad", [inputs[0], self.integers([0, 0, *at.pads_begin, 0, 0, *ends])])
         there = np.einsum("ai,bj->abij", t.data, t.data).reshape(points, 1, m + 2, m + 2)
@@ -244,7 +247,8 @@ class OnnxNodes:
         back = np.einsum("pa,qb->abpq", t.output, t.output).reshape(points, 1, m, m)
         weights = np.tile(back, (o, 1, 1, 1)).astype(dtype.numpy)
         y = self.add("ConvTranspose", [y, self.literal(weights, dtype)], strides=[m, m], group=o)
-        return self.slice(y, [0] * 4, out, [1] * 4)
+        y = self.slice(y, [0] * 4, out, [1] * 4)
+        return self.add("Cast", [y], to=onnx.TensorProto.INT32) if is_of_bytes else y
 
     def opaque(self, at: OpaqueAttributes, inputs: Sequence[str]) -> str:
         """Add the model's own node."""
