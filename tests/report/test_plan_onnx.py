@@ -60,7 +60,7 @@ def test_onnxruntime_runs_the_plan_and_agrees(name, cache_folder):
 def test_every_primitive_means_the_same_in_onnx(row):
     rng = np.random.default_rng(1)
     for sample in row.samples:
-        if min(t.size for t in sample.types) == 0 or "u8" in sample.inputs[0]:
+        if min(t.size for t in sample.types) == 0 or ("u8" in sample.inputs[0] and row.name != "winograd"):
             continue
         builder = GraphBuilder()
         values = [builder.input(f"i{k}", t) for k, t in enumerate(sample.types)]

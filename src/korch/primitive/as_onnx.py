@@ -219,7 +219,7 @@ class OnnxNodes:
         return found
 
     def winograd(self, p: Primitive, inputs: Sequence[str], types: Sequence[ValueType]) -> str:
-        """Add transforms as depthwise convolutions with the steps of tiles, and the products."""
+        """Add the transform as a depthwise convolution with the steps of tiles, the products, and the way back."""
         at = p.attributes
         if not isinstance(at, WinogradAttributes):
             raise AssertionError("winograd without its attributes")
@@ -228,25 +228,30 @@ class OnnxNodes:
         out = self.body.types[p.output].shape
         down, across = tile_counts(out, m)
         is_of_bytes = not types[0].dtype.is_float
-        dtype = DType.F64 if is_of_bytes else types[0].dtype  # all sums of bytes are exact in it
-        if is_of_bytes:
-            inputs = [self.add("Cast", [name], to=onnx.TensorProto.DOUBLE) for name in inputs]
+        dtype = DType.F32 if is_of_bytes else types[0].dtype
+        first, second = inputs
+        if is_of_bytes:  # transformed tiles are exact in float32, and sums in float64
+            first = self.add("Cast", [first], to=onnx.TensorProto.FLOAT)
+            second = self.add("Cast", [second], to=onnx.TensorProto.DOUBLE)
         ends = [down * m + 2 - height - at.pads_begin[0], across * m + 2 - width - at.pads_begin[1]]
-        x = self.add("Pad", [inputs[0], self.integers([0, 0, *at.pads_begin, 0, 0, *ends])])
+        x = self.add("Pad", [first, self.integers([0, 0, *at.pads_begin, 0, 0, *ends])])
         there = np.einsum("ai,bj->abij", t.data, t.data).reshape(points, 1, m + 2, m + 2)
         weights = np.tile(there, (c, 1, 1, 1)).astype(dtype.numpy)
         v = self.add("Conv", [x, self.literal(weights, dtype)], strides=[m, m], group=c)
         v = self.add("Reshape", [v, self.integers([n, c, points, down * across])])
         v = self.add("Transpose", [v], perm=[2, 0, 3, 1])  # points, images, tiles, channels
         v = self.add("Reshape", [v, self.integers([points, n * down * across, c])])
-        u = self.add("Reshape", [inputs[1], self.integers([points, c, o])])
+        if is_of_bytes:
+            v, dtype = self.add("Cast", [v], to=onnx.TensorProto.DOUBLE), DType.F64
+        u = self.add("Reshape", [second, self.integers([points, c, o])])
         y = self.add("MatMul", [v, u])
         y = self.add("Reshape", [y, self.integers([points, n, down, across, o])])
-        y = self.add("Transpose", [y], perm=[1, 4, 0, 2, 3])
-        y = self.add("Reshape", [y, self.integers([n, o * points, down, across])])
-        back = np.einsum("pa,qb->abpq", t.output, t.output).reshape(points, 1, m, m)
-        weights = np.tile(back, (o, 1, 1, 1)).astype(dtype.numpy)
-        y = self.add("ConvTranspose", [y, self.literal(weights, dtype)], strides=[m, m], group=o)
+        y = self.add("Transpose", [y], perm=[1, 4, 2, 3, 0])
+        back = np.einsum("pa,qb->abpq", t.output, t.output).reshape(points, m * m)
+        y = self.add("MatMul", [y, self.literal(back.astype(dtype.numpy), dtype)])
+        y = self.add("Reshape", [y, self.integers([n, o, down, across, m, m])])
+        y = self.add("Transpose", [y], perm=[0, 1, 2, 4, 3, 5])
+        y = self.add("Reshape", [y, self.integers([n, o, down * m, across * m])])
         y = self.slice(y, [0] * 4, out, [1] * 4)
         return self.add("Cast", [y], to=onnx.TensorProto.INT32) if is_of_bytes else y
 
