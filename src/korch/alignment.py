@@ -1,4 +1,4 @@
-"""Memory at addresses that vector loads, stores and cache lines like."""
+"""Sizes rounded up, and memory at addresses that vector loads, stores and cache lines like."""
 
 from __future__ import annotations
 
@@ -14,9 +14,19 @@ ALIGNMENT = 64
 HUGE_PAGE = 2 << 20
 
 
+def ceil_div(number: int, divisor: int) -> int:
+    """Return a quotient, rounded up."""
+    return -(-number // divisor)
+
+
+def round_up(number: int, step: int) -> int:
+    """Return the least multiple of a step that is not below a number."""
+    return -(-number // step) * step
+
+
 def align_up(size_bytes: int) -> int:
     """Return the least multiple of `ALIGNMENT` that is not below `size_bytes`."""
-    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
+    return round_up(size_bytes, ALIGNMENT)
 
 
 def aligned_bytes(size_bytes: int) -> npt.NDArray[Any]:

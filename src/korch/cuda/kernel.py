@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from korch.alignment import round_up
 from korch.primitive.types import DType
 from korch.tile.triton_launch import PrintedProgram
 
@@ -126,7 +127,7 @@ class CudaKernel:
 
 def aligned(size_bytes: int) -> int:
     """Return a size rounded up so that what follows begins at 256 bytes, as allocations do."""
-    return -(-size_bytes // 256) * 256
+    return round_up(size_bytes, 256)
 
 
 def named(stem: str, text: str) -> str:

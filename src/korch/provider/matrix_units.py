@@ -1,4 +1,8 @@
-"""Sizes of products on matrix units, as `native/korch_amx.h` has them."""
+"""Sizes of products on matrix units, as `native/korch_amx.h` has them, and how templates get theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
 
 TOGETHER = 32
 """Rows and columns that the matrix units compute together, and terms of a step."""
@@ -8,3 +12,8 @@ SPLIT_BYTES = 6
 
 STEP_BYTES = SPLIT_BYTES * TOGETHER * TOGETHER
 """Bytes of a split operand in one step."""
+
+
+def constants_of(numbers: Mapping[str, object]) -> str:
+    """Return numbers by name as constants of a C++ struct."""
+    return "".join(f"  static constexpr long {name} = {number};\n" for name, number in numbers.items())

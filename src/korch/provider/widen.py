@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
 from korch.primitive.types import DType
@@ -46,7 +47,7 @@ def widened(group: Group, layouts: Sequence[Layout], positions: Sequence[int], f
         type_ = group.input_types[position]
         texts[position] = f"static_cast<const float*>(buffers[{position}])"
         if type_.dtype is not DType.F32:
-            element, start = stored_type(type_.dtype), -(-floats // LINE_FLOATS) * LINE_FLOATS
+            element, start = stored_type(type_.dtype), round_up(floats, LINE_FLOATS)
             size = layouts[position].size_bytes(type_) // type_.dtype.size_bytes
             memory = f"static_cast<const {element}*>(buffers[{position}])"
             texts[position] = f"korch::widened({memory}, {workspace} + {start}, {size}, {target.threads})"

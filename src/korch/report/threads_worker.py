@@ -15,7 +15,7 @@ from typing import Any
 
 from korch.report.peers.inputs import random_feeds
 from korch.runtime.executable import Executable
-from korch.runtime.library import Handle
+from korch.runtime.library import Handle, pointers_of
 
 REGIONS_OF_A_KERNEL = 64
 """Most regions that are recorded of each kernel; further ones are only counted."""
@@ -46,8 +46,8 @@ def serve() -> None:
         code = preloaded.korch_threads_run(
             ctypes.c_void_p(handle.timed_address),
             handle.pointer,
-            _pointers(given),
-            _pointers(wanted),
+            pointers_of(given),
+            pointers_of(wanted),
             kernel_ns,
             spans,
             ctypes.c_int64(room),
@@ -67,7 +67,3 @@ def serve() -> None:
     runs = [executable.hooked(arrays, once) for _ in range(task["rounds"])]
     json.dump(runs, answer)
     answer.close()
-
-
-def _pointers(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(addresses))(*addresses)

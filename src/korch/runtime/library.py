@@ -97,7 +97,7 @@ class Handle:
         self.library = library
         create = library.function("create", ctypes.c_void_p)
         error = ctypes.create_string_buffer(ERROR_BYTES)
-        pointers = _pointers(weights.pointers)
+        pointers = pointers_of(weights.pointers)
         handle = create(pointers, ctypes.c_int(threads), error, ctypes.c_size_t(ERROR_BYTES))
         if not handle:
             raise ProviderError(f"it can't be set up: {error.value.decode(errors='replace')}", where="executable")
@@ -129,7 +129,7 @@ class Handle:
         Raises:
             ProviderError: a kernel failed.
         """
-        self._check(self._run(self._handle, _pointers(inputs), _pointers(outputs)))
+        self._check(self._run(self._handle, pointers_of(inputs), pointers_of(outputs)))
 
     def run_timed(self, inputs: Sequence[int], outputs: Sequence[int]) -> list[int]:
         """Run once; return the nanoseconds of each kernel.
@@ -138,7 +138,7 @@ class Handle:
             ProviderError: a kernel failed.
         """
         times_ns = (ctypes.c_int64 * len(self.library.kernels))()
-        self._check(self._run_timed(self._handle, _pointers(inputs), _pointers(outputs), times_ns))
+        self._check(self._run_timed(self._handle, pointers_of(inputs), pointers_of(outputs), times_ns))
         return list(times_ns)
 
     def _check(self, code: int) -> None:
@@ -150,7 +150,8 @@ def _destroy(destroy: Callable[[Any], None], handle: ctypes.c_void_p, weights: W
     destroy(handle)
 
 
-def _pointers(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
+def pointers_of(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
+    """Return addresses as an array for a call of C."""
     return (ctypes.c_void_p * len(addresses))(*addresses)
 
 

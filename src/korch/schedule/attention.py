@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
+from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, arranged, cut, direct, fill, flat, spaced, store
@@ -116,9 +117,9 @@ class _Builder:
         self.terms, self.columns = extent(self.scores.contraction.terms), extent(self.mixed.contraction.columns)
         self.gm, self.i = cut(self.m, min(blocking.rows, self.m), ("gm", "i"))
         self.row = flat(self.gm, self.i)
-        block = _up(min(blocking.keys, self.n), self.strip)
+        block = round_up(min(blocking.keys, self.n), self.strip)
         self.h, self.j = cut(self.n, block, ("h", "j"))
-        padded = _up(self.n, self.lanes)
+        padded = round_up(self.n, self.lanes)
         self.whole = Axis("j", block, ragged=("h", padded) if padded % block else None)
         if self.h.extent == 1:
             self.j, self.whole = Axis("j", self.n), Axis("j", padded)
@@ -333,17 +334,17 @@ class _Builder:
         """The axes of the keys that are packed: by one task, or by several of a stage before."""
         if self.is_split:
             return self.h, self.j
-        block = _up(self.n, self.strip)
+        block = round_up(self.n, self.strip)
         return cut(self.n, min(block, PACKED_KEYS) if self.is_staged else block, ("gp", "jp"))
 
     @property
     def _wide(self) -> int:
-        return _up(self.columns, self.lanes)
+        return round_up(self.columns, self.lanes)
 
     def _packed(self, blocked: Blocked, name: str) -> tuple[At, list[Pass]]:
         """Return where keys or values are read in panels, and the pass that packs them."""
         outer, key = self._packed_keys
-        count = key.extent if self.is_split else _up(self.n, self.strip)
+        count = key.extent if self.is_split else round_up(self.n, self.strip)
         is_keys = blocked is self.scores
         rows, row = (self.terms, count) if is_keys else (count, self._wide)
         width = self.strip if row % self.strip == 0 else self.lanes
@@ -428,10 +429,6 @@ def rows_of_block(rows: int, chunks: int, most: int) -> int:
 
 def _point(axis: Axis) -> Expr:
     return var(axis.name) if axis.extent > 1 else ZERO
-
-
-def _up(n: int, step: int) -> int:
-    return -(-n // step) * step
 
 
 def _products(axes: tuple[Axis, ...], a: At, b: At, total: At) -> Pass:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
@@ -210,7 +211,7 @@ def arranged(packing: Pass, ranges: Ranges, lanes: int) -> Pass:
 
 def spaced(elements: int, group: int = 1) -> int:
     """Return how far apart rows are in a copy: not in one set of the first cache, and of whole groups."""
-    row = -(-elements // group) * group
+    row = round_up(elements, group)
     return row + (LINE_ELEMENTS if row * group % PAGE_ELEMENTS == 0 else 0)
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
@@ -127,7 +128,7 @@ class _Maker:
     def _sums(self) -> tuple[tuple[Axis, ...], At, int]:
         """Return the axes of the sums, one of them, and how many there are."""
         kept = (*self.rows, self.x, self.j)
-        padded = -(-self.j.extent // self.depthwise.lanes) * self.depthwise.lanes
+        padded = round_up(self.j.extent, self.depthwise.lanes)
         steps = row_major_strides((*(axis.extent for axis in kept[:-1]), padded))
         place = add(*(scale(var(axis.name), n) for axis, n in zip(kept, steps, strict=True)))
         return kept, At("t", place), kept[0].extent * steps[0]
@@ -208,13 +209,13 @@ class _Maker:
 
     @property
     def _columns(self) -> int:
-        return -(-self.depthwise.channels // self.depthwise.lanes) * self.depthwise.lanes
+        return round_up(self.depthwise.channels, self.depthwise.lanes)
 
     @property
     def _windows(self) -> tuple[int, ...]:
         """The places of a window along each axis: of bytes, the rows are whole pairs."""
         sizes = tuple(tap.extent for tap in self.taps)
-        return (-(-sizes[0] // PAIR) * PAIR, *sizes[1:]) if self.depthwise.is_of_bytes else sizes
+        return (round_up(sizes[0], PAIR), *sizes[1:]) if self.depthwise.is_of_bytes else sizes
 
     @property
     def _term(self) -> Expr:

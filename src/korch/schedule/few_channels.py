@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
@@ -49,7 +50,7 @@ class FewChannels(Blocked):
         if self.attributes.groups != 1 or self.attributes.dilations[1] != 1:
             raise NotFusedError("the terms of a window's row do not lie side by side")
         self.outputs = group.body.types[root.output].shape[1]
-        self.pixel = -(-self.channels // PAIR) * PAIR
+        self.pixel = round_up(self.channels, PAIR)
         self.row = self.reach(1, self.places[1]) * self.pixel
 
     def reach(self, axis: int, places: int) -> int:
@@ -95,7 +96,7 @@ class FewChannels(Blocked):
 
     @property
     def _columns(self) -> int:
-        return -(-self.outputs // self.strip) * self.strip
+        return round_up(self.outputs, self.strip)
 
     @property
     def _weights(self) -> str:

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.schedule.blocks import Blocked, Operand, arranged, cut, direct, fill, flat, spaced, store, zero_of
@@ -176,7 +177,7 @@ class Products(Blocked):
         return None if row is None or column is None else (row, column)
 
     def _whole(self, columns: int) -> int:
-        return -(-columns // self.machine.lanes) * self.machine.lanes
+        return round_up(columns, self.machine.lanes)
 
     def _operand(self, position: int, blocking: Blocking, cuts: _Cut) -> Operand:
         """Return where an operand is read: in memory, in a copy of it or in a tile."""
@@ -244,7 +245,7 @@ class Products(Blocked):
             raise NotFusedError("the second operand is no matrix that is packed")
         strip = registers.vectors * self.machine.lanes
         group = self.product.group
-        columns, rows = -(-j.extent // strip) * strip, -(-p.extent // group) * group
+        columns, rows = round_up(j.extent, strip), round_up(p.extent, group)
         width = columns if j.ragged is None else j.extent
         emitter = self.fusion.emitter({**cuts.ranges, "q": (0, rows - 1), j.name: (0, width - 1)})
         values = cuts.values | {name: var("q") for name, _ in self.terms}
@@ -287,7 +288,7 @@ class Products(Blocked):
 
     def _padded(self, blocking: Blocking) -> int:
         columns = extent(self.contraction.batch) * extent(self.contraction.columns)
-        return -(-columns // blocking.panels) * blocking.panels
+        return round_up(columns, blocking.panels)
 
     def _memory(self, blocking: Blocking) -> Iterator[Buffer]:
         """Yield the buffers of inputs and outputs; the second operand may come in panels."""
@@ -295,7 +296,7 @@ class Products(Blocked):
             if blocking.panels and buffer.name == self.name_of(1):
                 columns = self._padded(blocking)
                 group = self.product.group
-                rows = -(-extent(self.terms) // group) * group
+                rows = round_up(extent(self.terms), group)
                 yield replace(buffer, elements=rows * columns, layout=(Panels(columns, blocking.panels, group),))
             else:
                 yield buffer
@@ -316,7 +317,7 @@ def _whole_groups(terms: Axes, group: int) -> Axes:
     if len(terms) < 2:
         return terms
     *outer, (name, n) = terms
-    return (*outer, (name, -(-n // group) * group))
+    return (*outer, (name, round_up(n, group)))
 
 
 def _counted(axes: Axes) -> Expr:

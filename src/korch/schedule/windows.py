@@ -18,6 +18,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
@@ -179,7 +180,7 @@ class _Maker:
         return self._whole(sum(ends) + 1)
 
     def _whole(self, columns: int) -> int:
-        return -(-columns // self.windows.machine.lanes) * self.windows.machine.lanes
+        return round_up(columns, self.windows.machine.lanes)
 
     def _image(self) -> Operand:
         """Return where the windows are read: in memory, if nothing else is met, or in a copy."""
@@ -287,7 +288,7 @@ class _Maker:
     def _columns(self) -> int:
         """Return the columns of the weights in whole panels."""
         panels = self.blocking.panels
-        return -(-self.windows.results * self.windows.groups // panels) * panels
+        return round_up(self.windows.results * self.windows.groups, panels)
 
     def _memory(self) -> Iterator[Buffer]:
         """Yield the buffers of inputs and outputs; weights may come in panels."""

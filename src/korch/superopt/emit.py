@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from korch.alignment import round_up
 from korch.primitive.types import DType
 from korch.superopt.axes import Named, Term
 from korch.superopt.expressions import Expressions
@@ -141,7 +142,7 @@ class _Emitter:
             if width is None:
                 yield Buffer(f"i{position}", Level.INPUT, F32, math.prod(shape))
                 continue
-            columns = -(-shape[-1] // width) * width
+            columns = round_up(shape[-1], width)
             yield Buffer(f"i{position}", Level.INPUT, F32, shape[-2] * columns, (Panels(columns, width),))
         size = math.prod(self.computation.sizes[axis] for axis in self.computation.result if axis)
         yield Buffer("o0", Level.OUTPUT, F32, size)
@@ -188,7 +189,7 @@ class _Emitter:
             steps[axis] = step
             block = self._block(axis)
             is_last = axis == order[-1]
-            step *= -(-block // self.sizes.lanes) * self.sizes.lanes if is_last and is_wide else block
+            step *= round_up(block, self.sizes.lanes) if is_last and is_wide else block
         size = max(step, self.sizes.lanes if is_wide else 1)
         name = f"{name}{len(self.buffers)}"
         self.buffers.append(Buffer(name, Level.TILE, F32, size, layout))
@@ -205,7 +206,7 @@ class _Emitter:
             if term.places[d]:
                 index = add(index, scale(self._index(term.places[d]), step))
             is_panel = width is not None and d == len(shape) - 1
-            step *= -(-shape[d] // width) * width if is_panel and width else shape[d]
+            step *= round_up(shape[d], width) if is_panel and width else shape[d]
         return At(f"i{term.position}", index)
 
     def _output_at(self) -> At:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
+from korch.alignment import round_up
 from korch.superopt.axes import TWIN, Named
 from korch.superopt.emit import VECTORS, Sizes, rows_together, vectors_of_panels
 from korch.superopt.expressions import Expressions
@@ -164,7 +165,7 @@ def _estimate_ns(
         own_ns = _step_ns(step, computation, ways, axes, sizes, machine)
         ns += runs * (own_ns + _far_ns(step, computation, ways, sizes))
     read = sum(bytes_ for bytes_ in _read_bytes(computation, ways, sizes, tasks, turns, graph.loop))
-    waves = -(-tasks // machine.threads) * machine.threads / tasks
+    waves = round_up(tasks, machine.threads) / tasks
     shorter, longer = sorted((ns, read / BYTES_PER_NS))
     return (longer + MEANWHILE * shorter) * waves / machine.threads
 
@@ -184,7 +185,7 @@ def _step_ns(
     vectors = vectors_of_panels(rows, columns, machine.lanes, is_whole) or VECTORS
     strip, together = vectors * machine.lanes, rows_together(rows)
     blocks = -(-rows // together)
-    full = rows / (blocks * together) * columns / (-(-columns // strip) * strip)
+    full = rows / (blocks * together) * columns / round_up(columns, strip)
     full *= min(1.0, together * vectors / SUMS)
     terms = sizes[step.axis]
     again = 4 * terms * columns * (blocks - 1) / AGAIN_BYTES_PER_NS if 4 * terms * strip >= NEAR_BYTES else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from korch.alignment import round_up
 from korch.errors import InvalidGraphError
 from korch.tile.cpp_finish import tails_of
 from korch.tile.cpp_loops import print_ends
@@ -31,7 +32,7 @@ def lane_contraction(
     if len(taps) != 2:
         return None
     height, width = (axis.extent for axis in taps)
-    pairs = -(-height // PAIR) * PAIR
+    pairs = round_up(height, PAIR)
     expected = {rows.name: 0, columns.name: 1, taps[0].name: lanes, taps[1].name: pairs * lanes}
     is_packed = second.layout == (Panels(second.size // (pairs * width), lanes, PAIR),)
     if not is_packed or a[columns.name] != 1 or any(b[name] not in (0, expected[name]) for name in b):

@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from korch.alignment import round_up
 from korch.errors import InvalidGraphError
 from korch.tile.cpp_finish import (
     FinishPrinter,
@@ -383,7 +384,7 @@ class StepPrinter:
         row = _even_step(rows, out)
         if row is None:
             raise _refused(f"the rows of buffer {step.out.buffer} are not equally far apart")
-        tile, whole = self.out.program.buffer(step.out.buffer), -(-columns.extent // self.out.lanes) * self.out.lanes
+        tile, whole = self.out.program.buffer(step.out.buffer), round_up(columns.extent, self.out.lanes)
         is_one = all(axis.extent == 1 for axis in rows)
         has_room = tile.size >= whole if is_one else row >= whole
         is_whole = "true" if has_room and panels(self.out.program.buffer(step.b.buffer)) else "false"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from korch.alignment import round_up
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.primitive.graph import Primitive
@@ -202,7 +203,7 @@ def _depthwise_program(schedule: Depthwise, target: Target) -> TileProgram:
     fitting = max(1, MOST_TILE_BYTES // row_bytes)
     blocks = -(-rows // fitting)
     if not is_split and schedule.images % target.threads:
-        blocks = min(rows, -(-blocks // target.threads) * target.threads)
+        blocks = min(rows, round_up(blocks, target.threads))
     program = schedule.program(depthwise.Blocking(-(-rows // blocks), min(channels, schedule.channels), PLACES))
     require_rows(program, target.lanes)
     return program

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from korch.alignment import round_up
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.candidate.shape import around
@@ -18,7 +19,7 @@ from korch.provider.conv.split import split_of
 from korch.provider.conv.touched import touched_program
 from korch.provider.conv.vectors import WINDOWS, Plan, is_dense_image, plans_of
 from korch.provider.epilogue import RESULT
-from korch.provider.matrix_units import TOGETHER
+from korch.provider.matrix_units import TOGETHER, constants_of
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.provider.widen import widened
 from korch.target import Target
@@ -180,7 +181,7 @@ def _one_suits_matrix_units(group: Group, match: ConvChain) -> bool:
     """
     _, channels, height, width = group.output_types[0].shape
     _, terms, *window = group.body.types[match.links[0].primitive.inputs[1]].shape
-    full = math.prod(n / (-(-n // TOGETHER) * TOGETHER) for n in (channels, terms))
+    full = math.prod(n / round_up(n, TOGETHER) for n in (channels, terms))
     few = window == [1, 1] and min(channels, terms) < LEAST_CHANNELS
     return full >= LEAST_FULL and height * width > TOGETHER and not few
 
@@ -252,11 +253,6 @@ def _inputs(
     return tuple(found.get(i, Layout.plain(type_.rank)) for i, type_ in enumerate(group.input_types))
 
 
-def _constants(numbers: Mapping[str, object]) -> str:
-    """Return constants of a C++ struct."""
-    return "".join(f"  static constexpr long {n} = {value};\n" for n, value in numbers.items())
-
-
 def _print_layer(layer: Layer, name: str) -> str:
     """Return a layer as a C++ struct."""
     rows, line, margin, at = layer.ring
@@ -288,7 +284,7 @@ def _print_layer(layer: Layer, name: str) -> str:
         "AT": at,
         "WEIGHTS": layer.link.weights if layer.link else 0,
     }
-    constants = _constants(numbers)
+    constants = constants_of(numbers)
     lines = "".join(f"    {line}\n" for line in (layer.link.steps if layer.link else (f"return {RESULT};",)))
     return f"""struct {name} {{
   static constexpr int KIND = korch_conv::{layer.kind};
@@ -336,7 +332,7 @@ def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: T
     layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
     comment = f"{group.text}layouts {layouts}"
     head = "".join(f"// {line}\n" for line in comment.splitlines())
-    constants = _constants(_sizes(group, match, shape, offer, target))
+    constants = constants_of(_sizes(group, match, shape, offer, target))
     layers = "".join(_print_layer(layer, f"NAME_l{i}") for i, layer in enumerate(shape.layers))
     names = ", ".join(f"NAME_l{i}" for i in range(len(shape.layers)))
     tables = "".join(
@@ -356,7 +352,7 @@ def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: T
     else:
         header, call = "korch_conv_amx.h", f"run_split<NAME_kernel, NAME_split>(buffers, {own})"
         split = split_of(shape.layers[-1], group.input_types[match.image.position].shape[0], target).numbers
-        sizes = f"struct NAME_split {{\n{_constants(split)}}};\n"
+        sizes = f"struct NAME_split {{\n{constants_of(split)}}};\n"
     return f"""{head}#include "{header}"
 
 {tables}{layers}{sizes}

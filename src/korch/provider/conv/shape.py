@@ -6,6 +6,7 @@ import bisect
 import math
 from dataclasses import dataclass, replace
 
+from korch.alignment import ceil_div
 from korch.candidate.candidate import Group
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, pair
@@ -82,7 +83,7 @@ class Layer:
     @property
     def pieces(self) -> int:
         """How many floats its split weights take."""
-        strips, steps = (_ceil(n, TOGETHER) for n in self.channels[::-1])
+        strips, steps = (ceil_div(n, TOGETHER) for n in self.channels[::-1])
         return strips * steps * STEP_BYTES // 4 if self.on_tiles else 0
 
 
@@ -127,14 +128,14 @@ def shape_of(
     teams = target.threads // math.gcd(images, target.threads)
     own = [layer for i, layer in enumerate(layers) if _is_own(layers, i)]
     unit = max(layer.vectors for layer in own) * target.lanes
-    parts = min(teams, _ceil(channels, unit)) if by_channels else 1
+    parts = min(teams, ceil_div(channels, unit)) if by_channels else 1
     chunks = 1 if by_channels else min(teams, rows)
     layers = [
         replace(layer, is_split=parts > 1 and unit % layer.pixel == 0 and _is_own(layers, i))
         for i, layer in enumerate(layers)
     ]
-    most = _ceil(_ceil(channels, unit), parts) * unit
-    per_chunk = _ceil(rows, chunks)
+    most = ceil_div(ceil_div(channels, unit), parts) * unit
+    per_chunk = ceil_div(rows, chunks)
     limit = CACHE_SHARE * target.l2_bytes / 4
     on_tiles = any(layer.on_tiles for layer in layers)
     is_wide = group.input_types[match.image.position].dtype is DType.F32
@@ -147,7 +148,7 @@ def shape_of(
 
     # More rows never take less memory.
     block = max(1, bisect.bisect_right(range(1, per_chunk + 1), limit, key=floats_of))
-    block = _ceil(per_chunk, _ceil(per_chunk, block))
+    block = ceil_div(per_chunk, ceil_div(per_chunk, block))
     placed, pieces = _with_rings(layers, block, most, target.lanes)
     floats = pieces + sum(layer.pieces for layer in layers)
     return Shape(tuple(placed), block, looks_ahead, chunks, parts, unit, pieces, floats)
@@ -173,9 +174,9 @@ def _is_swept_again(layer: Layer, rows: int, all_rows: int, target: Target) -> b
     """
     if layer.kind != "DENSE":
         return False
-    strips = _ceil(layer.channels[1], layer.vectors * target.lanes)
+    strips = ceil_div(layer.channels[1], layer.vectors * target.lanes)
     image = layer.floats(layer.size[0]) * rows // all_rows
-    blocks = _ceil(4 * image, int(CACHE_SHARE * target.l2_bytes))
+    blocks = ceil_div(4 * image, int(CACHE_SHARE * target.l2_bytes))
     weights = math.prod((*layer.channels, *layer.window))
     pays = _is_kept(layer, target) or blocks * weights < (strips - 1) * image
     return strips > 1 and blocks > 1 and pays
@@ -184,10 +185,6 @@ def _is_swept_again(layer: Layer, rows: int, all_rows: int, target: Target) -> b
 def _image_rows(layers: list[Layer], rows: int) -> int:
     """Return how many rows of the image a block of rows of the result reads beyond the last's."""
     return min(layers[0].size[0], rows * math.prod(layer.strides[0] for layer in layers))
-
-
-def _ceil(n: int, size: int) -> int:
-    return -(-n // size)
 
 
 def _is_own(layers: list[Layer], i: int) -> bool:
@@ -270,10 +267,10 @@ def _can_be_tiles(link: Link, x: tuple[int, ...], y: tuple[int, ...], lanes: int
 
 def _vectors(channels: int, width: int, sums: int, target: Target) -> int:
     """Return how many vectors of channels to compute together: two, unless many would be empty."""
-    all_vectors = _ceil(channels, target.lanes)
+    all_vectors = ceil_div(channels, target.lanes)
 
     def total(vectors: int) -> float:
-        return _ceil(all_vectors, vectors) * _pixels(width, sums // vectors, vectors)[1]
+        return ceil_div(all_vectors, vectors) * _pixels(width, sums // vectors, vectors)[1]
 
     usual = min(2, all_vectors)
     choices = range(usual, min(all_vectors, MOST_VECTORS) + 1)
@@ -298,7 +295,7 @@ def _pixels(width: int, most: int, vectors: int) -> tuple[int, float]:
 def _with_rings(layers: list[Layer], block: int, most_channels: int, lanes: int) -> tuple[list[Layer], int]:
     """Return the layers with their ring buffers for blocks of some rows, and the floats of all."""
     placed = [layers[-1]]
-    steps = max((_ceil(layer.channels[0], TOGETHER) for layer in layers if layer.on_tiles), default=0)
+    steps = max((ceil_div(layer.channels[0], TOGETHER) for layer in layers if layer.on_tiles), default=0)
     rows, floats = block, 2 * steps * STEP_BYTES // 4
     for layer, after in zip(layers[-2::-1], layers[:0:-1], strict=True):
         if after.on_tiles and layer.kind == "DEPTHWISE":
@@ -310,6 +307,6 @@ def _with_rings(layers: list[Layer], block: int, most_channels: int, lanes: int)
         line = max(margin + layer.out[1], beyond + 1)
         channels = min(layer.channels[1], most_channels) if layer.is_split else layer.channels[1]
         placed.append(replace(layer, ring=(rows, line, margin, floats)))
-        size = _ceil(channels, layer.pixel) * rows * line * layer.pixel
-        floats += _ceil(size, lanes) * lanes
+        size = ceil_div(channels, layer.pixel) * rows * line * layer.pixel
+        floats += ceil_div(size, lanes) * lanes
     return placed[::-1], floats

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from korch.alignment import round_up
 from korch.provider.conv.shape import Layer
 from korch.provider.matrix_units import STEP_BYTES, TOGETHER
 from korch.target import Target
@@ -110,7 +111,7 @@ class _Sizes:
         self.stride = jump // self.skip
         reach = (layer.out[1] - 1) * self.stride + (layer.window[1] - 1) * layer.dilations[1] + 1
         pitch = max(left + self.width, reach - left, layer.out[1] * self.stride)
-        self.pitch = -(-pitch // self.stride) * self.stride
+        self.pitch = round_up(pitch, self.stride)
         self.extra = max(0, reach - self.pitch)
         rows, jump = self.window[0], self.strides[0]
         self.classes = 1 if rows == 1 or self.dilations[0] % jump == 0 else jump
@@ -195,7 +196,7 @@ def _rows_pass(sizes: _Sizes, chunks: int, parts: int) -> Iterator[Split]:
         groups = -(-own // group)
         cost = max(cost, groups * rows * 2) + groups * sizes.split_rows(block)
         floats = (group * strip_bytes // 2 + 2 * image) // 2 + TOGETHER
-        floats = -(-floats // TOGETHER) * TOGETHER
+        floats = round_up(floats, TOGETHER)
         yield _split(sizes, block, chunks, parts, group, sizes.units, floats, rounds * cost)
         if block == 1:
             return
@@ -214,7 +215,7 @@ def _strips_pass(sizes: _Sizes) -> Iterator[Split]:
     fitting_units = int(CHUNK_SHARE * sizes.target.l2_bytes / STEP_BYTES)
     pieces = -(-sizes.units // max(1, fitting_units))
     units = -(-sizes.units // pieces)
-    pixels = -(-((block - 1) * (sizes.pitch // sizes.stride) + sizes.out[1]) // TOGETHER) * TOGETHER
+    pixels = round_up((block - 1) * (sizes.pitch // sizes.stride) + sizes.out[1], TOGETHER)
     sums = pixels * TOGETHER if units < sizes.units else 0
     floats = -(-image // 2 // TOGETHER) * TOGETHER + 2 * units * STEP_BYTES // 4 + sums
     products = sizes.products(block)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from korch.alignment import ceil_div
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.primitive.graph import Primitive
@@ -230,10 +231,6 @@ def _registers(rows: int, vectors: int, target: Target) -> Registers:
     return best if total(best) < WORTH_IT * total(usual) else usual
 
 
-def _ceil(n: int, size: int) -> int:
-    return -(-n // size)
-
-
 def _lines(windows: Windows, target: Target, variant: str) -> tuple[int, ...]:
     """Return the places of a task: lines of the last axis, as many as stay in the cache."""
     *_, last = windows.sides
@@ -242,28 +239,28 @@ def _lines(windows: Windows, target: Target, variant: str) -> tuple[int, ...]:
     side, ones = windows.sides[-2], (1,) * (len(windows.sides) - 2)
     outer = math.prod((windows.images, windows.groups, *(s.out for s in windows.sides[:-2])))
     teams = 1 if variant == "channels" else target.threads // math.gcd(outer, target.threads)
-    rows = _ceil(side.out, min(side.out, teams))
+    rows = ceil_div(side.out, min(side.out, teams))
     line = windows.channels * last.reach(last.out) * math.prod(s.window for s in windows.sides[:-2])
     limit = CACHE_SHARE * target.l2_bytes / 4
     fitting = max((n for n in range(1, rows + 1) if line * side.reach(n) <= limit), default=1)
     weights = windows.channels * windows.results * math.prod(s.window for s in windows.sides)
-    blocks = _ceil(rows, fitting)
-    strips = _ceil(windows.results, 2 * target.lanes)
+    blocks = ceil_div(rows, fitting)
+    strips = ceil_div(windows.results, 2 * target.lanes)
     if 8 * weights > target.l2_bytes and blocks * weights >= (strips - 1) * line * rows:
         blocks = 1
-    return (*ones, _ceil(rows, blocks), last.out)
+    return (*ones, ceil_div(rows, blocks), last.out)
 
 
 def _pixels_first(windows: Windows, source: Layout, target: Target, variant: str) -> Blocking | None:
     """Return the blocking of a convolution whose rows are pixels, or None if it has none."""
     places = _lines(windows, target, variant)
-    registers = _registers(math.prod(places), _ceil(windows.results, target.lanes), target)
+    registers = _registers(math.prod(places), ceil_div(windows.results, target.lanes), target)
     strip = registers.vectors * target.lanes
     if windows.groups > 1 and windows.results % strip:
         return None
     channels = windows.results
     if variant == "channels":
-        channels = _ceil(_ceil(channels, strip), target.threads) * strip
+        channels = ceil_div(ceil_div(channels, strip), target.threads) * strip
         if target.threads == 1 or channels >= windows.results:
             return None
     is_read = all(side.window == side.stride == 1 and not side.pad for side in windows.sides)
@@ -275,7 +272,7 @@ def _channels_first(windows: Windows, target: Target, variant: str) -> Blocking 
     """Return the blocking of a convolution whose rows are channels, or None if it has none."""
     places, channels, is_shared = _lines(windows, target, variant), windows.results, len(windows.sides) == 1
     if variant == "channels":
-        channels = _ceil(channels, target.threads)
+        channels = ceil_div(channels, target.threads)
         if target.threads == 1 or channels == windows.results:
             return None
     *_, last = windows.sides
@@ -283,11 +280,11 @@ def _channels_first(windows: Windows, target: Target, variant: str) -> Blocking 
     if len(places) > 1 and places[-2] > 1:
         pitch = last.out if last.stride > 1 else last.reach(last.out)
         columns = (places[-2] - 1) * pitch + last.out
-    registers = _registers(channels, _ceil(columns, target.lanes), target)
+    registers = _registers(channels, ceil_div(columns, target.lanes), target)
     strip = registers.vectors * target.lanes
     if len(places) == 1 and variant == "rows":
         outer = windows.images * windows.groups
         teams = target.threads // math.gcd(outer, target.threads)
         parts = max(teams, last.out // max(LEAST_COLUMNS, 4 * strip))
-        places = (min(last.out, _ceil(_ceil(last.out, parts), strip) * strip),)
+        places = (min(last.out, ceil_div(ceil_div(last.out, parts), strip) * strip),)
     return Blocking(places, channels, registers, is_shared=is_shared)

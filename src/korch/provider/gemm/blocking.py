@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from korch.alignment import round_up
 from korch.provider.matrix_units import SPLIT_BYTES, TOGETHER
 from korch.target import Target
 
@@ -68,7 +69,7 @@ class Blocking:
         teams = max(1, target.threads // math.gcd(batch, target.threads))
         strips, vectors = -(-n // TOGETHER), TOGETHER // target.lanes
         room = SPLIT_CACHE_SHARE * target.l2_bytes
-        fitting = int(room / (SPLIT_BYTES * TOGETHER * -(-terms // TOGETHER) * TOGETHER))
+        fitting = int(room / (SPLIT_BYTES * TOGETHER * round_up(terms, TOGETHER)))
         if m >= teams * SPLIT_ROWS // 2 and fitting >= min(strips, LEAST_GROUP):
             block = min(m, -(-m // (teams * TOGETHER)) * TOGETHER)
             group = -(-strips // -(-strips // fitting))
@@ -76,7 +77,7 @@ class Blocking:
         blocks, parts = (1, teams) if strips >= teams and n >= m else (teams, 1)
         blocks *= max(1, round(m / (blocks * SPLIT_ROWS)))
         block = min(m, -(-m // (blocks * TOGETHER)) * TOGETHER)
-        steps = int(room / (SPLIT_BYTES * -(-block // TOGETHER) * TOGETHER * TOGETHER))
+        steps = int(room / (SPLIT_BYTES * round_up(block, TOGETHER) * TOGETHER))
         chunks = -(-terms // (max(8, steps) * TOGETHER))
         chunk = -(-terms // (chunks * TOGETHER)) * TOGETHER
         return Blocking(vectors, 8, block, parts, min(chunk, terms))
@@ -119,12 +120,12 @@ class Blocking:
         per_block = -(-m // blocks)
         rows = _rows(per_block, most)
         largest = rows * max(1, 64 // rows)
-        block = min(per_block, largest) if blocks == 1 else -(-per_block // rows) * rows
+        block = min(per_block, largest) if blocks == 1 else round_up(per_block, rows)
         while block > 2 * largest and block % (2 * rows) == 0:
             block //= 2
         parts = 1 if batch * -(-m // block) >= target.threads else min(target.threads, strips)
         if block < m:
-            block = -(-block // rows) * rows
+            block = round_up(block, rows)
         return Blocking(vectors, rows, block, parts)
 
 
@@ -133,6 +134,6 @@ def _rows(m: int, most: int) -> int:
     if m <= most:
         return m
     for rows in range(most, most // 2, -1):
-        if -(-m // rows) * rows <= MOST_WASTE * m:
+        if round_up(m, rows) <= MOST_WASTE * m:
             return rows
     return most

@@ -29,7 +29,7 @@ from korch.provider.gemm.match import (
     print_finish,
 )
 from korch.provider.gemm.vectors import program_of, stays_in_cache
-from korch.provider.matrix_units import SPLIT_BYTES, STEP_BYTES, TOGETHER
+from korch.provider.matrix_units import SPLIT_BYTES, STEP_BYTES, TOGETHER, constants_of
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.provider.tile_kernel import comment_of, kernel_of
 from korch.provider.widen import widened
@@ -295,7 +295,7 @@ def _sizes(group: Group, found: Product) -> tuple[int, int, int, int]:
 def _print(plan: _Split, comment: str, operands: Sequence[str], workspace: int) -> str:
     starts = [plan.epilogue.expr(plan.a.start), "0" if plan.is_packed else plan.epilogue.expr(plan.b.start)]
     head = "".join(f"// {line}\n" for line in comment.splitlines())
-    sizes = "".join(f"  static constexpr long {name} = {n};\n" for name, n in plan.numbers.items())
+    sizes = constants_of(plan.numbers)
     lines = "".join(f"    {line}\n" for line in plan.finish)
     return f"""{head}#include "korch_gemm_split.h"
 

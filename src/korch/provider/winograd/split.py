@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from korch.alignment import round_up
 from korch.candidate.candidate import Group, Offer
 from korch.candidate.layout import channels_last
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.winograd import WinogradAttributes, tile_counts
 from korch.primitive.types import DType
-from korch.provider.matrix_units import SPLIT_BYTES, TOGETHER
+from korch.provider.matrix_units import SPLIT_BYTES, TOGETHER, constants_of
 from korch.provider.provider import Kernel, Threading, named_kernel
 from korch.provider.winograd.match import WinogradConv, match_group
 from korch.target import Target
@@ -72,7 +73,7 @@ def split_of(points: int, tiles: int, channels_in: int, channels_out: int, targe
         channels_out: output channels.
         target: its caches and threads.
     """
-    wide, depth = max(channels_in, channels_out), _multiple(channels_in, TOGETHER)
+    wide, depth = max(channels_in, channels_out), round_up(channels_in, TOGETHER)
     # A thread's points of a tile, and twice the split operand of one of them.
     tile_bytes = 4 * points * wide / target.threads + 2 * SPLIT_BYTES * depth
     weight_bytes = 4 * points * channels_in * channels_out / target.threads
@@ -81,7 +82,7 @@ def split_of(points: int, tiles: int, channels_in: int, channels_out: int, targe
     room = share * target.l2_bytes - 2 * SPLIT_BYTES * depth * TOGETHER
     groups = -(-tiles // max(TOGETHER, int(room / tile_bytes)))
     group = -(-tiles // groups)
-    whole = _multiple(group, TOGETHER)
+    whole = round_up(group, TOGETHER)
     step = (whole * wide // LINE_FLOATS | 1) * LINE_FLOATS
     floats = 2 * SPLIT_BYTES * depth * (whole + TOGETHER) // 4 + points * channels_in
     return Split(group, groups, step, floats)
@@ -142,7 +143,7 @@ static const int32_t NAME_columns[] = {{{", ".join(map(str, columns))}}};
 
 struct NAME_kernel {{
   typedef {stored_type(group.input_types[found.image].dtype)} Element;
-{_constants(numbers)}  static constexpr float FILL = {literal(DType.F32, found.fill)};
+{constants_of(numbers)}  static constexpr float FILL = {literal(DType.F32, found.fill)};
   static long row(long i) {{ return NAME_rows[i]; }}
   static long column(long i) {{ return NAME_columns[i]; }}
   static KORCH_INLINE void finish(void* const* buffers, korch::Vec<float, W> y, long at,
@@ -151,7 +152,7 @@ struct NAME_kernel {{
 }};
 
 struct NAME_sizes {{
-{_constants(split.numbers)}}};
+{constants_of(split.numbers)}}};
 
 extern "C" int NAME_run(void*, void* const* buffers) {{
   return korch_winograd::run_split<NAME_kernel, NAME_sizes>(
@@ -160,11 +161,3 @@ extern "C" int NAME_run(void*, void* const* buffers) {{
       static_cast<float*>(buffers[{workspace}]));
 }}
 """
-
-
-def _constants(numbers: dict[str, int]) -> str:
-    return "".join(f"  static constexpr long {name} = {n};\n" for name, n in numbers.items())
-
-
-def _multiple(number: int, of: int) -> int:
-    return -(-number // of) * of
