@@ -90,7 +90,7 @@ def test_how_long_they_are_looked_for(
     outcome: Any = Outcome({"searched": ()}, None)  # type: ignore[arg-type]
     begun = Run(Options(threads=2, **options), {}, lambda stage, text: None, started_s=1000.0 - spent_s)
     begun.outcome, begun.ledger, begun.joined = outcome, Ledger(Meter()), SimpleNamespace(graph=None)  # type: ignore[assignment]
-    assert stages._with_side_by_side(begun) is outcome
+    assert stages._with_side_by_side(begun) == outcome
     assert given == ([] if seconds is None else [seconds])
 
 
