@@ -21,10 +21,18 @@ def test_what_was_noted_is_predicted_and_the_rest_is_scaled() -> None:
 
 def test_another_run_begins_with_what_was_usual() -> None:
     pace = Pace()
-    pace.note("time", 1, 4 * USUAL_S["time"])
+    pace.note("time", 1, USUAL_S["time"] / 4)
     again = Pace(pace.to_text())
     assert again.slowness == 1
-    assert again.predict_s("time") == pytest.approx(2 * USUAL_S["time"])
+    assert again.predict_s("time") == pytest.approx(USUAL_S["time"] / 2)
+
+
+def test_a_busy_machine_changes_little_of_what_is_usual() -> None:
+    pace = Pace()
+    pace.note("build", 1, 100 * USUAL_S["build"])
+    assert pace.to_text() == pace.to_text()  # it is written after each batch
+    again = Pace(pace.to_text())
+    assert again.predict_s("build") == pytest.approx(1.25 * USUAL_S["build"])
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"compile": -1, "unknown": 3}', '{"time": "x"}'])

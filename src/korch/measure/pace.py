@@ -21,6 +21,9 @@ USUAL_S: Mapping[str, float] = {
 }
 """Seconds per unit of work, where nothing is known of the machine."""
 
+MOST_RISE = 1.25
+"""The largest factor by which a run makes what is usual longer: one on a busy machine says little of a later one."""
+
 NEWEST = 0.5
 """The weight of the newest observation of a kind."""
 
@@ -70,8 +73,8 @@ class Pace:
 
     def to_text(self) -> str:
         """Return what is usual by now, for another run."""
-        middle = {kind: math.sqrt(own_s * self.usual_s[kind]) for kind, own_s in self._own_s.items()}
-        return json.dumps({**self.usual_s, **middle})
+        middle_s = {kind: math.sqrt(own_s * self.usual_s[kind]) for kind, own_s in self._own_s.items()}
+        return json.dumps({kind: min(middle_s.get(kind, s), MOST_RISE * s) for kind, s in self.usual_s.items()})
 
 
 def _known(text: str | None) -> dict[str, float]:
