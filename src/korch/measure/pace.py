@@ -22,7 +22,7 @@ USUAL_S: Mapping[str, float] = {
 """Seconds per unit of work, where nothing is known of the machine."""
 
 MOST_RISE = 1.25
-"""The largest factor by which a run makes what is usual longer: one on a busy machine says little of a later one."""
+"""The largest factor by which one run raises a usual time: a run on a busy machine says little about later runs."""
 
 NEWEST = 0.5
 """The weight of the newest observation of a kind."""

@@ -3,15 +3,6 @@
 
 #include "korch_contract.h"
 
-// Keeps a vector that was loaded once in a register, where a compiler would load it again for each use.
-#if defined(__x86_64__)
-#define KORCH_KEEP(x) asm("" : "+v"(x))
-#elif defined(__aarch64__)
-#define KORCH_KEEP(x) asm("" : "+w"(x))
-#else
-#define KORCH_KEEP(x)
-#endif
-
 namespace korch {
 
 // Places ahead of those that are computed, in memory's order: rows end at pages, where caches don't foresee

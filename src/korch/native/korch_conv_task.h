@@ -9,15 +9,6 @@
 // Keeps a compiler from loading in one turn of a loop what later ones need: it runs out of registers.
 #define KORCH_APART asm volatile("" : : : "memory");
 
-// Keeps a vector that was loaded once in a register, where a compiler would load it again for each use.
-#if defined(__x86_64__)
-#define KORCH_KEEP(x) asm("" : "+v"(x))
-#elif defined(__aarch64__)
-#define KORCH_KEEP(x) asm("" : "+w"(x))
-#else
-#define KORCH_KEEP(x)
-#endif
-
 namespace korch_conv {
 
 using korch::blocks;

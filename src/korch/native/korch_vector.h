@@ -11,6 +11,15 @@
 extern "C" int omp_get_thread_num(void);
 extern "C" int omp_get_num_threads(void);
 
+// Keeps a vector that was loaded once in a register, where a compiler would load it again for each use.
+#if defined(__x86_64__)
+#define KORCH_KEEP(x) asm("" : "+v"(x))
+#elif defined(__aarch64__)
+#define KORCH_KEEP(x) asm("" : "+w"(x))
+#else
+#define KORCH_KEEP(x)
+#endif
+
 namespace korch {
 
 template <typename T, int W>

@@ -16,7 +16,8 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.schedule.blocks import Blocked, cut, fill, flat, store, zero_of
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of
 from korch.schedule.products import multiplied
-from korch.tile.index import ZERO, Expr, Ranges, add, constant, scale, substitute, var
+from korch.schedule.sides import sides_of, without_units
+from korch.tile.index import Expr, Ranges, add, constant, scale, var
 from korch.tile.program import (
     PAIR,
     At,
@@ -43,38 +44,31 @@ class FewChannels(Blocked):
             NotFusedError: the convolution is not of this kind.
         """
         super().__init__(group, root, layouts, contraction_of(group, root, last=True))
-        image, weights, out = (group.body.types[value].shape for value in (*root.inputs, root.output))
-        self.attributes = root.attributes_as(ConvAttributes)
-        self.images, self.channels, self.places, self.window = image[0], image[1], out[2:], weights[2:]
+        self.images, self.channels, *_ = group.body.types[root.inputs[0]].shape
+        self.down, self.along = sides_of(group, root)
         self.product, self.registers, self.strip = multiplied(self.product, lanes), registers, registers.vectors * lanes
-        if self.attributes.groups != 1 or self.attributes.dilations[1] != 1:
+        if root.attributes_as(ConvAttributes).groups != 1 or self.along.dilation != 1:
             raise NotFusedError("the terms of a window's row do not lie side by side")
         self.outputs = group.body.types[root.output].shape[1]
         self.pixel = round_up(self.channels, PAIR)
-        self.row = self.reach(1, self.places[1]) * self.pixel
-
-    def reach(self, axis: int, places: int) -> int:
-        """Return from how many neighbours along a spatial axis some places are computed."""
-        at = self.attributes
-        return (places - 1) * at.strides[axis] + (self.window[axis] - 1) * at.dilations[axis] + 1
+        self.row = self.along.reach(self.along.out) * self.pixel
 
     def program(self, rows: int) -> TileProgram:
         """Return the program whose tasks compute some rows of places."""
-        (gy, y), x, j = cut(self.places[0], rows, ("gy", "y")), Axis("x", self.places[1]), Axis("j", self.outputs)
+        (gy, y), x, j = cut(self.down.out, rows, ("gy", "y")), Axis("x", self.along.out), Axis("j", self.outputs)
         grid = (Axis("n", self.images), gy)
-        terms = Axis("t0", self.window[0], True), Axis("m", self.window[1] * self.pixel, True)
+        terms = Axis("t0", self.down.window, True), Axis("m", self.along.window * self.pixel, True)
         ranges = {axis.name: (0, axis.extent - 1) for axis in (*grid, y, x, j, *terms)}
         total = At("t", add(scale(var("x"), self._columns), var("j")))
         zero = fill((x, j), total, zero_of(self.sum_type), self.sum_type)
-        at = self.attributes
-        line = add(scale(var("y"), at.strides[0]), scale(var("t0"), at.dilations[0]))
-        a = At("pa", add(scale(line, self.row), scale(var("x"), at.strides[1] * self.pixel), var("m")))
+        line = add(scale(var("y"), self.down.stride), scale(var("t0"), self.down.dilation))
+        a = At("pa", add(scale(line, self.row), scale(var("x"), self.along.stride * self.pixel), var("m")))
         term = add(scale(var("t0"), terms[1].extent), var("m"))
         b = At(self._weights, add(scale(term, self._columns), var("j")))
         contract = Contract((x, j, *terms), total, a, b, self.product, registers=self.registers)
         values: dict[str, Expr] = {"x1": var("j"), "x3": var("n"), "p0": flat(gy, y), "p1": var("x")}
         after = self.after(total, (x, j), values, ranges)
-        size = self.reach(0, y.extent), self.reach(1, x.extent)
+        size = self.down.reach(y.extent), self.along.reach(x.extent)
         copy = self._copy(size, y, ranges)
         tile = Buffer("t", Level.TILE, self.sum_type, x.extent * self._columns)
         copied = Buffer("pa", Level.TILE, self.product.types[0], size[0] * self.row)
@@ -83,12 +77,11 @@ class FewChannels(Blocked):
 
     def _copy(self, size: tuple[int, int], y: Axis, ranges: Ranges) -> Pass:
         """Return the pass that copies what a task reads of an image: some rows and columns."""
-        at, axes = self.attributes, (Axis("u0", size[0]), Axis("u1", size[1]), Axis("c", self.channels))
+        axes = (Axis("u0", size[0]), Axis("u1", size[1]), Axis("c", self.channels))
         emitter = self.fusion.emitter({**ranges, **{axis.name: (0, axis.extent - 1) for axis in axes}})
-        line = add(scale(var("gy"), y.extent * at.strides[0]), var("u0"), constant(-at.pads_begin[0]))
-        index = (var("n"), var("c"), line, add(var("u1"), constant(-at.pads_begin[1])))
-        units = {name: ZERO for name, (_, high) in emitter.ranges.items() if high == 0}
-        moved = tuple(substitute(expr, units, emitter.ranges) for expr in index)
+        line = add(scale(var("gy"), y.extent * self.down.stride), var("u0"), constant(-self.down.pad))
+        index = (var("n"), var("c"), line, add(var("u1"), constant(-self.along.pad)))
+        moved = tuple(without_units(expr, emitter.ranges) for expr in index)
         value = self.fusion.argument(emitter, self.root.inputs[0], moved)
         wide = emitter.apply(self.product.types[0], "cast", value)
         place = add(scale(var("u0"), self.row), scale(var("u1"), self.pixel), var("c"))
@@ -106,6 +99,6 @@ class FewChannels(Blocked):
         """Yield the buffers of inputs and outputs; weights are in panels."""
         for buffer in self.memory():
             if buffer.name == self._weights:
-                elements = self.window[0] * self.window[1] * self.pixel * self._columns
+                elements = self.down.window * self.along.window * self.pixel * self._columns
                 buffer = replace(buffer, elements=elements, layout=(Panels(self._columns, self.strip, PAIR),))
             yield buffer

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from korch.alignment import round_up
+from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.primitive.graph import Primitive
@@ -179,10 +179,10 @@ def _has_few_channels(group: Group, root: Primitive, target: Target) -> bool:
 def _few_channels_program(schedule: FewChannels, target: Target) -> TileProgram:
     """Return the program whose tasks copy as many rows as fit into the first cache."""
     row_bytes = schedule.row * schedule.product.types[0].size_bytes
-    room = target.l1_bytes // row_bytes - schedule.reach(0, 1)
-    fitting, lines = max(1, room // schedule.attributes.strides[0] + 1), schedule.places[0]
+    room = target.l1_bytes // row_bytes - schedule.down.reach(1)
+    fitting, lines = max(1, room // schedule.down.stride + 1), schedule.down.out
     teams = max(1, target.threads // math.gcd(schedule.images, target.threads))
-    rows = -(-lines // min(lines, -(-lines // (fitting * teams)) * teams))
+    rows = ceil_div(lines, min(lines, ceil_div(lines, fitting * teams) * teams))
     program = schedule.program(rows)
     loop = program.stages[-1].steps[-1]
     after = loop.body[-1] if isinstance(loop, Loop) else None
