@@ -1,12 +1,15 @@
-"""The cores of a container: quotas of control groups, in made-up folders."""
+"""The cores of a container: quotas of control groups, in made-up folders. The time slices of threads."""
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from korch.cores import machine_cores, usable_cores
+from korch import cores
+from korch.cores import SHORT_SLICE_NS, machine_cores, short_slices, usable_cores
 
 V1 = "3:cpuset:/\n2:cpu,cpuacct:/box\n1:name=systemd:/\n0::/\n"
 
@@ -71,3 +74,32 @@ def test_the_quota_of_a_container_is_seen(
 
 def test_a_machine_has_no_fewer_cores_than_a_process_may_use() -> None:
     assert machine_cores() >= usable_cores() >= 1
+
+
+def test_all_threads_have_short_slices_within_the_context_only() -> None:
+    own = threading.get_native_id()
+    before_ns = cores._set_slice(own, 0)
+    if not before_ns:
+        pytest.skip("this system has no time slices of single threads")
+    niceness, done = os.nice(0), threading.Event()
+    earlier, later = (threading.Thread(target=done.wait) for _ in range(2))
+    earlier.start()
+    try:
+        with short_slices():
+            later.start()
+            inside = {thread: cores._set_slice(thread, SHORT_SLICE_NS) for thread in cores._threads()}
+        outside = {thread: cores._set_slice(thread, 0) for thread in cores._threads()}
+    finally:
+        done.set()
+    assert {own, earlier.native_id, later.native_id} <= inside.keys()
+    assert set(inside.values()) == {SHORT_SLICE_NS}
+    assert set(outside.values()) == {before_ns}
+    assert os.nice(0) == niceness
+
+
+def test_the_slice_of_a_thread_that_has_ended_is_ignored() -> None:
+    ended = threading.Thread(target=int)
+    ended.start()
+    ended.join()
+    assert ended.native_id is not None
+    assert cores._set_slice(ended.native_id, SHORT_SLICE_NS) == 0

@@ -11,7 +11,7 @@ from korch.errors import MeasureError
 from korch.measure import session, timer, worker
 from korch.measure.compiler import NATIVE_FOLDER
 from korch.measure.record import Failed, Measured
-from korch.measure.timer import BufferSpec, Job, Setup, time_kernels
+from korch.measure.timer import BufferSpec, Job, Setup, openmp_environment, time_kernels
 from korch.primitive.types import DType
 
 HEAD = "".join(f"#include <{n}.h>\n" for n in ("signal", "stdlib", "stdint", "stdio", "unistd"))
@@ -151,3 +151,10 @@ def test_pieces_are_filled_with_numbers_around_one():
     worker.fill(memory, {"bytes": 20, "dtype": "bf16"}, np.random.default_rng(0))
     numbers = memory[:20].view(DType.BF16.numpy).astype(np.float32)
     assert (numbers >= 0.5).all() and (numbers <= 1).all()
+
+
+def test_threads_are_bound_to_cores_only_if_there_is_one_for_each() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert openmp_environment(cores)["OMP_PROC_BIND"] == "true"
+    assert "OMP_PROC_BIND" not in openmp_environment(cores + 1)
+    assert openmp_environment(cores + 1)["OMP_NUM_THREADS"] == str(cores + 1)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
 from korch.candidate.candidate import Candidate, Offer
 from korch.candidate.enumerate import enumerate_groups
 from korch.limits import DEFAULT_LIMITS, SearchLimits
+from korch.measure.record import Measured
 from korch.options import Options
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.layout import ConcatAttributes, TransposeAttributes
@@ -16,6 +20,7 @@ from korch.primitive.types import ValueType
 from korch.provider.generated import GeneratedProvider
 from korch.search.estimate import Experience, expected_improvement_ns, kinds
 from korch.search.instance import collect_candidates
+from korch.search.price import estimates_ns
 from korch.target import Target
 
 SPREAD = DEFAULT_LIMITS.estimate_spread
@@ -84,6 +89,19 @@ def test_the_finest_kind_that_is_known_decides() -> None:
     assert experience.estimate_ns(found["erf8"], 1000, factors) == 9000
     everything = np.median([2, 4, 9])
     assert experience.estimate_ns(found["transpose8"], 1000, factors) == 1000 * everything
+
+
+@pytest.mark.parametrize(("is_disturbed", "expected_ns"), [(False, 3000), (True, 100)])
+def test_a_disturbed_time_says_nothing_of_other_kernels(is_disturbed: bool, expected_ns: int) -> None:
+    found = candidates()
+    own = [found["neg4"], found["neg8"]]
+    ledger: Any = SimpleNamespace(
+        records={found["neg4"].key: Measured(3000, (3000,), is_disturbed=is_disturbed)},
+        bounds_ns=lambda candidates: [50 for _ in candidates],
+        guesses_ns=lambda candidates: [100 for _ in candidates],
+        experience=Experience(),
+    )
+    assert estimates_ns(ledger, own) == [3000, expected_ns]
 
 
 def test_convolutions_channel_by_channel_are_another_kind() -> None:

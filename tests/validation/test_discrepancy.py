@@ -32,9 +32,9 @@ class Meter:
         return self.costs_ns[candidate.key], True
 
 
-def validation(costs_ns: dict[str, int], in_run_ns: list[int]) -> Any:
+def validation(costs_ns: dict[str, int], in_run_ns: list[int], unknown: str = "") -> Any:
     steps: Any = tuple(SimpleNamespace(key=key, provider="toy") for key in costs_ns)
-    entry = Entry("optimal", steps, tuple((ns, True) for ns in costs_ns.values()))
+    entry = Entry("optimal", steps, tuple((ns, key not in unknown) for key, ns in costs_ns.items()))
     timing = SimpleNamespace(kernel_ns=(in_run_ns,))
     winner = SimpleNamespace(time=lambda arrays, runs: timing)
     won = Result(entry, None, times_ns=(sum(in_run_ns),))
@@ -72,3 +72,15 @@ def test_a_prediction_that_holds_is_not_doubted() -> None:
     assert examine(validation(RIGHT, [1_200_000, 1_100_000, 900_000]), meter, Deadline()) is None
     small = {"a": 1000}  # most of such a run is the call
     assert examine(validation(small, [50_000]), meter, Deadline()) is None
+
+
+def test_of_a_plan_with_unmeasured_kernels_the_others_are_compared() -> None:
+    meter: Any = Meter(dict(WRONG), WRONG)
+    doubt = examine(validation(WRONG, list(RIGHT.values()), unknown="c"), meter, Deadline())
+    assert doubt is not None and doubt.remains and doubt.unknown == 1
+    assert meter.again == ["b"]
+    assert doubt.to_text().startswith(
+        "the measured kernels, all but 1, were predicted to take 17 ms together, and take 1.9 ms in runs"
+    )
+    assert examine(validation(WRONG, list(RIGHT.values()), unknown="abc"), meter, Deadline()) is None
+    assert examine(validation(WRONG, [WRONG["a"], WRONG["b"], 1], unknown="c"), meter, Deadline()) is None

@@ -24,6 +24,10 @@ LEAST_ROUNDS = 5
 KERNEL_NS = 60_000_000
 HANG_SECONDS = 10.0
 
+SPIN_COUNT = 50_000
+"""How often an idle OpenMP thread looks for work before it sleeps: about a millisecond, so that it is awake when a
+kernel begins. On a busy machine a thread that waits for longer only uses up its share of the core."""
+
 ENOUGH_SECONDS = 600.0
 """For one batch, if no deadline says less."""
 
@@ -121,5 +125,15 @@ def time_kernels(
         }
         for job in jobs
     ]
-    environment = {"OMP_NUM_THREADS": str(setup.threads), **setup.environment}
+    environment = {**openmp_environment(setup.threads), **setup.environment}
     return run_jobs(rows, task, "korch.measure.worker", setup.hang_seconds, environment, stop)
+
+
+def openmp_environment(threads: int) -> dict[str, str]:
+    """Return the environment variables of OpenMP for a process that times kernels.
+
+    If there is a thread for each core, each is bound to one: on a busy machine, the system would let two of them
+    wait for the same core. With fewer threads than cores, the system may move them to cores that are idle.
+    """
+    found = {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": str(SPIN_COUNT)}
+    return found | ({"OMP_PROC_BIND": "true"} if threads == len(os.sched_getaffinity(0)) else {})

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from korch.alignment import align_up, aligned_bytes
+from korch.cores import short_slices
 from korch.measure.record import CLEAN_SAMPLES, is_disturbed
 
 Bytes = npt.NDArray[np.uint8]
@@ -141,6 +142,11 @@ def load(task: dict[str, Any]) -> tuple[ctypes.CDLL, ctypes.CDLL]:
 
 def serve() -> None:
     """Run the jobs of one line of input."""
+    with short_slices():
+        _serve()
+
+
+def _serve() -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     task = json.loads(sys.stdin.readline())

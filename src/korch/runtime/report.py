@@ -162,11 +162,12 @@ class Discrepancy:
     """A predicted time of a plan that differs much from the measured one.
 
     Attributes:
-        predicted_ns: the sum over the plan's kernels.
-        measured_ns: the median of complete runs.
-        again_ns: the sum over the plan's kernels after some were measured again.
+        predicted_ns: the sum over the plan's kernels that were measured.
+        measured_ns: the median of complete runs; if some kernels were not measured, the others' share of it.
+        again_ns: the sum over these kernels after some were measured again.
         is_disturbed: whether no complete run was undisturbed.
         suspects: the kernels that explain most of the difference.
+        unknown: the number of the plan's kernels that were not measured.
     """
 
     predicted_ns: float
@@ -174,6 +175,7 @@ class Discrepancy:
     again_ns: float
     is_disturbed: bool
     suspects: tuple[Suspect, ...]
+    unknown: int = 0
 
     @property
     def remains(self) -> bool:
@@ -186,6 +188,11 @@ class Discrepancy:
             f"the kernels were predicted to take {self.predicted_ns / 1e6:.3g} ms together, and "
             f"runs take {self.measured_ns / 1e6:.3g} ms"
         )
+        if self.unknown:
+            text = (
+                f"the measured kernels, all but {self.unknown}, were predicted to take {self.predicted_ns / 1e6:.3g} "
+                f"ms together, and take {self.measured_ns / 1e6:.3g} ms in runs"
+            )
         rows = ", ".join(
             f"kernel {s.number} ({s.provider}): {s.alone_ns / 1e6:.3g} ms alone, "
             f"{s.again_ns / 1e6:.3g} ms when timed again, {s.in_run_ns / 1e6:.3g} ms in the run"

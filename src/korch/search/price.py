@@ -51,7 +51,7 @@ def estimates_ns(ledger: Ledger, candidates: Sequence[Candidate]) -> list[int]:
     prices, guesses_ns = price(ledger, candidates), ledger.guesses_ns(candidates)
     for candidate, guess_ns in zip(candidates, guesses_ns, strict=True):
         record = ledger.records.get(candidate.key)
-        if isinstance(record, Measured):
+        if isinstance(record, Measured) and not record.is_disturbed:
             ledger.experience.learn(candidate, record.time_ns, guess_ns)
     factors = ledger.experience.factors()
     return [

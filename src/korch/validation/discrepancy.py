@@ -3,7 +3,8 @@
 The predicted time of a plan is the sum of the times of its kernels, each measured alone. If the
 time of complete runs differs much, some kernels were measured wrongly or take longer within runs.
 The kernels that explain most of the difference are measured again, and the database gets the new
-times. A difference that remains is reported as a warning.
+times. A difference that remains is reported as a warning. If some kernels of a plan were not measured,
+the others' times are compared with their times within complete runs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from korch.candidate.candidate import Candidate
+from korch.cores import short_slices
 from korch.deadline import Deadline
 from korch.measure.meter import AnyMeter
 from korch.runtime.report import Discrepancy, Suspect, disagree
@@ -34,32 +36,46 @@ def examine(validation: Validation, meter: AnyMeter, deadline: Deadline) -> Disc
         meter: measures kernels again.
         deadline: when to stop measuring.
     """
-    entry, measured_ns = validation.won.entry, validation.won.median_ns
-    if not all(done for _, done in entry.costs) or not disagree(entry.predicted_ns, measured_ns):
+    entry, measured_ns = validation.won.entry, float(validation.won.median_ns)
+    known = [n for n, (_, is_measured) in enumerate(entry.costs) if is_measured]
+    costs_ns = [float(entry.costs[n][0]) for n in known]
+    is_partly_known, in_run_ns = len(known) < len(entry.costs), list[float]()
+    if is_partly_known:
+        if not known or deadline.is_over:
+            return None
+        in_run_ns = _in_run_ns(validation, deadline, known)
+        measured_ns = sum(in_run_ns)
+    predicted_ns = sum(costs_ns)
+    if not disagree(predicted_ns, measured_ns):
         return None
-    costs_ns = [float(cost_ns) for cost_ns, _ in entry.costs]
     found: list[Suspect] = []
     if not deadline.is_over:
-        in_run_ns = _in_run_ns(validation, deadline)
-        scale = measured_ns / max(1.0, sum(in_run_ns))  # kernels that are timed wait for each other
-        in_run_ns = [ns * scale for ns in in_run_ns]
-        numbers = explaining(costs_ns, in_run_ns)
-        found = [Suspect(n, entry.steps[n].provider, costs_ns[n], costs_ns[n], in_run_ns[n]) for n in numbers]
+        in_run_ns = in_run_ns or _in_run_ns(validation, deadline, known)
+        of_known = zip(known, costs_ns, in_run_ns, strict=True)
+        suspects = [Suspect(n, entry.steps[n].provider, alone_ns, alone_ns, ns) for n, alone_ns, ns in of_known]
+        found = [suspects[i] for i in explaining(costs_ns, in_run_ns)]
         found = _timed_again(found, entry.steps, meter, deadline)
-    again_ns = sum(costs_ns) + sum(s.again_ns - s.alone_ns for s in found)
-    return Discrepancy(entry.predicted_ns, measured_ns, again_ns, validation.won.is_disturbed, tuple(found))
+    again_ns = predicted_ns + sum(s.again_ns - s.alone_ns for s in found)
+    unknown = len(entry.costs) - len(known)
+    return Discrepancy(predicted_ns, measured_ns, again_ns, validation.won.is_disturbed, tuple(found), unknown)
 
 
-def _in_run_ns(validation: Validation, deadline: Deadline) -> list[float]:
-    """Return the time of each kernel within runs; on other targets its share of a run."""
+def _in_run_ns(validation: Validation, deadline: Deadline, numbers: Sequence[int]) -> list[float]:
+    """Return the times of some kernels within a run of the plan's median time.
+
+    Times of kernels are shares of that, since kernels that are timed one by one wait for each other. On
+    targets that do not time kernels in a run, each has the share that was predicted.
+    """
     time, entry = getattr(validation.winner, "time", None), validation.won.entry
-    if time is None:
-        ratio = validation.won.median_ns / entry.predicted_ns
-        return [cost_ns * ratio for cost_ns, _ in entry.costs]
     rows: list[Sequence[int]] = []
-    while len(rows) < RUNS and not (rows and deadline.is_over):
-        rows += time(validation.arrays, 1).kernel_ns
-    return [float(ns) for ns in np.median(np.array(rows, np.float64), axis=0)]
+    if time is None:
+        rows.append([cost_ns for cost_ns, _ in entry.costs])
+    with short_slices():
+        while time is not None and len(rows) < RUNS and not (rows and deadline.is_over):
+            rows += time(validation.arrays, 1).kernel_ns
+    medians_ns = np.median(np.array(rows, np.float64), axis=0)
+    scale = validation.won.median_ns / max(1.0, float(medians_ns.sum()))
+    return [float(medians_ns[n] * scale) for n in numbers]
 
 
 def explaining(alone_ns: Sequence[float], in_run_ns: Sequence[float]) -> list[int]:

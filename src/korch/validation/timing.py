@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from korch.cores import short_slices
 from korch.deadline import Deadline
 from korch.measure.absence import Absence
 from korch.measure.record import summarize
@@ -55,6 +56,13 @@ def time_all(results: Sequence[Result], arrays: Sequence[Array], until: Until) -
     """
     runners = {i: r.executable.stopwatch(arrays) for i, r in enumerate(results) if r.executable is not None}
     until.tell(f"comparing {len(runners)} plans" if len(runners) > 1 else "timing the plan")
+    with short_slices():
+        times = _times(runners, until)
+    return [_timed(result, times.get(i, [])) for i, result in enumerate(results)]
+
+
+def _times(runners: Mapping[int, Callable[[], int]], until: Until) -> dict[int, list[tuple[int, int]]]:
+    """Return, for each executable, the nanoseconds of its runs and for how many of them a thread had no core."""
     times: dict[int, list[tuple[int, int]]] = {i: [] for i in runners}
     for run in runners.values():
         run()
@@ -74,7 +82,7 @@ def time_all(results: Sequence[Result], arrays: Sequence[Array], until: Until) -
             absence = Absence()
             taken_ns = run()
             times[i].append((taken_ns, absence.away_ns()))
-    return [_timed(result, times.get(i, [])) for i, result in enumerate(results)]
+    return times
 
 
 def _timed(result: Result, runs: Sequence[tuple[int, int]]) -> Result:
