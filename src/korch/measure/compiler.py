@@ -36,6 +36,8 @@ logger = logging.getLogger("korch.measure")
 
 NATIVE_FOLDER = Path(__file__).resolve().parent.parent / "native"
 ONEDNN_HEADER = "korch_onednn.h"
+ONLY_CALLS = "// Compiled with -O1: it calls kernels, and is no faster at higher levels, which take twice as long."
+"""The line that marks such a source."""
 
 KERNELS = "kernels"
 """The folder in the cache folder that has what is loaded and run."""
@@ -227,8 +229,9 @@ class Builder:
             if ONEDNN_HEADER in source and (headers := find_headers("dnnl.h")) is not None:
                 include.append(f"-I{headers}")
             text.write_text(source)
+            flags = (*self.flags, "-O1") if ONLY_CALLS in source else self.flags
             run_compiler(
-                [*self.compiler.command, *self.flags, *include, "-c", str(text), "-o", str(temporary)],
+                [*self.compiler.command, *flags, *include, "-c", str(text), "-o", str(temporary)],
                 temporary.parent,
                 stop,
             )

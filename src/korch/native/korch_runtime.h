@@ -22,8 +22,6 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include <new>
-
 extern "C" int omp_get_max_threads(void);
 extern "C" void omp_set_num_threads(int);
 extern "C" int omp_pause_resource_all(int) __attribute__((weak)); /* new in GCC 9 */
@@ -284,7 +282,7 @@ void KORCH_PLAN(destroy)(void *pointer) {
     free(h->table);
     free(h->states);
     free(h->usual_ns);
-    delete[] h->ended;
+    free(h->ended);
     pthread_mutex_destroy(&h->mutex);
     free(h);
 }
@@ -306,7 +304,7 @@ void *KORCH_PLAN(create)(const void *const *constants, int threads, char *error,
     h->table = (void **)calloc(plan::SLOT_COUNT + 1, sizeof(void *));
     h->states = (void **)calloc(plan::STEP_COUNT + 1, sizeof(void *));
     h->usual_ns = (int64_t *)calloc(plan::STEP_COUNT + 1, sizeof(int64_t));
-    h->ended = new (std::nothrow) korch_teams::Count[plan::QUEUES];
+    h->ended = (korch_teams::Count *)allocate(plan::QUEUES * sizeof(korch_teams::Count)); /* all 0 */
     if (!h->arena || !h->constants || !h->table || !h->states || !h->usual_ns || !h->ended) {
         snprintf(error, error_size, "out of memory: the arena needs %lld bytes",
                  (long long)plan::ARENA_BYTES);

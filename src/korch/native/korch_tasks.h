@@ -17,11 +17,12 @@ struct run {
     korch_teams::Oversubscription *oversubscription;
     int64_t segment;
     int64_t look_ns;
-    std::atomic<int> failed{0};    /* the step after one that failed */
+    int failed = 0;                /* atomic: the step after one that failed */
 
     void step(int64_t i) {
         const plan::step &own = plan::STEPS[i];
-        if (own.run && own.run(states[i], table + own.first_slot)) failed = (int)i + 1;
+        if (own.run && own.run(states[i], table + own.first_slot))
+            __atomic_store_n(&failed, (int)i + 1, __ATOMIC_RELAXED);
     }
 
     void wait(const plan::wait &wait, bool leads) {

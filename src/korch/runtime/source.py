@@ -13,6 +13,7 @@ from typing import Any
 
 from korch.events.kernels import TaskStage
 from korch.events.schedule import Segment
+from korch.measure.compiler import ONLY_CALLS
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
 from korch.provider.provider import Kernel, Threading
@@ -51,6 +52,7 @@ def print_main(graph: PrimitiveGraph, program: Program[Any], target: Target, seg
     copies = [f"{{{output}, {_slot(source)}}}" for output, source in program.copies]
     sections = (
         native_text("korch.h"),
+        ONLY_CALLS,
         '#include "korch_teams.h"\n',
         native_text("korch_plan.h"),
         _declarations(program.kernels, tasked),
@@ -88,6 +90,7 @@ def print_plans(count: int) -> str:
     return "\n".join(
         (
             native_text("korch.h"),
+            ONLY_CALLS,
             'extern "C" {\n',
             "".join(declarations),
             _table("korch_plan", "PLAN", rows),
