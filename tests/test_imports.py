@@ -26,7 +26,7 @@ ORDER = (
     ("options", "target"),
     ("primitive",),
     ("numerics",),
-    ("frontend", "fission", "equivalence"),
+    ("frontend", "fission", "ranges", "equivalence"),
     ("candidate",),
     ("partition",),
     ("tile",),

@@ -26,11 +26,15 @@ from korch.measure.cuda.device import require_device
 from korch.measure.toolchain import find_compiler
 from korch.options import Options, default_threads, unknown_option
 from korch.pipeline import Progress, Watch, optimize_model
-from korch.runtime import shaped
+from korch.pipeline.ranges import optimize_ranges
+from korch.ranges.lockstep import HINT
+from korch.ranges.samples import Bound, static
+from korch.runtime import ranged, shaped
 from korch.runtime.artifact import read_format
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.cuda.program import FORMAT as CUDA_FORMAT
 from korch.runtime.executable import Executable
+from korch.runtime.ranged import RangedExecutable
 from korch.runtime.runnable import Runnable
 from korch.runtime.shaped import ShapedExecutable
 from korch.target import detect_target
@@ -40,7 +44,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("korch.api")
 
-Shapes = Mapping[str, Sequence[int] | int]
+Shapes = Mapping[str, Sequence[int | range] | int | range]
 
 
 def optimize(
@@ -70,7 +74,8 @@ def optimize(
         budget: seconds until the executable is there, with the best plan so far.
         superopt: seconds for the search for kernels of several products, or of a product and a normalization.
         shapes: for unknown dimensions, shapes by input name or a size by the dimension's name; a
-            sequence of such bindings gives one executable with a plan for each.
+            sequence of such bindings gives one executable with a plan for each. A `range` in place of a
+            size gives an executable that takes all of its sizes.
         strict: only rewrites and algorithms that keep the order of floating-point operations, up
             to the order of reductions.
         progress: called with a stage's name and a line of text.
@@ -129,7 +134,7 @@ def _check_onnx(model: object, *, has_examples: bool) -> None:
         )
 
 
-def _bindings(shapes: Shapes | Sequence[Shapes] | None) -> list[dict[str, tuple[int, ...]]]:
+def _bindings(shapes: Shapes | Sequence[Shapes] | None) -> list[dict[str, tuple[Bound, ...]]]:
     if shapes is None or isinstance(shapes, Mapping):
         return [_bound(shapes or {})]
     if isinstance(shapes, str) or not isinstance(shapes, Iterable):
@@ -137,22 +142,33 @@ def _bindings(shapes: Shapes | Sequence[Shapes] | None) -> list[dict[str, tuple[
     return [_bound(binding) for binding in shapes]
 
 
-def _bound(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+def _bound(shapes: Shapes) -> dict[str, tuple[Bound, ...]]:
     if not isinstance(shapes, Mapping):
         raise _unclear(shapes)
     return {name: _shape(name, shape) for name, shape in shapes.items()}
 
 
-def _shape(name: str, shape: Sequence[int] | int) -> tuple[int, ...]:
-    """Return a shape, or a dimension's size as a shape, as Python's integers."""
+def _shape(name: str, shape: Sequence[int | range] | int | range) -> tuple[Bound, ...]:
+    """Return a shape, or a dimension's size as a shape, as Python's integers, or as ranges of them."""
+    if isinstance(shape, range):
+        return (_sizes(name, shape),)
     try:
         return (operator.index(shape),)  # type: ignore[arg-type]
     except TypeError:
         pass
     try:
-        return tuple(map(operator.index, shape))  # type: ignore[arg-type]
+        return tuple(_sizes(name, n) if isinstance(n, range) else operator.index(n) for n in shape)  # type: ignore[union-attr]
     except TypeError as error:
         raise _unclear({name: shape}) from error
+
+
+def _sizes(name: str, sizes: range) -> Bound:
+    """Return the sizes of a range; a range of one is this size."""
+    if not sizes or sizes.step != 1:
+        raise OptionError(
+            f"{name!r} is {sizes!r}", where="option shapes", expected="a range without steps, as range(1, 513)"
+        )
+    return sizes if len(sizes) > 1 else sizes[0]
 
 
 def _unclear(shapes: object) -> OptionError:
@@ -166,7 +182,7 @@ def _unclear(shapes: object) -> OptionError:
 def build(
     source: Any,
     options: Options,
-    bindings: Sequence[Mapping[str, tuple[int, ...]]],
+    bindings: Sequence[Mapping[str, tuple[Bound, ...]]],
     progress: Progress | None = None,
     deadline: Deadline | None = None,
     watch: Watch | None = None,
@@ -176,7 +192,8 @@ def build(
     Args:
         source: a path, the bytes of an ONNX file, or an `onnx.ModelProto`.
         options: how to optimize.
-        bindings: one or more; each has shapes by input name and sizes by a dimension's name.
+        bindings: one or more; each has shapes by input name and sizes by a dimension's name. One with
+            ranges of sizes is alone.
         progress: called with a stage's name and a line of text.
         deadline: the time at which the artifact must be on disk; by default the budget from now on.
         watch: called after each stage.
@@ -188,15 +205,18 @@ def build(
         raise OptionError("there is no binding", where="option shapes", expected="at least one")
     if any(binding in bindings[:i] for i, binding in enumerate(bindings)):
         raise OptionError("two bindings are equal", where="option --shape", expected="different ones")
-    if options.is_cuda and len(bindings) > 1:
+    is_ranged = any(isinstance(n, range) for binding in bindings for shape in binding.values() for n in shape)
+    if options.is_cuda and (len(bindings) > 1 or is_ranged):
         raise UnsupportedError(
             "an artifact for a CUDA device has one plan", "option --shape", hint="Build an artifact for each binding"
         )
     if options.is_cuda and options.measure:
         require_device(options.target)
     deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
+    if is_ranged:
+        return _build_ranges(source, options, bindings, progress, deadline, watch)
     found = [
-        _build_one(source, options.for_search(i), binding, progress, deadline.shared(len(bindings) - i), watch)
+        _build_one(source, options.for_search(i), static(binding), progress, deadline.shared(len(bindings) - i), watch)
         for i, binding in enumerate(bindings)
     ]
     if len(found) == 1:
@@ -208,8 +228,37 @@ def build(
             where="option --shape",
             hint="Build an artifact for each binding",
         )
-    target = detect_target(options.threads, find_compiler().identity)
-    return shaped.combine(native, Builder(target.isa, options.cache_folder))
+    return ShapedExecutable(*shaped.combine(native, _builder(options)))
+
+
+def _builder(options: Options) -> Builder:
+    return Builder(detect_target(options.threads, find_compiler().identity).isa, options.cache_folder)
+
+
+def _build_ranges(
+    source: Any,
+    options: Options,
+    bindings: Sequence[Mapping[str, tuple[Bound, ...]]],
+    progress: Progress | None,
+    deadline: Deadline,
+    watch: Watch | None,
+) -> RangedExecutable:
+    if len(bindings) > 1:
+        raise OptionError(
+            "there are ranges of sizes and several bindings",
+            where="option --shape",
+            expected="ranges, or sizes separated by commas",
+        )
+    tell = progress or (lambda stage, text: None)
+    try:
+        found, ranges = optimize_ranges(source, options, bindings[0], tell, deadline, watch)
+    except UnprovidedError as error:
+        raise UnsupportedError(
+            f"a part of the model runs on the host, which takes no ranges of sizes ({error})",
+            where="option --shape",
+            hint=HINT,
+        ) from error
+    return RangedExecutable(*shaped.combine(found, _builder(options)), ranges)
 
 
 def _build_one(
@@ -252,7 +301,11 @@ def load(path: str | os.PathLike[str]) -> Any:
     kind = read_format(path)
     if kind == CUDA_FORMAT:
         return CudaExecutable.load(path)
-    kinds: dict[str, type[Runnable]] = {host_executable.FORMAT: HostedExecutable, shaped.FORMAT: ShapedExecutable}
+    kinds: dict[str, type[Runnable]] = {
+        host_executable.FORMAT: HostedExecutable,
+        shaped.FORMAT: ShapedExecutable,
+        ranged.FORMAT: RangedExecutable,
+    }
     executable: Runnable = kinds.get(kind, Executable).load(path)
     threads = executable.threads
     if threads > (cores := usable_cores()):

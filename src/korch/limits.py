@@ -18,10 +18,11 @@ SEGMENT_PRIMITIVES = 120
 
 _RANGES: Ranges = {
     **dict.fromkeys(
-        ("max_primitives", "max_inputs", "max_outputs", "max_candidates", "solver_workers"),
+        ("max_primitives", "max_inputs", "max_outputs", "max_candidates", "solver_workers", "range_least"),
         (lambda value: value >= 1, "at least 1"),
     ),
     **dict.fromkeys(("patience", "seed"), (lambda value: value >= 0, "at least 0")),
+    "range_factor": (lambda value: value >= 2, "at least 2"),
     "max_measured": (lambda value: value >= 0, "a share, at least 0"),
     "solver_seconds": (lambda value: value > 0, "seconds, more than 0"),
     "gap": (lambda value: 0 <= value < 1, "a share, at least 0 and less than 1; 0.05 is 5 %"),
@@ -41,6 +42,8 @@ class SearchLimits:
     Attributes:
         partition: the largest number of primitives in a segment; equal segments are searched once.
             "off": models are not cut; "auto": only models of more than WHOLE_PRIMITIVES.
+        range_factor: of a range of sizes there is a plan for the largest, for that part of it, and so on.
+        range_least: the smallest size that has a plan only because of `range_factor`.
         gap: the search ends when the bound is less than the cost of the plan by at most this share
             of the cost.
         max_primitives: `candidate`: largest number of primitives in a candidate.
@@ -133,6 +136,8 @@ class SearchLimits:
     """
 
     partition: str | int = "auto"
+    range_factor: int = 4
+    range_least: int = 16
     gap: float = 0.005
     max_primitives: int = 24
     max_inputs: int = 10

@@ -44,8 +44,7 @@ def read_feeds(parsed: argparse.Namespace, executable: Any) -> dict[str, Any]:
 
     feeds: dict[str, Any] = {}
     if parsed.random:
-        plans = getattr(executable, "plans", None)  # of several shapes the first is taken
-        inputs = (next(iter(plans.values())) if plans else executable).get_inputs()
+        inputs = executable.example_inputs()
         _require_static(inputs)
         feeds = dict(random_feeds(inputs, parsed.seed))
     for text in parsed.input:

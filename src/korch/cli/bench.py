@@ -11,12 +11,15 @@ from korch.api import build, load
 from korch.errors import ArtifactError, ModelError, OptionError
 from korch.files import open_file
 from korch.options import Options
+from korch.ranges.samples import Bound
 from korch.report.compare import Comparison, RunnerSpec, Settings, compare
 from korch.report.explain import quality
 from korch.report.peers import get_peer
 from korch.report.peers.inputs import random_inputs
 from korch.report.peers.peer import require
+from korch.runtime import ranged
 from korch.runtime.artifact import read_format
+from korch.runtime.ranged import RangedExecutable
 from korch.runtime.record import ModelRecord
 from korch.runtime.report import HostedReport
 from korch.runtime.runnable import Runnable
@@ -45,7 +48,7 @@ def bench(
         rounds: the number of turns of each engine.
         options: for a model, how to optimize it.
         shapes: sizes for inputs with unknown dimensions, by input name; of an artifact with
-            several plans, those of one.
+            several plans, those of one; of an artifact for ranges of sizes, any.
         tell: called with a stage's name and a line of text.
 
     Raises:
@@ -63,11 +66,14 @@ def bench(
             path = _recorded_model(executable.model, artifact) if artifact == subject else subject
         if not path.is_file():
             raise ModelError("there is no such file", where=str(path))
-        known = {tensor.name: tensor.shape for tensor in executable.get_inputs() if -1 not in tensor.shape}
-        inputs = random_inputs(path, seed=options.search.seed, shapes={**known, **shapes})
+        described, report = executable.get_inputs(), executable.report
+        if isinstance(executable, RangedExecutable):
+            sizes = _sizes(executable, shapes)
+            described, report = executable.inputs_at(sizes), executable.serving(sizes)[0].report
+        known = {tensor.name: tensor.shape for tensor in described if -1 not in tensor.shape}
+        inputs = random_inputs(path, seed=options.search.seed, shapes={**shapes, **known})
         runners = [RunnerSpec("korch", artifact)]
         runners += [RunnerSpec(name, path, get_peer(name).name) for name in against]
-        report = executable.report
         notes = (executable.facts(),) if isinstance(report, HostedReport) else tuple(quality(report))
         settings = Settings(executable.threads, rounds, leave_out=True)
         del executable  # its weights and threads are not part of the comparison
@@ -88,13 +94,41 @@ def _subject(
     return executable, artifact
 
 
-def bindings_of(subject: Path, given: Sequence[Mapping[str, tuple[int, ...]]]) -> list[Mapping[str, tuple[int, ...]]]:
+def _sizes(executable: RangedExecutable, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
+    """Return the size of each dimension of an executable for ranges that some shapes give.
+
+    Raises:
+        OptionError: they do not give one, or give one that is out of its range.
+    """
+    sizes = []
+    for dimension in executable.ranges.dimensions:
+        shape = shapes.get(dimension.name, ())
+        axis = dimension.axis or 0
+        size = shape[axis] if axis < len(shape) else -1
+        if not dimension.low <= size <= dimension.high:
+            raise OptionError(
+                f"it does not give {str(dimension)!r} a size of its range",
+                where="option --shape",
+                expected=f"{dimension.name}= and one of {dimension.range_text}",
+            )
+        sizes.append(size)
+    return tuple(sizes)
+
+
+def bindings_of(
+    subject: Path, given: Sequence[Mapping[str, tuple[Bound, ...]]]
+) -> Sequence[Mapping[str, tuple[Bound, ...]]]:
     """Return what to compare in turn: the bindings that are given, or else those of an artifact.
+
+    An artifact for ranges of sizes is compared at the sizes of its plans.
 
     Raises:
         ArtifactError: the artifact can't be read.
     """
-    if any(given) or subject.suffix != ".korch" or read_format(subject) != FORMAT:
+    kind = read_format(subject) if subject.suffix == ".korch" and not any(given) else ""
+    if kind == ranged.FORMAT:
+        return RangedExecutable.load(subject).planned_bindings()
+    if kind != FORMAT:
         return list(given)
     plans = ShapedExecutable.load(subject).plans.values()
     return [{tensor.name: tensor.shape for tensor in plan.plan.inputs} for plan in plans]
@@ -103,7 +137,7 @@ def bindings_of(subject: Path, given: Sequence[Mapping[str, tuple[int, ...]]]) -
 def _load(path: Path, shapes: Mapping[str, Sequence[int]]) -> Runnable:
     """Return the executable of an artifact, or that of its plans which takes some shapes."""
     executable: Runnable = load(path)
-    if not isinstance(executable, ShapedExecutable):
+    if isinstance(executable, RangedExecutable) or not isinstance(executable, ShapedExecutable):
         return executable
     plans = list(executable.plans.values())
     types = [{t.name: t.shape for t in plan.plan.inputs} for plan in plans]

@@ -18,7 +18,7 @@ PEERS = "onnxruntime,openvino"
 
 SHAPE_HELP = (
     "the shape of an input, or the size of a dimension by its name; repeatable. Several, "
-    "separated by commas, give one artifact with a plan for each"
+    "separated by commas, give one artifact with a plan for each; LOW..HIGH gives one for all sizes of a range"
 )
 
 _SATURATE = ("target", "budget_s", "strict", "precision", "cache_folder")

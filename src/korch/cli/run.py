@@ -17,6 +17,7 @@ from korch.cli.shapes import parse_bindings
 from korch.errors import CompileError, MeasureError, OptionError
 from korch.files import check_output
 from korch.primitive.types import DType
+from korch.ranges.samples import static
 
 if TYPE_CHECKING:
     from korch.report.profile import Profile
@@ -58,7 +59,7 @@ def bench(parsed: argparse.Namespace) -> int:
     engines = [name for name in parsed.against.split(",") if name]
     found = []
     with Bar() as bar:
-        for shapes in bindings_of(parsed.subject, parse_bindings(parsed.shape)):
+        for shapes in map(static, bindings_of(parsed.subject, parse_bindings(parsed.shape))):
             options = options_of(parsed)
             comparison = compared(parsed.subject, engines, parsed.model, parsed.rounds, options, shapes, bar.tell)
             found.append((shapes, comparison))

@@ -1,4 +1,4 @@
-"""Texts of shapes -> bindings of a model's dimensions."""
+"""Texts of shapes -> bindings of a model's dimensions, with ranges of sizes in them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import re
 from collections.abc import Sequence
 
 from korch.errors import OptionError
+from korch.ranges.samples import Bound, static
 
-_SIZE = re.compile("[0-9]{1,18}").fullmatch
-"""Matches a dimension's size. `str.isdigit` accepts other characters, too."""
+_SIZE = re.compile(r"([0-9]{1,18})(?:\.\.([0-9]{1,18}))?").fullmatch
+"""Matches a dimension's size, or a range of sizes. `str.isdigit` accepts other characters, too."""
 
 
-def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[int, ...]]]:
-    """Return bindings of shapes from texts like `image=1x3x224x224` or `length=128,256`.
+def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[Bound, ...]]]:
+    """Return bindings of shapes from texts like `image=1x3x224x224`, `length=128,256` or `length=1..512`.
 
     Names are of inputs or of dimensions. Shapes that are separated by commas are alternatives: the
     first ones of all names make up the first binding, the second ones the second, and so on; a name
@@ -21,7 +22,7 @@ def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[int, ...]]]:
     Raises:
         OptionError: a text has another form, or names have different numbers of alternatives.
     """
-    found: dict[str, list[tuple[int, ...]]] = {}
+    found: dict[str, list[tuple[Bound, ...]]] = {}
     for text in texts:
         name, equals, sizes = text.rpartition("=")
         shapes = [part.split("x") if part else [] for part in sizes.split(",")]
@@ -29,7 +30,7 @@ def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[int, ...]]]:
             raise OptionError(
                 f"can't read {text!r}",
                 where="option --shape",
-                expected="NAME=1x3x224x224, or NAME=128,256 for two bindings",
+                expected="NAME=1x3x224x224, NAME=128,256 for two bindings, or NAME=1..512 for a range of sizes",
             )
         if name in found:
             raise OptionError(
@@ -37,7 +38,7 @@ def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[int, ...]]]:
                 where="option --shape",
                 expected=f"alternatives separated by commas: {name}=1,2",
             )
-        found[name] = [tuple(map(int, shape)) for shape in shapes]
+        found[name] = [tuple(_bound(size, text) for size in shape) for shape in shapes]
     counts = {len(shapes) for shapes in found.values() if len(shapes) > 1}
     if len(counts) > 1:
         raise OptionError(
@@ -51,6 +52,18 @@ def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[int, ...]]]:
     ]
 
 
+def _bound(text: str, where: str) -> Bound:
+    """Return a size, or a range of sizes.
+
+    Raises:
+        OptionError: the range ends before it begins.
+    """
+    low, _, high = text.partition("..")
+    if high and int(high) < int(low):
+        raise OptionError(f"the range {text} is empty", where=f"option --shape {where}", expected="as 1..512")
+    return range(int(low), int(high) + 1) if high and low != high else int(low)
+
+
 def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """Return the one binding that texts give.
 
@@ -60,4 +73,4 @@ def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
     bindings = parse_bindings(texts)
     if len(bindings) > 1:
         raise OptionError("there are several bindings", where="option --shape", expected="one here")
-    return bindings[0]
+    return static(bindings[0])

@@ -19,6 +19,7 @@ from korch.pipeline.build import search_report
 from korch.pipeline.run import Progress, Run, few_collections
 from korch.pipeline.stages import STAGES, Stage
 from korch.primitive.graph import PrimitiveGraph
+from korch.ranges.masked import Masked
 from korch.report.dry_run import DryRun, dry_run
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
@@ -107,6 +108,7 @@ def optimize_model(
     progress: Progress | None = None,
     deadline: Deadline | None = None,
     watch: Watch | None = None,
+    masked: Masked | None = None,
 ) -> Executable | CudaExecutable:
     """Run a model through all stages; return the fastest executable whose results are right.
 
@@ -117,12 +119,13 @@ def optimize_model(
         progress: called for each stage and for its steps.
         deadline: the time at which the artifact must be on disk; by default the budget from now on.
         watch: called after each stage.
+        masked: the model's primitives, made before to serve all sizes up to these.
 
     Raises:
         KorchError: the model, an option or the machine is not fit; the text says what to do.
     """
     tell = progress or _no_progress
-    run = Run(options, shapes or {}, tell, model, given=deadline)
+    run = Run(options, shapes or {}, tell, model, given=deadline, masked=masked)
     try:
         return _executable_of(run, watch)
     except InaccurateError as error:
@@ -130,7 +133,15 @@ def optimize_model(
             raise
         tell("candidates", "no plan is within the tolerance; the search is repeated with --strict")
         logger.info("%s", error)
-        again = Run(replace(options, strict=True), run.shapes, tell, model, started_s=run.started_s, given=deadline)
+        again = Run(
+            replace(options, strict=True),
+            run.shapes,
+            tell,
+            model,
+            started_s=run.started_s,
+            given=deadline,
+            masked=masked,
+        )
         executable = _executable_of(again, watch)
         executable.report = replace(executable.report, rejected=error.what)
         return executable

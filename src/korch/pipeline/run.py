@@ -22,6 +22,7 @@ from korch.options import Options
 from korch.partition.block import Partition
 from korch.partition.join import Joined
 from korch.primitive.graph import PrimitiveGraph
+from korch.ranges.masked import Masked
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.search.ledger import Ledger
@@ -63,6 +64,7 @@ class Run:
         progress: called for each stage and for its steps.
         model: a path, the bytes of an ONNX file, an onnx.ModelProto, or an operator graph.
         given: the time at which the artifact must be on disk, if it is not the budget from now on.
+        masked: the model's primitives for all sizes up to these, if the executable is for a range.
         end_s: predicted seconds to build, check and write the plan.
         least_s: the least budget that suffices, if that is more than the given one.
         resources: closed when the run ends.
@@ -88,6 +90,7 @@ class Run:
     model: Any = None
     started_s: float = field(default_factory=time.monotonic)
     given: Deadline | None = None
+    masked: Masked | None = None
     end_s: float = 0.0
     least_s: float | None = None
     resources: ExitStack = field(default_factory=ExitStack)

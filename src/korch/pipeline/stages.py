@@ -91,7 +91,7 @@ def load(run: Run) -> None:
 
 def split_operators(run: Run) -> None:
     """Set the model's primitives, computed with bytes where the model is quantized."""
-    options, given = run.options, fission(run.operators)
+    options, given = run.options, fission(run.operators) if run.masked is None else run.masked.graph
     is_narrow = is_quantized(given)
     multiplies = is_narrow and not (options.is_cuda or options.strict)
     multiplies = multiplies and integers.RULES[0] in select_rules(options.ablation.rules)
@@ -151,7 +151,8 @@ def check_blocks(run: Run) -> None:
 
 def compute_reference(run: Run) -> None:
     """Set random inputs and exact results; a model without them is refused before the search."""
-    run.standard = standard_of(run.quantized or run.split, run.joined.graph, run.options)
+    masks = {} if run.masked is None else {h.name: h.array(run.masked.plan.sizes) for h in run.masked.plan.hidden}
+    run.standard = standard_of(run.quantized or run.split, run.joined.graph, run.options, masks)
 
 
 def collect_candidates(run: Run) -> None:

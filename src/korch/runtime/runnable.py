@@ -100,6 +100,10 @@ class Runnable(ABC):
     def get_inputs(self) -> list[TensorInfo]:
         """Describe the model's inputs, in the order in which a call takes them."""
 
+    def example_inputs(self) -> list[TensorInfo]:
+        """Describe inputs that it takes; several shapes may be possible."""
+        return self.get_inputs()
+
     @abstractmethod
     def get_outputs(self) -> list[TensorInfo]:
         """Describe the model's outputs, in the order in which a call returns them."""

@@ -71,9 +71,12 @@ class ShapedExecutable(Runnable):
     """Picks the plan by the shapes of the arrays that it is called with.
 
     Attributes:
+        format: the name of its file's format.
         plans: an executable for each planned tuple of input shapes.
         report: of all plans, with what their sharing saves.
     """
+
+    format = FORMAT
 
     def __init__(self, artifacts: Sequence[Artifact], shared: Shared) -> None:
         """Load the plans of one library.
@@ -124,6 +127,10 @@ class ShapedExecutable(Runnable):
         """Describe the inputs; a dimension that differs between plans is like "128|256"."""
         return _merged([e.get_inputs() for e in self.plans.values()])
 
+    def example_inputs(self) -> list[TensorInfo]:
+        """Describe the inputs of the first plan."""
+        return next(iter(self.plans.values())).get_inputs()
+
     def get_outputs(self) -> list[TensorInfo]:
         """Describe the outputs; a dimension that differs between plans is like "128|256"."""
         return _merged([e.get_outputs() for e in self.plans.values()])
@@ -168,7 +175,7 @@ class ShapedExecutable(Runnable):
             members[f"plans/{i}.korch"] = archive_of(artifact).to_bytes()
         members |= {SOURCES + name: text.encode() for name, text in sorted(shared.sources.items())}
         members[WEIGHTS] = shared.weights
-        return Archive({"format": FORMAT, "schema": SCHEMA}, members)
+        return Archive({"format": self.format, "schema": SCHEMA}, members)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
@@ -184,8 +191,8 @@ class ShapedExecutable(Runnable):
             raise ArtifactError("it is damaged", where=str(path)) from error
 
 
-def combine(executables: Sequence[Executable], builder: Builder) -> ShapedExecutable:
-    """Put executables of one model for different shapes together.
+def combine(executables: Sequence[Executable], builder: Builder) -> tuple[list[Artifact], Shared]:
+    """Return executables of one model for different shapes as plans of one library.
 
     Args:
         executables: each with a library and weights of its own.
@@ -214,16 +221,28 @@ def combine(executables: Sequence[Executable], builder: Builder) -> ShapedExecut
     units = [text for name, text in sources.items() if name.endswith(".cpp")]
     library = builder.library(units, sorted(libraries - {"iomp5"})).read_bytes()
     weights, places = _union([artifact.weights for artifact in artifacts])
-    return ShapedExecutable(artifacts, Shared(library, sources, weights, places))
+    return artifacts, Shared(library, sources, weights, places)
 
 
-def read_shaped(path: str | os.PathLike[str] | IO[bytes]) -> tuple[list[Artifact], Shared]:
+def read_shaped(
+    path: str | os.PathLike[str] | IO[bytes],
+    kind: str = FORMAT,
+    more: Sequence[str] = (),
+    read_more: Callable[[Any], None] = lambda archive: None,
+) -> tuple[list[Artifact], Shared]:
     """Read what `ShapedExecutable.save` wrote: the plans, and what they have in common.
+
+    Args:
+        path: of the file.
+        kind: the name of its format.
+        more: further members.
+        read_more: reads these.
 
     Raises:
         ArtifactError: it is damaged, of another schema, or for another machine.
     """
-    with read_archive(path, FORMAT, SCHEMA, (LIBRARY, PROGRAM, WEIGHTS)) as archive:
+    with read_archive(path, kind, SCHEMA, (LIBRARY, PROGRAM, WEIGHTS, *more)) as archive:
+        read_more(archive)
         places = read_object(archive.read(PROGRAM), PROGRAM)["weights"]
         weights = read_weights(archive)
         if not places or any(not 0 <= i < len(weights) for chosen in places for i in chosen):

@@ -34,7 +34,7 @@ from korch.errors import ArtifactError, OptionError, UnsupportedError
 from korch.libraries import find_library, find_onnxruntime
 from korch.records import to_json
 from korch.runtime import artifact as artifact_module
-from korch.runtime import shaped
+from korch.runtime import ranged, shaped
 from korch.runtime.artifact import LIBRARY, MANIFEST, SOURCES, Artifact, read_artifact, read_format
 from korch.runtime.record import PlanRecord
 from korch.runtime.shaped import Shared
@@ -159,6 +159,12 @@ def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared]:
     kind = read_format(path)
     if kind == shaped.FORMAT:
         return shaped.read_shaped(path)
+    if kind == ranged.FORMAT:
+        raise UnsupportedError(
+            "it is for ranges of sizes, which only Python pads and cuts",
+            where=str(path),
+            hint="Optimize the model for the sizes that you need, separated by commas",
+        )
     if kind not in (artifact_module.FORMAT, ""):
         raise UnsupportedError(
             "it is for a CUDA device, or parts of it run on the host: only Python runs it",

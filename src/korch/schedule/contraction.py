@@ -108,7 +108,11 @@ def refuse_types(
         return None if is_known else Refusal("around a product of bytes there are elements of more than 32 bits")
     if any(body.types[value].dtype is not DType.F32 for root in roots for value in (*root.inputs, root.output)):
         return Refusal("the product is not one of float32")
-    if any(type_.dtype not in FLOATS for value, type_ in enumerate(body.types) if value not in inside):
+    chosen = {p.inputs[0] for p in body.primitives if p.op == "where"}
+    conditions = {p.output for p in body.primitives if p.output in chosen and body.types[p.output].dtype is DType.BOOL}
+    conditions -= {value for _, value in body.outputs}
+    beside = [type_ for value, type_ in enumerate(body.types) if value not in inside and value not in conditions]
+    if any(type_.dtype not in FLOATS for type_ in beside):
         return Refusal("the elements are not floats of at most 32 bits")
     return None
 

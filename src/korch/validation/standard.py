@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from korch.errors import UnprovidedError
 from korch.numerics import Standard
 from korch.options import Options
@@ -10,18 +12,21 @@ from korch.primitive.op import Array, Category
 from korch.report.peers.inputs import random_arrays
 
 
-def standard_of(model: PrimitiveGraph, planned: PrimitiveGraph, options: Options) -> Standard:
+def standard_of(
+    model: PrimitiveGraph, planned: PrimitiveGraph, options: Options, given: Mapping[str, Array] | None = None
+) -> Standard:
     """Return the exact results for random inputs; a model without results is refused.
 
     Args:
         model: the model as given.
         planned: the graph that plans are for, with the same inputs and outputs.
         options: tolerance and seed.
+        given: inputs that are not random.
 
     Raises:
         UnprovidedError: the reference of an opaque operator does not take the inputs.
     """
-    inputs = random_inputs(model, options.search.seed)
+    inputs = {**random_inputs(model, options.search.seed), **(given or {})}
     try:
         return Standard(model, inputs, planned, options.tolerance, options.search.seed)
     except Exception as error:

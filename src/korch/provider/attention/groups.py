@@ -91,15 +91,21 @@ def _from_product(graph: PrimitiveGraph, value: int, depth: int = 0) -> Iterator
             yield frozenset(), p
         elif primitive.row.category is Category.ELEMENTWISE and depth < MOST_STEPS:
             for side in dict.fromkeys(primitive.inputs):
-                beside = [
-                    q
-                    for v in primitive.inputs
-                    if v != side
-                    for q in graph.producers[v]
-                    if graph.primitives[q].op == "broadcast"
-                ]
+                beside = next(filter(None, (_broadcasts(graph, v) for v in primitive.inputs if v != side)), frozenset())
                 for steps, first in _from_product(graph, side, depth + 1):
-                    yield steps | {p, *beside[:1]}, first
+                    yield steps | beside | {p}, first
+
+
+def _broadcasts(graph: PrimitiveGraph, value: int) -> frozenset[int]:
+    """Return the broadcast that gives a value, or the comparison of one, which a mask is; nothing if there is none."""
+    for p in graph.producers[value]:
+        primitive = graph.primitives[p]
+        if primitive.op == "broadcast":
+            return frozenset({p})
+        if primitive.op == "less":
+            inner = [_broadcasts(graph, v) for v in primitive.inputs if v not in graph.constants]
+            return frozenset({p}).union(*inner)
+    return frozenset()
 
 
 _TOP = op("broadcast", op("reduce_max", "x", name="top"))

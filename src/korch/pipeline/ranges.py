@@ -1,0 +1,140 @@
+"""A model with ranges of sizes -> executables for a few upper sizes, each compared with the model at smaller sizes."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from korch.deadline import Deadline
+from korch.errors import InaccurateError, UnsupportedError
+from korch.fission import fission
+from korch.frontend.onnx import load_model
+from korch.numerics import Standard
+from korch.options import Options
+from korch.pipeline.optimize import Watch, optimize_model
+from korch.pipeline.run import Progress
+from korch.primitive.graph import PrimitiveGraph
+from korch.ranges.form import Dimension, Sizes
+from korch.ranges.masked import Masked, masked
+from korch.ranges.samples import Bound, binding_of, dimensions_of, upper_sizes
+from korch.runtime.executable import Executable
+from korch.runtime.ranged import Ranges, padded_run
+from korch.validation.standard import random_inputs
+
+logger = logging.getLogger("korch.pipeline")
+
+ALWAYS_CHECKED = 3
+"""Sizes at which a plan is compared with the model even if no time is left."""
+
+RANDOM_SIZES = 2
+"""Random sizes among those at which a plan is compared."""
+
+
+def optimize_ranges(
+    model: Any,
+    options: Options,
+    shapes: Mapping[str, Sequence[Bound]],
+    progress: Progress,
+    deadline: Deadline,
+    watch: Watch | None = None,
+) -> tuple[list[Executable], Ranges]:
+    """Return executables for a few upper sizes, and how they serve all sizes of the ranges.
+
+    Args:
+        model: a path, the bytes of an ONNX file or an onnx.ModelProto.
+        options: how to optimize.
+        shapes: a binding of the model's dimensions, with ranges in it.
+        progress: called with a stage's name and a line of text.
+        deadline: the time at which the artifact must be on disk.
+        watch: called after each stage.
+
+    Raises:
+        UnsupportedError: a node does what can't be done for a range of sizes.
+        InaccurateError: a plan does not compute what the model does at one of the sizes.
+        KorchError: as `optimize_model`.
+    """
+    dimensions = dimensions_of(shapes)
+    limits = options.search
+    columns = [upper_sizes(d, limits.range_factor, limits.range_least) for d in dimensions]
+    uppers = list(itertools.product(*columns))
+    primitives = partial(_primitives, model, shapes)
+    found, plans = [], []
+    for i, sizes in enumerate(uppers):
+        progress("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}")
+        whole = masked(dimensions, sizes, primitives)
+        share = deadline.shared(len(uppers) - i)
+        executable = optimize_model(
+            model, options.for_search(i), binding_of(shapes, sizes), progress, share, watch, whole
+        )
+        if not isinstance(executable, Executable):
+            raise UnsupportedError("an artifact for a CUDA device has one plan", "option --shape")
+        for k, checked in enumerate(_checked_sizes(dimensions, columns, sizes, limits.seed)):
+            if k >= ALWAYS_CHECKED and not _has_time(share):
+                break
+            progress("build", f"comparing with the model at {_text(dimensions, checked)}")
+            _compare(primitives(checked), executable, whole, checked, options, dimensions)
+        found.append(executable)
+        plans.append(whole.plan)
+    return found, Ranges(dimensions, tuple(plans))
+
+
+def _has_time(deadline: Deadline) -> bool:
+    left_s = deadline.left_s
+    return left_s is None or left_s > 0
+
+
+def _primitives(model: Any, shapes: Mapping[str, Sequence[Bound]], sizes: Sizes) -> PrimitiveGraph:
+    return fission(load_model(model, binding_of(shapes, sizes)))
+
+
+def _checked_sizes(
+    dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes, seed: int
+) -> list[Sizes]:
+    """Return sizes at which a plan is compared with the model: the corners of what it serves, and random ones."""
+    lows = tuple(
+        next((n + 1 for n in column if n < size), d.low)
+        for d, column, size in zip(dimensions, columns, upper, strict=True)
+    )
+    lowest = tuple(d.low for d in dimensions)
+    rng = np.random.default_rng(seed)
+    corners = [lowest, tuple(max(low, n - 1) for low, n in zip(lows, upper, strict=True)), lows, upper]
+    corners.append(tuple(max(low, n // 2 + 1) for low, n in zip(lowest, upper, strict=True)))
+    for _ in range(RANDOM_SIZES):
+        corners.append(tuple(int(rng.integers(low, n + 1)) for low, n in zip(lowest, upper, strict=True)))
+    return list(dict.fromkeys(corners))
+
+
+def _compare(
+    model: PrimitiveGraph,
+    executable: Executable,
+    whole: Masked,
+    sizes: Sizes,
+    options: Options,
+    dimensions: Sequence[Dimension],
+) -> None:
+    """Compare a plan with the model at some sizes.
+
+    Raises:
+        InaccurateError: they differ.
+    """
+    standard = Standard(model, random_inputs(model, options.search.seed), model, options.tolerance, options.search.seed)
+    arrays = [standard.inputs[name] for name, _ in model.inputs]
+    masks = [hidden.array(sizes) for hidden in whole.plan.hidden]
+    outputs = padded_run(executable, whole.plan, sizes, arrays, masks)
+    errors, wrong = standard.judge(dict(zip((name for name, _ in model.outputs), outputs, strict=True)))
+    if wrong:
+        raise InaccurateError(
+            f"at {_text(dimensions, sizes)} the error of output {wrong[0]!r} is {errors[wrong[0]].of_largest:.2e} "
+            "of its largest element",
+            where="option --shape",
+            hint="Give the sizes that you need, separated by commas, or report this with the model",
+        )
+
+
+def _text(dimensions: Sequence[Dimension], sizes: Sizes) -> str:
+    return ", ".join(f"{d}={n}" for d, n in zip(dimensions, sizes, strict=True))

@@ -1,0 +1,499 @@
+"""A primitive of all samples -> its value in a graph for all sizes: one rule for each kind of primitive.
+
+A rule returns the form of the result and what is known behind its valid elements. It asks for masks of operands that
+the primitive mixes along a free axis: a sum needs 0 there, a maximum -inf, and so on. Then the masked result is the
+model's wherever it is valid, because what is added is the identity. In a contraction both operands are masked, as
+0 · NaN is not 0, unless one is known to be finite.
+
+Softmax: its maximum is of x with -inf behind, so x - m is -inf there and its exponential 0. Only if m is infinite or
+NaN it is NaN instead, and then valid elements are NaN, too, and so is the sum over the line (`Fill.is_soft`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+
+from korch.primitive.op import Category
+from korch.primitive.ops.layout import (
+    ConcatAttributes,
+    PadAttributes,
+    SliceAttributes,
+    TakeAttributes,
+    TransposeAttributes,
+)
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.opaque import OpaqueAttributes
+from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes, window_extent
+from korch.primitive.types import DType
+from korch.ranges.form import Axis, Factor, axis_of, is_free, prefix
+from korch.ranges.mask import Fill, Value, plain
+from korch.ranges.site import Site, fixed
+
+Rule = Callable[[Site], Value]
+
+PROPAGATES_NAN = frozenset({"exp", "cast", "mul", "div", "neg"})
+"""Operations that keep a fill soft."""
+
+
+def rule_of(op: str, category: Category) -> Rule | None:
+    """Return the rule of an operation; None if it has none."""
+    return _elementwise if category is Category.ELEMENTWISE else RULES.get(op)
+
+
+def _result(site: Site, form: Sequence[Axis], fills: Sequence[Fill | None] = ()) -> Value:
+    """Add the primitive and return its value."""
+    site.check(form)
+    verbs = site.masks.verbs
+    id_ = verbs.add(site.step.op, *(value.id for value in site.operands), attributes=site.attributes)
+    return plain(id_, tuple(form), fills)
+
+
+def _elementwise(site: Site) -> Value:
+    site.same_attributes()
+    form: list[Axis] = [None] * len(site.output)
+    for value in site.operands:
+        form = [site.join(a, b) for a, b in zip(form, value.form, strict=True)]
+    fills = [_elementwise_fill(site, axis) if is_free(form[axis]) else None for axis in range(len(form))]
+    result = _result(site, form, fills)
+    if site.step.op == "isnan":
+        return Value(result.id, result.form, result.fills, ("isnan", site.operands[0].id))
+    return result
+
+
+def _number(site: Site, k: int, axis: int) -> Fill | None:
+    """Return what all elements of an operand behind the valid ones along an axis are."""
+    constant = site.masks.verbs.builder.constant_of(site.operands[k].id)
+    if constant is not None:
+        return Fill(constant.scalar) if constant.is_uniform else None
+    return site.fill(k, axis)
+
+
+def _elementwise_fill(site: Site, axis: int) -> Fill | None:
+    op, operands = site.step.op, site.operands
+    numbers = [_number(site, k, axis) for k in range(len(operands))]
+    if len(operands) == 2 and (fill := numbers[0]) is not None and numbers[1] is None:
+        of = operands[1].part
+        if op == "sub" and of == ("reduce_max", operands[0].id) and fill.number == -np.inf:
+            return Fill(fill.number, is_soft=True)
+        if op == "div" and of == ("reduce_sum", operands[0].id) and fill.number == 0:
+            return Fill(0.0, is_soft=True)
+    if op == "where":
+        return _choice_fill(site, numbers)
+    known = [number for number in numbers if number is not None]
+    if op == "mul" and len(known) == 1 and known[0].number == 0:
+        return known[0] if _is_finite(site, numbers.index(None)) else None
+    is_soft = any(number.is_soft for number in known)
+    if len(known) < len(numbers) or (is_soft and op not in PROPAGATES_NAN):
+        return None
+    arrays = [np.asarray(n.number).astype(site.dtype(k).numpy) for k, n in enumerate(known)]
+    found = _row(site).reference(arrays, site.attributes)
+    return None if found != found else Fill(found.item(), is_soft)
+
+
+def _choice_fill(site: Site, numbers: Sequence[Fill | None]) -> Fill | None:
+    condition, first, second = numbers
+    if first is not None and second is not None and first.number == second.number:
+        # Of a guarded softmax: what is NaN becomes the number that lies behind the others.
+        is_guard = site.operands[0].part == ("isnan", site.operands[2].id)
+        return Fill(second.number) if is_guard or not (first.is_soft or second.is_soft) else None
+    chosen = None if condition is None or condition.is_soft else (first if condition.number else second)
+    return chosen if chosen is not None and not chosen.is_soft else None
+
+
+def _row(site: Site) -> Any:
+    from korch.primitive.ops import OPS
+
+    return OPS[site.step.op]
+
+
+def _is_finite(site: Site, k: int) -> bool:
+    """Return whether an operand is a constant without infinities and NaN."""
+    constant = site.masks.verbs.builder.constant_of(site.operands[k].id)
+    return constant is not None and bool(np.isfinite(np.asarray(constant.array, np.float64)).all())
+
+
+def _broadcast(site: Site) -> Value:
+    value, lead = site.operands[0], len(site.output) - len(site.inputs[0])
+    form: list[Axis] = []
+    fills: list[Fill | None] = []
+    for axis, vector in enumerate(site.output):
+        given = site.inputs[0][axis - lead] if axis >= lead else None
+        is_kept = given is not None and given == vector
+        if given is not None and not is_kept and set(given) != {1}:
+            raise site.refusal(f"axis {axis - lead} is broadcast at some of the sizes only")
+        form.append(value.form[axis - lead] if is_kept else None)
+        fills.append(value.fills[axis - lead] if is_kept else None)
+    result = _result(site, form, fills)
+    return Value(result.id, result.form, result.fills, value.part)
+
+
+def _transpose(site: Site) -> Value:
+    site.same_attributes()
+    (value,), attributes = site.operands, site.attributes
+    if not isinstance(attributes, TransposeAttributes):
+        raise AssertionError(attributes)
+    return _moved(site, [value.form[axis] for axis in attributes.perm], [value.fills[axis] for axis in attributes.perm])
+
+
+def _moved(site: Site, form: Sequence[Axis], fills: Sequence[Fill | None]) -> Value:
+    """Return the result of a transpose or reshape; a mask of it may be put before it."""
+    from korch.primitive.graph import Primitive
+
+    result = _result(site, form, fills)
+    primitive = Primitive(site.step.op, (), site.attributes, 0)
+    site.masks.makers.setdefault(result.id, (primitive, site.operands[0]))
+    return result
+
+
+def _reshape(site: Site) -> Value:
+    """Give each axis of the result the next factors of the operand, in row-major order; fixed ones may be split."""
+    waiting = [(factor, axis) for axis in range(len(site.inputs[0])) for factor in site.factors(0, axis)]
+    waiting.reverse()
+    form: list[Axis] = []
+    fills: list[Fill | None] = []
+    for vector in site.output:
+        taken: list[Factor] = []
+        sources: list[int] = []
+        left = vector
+        while set(left) != {1}:
+            if not waiting:
+                raise site.refusal("its shape splits a free axis")
+            factor, axis = waiting.pop()
+            part = factor
+            if factor.extent is None and fixed(left):
+                part = Factor(math.gcd(factor.size, left[0]))
+            elif factor.extent is None and any(n % factor.size for n in left):
+                raise site.refusal("its shape splits a free axis")
+            sizes = site.vector(part)
+            if part.size == 1 or any(m == 0 or n % m for n, m in zip(left, sizes, strict=True)):
+                raise site.refusal("its shape splits a free axis")
+            if part.size < factor.size:
+                waiting.append((Factor(factor.size // part.size), axis))
+            left = tuple(n // m for n, m in zip(left, sizes, strict=True))
+            taken.append(part)
+            sources += [axis] if part.extent is not None else []
+        form.append(axis_of(taken))
+        known = {site.fill(0, axis) for axis in sources}
+        fills.append(known.pop() if len(known) == 1 else None)
+    return _moved(site, form, fills)
+
+
+def _reduce(site: Site) -> Value:
+    site.same_attributes()
+    attributes, name = site.attributes, site.step.op
+    if not isinstance(attributes, ReduceAttributes):
+        raise AssertionError(attributes)
+    for axis in attributes.axes:
+        site.mask(0, axis, _identity(name, site.dtype(0)), accepts_soft=name == "reduce_sum")
+    value = site.operands[0]
+    form: list[Axis] = [() if axis in attributes.axes else value.form[axis] for axis in range(len(value.form))]
+    is_extreme = name in ("reduce_max", "reduce_min")
+    keeps = [
+        fill if fill is not None and not fill.is_soft and (is_extreme or fill.number == 0) else None
+        for fill in value.fills
+    ]
+    result = _result(site, form, keeps)
+    return Value(result.id, result.form, result.fills, (name, value.id))
+
+
+def _identity(name: str, dtype: DType) -> float:
+    if name in ("reduce_sum", "pool_sum"):
+        return 0
+    if name == "reduce_prod":
+        return 1
+    if dtype.is_float:
+        return -np.inf if name in ("reduce_max", "pool_max") else np.inf
+    limits = np.iinfo(dtype.numpy)
+    return int(limits.min if name in ("reduce_max", "pool_max") else limits.max)
+
+
+def _matmul(site: Site) -> Value:
+    a, b = site.operands
+    inner = site.join(a.form[-1], b.form[-2])
+    inner = site.concrete(inner, site.inputs[0][-1])
+    if is_free(inner):
+        for k, axis in ((0, -1), (1, -2)):
+            value = site.operands[k]
+            form = list(value.form)
+            form[axis] = inner
+            site.operands[k] = Value(value.id, tuple(form), value.fills, value.part)
+        _mask_contraction(site)
+    a, b = site.operands
+    batch: list[Axis] = []
+    for axis in range(len(site.output) - 2):
+        is_one = [set(site.inputs[k][axis]) == {1} for k in (0, 1)]
+        sides = [value.form[axis] for value, one in zip((a, b), is_one, strict=True) if not one]
+        batch.append(() if not sides else site.join(sides[0], sides[-1]))
+    return _result(site, (*batch, a.form[-2], b.form[-1]))
+
+
+def _mask_contraction(site: Site) -> None:
+    """Make the products behind the valid elements of a contraction 0."""
+    places = ((0, len(site.inputs[0]) - 1), (1, len(site.inputs[1]) - 2))
+    for k, axis in places:
+        fill = site.fill(k, axis)
+        is_finite = fill is not None and math.isfinite(fill.number) and (fill.number == 0 or not fill.is_soft)
+        if not (is_finite or _is_finite(site, k)):
+            site.mask(k, axis, 0)
+    if not any((fill := site.fill(k, axis)) is not None and fill.number == 0 for k, axis in places):
+        k, axis = next((place for place in places if not _is_finite(site, place[0])), places[0])
+        site.mask(k, axis, 0)
+
+
+def _conv(site: Site) -> Value:
+    site.same_attributes()
+    attributes = site.attributes
+    if not isinstance(attributes, ConvAttributes):
+        raise AssertionError(attributes)
+    kernel = [vector[0] for vector in site.inputs[1][2:]]
+    if not all(map(fixed, site.inputs[1])) or any(map(is_free, site.operands[1].form)):
+        raise site.refusal("its weights depend on the size")
+    if not fixed(site.inputs[0][1]):
+        raise site.refusal("its channels depend on the size")
+    spatial = []
+    for i, (stride, dilation) in enumerate(zip(attributes.strides, attributes.dilations, strict=True)):
+        begin, end = attributes.pads_begin[i], attributes.pads_end[i]
+        more = begin + end - window_extent(kernel[i], dilation) + stride
+        spatial.append(_windows(site, 2 + i, stride, more, 0 if end > 0 else None))
+    return _result(site, (site.operands[0].form[0], site.operands[1].form[0], *spatial))
+
+
+def _pool(site: Site) -> Value:
+    """Fission leaves end pads out that no window reads, so the number of windows tells the pads of other sizes."""
+    found = [a for a in site.step.attributes if isinstance(a, PoolAttributes)]
+    if len({replace(a, pads_end=()) for a in found}) > 1:
+        raise site.refusal("its attributes depend on the size")
+    attributes = found[0]
+    lead = len(site.output) - len(attributes.kernel)
+    number = _identity(site.step.op, site.dtype(0))
+    spatial: list[Axis] = []
+    for i, (kernel, stride) in enumerate(zip(attributes.kernel, attributes.strides, strict=True)):
+        if not is_free(site.factors(0, lead + i)):
+            spatial.append(axis_of([Factor(site.output[lead + i][0])]))
+            continue
+        span = window_extent(kernel, attributes.dilations[i])
+        sizes = list(zip(site.inputs[0][lead + i], site.output[lead + i], strict=True))
+        fits = range(-span, span + 2 * stride)
+        counts = [more for more in fits if all((n + more) // stride == m for n, m in sizes)]
+        if len(counts) != 1:
+            raise site.ambiguous("the number of its windows does not follow from the sizes that are compared")
+        reaches_over = counts[0] - stride + span - attributes.pads_begin[i] > 0
+        spatial.append(_windows(site, lead + i, stride, counts[0], number if reaches_over else None))
+    return _result(site, (*site.operands[0].form[:lead], *spatial))
+
+
+def _windows(site: Site, axis: int, stride: int, more: int, number: float | None) -> Axis:
+    """Return an axis of floor((n + more) / stride) windows of one of n elements.
+
+    If there is a number, windows reach over the end. What is not valid there acts as the pad, which is this number.
+    """
+    factors = site.factors(0, axis)
+    if not is_free(factors):
+        return axis_of([Factor(site.output[axis][0])])
+    along = prefix(factors)
+    if along is None:
+        raise site.refusal("a window moves along an axis whose valid elements are not its first ones")
+    if number is not None:
+        site.mask(0, axis, number)
+    return (Factor(site.output[axis][0], along.then(more, stride)),)
+
+
+def _concat(site: Site) -> Value:
+    attributes = site.attributes
+    site.same_attributes()
+    if not isinstance(attributes, ConcatAttributes):
+        raise AssertionError(attributes)
+    along = attributes.axis
+    form: list[Axis] = []
+    fills: list[Fill | None] = []
+    for axis in range(len(site.output)):
+        if axis == along:
+            form.append(_concatenated(site, along))
+            fills.append(site.fill(len(site.operands) - 1, along))
+            continue
+        joined: Axis = None
+        for value in site.operands:
+            joined = site.join(joined, value.form[axis])
+        known = {site.fill(k, axis) for k in range(len(site.operands))}
+        form.append(joined)
+        fills.append(known.pop() if len(known) == 1 else None)
+    return _result(site, form, fills)
+
+
+def _concatenated(site: Site, along: int) -> Axis:
+    parts = [site.factors(k, along) for k in range(len(site.operands))]
+    if any(map(is_free, parts[:-1])):
+        raise site.refusal("something is put behind a free axis")
+    if not is_free(parts[-1]):
+        return axis_of([Factor(site.output[along][0])])
+    last = prefix(parts[-1])
+    if last is None:
+        raise site.refusal("it joins an axis whose valid elements are not its first ones")
+    before = sum(site.inputs[k][along][0] for k in range(len(parts) - 1))
+    return (Factor(site.output[along][0], last.then(before)),)
+
+
+def _pad(site: Site) -> Value:
+    site.same_attributes()
+    attributes = site.attributes
+    if not isinstance(attributes, PadAttributes):
+        raise AssertionError(attributes)
+    form: list[Axis] = []
+    for axis, (before, after) in enumerate(zip(attributes.before, attributes.after, strict=True)):
+        if not (before or after):
+            form.append(site.operands[0].form[axis])
+            continue
+        factors = site.factors(0, axis)
+        if not is_free(factors):
+            form.append(axis_of([Factor(site.output[axis][0])]))
+            continue
+        along = prefix(factors)
+        if attributes.mode != "constant" or along is None:
+            raise site.refusal("a free axis is padded with its own elements")
+        if after:
+            site.mask(0, axis, attributes.value)
+        form.append((Factor(site.output[axis][0], along.then(before + after)),))
+    return _result(site, form)
+
+
+def _slice(site: Site) -> Value:
+    value = site.operands[0]
+    found = [a for a in site.step.attributes if isinstance(a, SliceAttributes)]
+    lasts: list[tuple[int, int]] = []
+    form: list[Axis] = []
+    fills: list[Fill | None] = []
+    for axis, given in enumerate(site.inputs[0]):
+        start, size, step = (tuple(getattr(a, name)[axis] for a in found) for name in ("start", "size", "step"))
+        is_whole = size == given and (set(step) == {1} or set(given) == {1})
+        if is_whole:
+            form.append(value.form[axis])
+            fills.append(value.fills[axis])
+            continue
+        factors = site.factors(0, axis)
+        if not is_free(factors):
+            if not all(map(fixed, (start, size, step))):
+                raise site.refusal("it takes a part of a fixed axis that depends on the size")
+            form.append(axis_of([Factor(size[0])]))
+            fills.append(None)
+            continue
+        part = _part(site, factors, given, start, size, step)
+        if isinstance(part, int):
+            lasts.append((axis, part))
+        form.append(() if isinstance(part, int) else part)
+        fills.append(None)
+    return _sliced(site, form, fills, lasts)
+
+
+def _sliced(site: Site, form: list[Axis], fills: list[Fill | None], lasts: list[tuple[int, int]]) -> Value:
+    if not lasts:
+        return _result(site, form, fills)
+    site.check(form)
+    verbs, attributes, value = site.masks.verbs, site.attributes, site.operands[0]
+    if not isinstance(attributes, SliceAttributes) or verbs.dtype(value.id) is DType.BOOL:
+        raise site.refusal("it takes the last element of a free axis of truth values")
+    for axis, offset in lasts:
+        shape = verbs.shape(value.id)
+        value = plain(site.masks.only_last(value, axis, offset), value.form)
+        attributes = SliceAttributes(
+            *(
+                tuple(n if i == axis else old for i, old in enumerate(field))
+                for n, field in zip((0, 1, 1), (attributes.start, attributes.size, attributes.step), strict=True)
+            )
+        )
+        value = Value(value.id, tuple(() if i == axis else a for i, a in enumerate(value.form)), (None,) * len(shape))
+    id_ = verbs.slice(value.id, attributes.start, attributes.size, attributes.step)
+    return plain(id_, tuple(form), fills)
+
+
+def _part(
+    site: Site,
+    factors: tuple[Factor, ...],
+    given: tuple[int, ...],
+    start: tuple[int, ...],
+    size: tuple[int, ...],
+    step: tuple[int, ...],
+) -> Axis | int:
+    """Return the axis that a slice of a free axis gives, or how many elements follow the only one that it takes."""
+    along = prefix(factors)
+    behind = {n - 1 - s for n, s in zip(given, start, strict=True)}
+    if along is None or not fixed(step):
+        raise site.refusal("it takes a part of an axis whose valid elements are not its first ones")
+    if set(size) == {1} and not fixed(start) and len(behind) == 1 and len(factors) == 1:
+        return behind.pop()
+    if not fixed(start) or step[0] < 1:
+        raise site.refusal("it takes a part of a free axis that begins at its end")
+    if fixed(size):
+        lowest = along.at([d.low for d in site.samples.dimensions])
+        if start[0] + step[0] * (size[0] - 1) >= lowest:
+            raise site.refusal(f"it takes {size[0]} elements of a free axis, which has {lowest} at the smallest size")
+        return axis_of([Factor(size[0])])
+    # The axis without its first elements, and without as many at its end as the sizes tell.
+    for dropped in range(given[0]):
+        rest = along.then(step[0] - 1 - start[0] - dropped, step[0])
+        if tuple(map(rest.at, site.samples.sizes)) == size:
+            return (Factor(size[0], rest),)
+    raise site.refusal("it takes a part of a free axis that no number of elements at its end explains")
+
+
+def _take(site: Site) -> Value:
+    site.same_attributes()
+    attributes = site.attributes
+    if not isinstance(attributes, TakeAttributes):
+        raise AssertionError(attributes)
+    value, axis = site.operands[0], attributes.axis
+    factors = site.factors(0, axis)
+    if is_free(factors):
+        along = prefix(factors)
+        lowest = 0 if along is None else along.at([d.low for d in site.samples.dimensions])
+        if max(attributes.indices, default=0) >= lowest:
+            raise site.refusal("it takes elements of a free axis that it does not have at the smallest size")
+    form = [axis_of([Factor(len(attributes.indices))]) if i == axis else a for i, a in enumerate(value.form)]
+    return _result(site, form, [None if i == axis else fill for i, fill in enumerate(value.fills)])
+
+
+def _opaque(site: Site) -> Value:
+    attributes = site.attributes
+    if not isinstance(attributes, OpaqueAttributes):
+        raise AssertionError(attributes)
+    is_free_here = any(is_free(axis) for value in site.operands for axis in value.form)
+    if not is_free_here and all(fixed(vector) for shape in (*site.inputs, site.output) for vector in shape):
+        site.same_attributes()
+        return _result(site, [axis_of([Factor(vector[0])]) for vector in site.output])
+    if attributes.op_type != "Gather" or attributes.domain:
+        raise site.refusal(f"{attributes.op_type} has no rule for ranges of sizes")
+    node = onnx.NodeProto.FromString(bytes.fromhex(attributes.node))
+    axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+    rank = len(site.inputs[0])
+    axis += rank if axis < 0 else 0
+    if len(site.operands) != 2 or is_free(site.factors(0, axis)) or not fixed(site.inputs[0][axis]):
+        raise site.refusal("indices into a free axis are computed at run time")
+    for i in range(len(site.inputs[1])):
+        site.mask(1, i, 0)  # an index must point into the table also where nobody reads the result
+    data, indices = site.operands
+    return _result(site, (*data.form[:axis], *indices.form, *data.form[axis + 1 :]))
+
+
+RULES: dict[str, Rule] = {
+    "broadcast": _broadcast,
+    "transpose": _transpose,
+    "reshape": _reshape,
+    "slice": _slice,
+    "take": _take,
+    "pad": _pad,
+    "concat": _concat,
+    "matmul": _matmul,
+    "conv": _conv,
+    "pool_sum": _pool,
+    "pool_max": _pool,
+    "reduce_sum": _reduce,
+    "reduce_prod": _reduce,
+    "reduce_max": _reduce,
+    "reduce_min": _reduce,
+    "opaque": _opaque,
+}

@@ -1,0 +1,137 @@
+"""A value, an axis and a number -> the value with this number behind the valid elements.
+
+The invariant of a masked graph: an element of a value all of whose coordinates along free factors are less than the
+model's sizes equals the element that the model computes at these coordinates. All other elements are arbitrary, also
+NaN, except where a `Fill` says more. Executables pad their inputs with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from korch.primitive.graph import GraphBuilder, Primitive
+from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
+from korch.primitive.types import DType, ValueId, ValueType
+from korch.primitive.verbs import Verbs, lit
+from korch.ranges.form import Form, Hidden, is_free
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """What lies behind the valid elements along an axis, whatever the other coordinates.
+
+    Attributes:
+        number: what all of them are.
+        is_soft: of a line along the axis they may be something else if all or some valid elements of the line are NaN,
+            so that a sum or a product of matrices over the line is NaN in the model, too.
+    """
+
+    number: float
+    is_soft: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of a masked graph.
+
+    Attributes:
+        id: its number there.
+        form: how its axes depend on the dimensions.
+        fills: what is known behind the valid elements along each axis.
+        part: "reduce_max", "reduce_sum" or "isnan" with the value that it is of, for the rules of softmax.
+    """
+
+    id: ValueId
+    form: Form
+    fills: tuple[Fill | None, ...]
+    part: tuple[str, ValueId] | None = None
+
+
+def plain(id: ValueId, form: Form, fills: Sequence[Fill | None] = ()) -> Value:
+    """Return a value; of axes that are not free no fill is kept."""
+    known = tuple(fills) or (None,) * len(form)
+    return Value(id, form, tuple(f if is_free(a) else None for f, a in zip(known, form, strict=True)))
+
+
+class Masks:
+    """Adds masks to a graph, each one once.
+
+    Attributes:
+        verbs: adds primitives.
+        hidden: the inputs that masks and numbers are read from.
+    """
+
+    def __init__(self, builder: GraphBuilder) -> None:
+        self.verbs = Verbs(builder, "")
+        self.hidden: dict[Hidden, ValueId] = {}
+        self.makers: dict[ValueId, tuple[Primitive, Value]] = {}
+
+    def input(self, wanted: Hidden) -> ValueId:
+        """Return a hidden input; equal ones are one."""
+        key = replace(wanted, name="")
+        if key not in self.hidden:
+            named = f"range {wanted.kind} {len(self.hidden)}"
+            self.hidden[key] = self.verbs.builder.input(named, ValueType(key.shape, DType(key.dtype)))
+        return self.hidden[key]
+
+    def records(self) -> tuple[Hidden, ...]:
+        """Return the hidden inputs in order, with their names."""
+        return tuple(replace(key, name=f"range {key.kind} {i}") for i, key in enumerate(self.hidden))
+
+    def filled(self, value: Value, axis: int, number: float, accepts_soft: bool = False) -> Value:
+        """Return a value with a number behind its valid elements along an axis.
+
+        The mask is put before transposes and reshapes that give the value, where a kernel can store it masked.
+        """
+        fill = value.fills[axis]
+        if fill is not None and fill.number == number and (accepts_soft or not fill.is_soft):
+            return value
+        maker, source = self.makers.get(value.id, (None, None))
+        if maker is not None and source is not None:
+            before = _axis_before(maker, source.form, value.form, axis)
+            if before is not None:
+                found = self.filled(source, before, number, accepts_soft)
+                id_ = self.verbs.add(maker.op, found.id, attributes=maker.attributes)
+                self.makers[id_] = (maker, found)
+                return replace(value, id=id_, fills=_with(value, axis, number))
+        mask = self._along(value, axis, "mask")
+        type_ = self.verbs.builder.type(value.id)
+        id_ = self.verbs.add("where", mask, value.id, self.verbs.full(number, type_))
+        return replace(value, id=id_, fills=_with(value, axis, number), part=None)
+
+    def only_last(self, value: Value, axis: int, offset: int) -> ValueId:
+        """Return the one element along an axis that `offset` valid ones follow, as a sum in which all others are 0."""
+        mask = self._along(value, axis, "end", offset)
+        type_ = self.verbs.builder.type(value.id)
+        alone = self.verbs.add("where", mask, value.id, self.verbs.full(0, type_))
+        return self.verbs.reduce("sum", alone, (axis,))
+
+    def _along(self, value: Value, axis: int, kind: str, offset: int = 0) -> ValueId:
+        factors = value.form[axis]
+        if factors is None:
+            raise AssertionError("an axis without factors")
+        shape = self.verbs.shape(value.id)
+        line = self.input(Hidden("", kind, factors, len(shape), axis, offset=offset))
+        whole = self.verbs.broadcast(line, shape)  # a condition of floats joins kernels of products
+        return self.verbs.elementwise("less", lit(0.0), whole)
+
+
+def _with(value: Value, axis: int, number: float) -> tuple[Fill | None, ...]:
+    """Return the fills of a value with one more; those that contradict it on common elements are dropped."""
+    return tuple(
+        Fill(number) if i == axis else (fill if fill is not None and fill.number == number else None)
+        for i, fill in enumerate(value.fills)
+    )
+
+
+def _axis_before(maker: Primitive, before: Form, after: Form, axis: int) -> int | None:
+    """Return which axis of its operand becomes an axis of a layout primitive's result; None if several do."""
+    match maker.attributes:
+        case TransposeAttributes(perm):
+            return perm[axis]
+        case ReshapeAttributes():
+            found = [i for i, factors in enumerate(before) if is_free(factors) and factors == after[axis]]
+            same = [i for i, factors in enumerate(after) if factors == after[axis]]
+            return found[0] if len(found) == len(same) == 1 else None
+    return None

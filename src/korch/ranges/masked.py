@@ -1,0 +1,176 @@
+"""The primitives of one model at several sizes -> its primitives for all sizes up to the largest.
+
+The result is for inputs that are padded with zeros to the largest size. `mask.py` states what its values hold, and
+`free.py` keeps it true from primitive to primitive, so that the outputs, cut to the model's sizes, are the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from korch.primitive.graph import Constant, GraphBuilder, PrimitiveGraph
+from korch.primitive.ops import OPS
+from korch.ranges.form import Dimension, Factor, Form, Hidden, RangePlan, Sizes, extent, is_free
+from korch.ranges.free import rule_of
+from korch.ranges.lockstep import AmbiguousError, Lockstep, Operand, align, refusal
+from korch.ranges.mask import Fill, Masks, Value, plain
+from korch.ranges.samples import MANY, sample
+from korch.ranges.site import Site, fit
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A model for all sizes up to some.
+
+    Attributes:
+        graph: its primitives; hidden inputs come last.
+        plan: how inputs and outputs of a size become those of the graph.
+    """
+
+    graph: PrimitiveGraph
+    plan: RangePlan
+
+
+def masked(dimensions: tuple[Dimension, ...], largest: Sizes, primitives: Callable[[Sizes], PrimitiveGraph]) -> Masked:
+    """Return a model's primitives for all sizes up to some.
+
+    Args:
+        dimensions: the dimensions that are free.
+        largest: their largest sizes.
+        primitives: returns the model's primitives at one size of each.
+
+    Raises:
+        UnsupportedError: a node does what no rule knows to be right for all sizes.
+    """
+    try:
+        return _Walk(align(sample(dimensions, largest, primitives))).run()
+    except AmbiguousError:
+        return _Walk(align(sample(dimensions, largest, primitives, MANY))).run()
+
+
+class _Walk:
+    def __init__(self, lockstep: Lockstep) -> None:
+        self._lockstep, self._samples = lockstep, lockstep.samples
+        self._builder = GraphBuilder()
+        self._masks = Masks(self._builder)
+        self._values: dict[int, Value] = {}
+        self._known = [extent(d) for d in range(len(self._samples.dimensions))]
+
+    def run(self) -> Masked:
+        largest = self._samples.largest
+        inputs = [self._input(name, value) for name, value in largest.inputs]
+        for step in self._lockstep.steps:
+            self._masks.verbs.origin = step.origin
+            rule = rule_of(step.op, OPS[step.op].category)
+            if rule is None:
+                raise refusal(self._samples, step.origin, f"{step.op} has no rule for ranges of sizes")
+            operands = [self._operand(operand, step.origin) for operand in step.operands]
+            site = Site(self._lockstep, step, operands, self._masks, self._known)
+            result = rule(site)
+            for operand, value in zip(step.operands, site.operands, strict=True):
+                if not operand.constants:
+                    self._values[operand.value] = value  # masked for later primitives, too
+            self._values[step.output] = result
+            self._note(result.form)
+        outputs = [self._output(name, operand) for name, operand in self._lockstep.outputs]
+        plan = RangePlan(self._samples.sizes[0], tuple(inputs), tuple(outputs), self._masks.records())
+        return Masked(self._builder.freeze(), plan)
+
+    def _note(self, form: Form) -> None:
+        for axis in form:
+            for factor in axis or ():
+                if factor.extent is not None and factor.extent not in self._known:
+                    self._known.append(factor.extent)
+
+    def _input(self, name: str, value: int) -> tuple[tuple[Factor, ...], ...]:
+        form = []
+        for vector in self._lockstep.shapes[value]:
+            factors = fit(self._samples, vector, self._known)
+            if factors is None:
+                raise refusal(self._samples, f"input {name!r}", "an axis follows from no dimension")
+            form.append(factors)
+        id_ = self._builder.input(name, self._samples.largest.types[value])
+        self._values[value] = plain(id_, tuple(form), [Fill(0)] * len(form))
+        return tuple(form)
+
+    def _output(self, name: str, operand: Operand) -> tuple[tuple[Factor, ...], ...]:
+        value = self._operand(operand, f"output {name!r}")
+        shape = (
+            tuple(zip(*(c.type.shape for c in operand.constants), strict=True))
+            if operand.constants
+            else self._lockstep.shapes[operand.value]
+        )
+        form = []
+        for axis, vector in zip(value.form, shape, strict=True):
+            factors = fit(self._samples, vector, self._known) if axis is None else axis
+            if factors is None:
+                raise refusal(self._samples, f"output {name!r}", "an axis follows from no dimension")
+            form.append(factors)
+        self._builder.output(name, value.id)
+        return tuple(form)
+
+    def _operand(self, operand: Operand, origin: str) -> Value:
+        if not operand.constants:
+            return self._values[operand.value]
+        constants = operand.constants
+        first, shapes = constants[0], tuple(zip(*(c.type.shape for c in constants), strict=True))
+        if all(constant.is_uniform for constant in constants) and first.array.dtype != np.bool_:
+            form = tuple(() if set(vector) == {1} else None for vector in shapes)
+            if len({constant.array.reshape(-1)[0].tobytes() for constant in constants}) == 1:
+                return plain(self._builder.constant(first.array), form)
+            return self._number(constants, form, origin)
+        if len({constant.digest for constant in constants}) == 1:
+            factors = [fit(self._samples, vector, ()) or () for vector in shapes]
+            return plain(self._builder.constant(first.array), tuple(factors))
+        return self._table(constants, shapes, origin)
+
+    def _table(self, constants: Sequence[Constant], shapes: Sequence[Sizes], origin: str) -> Value:
+        """Return a constant of which each sample has the part that is valid there."""
+        form = [fit(self._samples, vector, self._known) for vector in shapes]
+        axes = [axis for axis in form if axis is not None]
+        if len(axes) < len(form) or not any(map(is_free, axes)):
+            raise refusal(self._samples, origin, "a constant depends on the size")
+        factors = [factor for axis in axes for factor in axis]
+        whole = constants[0].array.reshape([factor.size for factor in factors])
+        for sizes, constant in zip(self._samples.sizes, constants, strict=True):
+            counts = [factor.at(sizes) for factor in factors]
+            part = whole[tuple(slice(count) for count in counts)]
+            if not np.array_equal(part, constant.array.reshape(counts), equal_nan=part.dtype.kind == "f"):
+                raise refusal(self._samples, origin, "the elements of a constant depend on the size")
+        return plain(self._builder.constant(constants[0].array), tuple(axes))
+
+    def _number(self, constants: Sequence[Constant], form: Form, origin: str) -> Value:
+        """Return a constant whose elements are all one function of the sizes."""
+        first = constants[0]
+        numbers = [constant.scalar for constant in constants]
+        found = self._function([float(number) for number in numbers], first.array.dtype)
+        if found is None:
+            texts = " or ".join(f"{float(number):g}" for number in numbers)
+            raise refusal(self._samples, origin, f"it computes with {texts}, which no dimension explains")
+        factors, coefficient, power = found
+        rank = first.type.rank
+        number = Hidden("", "number", factors, rank, 0, first.type.dtype.value, 0, coefficient, power)
+        id_ = self._masks.verbs.broadcast(self._masks.input(number), first.type.shape)
+        return plain(id_, form)
+
+    def _function(self, numbers: Sequence[float], dtype: np.dtype) -> tuple[tuple[Factor, ...], float, float] | None:
+        """Return factors, a coefficient and a power that explain a number in all samples."""
+        if not all(np.isfinite(numbers)) or 0 in numbers:
+            return None
+        sizes = self._samples.sizes
+        pairs = [(e,) for e in self._known] + [(a, b) for i, a in enumerate(self._known) for b in self._known[i:]]
+        for extents in pairs:
+            counts = [float(np.prod([e.at(s) for e in extents])) for s in sizes]
+            for power in (1.0, -1.0, 0.5, -0.5):
+                coefficient = numbers[0] / counts[0] ** power
+                rounded = float(np.format_float_positional(coefficient, 6, fractional=False))
+                coefficient = rounded if abs(rounded - coefficient) <= 1e-6 * abs(coefficient) else coefficient
+                made = [np.asarray(coefficient * count**power).astype(dtype) for count in counts]
+                exact = [np.asarray(number).astype(dtype) for number in numbers]
+                tolerance = 0 if dtype.kind in "iu" else 2 * np.finfo(np.float32).eps
+                if all(abs(float(a) - float(b)) <= tolerance * abs(float(b)) for a, b in zip(made, exact, strict=True)):
+                    return tuple(Factor(e.at(sizes[0]), e) for e in extents), coefficient, power
+        return None

@@ -1,0 +1,138 @@
+"""A primitive of all samples, while its rule looks at it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from korch.errors import UnsupportedError
+from korch.primitive.op import Attributes
+from korch.primitive.types import DType
+from korch.ranges.form import Axis, Extent, Factor, Sizes, axis_of, is_free
+from korch.ranges.lockstep import AmbiguousError, Lockstep, Samples, Step, refusal
+from korch.ranges.mask import Fill, Masks, Value
+
+
+def fixed(vector: Sizes) -> bool:
+    """Return whether a size is the same in all samples."""
+    return len(set(vector)) == 1
+
+
+def fit(samples: Samples, vector: Sizes, known: Iterable[Extent]) -> tuple[Factor, ...] | None:
+    """Return factors whose sizes an axis has in all samples; None if there are none.
+
+    Args:
+        samples: the graphs.
+        vector: the axis's size in each.
+        known: extents that may explain it.
+    """
+    if fixed(vector):
+        return axis_of([Factor(vector[0])])
+    extents = {extent: tuple(map(extent.at, samples.sizes)) for extent in known}
+    for extent, sizes in extents.items():
+        ratios = {(n % m if m else 1, n // m if m else 0) for n, m in zip(vector, sizes, strict=True)}
+        if len(ratios) == 1 and (ratio := ratios.pop())[0] == 0:
+            return axis_of([Factor(sizes[0], extent), Factor(ratio[1])])
+    for outer, sizes in extents.items():
+        for inner, others in extents.items():
+            if outer.dimension < inner.dimension and all(
+                n * m == size for n, m, size in zip(sizes, others, vector, strict=True)
+            ):
+                return axis_of([Factor(sizes[0], outer), Factor(others[0], inner)])
+    return None
+
+
+class Site:
+    """A primitive of all samples, with its operands in the masked graph.
+
+    Attributes:
+        step: the primitive.
+        operands: the values that it reads; `mask` replaces them.
+        inputs: per operand and axis, the size in each sample.
+        output: per axis of the result, the size in each sample.
+    """
+
+    def __init__(
+        self, lockstep: Lockstep, step: Step, operands: list[Value], masks: Masks, known: Sequence[Extent]
+    ) -> None:
+        self.samples, self.step, self.operands, self.masks = lockstep.samples, step, operands, masks
+        self._known = known
+        self.inputs = [_shape_of(lockstep, step, k) for k in range(len(operands))]
+        self.output = lockstep.shapes[step.output]
+
+    @property
+    def attributes(self) -> Attributes:
+        """The attributes in the largest graph."""
+        return self.step.attributes[0]
+
+    def refusal(self, what: str) -> UnsupportedError:
+        """Return the error that this primitive can't run for a range of sizes."""
+        return refusal(self.samples, self.step.origin, f"{self.step.op}: {what}")
+
+    def ambiguous(self, what: str) -> AmbiguousError:
+        """Return the error that more samples are needed."""
+        found = self.refusal(what)
+        return AmbiguousError(found.what, found.where, found.expected, found.hint)
+
+    def same_attributes(self) -> None:
+        """Refuse attributes that depend on the size."""
+        if len(set(self.step.attributes)) > 1:
+            raise self.refusal("its attributes depend on the size")
+
+    def concrete(self, axis: Axis, vector: Sizes) -> tuple[Factor, ...]:
+        """Return an axis's factors; any that fit its size if its elements are equal along it."""
+        if axis is not None:
+            return axis
+        found = fit(self.samples, vector, self._known)
+        if found is None:
+            raise self.refusal(f"an axis has {' or '.join(map(str, vector))} elements, which no dimension explains")
+        return found
+
+    def join(self, first: Axis, second: Axis) -> Axis:
+        """Return the factors that two axes have in common."""
+        if first is None or second is None or first == second:
+            return second if first is None else first
+        raise self.refusal("its operands depend on the size in different ways along an axis")
+
+    def factors(self, k: int, axis: int) -> tuple[Factor, ...]:
+        """Return the factors of an operand's axis."""
+        return self.concrete(self.operands[k].form[axis], self.inputs[k][axis])
+
+    def mask(self, k: int, axis: int, number: float, accepts_soft: bool = False) -> None:
+        """Replace an operand by one with a number behind its valid elements along an axis."""
+        value = self.operands[k]
+        factors = self.factors(k, axis)
+        if is_free(factors):
+            form = tuple(factors if i == axis else a for i, a in enumerate(value.form))
+            value = Value(value.id, form, value.fills, value.part)
+            self.operands[k] = self.masks.filled(value, axis, number, accepts_soft)
+
+    def fill(self, k: int, axis: int) -> Fill | None:
+        """Return what is known behind the valid elements of an operand along an axis."""
+        return self.operands[k].fills[axis]
+
+    def dtype(self, k: int) -> DType:
+        """Return an operand's element type."""
+        return self.masks.verbs.dtype(self.operands[k].id)
+
+    def vector(self, factor: Factor) -> Sizes:
+        """Return a factor's size in each sample."""
+        return tuple(map(factor.at, self.samples.sizes))
+
+    def check(self, form: Sequence[Axis]) -> None:
+        """Refuse a result whose factors do not have its sizes in all samples."""
+        for axis, vector in zip(form, self.output, strict=True):
+            if axis is None:
+                continue
+            sizes = tuple(math.prod(factor.at(sizes) for factor in axis) for sizes in self.samples.sizes)
+            if sizes != vector:
+                raise self.refusal(
+                    f"its result has {' or '.join(map(str, vector))} elements along an axis, not {sizes}"
+                )
+
+
+def _shape_of(lockstep: Lockstep, step: Step, k: int) -> tuple[Sizes, ...]:
+    operand = step.operands[k]
+    if operand.constants:
+        return tuple(zip(*(constant.type.shape for constant in operand.constants), strict=True))
+    return lockstep.shapes[operand.value]

@@ -1,0 +1,265 @@
+"""One executable for ranges of sizes: plans for a few upper sizes, each of which serves all sizes up to its own.
+
+Inputs are padded with zeros to a plan's sizes, and its outputs are cut to the model's. Masks, which the plan reads as
+further inputs, keep what lies behind the elements of the inputs out of the results (`korch.ranges`). The file is that
+of an executable for several shapes, with `ranges.json` beside: the dimensions, and for each plan its sizes and masks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import IO, Any, Self
+
+import numpy as np
+
+from korch.alignment import short_lived_bytes
+from korch.errors import ArtifactError, InputError
+from korch.primitive.op import Array
+from korch.ranges.form import Dimension, Factor, RangePlan, Sizes
+from korch.records import plain, read_object, read_record
+from korch.runtime.artifact import Archive, Artifact
+from korch.runtime.executable import Executable
+from korch.runtime.runnable import ArrayType, Runnable, TensorInfo, Timing
+from korch.runtime.shaped import ShapedExecutable, Shared, read_shaped
+
+FORMAT = "korch-ranged"
+RANGES = "ranges.json"
+
+MOST_REMEMBERED = 64
+"""Sizes whose masks are kept."""
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """The ranges of an executable.
+
+    Attributes:
+        dimensions: what is free.
+        plans: how each plan serves sizes up to its own.
+    """
+
+    dimensions: tuple[Dimension, ...]
+    plans: tuple[RangePlan, ...]
+
+
+class RangedExecutable(ShapedExecutable):
+    """Pads inputs of any size of some ranges to the smallest plan that takes them, and cuts its outputs.
+
+    Attributes:
+        ranges: what is free, and how each plan serves it.
+    """
+
+    format = FORMAT
+
+    def __init__(self, artifacts: Sequence[Artifact], shared: Shared, ranges: Ranges) -> None:
+        """Load the plans of one library.
+
+        Args:
+            artifacts: the plans.
+            shared: what they run with.
+            ranges: what each of them serves.
+
+        Raises:
+            ArtifactError: the library can't be loaded here, or has other plans.
+        """
+        super().__init__(artifacts, shared)
+        if len(ranges.plans) != len(self.plans):
+            raise ArtifactError("its ranges are not those of its plans")
+        self.ranges = ranges
+        found = zip(self.plans.values(), ranges.plans, strict=True)
+        self._served = sorted(found, key=lambda pair: math.prod(pair[1].sizes))
+        texts = [f"at most {self._sizes_text(plan.sizes)}" for plan in ranges.plans]
+        reports = (executable.report for executable in self.plans.values())
+        self.report = replace(self.report, plans=dict(zip(texts, reports, strict=True)))
+        first, plan = self._served[-1]
+        self._described = [
+            replace(info, shape=list(map(self._range_text, form)))
+            for info, form in zip(first.get_inputs(), plan.inputs, strict=False)  # hidden ones come last
+        ]
+        self._types = [ArrayType(i.name, (-1,) * len(i.shape), i.dtype) for i in self._described]
+        self._masks = lru_cache(MOST_REMEMBERED)(_masks)
+
+    def facts(self) -> str:
+        """Return a line about each plan."""
+        ranges = ", ".join(f"{d}={d.range_text}" for d in self.ranges.dimensions)
+        plans = (f"up to {self._sizes_text(plan.sizes)}: {e.facts()}" for e, plan in self._served)
+        return "\n  ".join([f"{len(self.plans)} plans for {ranges}", *plans])
+
+    def get_inputs(self) -> list[TensorInfo]:
+        """Describe the inputs; a free dimension is like "1..512"."""
+        return list(self._described)
+
+    def get_outputs(self) -> list[TensorInfo]:
+        """Describe the outputs; a dimension that follows from a free one is like "1..512"."""
+        executable, plan = self._served[-1]
+        return [
+            replace(info, shape=list(map(self._range_text, form)))
+            for info, form in zip(executable.get_outputs(), plan.outputs, strict=True)
+        ]
+
+    def inputs_at(self, sizes: Sizes) -> list[TensorInfo]:
+        """Describe the inputs for one size of each dimension."""
+        _, plan = self._served[-1]
+        return [
+            replace(info, shape=[_size(axis, sizes) for axis in form])
+            for info, form in zip(self._described, plan.inputs, strict=True)
+        ]
+
+    def example_inputs(self) -> list[TensorInfo]:
+        """Describe the inputs of the largest sizes."""
+        return self.inputs_at(self._served[-1][1].sizes)
+
+    def planned_bindings(self) -> list[dict[str, tuple[int, ...]]]:
+        """Return the sizes of each plan by the names of dimensions, or of inputs with their other axes."""
+        found = []
+        for _, served in reversed(self._served):
+            shapes = {i.name: tuple(i.shape) for i in self.inputs_at(served.sizes)}
+            free = zip(self.ranges.dimensions, served.sizes, strict=True)
+            found.append({d.name: (n,) if d.axis is None else shapes[d.name] for d, n in free})
+        return found
+
+    def sizes_of(self, arrays: Sequence[Any]) -> Sizes:
+        """Return the size of each dimension in some arrays.
+
+        Raises:
+            InputError: an array has another number of axes or another size, or is out of a range.
+        """
+        _, plan = self._served[-1]
+        sizes: list[int | None] = [None] * len(self.ranges.dimensions)
+        for info, form, array in zip(self._described, plan.inputs, arrays, strict=True):
+            shape = np.shape(array)
+            where = f"input {info.name!r}"
+            if len(shape) != len(form):
+                raise InputError(f"it has {len(shape)} axes", where, f"{len(form)}")
+            for axis, (factors, size) in enumerate(zip(form, shape, strict=True)):
+                self._read_size(factors, size, f"{where}, axis {axis}", sizes)
+        return tuple(0 if size is None else size for size in sizes)
+
+    def _read_size(self, factors: tuple[Factor, ...], size: int, where: str, sizes: list[int | None]) -> None:
+        extent = factors[0].extent if factors else None
+        if extent is None:
+            if size != (wanted := math.prod(factor.size for factor in factors)):
+                raise InputError(f"its size is {size}", where, str(wanted))
+            return
+        dimension = self.ranges.dimensions[extent.dimension]
+        if not dimension.low <= size <= dimension.high:
+            raise InputError(
+                f"the size {size} of {str(dimension)!r} is out of its range",
+                where,
+                dimension.range_text,
+                "Optimize the model again for more sizes (--shape)",
+            )
+        known = sizes[extent.dimension]
+        if known is not None and known != size:
+            raise InputError(f"the size of {str(dimension)!r} is {size}", where, f"{known}, as in another input")
+        sizes[extent.dimension] = size
+
+    def serving(self, sizes: Sizes) -> tuple[Executable, RangePlan]:
+        """Return the smallest plan for some sizes, and how it serves them."""
+        return next(
+            (e, plan) for e, plan in self._served if all(n <= m for n, m in zip(sizes, plan.sizes, strict=True))
+        )
+
+    def plan_for(self, arrays: Sequence[Any]) -> Executable:
+        """Return the executable that arrays of these shapes run on, padded."""
+        self.check_count(arrays)
+        return self.serving(self.sizes_of(arrays))[0]
+
+    def compute(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
+        """Run the smallest plan that takes these arrays, padded."""
+        self.check_count(arrays)
+        accepted = [type_.accept(array) for type_, array in zip(self._types, arrays, strict=True)]
+        sizes = self.sizes_of(accepted)
+        executable, plan = self.serving(sizes)
+        return padded_run(executable, plan, sizes, accepted, self._masks(plan, sizes))
+
+    def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
+        """Return a function that runs the model once, with padding and cutting, and gives its nanoseconds."""
+        return Runnable.stopwatch(self, arrays)
+
+    def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
+        """Time runs with padding and cutting."""
+        return Runnable.time(self, arrays, repeat)
+
+    def archive(self) -> Archive:
+        """Return the content of its file."""
+        found = super().archive()
+        return replace(found, members={RANGES: json.dumps(plain(self.ranges)).encode(), **found.members})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
+        """Load what `save` wrote.
+
+        Raises:
+            ArtifactError: it is damaged, of another schema, or for another machine.
+        """
+        artifacts, shared, ranges = read_ranged(path)
+        try:
+            return cls(artifacts, shared, ranges)
+        except (ValueError, TypeError, IndexError) as error:
+            raise ArtifactError("it is damaged", where=str(path)) from error
+
+    def _range_text(self, axis: tuple[Factor, ...]) -> int | str:
+        low, high = (_size(axis, [getattr(d, end) for d in self.ranges.dimensions]) for end in ("low", "high"))
+        return low if low == high else f"{low}..{high}"
+
+    def _sizes_text(self, sizes: Sizes) -> str:
+        return ", ".join(f"{d}={n}" for d, n in zip(self.ranges.dimensions, sizes, strict=True))
+
+
+def read_ranged(path: str | os.PathLike[str] | IO[bytes]) -> tuple[list[Artifact], Shared, Ranges]:
+    """Read what `RangedExecutable.save` wrote.
+
+    Raises:
+        ArtifactError: it is damaged, of another schema, or for another machine.
+    """
+    found: list[Ranges] = []
+
+    def read_more(archive: Any) -> None:
+        found.append(read_record(Ranges, read_object(archive.read(RANGES), RANGES), "ranges"))
+
+    artifacts, shared = read_shaped(path, FORMAT, (RANGES,), read_more)
+    return artifacts, shared, found[0]
+
+
+def padded_run(
+    executable: Executable, plan: RangePlan, sizes: Sizes, arrays: Sequence[Array], masks: Sequence[Array]
+) -> tuple[Array, ...]:
+    """Return a plan's outputs for inputs of smaller sizes."""
+    inputs = [padded(array, form) for array, form in zip(arrays, plan.inputs, strict=True)]
+    found = executable.compute([*inputs, *masks])
+    return tuple(cut(array, form, sizes) for array, form in zip(found, plan.outputs, strict=True))
+
+
+def padded(array: Array, form: Sequence[tuple[Factor, ...]]) -> Array:
+    """Return an array with zeros behind its elements, in the size of a plan."""
+    shape = tuple(math.prod(factor.size for factor in axis) for axis in form)
+    if array.shape == shape:
+        return array
+    whole = short_lived_bytes(math.prod(shape) * array.dtype.itemsize).view(array.dtype).reshape(shape)
+    whole[...] = 0
+    whole[tuple(slice(n) for n in array.shape)] = array
+    return whole
+
+
+def cut(array: Array, form: Sequence[tuple[Factor, ...]], sizes: Sizes) -> Array:
+    """Return the elements of an array that the model has at some sizes."""
+    factors = [factor for axis in form for factor in axis]
+    counts = [factor.at(sizes) for factor in factors]
+    if counts == [factor.size for factor in factors]:
+        return array
+    valid = array.reshape([factor.size for factor in factors])[tuple(map(slice, counts))]
+    return np.ascontiguousarray(valid).reshape([_size(axis, sizes) for axis in form])
+
+
+def _masks(plan: RangePlan, sizes: Sizes) -> list[Array]:
+    return [hidden.array(sizes) for hidden in plan.hidden]
+
+
+def _size(axis: Sequence[Factor], sizes: Sequence[int]) -> int:
+    return math.prod(factor.at(sizes) for factor in axis)

@@ -1,0 +1,171 @@
+"""Small models with free dimensions, and a model's primitives at a size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+
+from korch.fission import fission
+from korch.frontend.onnx import load_model
+from korch.primitive import reference
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.op import Array
+from korch.ranges.form import Factor, Sizes
+from korch.ranges.masked import Masked, masked
+from korch.ranges.samples import Bound, binding_of, dimensions_of
+from korch.report.peers.inputs import random_arrays
+from korch.runtime.ranged import cut, padded
+
+Shapes = Mapping[str, Sequence[Bound]]
+
+
+def model(text: str, **weights: Array) -> bytes:
+    """Return a model from the text of its graph, with weights that the text does not declare."""
+    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+    proto.graph.initializer.extend(onnx.numpy_helper.from_array(w, name) for name, w in weights.items())
+    return proto.SerializeToString()
+
+
+def weight(*shape: int) -> Array:
+    rng = np.random.default_rng(math.prod(shape))
+    return (rng.standard_normal(shape) / math.sqrt(shape[-1])).astype(np.float32)
+
+
+def primitives(source: bytes, shapes: Shapes, sizes: Sizes) -> PrimitiveGraph:
+    return fission(load_model(source, binding_of(shapes, sizes)))
+
+
+def masked_model(source: bytes, shapes: Shapes) -> Masked:
+    dimensions = dimensions_of(shapes)
+    largest = tuple(d.high for d in dimensions)
+    return masked(dimensions, largest, lambda sizes: primitives(source, shapes, sizes))
+
+
+def worst_error(source: bytes, shapes: Shapes, whole: Masked, sizes: Sizes, *, without_masks: bool = False) -> float:
+    """Return the largest difference between a masked model and the model of a size, both in float64."""
+    graph = primitives(source, shapes, sizes)
+    types = {name: graph.types[v] for name, v in graph.inputs}
+    feeds = random_arrays({name: (t.shape, t.dtype.numpy) for name, t in types.items()}, sum(sizes))
+    wanted = reference.run(graph, feeds)
+    given = {name: padded(feeds[name], form) for name, form in zip(types, whole.plan.inputs, strict=True)}
+    masks = {hidden.name: hidden.array(sizes) for hidden in whole.plan.hidden}
+    given |= {name: np.ones_like(mask) for name, mask in masks.items()} if without_masks else masks
+    found = reference.run(whole.graph, given)
+    errors = [0.0]
+    for (name, _), form in zip(graph.outputs, whole.plan.outputs, strict=True):
+        part = cut(found[name], form, sizes)
+        assert part.shape == wanted[name].shape
+        assert np.array_equal(np.isnan(part), np.isnan(wanted[name]))
+        errors.append(float(np.nanmax(np.abs(part - wanted[name]), initial=0)))
+    return max(errors)
+
+
+def free_factors(form: Sequence[Sequence[Factor]]) -> int:
+    return sum(factor.extent is not None for axis in form for factor in axis)
+
+
+WIDTH, HEADS = 8, 2
+
+BERT = """
+g (int64[batch, length] ids, int64[batch, length] mask) => (float[batch, length, 8] y, float[batch, 8] mean,
+   float[batch, 8] first, float[batch, 1, 8] last)
+<int64 one = {1}, int64 zero = {0}, int64[1] ones = {1}, int64[1] zeros = {0}, int64[1] minus = {-1},
+ int64[1] most = {9223372036854775807}, float minus_many = {-10000}, float one_float = {1},
+ int64[4] heads = {0, 0, 2, 4}, float root = {2}, int64[2] axes = {1, 2}>
+{
+    words = Gather(table, ids)
+    shape = Shape(ids)
+    length = Gather(shape, one)
+    lengths = Unsqueeze(length, zeros)
+    places = Slice(positions, zeros, lengths, zeros)
+    x = Add(words, places)
+    n = LayerNormalization(x, scale, bias)
+    qh = MatMul(n, wq)
+    kh = MatMul(n, wk)
+    vh = MatMul(n, wv)
+    q4 = Reshape(qh, heads)
+    k4 = Reshape(kh, heads)
+    v4 = Reshape(vh, heads)
+    q = Transpose <perm = [0, 2, 1, 3]> (q4)
+    k = Transpose <perm = [0, 2, 3, 1]> (k4)
+    v = Transpose <perm = [0, 2, 1, 3]> (v4)
+    scores = MatMul(q, k)
+    scaled = Div(scores, root)
+    floats = Cast <to = 1> (mask)
+    wide = Unsqueeze(floats, axes)
+    away = Sub(one_float, wide)
+    off = Mul(away, minus_many)
+    kept = Add(scaled, off)
+    p = Softmax <axis = -1> (kept)
+    r = MatMul(p, v)
+    rt = Transpose <perm = [0, 2, 1, 3]> (r)
+    joined = Reshape(rt, shape3)
+    o = MatMul(joined, wo)
+    y = Add(n, o)
+    mean = ReduceMean <axes = [1], keepdims = 0> (y)
+    first = Gather <axis = 1> (y, zero)
+    last = Slice(y, minus, most, ones)
+}
+"""
+
+
+def bert(most: int = 64) -> bytes:
+    shapes = {"wq": (8, 8), "wk": (8, 8), "wv": (8, 8), "wo": (8, 8), "table": (2, 8), "positions": (most, 8)}
+    weights = {name: weight(*shape) for name, shape in shapes.items()}
+    vectors = {"scale": weight(8) + 1, "bias": weight(8)}
+    return model(BERT, **weights, **vectors, shape3=np.array([0, 0, 8]))
+
+
+CONV = """
+g (float[1, 3, height, width] image) => (float[1, 4] y, float[1, 8, h, w] z)
+{
+    a = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (image, w1)
+    b = Relu(a)
+    c = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1], strides = [2, 2]> (b)
+    z = Conv <pads = [1, 1, 1, 1]> (c, w2)
+    e = GlobalAveragePool(z)
+    f = Flatten(e)
+    y = MatMul(f, w3)
+}
+"""
+
+
+def conv_net() -> bytes:
+    return model(CONV, w1=weight(6, 3, 3, 3), w2=weight(8, 6, 3, 3), w3=weight(8, 4))
+
+
+VIT = """
+g (float[batch, 3, 8, 8] image) => (float[batch, 5] y)
+<int64 zero = {0}, int64[1] zeros = {0}, int64[3] flat = {0, 8, -1}, int64[2] rest = {1, 8},
+ int64[4] heads = {0, 0, 2, 4}, float root = {2}>
+{
+    patches = Conv <strides = [4, 4]> (image, w)
+    flattened = Reshape(patches, flat)
+    tokens = Transpose <perm = [0, 2, 1]> (flattened)
+    shape = Shape(image)
+    batch = Gather(shape, zero)
+    batches = Unsqueeze(batch, zeros)
+    whole = Concat <axis = 0> (batches, rest)
+    first = Expand(start, whole)
+    all = Concat <axis = 1> (first, tokens)
+    x = Add(all, positions)
+    q4 = Reshape(x, heads)
+    q = Transpose <perm = [0, 2, 1, 3]> (q4)
+    k = Transpose <perm = [0, 2, 3, 1]> (q4)
+    scores = MatMul(q, k)
+    p = Softmax <axis = -1> (scores)
+    r = MatMul(p, q)
+    rt = Transpose <perm = [0, 2, 1, 3]> (r)
+    shape3 = Shape(x)
+    joined = Reshape(rt, shape3)
+    class = Gather <axis = 1> (joined, zero)
+    y = Gemm(class, w5)
+}
+"""
+
+
+def vit() -> bytes:
+    return model(VIT, w=weight(8, 3, 4, 4), start=weight(1, 1, 8), positions=weight(1, 5, 8), w5=weight(8, 5))

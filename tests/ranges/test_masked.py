@@ -1,0 +1,163 @@
+"""Masked graphs: each size of a range gives what the model gives at this size, and what can't be right is refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from korch.errors import UnsupportedError
+from korch.primitive.op import Category
+from tests.ranges.range_models import bert, conv_net, free_factors, masked_model, model, vit, weight, worst_error
+
+EXACT = 1e-12
+
+
+def test_every_length_of_a_bert_like_model() -> None:
+    shapes = {"batch": (1,), "length": (range(1, 65),)}
+    whole = masked_model(bert(), shapes)
+    assert max(worst_error(bert(), shapes, whole, (n,)) for n in range(1, 65)) < EXACT
+    kinds = [hidden.kind for hidden in whole.plan.hidden]
+    # Scores, values, elements of the mean and its count; the one that is last.
+    assert sorted(kinds) == ["end", "mask", "mask", "number"]
+
+
+def test_two_dimensions_at_once() -> None:
+    shapes = {"batch": (range(1, 6),), "length": (range(2, 20),)}
+    whole = masked_model(bert(), shapes)
+    for sizes in [(1, 2), (5, 19), (4, 18), (2, 7), (1, 19), (5, 2), (3, 8)]:
+        assert worst_error(bert(), shapes, whole, sizes) < EXACT
+
+
+def test_every_image_size_of_a_convolutional_network() -> None:
+    shapes = {"height": (range(5, 30),), "width": (range(9, 24),)}
+    whole = masked_model(conv_net(), shapes)
+    sizes = [(h, 9 + h * 7 % 15) for h in range(5, 30)] + [(5, 9), (29, 23)]
+    assert max(worst_error(conv_net(), shapes, whole, pair) for pair in sizes) < EXACT
+
+
+def test_a_free_axis_of_an_input_by_its_name() -> None:
+    shapes = {"image": (1, 3, range(6, 20), 12)}
+    whole = masked_model(conv_net(), shapes)
+    assert max(worst_error(conv_net(), shapes, whole, (n,)) for n in range(6, 20)) < EXACT
+
+
+def test_a_free_batch_needs_no_mask() -> None:
+    shapes = {"batch": (range(1, 18),)}
+    whole = masked_model(vit(), shapes)
+    assert whole.plan.hidden == ()
+    assert max(worst_error(vit(), shapes, whole, (n,)) for n in range(1, 18)) < EXACT
+
+
+NAN_BEHIND = """
+g (float[n, 4] x) => (float[1, 4] y, float[n, 4] z, float[4, 4] w)
+{
+    one = Div(x, x)
+    y = ReduceMax <axes = [0]> (one)
+    z = Softmax <axis = 0> (one)
+    t = Transpose <perm = [1, 0]> (one)
+    w = MatMul(t, x)
+}
+"""
+
+
+def test_what_is_not_a_number_behind_the_elements_is_kept_out() -> None:
+    source, shapes = model(NAN_BEHIND), {"n": (range(1, 14),)}
+    whole = masked_model(source, shapes)
+    for n in range(1, 14):
+        assert worst_error(source, shapes, whole, (n,)) < EXACT
+    # Without masks 0 / 0 behind the elements comes into all results.
+    with pytest.raises(AssertionError):
+        worst_error(source, shapes, whole, (3,), without_masks=True)
+
+
+MERGED = """
+g (float[2, n, 4] x) => (float[m, 4] y, float[k] z)
+<int64[2] rows = {-1, 4}, int64[1] flat = {-1}, int64[1] axes = {0}>
+{
+    y = Reshape(x, rows)
+    s = ReduceSum <keepdims = 1> (y, axes)
+    shape = Shape(x)
+    again = Reshape(y, shape)
+    t = Add(again, s)
+    z = Reshape(t, flat)
+}
+"""
+
+
+def test_axes_that_are_merged_and_split_again() -> None:
+    source = model(MERGED)
+    shapes = {"n": (range(1, 12),)}
+    whole = masked_model(source, shapes)
+    assert [free_factors(form) for form in whole.plan.outputs] == [1, 1]
+    assert max(worst_error(source, shapes, whole, (n,)) for n in range(1, 12)) < EXACT
+
+
+SOFT = """
+g (float[n, n] x) => (float[n, 3] y, float[n, n] p)
+<int64[1] zero = {0}, float none = {0}>
+{
+    shape = Shape <start = 0, end = 1> (x)
+    v = Slice(table, zero, shape, zero)
+    infinite = Div(x, none)
+    p = Softmax <axis = -1> (infinite)
+    y = MatMul(p, v)
+}
+"""
+
+
+def test_infinite_rows_of_a_softmax() -> None:
+    """A row of which the maximum is infinite is NaN in the model, and in the masked graph."""
+    source, shapes = model(SOFT, table=weight(16, 3)), {"n": (range(1, 17),)}
+    whole = masked_model(source, shapes)
+    assert max(worst_error(source, shapes, whole, (n,)) for n in range(1, 17)) < EXACT
+
+
+def one(body: str, inputs: str = "float[n, 4] x", output: str = "float[a, b] y") -> str:
+    return f"g ({inputs}) => ({output}) {body}"
+
+
+REFUSED = {
+    "something is put behind a free axis": one("{ y = Concat <axis = 0> (x, w) }"),
+    "it takes a part of a free axis that begins at its end": one(
+        "<int64[1] s = {-1}, int64[1] e = {-1000}, int64[1] a = {0}, int64[1] p = {-1}> { y = Slice(x, s, e, a, p) }"
+    ),
+    "it takes 3 elements of a free axis, which has 2": one(
+        "<int64[1] s = {0}, int64[1] e = {-1}, int64[3] i = {0, 1, 2}> { y = Gather(x, i) }"
+    ),
+    "TopK has no rule": one("<int64[1] k = {2}> { y, i = TopK <axis = 0> (x, k) }"),
+    "padded with its own elements": one('<int64[4] p = {1, 0, 1, 0}> { y = Pad <mode = "reflect"> (x, p) }'),
+    "its attributes depend on the size": one("<int64 a = {0}> { y = CumSum(x, a) }"),
+    "the elements of a constant depend on the size": one(
+        "<int64 z = {0}, int64 o = {1}, int64[1] a = {1}> { s = Shape(x) n = Gather(s, z) r = Range(z, n, o) "
+        "d = Sub(n, r) f = Cast <to = 1> (d) c = Unsqueeze(f, a) y = Add(x, c) }"
+    ),
+    "which no dimension explains": one(
+        "<int64 z = {0}> { s = Shape(x) n = Gather(s, z) f = Cast <to = 1> (n) l = Log(f) y = Mul(x, l) }"
+    ),
+    "its shape splits a free axis": one("<int64[2] s = {2, -1}> { y = Reshape(x, s) }"),
+    "conv_transpose has no rule": one("{ y = ConvTranspose(x, v) }", "float[1, 4, n] x", "float[a, b, c] y"),
+    "indices into a free axis": one("{ y = Gather(x, i) }", "float[n, 4] x, int64[3] i"),
+    "its weights depend on the size": one("{ y = Conv(u, x) }", "float[1, 4, 9] u, float[n, 4, 3] x", "float[a,b,c] y"),
+    "the elements of a constant depend on the size: counts": one(
+        "{ y = AveragePool <kernel_shape = [3], pads = [1, 1]> (x) }", "float[1, 4, n] x", "float[a, b, c] y"
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_no_rule_knows_to_be_right_is_refused(reason: str) -> None:
+    source = model(REFUSED[reason], w=weight(2, 4), v=weight(4, 2, 3))
+    with pytest.raises(UnsupportedError, match=re.escape(reason.partition(": ")[0])) as error:
+        masked_model(source, {"n": (range(2, 12),)})
+    assert "option --shape n=2.." in str(error.value)
+    assert "separated by commas" in str(error.value)
+
+
+def test_each_kind_of_primitive_has_a_rule_or_none() -> None:
+    from korch.primitive.ops import OPS
+    from korch.ranges.free import rule_of
+
+    without = {op.name for op in OPS.values() if rule_of(op.name, op.category) is None}
+    assert {"conv_transpose"} <= without <= {"conv_transpose"} | {n for n in OPS if "winograd" in n}
+    assert all(OPS[name].category is not Category.ELEMENTWISE for name in without)

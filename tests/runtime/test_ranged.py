@@ -1,0 +1,165 @@
+"""One executable for a range of sizes: each size gives what the model gives, and others are refused."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import korch
+from korch.cli import main, parse_bindings
+from korch.errors import ArtifactError, InaccurateError, InputError, KorchError, OptionError, UnsupportedError
+from korch.ranges.mask import Masks, Value
+from korch.runtime.ranged import RangedExecutable
+from korch.runtime.unpack import unpack
+
+QUICK = {"measure": False, "threads": 1, "ablation": korch.Ablation(baselines=False)}
+
+TEXT = """
+<ir_version: 8, opset_import: ["" : 17]>
+g (float[batch, n, 6] x, float[n] bias) => (float[batch, n, 6] y, float[batch, 6] mean)
+{
+    t = Transpose <perm = [0, 2, 1]> (x)
+    s = MatMul(x, t)
+    b = Add(s, bias)
+    p = Softmax <axis = -1> (b)
+    y = MatMul(p, x)
+    mean = ReduceMean <axes = [1], keepdims = 0> (y)
+}
+"""
+
+
+def proto() -> onnx.ModelProto:
+    return onnx.parser.parse_model(TEXT)
+
+
+def check(executable: RangedExecutable, batch: int, n: int) -> None:
+    rng = np.random.default_rng(n)
+    feeds = {
+        "x": rng.standard_normal((batch, n, 6)).astype(np.float32),
+        "bias": rng.standard_normal(n).astype(np.float32),
+    }
+    session = onnxruntime.InferenceSession(proto().SerializeToString())
+    for found, wanted in zip(executable.run(None, feeds), session.run(None, feeds), strict=True):
+        assert found.shape == wanted.shape
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def executable(cache_folder) -> RangedExecutable:
+    limits = korch.SearchLimits(range_least=6)
+    shapes = {"batch": 2, "n": range(1, 25)}
+    found = korch.optimize(proto(), shapes=shapes, search=limits, cache_folder=cache_folder, **QUICK)
+    assert isinstance(found, RangedExecutable)
+    return found
+
+
+def test_every_size_runs_on_the_smallest_plan(executable: RangedExecutable) -> None:
+    assert [plan.sizes for plan in executable.ranges.plans] == [(24,), (6,)]
+    for n in range(1, 25):
+        check(executable, 2, n)
+    small, large = executable.serving((6,))[0], executable.serving((7,))[0]
+    assert small is not large
+    assert executable.plan_for([np.zeros((2, 6, 6)), np.zeros(6)]) is small
+
+
+def test_it_describes_its_ranges(executable: RangedExecutable) -> None:
+    assert [info.shape for info in executable.get_inputs()] == [[2, "1..24", 6], ["1..24"]]
+    assert [info.shape for info in executable.get_outputs()] == [[2, "1..24", 6], [2, 6]]
+    assert [info.shape for info in executable.example_inputs()] == [[2, 24, 6], [24]]
+    assert "2 plans for n=1..24\n  up to n=6: " in repr(executable)
+
+
+def test_it_is_saved_and_loaded(executable: RangedExecutable, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "a.korch"
+    executable.save(path)
+    loaded = korch.load(path)
+    assert isinstance(loaded, RangedExecutable)
+    check(loaded, 2, 13)
+    check(pickle.loads(pickle.dumps(loaded)), 2, 1)
+    assert loaded.ranges == executable.ranges
+    assert main(["run", str(path), "--random"]) == 0
+    assert "y: f32[2, 24, 6]" in capsys.readouterr().out
+    assert main(["explain", str(path)]) == 0
+    assert "inputs of at most n=24: " in capsys.readouterr().out
+    with pytest.raises(UnsupportedError, match="it is for ranges of sizes, which only Python pads and cuts"):
+        unpack(path, tmp_path / "unpacked")
+    damaged = executable.archive()
+    damaged.members["ranges.json"] = b'{"dimensions": [], "plans": []}'  # type: ignore[index]
+    damaged.write(path)
+    with pytest.raises(ArtifactError):
+        korch.load(path)
+
+
+def test_it_times_whole_runs(executable: RangedExecutable) -> None:
+    arrays = [np.zeros((2, 5, 6), np.float32), np.zeros(5, np.float32)]
+    assert all(run_ns > 0 for run_ns in executable.time(arrays, 3).run_ns)
+
+
+@pytest.mark.parametrize(
+    ("x", "bias", "text"),
+    [
+        ((2, 25, 6), 25, "input 'x', axis 1: the size 25 of 'n' is out of its range; expected 1..24"),
+        ((2, 0, 6), 0, "input 'x', axis 1: the size 0 of 'n' is out of its range; expected 1..24"),
+        ((2, 5, 6), 4, "input 'bias', axis 0: the size of 'n' is 4; expected 5, as in another input"),
+        ((3, 5, 6), 5, "input 'x', axis 0: its size is 3; expected 2"),
+        ((5, 6), 5, "it is f32[5,6]; expected f32[?,?,?]"),
+    ],
+)
+def test_other_sizes_are_refused(executable: RangedExecutable, x, bias: int, text: str) -> None:
+    with pytest.raises(InputError) as error:
+        executable(np.zeros(x, np.float32), np.zeros(bias, np.float32))
+    assert text in str(error.value)
+
+
+def test_bench_compares_at_sizes(executable: RangedExecutable, tmp_path: Path, capsys) -> None:
+    path, model = tmp_path / "a.korch", tmp_path / "m.onnx"
+    executable.save(path)
+    onnx.save(proto(), str(model))
+    command = ["bench", str(path), "--model", str(model), "--against", "", "--rounds", "1"]
+    assert main(command) == 0
+    assert "n=24\n" in capsys.readouterr().out
+    assert main([*command, "--shape", "n=7"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--shape", "n=70"]) != 0
+    assert "n= and one of 1..24" in capsys.readouterr().err
+
+
+def test_a_plan_with_wrong_results_is_refused(cache_folder, monkeypatch) -> None:
+    def unmasked(self: Masks, value: Value, axis: int, number: float, accepts_soft: bool = False) -> Value:
+        return value
+
+    monkeypatch.setattr(Masks, "filled", unmasked)
+    text = TEXT[: TEXT.index("    t =")] + "    y = Identity(x)\n mean = ReduceMax <axes = [1], keepdims = 0> (x)\n}\n"
+    shapes = {"batch": 1, "n": range(1, 7)}
+    with pytest.raises(InaccurateError, match="at n=1 the error of output 'mean'"):
+        korch.optimize(onnx.parser.parse_model(text), shapes=shapes, cache_folder=cache_folder, **QUICK)
+
+
+def test_ranges_are_read() -> None:
+    assert parse_bindings(["n=1..512", "x=1x3x64..640x8"]) == [{"n": (range(1, 513),), "x": (1, 3, range(64, 641), 8)}]
+    assert parse_bindings(["n=4..4"]) == [{"n": (4,)}]
+    with pytest.raises(OptionError, match=r"the range 5\.\.4 is empty"):
+        parse_bindings(["n=5..4"])
+
+
+@pytest.mark.parametrize(
+    ("shapes", "text"),
+    [
+        ({"batch": 1, "n": range(1, 9, 2)}, "a range without steps"),
+        ({"batch": 1, "n": range(4, 4)}, "a range without steps"),
+        ([{"batch": 1, "n": range(1, 9)}, {"batch": 2, "n": 3}], "there are ranges of sizes and several bindings"),
+    ],
+)
+def test_unclear_ranges_are_refused(shapes, text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        korch.optimize(proto(), shapes=shapes, **QUICK)
+
+
+def test_a_device_takes_no_ranges() -> None:
+    with pytest.raises(KorchError, match="an artifact for a CUDA device has one plan"):
+        korch.optimize(proto(), shapes={"batch": 1, "n": range(1, 9)}, target="cuda", measure=False)
