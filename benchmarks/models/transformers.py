@@ -40,7 +40,7 @@ class TransformerModel:
         return self.builder(**options)
 
     def build_tiny(self) -> tuple[Any, Inputs]:
-        """Build it small: two layers of 64 channels."""
+        """Build it small: one layer of 64 channels."""
         return self.builder(**self.tiny)
 
 
@@ -156,7 +156,7 @@ def ready(module: Any) -> Any:
     return module.eval()
 
 
-_TINY = {"layers": 2, "hidden": 64, "heads": 4}
+_TINY = {"layers": 1, "hidden": 64, "heads": 4}
 
 _MODELS = (
     TransformerModel(
