@@ -117,12 +117,12 @@ def _private(view: View, value: int, root: int) -> frozenset[int]:
     for v in inside:
         for user in view.users(v):
             reads.setdefault(user.output, []).append(v)
-    waiting = list(inside)
-    while waiting:
-        v = waiting.pop()
-        if v in inside and v != root and _is_read_outside(view, v, inside):
+    left = inside - {root}
+    while left:
+        v = left.pop()
+        if _is_read_outside(view, v, inside):
             inside.remove(v)
-            waiting += reads.get(v, ())
+            left |= inside.intersection(reads.get(v, ())) - {root}
     return frozenset(inside)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive, PrimitiveGraph
@@ -47,18 +48,32 @@ Home = Callable[[int, Index, Ranges], tuple[str, Expr] | None]
 
 def physical_offset(layout: Layout, shape: tuple[int, ...], index: Index, ranges: Ranges) -> Expr:
     """Return the element at which `index` of a value of `shape` lies in a layout."""
-    strides = row_major_strides(layout.physical_shape(shape))
-    parts = []
-    for position, axis in enumerate(layout.order):
-        block = layout.block(axis)
-        parts.append(scale(quotient(index[axis], block, ranges), strides[position]))
-    seen: dict[int, int] = {}
-    for position, (axis, size) in enumerate(layout.blocks, len(layout.order)):
-        seen[axis] = seen.get(axis, 1) * size
-        inner = remainder(index[axis], layout.block(axis), ranges)
-        inner = remainder(quotient(inner, layout.block(axis) // seen[axis], ranges), size, ranges)
-        parts.append(scale(inner, strides[position]))
+    parts = [
+        scale(remainder(quotient(remainder(index[axis], whole, ranges), inner, ranges), size, ranges), stride)
+        if whole
+        else scale(quotient(index[axis], inner, ranges), stride)
+        for axis, whole, inner, size, stride in _digits(layout, shape)
+    ]
     return add(*parts) if parts else ZERO
+
+
+@cache
+def _digits(layout: Layout, shape: tuple[int, ...]) -> tuple[tuple[int, int, int, int, int], ...]:
+    """Return of each axis in memory: the index that it is a digit of, how to take the digit, and its stride.
+
+    The digit is the index, modulo `whole` unless that is 0, divided by `inner`, modulo `size`.
+    """
+    strides = row_major_strides(layout.physical_shape(shape))
+    found = [
+        (axis, 0, layout.block(axis), 0, stride)
+        for axis, stride in zip(layout.order, strides[: len(layout.order)], strict=True)
+    ]
+    seen: dict[int, int] = {}
+    for (axis, size), stride in zip(layout.blocks, strides[len(layout.order) :], strict=False):
+        seen[axis] = seen.get(axis, 1) * size
+        whole = layout.block(axis)
+        found.append((axis, whole, whole // seen[axis], size, stride))
+    return tuple(found)
 
 
 @dataclass

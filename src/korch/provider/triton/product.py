@@ -96,11 +96,12 @@ class TritonProductProvider:
         root = root_of(group, "matmul", "conv")
         if isinstance(root, Refusal):
             return root
-        offers = []
+        offers: list[Offer] = []
         for inputs, outputs in product_layouts(group):
             try:
                 schedule = _schedule(group, root, (inputs, outputs))
-                schedule.direct()
+                if not offers:  # layouts change where elements are, not whether they can be computed
+                    schedule.direct()
             except NotFusedError as error:
                 return Refusal(str(error))
             found = schedule.contraction
