@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from korch.program.problem import Kernel, Port, Problem, Step
+from korch.program.problem import Computation, Kernel, Port, Problem
 
 LAUNCH_NS = 2_000
 LAYOUTS = ("abcd", "acdb", "aBcd16b")
@@ -61,7 +61,7 @@ class _Maker:
         self.severity = severity
         self.random = random.Random(seed)
         self.layouts = LAYOUTS[: severity.layouts]
-        self.steps: list[Step] = []
+        self.steps: list[Computation] = []
         self.is_undo: list[bool] = []
         self.work_ns: list[int] = []
         self.size_ns: list[int] = [self._size_ns()]
@@ -95,7 +95,7 @@ class _Maker:
             scale = self.random.choice((2, 4, 8, 16))
             linear = self.random.random() < LINEAR_SHARE
             work_ns = scale * self.size_ns[output] if linear else 0
-        self.steps.append(Step(output, inputs))
+        self.steps.append(Computation(output, inputs))
         self.is_undo.append(undo)
         self.work_ns.append(work_ns)
         return output

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from ortools.linear_solver import pywraplp
 
-from korch.program.problem import Kernel, Port, Problem, Step
+from korch.program.problem import Computation, Kernel, Port, Problem
 
 
 def random_problem(seed: int, kernels: int = 11, layouts: int = 2) -> Problem:
@@ -16,11 +16,11 @@ def random_problem(seed: int, kernels: int = 11, layouts: int = 2) -> Problem:
     rng = random.Random(seed)
     names = "AB"[:layouts]
     values = rng.randint(2, 6)
-    steps = [Step(v, tuple(sorted(rng.sample(range(v), min(v, rng.randint(1, 2)))))) for v in range(1, values)]
+    steps = [Computation(v, tuple(sorted(rng.sample(range(v), min(v, rng.randint(1, 2)))))) for v in range(1, values)]
     for _ in range(rng.randint(0, 3)):
         v = rng.randrange(1, values)
         others = [u for u in range(values) if u != v]
-        steps.append(Step(v, tuple(rng.sample(others, min(len(others), rng.randint(1, 2))))))
+        steps.append(Computation(v, tuple(rng.sample(others, min(len(others), rng.randint(1, 2))))))
     made: list[Kernel] = []
     for _ in range(20 * kernels):
         if len(made) == kernels:
@@ -50,7 +50,7 @@ def with_owners(problem: Problem, seed: int) -> Problem:
     return replace(problem, kernels=tuple(kernels))
 
 
-def _kernel(steps: list[Step], group: list[int], rng: random.Random, names: str, cost_ns: int) -> Kernel | None:
+def _kernel(steps: list[Computation], group: list[int], rng: random.Random, names: str, cost_ns: int) -> Kernel | None:
     makers = {steps[p].output for p in group}
     if len(makers) < len(group):
         return None

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from korch.runtime.cuda.program import Place, StepProgram
+from korch.runtime.cuda.program import BufferRecord, StepProgram
 from korch.runtime.cuda.schedule import STREAMS, dependencies, schedule
 
 
 def step(reads, writes):
-    buffers = [Place("arena", at, size) for at, size in (*reads, *writes)]
+    buffers = [BufferRecord("arena", at, size) for at, size in (*reads, *writes)]
     return StepProgram(tuple(buffers), len(reads), len(writes))
 
 

@@ -9,7 +9,7 @@ from korch.errors import InfeasibleError
 from korch.explanation.counterfactual import _Swapper, counterfactual_groupings
 from korch.options import Options
 from korch.primitive.text import parse_graph
-from korch.program.problem import Certificate, Kernel, Plan, Port, Problem, Status, Step
+from korch.program.problem import Certificate, Computation, Kernel, Plan, Port, Problem, Status
 from korch.program.solve import solve
 from korch.program.verify import verify_plan
 from tests.explanation.test_savings import PRODUCTS, Costs, best, candidates_of
@@ -65,7 +65,7 @@ def chain(*costs_ns: int, change_ns: int | None = None) -> Problem:
     ]
     if change_ns is not None:
         kernels.append(Kernel(frozenset(), (Port(2, "B"),), (ports[2],), change_ns))
-    return Problem((Step(1, (0,)), Step(2, (1,))), tuple(kernels), (ports[2],), frozenset(ports[:1]))
+    return Problem((Computation(1, (0,)), Computation(2, (1,))), tuple(kernels), (ports[2],), frozenset(ports[:1]))
 
 
 def test_what_one_kernel_makes_superfluous_falls_away() -> None:

@@ -22,7 +22,7 @@ from korch.options import Options
 from korch.partition.block import Partition
 from korch.partition.join import Joined
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Certificate, Kernel, Port, Problem, Step
+from korch.program.problem import Certificate, Computation, Kernel, Port, Problem
 from korch.program.solve import Solver
 from korch.search.instance import PLAIN, Interface, layout_changes
 from korch.search.ledger import Ledger
@@ -205,14 +205,14 @@ class Assembly:
     def _problem(
         self, options: Sequence[_Option], changes: Sequence[Candidate], cost_ns: Callable[[_Option], int]
     ) -> Problem:
-        steps: list[Step] = []
+        steps: list[Computation] = []
         of_segment: dict[int, frozenset[int]] = {}
         kernels = []
         for option in options:
             if option.segment not in of_segment:
                 first = len(steps)
                 reads = tuple(port.value for port in option.inputs)
-                steps += (Step(port.value, reads) for port in option.outputs)
+                steps += (Computation(port.value, reads) for port in option.outputs)
                 of_segment[option.segment] = frozenset(range(first, len(steps)))
             kernels.append(
                 Kernel(of_segment[option.segment], self._needed(option.inputs), option.outputs, cost_ns(option))

@@ -15,7 +15,7 @@ from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Kernel, Port, Problem, Step
+from korch.program.problem import Computation, Kernel, Port, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def concurrent_problem(before: Sequence[int], sets: Sequence[Sequence[int]]) -> 
         return Kernel(own, tuple(_port(k) for k in reads), tuple(_port(i) for i in places), 0)
 
     return Problem(
-        steps=tuple(Step(i, tuple(needs)) for i, needs in enumerate(direct)),
+        steps=tuple(Computation(i, tuple(needs)) for i, needs in enumerate(direct)),
         kernels=tuple(kernel(places) for places in (*((i,) for i in range(len(before))), *sets)),
         required=tuple(_port(i) for i in range(len(before))),
     )

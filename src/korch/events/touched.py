@@ -13,7 +13,7 @@ from collections.abc import Container, Sequence
 import numpy as np
 
 from korch.events.spans import NOTHING, Spans, run, runs, union
-from korch.tile.memory import Place, places_in_memory
+from korch.tile.memory import BufferPlace, places_in_memory
 from korch.tile.points import Points
 from korch.tile.program import Axis, Buffer, Stage, TileProgram
 from korch.tile.region import Access, accesses
@@ -52,7 +52,7 @@ def touched_by(
     return [{key: union(s for k, s in touched if k == key) for key, _ in touched} for touched in found]
 
 
-def _access_spans(stage: Stage, access: Access, buffer: Buffer, place: Place, range_: tuple[int, int]) -> Spans:
+def _access_spans(stage: Stage, access: Access, buffer: Buffer, place: BufferPlace, range_: tuple[int, int]) -> Spans:
     """Return the bytes that an access touches for a range of grid points."""
     if range_[0] >= range_[1] or any(axis.extent == 0 for axis in (*stage.grid, *access.axes)):
         return NOTHING

@@ -11,7 +11,7 @@ from korch.errors import InfeasibleError
 from korch.options import Options
 from korch.partition.choose import estimated_cost
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Kernel, Port, Problem, Step
+from korch.program.problem import Computation, Kernel, Port, Problem
 from korch.program.solve import solve
 
 
@@ -32,7 +32,7 @@ def extract(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
         return Port(value, "")
 
     problem = Problem(
-        steps=tuple(Step(p.output, p.inputs) for p in graph.primitives),
+        steps=tuple(Computation(p.output, p.inputs) for p in graph.primitives),
         kernels=tuple(
             Kernel(
                 frozenset({i}),

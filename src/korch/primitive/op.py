@@ -59,17 +59,17 @@ Reference = Callable[[Sequence[Array], Any], Array]
 Work = Callable[[Sequence[ValueType], Any, ValueType], int]
 
 
-def flop_per_output(inputs: Sequence[ValueType], attributes: Any, output: ValueType) -> int:
+def flop_per_output(inputs: Sequence[ValueType], attributes: Attributes, output: ValueType) -> int:
     """One operation per output element."""
     return output.size
 
 
-def flop_per_input(inputs: Sequence[ValueType], attributes: Any, output: ValueType) -> int:
+def flop_per_input(inputs: Sequence[ValueType], attributes: Attributes, output: ValueType) -> int:
     """One operation per element of the first input."""
     return inputs[0].size
 
 
-def no_flop(inputs: Sequence[ValueType], attributes: Any, output: ValueType) -> int:
+def no_flop(inputs: Sequence[ValueType], attributes: Attributes, output: ValueType) -> int:
     """Nothing is computed."""
     return 0
 

@@ -34,7 +34,7 @@ class Port(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Computation:
     """A primitive as the solver sees it.
 
     Attributes:
@@ -80,7 +80,7 @@ class Problem:
         constants: the values known at build time: given in every layout.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[Computation, ...]
     kernels: tuple[Kernel, ...]
     required: tuple[Port, ...]
     given: frozenset[Port] = frozenset()

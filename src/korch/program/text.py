@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from korch.errors import InvalidGraphError
-from korch.program.problem import Certificate, Kernel, Plan, Port, Problem, Status, Step
+from korch.program.problem import Certificate, Computation, Kernel, Plan, Port, Problem, Status
 
 _STEP = re.compile(r"p(\d+): %(\d+) =((?: %\d+)*)$")
 _KERNEL = re.compile(r"k(\d+): ([p\d ]*) \| ?(.*?) ?-> (.*) \| (\d+) (bound|measured)(?: owns (.*))?$")
@@ -76,7 +76,7 @@ def parse_problem(text: str) -> Problem:
     given: set[Port] = set()
     constants: set[int] = set()
     required: list[Port] = []
-    steps: list[Step] = []
+    steps: list[Computation] = []
     kernels: list[Kernel] = []
     for number, line in _lines(text):
         word, _, rest = line.partition(" ")
@@ -87,7 +87,7 @@ def parse_problem(text: str) -> Problem:
         elif re.fullmatch(r"constant %\d+", line):
             constants.add(int(rest[1:]))
         elif (match := _STEP.match(line)) and int(match[1]) == len(steps):
-            steps.append(Step(int(match[2]), tuple(int(v[1:]) for v in match[3].split())))
+            steps.append(Computation(int(match[2]), tuple(int(v[1:]) for v in match[3].split())))
         elif (match := _KERNEL.match(line)) and int(match[1]) == len(kernels):
             kernels.append(
                 Kernel(

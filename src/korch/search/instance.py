@@ -12,7 +12,7 @@ from korch.candidate.layout import Layout
 from korch.deadline import Deadline
 from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Kernel, Port, Problem, Step
+from korch.program.problem import Computation, Kernel, Port, Problem
 from korch.program.verify import check_problem, verify_kernels
 from korch.provider.provider import Provider, faults_named
 
@@ -201,7 +201,7 @@ def make_problem(
         )
     required, given = interface.ports(graph)
     return Problem(
-        steps=tuple(Step(p.output, p.inputs) for p in graph.primitives),
+        steps=tuple(Computation(p.output, p.inputs) for p in graph.primitives),
         kernels=tuple(kernels),
         required=required,
         given=given,

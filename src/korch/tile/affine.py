@@ -105,8 +105,8 @@ class Digit:
 
 
 @dataclass(frozen=True)
-class Place:
-    """The places that an access may touch: base + sum of step * digit."""
+class Elements:
+    """The elements that an access may touch: base + sum of step * digit."""
 
     base: Poly
     digits: tuple[Digit, ...]
@@ -173,7 +173,7 @@ class Symbols:
             total = add(total, term)
         return total
 
-    def where(self, *places: Place) -> Symbols:
+    def where(self, *places: Elements) -> Symbols:
         """Return the parameters for which places exist: of no digit there are 0 values."""
         names = [m[0] for p in places for d in p.digits for m, c in d.count.terms if len(d.count.terms) == c == len(m)]
         ranges = {name: (max(self.ranges[name][0], 1), self.ranges[name][1]) for name in names}
@@ -259,7 +259,7 @@ def ranges_of_axes(axes: Iterable[Axis], parameters: Ranges) -> dict[str, tuple[
 # Digits
 
 
-def place_of(nest: Nest, symbols: Symbols, narrow: bool = False) -> Place | None:
+def place_of(nest: Nest, symbols: Symbols, narrow: bool = False) -> Elements | None:
     """Return the places that an access may touch; None if its index is not affine.
 
     Args:
@@ -292,7 +292,7 @@ def place_of(nest: Nest, symbols: Symbols, narrow: bool = False) -> Place | None
     return _positive(base, digits, symbols)
 
 
-def _positive(base: Poly, digits: Iterable[Digit], symbols: Symbols) -> Place | None:
+def _positive(base: Poly, digits: Iterable[Digit], symbols: Symbols) -> Elements | None:
     """Return a place whose steps are not negative."""
     found: list[Digit] = []
     for digit in digits:
@@ -304,7 +304,7 @@ def _positive(base: Poly, digits: Iterable[Digit], symbols: Symbols) -> Place | 
             digit = replace(digit, step=digit.step * number(-1), task=task)
         if digit.count != number(1):
             found.append(digit)
-    return Place(base, tuple(found))
+    return Elements(base, tuple(found))
 
 
 def _narrowed(guard: Inside, base: Poly, steps: dict[str, Poly], digits: list[Digit], symbols: Symbols) -> Poly:
@@ -325,7 +325,7 @@ def _narrowed(guard: Inside, base: Poly, steps: dict[str, Poly], digits: list[Di
     return base + factor * (number(guard.low) - linear[0])
 
 
-def is_inside(place: Place, size: Poly, symbols: Symbols) -> bool:
+def is_inside(place: Elements, size: Poly, symbols: Symbols) -> bool:
     """Return whether all places are shown to lie in a buffer."""
     symbols, high = symbols.where(place), place.base
     for digit in place.digits:
@@ -333,7 +333,7 @@ def is_inside(place: Place, size: Poly, symbols: Symbols) -> bool:
     return symbols.at_most(number(0), place.base) and symbols.at_most(high, size - number(1))
 
 
-def keeps_to_tasks(write: Place, other: Place, grid: Sequence[Axis], symbols: Symbols) -> bool:
+def keeps_to_tasks(write: Elements, other: Elements, grid: Sequence[Axis], symbols: Symbols) -> bool:
     """Return whether it is shown that no two tasks meet in one place, one of them writing.
 
     Both places are read as numbers in one mixed radix. If their digits are unique, tasks meet only
@@ -367,7 +367,7 @@ def keeps_to_tasks(write: Place, other: Place, grid: Sequence[Axis], symbols: Sy
     return disjoint or counts.keys() <= told | single
 
 
-def _digit(place: Place, step: Poly) -> tuple[Poly, tuple[str, int] | None]:
+def _digit(place: Elements, step: Poly) -> tuple[Poly, tuple[str, int] | None]:
     """Return the greatest value of the digit of a step, and what it says of the task."""
     found = [digit for digit in place.digits if digit.step == step]
     total = Poly()

@@ -21,7 +21,7 @@ from korch.tile.loops import arrange, grid_for
 from korch.tile.parts import cut_pass
 from korch.tile.program import Accumulate, Axis, Buffer, Level, Pass, Sink, Stage, Store, TileProgram, identity
 from korch.tile.staging import Machine, Member, StageDraft, Staging
-from korch.tile.window import COLUMN, Place, border_pass, place_rows, row_pass
+from korch.tile.window import COLUMN, RowTile, border_pass, place_rows, row_pass
 
 TILE_LIMIT_BYTES = 128 << 10
 """A member of more bytes is no tile; it is in the workspace."""
@@ -51,7 +51,7 @@ class _Lowering(Staging):
     ) -> None:
         super().__init__(body, inputs, outputs, machine, keep)
         self.level: dict[int, Level] = {}
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, RowTile] = {}
 
     def run(self) -> TileProgram:
         for member in self._find_members():

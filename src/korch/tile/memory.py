@@ -11,7 +11,7 @@ LINE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferPlace:
     """Where a buffer lies.
 
     Attributes:
@@ -25,15 +25,15 @@ class Place:
     element_bytes: int
 
 
-def places_in_memory(program: TileProgram) -> tuple[dict[str, Place], int]:
+def places_in_memory(program: TileProgram) -> tuple[dict[str, BufferPlace], int]:
     """Return where each buffer that is no tile lies, and the bytes of the workspace that they take."""
     memory = [buffer for buffer in program.buffers if buffer.level is not Level.TILE]
     ports = [buffer for buffer in memory if buffer.level is not Level.WORKSPACE]
-    places = {buffer.name: Place(i, 0, buffer.dtype.size_bytes) for i, buffer in enumerate(ports)}
+    places = {buffer.name: BufferPlace(i, 0, buffer.dtype.size_bytes) for i, buffer in enumerate(ports)}
     offset_bytes = 0
     for buffer in memory:
         if buffer.level is Level.WORKSPACE:
-            places[buffer.name] = Place(len(ports), offset_bytes, computed_bytes(buffer))
+            places[buffer.name] = BufferPlace(len(ports), offset_bytes, computed_bytes(buffer))
             offset_bytes += -(-buffer.size * computed_bytes(buffer) // LINE_BYTES) * LINE_BYTES
     return places, offset_bytes
 

@@ -103,7 +103,7 @@ def pays(attributes: PoolAttributes, row: Row, lanes: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RowTile:
     """The tile that holds the rows of a task: a stride for each of its axes."""
 
     buffer: str
@@ -115,7 +115,7 @@ class Place:
         return add(ZERO, *(scale(parts[name], s) for name, s in self.strides.items()))
 
 
-def place_rows(buffer: str, axes: Sequence[Axis], address: Expr, row: Row) -> Place:
+def place_rows(buffer: str, axes: Sequence[Axis], address: Expr, row: Row) -> RowTile:
     """Return where the rows lie: with their axes in the order of the output's, vectors innermost.
 
     Args:
@@ -132,16 +132,16 @@ def place_rows(buffer: str, axes: Sequence[Axis], address: Expr, row: Row) -> Pl
     for axis in sorted(axes, key=key):
         strides[axis.name] = size
         size *= row.size if axis.name == row.loop else axis.extent
-    return Place(buffer, strides, size)
+    return RowTile(buffer, strides, size)
 
 
-def border_pass(place: Place, op: str, dtype: DType) -> Pass:
+def border_pass(place: RowTile, op: str, dtype: DType) -> Pass:
     """Return the pass that writes the identity into all of a tile."""
     fill = Literal("x0", dtype, identity(op, dtype))
     return Pass((Axis("f", place.size),), "", (fill,), (Store(place.buffer, var("f"), "x0"),))
 
 
-def row_pass(place: Place, row: Row, axes: Sequence[Axis], sink: Accumulate, dtype: DType) -> Pass:
+def row_pass(place: RowTile, row: Row, axes: Sequence[Axis], sink: Accumulate, dtype: DType) -> Pass:
     """Return the pass that reduces the windows of the last axis.
 
     Args:

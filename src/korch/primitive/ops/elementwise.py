@@ -78,8 +78,8 @@ def _same_types(name: str, inputs: Sequence[ValueType]) -> ValueType:
     return inputs[0]
 
 
-def _infer_same(name: str, kind: str) -> Callable[[Sequence[ValueType], Any], ValueType]:
-    def infer(inputs: Sequence[ValueType], attributes: Any) -> ValueType:
+def _infer_same(name: str, kind: str) -> Callable[[Sequence[ValueType], Attributes], ValueType]:
+    def infer(inputs: Sequence[ValueType], attributes: Attributes) -> ValueType:
         type_ = _same_types(name, inputs)
         is_bool = type_.dtype is DType.BOOL
         if kind == "float":
@@ -96,14 +96,14 @@ def _infer_same(name: str, kind: str) -> Callable[[Sequence[ValueType], Any], Va
     return infer
 
 
-def _infer_predicate(name: str, kind: str) -> Callable[[Sequence[ValueType], Any], ValueType]:
-    def infer(inputs: Sequence[ValueType], attributes: Any) -> ValueType:
+def _infer_predicate(name: str, kind: str) -> Callable[[Sequence[ValueType], Attributes], ValueType]:
+    def infer(inputs: Sequence[ValueType], attributes: Attributes) -> ValueType:
         return ValueType(_infer_same(name, kind)(inputs, attributes).shape, DType.BOOL)
 
     return infer
 
 
-def _infer_where(inputs: Sequence[ValueType], attributes: Any) -> ValueType:
+def _infer_where(inputs: Sequence[ValueType], attributes: Attributes) -> ValueType:
     condition, *branches = inputs
     require(condition.dtype is DType.BOOL, f"where: argument 0 is {condition}, not bool")
     require(condition.shape == branches[0].shape, f"where: argument 1 is {branches[0]}, argument 0 is {condition}")
@@ -128,7 +128,7 @@ def _row(name: str, arity: int, kind: str, function: Callable[..., Any], predica
     if kind in ("number", "any", "integer"):
         samples.append(Sample(("i32[5]",) * arity))
 
-    def reference(inputs: Sequence[Array], attributes: Any) -> Array:
+    def reference(inputs: Sequence[Array], attributes: Attributes) -> Array:
         with np.errstate(all="ignore"):
             return np.asarray(function(*inputs))
 

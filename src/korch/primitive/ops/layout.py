@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from korch.primitive.op import Array, Attributes, Category, Op, Sample, no_flop, require
+from korch.primitive.op import Array, Attributes, Category, Infer, Op, Reference, Sample, no_flop, require
 from korch.primitive.types import ValueType
 
 
@@ -167,8 +166,8 @@ def _pad(inputs: Sequence[Array], attributes: PadAttributes) -> Array:
 def _row(
     name: str,
     attributes: type[Attributes],
-    infer: Any,
-    reference: Any,
+    infer: Infer,
+    reference: Reference,
     source: str,
     samples: tuple[Sample, ...],
     refusals: tuple[Sample, ...],

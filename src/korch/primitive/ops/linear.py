@@ -9,7 +9,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -44,7 +43,7 @@ class ConvTransposeAttributes(Attributes):
     groups: int = 1
 
 
-def _check_conv(name: str, x: ValueType, w: ValueType, attributes: Any) -> int:
+def _check_conv(name: str, x: ValueType, w: ValueType, attributes: ConvAttributes | ConvTransposeAttributes) -> int:
     spatial = x.rank - 2
     require(spatial >= 1, f"{name}: argument 0 is {x}, not n, c and spatial axes")
     require(w.rank == x.rank, f"{name}: argument 1 is {w}, argument 0 is {x}")
@@ -155,7 +154,7 @@ def _matmul_flop(inputs: Sequence[ValueType], attributes: Attributes, output: Va
     return 2 * output.size * inputs[0].shape[-1]
 
 
-def _inner(spatial: tuple[slice, ...] | tuple[int, ...]) -> Any:
+def _inner(spatial: tuple[slice, ...] | tuple[int, ...]) -> tuple[slice | int, ...]:
     """Index all of n and c, and `spatial`."""
     return (slice(None), slice(None), *spatial)
 

@@ -76,7 +76,7 @@ def _infer_pool(name: str) -> Callable[[Sequence[ValueType], PoolAttributes], Va
     return infer
 
 
-def _identity(name: str, dtype: np.dtype[Any]) -> Any:
+def _identity(name: str, dtype: np.dtype[Any]) -> float:
     if name in ("sum", "prod"):
         return 0 if name == "sum" else 1
     if np.issubdtype(dtype, np.integer):

@@ -19,7 +19,7 @@ from korch.measure.cuda.meter import failure_of
 from korch.primitive.graph import PrimitiveGraph
 from korch.records import plain
 from korch.runtime.build import UNKNOWN, Origin, pack_constants, plan_record
-from korch.runtime.cuda.program import CudaProgram, LaunchRecord, Place, StepProgram
+from korch.runtime.cuda.program import BufferRecord, CudaProgram, LaunchRecord, StepProgram
 from korch.runtime.program import Slot, Step, bind_steps
 from korch.runtime.weights import Weights
 
@@ -64,7 +64,7 @@ def build_cuda(
         allow_tf32=target.allow_tf32,
         steps=programs,
         copies=tuple(
-            (output, Place(slot.place.value.lower(), slot.at, graph.types[value].size_bytes))
+            (output, BufferRecord(slot.place.value.lower(), slot.at, graph.types[value].size_bytes))
             for (output, slot) in bound.copies
             for value in (graph.outputs[output][1],)
         ),
@@ -88,7 +88,7 @@ def _program(
     group, offer, kernel = step.candidate.group, step.candidate.offer, step.kernel
     ports = list(zip((*group.inputs, *group.outputs), (*offer.inputs, *offer.outputs), slots, strict=False))
     buffers = [
-        Place(
+        BufferRecord(
             slot.place.value.lower(),
             slot.at,
             layout.size_bytes(graph.types[value]),
@@ -100,11 +100,11 @@ def _program(
     ]
     offset = slots[-1].at if kernel.scratch else 0
     for dtype, size in kernel.scratch:
-        buffers.append(Place("arena", offset, size * dtype.size_bytes, dtype.value))
+        buffers.append(BufferRecord("arena", offset, size * dtype.size_bytes, dtype.value))
         offset += aligned(size * dtype.size_bytes)
     for table in kernel.tables:
         number = tables.setdefault(table, len(tables))
-        buffers.append(Place("table", number, 4 * len(table), "i32"))
+        buffers.append(BufferRecord("table", number, 4 * len(table), "i32"))
     launches = tuple(
         LaunchRecord(
             launch.symbol,

@@ -25,7 +25,7 @@ from korch.errors import InputError
 from korch.measure.cuda.device import require_torch
 from korch.primitive.types import DType
 from korch.runtime.artifact import Archive
-from korch.runtime.cuda.program import CudaProgram, Place, StepProgram, archive_of, read_program
+from korch.runtime.cuda.program import BufferRecord, CudaProgram, StepProgram, archive_of, read_program
 from korch.runtime.cuda.recompile import cubins_for
 from korch.runtime.cuda.schedule import STREAMS, Turn, schedule
 from korch.runtime.record import PlanRecord, TensorRecord
@@ -292,7 +292,7 @@ class _Memory:
         self.results: dict[int, Any] = {}
         self.kept: list[Any] = []
 
-    def put(self, place: Place, result: Any) -> None:
+    def put(self, place: BufferRecord, result: Any) -> None:
         """Take what a call returned for a buffer of the arena; an output is copied.
 
         Results live as long as the graph: branches of it run side by side.
@@ -303,13 +303,13 @@ class _Memory:
         self.results[place.at] = result
         self.kept.append(result)
 
-    def forget(self, places: Sequence[Place]) -> None:
+    def forget(self, places: Sequence[BufferRecord]) -> None:
         """Say that buffers are in the arena again."""
         for place in places:
             if place.memory == "arena":
                 self.results.pop(place.at, None)
 
-    def address(self, place: Place) -> int:
+    def address(self, place: BufferRecord) -> int:
         """Return the address of a buffer."""
         if place.memory == "arena" and place.at in self.results:
             return int(self.results[place.at].data_ptr())
@@ -319,7 +319,7 @@ class _Memory:
             return int(self.weights.data_ptr()) + self.offsets[place.at]
         return int(self.lists[place.memory][place.at].data_ptr())
 
-    def flat(self, place: Place) -> Any:
+    def flat(self, place: BufferRecord) -> Any:
         """Return a buffer's bytes."""
         if place.memory == "arena" and place.at in self.results:
             found = self.results[place.at]
@@ -331,7 +331,7 @@ class _Memory:
             return self.weights[begin : begin + place.size_bytes]
         return _bytes(self.torch, self.lists[place.memory][place.at])
 
-    def tensor(self, place: Place) -> Any:
+    def tensor(self, place: BufferRecord) -> Any:
         """Return a buffer as a tensor of its logical shape."""
         kind = getattr(self.torch, TORCH_TYPES[place.dtype])
         return strided(self.flat(place).view(kind), place.shape, place.layout)

@@ -37,7 +37,7 @@ NETWORK = ".onnxtxt"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferRecord:
     """Where a buffer lies.
 
     Attributes:
@@ -89,7 +89,7 @@ class StepProgram:
         known: positions of inputs that the engine has inside.
     """
 
-    buffers: tuple[Place, ...]
+    buffers: tuple[BufferRecord, ...]
     inputs: int
     outputs: int
     launches: tuple[LaunchRecord, ...] = ()
@@ -122,7 +122,7 @@ class CudaProgram:
     arch: int
     allow_tf32: bool
     steps: tuple[StepProgram, ...]
-    copies: tuple[tuple[int, Place], ...]
+    copies: tuple[tuple[int, BufferRecord], ...]
     tables: tuple[tuple[int, ...], ...]
     weights: Weights
     cubins: Mapping[str, bytes]
@@ -179,8 +179,8 @@ def read_program(path: str | os.PathLike[str] | IO[bytes]) -> CudaProgram:
         )
 
 
-def _place(data: dict[str, Any]) -> Place:
-    return Place(**{**data, "shape": tuple(data["shape"])})
+def _place(data: dict[str, Any]) -> BufferRecord:
+    return BufferRecord(**{**data, "shape": tuple(data["shape"])})
 
 
 def _step(data: dict[str, Any]) -> StepProgram:

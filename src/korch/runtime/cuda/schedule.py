@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from korch.runtime.cuda.program import Place, StepProgram
+from korch.runtime.cuda.program import BufferRecord, StepProgram
 
 STREAMS = 4
 """Branches of a graph that run side by side, at most."""
@@ -62,7 +62,7 @@ def _conflict(first: StepProgram, second: StepProgram) -> bool:
     )
 
 
-def _overlap(a: Place, b: Place) -> bool:
+def _overlap(a: BufferRecord, b: BufferRecord) -> bool:
     if a.memory != b.memory or a.memory in ("constant", "table"):
         return False
     if a.memory != "arena":
