@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 
 import numpy as np
@@ -9,20 +10,25 @@ import pytest
 
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last
-from korch.measure.compiler import Builder
+from korch.errors import InvalidGraphError
+from korch.measure.compiler import NATIVE_FOLDER, Builder
 from korch.measure.cpu import needed_flop
+from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS, find_compiler
 from korch.primitive import reference
 from korch.primitive.ops.layout import PadAttributes, TakeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.conv import ConvProvider
+from korch.provider.conv.linked import chain_plans
 from korch.provider.conv.match import match_group
 from korch.provider.conv.provider import _run
-from korch.provider.conv.shape import shape_of
+from korch.provider.conv.shape import shape_of, vectors_of
 from korch.provider.conv.split import split_of
 from korch.provider.provider import SPLIT
 from korch.target import Target
 from korch.testing.kernels import check_offers, run_kernel
+from korch.tile.check import check_program
+from korch.tile.program import Loop
 from tests.provider.onednn_groups import Graph
 
 
@@ -121,69 +127,22 @@ def test_tiles_leave_few_vectors_empty(target, builder, rng):
     wide = replace(target, isa="avx512")
 
     def vectors(channels: int) -> int:
-        each = one((1, n, 5, 52), lambda g, x: conv(g, x, channels))
-        return shape_of(each, match_group(each), wide, False).layers[-1].vectors
+        return vectors_of(channels, 52, wide.registers - 4, wide)
 
     assert [vectors(k * n) for k in (1, 2, 3, 4, 5, 8)] == [1, 2, 3, 2, 5, 2]
     groups = [one((1, n, 5, 11), lambda g, x, k=k: silu(g, conv(g, x, k * n - 1))) for k in (3, 5)]
     check(groups, target, builder, rng)
 
 
-def test_an_image_beyond_the_cache_is_read_ahead_and_in_blocks(target, builder, rng):
+def test_images_beyond_the_cache(target, builder, rng):
     n = target.lanes
-    tiny = replace(target, l2_bytes=512 * n)
     groups = [
         one((1, n, 20, 19), lambda g, x: conv(g, silu(g, depthwise(g, x, stride=2)), 2 * n)),
         one((2, 3, 21, 40), lambda g, x: conv(g, x, n, 3, stride=2)),
         one((1, 2 * n, 18, 17), lambda g, x: conv(g, x, 4)),
-        one((1, n, 16, 16), lambda g, x: conv(g, depthwise(g, conv(g, x, 2 * n, 3)), n)),
+        one((1, n, 40, 40), lambda g, x: conv(g, x, 8 * n)),
     ]
-    check(groups, tiny, builder, rng)
-    for each, far in zip(groups, (True, True, True, False), strict=True):
-        shape = shape_of(each, match_group(each), tiny, False)
-        assert shape.looks_ahead == far  # heavy weights leave no room for more of the image
-        assert not shape_of(each, match_group(each), target, False).looks_ahead
-    swept = one((1, n, 40, 40), lambda g, x: conv(g, x, 8 * n))
-    blocks = [
-        shape_of(swept, match_group(swept), replace(target, l2_bytes=size), False).block for size in (2048 * n, 1 << 22)
-    ]
-    assert blocks[0] < blocks[1] == 40 // target.threads
-    check([swept], replace(target, l2_bytes=2048 * n), builder, rng)
-
-
-def test_an_image_is_read_ahead_by_a_layer_of_fewer_rows_than_the_last(target, builder, rng):
-    """The share of a tile was one of no tiles: a division by zero."""
-    n = target.lanes
-    tiny = replace(target, l2_bytes=512 * n)
-    each = one((1, 2 * n, 18, 17), lambda g, x: depthwise(g, conv(g, x, n), pads=(2, 2, 2, 2)))
-    shape = shape_of(each, match_group(each), tiny, False)
-    assert shape.looks_ahead and shape.layers[0].out[0] < shape.layers[1].out[0]
-    check([each], tiny, builder, rng)
-
-
-def test_edges_of_few_channels_need_no_copy(target, builder, rng):
-    """The first and the last tile of a row leave out what is beside the image."""
-    n = target.lanes
-    direct = [one((1, 3, 9, 2 * width), lambda g, x: silu(g, conv(g, x, n, 3, stride=2))) for width in (1, 13, 27, 81)]
-    direct += [
-        one((2, 3, 12, 70), lambda g, x: conv(g, x, n - 3, 5)),
-        one((1, n, 7, 61), lambda g, x: conv(g, x, n, (1, 4), pads=(0, 3, 0, 0))),
-        one((1, 2, 5, 64), lambda g, x: conv(g, x, 4, (3, 2), pads=(1, 0, 1, 1))),
-        one((1, 2 * n, 6, 33), lambda g, x: depthwise(g, silu(g, conv(g, x, n, 3)))),
-    ]
-    for each in direct:
-        first = shape_of(each, match_group(each), target, False).layers[0]
-        assert first.kind == "DENSE" and first.has_edges
-    pad = PadAttributes((0, 0, 2, 1), (0, 0, 1, 2), "reflect", 0.0)
-    copied = [
-        one((1, 3, 9, 40), lambda g, x: conv(g, x, 2 * n, 3)),  # a runtime loop over columns
-        one((1, 3, 9, 40), lambda g, x: conv(g, g.add("pad", [x], pad), n, 3)),  # moved
-        one((1, 3, 9, 29), lambda g, x: conv(g, x, n, 12, pads=(6, 40, 5, 6))),  # wide edges
-    ]
-    for each in copied:
-        layers = shape_of(each, match_group(each), target, False).layers
-        assert layers[0].kind == "COPY" and not any(layer.has_edges for layer in layers)
-    check([*direct, *copied], target, builder, rng)
+    check(groups, replace(target, l2_bytes=512 * n), builder, rng)
 
 
 def test_parts_of_channels_read_moved_images(target, builder, rng):
@@ -209,12 +168,16 @@ def test_chains(target, builder, rng):
         one((1, n, 8, 9), lambda g, x: conv(g, silu(g, depthwise(g, x)), 2 * n)),
         one((1, n, 9, 8), lambda g, x: depthwise(g, silu(g, conv(g, x, 3 * n)))),
         one((2, n, 13, 7), lambda g, x: conv(g, silu(g, depthwise(g, silu(g, conv(g, x, 4 * n)), 5, stride=2)), 5)),
-        one((1, n, 12, 12), lambda g, x: conv(g, conv(g, x, 2 * n, 3), n, 3, stride=2)),
         one((1, n, 10, 6), lambda g, x: conv(g, depthwise(g, x, dilation=2), n, stride=2, pads=(0, 0, 0, 0))),
+        one((2, n, 11, 5), lambda g, x: depthwise(g, silu(g, conv(g, depthwise(g, x, 9), 3 * n)), 5)),
+        one((1, 2 * n, 6, 1), lambda g, x: conv(g, depthwise(g, bias(g, conv(g, x, 3 * n)), (1, 4), stride=2), n + 3)),
+        one((1, n, 1, 1), lambda g, x: depthwise(g, conv(g, x, n), pads=(2, 2, 2, 2))),
         one((1, 3, 16, 16), lambda g, x: depthwise(g, bias(g, conv(g, x, n, 3, stride=2)))),
         one((1, n, 6, 6), lambda g, x: depthwise(g, depthwise(g, x, 5), 3)),
+        one((3, n, 9, 2), lambda g, x: depthwise(g, silu(g, conv(g, x, 2 * n)), 9, dilation=2)),
+        one((1, n, 9, 2), lambda g, x: conv(g, depthwise(g, x, 5, dilation=2), n)),
     ]
-    assert check(groups, target, builder, rng) >= 2 * len(groups)
+    assert check(groups, target, builder, rng) > len(groups)
 
 
 def test_a_residual_is_added_where_the_layouts_agree(target, builder, rng):
@@ -255,27 +218,38 @@ def test_pads_and_takes_before_the_first_are_read_in_place(target, builder, rng)
 def test_threads_share_rows_or_channels(target, builder, rng, threads):
     few = replace(target, threads=threads)
     n = target.lanes
-    each = one((1, n, 5, 6), lambda g, x: depthwise(g, conv(g, x, 5 * n)))
+    each = one((1, n, 5, 6), lambda g, x: depthwise(g, conv(g, x, 6 * n)))
     offers = ConvProvider().offer(each, few)
-    assert {offer.variant for offer in offers} == ({"rows", "channels"} if threads > 1 else {"rows"})
+    ways = {"windows rows", "windows channels"}
+    assert {offer.variant for offer in offers} == (ways if threads > 1 else {"windows rows"})
     check_offers(ConvProvider(), [each], few, builder, rng)
 
 
 def test_rows_stay_in_the_cache(target, builder, rng):
     each = one((1, 64, 40, 40), lambda g, x: conv(g, silu(g, depthwise(g, conv(g, x, 256))), 64))
-    match = match_group(each)
-    large, small = (shape_of(each, match, replace(target, l2_bytes=size), False) for size in (64 << 20, 1 << 20))
-    assert large.block == 40 // target.threads
-    assert 1 <= small.block < large.block and 4 * small.floats <= 1 << 20
-    tiny = replace(target, l2_bytes=1 << 10)
-    assert shape_of(each, match, tiny, False).block == 1
-    check_offers(
-        ConvProvider(),
-        [one((1, 16, 20, 9), lambda g, x: conv(g, depthwise(g, conv(g, x, 32), 5), 16))],
-        tiny,
-        builder,
-        rng,
-    )
+
+    def block(l2_bytes: int) -> int:
+        plans = chain_plans(each, replace(target, l2_bytes=l2_bytes))
+        assert not isinstance(plans, Refusal)
+        return max(plan.blocking.block for plan in plans)
+
+    assert block(64 << 20) == 40 // target.threads
+    assert 1 <= block(1 << 20) < 40 // target.threads
+    assert block(1 << 10) == 1
+    groups = [one((1, 16, 20, 9), lambda g, x: conv(g, depthwise(g, conv(g, x, 32), 5), 16))]
+    check_offers(ConvProvider(), groups, replace(target, l2_bytes=1 << 10), builder, rng)
+
+
+def test_programs_of_chains_are_checked_and_one_whose_tile_is_too_small_is_refused(target):
+    each = one((1, 16, 20, 9), lambda g, x: conv(g, silu(g, depthwise(g, conv(g, x, 32), 5)), 16))
+    plans = chain_plans(each, replace(target, l2_bytes=1 << 10))
+    assert not isinstance(plans, Refusal)
+    program = plans[0].program(each, target)
+    check_program(program)
+    assert any(isinstance(step, Loop) and step.carried == ("r0",) for step in program.stages[0].steps)
+    small = [replace(b, elements=b.size - 1) if b.name == "r0" else b for b in program.buffers]
+    with pytest.raises(InvalidGraphError, match="an index of"):
+        check_program(replace(program, buffers=tuple(small)))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -303,16 +277,24 @@ def test_what_is_not_finite_is_not_lost_and_stays_in_its_window(target, builder,
             lambda g, x: conv(g, g.add("add", [(y := conv(g, x, 16)), conv(g, y, 16)]), 16),
         ),
         (
-            "a tensor is read between two convolutions",
-            lambda g, x: conv(g, g.add("add", [depthwise(g, x), g.tensor(1, 16, 6, 6)]), 16),
+            "the columns of a tensor are not adjacent in memory",
+            lambda g, x: conv(g, g.add("add", [depthwise(g, x), g.tensor(1, 16, 6, 6)]), 16, stride=2),
         ),
         ("the channels are in groups", lambda g, x: _conv(g, conv(g, x, 16), 16, 4, 4, 3, 1, None, 1)),
-        ("channels are multiplied", lambda g, x: _conv(g, conv(g, x, 16), 32, 1, 16, 3, 1, None, 1)),
-        ("the window is too wide", lambda g, x: depthwise(g, conv(g, x, 16), 9)),
+        ("the channels are in groups", lambda g, x: _conv(g, conv(g, x, 16), 32, 1, 16, 3, 1, None, 1)),
+        (
+            "a convolution in a chain reads windows of all channels",
+            lambda g, x: conv(g, conv(g, x, 32, 3), 16, 3, stride=2),
+        ),
+        ("two windows are met again", lambda g, x: depthwise(g, depthwise(g, conv(g, x, 16)))),
         ("the channels do not fill a vector register", lambda g, x: depthwise(g, conv(g, x, 17))),
         (
             "reduce_sum is not fused into a product",
             lambda g, x: g.add("reduce_sum", [depthwise(g, x)], ReduceAttributes((2, 3))),
+        ),
+        (
+            "reduce_sum is not fused into a convolution",
+            lambda g, x: g.add("reduce_sum", [depthwise(g, conv(g, x, 16))], ReduceAttributes((2, 3))),
         ),
     ],
 )
@@ -351,6 +333,26 @@ class SplitConvProvider(ConvProvider):
         split = [offer for offer in offers if offer.variant == SPLIT]
         assert split, group.text
         return split
+
+
+def test_kernels_for_matrix_units_compile(tmp_path):
+    """On any machine; they run only where there are such units."""
+    groups = [
+        one((1, 64, 9, 11), lambda g, x: silu(g, conv(g, x, 58, 3, stride=2, pads=(3, 1, 5, 2)))),
+        one((1, 3, 7, 8), lambda g, x: conv(g, depthwise(g, bias(g, conv(g, x, 32, 3, stride=2)), 3, dilation=2), 64)),
+    ]
+    machine = Target(isa="amx", lanes=16, threads=2, l2_bytes=512 << 10)
+    (tmp_path / "kernels.cpp").write_text("\n".join(_split_source(group, machine) for group in groups))
+    command = [*find_compiler().command, *FLAGS, *ISA_COMPILER_FLAGS["amx"], f"-I{NATIVE_FOLDER}", "-fsyntax-only"]
+    done = subprocess.run([*command, str(tmp_path / "kernels.cpp")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:2000]
+
+
+def _split_source(group: Group, machine: Target) -> str:
+    provider = SplitConvProvider()
+    kernel = ConvProvider().build(group, provider.offer(group, machine)[0], machine)
+    assert not isinstance(kernel, Refusal)
+    return kernel.source
 
 
 @pytest.mark.long
@@ -432,7 +434,7 @@ def test_matrix_units_multiply_in_chains(target, builder, rng):
 def test_what_stays_in_the_cache(channels, size, is_kept):
     target = Target(isa="amx", lanes=16, threads=2, l2_bytes=2 << 20)
     group = one((1, channels[0], size, size), lambda g, x: conv(g, x, channels[1], 3))
-    layer = shape_of(group, match_group(group), target, False, is_split=True).layers[-1]
+    layer = shape_of(group, match_group(group), target, False).layers[-1]
     found = split_of(layer, 1, target)
     kept = f"strips by {'rows' if found.chunks > 1 else 'channels'}" if found.group else "rows"
     assert kept == is_kept
@@ -455,7 +457,6 @@ def test_matrix_units_are_offered_where_they_may_pay(target):
         ((1, 16, 20, 20), lambda g, x: conv(g, x, 64, 3)),
         ((1, 128, 52, 52), lambda g, x: conv(g, x, 512)),
         ((1, 64, 20, 20), depthwise),
-        ((1, 64, 20, 20), lambda g, x: conv(g, conv(g, x, 64, 3), 64, 3)),
     ):
         assert SPLIT not in {variant for variant, _ in variants(shape, make)}
     assert not any(s for _, s in variants((1, 64, 20, 20), lambda g, x: conv(g, x, 64, 3), lesser))

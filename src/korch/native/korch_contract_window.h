@@ -12,10 +12,11 @@ inline constexpr long PLACES_AHEAD = 64;
 // A row of OUT places, R at a time. Column kx of the window of place x is element x * S + kx * D - BEFORE of a row
 // of WIDTH elements, UNIT apart; a points to element -BEFORE of the first row. What is outside of a row counts as
 // zero. Weights come in panels of W channels, PANEL apart, the columns of a window beside each other. If FETCHES, what
-// is read soon of the last row of a window, which begins LAST behind the first, and where results go is fetched.
+// is read soon of the last S rows of a window, of rows ROW apart up to LAST behind the first, and where results go is
+// fetched.
 // IS_PARTIAL says whether the channels may end inside of a vector.
-template <int W, int R, long OUT, int KW, long S, long D, long UNIT, long BEFORE, long WIDTH, long PANEL, long LAST,
-          bool FETCHES, bool IS_PARTIAL>
+template <int W, int R, long OUT, int KW, long S, long D, long UNIT, long BEFORE, long WIDTH, long PANEL, long ROW,
+          long LAST, bool FETCHES, bool IS_PARTIAL>
 struct WindowContraction {
   typedef Vec<float, W> V;
   static constexpr long REACH = (KW - 1) * D + 1;
@@ -38,7 +39,8 @@ struct WindowContraction {
 #pragma GCC unroll 16
       for (long r = 0; r < COUNT; r += STEP) sums.fetch(x + PLACES_AHEAD + r, n);
 #pragma GCC unroll 32
-      for (long r = 0; r < COUNT * S; r += STEP) __builtin_prefetch(first + LAST + (PLACES_AHEAD + r) * UNIT);
+      for (long r = 0; r < COUNT * S; r += STEP)
+        for (long y = LAST; y >= 0 && y > LAST - S * ROW; y -= ROW) __builtin_prefetch(first + y + (PLACES_AHEAD + r) * UNIT);
     }
     const auto read = [&](const A* at) __attribute__((always_inline)) {
       if constexpr (IS_EDGE) return load_some<float, W>(at, count);

@@ -15,7 +15,6 @@
 //   FLOATS               workspace of a thread; THREADS
 //   row(i), column(i)    where a COPY reads its row or column i of the image, -1 for FILL, -2 for zero
 //   OUTPUT               which buffer has the first result
-//   LOOK_AHEAD           whether the next block's rows of the image are prefetched meanwhile
 //   RUN, RUN_END, SHIFT  columns RUN <= i < RUN_END are those at i + SHIFT
 //   FILL                 the value of pads
 // and a layer is a struct with
@@ -23,8 +22,6 @@
 //   C, H, WIDTH          what it reads; N, OUT_H, OUT_WIDTH: what it writes
 //   KH, KW, SH, SW, DH, DW, TOP, LEFT   window, strides, dilations, zeros before rows and columns
 //   NV, ROWS             vectors of channels, and pixels of a row, that are computed together in registers
-//   BY_PIXEL             whether a pixel is loaded once for all columns of the window that see it
-//   EDGES                whether the first and the last pixels of a row see columns outside of the image
 //   SPLIT                whether it computes only the channels of its task's part
 //   TILES                whether matrix units multiply (korch_conv_chain_amx.h): then NV * W == 32, its window
 //                        is one element, and a DEPTHWISE layer before it has no ring
@@ -40,70 +37,24 @@
 
 namespace korch_conv {
 
-// Multiply-adds of vectors that take about as long as memory takes to bring a line.
-inline constexpr long LONG_TILE = 1024;
-
-// R pixels times NV vectors of channels. At an edge, pixel AT is the first, and columns outside of the image
-// count as zeros; elsewhere AT is -1.
-template <class K, int L, int R, long AT = -1>
-KORCH_ALONE void dense_tile(const Task& task, const float* strip, Span span, long y, long x, long channel,
-                            const float* ahead) {
+// R pixels times NV vectors of channels.
+template <class K, int L, int R>
+KORCH_ALONE void dense_tile(const Task& task, const float* strip, Span span, long y, long x, long channel) {
   typedef Layer<K, L> A;
   typedef Source<K, L> S;
   constexpr long COLUMNS = A::NV * K::W;
   constexpr long TERMS = least(S::PIXEL, A::C), STEPS = blocks(A::C, S::PIXEL);
-  constexpr long AHEAD = lines_ahead<K, L>(), EACH = blocks(AHEAD, TERMS);
   const Task t = task;  // what is stored can't change it
-  if constexpr (L == LAST_LAYER<K>) {  // where the next tile writes
-    for (int k = 0; k < A::NV; ++k) {
-      const typename K::Result* next = results<K>(t) + place<K>(t, y, x + R, channel + k * K::W);
-#pragma GCC unroll 32
-      for (int r = 0; r < R; ++r) __builtin_prefetch(next + r * (K::OUT_LAST ? A::N : K::W), 1);
-    }
-  }
-  // A window of one element meets each pixel once for each strip, so that little time is left to fetch it:
-  // with the first strip, pixels of a tile further on are fetched, line by line.
-  constexpr long LINES = L == 0 && A::KH * A::KW * A::SW == 1 ? blocks(R, 16) : 0;
-  constexpr long FURTHER = R * blocks(LONG_TILE, R * A::NV * A::C);
-  const float* const further = S::row(t, y * A::SH) + (x + FURTHER) * S::PIXEL;
-  const long apart = channel == first_channel<K, L>(t) ? 16 : 0;
   V<K> sum[R][A::NV] = {};
   for (long ky = span.first; ky < span.last; ++ky) {
     const float* line = S::row(t, y * A::SH - A::TOP + ky * A::DH) + (x * A::SW - S::BEFORE) * S::PIXEL;
     const float* w = strip + ky * (A::KW * A::C * COLUMNS);
-    if constexpr (A::BY_PIXEL) {
-      // Each pixel is loaded once, for all columns of the window.
-      for (long b = 0; b < STEPS; ++b, line += S::STEP) {
-        const long terms = A::C % TERMS == 0 ? TERMS : smaller(TERMS, A::C - b * TERMS);
-        for (long c = 0; c < terms; ++c, w += COLUMNS) {
-          KORCH_APART
-          read_ahead<EACH>(ahead, AHEAD - c * EACH);
-          V<K> v[A::KW];
-#pragma GCC unroll 16
-          for (int k = 0; k < A::KW; ++k) v[k] = load<float, K::W>(w + k * (A::C * COLUMNS));
-#pragma GCC unroll 256
-          for (int p = 0; p < (R - 1) * A::SW + A::KW; ++p) {
-            const long column = AT * A::SW - S::BEFORE + p;
-            if (AT >= 0 && (column < 0 || column >= A::WIDTH)) continue;
-            V<K> s = splat<float, K::W>(line[p * S::PIXEL + c]);
-#pragma GCC unroll 16
-            for (int k = A::KW - 1; k >= 0; --k)
-              if ((p - k) % A::SW == 0 && p >= k && (p - k) / A::SW < R) sum[(p - k) / A::SW][0] += s * v[k];
-          }
-        }
-      }
-      continue;
-    }
     for (long kx = 0; kx < A::KW; ++kx) {
       const float* a = line + kx * (A::DW * S::PIXEL);
       for (long b = 0; b < STEPS; ++b, a += S::STEP) {
         const long terms = A::C % TERMS == 0 ? TERMS : smaller(TERMS, A::C - b * TERMS);
-        const float* soon = further + b * S::STEP;
         for (long c = 0; c < terms; ++c, w += COLUMNS) {
           KORCH_APART
-          read_ahead<EACH>(ahead, AHEAD - c * EACH);
-#pragma GCC unroll 16
-          for (long i = 0; i < LINES; ++i, soon += apart) __builtin_prefetch(soon);
           V<K> v[A::NV];
 #pragma GCC unroll 8
           for (int k = 0; k < A::NV; ++k) v[k] = load<float, K::W>(w + k * K::W);
@@ -136,24 +87,15 @@ KORCH_INLINE void dense(Task& t, long from, long to) {
     const float* const strip = weights + channel * (A::KH * A::KW * A::C);
     for (long y = from; y < to; ++y) {
       const Span span = taps<A>(y);
-      const auto ahead = [&] { return lines_ahead<K, L>() == 0 ? nullptr : go_ahead<K>(t.ahead); };
       long x = 0;
-      if constexpr (A::EDGES) {
-        constexpr int FIRST = least(A::ROWS, A::OUT_WIDTH), LAST = TAIL == 0 ? A::ROWS : TAIL;
-        constexpr long END = A::OUT_WIDTH - LAST;
-        dense_tile<K, L, FIRST, 0>(t, strip, span, y, x, channel, ahead());
-        for (x = A::ROWS; x < END; x += A::ROWS) dense_tile<K, L, A::ROWS>(t, strip, span, y, x, channel, ahead());
-        if constexpr (END > 0) dense_tile<K, L, LAST, END>(t, strip, span, y, x, channel, ahead());
-        continue;
-      }
-      for (; x + A::ROWS <= A::OUT_WIDTH; x += A::ROWS)
-        dense_tile<K, L, A::ROWS>(t, strip, span, y, x, channel, ahead());
-      if constexpr (TAIL != 0) dense_tile<K, L, TAIL>(t, strip, span, y, x, channel, ahead());
+      for (; x + A::ROWS <= A::OUT_WIDTH; x += A::ROWS) dense_tile<K, L, A::ROWS>(t, strip, span, y, x, channel);
+      if constexpr (TAIL != 0) dense_tile<K, L, TAIL>(t, strip, span, y, x, channel);
     }
   }
 }
 
-// Sums of R pixels of NV vectors of channels. At an edge, columns outside of the image count as zeros.
+// Sums of R pixels of NV vectors of channels. At an edge, columns outside of the image count as zeros; rings
+// have these zeros.
 template <class K, int L, int R, int NV, bool IS_EDGE>
 KORCH_INLINE void depthwise_sums(const Task& t, long y, long x, long channel, V<K> (&sum)[R][NV]) {
   typedef Layer<K, L> A;
@@ -196,7 +138,7 @@ KORCH_INLINE void depthwise_sums(const Task& t, long y, long x, long channel, V<
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
         const long column = r * A::SW + kx * A::DW;
-        if (IS_EDGE && (left + column < 0 || left + column >= A::WIDTH)) continue;
+        if (IS_EDGE && L == 0 && (left + column < 0 || left + column >= A::WIDTH)) continue;
 #pragma GCC unroll 2
         for (int k = 0; k < NV; ++k) sum[r][k] += w[k] * load<float, K::W>(line + column * S::PIXEL + k * BESIDE);
       }
@@ -298,31 +240,6 @@ KORCH_INLINE void advance(Task& t, long* done, long end) {
   done[L] = end;
 }
 
-// The rows of the image that rows [0, end) of layer L need.
-template <class K, int L>
-KORCH_INLINE long image_rows(long end) {
-  typedef Layer<K, L> A;
-  if constexpr (A::KIND == COPY) return end == 0 ? 0 : larger(0, K::row(end - 1) + 1);
-  const long need = larger(0, smaller(A::H, (end - 1) * A::SH - A::TOP + (A::KH - 1) * A::DH + 1));
-  if constexpr (L == 0) return need;
-  else return image_rows<K, L - 1>(need);
-}
-
-// Say which rows of the image the block after `y` needs beyond those that it has.
-template <class K>
-KORCH_INLINE void look_ahead(Task& t, long from, long y, long to) {
-  constexpr int L = first_dense<K>();
-  if constexpr (K::LOOK_AHEAD && L <= LAST_LAYER<K>) {
-    typedef Layer<K, L> A;
-    const long have = image_rows<K, LAST_LAYER<K>>(y), need = image_rows<K, LAST_LAYER<K>>(to);
-    const long tiles = blocks(A::N, A::NV * K::W) * blocks(A::OUT_WIDTH, A::ROWS);
-    t.ahead.from = static_cast<const float*>(t.x) + have * (K::WIDTH * Source<K, 0>::PIXEL);
-    t.ahead.lines = need > have ? (need - have) * (K::WIDTH * Source<K, 0>::PIXEL) / 16 : 0;
-    t.ahead.turn = 0;
-    t.ahead.turns = tiles * larger(1, (y - from) * A::OUT_H / Layer<K, LAST_LAYER<K>>::OUT_H);
-  }
-}
-
 // Say that rows from `start` on are needed of layer L.
 template <class K, int L>
 KORCH_INLINE void begin(long* done, long start) {
@@ -352,7 +269,7 @@ KORCH_INLINE Task task_of(void* const* buffers, const typename K::Element* x, fl
   return {buffers, x + image * (K::C * K::H * K::WIDTH),
           workspace + me * K::FLOATS, image,
           UNITS * part / K::PARTS * K::UNIT,
-          smaller(UNITS * (part + 1) / K::PARTS * K::UNIT, A::N), {}, nullptr};
+          smaller(UNITS * (part + 1) / K::PARTS * K::UNIT, A::N), nullptr};
 }
 
 template <class K>
@@ -366,34 +283,9 @@ inline void run_task(Task& t, long task) {
   long done[K::Layers::COUNT];
   begin<K, END>(done, y);
   while (y < last) {
-    const long from = y;
     y = smaller(y + K::BLOCK, last);
-    look_ahead<K>(t, from, y, smaller(y + K::BLOCK, last));
     advance<K, END>(t, done, y);
   }
-}
-
-// Run some tasks on a thread.
-template <class K>
-inline void run_tasks(void* const* buffers, const typename K::Element* x, float* workspace, long begin, long end,
-                      long me) {
-  for (long task = begin; task < end; ++task) {
-    Task t = task_of<K>(buffers, x, workspace, task, me);
-    run_task<K>(t, task);
-  }
-}
-
-// Run all of them.
-template <class K>
-inline int run(void (*some)(int, void* const*, long, long, long), void* const* buffers) {
-  constexpr long TASKS = K::IMAGES * K::CHUNKS * K::PARTS;
-  if (K::THREADS == 1) return some(0, buffers, 0, TASKS, 0), 0;
-#pragma omp parallel num_threads(K::THREADS)
-  {
-    const long me = omp_get_thread_num(), threads = omp_get_num_threads();
-    some(0, buffers, korch::share(TASKS, me, threads), korch::share(TASKS, me + 1, threads), me);
-  }
-  return 0;
 }
 
 }  // namespace korch_conv

@@ -269,6 +269,19 @@ KORCH_ALONE void sum_again(const Task& t, long y, long x, long number, float* su
   for (long k = 0; k < A::NV; ++k) store<float, K::W>(sums + k * K::W, sum[k]);
 }
 
+// A row of the result from float32 numbers.
+template <class K>
+KORCH_ALONE void all_again(const Task& t, long y, long strips) {
+  typedef Layer<K, LAST_LAYER<K>> A;
+  alignas(64) float sums[CHANNELS];
+  for (long x = 0; x < A::OUT_WIDTH; ++x)
+    for (long strip = 0; strip < strips; ++strip) {
+      sum_again<K>(t, y, x, strip, sums);
+      for (long k = 0, channel = strip * CHANNELS; k < A::NV && channel < A::N; ++k, channel += K::W)
+        put<K, LAST_LAYER<K>>(t, load<float, K::W>(sums + k * K::W), y, x, channel);
+    }
+}
+
 template <class K, class S>
 KORCH_INLINE long results(long rows) {
   return (rows - 1) * Split<K, S>::ACROSS + Split<K, S>::A::OUT_WIDTH;
@@ -420,14 +433,17 @@ template <class K, class S>
 inline int run_split(void* const* buffers, const float* x, float* workspace) {
   typedef Split<K, S> P;
   typedef typename P::A A;
-  if (!korch_amx::is_ready()) return run<K>(buffers, x, workspace);
   constexpr long STRIPS = blocks(A::N, CHANNELS);
+  const bool is_ready = korch_amx::is_ready();
   const auto task = [&](long image, long part) {
     return Task{buffers, x + image * (K::C * K::H * K::WIDTH), workspace + omp_get_thread_num() * S::FLOATS, image,
-                STRIPS * part / S::PARTS, STRIPS * (part + 1) / S::PARTS, {}, nullptr};
+                STRIPS * part / S::PARTS, STRIPS * (part + 1) / S::PARTS, nullptr};
   };
 #pragma omp parallel num_threads(K::THREADS) if (K::THREADS > 1)
-  {
+  if (!is_ready) {  // the system doesn't let us use the units
+#pragma omp for schedule(static)
+    for (long i = 0; i < K::IMAGES * A::OUT_H; ++i) all_again<K>(task(i / A::OUT_H, 0), i % A::OUT_H, STRIPS);
+  } else {
     korch_amx::begin();
     if constexpr (S::GROUP > 0) {
 #pragma omp for schedule(static)

@@ -1,5 +1,5 @@
 // What one task of a convolution (korch_conv.h) reads and writes: the image, rings of rows between layers, and
-// the result; and the rows of the image that are fetched ahead.
+// the result.
 #pragma once
 
 #include <stdint.h>
@@ -42,19 +42,11 @@ using V = korch::Vec<float, K::W>;
 template <class K>
 inline constexpr int LAST_LAYER = K::Layers::COUNT - 1;
 
-// Rows of the image that the next block reads, brought nearer while this one is multiplied.
-struct Ahead {
-  const float* from;
-  long lines;        // of one block of channels, whose rows are neighbours
-  long turn, turns;  // tiles that have done their share, and all
-};
-
 struct Task {
   void* const* buffers;
   const void* x;      // of this task's image
   float* work;
   long image, first, last;  // channels of the part
-  Ahead ahead;
   const uint16_t* pieces;  // of the weights of layers on the matrix units
 };
 
@@ -188,40 +180,6 @@ KORCH_INLINE void copy(const Task& t, long from, long to) {
       copy_pixels<K, A::PIXEL>(source, line, K::RUN_END, A::OUT_WIDTH, K::column);
     }
   }
-}
-
-// The first layer that multiplies: meanwhile memory has time.
-template <class K, int L = 0>
-constexpr int first_dense() {
-  if constexpr (L == K::Layers::COUNT || Layer<K, larger(0, least(L, LAST_LAYER<K>))>::KIND == DENSE) return L;
-  else return first_dense<K, L + 1>();
-}
-
-// Lines of the image for each run of a layer's innermost loop; 0 if nothing is read ahead.
-template <class K, int L>
-constexpr long lines_ahead() {
-  if (!K::LOOK_AHEAD || L != first_dense<K>()) return 0;
-  typedef Layer<K, L> A;
-  const long tiles = blocks(A::N, A::NV * K::W) * A::OUT_H * blocks(A::OUT_WIDTH, A::ROWS);
-  const long runs = tiles * A::KH * blocks(A::C, Source<K, L>::PIXEL) * (A::BY_PIXEL ? 1 : A::KW);
-  return blocks(K::C * K::H * K::WIDTH / 16, runs);
-}
-
-// Where the next tile goes on with what is read ahead.
-template <class K>
-KORCH_INLINE const float* go_ahead(Ahead& ahead) {
-  if (ahead.lines == 0) return nullptr;
-  const long all = ahead.lines * blocks(K::C, Source<K, 0>::PIXEL);
-  const long line = ahead.turn++ * all / ahead.turns;
-  return ahead.from + line / ahead.lines * Source<K, 0>::STEP + line % ahead.lines * 16;
-}
-
-// Prefetch EACH of the lines that are left.
-template <long EACH>
-KORCH_INLINE void read_ahead(const float*& ahead, long left) {
-  if (EACH == 0 || left <= 0) return;
-#pragma GCC unroll 16
-  for (long i = 0; i < EACH; ++i, ahead += 16) __builtin_prefetch(ahead, 0, 2);
 }
 
 }  // namespace korch_conv

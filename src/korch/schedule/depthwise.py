@@ -9,7 +9,7 @@ the pad around it, channels last.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from korch.alignment import round_up
@@ -163,7 +163,7 @@ class _Maker:
         axes = (*self.rows, self.x, self.j, *self.taps)
         if load is None or not load.dtype.is_float or any(load.index.coefficient(axis.name) is None for axis in axes):
             return self._copied(), ()
-        if load.index.coefficient("j") != 1 or not all(map(self._can_clip, load.guards)):
+        if load.index.coefficient("j") != 1 or not can_clip(load.guards, self.taps):
             return self._copied(), ()
         return Operand(At(load.buffer, load.index)), load.guards
 
@@ -174,17 +174,6 @@ class _Maker:
         value = depthwise.fusion.argument(emitter, depthwise.root.inputs[0], (images, var("k"), *sides))
         pass_ = Pass((), "", tuple(emitter.ops), (Store("pa", ZERO, value),))
         return map_indices(pass_, lambda expr: substitute(expr, {"k": channel}, ranges))
-
-    def _can_clip(self, guard: Inside) -> bool:
-        """Return whether a guard turns on one place of a window, with which it grows."""
-        taps = [tap.name for tap in self.taps if tap.name in guard.expr.variables]
-        inner = {axis.name for axis in (self.x, self.j, self.taps[-1])}
-        on_row = guard.expr.variables & inner
-        if len(taps) != 1 or (guard.expr.coefficient(taps[0]) or 0) <= 0:
-            return False
-        if taps[0] != self.taps[-1].name:
-            return not on_row
-        return guard.expr.variables <= {"x", taps[0]} and (guard.expr.coefficient("x") or 0) > 0
 
     def _copied(self) -> Operand:
         """Return where the windows are read in a copy, and the pass that makes it."""
@@ -240,6 +229,21 @@ class _Maker:
                     buffer, elements=elements, layout=(Panels(self._columns, self.depthwise.lanes, group),)
                 )
             yield buffer
+
+
+def can_clip(guards: Sequence[Inside], taps: Sequence[Axis]) -> bool:
+    """Return whether each guard turns on one place of a window, with which it grows, and the last one on x, too."""
+    *_, last = names = [tap.name for tap in taps]
+    for guard in guards:
+        own = guard.expr.variables & {*names}
+        if len(own) != 1 or any((guard.expr.coefficient(name) or 0) <= 0 for name in own):
+            return False
+        on_row = guard.expr.variables & {"x", "j", last}
+        if last not in own and on_row:
+            return False
+        if last in own and (guard.expr.variables != {"x", last} or (guard.expr.coefficient("x") or 0) <= 0):
+            return False
+    return True
 
 
 def is_depthwise(image: tuple[int, ...], weights: tuple[int, ...], attributes: ConvAttributes) -> bool:

@@ -25,6 +25,10 @@ class Side:
         """Return from how many neighbours some places are computed."""
         return (places - 1) * self.stride + (self.window - 1) * self.dilation + 1
 
+    def met_again(self, places: int) -> int:
+        """Return how many of these neighbours the next places are computed from, too."""
+        return max(0, self.reach(places) - places * self.stride)
+
     def met(self, place: Expr, tap: Expr) -> Expr:
         """Return which element of the image a place of the result meets with a place of its window."""
         return add(scale(place, self.stride), scale(tap, self.dilation), constant(-self.pad))

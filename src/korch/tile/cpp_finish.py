@@ -19,6 +19,7 @@ from korch.tile.loops import map_indices
 from korch.tile.program import (
     Axis,
     Contract,
+    Inside,
     Level,
     Literal,
     Load,
@@ -86,7 +87,12 @@ def _same_axes(pass_: Pass, step: Contract) -> bool:
 
 def _is_zero(before: Pass | Loop | Sums, step: Contract) -> bool:
     """Return whether a step only sets the accumulator to 0."""
-    if not isinstance(before, Pass) or before.where or not _same_axes(before, step) or len(before.sinks) != 1:
+    if (
+        not isinstance(before, Pass)
+        or before.where != kept_guards(step)
+        or not _same_axes(before, step)
+        or len(before.sinks) != 1
+    ):
         return False
     (sink,) = before.sinks
     value = next(op for op in before.ops if op.name == sink.value)
@@ -100,7 +106,13 @@ def _takes(program: TileProgram, after: Pass, step: Contract, rest: Sequence[Ste
     if program.buffer(out).level is not Level.TILE or not _same_axes(after, step):
         return False
     columns = next(axis.name for axis in reversed(step.axes) if not axis.is_reduced)
-    if after.is_reduction or after.across or after.where or after.vector != columns or out in read_by(tuple(rest)):
+    if (
+        after.is_reduction
+        or after.across
+        or after.where != kept_guards(step)
+        or after.vector != columns
+        or out in read_by(tuple(rest))
+    ):
         return False
     if any(sink.buffer == out for sink in after.sinks):
         return False
@@ -191,14 +203,22 @@ def is_by_lanes(step: Contract) -> bool:
 
 
 def batches_of(step: Contract) -> list[Axis]:
-    """Return the kept axes around those of rows and columns: those that both operands have.
+    """Return the kept axes around those of rows and columns: those that both operands have, or guards turn on.
 
-    Where both depend on the columns, these are all but one axis of rows.
+    Where both operands depend on the columns, these are all but one axis of rows.
     """
     *rows, _ = (axis for axis in step.axes if not axis.is_reduced)
     if is_by_lanes(step):
         return rows[:-1]
-    return [axis for axis in rows if axis.name in step.b.index.variables]
+    named = step.b.index.variables.union(*(guard.expr.variables for guard in step.where))
+    return [axis for axis in rows if axis.name in named]
+
+
+def kept_guards(step: Contract) -> tuple[Inside, ...]:
+    """Return the guards of a contraction that turn on nothing but loops around its rows and columns."""
+    batch = {axis.name for axis in batches_of(step)}
+    inner = {axis.name for axis in step.axes} - batch
+    return tuple(guard for guard in step.where if not guard.expr.variables & inner)
 
 
 def sides_of(step: Contract) -> tuple[list[Axis], Axis, list[Axis]]:

@@ -70,12 +70,12 @@ def window_contraction(step: Contract, second: Buffer, lanes: int, a: Mapping[st
     ):
         raise _refused("the guards of a window and its places in memory differ")
     panel = second.size // layout.columns * lanes
-    behind = sum((axis.extent - 1) * a[axis.name] for axis in taps[:-1])
+    row, behind = a[taps[-2].name] or 1, sum((axis.extent - 1) * a[axis.name] for axis in taps[:-1])
     total = columns.ragged[1] if columns.ragged else 0
     is_partial = columns.extent % lanes != 0 or not isinstance(total, int) or total % lanes != 0
     flags = ("true" if flag else "false" for flag in (registers.fetches_out, is_partial))
     sizes = (lanes, min(registers.rows, places.extent), places.extent, last.extent, stride, dilation, unit)
-    return f"korch::WindowContraction<{', '.join(map(str, (*sizes, before, width, panel, behind, *flags)))}>"
+    return f"korch::WindowContraction<{', '.join(map(str, (*sizes, before, width, panel, row, behind, *flags)))}>"
 
 
 def print_rows(out: Writer, step: Contract, ranges: Ranges, a: Mapping[str, int], b: Mapping[str, int]) -> str:

@@ -238,12 +238,17 @@ class OpPrinter:
 
     def _condition(self, guards: Sequence[Inside], ranges: Ranges) -> str:
         open_guards = [guard for guard in guards if self._holds(guard, ranges) is None]
-        texts = []
-        for guard in open_guards:
-            at = self.out.expr(guard.expr)
-            low, high = bounds(guard.expr, ranges)
-            if low < guard.low:
-                texts.append(f"{at} >= {guard.low}")
-            if high >= guard.high:
-                texts.append(f"{at} < {guard.high}")
-        return " && ".join(texts)
+        return condition_of(self.out, open_guards, ranges)
+
+
+def condition_of(out: Writer, guards: Sequence[Inside], ranges: Ranges) -> str:
+    """Return the condition that guards hold, without what ranges show; "" if these show all of it."""
+    texts = []
+    for guard in guards:
+        at = out.expr(guard.expr)
+        low, high = bounds(guard.expr, ranges)
+        if low < guard.low:
+            texts.append(f"{at} >= {guard.low}")
+        if high >= guard.high:
+            texts.append(f"{at} < {guard.high}")
+    return " && ".join(texts)

@@ -15,12 +15,14 @@ from korch.tile.cpp_finish import (
     batches_of,
     count_of,
     is_by_lanes,
+    kept_guards,
     sides_of,
     sums_of,
     tails_of,
     tiles_in_registers,
 )
 from korch.tile.cpp_lanes import lane_contraction, print_rows, window_contraction
+from korch.tile.cpp_op import condition_of
 from korch.tile.cpp_panels import in_group, in_rows, panel_width, panels, strips
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_text import Writer, loop_end
@@ -228,6 +230,9 @@ class StepPrinter:
             self._for(axis)
         step = replace(block.sums.step, axes=tuple(axis for axis in block.sums.step.axes if axis not in batch))
         block = replace(block, sums=replace(block.sums, step=step))
+        ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in (*grid, *batch)}
+        guards = kept_guards(step)
+        self.out.open(f"if ({condition_of(self.out, guards, ranges) or 'true'})" if guards else "")
         if is_by_lanes(step) and not step.product.is_of_bytes:
             self._contract_windows(block, (*grid, *batch))
         elif is_by_lanes(step):
@@ -236,6 +241,7 @@ class StepPrinter:
             self._contract_bytes(block, (*grid, *batch))
         else:
             self._contract_floats(block, (*grid, *batch), batch)
+        self.out.close()
         for _ in batch:
             self.out.close()
 
@@ -447,8 +453,8 @@ def _require_contraction(step: Contract) -> None:
         raise _refused(f"contractions of {step.product.value} can't be printed")
     if step.rescale is not None and step.product.is_of_bytes:
         raise _refused("contractions of bytes that rescale their sums can't be printed")
-    if step.where and (step.product.is_of_bytes or not is_by_lanes(step)):
-        raise _refused("contractions that leave points out can be printed for depthwise convolutions of floats only")
+    if {*step.where} - {*kept_guards(step)} and (step.product.is_of_bytes or not is_by_lanes(step)):
+        raise _refused("contractions that leave terms out can be printed for depthwise convolutions of floats only")
     sides_of(step)
 
 

@@ -13,20 +13,17 @@ from korch.primitive.types import DType
 from korch.provider.content import content_version
 from korch.provider.conv.bytes import ByteConvolutions, multiplies_bytes
 from korch.provider.conv.chains import chain_groups
+from korch.provider.conv.linked import chain_plans
 from korch.provider.conv.match import ConvChain, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
 from korch.provider.conv.split import split_of
-from korch.provider.conv.touched import touched_program
-from korch.provider.conv.vectors import WINDOWS, Plan, is_dense_image, plans_of
+from korch.provider.conv.vectors import Plan, is_dense_image, plans_of
 from korch.provider.epilogue import RESULT
 from korch.provider.matrix_units import TOGETHER, constants_of
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
 from korch.provider.widen import widened
 from korch.target import Target
 from korch.tile.cpp_text import literal, stored_type
-
-MANY_ROWS = 16
-"""Rows for each thread from which on it doesn't matter that some have one more."""
 
 LEAST_FULL = 0.7
 """The part of a step's tiles that must be used to try matrix units."""
@@ -57,105 +54,72 @@ class ConvProvider:
         """Return the ways to compute a group with one convolution by a tile program."""
         key = (group.key, target)
         if key not in self._plans:
-            self._plans[key] = plans_of(group, target)
+            is_chain = len(group.body.linear) != 1
+            self._plans[key] = chain_plans(group, target) if is_chain else plans_of(group, target)
         return self._plans[key]
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer blocks of channels and channels-last, with threads that share rows or channels."""
         if multiplies_bytes(group):
             return self._bytes.offers(group, target)
-        if len(group.body.linear) != 1:
-            return _template_offers(group, target)
         plans = self._windows(group, target)
         if isinstance(plans, Refusal):
             return plans
-        found = _template_offers(group, target) if is_dense_image(group) and target.isa == "amx" else ()
-        split = () if isinstance(found, Refusal) else (offer for offer in found if offer.variant == SPLIT)
+        is_split = target.isa == "amx" and (len(group.body.linear) > 1 or is_dense_image(group))
+        split = _split_offers(group, target) if is_split else ()
         return (*(plan.offer for plan in plans), *split)
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Print the kernel."""
         if multiplies_bytes(group):
             return self._bytes.build(group, offer, target)
-        if not offer.variant.startswith(WINDOWS):
-            return _template_kernel(group, offer, target)
+        if offer.variant == SPLIT:
+            return _split_kernel(group, offer, target)
         plans = self._windows(group, target)
         found = [] if isinstance(plans, Refusal) else [plan for plan in plans if plan.offer == offer]
         return found[0].kernel(group, target) if found else Refusal("this was not offered")
 
 
-def _template_offers(group: Group, target: Target) -> Sequence[Offer] | Refusal:
-    """Return the offers of kernels that are compiled from a template."""
+def _split_offers(group: Group, target: Target) -> Sequence[Offer]:
+    """Return the offers of kernels whose matrix units multiply numbers that are split."""
     match = match_group(group)
-    if isinstance(match, Refusal):
-        return match
-    refusal = _refuse(group, match, target)
-    if refusal is not None:
-        return refusal
+    if isinstance(match, Refusal) or not _suits_matrix_units(group, match, target):
+        return ()
     offers = []
-    for variant in _variants(group, match, target):
-        is_split = variant == SPLIT
-        by_channels = _is_by_channels(group, match, variant, target)
-        shape = shape_of(group, match, target, by_channels, is_split=is_split)
-        for source, sink in _layouts(group, match, target):
-            inputs = _inputs(group, match, shape, source, sink, target)
-            if inputs is not None and not (is_split and source.is_plain):
-                outputs = (sink,) * len(group.outputs)
-                flop = _vector_flop(group, shape) if is_split else 0
-                offers.append(Offer(inputs, outputs, variant, 0, is_split, flop))
-    return tuple(dict.fromkeys(offers)) or Refusal("no layout fits both the inputs and the outputs")
+    shape = shape_of(group, match, target, _is_by_channels(group, match, target))
+    for source, sink in _layouts(group, match, target):
+        inputs = _inputs(group, match, shape, source, sink, target)
+        if inputs is not None and not source.is_plain:
+            outputs = (sink,) * len(group.outputs)
+            offers.append(Offer(inputs, outputs, SPLIT, 0, True, _vector_flop(group, shape)))
+    return tuple(dict.fromkeys(offers))
 
 
-def _template_kernel(group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
-    """Print a kernel that is compiled from a template."""
+def _split_kernel(group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
+    """Print such a kernel."""
     match = match_group(group)
     if isinstance(match, Refusal):
         return match
-    source = offer.inputs[match.image.position]
-    image = group.input_types[match.image.position]
-    _, pixel = _form(image.shape, source, target)
-    is_split = offer.variant == SPLIT
-    by_channels = _is_by_channels(group, match, offer.variant, target)
-    shape = shape_of(group, match, target, by_channels, pixel, is_split)
+    position = match.image.position
+    image = group.input_types[position]
+    _, pixel = _form(image.shape, offer.inputs[position], target)
+    shape = shape_of(group, match, target, _is_by_channels(group, match, target), pixel)
     floats = target.threads * shape.floats
     element = stored_type(image.dtype)
-    operand = f"static_cast<const {element}*>(buffers[{match.image.position}])"
-    if is_split and len(match.links) == 1:
+    operand = f"static_cast<const {element}*>(buffers[{position}])"
+    if len(match.links) == 1:
         split = split_of(shape.layers[-1], image.shape[0], target)
         floats = max(floats, target.threads * split.floats)
-        operands = widened(group, offer.inputs, (match.image.position,), floats, target)
+        operands = widened(group, offer.inputs, (position,), floats, target)
         element, operand, floats = "float", operands.texts[0], operands.floats
     text = _print(group, match, shape, offer, target, (element, operand))
-    program = None if is_split else touched_program(group, match, shape, offer, target)
-    return named_kernel(text, workspace_bytes=4 * floats, threading=Threading.TEAM, program=program)
+    return named_kernel(text, workspace_bytes=4 * floats, threading=Threading.TEAM)
 
 
-def _refuse(group: Group, match: ConvChain, target: Target) -> Refusal | None:
-    if target.lanes < 4:
-        return Refusal("the target has no vector registers")
-    if any(type_.size == 0 for type_ in (*group.input_types, *group.output_types)):
-        return Refusal("a tensor is empty")
-    widths = [group.body.types[link.primitive.output].shape[1] for link in match.links]
-    inner = widths if match.links[-1].is_depthwise else widths[:-1]
-    if any(width % target.lanes for width in inner):
-        return Refusal("the channels do not fill a vector register")
-    return None
-
-
-def _variants(group: Group, match: ConvChain, target: Target) -> tuple[str, ...]:
-    """Return what threads may share: rows, and channels where few rows are shared unevenly."""
-    is_even = group.output_types[0].shape[2] >= MANY_ROWS * target.threads
-    split = (SPLIT,) if _suits_matrix_units(group, match, target) else ()
-    if target.threads == 1 or is_even or not can_split(match):
-        return ("rows", *split)
-    return ("rows", "channels", *split)
-
-
-def _is_by_channels(group: Group, match: ConvChain, variant: str, target: Target) -> bool:
-    """Return whether threads share the channels of the result."""
-    if variant == SPLIT and len(match.links) > 1:
-        return can_split(match) and group.output_types[0].shape[1] % (TOGETHER * target.threads) == 0
-    return variant == "channels"
+def _is_by_channels(group: Group, match: ConvChain, target: Target) -> bool:
+    """Return whether threads share the channels of a chain's result."""
+    channels = group.output_types[0].shape[1]
+    return len(match.links) > 1 and can_split(match) and channels % (TOGETHER * target.threads) == 0
 
 
 def _vector_flop(group: Group, shape: Shape) -> int:
@@ -167,8 +131,6 @@ def _vector_flop(group: Group, shape: Shape) -> int:
 
 def _suits_matrix_units(group: Group, match: ConvChain, target: Target) -> bool:
     """Return whether matrix units may pay."""
-    if target.isa != "amx":
-        return False
     if len(match.links) > 1:
         return _chain_suits_matrix_units(group, match, target)
     return _one_suits_matrix_units(group, match)
@@ -191,8 +153,10 @@ def _chain_suits_matrix_units(group: Group, match: ConvChain, target: Target) ->
 
     For few channels it takes as long to split them as to multiply by vectors.
     """
-    by_channels = _is_by_channels(group, match, SPLIT, target)
-    shape = shape_of(group, match, target, by_channels, is_split=True)
+    widths = [group.body.types[link.primitive.output].shape[1] for link in match.links]
+    if any(width % target.lanes for width in (widths if match.links[-1].is_depthwise else widths[:-1])):
+        return False
+    shape = shape_of(group, match, target, _is_by_channels(group, match, target))
     channels = [layer.channels for layer in shape.layers if layer.on_tiles]
     pieces = 4 * sum(layer.pieces for layer in shape.layers) // shape.parts
     is_kept = 0 < pieces <= SPLIT_SHARE * target.l2_bytes
@@ -211,8 +175,6 @@ def _layouts(group: Group, match: ConvChain, target: Target) -> list[tuple[Layou
         source, sink = kind.normalized(x.shape), kind.normalized(y.shape)
         if source in choices[0] and sink in sinks:
             pairs.append((source, sink))
-    if not match.links[0].is_depthwise and x.shape[1] < target.lanes:
-        pairs += [(Layout.plain(4), sink) for sink in sinks]
     return pairs
 
 
@@ -273,8 +235,6 @@ def _print_layer(layer: Layer, name: str) -> str:
         "LEFT": layer.pads[1],
         "NV": layer.vectors,
         "ROWS": layer.pixels,
-        "BY_PIXEL": int(layer.by_pixel),
-        "EDGES": int(layer.has_edges),
         "SPLIT": int(layer.is_split),
         "TILES": int(layer.on_tiles),
         "RING": rows,
@@ -320,7 +280,6 @@ def _sizes(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: T
         "PIECES": shape.pieces,
         "THREADS": target.threads,
         "OUTPUT": len(group.inputs),
-        "LOOK_AHEAD": int(shape.looks_ahead),
         "RUN": run,
         "RUN_END": run_end,
         "SHIFT": shift,
@@ -341,15 +300,8 @@ def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: T
     )
     workspace = len(group.inputs) + len(group.outputs)
     own = f"{operand[1]}, static_cast<float*>(buffers[{workspace}])"
-    header, call, sizes, tasks = "korch_conv.h", "run<NAME_kernel>(NAME_task, buffers)", "", ""
-    if offer.variant != SPLIT:
-        tasks = (
-            'extern "C" void NAME_task(int, void* const* buffers, long begin, long end, long me) {\n'
-            f"  korch_conv::run_tasks<NAME_kernel>(buffers, {own}, begin, end, me);\n}}\n\n"
-        )
-    elif len(match.links) > 1:
-        header, call = "korch_conv_chain_amx.h", f"run_tiles<NAME_kernel>(buffers, {own})"
-    else:
+    header, call, sizes = "korch_conv_chain_amx.h", f"run_tiles<NAME_kernel>(buffers, {own})", ""
+    if len(match.links) == 1:
         header, call = "korch_conv_amx.h", f"run_split<NAME_kernel, NAME_split>(buffers, {own})"
         split = split_of(shape.layers[-1], group.input_types[match.image.position].shape[0], target).numbers
         sizes = f"struct NAME_split {{\n{constants_of(split)}}};\n"
@@ -365,7 +317,7 @@ struct NAME_kernel {{
   static long column(long i) {{ return NAME_columns[i]; }}
 }};
 
-{tasks}extern "C" int NAME_run(void*, void* const* buffers) {{
+extern "C" int NAME_run(void*, void* const* buffers) {{
   return korch_conv::{call};
 }}
 """

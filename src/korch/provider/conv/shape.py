@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from korch.alignment import ceil_div
 from korch.candidate.candidate import Group
 from korch.primitive.ops.linear import ConvAttributes
-from korch.primitive.types import DType, pair
+from korch.primitive.types import pair
 from korch.provider.conv.match import ConvChain, Link
 from korch.provider.matrix_units import STEP_BYTES, TOGETHER
 from korch.target import Target
@@ -45,8 +45,6 @@ class Layer:
         window: rows and columns of the window; strides, dilations and zeros before of each.
         vectors: of channels computed together.
         pixels: of a row computed together.
-        by_pixel: whether a pixel is loaded once for all columns of the window that see it.
-        has_edges: whether it meets columns beside the image, which is read as it lies.
         is_split: whether it computes only the channels of its task's part.
         pixel: channels that are neighbours in its ring.
         ring: rows, pixels of a row with its zeros, zeros on the left, and the first float.
@@ -64,8 +62,6 @@ class Layer:
     pads: tuple[int, int] = (0, 0)
     vectors: int = 1
     pixels: int = 1
-    by_pixel: bool = False
-    has_edges: bool = False
     is_split: bool = False
     pixel: int = 1
     ring: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -92,12 +88,10 @@ class Shape:
     """The sizes of a kernel: its layers, rows of a block, parts, and workspace of a thread.
 
     `pieces` is where in it those of the weights begin that matrix units multiply by.
-    `looks_ahead` says whether the rows of the image that the next block reads are prefetched.
     """
 
     layers: tuple[Layer, ...]
     block: int
-    looks_ahead: bool
     chunks: int
     parts: int
     unit: int
@@ -110,9 +104,7 @@ def can_split(match: ConvChain) -> bool:
     return all(link.is_depthwise for link in match.links[1:])
 
 
-def shape_of(
-    group: Group, match: ConvChain, target: Target, by_channels: bool, pixel: int = 0, is_split: bool = False
-) -> Shape:
+def shape_of(group: Group, match: ConvChain, target: Target, by_channels: bool, pixel: int = 0) -> Shape:
     """Choose the sizes.
 
     Args:
@@ -121,9 +113,8 @@ def shape_of(
         target: its caches, registers and threads.
         by_channels: whether threads share the channels of the result, or its rows.
         pixel: channels that are neighbours in the image; 0 for a vector's.
-        is_split: whether matrix units multiply: two vectors of channels, whatever these are.
     """
-    layers = _layers(group, match, target, pixel or target.lanes, is_split)
+    layers = _layers(group, match, target, pixel or target.lanes)
     images, channels, rows, _ = group.output_types[0].shape
     teams = target.threads // math.gcd(images, target.threads)
     own = [layer for i, layer in enumerate(layers) if _is_own(layers, i)]
@@ -137,10 +128,7 @@ def shape_of(
     most = ceil_div(ceil_div(channels, unit), parts) * unit
     per_chunk = ceil_div(rows, chunks)
     limit = CACHE_SHARE * target.l2_bytes / 4
-    on_tiles = any(layer.on_tiles for layer in layers)
-    is_wide = group.input_types[match.image.position].dtype is DType.F32
-    looks_ahead = is_wide and not on_tiles and _looks_ahead(layers, chunks, target)
-    is_swept = looks_ahead or _is_swept_again(layers[0], per_chunk, rows, target)
+    is_swept = _is_swept_again(layers[0], per_chunk, rows, target)
 
     def floats_of(rows: int) -> int:
         rings = _with_rings(layers, rows, most, target.lanes)[1]
@@ -151,14 +139,7 @@ def shape_of(
     block = ceil_div(per_chunk, ceil_div(per_chunk, block))
     placed, pieces = _with_rings(layers, block, most, target.lanes)
     floats = pieces + sum(layer.pieces for layer in layers)
-    return Shape(tuple(placed), block, looks_ahead, chunks, parts, unit, pieces, floats)
-
-
-def _looks_ahead(layers: list[Layer], chunks: int, target: Target) -> bool:
-    """Whether an image that is in no core's cache can be read while another layer multiplies."""
-    is_far = layers[0].floats(layers[0].size[0]) * 4 > chunks * target.l2_bytes
-    is_light = layers[0].kind != "DENSE" or _is_kept(layers[0], target)
-    return is_far and is_light and any(layer.kind == "DENSE" for layer in layers)
+    return Shape(tuple(placed), block, chunks, parts, unit, pieces, floats)
 
 
 def _is_kept(layer: Layer, target: Target) -> bool:
@@ -192,7 +173,7 @@ def _is_own(layers: list[Layer], i: int) -> bool:
     return all(layer.kind == "DEPTHWISE" for layer in layers[i + 1 :])
 
 
-def _layers(group: Group, match: ConvChain, target: Target, pixel: int, is_split: bool) -> list[Layer]:
+def _layers(group: Group, match: ConvChain, target: Target, pixel: int) -> list[Layer]:
     types = group.body.types
     image = group.input_types[match.image.position]
     found: list[Layer] = []
@@ -202,15 +183,11 @@ def _layers(group: Group, match: ConvChain, target: Target, pixel: int, is_split
         a = link.primitive.attributes_as(ConvAttributes)
         size, out = (x[2], x[3]), (y[2], y[3])
         sums = target.registers - 4
-        vectors = 1 if link.is_depthwise else _vectors(y[1], out[1], sums, target)
+        vectors = 1 if link.is_depthwise else vectors_of(y[1], out[1], sums, target)
         is_chain = len(match.links) > 1
-        on_tiles = is_split and is_chain and w[2:] == (1, 1)
-        on_tiles = on_tiles and _can_be_tiles(link, x, y, target.lanes)
-        vectors = 2 if on_tiles or (is_split and not is_chain) else vectors
-        most = sums // vectors
-        by_pixel = not link.is_depthwise and vectors == 1 and 1 < w[3] <= most // 2
-        by_pixel = by_pixel and a.dilations[1] == 1
-        pixels, _ = _pixels(out[1], most + 2 - w[3] if by_pixel else most, vectors)
+        on_tiles = is_chain and w[2:] == (1, 1) and _can_be_tiles(link, x, y, target.lanes)
+        vectors = 2 if on_tiles or not is_chain else vectors
+        pixels, _ = pixels_of(out[1], sums // vectors, vectors)
         if link.is_depthwise:
             pixels = min(out[1], DEPTHWISE_PIXELS)
         layer = Layer(
@@ -224,38 +201,21 @@ def _layers(group: Group, match: ConvChain, target: Target, pixel: int, is_split
             pair(a.pads_begin),
             vectors,
             pixels,
-            by_pixel,
             pixel=target.lanes,
             on_tiles=on_tiles,
             link=link,
         )
-        if not found:
-            has_edges = layer.kind == "DENSE" and _meets_edges(layer, 0, out[1])
-            if match.image.is_moved or (has_edges and not _are_edges_apart(layer)):
-                moved = (len(match.image.rows), len(match.image.columns))
-                found.append(Layer("COPY", (image.shape[1],) * 2, (image.shape[2], image.shape[3]), moved, pixel=pixel))
-                has_edges = False
-            layer = replace(layer, has_edges=has_edges)
+        if not found and (match.image.is_moved or (layer.kind == "DENSE" and _meets_edges(layer))):
+            moved = (len(match.image.rows), len(match.image.columns))
+            found.append(Layer("COPY", (image.shape[1],) * 2, (image.shape[2], image.shape[3]), moved, pixel=pixel))
         found.append(layer)
     return found
 
 
-def _meets_edges(layer: Layer, begin: int, end: int) -> bool:
-    """Whether pixels [begin, end) of a row of the result see columns beside the image."""
-    first = begin * layer.strides[1] - layer.pads[1]
+def _meets_edges(layer: Layer) -> bool:
+    """Whether windows reach columns beside the image."""
     beyond = (layer.window[1] - 1) * layer.dilations[1] + 1
-    return first < 0 or (end - 1) * layer.strides[1] - layer.pads[1] + beyond > layer.size[1]
-
-
-def _are_edges_apart(layer: Layer) -> bool:
-    """Whether only the first and the last tile of a row see columns beside the image.
-
-    These tiles are unrolled with the columns that they see, which needs no copy of the image; to
-    copy it takes a third as long as to multiply for 3 channels read and 16 written.
-    """
-    last = (layer.out[1] - 1) // layer.pixels * layer.pixels
-    inside = (layer.pixels, last)
-    return layer.by_pixel and (inside[0] >= last or not _meets_edges(layer, *inside))
+    return layer.pads[1] > 0 or (layer.out[1] - 1) * layer.strides[1] + beyond > layer.size[1]
 
 
 def _can_be_tiles(link: Link, x: tuple[int, ...], y: tuple[int, ...], lanes: int) -> bool:
@@ -265,12 +225,12 @@ def _can_be_tiles(link: Link, x: tuple[int, ...], y: tuple[int, ...], lanes: int
     return is_pointwise and not any((*a.pads_begin, *a.pads_end)) and x[1] % lanes == 0
 
 
-def _vectors(channels: int, width: int, sums: int, target: Target) -> int:
+def vectors_of(channels: int, width: int, sums: int, target: Target) -> int:
     """Return how many vectors of channels to compute together: two, unless many would be empty."""
     all_vectors = ceil_div(channels, target.lanes)
 
     def total(vectors: int) -> float:
-        return ceil_div(all_vectors, vectors) * _pixels(width, sums // vectors, vectors)[1]
+        return ceil_div(all_vectors, vectors) * pixels_of(width, sums // vectors, vectors)[1]
 
     usual = min(2, all_vectors)
     choices = range(usual, min(all_vectors, MOST_VECTORS) + 1)
@@ -278,7 +238,7 @@ def _vectors(channels: int, width: int, sums: int, target: Target) -> int:
     return best if total(best) < WORTH_IT * total(usual) else usual
 
 
-def _pixels(width: int, most: int, vectors: int) -> tuple[int, float]:
+def pixels_of(width: int, most: int, vectors: int) -> tuple[int, float]:
     """Return how many pixels of a row to compute together for least time, and this for a row."""
 
     def cost(pixels: int) -> float:

@@ -17,7 +17,7 @@ from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.image import image_position
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
-from korch.schedule import depthwise
+from korch.schedule import chains, depthwise
 from korch.schedule.contraction import Layouts, NotFusedError, refuse_types, root_of
 from korch.schedule.depthwise import Depthwise, is_depthwise, weights_layout
 from korch.schedule.windows import Blocking, Windows
@@ -55,14 +55,18 @@ class Plan:
 
     offer: Offer
     layouts: Layouts
-    blocking: Blocking | depthwise.Blocking
+    blocking: Blocking | depthwise.Blocking | chains.Blocking
 
     def program(self, group: Group, target: Target) -> TileProgram:
         """Return the program of the kernel."""
-        root = group.body.linear[0]
-        if isinstance(self.blocking, depthwise.Blocking):
-            return Depthwise(group, root, self.layouts, target.lanes).program(self.blocking)
-        return Windows(group, root, self.layouts, Machine(target.lanes, target.threads)).program(self.blocking)
+        root, machine = group.body.linear[0], Machine(target.lanes, target.threads)
+        match self.blocking:
+            case depthwise.Blocking():
+                return Depthwise(group, root, self.layouts, target.lanes).program(self.blocking)
+            case chains.Blocking():
+                return chains.Chain(group, self.layouts, machine).program(self.blocking)
+            case _:
+                return Windows(group, root, self.layouts, machine).program(self.blocking)
 
     def kernel(self, group: Group, target: Target) -> Kernel:
         """Print the kernel."""
@@ -92,7 +96,7 @@ def plans_of(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
         return image
     plans, refusals = [], dict[Layout, Refusal | None]()
     for way in _ways(group, root, image, target):
-        layouts = _layouts(group, root, image, way)
+        layouts = layouts_of(group, root, image, way.source, way.sink)
         if way.sink not in refusals:
             refusals[way.sink] = _refusal(group, root, layouts, way.blocking, target)
         if refusals[way.sink] is None:
@@ -145,7 +149,7 @@ def _ways(group: Group, root: Primitive, image: int, target: Target) -> Iterator
             yield _Way(Layout.plain(x.rank), Layout.plain(y.rank), variant, blocking)
     if weights is None or not can_pack:
         return
-    for source, sink in _pairs(x, y, target):
+    for source, sink in image_layouts(x, y, target):
         if by_lanes:
             schedule = Depthwise(group, root, (plain[0], plain[1]), target.lanes)
             yield from _by_lanes(schedule, source, sink, weights, target)
@@ -166,12 +170,12 @@ def _by_lanes(schedule: Depthwise, source: Layout, sink: Layout, weights: int, t
         yield _Way(source, sink, variant, blocking, ((weights, layout),))
 
 
-def _layouts(group: Group, root: Primitive, image: int, way: _Way) -> Layouts:
+def layouts_of(group: Group, root: Primitive, image: int, source: Layout, sink: Layout) -> Layouts:
     """Return the layouts of all inputs and outputs; those of weights in panels count as plain."""
     shape = group.body.types[root.output].shape
-    inputs = [way.sink if type_.shape == shape else Layout.plain(type_.rank) for type_ in group.input_types]
-    inputs[image] = way.source
-    sinks = (way.sink if type_.shape == shape else Layout.plain(type_.rank) for type_ in group.output_types)
+    inputs = [sink if type_.shape == shape else Layout.plain(type_.rank) for type_ in group.input_types]
+    inputs[image] = source
+    sinks = (sink if type_.shape == shape else Layout.plain(type_.rank) for type_ in group.output_types)
     return tuple(inputs), tuple(sinks)
 
 
@@ -191,7 +195,7 @@ def _panels(rank: int, blocking: Blocking) -> Layout:
     return Layout((0, *range(2, rank), 1), ((0, blocking.panels),))
 
 
-def _pairs(x: ValueType, y: ValueType, target: Target) -> Iterator[tuple[Layout, Layout]]:
+def image_layouts(x: ValueType, y: ValueType, target: Target) -> Iterator[tuple[Layout, Layout]]:
     """Yield the layouts of image and result whose pixels are rows: channels are beside each other."""
     for kind in (channels_blocked(x.rank, target.lanes), channels_last(x.rank)):
         if x.rank < 4:

@@ -1,0 +1,424 @@
+"""Chains of convolutions -> tile programs that keep what stands between two of them in tiles of rows.
+
+A task computes some rows of the last result, a few at a time. Of each convolution before, it keeps the
+rows that the windows of the next one meet; those that are met again move to the begin of the tile, so
+that nothing is computed twice inside of a task. Channels lie in blocks of a vector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from korch.alignment import ceil_div, round_up
+from korch.candidate.candidate import Group
+from korch.primitive.graph import Primitive
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.types import DType, row_major_strides
+from korch.schedule.blocks import Blocked, cut, fill, flat, loaded
+from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, follow
+from korch.schedule.depthwise import can_clip, is_depthwise
+from korch.schedule.sides import sides_of, without_units
+from korch.tile.emit import Emitter
+from korch.tile.index import ZERO, Expr, Ranges, add, constant, quotient, remainder, scale, var
+from korch.tile.loops import arrange
+from korch.tile.program import (
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Inside,
+    Level,
+    Load,
+    Loop,
+    Panels,
+    Pass,
+    Registers,
+    Stage,
+    Step,
+    Store,
+    TileProgram,
+    holds,
+)
+from korch.tile.staging import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """How a chain is cut into tasks.
+
+    Attributes:
+        rows: of the last result that a task computes.
+        block: rows of it that are computed at a time.
+        channels: of each result that a task computes: all, but if all links but the first are depthwise.
+        registers: of each link: places, and vectors of channels.
+    """
+
+    rows: int
+    block: int
+    channels: int
+    registers: tuple[Registers, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a tile: how many it has, how many are computed at a time, and how many are met again."""
+
+    height: int
+    new: int
+    kept: int
+
+
+class Link(Blocked):
+    """One convolution, with what follows it."""
+
+    def __init__(self, group: Group, root: Primitive, layouts: Layouts) -> None:
+        super().__init__(group, root, layouts, contraction_of(group, root, last=False))
+        image, weights, out = (group.body.types[value].shape for value in (*root.inputs, root.output))
+        at = root.attributes_as(ConvAttributes)
+        self.images, self.channels, self.results = image[0], image[1], out[1]
+        self.is_depthwise = is_depthwise(image, weights, at)
+        if len(out) != 4 or not (self.is_depthwise or at.groups == 1):
+            raise NotFusedError("the channels are in groups")
+        self.rows, self.columns = sides_of(group, root)
+
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether each result is computed from one place of the image."""
+        sides = (self.rows, self.columns)
+        return not self.is_depthwise and all(s.window == 1 and s.pad == 0 and s.reach(s.out) <= s.size for s in sides)
+
+
+class Chain:
+    """What all programs of a group with a chain of convolutions have in common."""
+
+    def __init__(self, group: Group, layouts: Layouts, machine: Machine) -> None:
+        """Prepare them.
+
+        Raises:
+            NotFusedError: the group has no such chain.
+        """
+        self.group, self.machine = group, machine
+        self.links = tuple(Link(group, root, layouts) for root in group.body.linear)
+        lanes = machine.lanes
+        for before, after in zip(self.links, self.links[1:], strict=False):
+            if not (after.is_depthwise or after.is_pointwise):
+                raise NotFusedError("a convolution in a chain reads windows of all channels")
+            if before.results % lanes or before.results != after.channels:
+                raise NotFusedError("the channels do not fill a vector register")
+        if self.links[-1].is_depthwise and self.links[-1].results % lanes:
+            raise NotFusedError("the channels do not fill a vector register")
+        if sum(link.is_depthwise for link in self.links[1:]) > 1:
+            raise NotFusedError("two windows are met again")
+
+    @property
+    def can_split(self) -> bool:
+        """Whether tasks may have channels of their own and do nothing twice."""
+        return all(link.is_depthwise for link in self.links[1:])
+
+    def tiles(self, block: int, rows: int) -> list[Rows]:
+        """Return the rows of the tile behind each link but the last.
+
+        Args:
+            block: rows of the last result that are computed at a time.
+            rows: all that a task computes; if these are no more, nothing is met again.
+        """
+        found: list[Rows] = []
+        new, kept = block, 0
+        for link in self.links[:0:-1]:
+            height = max(link.rows.reach(new), link.rows.reach(kept))
+            kept = link.rows.met_again(new) if block < rows else 0
+            new = link.rows.reach(new) - kept
+            found.append(Rows(height, new, kept))
+        return found[::-1]
+
+    def program(self, blocking: Blocking) -> TileProgram:
+        """Return the program of a blocking.
+
+        Raises:
+            NotFusedError: what stands around the convolutions can't be computed with them.
+        """
+        return _Maker(self, blocking).program()
+
+    def finish(self, blocking: Blocking, only_last: bool) -> list[Pass]:
+        """Return the passes of this program that compute results from sums: of each link, or of the last one only.
+
+        Raises:
+            NotFusedError: the program can't be made.
+        """
+        return _Maker(self, blocking).finish(only_last)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows [first, first + count) of a link: they read a tile that begins at row `base`, and go to `offset` of one."""
+
+    first: Expr
+    count: int
+    base: Expr = ZERO
+    offset: int = 0
+
+
+class _Maker:
+    """One program."""
+
+    def __init__(self, chain: Chain, blocking: Blocking) -> None:
+        self.chain, self.blocking, self.lanes = chain, blocking, chain.machine.lanes
+        self.last = last = chain.links[-1]
+        self.tiles = chain.tiles(blocking.block, blocking.rows)
+        is_split = blocking.channels < last.results
+        parts = last.results // blocking.channels if is_split else 1
+        self.grid = (Axis("n", last.images), Axis("g", parts), Axis("g0", ceil_div(last.rows.out, blocking.rows)))
+        self.turn = Axis("i", ceil_div(blocking.rows, blocking.block))
+        self.begin = scale(var("g0"), blocking.rows)
+        self.needed = [blocking.rows]
+        for link in chain.links[:0:-1]:
+            self.needed.insert(0, link.rows.reach(self.needed[0]))
+        self.own = [blocking.channels if is_split else link.results for link in chain.links]
+        self.copied = 0
+        self.sums: list[Buffer] = []
+
+    def finish(self, only_last: bool) -> list[Pass]:
+        """Return the passes that compute results from sums."""
+        part, count = _Part(self.begin, self.blocking.block), len(self.chain.links)
+        numbers = range(count - 1 if only_last else 0, count)
+        return [self._after(number, part, self._sums(number, part.count)) for number in numbers]
+
+    def program(self) -> TileProgram:
+        """Return it."""
+        blocking, links = self.blocking, range(len(self.chain.links))
+        if self.turn.extent == 1:
+            return self._finished(tuple(self._run(links, _Part(self.begin, blocking.block), is_all=True)))
+        now = add(self.begin, scale(var("i"), blocking.block))
+        body = self._run(links, _Part(now, blocking.block))
+        before: list[Step] = []
+        met = [number for number, tile in enumerate(self.tiles) if tile.kept]
+        for number in met:
+            before = self._run(range(number + 1), _Part(self._base(number, self.begin), self.tiles[number].kept))
+            body.append(self._moved(number))
+        return self._finished((*before, Loop(self.turn, tuple(f"r{number}" for number in met), tuple(body))))
+
+    def _base(self, number: int, first: Expr) -> Expr:
+        """Return the row of a link's result at the begin of its tile, if the last link begins at a row."""
+        for link in self.chain.links[:number:-1]:
+            first = link.rows.met(first, ZERO)
+        return first
+
+    def _run(self, numbers: Sequence[int], part: _Part, is_all: bool = False) -> list[Step]:
+        """Return the steps that compute rows of the last of some links, and what they read.
+
+        Args:
+            numbers: of the links, from the first one on.
+            part: the rows.
+            is_all: whether no tile has any rows yet.
+        """
+        *before, last = numbers
+        if not before:
+            return self._link(last, part)
+        rows = self.chain.links[last].rows
+        height, base = rows.reach(part.count), rows.met(part.first, ZERO)
+        kept = 0 if is_all else rows.met_again(part.count)
+        found = self._run(before, _Part(add(base, constant(kept)), height - kept, offset=kept), is_all)
+        return [*found, *self._link(last, replace(part, base=base))]
+
+    def _finished(self, steps: tuple[Step, ...]) -> TileProgram:
+        tiles = [*self.sums]
+        for number, (link, tile) in enumerate(zip(self.chain.links, self.tiles, strict=False)):
+            size = tile.height * link.columns.out * self.own[number]
+            tiles.append(Buffer(f"r{number}", Level.TILE, DType.F32, size))
+        if self.copied:
+            tiles.append(Buffer("pa", Level.TILE, DType.F32, self.copied))
+        return TileProgram((*self._memory(), *tiles), (Stage(self.grid, steps),))
+
+    def _memory(self) -> Iterator[Buffer]:
+        weights = {link.name_of(1): number for number, link in enumerate(self.chain.links)}
+        for buffer in self.chain.links[0].memory():
+            if buffer.name in weights:
+                number = weights[buffer.name]
+                link, width = self.chain.links[number], self._strip(number)
+                columns = round_up(link.results, width)
+                terms = link.rows.window * link.columns.window * (1 if link.is_depthwise else link.channels)
+                buffer = replace(buffer, elements=terms * columns, layout=(Panels(columns, width),))
+            yield buffer
+
+    def _strip(self, number: int) -> int:
+        """Return the channels of a panel of a link's weights."""
+        return self.lanes * self.blocking.registers[number].vectors
+
+    def _place(self, number: int, block: Expr, lane: Expr, row: Expr, column: Expr) -> Expr:
+        """Return where an element of a link's result lies in its tile."""
+        height, width = self.tiles[number].height, self.chain.links[number].columns.out
+        return add(scale(_counted((block, 0), (row, height), (column, width)), self.lanes), lane)
+
+    def _moved(self, number: int) -> Step:
+        """Return the pass that moves the rows which are met again to the begin of a tile."""
+        tile, blocks = self.tiles[number], self.own[number] // self.lanes
+        width = self.chain.links[number].columns.out
+        axes = (Axis("c", blocks), Axis("y", tile.kept), Axis("x", width), Axis("s", self.lanes))
+        c, y, x, s = (var(axis.name) for axis in axes)
+        load = Load("x0", DType.F32, f"r{number}", self._place(number, c, s, add(y, constant(tile.new)), x))
+        return Pass(axes, "s", (load,), (Store(f"r{number}", self._place(number, c, s, y, x), "x0"),))
+
+    def _axes(self, number: int, count: int) -> tuple[Axis, ...]:
+        """Return the axes of some rows of a link's results: blocks of channels, places, channels.
+
+        What lies side by side in memory is computed together: rows of a block of channels, or blocks of a row.
+        """
+        link = self.chain.links[number]
+        x, y = Axis("x", link.columns.out), Axis("y", count)
+        q, j = self._channels(number)
+        near = [link.name_of(0)] * (number == 0) + [name for name, _ in link.group.body.outputs] * (link is self.last)
+        by_rows = link.is_depthwise and any(not link.fusion.layouts[name].blocks for name in near)
+        return (y, q, x, j) if by_rows else (q, y, x, j)
+
+    def _channels(self, number: int) -> tuple[Axis, Axis]:
+        own = self.own[number]
+        return cut(own, min(self._strip(number), own), ("q", "j"))
+
+    def _ranges(self, *axes: Axis) -> Ranges:
+        return {axis.name: (0, axis.extent - 1) for axis in (*self.grid, self.turn, *axes)}
+
+    def _channel(self, number: int, own: Expr) -> Expr:
+        """Return the number of a channel of a task."""
+        is_all = self.own[number] == self.chain.links[number].results
+        return own if is_all else add(scale(var("g"), self.own[number]), own)
+
+    def _inside(self, number: int, row: Expr, ranges: Ranges) -> tuple[Inside, ...]:
+        """Return the conditions that a row of a link is in the image, and needed by the task."""
+        link = self.chain.links[number]
+        emitter = link.fusion.emitter(ranges)
+        met = add(row, scale(self._base(number, self.begin), -1))
+        return (*emitter.inside(row, 0, link.rows.out), *emitter.inside(met, 0, self.needed[number]))
+
+    def _sums(self, number: int, count: int) -> At:
+        """Return an element of a new tile for the sums of some rows of a link."""
+        *kept, j = self._axes(number, count)
+        sizes = row_major_strides((*(axis.extent for axis in kept), round_up(j.extent, self.lanes)))
+        self.sums.append(Buffer(f"sum{len(self.sums)}", Level.TILE, DType.F32, kept[0].extent * sizes[0]))
+        place = add(*(scale(var(axis.name), n) for axis, n in zip((*kept, j), sizes, strict=True)))
+        return At(self.sums[-1].name, place)
+
+    def _link(self, number: int, part: _Part) -> list[Step]:
+        """Return the steps that compute some rows of a link."""
+        link = self.chain.links[number]
+        kept = self._axes(number, part.count)
+        taps = (Axis("t0", link.rows.window, True), Axis("t1", link.columns.window, True))
+        ranges, row = self._ranges(*kept, *taps), add(part.first, var("y"))
+        channel = self._channel(number, flat(*self._channels(number)))
+        before: list[Step] = []
+        if number > 0:
+            a, terms, guards = self._of_tile(number, row, part.base, taps, ranges)
+        else:
+            a, terms, guards, before = self._of_image(part, (*kept, *taps), channel)
+        where = tuple(dict.fromkeys((*self._inside(number, row, ranges), *guards)))
+        term = _counted(*((var(axis.name), axis.extent) for axis in terms))
+        weights = At(link.name_of(1), add(scale(term, round_up(link.results, self._strip(number))), channel))
+        total = self._sums(number, part.count)
+        after = self._after(number, part, total)
+        zero = replace(fill(kept, total, 0.0), where=after.where)
+        registers = self.blocking.registers[number]
+        contract = Contract((*kept, *terms), total, a, weights, link.product, registers=registers, where=where)
+        return [*before, zero, contract, after]
+
+    def _after(self, number: int, part: _Part, total: At) -> Pass:
+        """Return the pass that computes results from sums: outputs, or what the next link reads."""
+        link, kept = self.chain.links[number], self._axes(number, part.count)
+        ranges, own, row = self._ranges(*kept), flat(*self._channels(number)), add(part.first, var("y"))
+        channel = self._channel(number, own)
+        values = {"x0" if link.is_depthwise else "x1": channel, "x3": var("n"), "p0": row, "p1": var("x")}
+        where = self._inside(number, row, ranges)
+        if link is self.last:
+            return replace(link.after(total, kept, values, ranges), where=where)
+        lanes = (quotient(own, self.lanes, ranges), remainder(own, self.lanes, ranges))
+        place = self._place(number, *lanes, add(var("y"), constant(part.offset)), var("x"))
+        after = link.following(total, kept, (values, ranges), self._sinks(number, place))
+        return replace(after, where=where)
+
+    def _sinks(self, number: int, place: Expr) -> Callable[[Emitter, str], Sequence[Store]]:
+        """Return what computes an element that the next link reads, and stores it to a place of a tile."""
+        link, value = self.chain.links[number], self.chain.links[number + 1].root.inputs[0]
+
+        def sinks(emitter: Emitter, result: str) -> Sequence[Store]:
+            indices = follow(emitter, link.root, link.contraction.out, result)
+            if indices.get(value) != link.contraction.out:
+                raise NotFusedError("what stands between two convolutions is not computed element by element")
+            return [Store(f"r{number}", place, emitter.value(value, indices[value]))]
+
+        return sinks
+
+    def _of_tile(
+        self, number: int, row: Expr, base: Expr, taps: tuple[Axis, Axis], ranges: Ranges
+    ) -> tuple[At, tuple[Axis, ...], tuple[Inside, ...]]:
+        """Return what a link reads of the tile before it, its terms, and where these are inside of the image."""
+        link, name = self.chain.links[number], f"r{number - 1}"
+        if not link.is_depthwise:
+            terms = (Axis("c", link.channels // self.lanes, True), Axis("s", self.lanes, True))
+            inside, column = add(link.rows.met(row, ZERO), scale(base, -1)), link.columns.met(var("x"), ZERO)
+            return At(name, self._place(number - 1, var("c"), var("s"), inside, column)), terms, ()
+        met = (link.rows.met(row, var("t0")), link.columns.met(var("x"), var("t1")))
+        guards = tuple(Inside(at, 0, side.size) for side, at in zip((link.rows, link.columns), met, strict=True))
+        guards = tuple(guard for guard in guards if not holds(guard, ranges))
+        place = self._place(number - 1, var("q"), var("j"), add(met[0], scale(base, -1)), met[1])
+        return At(name, place), taps, guards
+
+    def _of_image(
+        self, part: _Part, axes: tuple[Axis, ...], channel: Expr
+    ) -> tuple[At, tuple[Axis, ...], tuple[Inside, ...], list[Step]]:
+        """Return what the first link reads, its terms, where these are inside of the image, and what copies it."""
+        link, taps = self.chain.links[0], axes[-2:]
+        beside = self.lanes if link.fusion.layouts[link.name_of(0)].blocks else link.channels
+        c, s = Axis("c", link.channels // beside, True), Axis("s", beside, True)
+        terms = taps if link.is_depthwise else (*taps, c, s)
+        read = channel if link.is_depthwise else flat(c, s)
+        emitter = link.fusion.emitter(self._ranges(*axes, *terms))
+        met = (link.rows.met(add(part.first, var("y")), var("t0")), link.columns.met(var("x"), var("t1")))
+        _ = link.fusion.argument(emitter, link.root.inputs[0], (var("n"), read, *met))
+        load = loaded(emitter.ops, can_widen=link.is_depthwise)
+        if load is not None and all(load.index.coefficient(a.name) is not None for a in (*axes, *terms)):
+            is_inside = not any(guard.expr.variables & {"x", "t0", "t1", "c", "s"} for guard in load.guards)
+            is_window = link.is_depthwise and load.index.coefficient("j") == 1 and can_clip(load.guards, taps)
+            if is_window or (is_inside and not link.is_depthwise):
+                return At(load.buffer, load.index), terms, load.guards, []
+        return self._copied(part, taps, (c, s))
+
+    def _copied(
+        self, part: _Part, taps: tuple[Axis, ...], channels: tuple[Axis, Axis]
+    ) -> tuple[At, tuple[Axis, ...], tuple[Inside, ...], list[Step]]:
+        """Return the same, read in a copy with the pad around it."""
+        link, (c, s) = self.chain.links[0], channels
+        size = (link.rows.reach(part.count), link.columns.reach(link.columns.out))
+        if link.is_depthwise:  # the channels of the task, in blocks
+            c, s = Axis("c", self.own[0] // self.lanes, True), Axis("s", self.lanes, True)
+        own = (replace(c, is_reduced=False), Axis("u0", size[0]), Axis("u1", size[1]), replace(s, is_reduced=False))
+        ranges = self._ranges(*own)
+        number = self._channel(0, flat(c, s)) if link.is_depthwise else flat(c, s)
+        emitter = link.fusion.emitter(ranges)
+        row, column = add(link.rows.met(part.first, ZERO), var("u0")), add(link.columns.met(ZERO, ZERO), var("u1"))
+        index = tuple(without_units(expr, ranges) for expr in (var("n"), number, row, column))
+        value = link.fusion.argument(emitter, link.root.inputs[0], index)
+
+        def place(block: Expr, lane: Expr, row: Expr, column: Expr) -> Expr:
+            return add(scale(_counted((block, 0), (row, size[0]), (column, size[1])), s.extent), lane)
+
+        to = without_units(place(var("c"), var("s"), var("u0"), var("u1")), ranges)
+        elements = c.extent * math.prod(size) * s.extent
+        self.copied = max(self.copied, elements)
+        sizes = {b.name: b.size for b in link.memory()} | {"pa": elements}
+        axes = tuple(axis for axis in own if axis.extent > 1) or own[-1:]
+        pass_ = arrange(
+            Pass(axes, axes[-1].name, tuple(emitter.ops), (Store("pa", to, value),)), self.lanes, sizes, self._ranges()
+        )
+        row = add(scale(var("y"), link.rows.stride), scale(var("t0"), link.rows.dilation))
+        column = add(scale(var("x"), link.columns.stride), scale(var("t1"), link.columns.dilation))
+        if link.is_depthwise:
+            return At("pa", place(var("q"), var("j"), row, column)), taps, (), [pass_]
+        return At("pa", place(var("c"), var("s"), row, column)), (*taps, c, s), (), [pass_]
+
+
+def _counted(*digits: tuple[Expr, int]) -> Expr:
+    """Return a number from its digits and how many values each has, the first of which does not matter."""
+    number = ZERO
+    for digit, count in digits:
+        number = add(scale(number, count), digit)
+    return number
