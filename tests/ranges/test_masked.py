@@ -161,3 +161,23 @@ def test_each_kind_of_primitive_has_a_rule_or_none() -> None:
     without = {op.name for op in OPS.values() if rule_of(op.name, op.category) is None}
     assert {"conv_transpose"} <= without <= {"conv_transpose"} | {n for n in OPS if "winograd" in n}
     assert all(OPS[name].category is not Category.ELEMENTWISE for name in without)
+
+
+DEQUANTIZED = """
+g (uint8[1, 2, n] q) => (float[1, 3, n] y)
+<float s = {0.5}, uint8 z = {7}>
+{
+    x = DequantizeLinear(q, s, z)
+    y = Conv <pads = [1, 1]> (x, w)
+}
+"""
+
+
+def test_bytes_are_masked_before_they_are_dequantized() -> None:
+    """So products of bytes stay: what lies behind the elements is the zero point."""
+    source, shapes = model(DEQUANTIZED, w=weight(3, 2, 3)), {"n": (range(3, 12),)}
+    whole = masked_model(source, shapes)
+    assert max(worst_error(source, shapes, whole, (n,)) for n in range(3, 12)) < EXACT
+    chosen = [p for p in whole.graph.primitives if p.op == "where"]
+    assert [str(whole.graph.types[p.output]) for p in chosen] == ["u8[1,2,11]"]
+    assert [whole.graph.number(p.inputs[2]) for p in chosen] == [7]

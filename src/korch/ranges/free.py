@@ -14,12 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import onnx
 
+from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
+from korch.primitive.ops import OPS
 from korch.primitive.ops.layout import (
     ConcatAttributes,
     PadAttributes,
@@ -32,7 +33,7 @@ from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes, window_extent
 from korch.primitive.types import DType
 from korch.ranges.form import Axis, Factor, axis_of, is_free, prefix
-from korch.ranges.mask import Fill, Value, plain
+from korch.ranges.mask import DEQUANTIZES, Fill, Value, plain
 from korch.ranges.site import Site, fixed
 
 Rule = Callable[[Site], Value]
@@ -61,6 +62,9 @@ def _elementwise(site: Site) -> Value:
         form = [site.join(a, b) for a, b in zip(form, value.form, strict=True)]
     fills = [_elementwise_fill(site, axis) if is_free(form[axis]) else None for axis in range(len(form))]
     result = _result(site, form, fills)
+    computed = [v for v in site.operands if site.masks.verbs.builder.constant_of(v.id) is None]
+    if site.step.op in DEQUANTIZES and len(computed) == 1:
+        _note_maker(site, result, computed[0])
     if site.step.op == "isnan":
         return Value(result.id, result.form, result.fills, ("isnan", site.operands[0].id))
     return result
@@ -92,7 +96,7 @@ def _elementwise_fill(site: Site, axis: int) -> Fill | None:
     if len(known) < len(numbers) or (is_soft and op not in PROPAGATES_NAN):
         return None
     arrays = [np.asarray(n.number).astype(site.dtype(k).numpy) for k, n in enumerate(known)]
-    found = _row(site).reference(arrays, site.attributes)
+    found = OPS[op].reference(arrays, site.attributes)
     return None if found != found else Fill(found.item(), is_soft)
 
 
@@ -104,12 +108,6 @@ def _choice_fill(site: Site, numbers: Sequence[Fill | None]) -> Fill | None:
         return Fill(second.number) if is_guard or not (first.is_soft or second.is_soft) else None
     chosen = None if condition is None or condition.is_soft else (first if condition.number else second)
     return chosen if chosen is not None and not chosen.is_soft else None
-
-
-def _row(site: Site) -> Any:
-    from korch.primitive.ops import OPS
-
-    return OPS[site.step.op]
 
 
 def _is_finite(site: Site, k: int) -> bool:
@@ -143,12 +141,14 @@ def _transpose(site: Site) -> Value:
 
 def _moved(site: Site, form: Sequence[Axis], fills: Sequence[Fill | None]) -> Value:
     """Return the result of a transpose or reshape; a mask of it may be put before it."""
-    from korch.primitive.graph import Primitive
-
     result = _result(site, form, fills)
-    primitive = Primitive(site.step.op, (), site.attributes, 0)
-    site.masks.makers.setdefault(result.id, (primitive, site.operands[0]))
+    _note_maker(site, result, site.operands[0])
     return result
+
+
+def _note_maker(site: Site, result: Value, source: Value) -> None:
+    primitive = Primitive(site.step.op, tuple(v.id for v in site.operands), site.attributes, result.id)
+    site.masks.makers.setdefault(result.id, (primitive, source))
 
 
 def _reshape(site: Site) -> Value:

@@ -7,14 +7,24 @@ NaN, except where a `Fill` says more. Executables pad their inputs with zeros.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from korch.primitive.graph import GraphBuilder, Primitive
+from korch.primitive.op import Category
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Verbs, lit
 from korch.ranges.form import Form, Hidden, is_free
+
+NARROW = (DType.I8, DType.U8)
+"""The types of quantized values that are multiplied."""
+
+DEQUANTIZES = ("cast", "sub", "mul")
+"""The steps of a dequantization."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,7 @@ class Masks:
     Attributes:
         verbs: adds primitives.
         hidden: the inputs that masks and numbers are read from.
+        makers: of some values, the primitive that gives it, and the value that this moves or dequantizes.
     """
 
     def __init__(self, builder: GraphBuilder) -> None:
@@ -82,23 +93,53 @@ class Masks:
     def filled(self, value: Value, axis: int, number: float, accepts_soft: bool = False) -> Value:
         """Return a value with a number behind its valid elements along an axis.
 
-        The mask is put before transposes and reshapes that give the value, where a kernel can store it masked.
+        The mask is put before transposes and reshapes that give the value, where a kernel can store it masked, and
+        before a dequantization, so that bytes stay operands of products.
         """
         fill = value.fills[axis]
         if fill is not None and fill.number == number and (accepts_soft or not fill.is_soft):
             return value
-        maker, source = self.makers.get(value.id, (None, None))
-        if maker is not None and source is not None:
-            before = _axis_before(maker, source.form, value.form, axis)
-            if before is not None:
-                found = self.filled(source, before, number, accepts_soft)
-                id_ = self.verbs.add(maker.op, found.id, attributes=maker.attributes)
-                self.makers[id_] = (maker, found)
-                return replace(value, id=id_, fills=_with(value, axis, number))
+        before = self._before(value, axis, number)
+        if before is not None:
+            maker, source, place, wanted = before
+            found = self.filled(source, place, wanted, accepts_soft)
+            inputs = tuple(found.id if v == source.id else v for v in maker.inputs)
+            id_ = self.verbs.add(maker.op, *map(ValueId, inputs), attributes=maker.attributes)
+            self.makers[id_] = (replace(maker, inputs=inputs), found)
+            fill = found.fills[place]
+            return replace(value, id=id_, fills=_with(value, axis, number, fill is not None and fill.is_soft))
         mask = self._along(value, axis, "mask")
         type_ = self.verbs.builder.type(value.id)
         id_ = self.verbs.add("where", mask, value.id, self.verbs.full(number, type_))
         return replace(value, id=id_, fills=_with(value, axis, number), part=None)
+
+    def _before(self, value: Value, axis: int, number: float) -> tuple[Primitive, Value, int, float] | None:
+        """Return what gives a value, from which other value, and what to put there behind which axis; None to stay."""
+        if value.id not in self.makers:
+            return None
+        maker, source = self.makers[value.id]
+        if maker.row.category is not Category.ELEMENTWISE:
+            place = _axis_before(maker, source.form, value.form, axis)
+            is_same = place is not None and source.form[place] == value.form[axis]
+            return (maker, source, place, number) if place is not None and is_same else None
+        wanted = self._preimage(maker, source, number)
+        if wanted is None or source.form[axis] != value.form[axis]:
+            return None
+        is_bytes = self.verbs.dtype(source.id) in NARROW
+        return (maker, source, axis, wanted) if is_bytes or self._before(source, axis, wanted) is not None else None
+
+    def _preimage(self, maker: Primitive, source: Value, number: float) -> float | None:
+        """Return the number of which a step of a dequantization makes another one; None if there is none."""
+        constants = [self.verbs.builder.constant_of(v) for v in maker.inputs if v != source.id]
+        if not math.isfinite(number) or any(c is None or not c.is_uniform for c in constants):
+            return None
+        arrays = [c.array.reshape(-1)[0] for c in constants if c is not None]
+        if maker.op != "cast" and not (len(arrays) == 1 and maker.inputs[0] == source.id):
+            return None
+        shift = float(arrays[0]) if maker.op == "sub" else 0.0  # a product is 0 only for 0
+        found = np.asarray(number + shift).astype(self.verbs.dtype(source.id).numpy)
+        made = maker.row.reference([found, *arrays], maker.attributes)
+        return float(found) if made == number else None
 
     def only_last(self, value: Value, axis: int, offset: int) -> ValueId:
         """Return the one element along an axis that `offset` valid ones follow, as a sum in which all others are 0."""
@@ -117,10 +158,10 @@ class Masks:
         return self.verbs.elementwise("less", lit(0.0), whole)
 
 
-def _with(value: Value, axis: int, number: float) -> tuple[Fill | None, ...]:
+def _with(value: Value, axis: int, number: float, is_soft: bool = False) -> tuple[Fill | None, ...]:
     """Return the fills of a value with one more; those that contradict it on common elements are dropped."""
     return tuple(
-        Fill(number) if i == axis else (fill if fill is not None and fill.number == number else None)
+        Fill(number, is_soft) if i == axis else (fill if fill is not None and fill.number == number else None)
         for i, fill in enumerate(value.fills)
     )
 
