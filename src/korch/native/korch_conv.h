@@ -4,7 +4,7 @@
 // A kernel is a struct K with
 //   W                    lanes of a vector: channels that are handled together
 //   Layers               Chain<L0, L1, ...>, its layers in order
-//   FORM                 how the image lies: PLAIN, LAST (channels-last) or BLOCKED (blocks of W channels)
+//   FORM                 how the image lies: LAST (channels-last) or BLOCKED (blocks of W channels)
 //   OUT_LAST             whether the result is channels-last, or in blocks of W channels
 //   Element, Result      of the image and of the first result: float, or one of 16 bits; an image of 16
 //                        bits is read by a COPY, which widens it

@@ -11,8 +11,7 @@
 // cache as pieces while the rows go by, or rows stay while strips go by. What several threads need each of
 // them splits: to fetch pieces from another core takes longer.
 //
-// A kernel is a struct K as in korch_conv.h, whose last layer is DENSE with NV * W == 32 and whose image is
-// no PLAIN one, and a struct S with
+// A kernel is a struct K as in korch_conv.h, whose last layer is DENSE with NV * W == 32, and a struct S with
 //   SKIP, WIDTH          for a window of one column, every SKIP-th is kept; the number kept
 //   STRIDE               pixels between those of neighbouring results; classes of columns
 //   PITCH, EXTRA         pixels of a row with its zeros, and zeros after the last

@@ -18,7 +18,7 @@ using korch::splat;
 using korch::store;
 
 enum Kind { COPY, DENSE, DEPTHWISE };
-enum Form { PLAIN, LAST, BLOCKED };
+enum Form { LAST, BLOCKED };
 
 template <int L, class First, class... Rest>
 struct Pick {
@@ -71,7 +71,7 @@ struct Source {
 };
 template <class K>
 struct Source<K, 0> {
-  static constexpr long PIXEL = K::FORM == LAST ? K::C : K::FORM == PLAIN ? 1 : K::W;
+  static constexpr long PIXEL = K::FORM == LAST ? K::C : K::W;
   static constexpr long STEP = K::H * K::WIDTH * PIXEL;
   static constexpr long BEFORE = Layer<K, 0>::LEFT;
   static KORCH_INLINE const float* row(const Task& t, long y) {

@@ -182,7 +182,7 @@ def _form(shape: tuple[int, ...], source: Layout, target: Target) -> tuple[str, 
     """Return how an image lies, and how many of its channels are neighbours."""
     if source == channels_last(4).normalized(shape):
         return "LAST", shape[1]
-    return ("PLAIN", 1) if source.is_plain else ("BLOCKED", target.lanes)
+    return "BLOCKED", target.lanes
 
 
 def _run(table: tuple[int, ...]) -> tuple[int, int, int]:
