@@ -50,6 +50,16 @@ def with_owners(problem: Problem, seed: int) -> Problem:
     return replace(problem, kernels=tuple(kernels))
 
 
+def with_errors(problem: Problem, seed: int) -> Problem:
+    """Return the instance with cheaper kernels that add to the error, and a budget for some of them."""
+    rng = random.Random(seed)
+    kernels = [
+        replace(kernel, error=rng.randint(1, 1000), cost_ns=kernel.cost_ns // 3) if rng.random() < 0.6 else kernel
+        for kernel in problem.kernels
+    ]
+    return replace(problem, kernels=tuple(kernels), most_error=rng.randint(0, 1500))
+
+
 def _kernel(steps: list[Computation], group: list[int], rng: random.Random, names: str, cost_ns: int) -> Kernel | None:
     makers = {steps[p].output for p in group}
     if len(makers) < len(group):
@@ -87,6 +97,8 @@ def _runs(problem: Problem, chosen: tuple[Kernel, ...]) -> bool:
     writes = [port for kernel in chosen for port in kernel.outputs]
     owned = [port for kernel in chosen for port in kernel.owns]
     if len(set(writes)) < len(writes) or len(set(owned)) < len(owned):
+        return False
+    if sum(kernel.error for kernel in chosen) > problem.most_error:
         return False
     left = list(chosen)
     while left:

@@ -15,7 +15,7 @@ from korch.program.problem import Computation, Kernel, Port, Problem, Status
 from korch.program.solve import Solver, solve
 from korch.program.text import format_problem, parse_problem
 from korch.program.verify import verify_plan
-from tests.small_problems import brute_force, by_scip, random_problem, with_owners
+from tests.small_problems import brute_force, by_scip, random_problem, with_errors, with_owners
 
 FEASIBLE_SEEDS = [seed for seed in range(12) if brute_force(random_problem(seed, kernels=11)) is not None]
 
@@ -41,6 +41,21 @@ def test_agrees_with_brute_force_where_kernels_own_ports(seed: int) -> None:
     problem = with_owners(random_problem(seed, kernels=11, layouts=1 + seed % 2), seed)
     assert optimum(problem) == brute_force(problem)
     assert parse_problem(format_problem(problem)) == problem
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_agrees_with_brute_force_where_kernels_add_to_the_error(seed: int) -> None:
+    problem = with_errors(random_problem(seed, kernels=11, layouts=1 + seed % 2), seed)
+    expected = brute_force(problem)
+    assert (None if expected is None else optimum(problem)) == expected
+    assert parse_problem(format_problem(problem)) == problem
+
+
+def test_the_budget_of_errors_matters_in_some_of_these() -> None:
+    problems = [with_errors(random_problem(seed, kernels=11, layouts=1 + seed % 2), seed) for seed in range(60)]
+    free = [replace(problem, most_error=10**6) for problem in problems]
+    differ = [brute_force(a) != brute_force(b) for a, b in zip(problems, free, strict=True)]
+    assert sum(differ) > 5 and sum(brute_force(problem) is not None for problem in problems) > 20
 
 
 def test_owners_matter_in_some_of_these() -> None:

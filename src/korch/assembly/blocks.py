@@ -298,7 +298,8 @@ class BlockSearch:
         task = plain.task
         kept = self._kept(plain, Phase.BASELINES)
         if kept is None:
-            usable = [c for c in task.candidates if not self.ledger.has_failed(c)]
+            exact = (c for c in task.candidates if task.errors.of.keys().isdisjoint(c.group.primitives))
+            usable = [c for c in exact if not self.ledger.has_failed(c)]
             seconds = self.limits.whole_baseline_seconds if self.is_whole else self.limits.baseline_seconds
             kept = Solved(plain.found, baseline_plans(task.block.graph, usable, self.ledger, self.options, seconds))
             self._keep(plain, Phase.BASELINES, kept)
@@ -308,14 +309,28 @@ class BlockSearch:
         """Return what each rule saves in a block's plan; of some only, if the budget is spent."""
         task, steps = one.task, one.result.steps
         return rule_savings(
-            task.block.graph, task.candidates, steps, self.ledger, self.options, one.interface, self.deadline
+            task.block.graph,
+            task.candidates,
+            steps,
+            self.ledger,
+            self.options,
+            one.interface,
+            self.deadline,
+            task.errors,
         )
 
     def groupings(self, one: BlockInterface, steps: Sequence[Candidate], deadline: Deadline) -> Groupings:
         """Return other groupings of the kernels of a block's plan."""
         task = one.task
         return counterfactual_groupings(
-            task.block.graph, task.candidates, steps, self.ledger.cost_ns, self.options, one.interface, deadline
+            task.block.graph,
+            task.candidates,
+            steps,
+            self.ledger.cost_ns,
+            self.options,
+            one.interface,
+            deadline,
+            task.errors,
         )
 
     def _recalled(self, one: BlockInterface, phase: Phase) -> Orchestration | None:
@@ -367,6 +382,7 @@ class BlockSearch:
                 on_round,
                 one.interface,
                 next(written, None),
+                one.task.errors,
             )
         return one.search
 
@@ -395,7 +411,7 @@ class BlockSearch:
 
 
 def _tag(one: BlockInterface, phase: Phase) -> str:
-    return f"{phase.value} {one.interface}"
+    return f"{phase.value} {one.interface}{one.task.errors}"
 
 
 def _drop_programs(block: Sequence[BlockInterface]) -> None:

@@ -17,7 +17,7 @@ from korch.partition.block import Block, Partition
 from korch.partition.join import Joined, held_values
 from korch.primitive.graph import PrimitiveGraph
 from korch.search.infeasible import check_every_primitive_runs
-from korch.search.instance import PLAIN, Answers, Interface, collect_candidates
+from korch.search.instance import EXACT, PLAIN, Answers, Errors, Interface, collect_candidates
 
 KINDS = {"any": ("last", "blocked"), "last": ("last",), "plain": ()}
 """By the option `layouts`: the kinds beside the plain one, channels-last and in blocks of them."""
@@ -32,12 +32,14 @@ class Task:
         candidates: the kernels that may run its parts.
         enumeration: how its groups were found.
         interfaces: the layouts in which it may read and write; the plain ones first.
+        errors: of its less precise primitives, in all of its instances, and their budget.
     """
 
     block: Block
     candidates: tuple[Candidate, ...]
     enumeration: EnumerationReport
     interfaces: tuple[Interface, ...]
+    errors: Errors = EXACT
 
     @property
     def count(self) -> int:

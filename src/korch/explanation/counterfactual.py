@@ -27,7 +27,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.program.presolve import useful_kernels
 from korch.program.problem import Port, Problem
 from korch.program.solve import solve
-from korch.search.instance import PLAIN, Interface, make_problem
+from korch.search.instance import EXACT, PLAIN, Errors, Interface, make_problem
 
 logger = logging.getLogger("korch.orchestrate")
 
@@ -71,6 +71,7 @@ def counterfactual_groupings(
     options: Options,
     interface: Interface = PLAIN,
     deadline: Deadline | None = None,
+    errors: Errors = EXACT,
 ) -> Groupings:
     """Return, for each kernel of a plan, the other groupings that cost least more.
 
@@ -82,11 +83,12 @@ def counterfactual_groupings(
         options: how to solve.
         interface: the layouts of inputs and outputs.
         deadline: when to stop; the kernels that are left then have fewer groupings.
+        errors: of less precise primitives, and their budget.
     """
     most = options.search.groupings
     chosen_ids = {id(step) for step in steps}
     known = [c for c in candidates if id(c) in chosen_ids or cost_ns(c)[1]]
-    problem = make_problem(graph, known, cost_ns, interface)
+    problem = make_problem(graph, known, cost_ns, interface, errors)
     number = {id(candidate): k for k, candidate in enumerate(known)}
     swapper = _Swapper(problem, tuple(number[id(step)] for step in steps))
     place = {k: i for i, k in enumerate(swapper.chosen)}
@@ -190,7 +192,7 @@ class _Swapper:
         """Put kernels into the plan; return those that are new then and those that fall away.
 
         None if the plan does not run with them, does not need all of them, writes or owns a port
-        twice, or still needs all that it needed before.
+        twice, exceeds the budget of errors, or still needs all that it needed before.
         """
         if not new or not self._is_near(new):
             return None
@@ -208,6 +210,8 @@ class _Swapper:
         written = [port for k in needed for port in self.problem.kernels[k].outputs]
         owned = [port for k in needed for port in self.problem.kernels[k].owns]
         if len(set(written)) < len(written) or len(set(owned)) < len(owned):
+            return None
+        if sum(self.problem.kernels[k].error for k in needed) > self.problem.most_error:
             return None
         gone = [k for k in self.chosen if k not in needed]
         return (sorted(needed - set(self.chosen)), gone) if gone else None

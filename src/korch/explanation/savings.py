@@ -20,7 +20,7 @@ from korch.measure.record import Measured
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.solve import Solver
-from korch.search.instance import PLAIN, Interface, make_problem
+from korch.search.instance import EXACT, PLAIN, Errors, Interface, make_problem
 from korch.search.ledger import Ledger
 from korch.search.recall import instance_key
 
@@ -38,6 +38,7 @@ def rule_savings(
     options: Options,
     interface: Interface = PLAIN,
     deadline: Deadline | None = None,
+    errors: Errors = EXACT,
 ) -> Savings:
     """Return what the rules of a plan save; nothing if plans are not compared, or not measured.
 
@@ -49,6 +50,7 @@ def rule_savings(
         options: how to search.
         interface: the layouts of inputs and outputs.
         deadline: when to stop; what is left then is left out.
+        errors: of less precise primitives, and their budget.
     """
     limits = options.search
     wrote = [rule_of(origin) for origin in graph.origins]
@@ -56,7 +58,7 @@ def rule_savings(
     if not (used and options.measure and options.ablation.baselines):
         return {}
     cost_ns = sum(ledger.cost_ns(step)[0] for step in steps)
-    name = instance_key(candidates, options, f"savings {interface} {cost_ns} {used}")
+    name = instance_key(candidates, options, f"savings {interface} {cost_ns} {used}{errors}")
     kept = ledger.fact(name)
     if kept is not None:
         found: dict[str, int | None] = json.loads(kept)
@@ -66,7 +68,7 @@ def rule_savings(
     measured = [c for c in candidates if isinstance(ledger.known(c), Measured)]
     if not {c.key for c in steps} <= {c.key for c in measured}:
         return {}
-    problem = make_problem(graph, measured, ledger.cost_ns, interface)
+    problem = make_problem(graph, measured, ledger.cost_ns, interface, errors)
     solver = Solver(problem, limits=limits)
     saved: dict[str, int | None] = {}
     for rule in used:

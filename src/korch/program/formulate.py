@@ -11,8 +11,8 @@ Variables, all integers:
 
 Minimise Σ cost[k] · use[k]. One function makes one family of rows; its docstring gives the
 inequality, what it forbids, why it is true of every plan, and whether it is needed or only
-tightens. The needed families are `add_outputs`, `add_single_producer`, `add_single_owner` and
-`add_dependencies`; what they do not forbid is a cycle of kernels that wait for each other, for
+tightens. The needed families are `add_outputs`, `add_single_producer`, `add_single_owner`,
+`add_dependencies` and `add_errors`; what they do not forbid is a cycle of kernels that wait for each other, for
 which the solver adds `loop_row`s where a solution has one. All others tighten, and decide whether
 the solver is done in seconds or never: with the needed rows alone, many fractions of kernels share
 one producer.
@@ -144,6 +144,7 @@ def formulate(problem: Problem) -> Formulation:
     add_single_producer(program)
     add_single_owner(program)
     add_dependencies(program)
+    add_errors(program)
     add_covering(program)
     add_shared_dependencies(program)
     add_extraction(program)
@@ -208,6 +209,20 @@ def add_dependencies(program: Formulation) -> None:
                 readers.setdefault((port, written), []).append(k)
     for (port, _), kernels in readers.items():
         program.at_least("dependencies", _column(program, port), kernels)
+
+
+def add_errors(program: Formulation) -> None:
+    """Bound what kernels of less precise types add to the error of the results.
+
+    Σ error[k] · use[k] ≤ most_error. Forbids plans whose errors exceed the budget. Needed, if there are such kernels.
+
+    Proof: it is the definition of the budget. A primitive that two chosen kernels run counts twice, though it is
+    wrong in the same way both times; so the row may refuse a plan that runs it again, and never admits too much.
+    """
+    errors = {k: -kernel.error for k, kernel in enumerate(program.problem.kernels) if kernel.error}
+    if errors:
+        row = Row("errors", tuple(errors), tuple(errors.values()), -program.problem.most_error)
+        program.rows.append(row)
 
 
 def add_covering(program: Formulation) -> None:

@@ -40,8 +40,8 @@ def useful_kernels(problem: Problem) -> tuple[int, ...]:
 def dominated_kernels(problem: Problem, costs_ns: Sequence[int], excluded: Collection[int] = ()) -> frozenset[int]:
     """Return the kernels that another one with the same ports, at no more cost, can replace.
 
-    The other reads and owns no port that the first does not, and writes the same ports, so that in
-    any plan it can stand in the first one's place.
+    The other reads and owns no port that the first does not, writes the same ports, and adds no more
+    to the error, so that in any plan it can stand in the first one's place.
     """
     groups: dict[frozenset[Port], list[tuple[int, int, frozenset[Port], frozenset[Port]]]] = {}
     for k, kernel in enumerate(problem.kernels):
@@ -51,12 +51,13 @@ def dominated_kernels(problem: Problem, costs_ns: Sequence[int], excluded: Colle
         groups.setdefault(frozenset(kernel.outputs), []).append(entry)
     gone = set()
     for group in groups.values():
-        kept: list[tuple[frozenset[Port], frozenset[Port]]] = []
+        kept: list[tuple[frozenset[Port], frozenset[Port], int]] = []
         for _, k, needs, owns in sorted(group, key=lambda entry: entry[:2]):
-            if any(less <= needs and owned <= owns for less, owned in kept):
+            error = problem.kernels[k].error
+            if any(less <= needs and owned <= owns and least <= error for less, owned, least in kept):
                 gone.add(k)
             else:
-                kept.append((needs, owns))
+                kept.append((needs, owns, error))
     return frozenset(gone)
 
 

@@ -58,6 +58,7 @@ class Kernel:
         is_measured: whether the cost is a measured time; otherwise it is a lower bound.
         owns: the ports that it reads whose memory becomes a part of what it writes: no two chosen
             kernels may own one.
+        error: what it adds to the plan's error, in units of the instance's.
     """
 
     steps: frozenset[int]
@@ -66,6 +67,7 @@ class Kernel:
     cost_ns: int
     is_measured: bool = False
     owns: tuple[Port, ...] = ()
+    error: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Problem:
         required: the ports that a plan must write: the model's outputs.
         given: the ports that are there from the start: the model's inputs in their plain layout.
         constants: the values known at build time: given in every layout.
+        most_error: what the errors of a plan's kernels may add up to.
     """
 
     steps: tuple[Computation, ...]
@@ -85,6 +88,7 @@ class Problem:
     required: tuple[Port, ...]
     given: frozenset[Port] = frozenset()
     constants: frozenset[int] = frozenset()
+    most_error: int = 0
 
     @cached_property
     def alternatives(self) -> dict[int, tuple[int, ...]]:

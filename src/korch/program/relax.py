@@ -51,7 +51,7 @@ class Matrix:
         factors: int64[entry]: the coefficient.
         least: int64[row]: the right side.
         is_equal: bool[row].
-        in_column: most coefficients of a variable.
+        in_column: the largest sum of a variable's coefficients without their signs.
     """
 
     rows: npt.NDArray[np.int64]
@@ -66,13 +66,14 @@ class Matrix:
         """Return that of a program."""
         entries = np.array([len(row.columns) for row in program.rows], np.int64)
         columns = _joined(row.columns for row in program.rows)
+        factors = _joined(row.coefficients for row in program.rows)
         return Matrix(
             rows=np.repeat(np.arange(len(entries)), entries),
             columns=columns,
-            factors=_joined(row.coefficients for row in program.rows),
+            factors=factors,
             least=np.array([row.least for row in program.rows], np.int64),
             is_equal=np.array([row.is_equal for row in program.rows], bool),
-            in_column=int(np.bincount(columns, minlength=1).max()) if columns.size else 1,
+            in_column=int(np.bincount(columns, np.abs(factors)).max()) if columns.size else 1,
         )
 
 

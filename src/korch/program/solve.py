@@ -223,6 +223,9 @@ class _Search:
         """Search until the plan is proven or time is up."""
         self._offer(hint)
         self._offer(tuple(greedy_plan(self.problem, self.costs_ns, self._not_excluded())))
+        if any(kernel.error for kernel in self.problem.kernels):  # the first plan may exceed the budget of errors
+            exact = [k for k in self._not_excluded() if not self.problem.kernels[k].error]
+            self._offer(tuple(greedy_plan(self.problem, self.costs_ns, exact)))
         forbidden = self.excluded | dominated_kernels(self.problem, self.costs_ns, self.excluded)
         relaxation = self.owner.relaxer.solve(self.costs_ns, forbidden, self._seconds_left())
         self.bound_ns = max(self.bound_ns, relaxation.bound_ns)
@@ -276,6 +279,7 @@ class _Search:
             and len(set(outputs)) == len(outputs)
             and len(set(owned)) == len(owned)
             and set(required) <= set(outputs)
+            and sum(self.problem.kernels[k].error for k in chosen) <= self.problem.most_error
             and not ready_order(self.problem, chosen)[1]
         ):
             self.best, self.best_ns = chosen, cost_ns

@@ -8,6 +8,8 @@
     k0: p0 p1 | %0:abcd -> %3:abcd | 1200 bound
     k1:  | %2:abcd -> %2:acdb | 300 measured
     k2: p2 | %4:abcd %5:abcd -> %6:abcd | 0 measured owns %4:abcd %5:abcd
+    k3: p2 | %4:abcd %5:abcd -> %6:abcd | 90 measured error 7
+    most error 9
 
     plan optimal objective=1200 bound=1200 kernels=2 measured=1 bound-costs
     k0
@@ -25,7 +27,7 @@ from korch.errors import InvalidGraphError
 from korch.program.problem import Certificate, Computation, Kernel, Plan, Port, Problem, Status
 
 _STEP = re.compile(r"p(\d+): %(\d+) =((?: %\d+)*)$")
-_KERNEL = re.compile(r"k(\d+): ([p\d ]*) \| ?(.*?) ?-> (.*) \| (\d+) (bound|measured)(?: owns (.*))?$")
+_KERNEL = re.compile(r"k(\d+): ([p\d ]*) \| ?(.*?) ?-> (.*) \| (\d+) (bound|measured)(?: error (\d+))?(?: owns (.*))?$")
 _PORT = re.compile(r"%(\d+):(\S+)$")
 _PLAN = re.compile(
     r"plan (\w+) objective=(\d+|none) bound=(\d+) kernels=(\d+) measured=(\d+) (bound|measured)"
@@ -46,7 +48,10 @@ def format_problem(problem: Problem) -> str:
         outputs = " ".join(map(str, kernel.outputs))
         kind = "measured" if kernel.is_measured else "bound"
         owns = f" owns {' '.join(map(str, kernel.owns))}" if kernel.owns else ""
-        lines.append(f"k{k}: {steps} | {inputs} -> {outputs} | {kernel.cost_ns} {kind}{owns}")
+        error = f" error {kernel.error}" if kernel.error else ""
+        lines.append(f"k{k}: {steps} | {inputs} -> {outputs} | {kernel.cost_ns} {kind}{error}{owns}")
+    if problem.most_error:
+        lines.append(f"most error {problem.most_error}")
     return "\n".join(lines) + "\n"
 
 
@@ -78,6 +83,7 @@ def parse_problem(text: str) -> Problem:
     required: list[Port] = []
     steps: list[Computation] = []
     kernels: list[Kernel] = []
+    most_error = 0
     for number, line in _lines(text):
         word, _, rest = line.partition(" ")
         if word == "given":
@@ -86,6 +92,8 @@ def parse_problem(text: str) -> Problem:
             required.append(_port(rest, number))
         elif re.fullmatch(r"constant %\d+", line):
             constants.add(int(rest[1:]))
+        elif re.fullmatch(r"most error \d+", line):
+            most_error = int(rest.removeprefix("error "))
         elif (match := _STEP.match(line)) and int(match[1]) == len(steps):
             steps.append(Computation(int(match[2]), tuple(int(v[1:]) for v in match[3].split())))
         elif (match := _KERNEL.match(line)) and int(match[1]) == len(kernels):
@@ -96,12 +104,13 @@ def parse_problem(text: str) -> Problem:
                     outputs=tuple(_port(port, number) for port in match[4].split()),
                     cost_ns=int(match[5]),
                     is_measured=match[6] == "measured",
-                    owns=tuple(_port(port, number) for port in (match[7] or "").split()),
+                    owns=tuple(_port(port, number) for port in (match[8] or "").split()),
+                    error=int(match[7] or 0),
                 )
             )
         else:
             raise _unreadable(line, number)
-    return Problem(tuple(steps), tuple(kernels), tuple(required), frozenset(given), frozenset(constants))
+    return Problem(tuple(steps), tuple(kernels), tuple(required), frozenset(given), frozenset(constants), most_error)
 
 
 def format_plan(plan: Plan) -> str:

@@ -109,6 +109,7 @@ def verify_kernels(problem: Problem, kernels: Sequence[int]) -> tuple[int, ...]:
     _differ("owns", [(k, problem.kernels[k].owns) for k in kernels])
     _outputs_are_written(problem, kernels)
     _inputs_are_written(problem, kernels)
+    _errors_add_up(problem, kernels)
     return _running_order(problem, kernels)
 
 
@@ -146,6 +147,13 @@ def _inputs_are_written(problem: Problem, kernels: Sequence[int]) -> None:
         for port in problem.needs(k):
             if port not in written:
                 raise _fault(f"it reads {port}, which no chosen kernel writes", k)
+
+
+def _errors_add_up(problem: Problem, kernels: Sequence[int]) -> None:
+    """Check that the errors of the chosen kernels are within the budget."""
+    total = sum(problem.kernels[k].error for k in kernels)
+    if total > problem.most_error:
+        raise InvalidGraphError(f"the errors of the plan's kernels add up to {total}, more than {problem.most_error}")
 
 
 def _costs_add_up(problem: Problem, plan: Plan) -> None:

@@ -46,6 +46,26 @@ class Interface:
 
 PLAIN = Interface()
 
+
+@dataclass(frozen=True)
+class Errors:
+    """What less precise primitives of a graph add to the error of the model's results.
+
+    Attributes:
+        of: by primitive, in units of a budget; the others add nothing.
+        most: what those of a plan may add up to.
+    """
+
+    of: Mapping[int, int] = field(default_factory=dict)
+    most: int = 0
+
+    def __str__(self) -> str:
+        return f" errors {self.most} {sorted(self.of.items())}" if self.of else ""
+
+
+EXACT = Errors()
+"""All primitives are of the types that the model has."""
+
 Answers = dict[tuple[str, str], Sequence[Offer] | Refusal]
 """What providers say of groups, by the provider's name and the group's key."""
 
@@ -184,6 +204,7 @@ def make_problem(
     candidates: Sequence[Candidate],
     cost_ns: Callable[[Candidate], tuple[int, bool]],
     interface: Interface = PLAIN,
+    errors: Errors = EXACT,
 ) -> Problem:
     """Return the instance; `cost_ns` gives a candidate's cost and whether it is measured."""
     kernels = []
@@ -197,6 +218,7 @@ def make_problem(
                 cost_ns=cost,
                 is_measured=is_measured,
                 owns=_owned(graph, candidate),
+                error=sum(errors.of.get(p, 0) for p in candidate.group.primitives),
             )
         )
     required, given = interface.ports(graph)
@@ -206,6 +228,7 @@ def make_problem(
         required=required,
         given=given,
         constants=frozenset(graph.constants),
+        most_error=errors.most,
     )
 
 

@@ -24,7 +24,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Certificate, Plan, Problem, Status
 from korch.program.solve import Solver
 from korch.search.infeasible import no_working_plan
-from korch.search.instance import PLAIN, Interface, make_problem
+from korch.search.instance import EXACT, PLAIN, Errors, Interface, make_problem
 from korch.search.ledger import Ledger
 from korch.search.measure import measure_some
 from korch.search.price import Prices, estimates_ns, plan_ns, price
@@ -56,6 +56,7 @@ class Search:
         progress: Callable[[Round], None] | None = None,
         interface: Interface = PLAIN,
         like: Problem | None = None,
+        errors: Errors = EXACT,
     ) -> None:
         """Write the program.
 
@@ -68,6 +69,7 @@ class Search:
             progress: called with each round.
             interface: the layouts of inputs and outputs.
             like: the instance in another interface, if it is written already.
+            errors: of less precise primitives, and their budget.
         """
         self.graph, self.candidates, self.ledger, self.options = graph, tuple(candidates), ledger, options
         self.limits = ledger.limits
@@ -87,7 +89,7 @@ class Search:
         required, given = interface.ports(graph)
         if like is None:
             ledger.bounds_ns(self.candidates)  # one question for all
-            problem = make_problem(graph, self.candidates, ledger.cost_ns, interface)
+            problem = make_problem(graph, self.candidates, ledger.cost_ns, interface, errors)
         else:
             problem = replace(like, required=required, given=given)
         self.solver = Solver(problem, describe=self._describe, like=like, limits=self.limits)
