@@ -44,7 +44,9 @@ def test_the_first_interrupt_stops_and_the_second_raises() -> None:
 
 INTERRUPTED_AT_FIRST_SOLUTION = """
 import logging, os, signal, sys
-from korch.cli import main
+import korch
+from korch.limits import SearchLimits
+from korch.records import to_json
 
 def interrupt(record):
     if "solved:" in record.getMessage():
@@ -54,7 +56,12 @@ def interrupt(record):
 
 logger = logging.getLogger("korch.orchestrate")
 logger.addFilter(interrupt)
-sys.exit(main())
+logging.getLogger("korch").setLevel(logging.INFO)
+logging.getLogger("korch").addHandler(logging.StreamHandler(sys.stderr))
+model, output, cache = sys.argv[1:]
+found = korch.optimize(model, cache_folder=cache, search=SearchLimits(on_interrupt="keep"))
+found.save(output)
+print(to_json(found.report))
 """
 """The search is under way then: a signal from another process may come when it has ended."""
 
@@ -68,15 +75,8 @@ def test_an_interrupted_search_builds_its_best_plan(tmp_path: Path, calibrated: 
         sys.executable,
         "-c",
         INTERRUPTED_AT_FIRST_SOLUTION,
-        "--verbose",
-        "optimize",
         str(model),
-        "-o",
         str(output),
-        "--json",
-        "--on-interrupt",
-        "keep",
-        "--cache-folder",
         str(calibrated(tmp_path / "cache")),
     ]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=600)

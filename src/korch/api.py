@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from korch.errors import InputError, ModelError, OptionError, UnprovidedError, U
 from korch.host import executable as host_executable
 from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
+from korch.limits import SearchLimits
 from korch.measure.compiler import Builder
 from korch.measure.cuda.device import require_device
 from korch.measure.toolchain import find_compiler
@@ -93,9 +94,8 @@ def optimize(
         target=target,
         threads=default_threads() if threads is None else threads,
         budget_s=budget,
-        superopt_s=superopt,
         strict=strict,
-        **options,
+        **_with_superopt(options, superopt),
     )
     if not _is_torch_model(model):
         _check_onnx(model, has_examples=example_inputs is not None or bool(example_kwargs))
@@ -110,10 +110,17 @@ def optimize(
     return optimize_module(model, example_inputs, example_kwargs, record, progress)
 
 
+def _with_superopt(options: Mapping[str, Any], seconds: float | None) -> dict[str, Any]:
+    """Return options in which the limits of the search have the superoptimizer's seconds, if they are given."""
+    if seconds is None:
+        return dict(options)
+    return {**options, "search": replace(options.get("search", SearchLimits()), superopt_s=seconds)}
+
+
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
     """Refuse keyword arguments of `optimize` that are no fields of `Options`."""
     known = inspect.signature(optimize).parameters.keys() | {f.name for f in fields(Options)}
-    known -= {"budget_s", "superopt_s", "model", "options"}
+    known -= {"budget_s", "model", "options"}
     if unknown := [name for name in options if name not in known]:
         raise unknown_option(unknown[0], known, "korch.optimize")
 

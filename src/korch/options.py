@@ -25,16 +25,10 @@ from korch.limits import SearchLimits
 
 logger = logging.getLogger("korch.options")
 
-SUPEROPT_SECONDS = 20.0
-"""The longest time of the superoptimizer if there is no budget."""
-
-SUPEROPT_SHARE = 0.1
-"""Its share of a budget."""
-
 _RANGES: Ranges = {
     "threads": (lambda value: value >= 1, "at least 1"),
-    "superopt_s": (lambda value: value >= 0, "seconds, at least 0"),
     "budget_s": (lambda value: value > 0, "seconds, more than 0"),
+    "error": (lambda value: 0 <= value < 1, "at least 0 and less than 1; 0.01 is 1 % of the largest element"),
     "tolerance": (lambda value: 0 < value < math.inf, "a part of the largest element, more than 0"),
 }
 
@@ -119,13 +113,6 @@ class Options:
             "(default: no limit)"
         },
     )
-    superopt_s: float | None = field(
-        default=None,
-        metadata={
-            "help": "the number of seconds for the search for kernels of several products, or of a product and a "
-            f"normalization; 0: no such search (default: a tenth of the budget, or {SUPEROPT_SECONDS:.0f} s)"
-        },
-    )
     strict: bool = field(
         default=False,
         metadata={
@@ -148,6 +135,20 @@ class Options:
             "twice the error of the model in its own types, whichever is largest)"
         },
     )
+    error: float = field(
+        default=0.0,
+        metadata={
+            "help": "on CPUs, the largest error of a plan that may compute products of a float32 model with bytes, or "
+            "read weights as bytes or bfloat16, relative to the largest element of each output"
+        },
+    )
+    calibrate: Path | None = field(
+        default=None,
+        metadata={
+            "help": "with --error, a file .npz of inputs from which the ranges of bytes are read: an array for each "
+            "input of the model, with an axis of samples before the others (default: random normal inputs)"
+        },
+    )
     schedule: Literal["joins", "tasks", "fastest"] = field(
         default="joins",
         metadata={
@@ -160,13 +161,6 @@ class Options:
         metadata={
             "help": "run operators that do not fit a graph of static tensors in ONNX Runtime; --no-host refuses "
             "models with such operators"
-        },
-    )
-    on_interrupt: Literal["stop", "keep"] = field(
-        default="stop",
-        metadata={
-            "help": "the effect of Ctrl-C during the search: stop ends the command, and measurements are kept; keep "
-            "ends the search and builds the best plan found so far"
         },
     )
     measure: bool = field(
@@ -191,7 +185,7 @@ class Options:
     ablation: Ablation = field(default_factory=Ablation)
 
     def __post_init__(self) -> None:
-        for name in ("cache_folder", "ledger", "replay"):
+        for name in ("cache_folder", "ledger", "replay", "calibrate"):
             value = getattr(self, name)
             if isinstance(value, str | os.PathLike):
                 object.__setattr__(self, name, Path(value))
@@ -199,6 +193,7 @@ class Options:
         if self.ledger and self.replay:
             raise OptionError("a replay writes no ledger", "option ledger", hint="Remove --ledger or --replay")
         _check_threads(self.threads)
+        self._check_error()
         if not re.fullmatch(r"cpu|cuda(:sm_\d+)?", self.target):
             raise OptionError(
                 f"unknown target {self.target!r}",
@@ -218,6 +213,15 @@ class Options:
                 hint="Add --target cuda, or remove --precision",
             )
 
+    def _check_error(self) -> None:
+        if self.calibrate is not None and not self.error:
+            raise OptionError(
+                "ranges are of use for less precise types only", "option calibrate", hint="Add --error 1e-2"
+            )
+        for flag, is_set in (("--strict", self.strict), ("--target cuda", self.is_cuda)):
+            if self.error and is_set:
+                raise OptionError(f"less precise types do not go with {flag}", "option error", hint=f"Remove {flag}")
+
     @property
     def is_cuda(self) -> bool:
         """Whether the target is a CUDA device."""
@@ -231,7 +235,7 @@ class Options:
     @property
     def has_superopt(self) -> bool:
         """Whether programs are searched; they reorder operations, and only measuring shows which are fast."""
-        return self.superopt_s != 0 and self.measure and not self.strict and not self.is_cuda
+        return self.search.superopt_s != 0 and self.measure and not self.strict and not self.is_cuda
 
     def for_search(self, number: int) -> Options:
         """Return the options of one of several searches.

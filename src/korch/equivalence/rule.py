@@ -122,7 +122,7 @@ class Writer:
 
     def __init__(self, builder: GraphBuilder, rule_name: str) -> None:
         self._builder = builder
-        self._origin = _BY + rule_name
+        self._origin = origin_of(rule_name)
 
     @property
     def verbs(self) -> Verbs:
@@ -168,6 +168,11 @@ class Writer:
 def rule_of(origin: str) -> str:
     """Return the name of the rule that a primitive's origin tells of, "" if it tells of none."""
     return origin.removeprefix(_BY) if origin.startswith(_BY) else ""
+
+
+def origin_of(rule_name: str) -> str:
+    """Return the origin of primitives that a rule writes."""
+    return _BY + rule_name
 
 
 def is_finite_in(array: Array, dtype: DType) -> bool:

@@ -52,6 +52,12 @@ def optimize_with_host(
     Raises:
         KorchError: the model, an option or the machine is not fit; the text says what to do.
     """
+    if options.error:
+        raise UnsupportedError(
+            "less precise types are for models that are one graph of static tensors",
+            where="option error",
+            expected="no operators for the host, and no --error otherwise",
+        )
     if options.is_cuda:
         require_torch()  # if the host runs all segments, no later step checks for it
     tell = progress or (lambda stage, text: None)

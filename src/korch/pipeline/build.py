@@ -93,6 +93,7 @@ def _complete(report: Report, run: Run, validation: Validation, groupings: Group
         groupings=groupings.get(won.name, ()),
         kernels=plan.kernel_count,
         in_place=len(plan.steps) - plan.kernel_count,
+        precision=run.precision.record(o for s in plan.steps for o in s.origins) if run.precision else None,
         flop=sum(step.work_flop for step in plan.steps),
         arena_bytes=plan.arena_bytes,
         seconds=time.monotonic() - run.started_s,

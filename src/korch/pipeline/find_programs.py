@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 
 from korch.candidate.candidate import Candidate, Group
 from korch.measure.cpu import CpuMeter
-from korch.options import SUPEROPT_SECONDS, SUPEROPT_SHARE
 from korch.partition.block import Partition
 from korch.pipeline.run import Run
 from korch.provider.generated import GeneratedProvider
@@ -15,6 +14,12 @@ from korch.superopt.choose import ranked
 from korch.superopt.find import Finder, FoundProgram
 from korch.superopt.groups import superopt_groups
 from korch.superopt.sizes import Machine
+
+SUPEROPT_SECONDS = 20.0
+"""The longest time of the superoptimizer if there is no budget."""
+
+SUPEROPT_SHARE = 0.1
+"""Its share of a budget."""
 
 
 def find_programs(run: Run) -> None:
@@ -25,10 +30,11 @@ def find_programs(run: Run) -> None:
     target = meter.target
     machine = Machine(target.lanes, target.threads, target.l2_bytes)
     deadline = run.deadline
-    if options.superopt_s is None and options.budget_s is not None:
+    given_s = options.search.superopt_s
+    if given_s is None and options.budget_s is not None:
         deadline = deadline.less(1 - SUPEROPT_SHARE)
     else:
-        seconds = SUPEROPT_SECONDS if options.superopt_s is None else options.superopt_s
+        seconds = SUPEROPT_SECONDS if given_s is None else given_s
         deadline = deadline.until(time.monotonic() + seconds)
     for provider in meter.providers:
         if isinstance(provider, GeneratedProvider):

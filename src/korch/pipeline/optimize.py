@@ -134,7 +134,7 @@ def optimize_model(
         tell("candidates", "no plan is within the tolerance; the search is repeated with --strict")
         logger.info("%s", error)
         again = Run(
-            replace(options, strict=True),
+            replace(options, strict=True, error=0.0, calibrate=None),
             run.shapes,
             tell,
             model,

@@ -21,6 +21,7 @@ from korch.numerics import Standard
 from korch.options import Options
 from korch.partition.block import Partition
 from korch.partition.join import Joined
+from korch.pipeline.precision import Precision
 from korch.primitive.graph import PrimitiveGraph
 from korch.ranges.masked import Masked
 from korch.runtime.cuda.executable import CudaExecutable
@@ -73,6 +74,7 @@ class Run:
         split: its primitives, set by "fission".
         quantized: a quantized model's primitives as it is given, with which plans are compared: `split` may compute
             with bytes where these do not.
+        precision: the less precise forms of products, if there is a budget of errors, set by "fission".
         partition: the segments with their alternatives, and `joined`, the graph of all of them, set
             by "saturate".
         standard: random inputs and the exact results for them, set by "reference".
@@ -100,6 +102,7 @@ class Run:
     quantized: PrimitiveGraph | None = field(init=False, default=None)
     partition: Partition = field(init=False)
     joined: Joined = field(init=False)
+    precision: Precision | None = None
     standard: Standard = field(init=False)
     meter: AnyMeter = field(init=False)
     ledger: Ledger = field(init=False)

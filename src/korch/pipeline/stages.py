@@ -21,7 +21,7 @@ from korch.deadline import Deadline, stopped_by_interrupt
 from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import integers, select_rules
 from korch.equivalence.saturate import Limits, SaturationReport, joined_reports, saturate
-from korch.errors import InvalidGraphError
+from korch.errors import InvalidGraphError, OptionError
 from korch.explanation.extract import extract
 from korch.fission import fission
 from korch.frontend.onnx import load_model
@@ -35,9 +35,12 @@ from korch.partition.spill import Spill
 from korch.partition.split import split_segments
 from korch.pipeline import texts
 from korch.pipeline.build import build_plans
+from korch.pipeline.calibration import calibration_of
 from korch.pipeline.find_programs import find_programs
+from korch.pipeline.precision import Form, Precision, find_forms, with_forms
 from korch.pipeline.quantized import in_bytes, is_quantized
 from korch.pipeline.run import ENUMERATE_SHARE, REWRITE_SHARE, Run
+from korch.primitive import reference
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.lowering import lower_products
@@ -60,7 +63,10 @@ SIDE_BY_SIDE_SECONDS = 60.0
 LEAST_SIDE_BY_SIDE_SECONDS = 2.0
 """With less time, this search is skipped."""
 
-NOT_REPLAYED = ("cache_folder", "ledger", "replay", "on_interrupt", "budget_s", "host")
+CHECK_SHARE = 0.25
+"""The share of the time that is left to check the error of a plan, and to search again."""
+
+NOT_REPLAYED = ("cache_folder", "ledger", "replay", "on_interrupt", "budget_s", "host", "calibrate")
 """Options that may differ between a search and its replay."""
 
 HALF = {"float16": DType.F16, "bfloat16": DType.BF16}
@@ -97,6 +103,20 @@ def split_operators(run: Run) -> None:
     multiplies = multiplies and integers.RULES[0] in select_rules(options.ablation.rules)
     run.split = in_bytes(given, has_kernels(options) if multiplies else None, run.deadline)
     run.quantized = lower_products(given) if is_narrow else None
+    if options.error:
+        _find_forms(run)
+
+
+def _find_forms(run: Run) -> None:
+    """Set the less precise forms of the model's products."""
+    options, graph = run.options, run.split
+    if run.masked is not None:
+        raise OptionError("less precise types are for models of fixed sizes", "option error", hint="Remove --error")
+    found = calibration_of(graph, options.calibrate, options.search.seed)
+    forms = find_forms(graph, found.samples, options.error, has_kernels(options), run.deadline.less(1 - REWRITE_SHARE))
+    expected = [reference.run(graph, feeds) for feeds in found.checks]
+    run.precision = Precision(options.error, forms, found.checks, expected, found.source)
+    run.progress("fission", f"{len(forms)} less precise products, calibrated on {found.source}")
 
 
 def check_split(run: Run) -> None:
@@ -124,7 +144,8 @@ def add_alternatives(run: Run) -> None:
             split, strict=options.strict, rules=wide, keep=spill.keep, limits=limits, deadline=deadline
         )
         segments = split_segments(whole, limit)
-    rewrite = partial(_rewrite, options=options, rules=rules, deadline=deadline)
+    forms = run.precision.forms if run.precision else ()
+    rewrite = partial(_rewrite, options=options, rules=rules, forms=forms, deadline=deadline)
     partition = find_blocks(whole, segments, rewrite, spill)
     if report is not None:
         partition = replace(partition, rules=joined_reports(report, partition.rules))
@@ -133,14 +154,14 @@ def add_alternatives(run: Run) -> None:
 
 
 def _rewrite(
-    graph: PrimitiveGraph, options: Options, rules: Sequence[AnyRule], deadline: Deadline
+    graph: PrimitiveGraph, options: Options, rules: Sequence[AnyRule], forms: Sequence[Form], deadline: Deadline
 ) -> tuple[PrimitiveGraph, SaturationReport]:
     found, report = saturate(graph, strict=options.strict, rules=rules, deadline=deadline)
     if options.ablation.rewrites == "first":
         found = extract(found, options)
     if options.precision in HALF:
         found = with_half(found, HALF[options.precision])
-    return found, report
+    return with_forms(found, forms), report
 
 
 def check_blocks(run: Run) -> None:
@@ -152,7 +173,8 @@ def check_blocks(run: Run) -> None:
 def compute_reference(run: Run) -> None:
     """Set random inputs and exact results; a model without them is refused before the search."""
     masks = {} if run.masked is None else {h.name: h.array(run.masked.plan.sizes) for h in run.masked.plan.hidden}
-    run.standard = standard_of(run.quantized or run.split, run.joined.graph, run.options, masks)
+    given = {**masks, **run.precision.samples[0]} if run.precision else masks
+    run.standard = standard_of(run.quantized or run.split, run.joined.graph, run.options, given)
 
 
 def collect_candidates(run: Run) -> None:
@@ -177,12 +199,22 @@ def orchestrate(run: Run) -> None:
 
 def search_plans(run: Run) -> Outcome:
     """Return the best sequential plan and those that it is compared with."""
-    partition, tasks, ledger, options = run.partition, run.tasks, run.ledger, run.options
 
     def tell(b: int, entry: Round) -> None:
-        run.progress("orchestrate", texts.round_line(tasks, b, entry))
+        run.progress("orchestrate", texts.round_line(run.tasks, b, entry))
 
-    return search_segments(partition, run.joined, tasks, ledger, options, run.first_deadline, tell)
+    precision, deadline = run.precision, run.first_deadline
+    if precision is not None:
+        deadline = deadline.less(CHECK_SHARE)
+    while True:
+        tasks = run.tasks if precision is None else precision.tasks(run.tasks, run.partition)
+        outcome = search_segments(run.partition, run.joined, tasks, run.ledger, run.options, deadline, tell)
+        if precision is None or not precision.check(
+            run.joined.graph, outcome.plans[PlanName.SEARCHED], not run.first_deadline.is_over
+        ):
+            return outcome
+        deadline = run.first_deadline
+        run.progress("orchestrate", f"the error is {precision.error:.1e}; searched again with another sum of errors")
 
 
 def _ledger(run: Run) -> Ledger:
@@ -274,8 +306,8 @@ STAGES = (
 
 @contextmanager
 def _interruptible(run: Run) -> Iterator[None]:
-    """With the option `on_interrupt keep`, let an interrupt end the search with the best plan."""
-    if run.options.on_interrupt == "stop":
+    """With `on_interrupt="keep"`, let an interrupt end the search with the best plan."""
+    if run.options.search.on_interrupt == "stop":
         yield
         return
 

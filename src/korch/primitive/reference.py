@@ -8,7 +8,7 @@ as one does whose roundings fall otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -48,6 +48,7 @@ def run(
     *,
     exact: bool = True,
     roundings: np.random.Generator | None = None,
+    watch: Callable[[Primitive, Mapping[int, Array]], None] | None = None,
 ) -> dict[str, Array]:
     """Compute the model's outputs.
 
@@ -56,6 +57,7 @@ def run(
         inputs: an array for each of its inputs, of the input's shape and type.
         exact: compute floats in float64, not in their own types.
         roundings: the source of errors, if each result is to be rounded at random.
+        watch: called after each primitive, with the values that are kept then.
 
     Returns:
         An array for each output; floats are float64 if `exact`.
@@ -76,6 +78,8 @@ def run(
             values[primitive.output] = apply(graph, primitive, values, exact=exact)
         else:
             values[primitive.output] = _apply_rounded(graph, primitive, values, roundings)
+        if watch is not None:
+            watch(primitive, values)
         for value in primitive.inputs:  # a large model's values don't fit in memory together
             if last[value] == i and value not in outputs:
                 values.pop(value, None)

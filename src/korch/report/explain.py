@@ -13,7 +13,7 @@ from korch.equivalence.rule import rule_of
 from korch.report.kernel import operations, slowest
 from korch.report.units import count_text, cut, milliseconds, size_text, time_text
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
-from korch.runtime.report import AnyReport, Report, ShapedReport
+from korch.runtime.report import AnyReport, PrecisionRecord, Report, ShapedReport
 from korch.runtime.text import counted
 from korch.search.result import PlanName
 
@@ -69,6 +69,8 @@ def summary(name: str, report: Report) -> str:
         chosen, other = ("tasks", "joins") if times.runs_tasks else ("joins", "tasks")
         texts = {"tasks": milliseconds(times.tasks_ms), "joins": milliseconds(times.joins_ms)}
         lines.append(f"schedule: {chosen}, {texts[chosen]} for a run; with {other} {texts[other]}")
+    if precision := report.precision:
+        lines += precision_lines(precision, report.rule_savings_ms)
     if report.stopped_by_budget:
         lines.append("the budget ended the search; more time may find a better plan")
     return "\n".join([*lines, *uncompiled_lines(report), *warnings(report)])
@@ -293,6 +295,18 @@ class RuleRow:
     kernels: int
     cost_ns: float
     saves: str
+
+
+def precision_lines(precision: PrecisionRecord, saved_ms: Mapping[str, float | None]) -> list[str]:
+    """Return where a budget of errors went: each less precise product of the plan, its error and what it saves."""
+    return [
+        f"precision: error {precision.error:.1e} of at most {precision.budget:g}; {len(precision.forms)} of "
+        f"{counted(precision.offered, 'product')} less precise; calibrated on {precision.source}",
+        *(
+            f"  {form.name:44} error {form.error:.1e}  {_saved(saved_ms, form.name)}".rstrip()
+            for form in precision.forms
+        ),
+    ]
 
 
 def rule_rows(plan: PlanRecord, report: Report) -> list[RuleRow]:

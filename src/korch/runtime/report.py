@@ -215,6 +215,35 @@ def disagree(first_ns: float, second_ns: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class FormRecord:
+    """A product of a plan in less precise types, and the error of the model's outputs if it alone is."""
+
+    name: str
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionRecord:
+    """Where a plan's budget of errors went.
+
+    Attributes:
+        budget: the largest error, relative to the largest element of each output.
+        error: of the plan, on inputs that were not used for calibration.
+        source: where the inputs for calibration came from.
+        offered: the number of less precise products that the search could choose.
+        forms: those of the plan.
+        searches: how often the search ran, with other sums of errors.
+    """
+
+    budget: float
+    error: float
+    source: str
+    offered: int
+    forms: tuple[FormRecord, ...] = ()
+    searches: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class SideBySide:
     """Concurrent kernels of a plan.
 
@@ -269,6 +298,7 @@ class Report:
         budget_s: the budget, and `least_s`, the least that suffices if that is more.
         stages_s: the seconds of each stage.
         operators: the model's operators.
+        precision: where the budget of errors went; None without one.
         partition: the segments of a large model; None if it is one.
         machine: the rates of the machine.
         plan: the name of the plan that is kept; None before plans are built.
@@ -319,6 +349,7 @@ class Report:
     least_s: float | None = None
     stages_s: Mapping[str, float] = field(default_factory=dict)
     operators: tuple[OperatorRecord, ...] = ()
+    precision: PrecisionRecord | None = None
     partition: PartitionRecord | None = None
     machine: Rates = field(default_factory=Rates)
     plan: PlanName | None = None

@@ -20,15 +20,16 @@ def standard_of(
     Args:
         model: the model as given.
         planned: the graph that plans are for, with the same inputs and outputs.
-        options: tolerance and seed.
+        options: tolerance and seed; a budget of errors is the tolerance, unless there is another.
         given: inputs that are not random.
 
     Raises:
         UnprovidedError: the reference of an opaque operator does not take the inputs.
     """
     inputs = {**random_inputs(model, options.search.seed), **(given or {})}
+    tolerance = options.tolerance if options.tolerance is not None else options.error or None
     try:
-        return Standard(model, inputs, planned, options.tolerance, options.search.seed)
+        return Standard(model, inputs, planned, tolerance, options.search.seed)
     except Exception as error:
         if not has_opaque(model):
             raise

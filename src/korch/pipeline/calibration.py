@@ -1,0 +1,96 @@
+"""A file of a model's inputs -> samples from which the ranges of less precise types are read, and others for checks."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from korch.errors import OptionError
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.op import Array
+from korch.primitive.types import ValueType
+from korch.validation.standard import random_inputs
+
+Feeds = Mapping[str, Array]
+
+SAMPLES, CHECKS = 4, 2
+"""Random inputs for calibration, and inputs for checks."""
+
+MOST_SAMPLES = 16
+"""Samples of a file that are used."""
+
+RANDOM = "random normal inputs: ranges of real inputs may differ, so give some with --calibrate"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Inputs of a model, those for calibration and those for checks, and what to call their source."""
+
+    samples: Sequence[Feeds]
+    checks: Sequence[Feeds]
+    source: str
+
+
+def calibration_of(graph: PrimitiveGraph, path: Path | None, seed: int) -> Calibration:
+    """Return the samples in a file, or random ones.
+
+    The last samples of a file are for checks; a file with one sample has a random input for them.
+
+    Args:
+        graph: the model.
+        path: the file, None for random samples.
+        seed: of random inputs.
+
+    Raises:
+        OptionError: the file can't be read, or does not have the model's inputs.
+    """
+    rolled = [random_inputs(graph, seed + 1 + i) for i in range(SAMPLES + CHECKS)]
+    if path is None:
+        return Calibration(rolled[:SAMPLES], rolled[SAMPLES:], RANDOM)
+    samples = _read(graph, path)
+    kept = max(1, len(samples) - CHECKS)
+    text = f"{path.name}, {len(samples)} sample{'s' * (len(samples) != 1)}"
+    return Calibration(samples[:kept], samples[kept:] or rolled[:1], text)
+
+
+def _read(graph: PrimitiveGraph, path: Path) -> list[Feeds]:
+    where = f"option calibrate, {path}"
+    try:
+        with path.open("rb") as stream, np.load(stream) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise OptionError(f"the file can't be read: {error}", where, "a file .npz, as numpy.savez writes it") from error
+    types = {name: graph.types[value] for name, value in graph.inputs}
+    if missing := [name for name in types if name not in arrays]:
+        raise OptionError(f"there is no array {missing[0]!r}", where, f"arrays {', '.join(types)}")
+    if other := [name for name in arrays if name not in types]:
+        raise OptionError(f"the model has no input {other[0]!r}", where, f"arrays {', '.join(types)}")
+    stacks = {name: _stack(name, array, types[name], where) for name, array in arrays.items()}
+    counts = {name: len(stack) for name, stack in stacks.items()}
+    if len(set(counts.values())) != 1 or not min(counts.values()):
+        raise OptionError(f"the numbers of samples are {counts}", where, "the same number of each input, at least 1")
+    total = min(MOST_SAMPLES, *counts.values())
+    return [{name: stack[i] for name, stack in stacks.items()} for i in range(total)]
+
+
+def _stack(name: str, array: Array, type_: ValueType, where: str) -> Array:
+    """Return the samples of an input, with an axis for them."""
+    if tuple(array.shape) == type_.shape:
+        array = array[np.newaxis]
+    if tuple(array.shape[1:]) != type_.shape or array.ndim == 0:
+        raise OptionError(
+            f"array {name!r} has shape {list(array.shape)}",
+            where,
+            f"{[None, *type_.shape]}, samples first, or one sample",
+        )
+    kinds = ("f", "iu", "b")
+    wanted = next((kind for kind in kinds if type_.dtype.numpy.kind in kind), "f")
+    if array.dtype.kind not in wanted + ("iu" if wanted == "f" else ""):
+        raise OptionError(f"array {name!r} is of type {array.dtype}", where, f"{type_.dtype.value}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise OptionError(f"array {name!r} has a NaN or an infinity", where, "finite numbers")
+    return array.astype(type_.dtype.numpy)

@@ -1,0 +1,446 @@
+"""A float32 model and a budget of errors -> forms of its products in less precise types, each with its error.
+
+A product by constant weights may be computed with bytes: its data is rounded to 8 bits on a grid for each input
+channel, calibrated on inputs, and its weights on one for each output channel. With few rows it may read weights that
+are stored in bytes or bfloat16. Each form is an alternative of the product. Its error is that of the model's outputs
+where it alone is used. Errors of several forms are independent, so their squares add up: the row of the program is
+Σ (error / budget)² ≤ 1. The results of the plan are then compared with exact ones, and the row is changed if that sum
+was wrong (`corrected`).
+
+The scale of channel c is a power mean of the spans of c and of the widest channel: all of the channels' spans in the
+data would move their differences into the weights, none of them would lose small channels (Xiao et al., SmoothQuant,
+ICML 2023). Scales of the data depend on the data alone, so products of the same data read the same bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+
+from korch.assembly.task import Task
+from korch.candidate.candidate import Candidate, Group, make_group
+from korch.deadline import Deadline
+from korch.equivalence.rule import origin_of, rule_of
+from korch.numerics import differences, worst
+from korch.partition.block import Partition
+from korch.primitive import reference
+from korch.primitive.graph import Constant, GraphBuilder, Primitive, PrimitiveGraph
+from korch.primitive.op import Array, Attributes
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.quantized import largest_terms, quantize
+from korch.primitive.types import DType, ValueId, ValueType
+from korch.primitive.verbs import Verbs
+from korch.runtime.report import FormRecord, PrecisionRecord
+from korch.search.instance import Errors
+
+Feeds = Mapping[str, Array]
+HasKernel = Callable[[Group], bool]
+Key = tuple[str, Attributes, str]
+"""What products share that have one form: operation, attributes and the digest of the weights."""
+
+UNITS = 10_000
+"""What errors of the program add up to if they use the budget exactly."""
+
+FEW_ROWS = 8
+"""Rows up to which a product takes as long as it takes to read its weights."""
+
+LEAST_BYTES = 1 << 16
+"""Weights of fewer bytes are not worth another form."""
+
+MOST_TERMS = 32_000
+"""Products of bytes whose sums fit into 32 bits."""
+
+HEADROOM = 1.3
+"""The range of bytes over that of the data on a few inputs: what is cut off on others has large errors."""
+
+EVENNESS = 0.5
+"""The power of a channel's own span in its scale; the rest is that of the widest channel."""
+
+SLACK = 1.5
+"""The forms with the best ratio of estimated saving to error are kept until they exceed the budget by this factor."""
+
+SECONDS = 60.0
+"""The longest time in which errors are computed; products whose errors are not known then keep their types."""
+
+MOST_SEARCHES = 3
+"""Searches with another sum of errors, before the model is left as it is."""
+
+MOST, AIM, NEAR = 0.9, 0.8, 0.6
+"""Parts of the budget: what the error on a few inputs may be, because it is larger on others; what a changed sum aims
+at; and the part from which on it is not changed."""
+
+BYTE_FLOP = 8
+"""What a byte of weights costs in a product of few rows, in floating-point operations."""
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """A product in less precise types.
+
+    Attributes:
+        key: of the product.
+        name: the rule that its primitives come from, and the product's node.
+        weights: as stored: bytes or bfloat16.
+        attributes: of the product.
+        factor: what sums are multiplied by, in the shape of the result with a size for output channels only.
+        scale: the step of the data's grid by channel; None if the data stays as it is.
+        zero: its zero points, None for 0.
+        dtype: of the data.
+        saving: an estimate of what it saves, in floating-point operations.
+        error: of the model's outputs, relative to the largest element of each.
+    """
+
+    key: Key
+    name: str
+    weights: Array
+    factor: Array | None = None
+    scale: Array | None = None
+    zero: Array | None = None
+    dtype: DType = DType.F32
+    saving: float = 0.0
+    error: float = math.inf
+
+    @property
+    def mark(self) -> str:
+        """The digest of the constant that its last primitive reads."""
+        return Constant.of(self.weights if self.factor is None else self.factor).digest
+
+    def write(self, v: Verbs, x: ValueId) -> ValueId:
+        """Write the product of a value."""
+        op, attributes = self.key[:2]
+        weights = v.constant(self.weights)
+        if self.scale is None:
+            y = v.add(op, x, v.cast(weights, DType.F32), attributes=attributes)
+            return y if self.factor is None else v.elementwise("mul", y, v.constant(self.factor))
+        zero = None if self.zero is None else v.constant(self.zero)
+        quotient = v.elementwise("mul", x, v.constant((1 / self.scale).astype(np.float32)))
+        sums = v.add(op, quantize(v, quotient, zero, self.dtype), weights, attributes=attributes)
+        if self.zero is not None:
+            offset = self.zero.astype(np.int32) @ self.weights.astype(np.int32)
+            sums = v.elementwise("add", sums, v.constant(-offset.astype(np.int32)))
+        y = v.cast(sums, DType.F32)
+        return y if self.factor is None else v.elementwise("mul", y, v.constant(self.factor))
+
+
+def key_of(graph: PrimitiveGraph, primitive: Primitive) -> Key | None:
+    """Return the key of a product that may have forms, None for everything else."""
+    weights = graph.constants.get(primitive.inputs[1]) if primitive.op in ("matmul", "conv") else None
+    if weights is None or weights.is_uniform or graph.types[primitive.output].dtype is not DType.F32:
+        return None
+    if primitive.op == "matmul" and math.prod(weights.type.shape[:-2]) != 1:
+        return None
+    return (primitive.op, primitive.attributes, weights.digest)
+
+
+def with_forms(graph: PrimitiveGraph, forms: Iterable[Form], only: bool = False) -> PrimitiveGraph:
+    """Return a graph in which the model's own products have forms as alternatives, or nothing else if `only`."""
+    by_key: dict[Key, list[Form]] = {}
+    for form in forms:
+        by_key.setdefault(form.key, []).append(form)
+    builder, gone = GraphBuilder.from_graph(graph), set()
+    for p, primitive in enumerate(graph.primitives):
+        key = None if graph.origins and rule_of(graph.origins[p]) else key_of(graph, primitive)
+        for form in by_key.get(key, ()) if key is not None else ():
+            verbs = Verbs(builder, origin_of(form.name))
+            builder.merge(primitive.output, form.write(verbs, ValueId(primitive.inputs[0])))
+            gone.add(key)
+    if not gone:
+        return graph
+    found = builder.freeze()
+    if not only:
+        return found
+    return found.with_primitives(
+        [p for p, q in enumerate(found.primitives) if rule_of(found.origins[p]) or key_of(found, q) not in gone]
+    )
+
+
+@dataclass
+class _Channels:
+    """What the data of products with one key has in each of its channels."""
+
+    primitive: Primitive
+    name: str
+    low: Array
+    high: Array
+
+
+def find_forms(
+    graph: PrimitiveGraph, samples: Sequence[Feeds], budget: float, has_kernel: HasKernel, deadline: Deadline
+) -> tuple[Form, ...]:
+    """Return forms of a model's products with their errors: those that may be worth it within a budget.
+
+    Args:
+        graph: the model, without alternatives.
+        samples: inputs for calibration.
+        budget: the largest error of the outputs.
+        has_kernel: whether the target has a kernel for a group.
+        deadline: when to stop computing errors.
+    """
+    channels, values = _calibrated(graph, samples)
+    order = reference.first_alternatives(graph)
+    forms = [
+        form
+        for key, found in channels.items()
+        for form in _forms_of(graph, key, found)
+        if _is_multiplied(graph, form, has_kernel)
+    ]
+    end = deadline.until(time.monotonic() + SECONDS)
+    known: list[Form] = []
+    for form in sorted(forms, key=lambda form: -form.saving):
+        if end.is_over:
+            break
+        error = _error_alone(graph, order, values, form)
+        if error <= budget:
+            known.append(replace(form, error=error))
+    return tuple(affordable(known, SLACK * budget**2))
+
+
+def affordable(forms: Iterable[Form], most: float) -> list[Form]:
+    """Return the forms that save most for their squared error, until the sum of these exceeds a limit."""
+    found: list[Form] = []
+    total = 0.0
+    for form in sorted(forms, key=lambda form: -form.saving / max(form.error**2, 1e-30)):
+        total += form.error**2
+        if total > most and found:
+            break
+        found.append(form)
+    return found
+
+
+def _error_alone(graph: PrimitiveGraph, order: Iterable[Primitive], values: Mapping[int, Array], form: Form) -> float:
+    """Return the error of the outputs if one product is less precise: only what depends on it is computed again."""
+    changed: dict[int, Array] = {}
+    for primitive in order:
+        now = ChainMap(changed, cast(dict[int, Array], values))
+        if key_of(graph, primitive) == form.key:
+            changed[primitive.output] = _computed(form, now[primitive.inputs[0]])
+        elif not changed.keys().isdisjoint(primitive.inputs):
+            changed[primitive.output] = reference.apply(graph, primitive, now, exact=False)
+    outputs = {name: value for name, value in graph.outputs if value in changed}
+    found = {name: changed[value] for name, value in outputs.items()}
+    return worst(differences(found, {name: values[value] for name, value in outputs.items()})).of_largest
+
+
+def _computed(form: Form, x: Array) -> Array:
+    """Return what a form computes of its data."""
+    builder = GraphBuilder()
+    value = builder.input("x", ValueType(tuple(x.shape), DType.F32))
+    builder.output("y", form.write(Verbs(builder, ""), value))
+    return reference.run(builder.freeze(), {"x": x}, exact=False)["y"]
+
+
+def error_of(graph: PrimitiveGraph, samples: Iterable[Feeds], expected: Iterable[Feeds]) -> float:
+    """Return the largest error of a graph's outputs, relative to the largest element of each."""
+    errors = (
+        worst(differences(reference.run(graph, feeds), wanted)).of_largest
+        for feeds, wanted in zip(samples, expected, strict=True)
+    )
+    return max(errors, default=0.0)
+
+
+def _calibrated(graph: PrimitiveGraph, samples: Sequence[Feeds]) -> tuple[dict[Key, _Channels], dict[int, Array]]:
+    """Return the ranges of the data of each product over some inputs, and all values for the last of them."""
+    origins = dict(zip(graph.primitives, graph.origins, strict=True))
+    found: dict[Key, _Channels] = {}
+
+    def watch(primitive: Primitive, values: Mapping[int, Array]) -> None:
+        key = key_of(graph, primitive)
+        if key is None:
+            return
+        x = values[primitive.inputs[0]]
+        axes = tuple(a for a in range(x.ndim) if a != (1 if primitive.op == "conv" else x.ndim - 1))
+        low, high = x.min(axes, keepdims=True, initial=0), x.max(axes, keepdims=True, initial=0)
+        known = found.setdefault(key, _Channels(primitive, origins.get(primitive, ""), low, high))
+        known.low, known.high = np.minimum(known.low, low), np.maximum(known.high, high)
+
+    for feeds in samples[:-1]:
+        reference.run(graph, feeds, exact=False, watch=watch)
+    kept: dict[int, Array] = {}
+
+    def keep(primitive: Primitive, values: Mapping[int, Array]) -> None:
+        watch(primitive, values)
+        kept.update(values)
+
+    reference.run(graph, samples[-1], exact=False, watch=keep)
+    return found, kept
+
+
+def _forms_of(graph: PrimitiveGraph, key: Key, found: _Channels) -> list[Form]:
+    """Return the forms of a product, without their errors."""
+    primitive = found.primitive
+    weights = graph.constants[primitive.inputs[1]].array
+    data = graph.types[primitive.inputs[0]].shape
+    rows = math.prod(data[:-1]) if primitive.op == "matmul" else FEW_ROWS + 1
+    if weights.nbytes < LEAST_BYTES or not all(np.isfinite(a).all() for a in (weights, found.low, found.high)):
+        return []
+    if rows <= FEW_ROWS:
+        half, (stored, factor) = weights.astype(DType.BF16.numpy), _rounded(weights, primitive.op)
+        saved = BYTE_FLOP * weights.nbytes
+        return [
+            Form(key, f"weights-in-bytes {found.name}", stored, factor, saving=0.75 * saved),
+            Form(key, f"weights-in-bfloat16 {found.name}", half, saving=0.5 * saved),
+        ]
+    if largest_terms(primitive.op, weights.shape) > MOST_TERMS:
+        return []
+    scale, zero, dtype = _grid(found, may_shift=primitive.op == "matmul")
+    stored, factor = _rounded(weights * _by_input(scale, weights, primitive), primitive.op)
+    saving = 0.3 * graph.work_flop(primitive)
+    return [Form(key, f"product-of-bytes {found.name}", stored, factor, scale, zero, dtype, saving)]
+
+
+def _grid(found: _Channels, may_shift: bool) -> tuple[Array, Array | None, DType]:
+    """Return scales by channel, zero points and the type of the data's bytes."""
+    low, high = HEADROOM * found.low.astype(np.float64), HEADROOM * found.high.astype(np.float64)
+    is_signed = bool((low < 0).any())
+    shifts = is_signed and may_shift
+    span = high - low if shifts or not is_signed else 2 * np.maximum(-low, high)
+    widest = float(span.max(initial=0)) or 1.0
+    span = np.where(span > 0, span, widest)
+    scale = span**EVENNESS * widest ** (1 - EVENNESS) / (254 if is_signed and not shifts else 255)
+    scale = scale.astype(np.float32)
+    zero = np.clip(np.rint(-low / scale), 0, 255).astype(np.uint8) if shifts else None
+    return scale, zero, DType.I8 if is_signed and not shifts else DType.U8
+
+
+def _by_input(scale: Array, weights: Array, primitive: Primitive) -> Array:
+    """Return scales by input channel in a shape that broadcasts to the weights."""
+    flat, attributes = scale.reshape(-1), primitive.attributes
+    if not isinstance(attributes, ConvAttributes):
+        return flat.reshape(-1, 1)
+    groups = attributes.groups
+    of_group = flat.reshape(groups, -1).repeat(weights.shape[0] // groups, axis=0)
+    return of_group.reshape(*of_group.shape, *(1,) * (weights.ndim - 2))
+
+
+def _rounded(weights: Array, op: str) -> tuple[Array, Array]:
+    """Return weights as bytes with a scale for each output channel, and the scales as results have them."""
+    axes = tuple(range(1, weights.ndim)) if op == "conv" else tuple(range(weights.ndim - 1))
+    wide = weights.astype(np.float64)
+    factor = np.abs(wide).max(axes, keepdims=True) / 127
+    factor = np.where(factor > 0, factor, 1.0)
+    stored = np.rint(wide / factor).astype(np.int8)
+    shape = (1, -1, *(1,) * (weights.ndim - 2)) if op == "conv" else factor.shape
+    return stored, factor.reshape(shape).astype(np.float32)
+
+
+def _is_multiplied(graph: PrimitiveGraph, form: Form, has_kernel: HasKernel) -> bool:
+    """Return whether some kernel computes the product in this form."""
+    if form.scale is None:
+        return True
+    primitive = next(p for p in graph.primitives if key_of(graph, p) == form.key)
+    builder = GraphBuilder()
+    x = builder.input("x", replace(graph.types[primitive.inputs[0]], dtype=form.dtype))
+    builder.output("y", builder.add(primitive.op, (x, builder.constant(form.weights)), primitive.attributes))
+    own = builder.freeze()
+    return has_kernel(make_group(own, (0,), (own.primitives[0].output,)))
+
+
+@dataclass(eq=False)
+class Precision:
+    """The forms of a model, and the inputs on which plans are checked.
+
+    Attributes:
+        budget: the largest error of the outputs.
+        forms: those that may be chosen.
+        samples: inputs that were not used for calibration, and `expected`, their exact outputs.
+        source: where the inputs come from.
+        factor: what the budget of the program's row is multiplied by, as found by checks.
+        error: of the plan on these inputs.
+    """
+
+    budget: float
+    forms: tuple[Form, ...]
+    samples: Sequence[Feeds]
+    expected: Sequence[Feeds]
+    source: str
+    factor: float = 1.0
+    error: float = 0.0
+    tried: list[float] = field(default_factory=list)
+
+    def tasks(self, tasks: Sequence[Task], partition: Partition) -> list[Task]:
+        """Return tasks whose less precise primitives have errors, and a share of the budget each.
+
+        A task's forms are in all of its instances or in none. The shares go to the forms that save most for their
+        errors, so that the sum over all segments is within the budget whatever is chosen in each.
+        """
+        marks = {form.mark: form for form in self.forms}
+        costs: list[dict[int, int]] = []
+        items: list[tuple[float, int, int]] = []
+        for b, task in enumerate(tasks):
+            own: dict[int, int] = {}
+            for p, origin in enumerate(task.block.graph.origins):
+                found = [_form_at(partition.instances[i].graph, p, marks) for i in task.block.instances]
+                forms = [form for form in found if form is not None]
+                if rule_of(origin) and forms:
+                    own[p] = sum(max(1, math.ceil(UNITS * (form.error / self.budget) ** 2)) for form in forms)
+                    items.append((sum(form.saving for form in forms) / own[p], b, own[p]))
+            costs.append(own)
+        shares = _shares(items, len(tasks), int(UNITS * self.factor))
+        return [
+            replace(task, errors=Errors(own, shares[b])) if own else task
+            for b, (task, own) in enumerate(zip(tasks, costs, strict=True))
+        ]
+
+    def check(self, graph: PrimitiveGraph, steps: Iterable[Candidate], has_time: bool = True) -> bool:
+        """Compute a plan's error; return whether the search is to be repeated with another sum of errors.
+
+        Args:
+            graph: the model with its alternatives.
+            steps: the plan.
+            has_time: whether there is time to look for a plan that uses more of the budget.
+        """
+        own = graph.with_primitives(sorted({p for step in steps for p in step.group.primitives}))
+        used = {rule_of(origin) for origin in own.origins}
+        total = sum((form.error / self.budget) ** 2 for form in self.forms if form.name in used)
+        if not total or (self.tried and not self.factor):
+            self.error = 0.0
+            return False
+        self.error = error_of(own, self.samples, self.expected)
+        ratio, is_last = self.error / self.budget, len(self.tried) >= MOST_SEARCHES
+        self.tried.append(ratio)
+        changed = (AIM / max(ratio, 0.1)) ** 2
+        if ratio > MOST:
+            self.factor = 0.0 if is_last else min(self.factor, total) * changed
+            return True
+        if ratio >= NEAR or is_last or not has_time or max(self.tried) > MOST or self.factor >= SLACK:
+            return False
+        self.factor = min(SLACK, self.factor * changed)
+        return True
+
+    def record(self, origins: Iterable[str]) -> PrecisionRecord:
+        """Return what the report says of a plan whose primitives have these origins."""
+        used = {rule_of(origin) for origin in origins}
+        rows = tuple(FormRecord(form.name, form.error) for form in self.forms if form.name in used)
+        return PrecisionRecord(self.budget, self.error, self.source, len(self.forms), rows, len(self.tried) or 1)
+
+
+def _form_at(graph: PrimitiveGraph, p: int, marks: Mapping[str, Form]) -> Form | None:
+    """Return the form that ends with a primitive, None if none does."""
+    primitive = graph.primitives[p]
+    if primitive.op not in ("cast", "mul"):
+        return None
+    repeated = [q.inputs[0] for value in primitive.inputs for q in graph.producing(value, "broadcast")]
+    for value in (*primitive.inputs, *repeated):
+        constant = graph.constants.get(value)
+        form = None if constant is None else marks.get(constant.digest)
+        if form is not None and primitive.op == ("cast" if form.factor is None else "mul"):
+            return form
+    return None
+
+
+def _shares(items: Iterable[tuple[float, int, int]], count: int, most: int) -> list[int]:
+    """Return each block's share of a budget: what its forms need that save most for their errors."""
+    if count == 1:
+        return [most]
+    shares, left = [0] * count, most
+    for _, b, error in sorted(items, reverse=True):
+        if error <= left:
+            shares[b] += error
+            left -= error
+    return shares
