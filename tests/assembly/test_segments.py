@@ -212,7 +212,7 @@ def test_depth_costs_no_further_candidates_programs_or_measurements() -> None:
     counts, measured = [], []
     limits = OPTIONS.search  # on a busy machine, a solve that ends early would ask for other kernels
     options = replace(OPTIONS, search=replace(limits, **dict.fromkeys(PATIENT, 600.0)))
-    for depth in (3, 8):
+    for depth in (3, 6):
         meter = FakeMeter()
         _, _, tasks, outcome = search(transformer(depth), SEGMENT_PRIMITIVES, meter, options)
         assert outcome.partition is not None

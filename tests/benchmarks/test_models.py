@@ -170,9 +170,9 @@ def test_the_papers_models_have_the_published_size_and_split_wholly(name):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["tiny_efficientvit", "tiny_yolox", "tiny_segformer"])
-def test_tiny_models_run_as_they_do_elsewhere(name, cache_folder):
-    model = build(name)
+def test_a_tiny_model_runs_as_it_does_elsewhere(cache_folder):
+    """For others, see the test of plans as ONNX."""
+    model = build("tiny_efficientvit")
     executable = optimize(
         model,
         measure=False,

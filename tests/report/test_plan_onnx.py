@@ -1,4 +1,4 @@
-"""A plan as ONNX: another engine runs it and agrees."""
+"""A plan as ONNX: another engine runs it and agrees, and runs the model with the same result."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ def run(model: onnx.ModelProto, feeds):
     return session.run(None, feeds)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["tiny_candy", "tiny_segformer", "tiny_yolox", "tiny_transformer"])
 def test_onnxruntime_runs_the_plan_and_agrees(name, cache_folder):
+    given = build(name)
     executable = korch.optimize(
-        build(name),
+        given,
         measure=name == "tiny_candy",
         budget=4,
         cache_folder=cache_folder,
@@ -54,6 +56,8 @@ def test_onnxruntime_runs_the_plan_and_agrees(name, cache_folder):
     own = executable(*arrays.values())
     for tensor, a, b in zip(executable.get_outputs(), own, run(model, arrays), strict=True):
         assert_same(a, b, terms=1000, name=tensor.name)
+    for tensor, found, expected in zip(executable.get_outputs(), own, run(given, arrays), strict=True):
+        assert np.abs(found - expected).max() <= 1e-4 * np.abs(expected).max(), tensor.name
 
 
 @pytest.mark.parametrize("row", [r for r in OPS.values() if r.name not in UNKNOWN], ids=lambda r: r.name)
