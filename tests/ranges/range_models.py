@@ -15,7 +15,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.ranges.form import Factor, Sizes
 from korch.ranges.masked import Masked, masked
-from korch.ranges.samples import Bound, binding_of, dimensions_of
+from korch.ranges.samples import LEAST_PLANNED, Bound, binding_of, dimensions_of
 from korch.report.peers.inputs import random_arrays
 from korch.runtime.ranged import cut, padded
 
@@ -40,7 +40,7 @@ def primitives(source: bytes, shapes: Shapes, sizes: Sizes) -> PrimitiveGraph:
 
 def masked_model(source: bytes, shapes: Shapes) -> Masked:
     dimensions = dimensions_of(shapes)
-    largest = tuple(d.high for d in dimensions)
+    largest = tuple(max(d.high, LEAST_PLANNED) for d in dimensions)
     return masked(dimensions, largest, lambda sizes: primitives(source, shapes, sizes))
 
 

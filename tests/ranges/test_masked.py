@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import pytest
@@ -181,3 +182,12 @@ def test_bytes_are_masked_before_they_are_dequantized() -> None:
     chosen = [p for p in whole.graph.primitives if p.op == "where"]
     assert [str(whole.graph.types[p.output]) for p in chosen] == ["u8[1,2,11]"]
     assert [whole.graph.number(p.inputs[2]) for p in chosen] == [7]
+
+
+def test_small_ranges_of_two_dimensions() -> None:
+    """Each dimension changes in a sample of its own, also where ranges are equal, and where 2 is the largest size."""
+    for batch, length in ((3, 3), (2, 5), (2, 2), (4, 4)):
+        shapes = {"batch": (range(1, batch + 1),), "length": (range(1, length + 1),)}
+        whole = masked_model(bert(), shapes)
+        for sizes in itertools.product(range(1, batch + 1), range(1, length + 1)):
+            assert worst_error(bert(), shapes, whole, sizes) < EXACT

@@ -101,6 +101,7 @@ def _checked_sizes(
         for d, column, size in zip(dimensions, columns, upper, strict=True)
     )
     lowest = tuple(d.low for d in dimensions)
+    upper = tuple(min(n, d.high) for n, d in zip(upper, dimensions, strict=True))
     rng = np.random.default_rng(seed)
     corners = [lowest, tuple(max(low, n - 1) for low, n in zip(lows, upper, strict=True)), lows, upper]
     corners.append(tuple(max(low, n // 2 + 1) for low, n in zip(lowest, upper, strict=True)))

@@ -12,6 +12,8 @@ from korch.ranges.lockstep import Samples
 FEW, MANY = 3, 12
 """Smaller sizes that are compared with the largest; many if few do not tell what the model does at others."""
 
+LEAST_PLANNED = 3
+
 Bound = int | range
 """A size, or all sizes of a range."""
 
@@ -49,8 +51,11 @@ def static(shapes: Mapping[str, Sequence[Bound]]) -> dict[str, tuple[int, ...]]:
 
 
 def upper_sizes(dimension: Dimension, factor: int, least: int) -> list[int]:
-    """Return the sizes for which a dimension has plans, largest first: each is a part of the one before."""
-    found = [dimension.high]
+    """Return the sizes for which a dimension has plans, largest first: each is a part of the one before.
+
+    The largest is at least 3, so that a smaller one that is not 1 can be compared with it.
+    """
+    found = [max(dimension.high, LEAST_PLANNED)]
     while (smaller := -(-found[-1] // factor)) >= max(least, dimension.low) and smaller < found[-1]:
         found.append(smaller)
     return found
@@ -63,6 +68,7 @@ def sample(
 
     Smaller sizes are odd and even, and no sizes of axes that do not depend on them, so that none is equal by chance.
     Size 1 is no sample: what broadcasts from it is another model. Executables are compared with the model at it, too.
+    Of several dimensions each is smaller alone in one sample, so that no two change in the same way.
     """
     graph = primitives(largest)
     taken = {n for type_ in graph.types for n in type_.shape}
@@ -71,9 +77,10 @@ def sample(
         chosen = _smaller_sizes(max(d.low, 2), size, taken, count)
         taken |= set(chosen)
         columns.append([size, *chosen])
-    # With several dimensions no two of them change in the same way.
     most = max(map(len, columns))
     rows = [tuple(column[min(i, len(column) - 1)] for column in columns) for i in range(most)]
+    for i, column in enumerate(columns):
+        rows.append(tuple(column[-1] if k == i else size for k, size in enumerate(largest)))
     rows = list(dict.fromkeys(rows))
     return Samples(dimensions, tuple(rows), (graph, *(primitives(row) for row in rows[1:])))
 

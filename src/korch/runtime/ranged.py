@@ -112,14 +112,15 @@ class RangedExecutable(ShapedExecutable):
 
     def example_inputs(self) -> list[TensorInfo]:
         """Describe the inputs of the largest sizes."""
-        return self.inputs_at(self._served[-1][1].sizes)
+        return self.inputs_at(tuple(d.high for d in self.ranges.dimensions))
 
     def planned_bindings(self) -> list[dict[str, tuple[int, ...]]]:
         """Return the sizes of each plan by the names of dimensions, or of inputs with their other axes."""
         found = []
         for _, served in reversed(self._served):
-            shapes = {i.name: tuple(i.shape) for i in self.inputs_at(served.sizes)}
-            free = zip(self.ranges.dimensions, served.sizes, strict=True)
+            sizes = tuple(min(n, d.high) for n, d in zip(served.sizes, self.ranges.dimensions, strict=True))
+            shapes = {i.name: tuple(i.shape) for i in self.inputs_at(sizes)}
+            free = zip(self.ranges.dimensions, sizes, strict=True)
             found.append({d.name: (n,) if d.axis is None else shapes[d.name] for d, n in free})
         return found
 
