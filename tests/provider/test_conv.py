@@ -272,14 +272,6 @@ def test_what_is_not_finite_is_not_lost_and_stays_in_its_window(target, builder,
     ("expected", "make"),
     [
         ("it is not a convolution", lambda g, x: g.add("neg", [x])),
-        (
-            "a result of conv is read out of order",
-            lambda g, x: conv(g, g.add("add", [(y := conv(g, x, 16)), conv(g, y, 16)]), 16),
-        ),
-        (
-            "the columns of a tensor are not adjacent in memory",
-            lambda g, x: conv(g, g.add("add", [depthwise(g, x), g.tensor(1, 16, 6, 6)]), 16, stride=2),
-        ),
         ("the channels are in groups", lambda g, x: _conv(g, conv(g, x, 16), 16, 4, 4, 3, 1, None, 1)),
         ("the channels are in groups", lambda g, x: _conv(g, conv(g, x, 16), 32, 1, 16, 3, 1, None, 1)),
         (
@@ -301,6 +293,26 @@ def test_what_is_not_finite_is_not_lost_and_stays_in_its_window(target, builder,
 def test_refusals(target, expected, make):
     found = ConvProvider().offer(one((1, 16, 6, 6), make), target)
     assert found == Refusal(expected)
+
+
+@pytest.mark.parametrize(
+    ("expected", "make"),
+    [
+        (
+            "the columns of a tensor are not adjacent in memory",
+            lambda g, x: conv(g, g.add("add", [depthwise(g, x), g.tensor(1, 16, 6, 6)]), 16, stride=2),
+        ),
+        (
+            "a result of conv is read out of order",
+            lambda g, x: conv(g, g.add("add", [(y := conv(g, x, 16)), conv(g, y, 16)]), 16),
+        ),
+    ],
+)
+def test_what_does_not_fit_between_two_convolutions_is_refused_when_the_kernel_is_built(target, expected, make):
+    each = one((1, 16, 6, 6), make)
+    offers = ConvProvider().offer(each, target)
+    assert not isinstance(offers, Refusal)
+    assert {ConvProvider().build(each, offer, target) for offer in offers} == {Refusal(expected)}
 
 
 def test_a_chain_with_computed_weights_is_refused(target):

@@ -14,6 +14,7 @@ from korch.provider.conv.shape import pixels_of, vectors_of
 from korch.provider.conv.vectors import WINDOWS, Plan, image_layouts, layouts_of
 from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.image import image_position
+from korch.provider.provider import Kernel
 from korch.schedule.chains import Blocking, Chain, Link
 from korch.schedule.contraction import NotFusedError, refuse_types
 from korch.schedule.depthwise import weights_layout
@@ -38,17 +39,15 @@ def chain_plans(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
         return image
     root, machine = group.body.linear[-1], Machine(target.lanes, target.threads)
     plans: list[Plan] = []
-    refusal, accepted = Refusal("no layout fits both the inputs and the outputs"), set[Layout]()
+    refusal = Refusal("no layout fits both the inputs and the outputs")
     blockings: tuple[tuple[str, Blocking], ...] = ()  # they are the same for all layouts
     for source, sink in image_layouts(group.input_types[image], group.body.types[root.output], target):
         layouts = layouts_of(group, root, image, source, sink)
         try:
             chain = Chain(group, layouts, machine)
             blockings = blockings or tuple(_blockings(chain, target))
-            if sink not in accepted:
-                for after in chain.finish(blockings[0][1], only_last=bool(accepted)):
-                    require_neighbours(after, target.lanes)
-                accepted.add(sink)
+            if not plans:
+                _require_neighbours(chain, blockings[0][1], target, only_last=True)
         except NotFusedError as error:
             refusal = Refusal(str(error))
             continue
@@ -56,6 +55,25 @@ def chain_plans(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
             inputs = _packed(group, chain, layouts[0], blocking, target)
             plans.append(Plan(Offer(inputs, layouts[1], f"{WINDOWS} {variant}"), layouts, blocking))
     return tuple(plans) or refusal
+
+
+def chain_kernel(group: Group, plan: Plan, target: Target) -> Kernel | Refusal:
+    """Print the kernel of a plan, or return why what stands around the convolutions can't be computed with them.
+
+    Offers ask that of the last convolution and one layout only, as it takes long for something that hardly occurs.
+    """
+    if isinstance(plan.blocking, Blocking):
+        try:
+            chain = Chain(group, plan.layouts, Machine(target.lanes, target.threads))
+            _require_neighbours(chain, plan.blocking, target, only_last=False)
+        except NotFusedError as error:
+            return Refusal(str(error))
+    return plan.kernel(group, target)
+
+
+def _require_neighbours(chain: Chain, blocking: Blocking, target: Target, only_last: bool) -> None:
+    for after in chain.finish(blocking, only_last):
+        require_neighbours(after, target.lanes)
 
 
 def _refused_or_image(group: Group, target: Target) -> int | Refusal:

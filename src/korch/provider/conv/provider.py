@@ -13,7 +13,7 @@ from korch.primitive.types import DType
 from korch.provider.content import content_version
 from korch.provider.conv.bytes import ByteConvolutions, multiplies_bytes
 from korch.provider.conv.chains import chain_groups
-from korch.provider.conv.linked import chain_plans
+from korch.provider.conv.linked import chain_kernel, chain_plans
 from korch.provider.conv.match import ConvChain, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
 from korch.provider.conv.split import split_of
@@ -77,7 +77,7 @@ class ConvProvider:
             return _split_kernel(group, offer, target)
         plans = self._windows(group, target)
         found = [] if isinstance(plans, Refusal) else [plan for plan in plans if plan.offer == offer]
-        return found[0].kernel(group, target) if found else Refusal("this was not offered")
+        return chain_kernel(group, found[0], target) if found else Refusal("this was not offered")
 
 
 def _split_offers(group: Group, target: Target) -> Sequence[Offer]:
