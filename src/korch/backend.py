@@ -11,6 +11,7 @@ from korch.measure.toolchain import find_compiler
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, load_providers
+from korch.ranges.form import RangePlan
 from korch.runtime.program import Step
 from korch.runtime.record import ModelRecord
 from korch.target import detect_target
@@ -62,6 +63,7 @@ def maker(
     model: ModelRecord | None,
     certificate: Any,
     runs_tasks: bool = False,
+    ranges: RangePlan | None = None,
 ) -> Make:
     """Return what makes an executable of a plan's kernels.
 
@@ -72,6 +74,7 @@ def maker(
         model: what the graph was made from.
         certificate: what the search proved.
         runs_tasks: whether threads wait for tasks, not for all threads after each kernel (on CPUs only).
+        ranges: how plans serve smaller sizes, for which their kernels compute what is needed only (on CPUs only).
     """
     from korch.runtime.build import Origin
 
@@ -95,10 +98,13 @@ def maker(
         from korch.measure.cpu import CpuMeter
         from korch.runtime.build import build
         from korch.runtime.executable import Executable
+        from korch.runtime.trim import trim_steps
 
         if not isinstance(meter, CpuMeter):
             raise AssertionError("a meter of another target")
         parts = PARTS if runs_tasks else 0
+        if ranges is not None:
+            steps = trim_steps(graph, steps, ranges, meter.target)
         return Executable(build(graph, steps, meter.target, meter.builder, origin, parts))
 
     return make

@@ -20,7 +20,7 @@ def test_every_length_of_a_bert_like_model() -> None:
     assert max(worst_error(bert(), shapes, whole, (n,)) for n in range(1, 65)) < EXACT
     kinds = [hidden.kind for hidden in whole.plan.hidden]
     # Scores, values, elements of the mean and its count; the one that is last.
-    assert sorted(kinds) == ["end", "mask", "mask", "number"]
+    assert sorted(kinds) == ["end", "mask", "mask", "number", "number"]  # and the size itself
 
 
 def test_two_dimensions_at_once() -> None:
@@ -46,7 +46,7 @@ def test_a_free_axis_of_an_input_by_its_name() -> None:
 def test_a_free_batch_needs_no_mask() -> None:
     shapes = {"batch": (range(1, 18),)}
     whole = masked_model(vit(), shapes)
-    assert whole.plan.hidden == ()
+    assert [hidden.kind for hidden in whole.plan.hidden] == ["number"]  # the size, for kernels
     assert max(worst_error(vit(), shapes, whole, (n,)) for n in range(1, 18)) < EXACT
 
 

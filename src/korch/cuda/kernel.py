@@ -114,6 +114,11 @@ class CudaKernel:
         return next((step for step in self.steps if isinstance(step, Network)), None)
 
     @property
+    def size_input(self) -> str:
+        """None: kernels of CUDA devices run for one size."""
+        return ""
+
+    @property
     def workspace_bytes(self) -> int:
         """Scratch memory."""
         return sum(aligned(size * dtype.size_bytes) for dtype, size in self.scratch)

@@ -76,6 +76,8 @@ class Kernel:
         libraries: shared libraries that it calls, as the compiler's -l names them.
         threading: which threads it runs on. With a state or a library it counts as `OWN`.
         program: what its tasks touch, if that is known.
+        size_input: the input of the model, an integer of 64 bits, that is a last buffer behind the workspace; "" for
+            none. It says for which size of a range a trimmed kernel runs.
     """
 
     symbol: str
@@ -85,6 +87,7 @@ class Kernel:
     libraries: tuple[str, ...] = ()
     threading: Threading = Threading.OWN
     program: TileProgram | None = field(default=None, compare=False, repr=False)
+    size_input: str = ""
 
 
 def named_kernel(

@@ -9,6 +9,7 @@ from korch.provider.provider import Kernel, Threading
 from korch.target import Target
 from korch.tile.cpp import Printed, print_cpp
 from korch.tile.program import TileProgram
+from korch.tile.trim import Count
 
 
 def comment_of(group: Group, offer: Offer) -> str:
@@ -24,6 +25,7 @@ def kernel_of(
     *,
     stream_bytes: int = sys.maxsize,
     remark: str = "",
+    count: Count | None = None,
 ) -> Kernel:
     """Print a program as the kernel of an offer.
 
@@ -34,11 +36,13 @@ def kernel_of(
         target: what it runs on.
         stream_bytes: outputs of at least this size are written past the caches.
         remark: more lines for the comment at the head.
+        count: how many coordinates a trimmed program needs.
 
     Raises:
         TextLimitError: its text would be too long.
     """
-    printed = print_cpp(program, comment_of(group, offer) + remark, target.lanes, target.threads, stream_bytes)
+    text = comment_of(group, offer) + remark
+    printed = print_cpp(program, text, target.lanes, target.threads, stream_bytes, count)
     return printed_kernel(program, printed)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -180,3 +180,18 @@ class RangePlan:
     inputs: tuple[tuple[tuple[Factor, ...], ...], ...]
     outputs: tuple[tuple[tuple[Factor, ...], ...], ...]
     hidden: tuple[Hidden, ...] = ()
+
+    @property
+    def size_inputs(self) -> dict[int, str]:
+        """The name of the hidden input that has the size of a dimension, by dimension."""
+        return {
+            d: hidden.name
+            for d, size in enumerate(self.sizes)
+            for hidden in self.hidden
+            if replace(hidden, name="") == size_input(d, size)
+        }
+
+
+def size_input(dimension: int, largest: int) -> Hidden:
+    """Return the hidden input that has the size of a dimension, which kernels read to leave out what is not needed."""
+    return Hidden("", "number", (Factor(largest, extent(dimension)),), 0, dtype="i64", coefficient=1.0)

@@ -13,7 +13,7 @@ import numpy as np
 
 from korch.primitive.graph import Constant, GraphBuilder, PrimitiveGraph
 from korch.primitive.ops import OPS
-from korch.ranges.form import Dimension, Factor, Form, Hidden, RangePlan, Sizes, extent, is_free
+from korch.ranges.form import Dimension, Factor, Form, Hidden, RangePlan, Sizes, extent, is_free, size_input
 from korch.ranges.free import rule_of
 from korch.ranges.lockstep import AmbiguousError, Lockstep, Operand, align, refusal
 from korch.ranges.mask import Fill, Masks, Value, plain
@@ -75,6 +75,8 @@ class _Walk:
                     self._values[operand.value] = value  # masked for later primitives, too
             self._values[step.output] = result
             self._note(result.form)
+        for d, size in enumerate(self._samples.sizes[0]):
+            self._masks.input(size_input(d, size))
         outputs = [self._output(name, operand) for name, operand in self._lockstep.outputs]
         plan = RangePlan(self._samples.sizes[0], tuple(inputs), tuple(outputs), self._masks.records())
         return Masked(self._builder.freeze(), plan)

@@ -40,6 +40,11 @@ class AnyKernel(Protocol):
         """Scratch memory that it needs."""
         ...
 
+    @property
+    def size_input(self) -> str:
+        """The model's input that it reads as a last buffer, or ""."""
+        ...
+
 
 K = TypeVar("K", bound=AnyKernel)
 
@@ -154,6 +159,9 @@ class _Binder:
             self.join(slots[:-1], slots[-1], number)
         if step.kernel.workspace_bytes:
             slots.append(self.new_buffer(step.kernel.workspace_bytes, number))
+        if step.kernel.size_input:
+            names = [name for name, _ in self.graph.inputs]
+            slots.append(Slot(Place.INPUT, names.index(step.kernel.size_input)))
         self.slots.append(tuple(slots))
 
     def join(self, parts: Sequence[Slot], whole: Slot, number: int) -> None:

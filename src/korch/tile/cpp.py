@@ -13,15 +13,19 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import re
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from korch.tile.cpp_steps import StepPrinter, is_large_tile, require_contractions, tile_bytes, tiles_of
 from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer
+from korch.tile.index import Expr
 from korch.tile.loops import SQUARE_TYPES
 from korch.tile.memory import places_in_memory
-from korch.tile.program import Buffer, Level, Stage, TileProgram, read_by, written_by
+from korch.tile.program import Axis, Buffer, Level, Stage, TileProgram, read_by, written_by
+from korch.tile.trim import ROW_STEP, Count, whole
 
 SERIAL_POINTS = 6000
 """Programs with fewer points run in the calling thread: a parallel region would cost more."""
@@ -43,27 +47,40 @@ class Printed(NamedTuple):
     is_parallel: bool
 
 
-def print_cpp(program: TileProgram, comment: str, lanes: int, threads: int, stream_bytes: int = sys.maxsize) -> Printed:
+def print_cpp(
+    program: TileProgram,
+    comment: str,
+    lanes: int,
+    threads: int,
+    stream_bytes: int = sys.maxsize,
+    count: Count | None = None,
+) -> Printed:
     """Return the source of a program.
 
     Args:
-        program: the program.
+        program: the program. The only parameter that it may have is that of trimmed programs.
         comment: text that stands at the head of the source.
         lanes: float32 elements in a vector register.
         threads: how many run it; one needs no parallel region.
         stream_bytes: outputs of at least this size bypass the caches, and inputs of at least this
             size are prefetched from memory.
+        count: how many coordinates a trimmed program needs for the size, an integer of 64 bits in the kernel's last
+            buffer.
 
     Raises:
-        InvalidGraphError: the program has parameters, or layouts or contractions that are not printed.
+        InvalidGraphError: the program has other parameters, or layouts or contractions that are not printed.
     """
     require_contractions(program)
-    return _Printer(program, comment, lanes, threads, stream_bytes).run()
+    return _Printer(program, comment, lanes, threads, stream_bytes, count or Count()).run()
 
 
 class _Printer:
-    def __init__(self, program: TileProgram, comment: str, lanes: int, threads: int, stream_bytes: int) -> None:
-        self.program = program
+    def __init__(
+        self, program: TileProgram, comment: str, lanes: int, threads: int, stream_bytes: int, count: Count
+    ) -> None:
+        self.parameters, self.count = program.parameters, count
+        self.grids = [stage.grid for stage in program.stages]
+        self.program = program = whole(program)
         self.comment = comment
         self.is_parallel = threads > 1 and program.work >= SERIAL_POINTS
         self.threads = threads if self.is_parallel else 1
@@ -77,8 +94,8 @@ class _Printer:
                 self._stage_function(number, stage)
         else:
             self._pointers()
-            for stage in self.program.stages:
-                self._tasks(stage, "0", str(stage.tasks))
+            for number, stage in enumerate(self.program.stages):
+                self._tasks(number, stage, "0", self._count(number))
         head = "".join(f"// {line}\n" for line in self.comment.splitlines())
         tables = "".join(
             f"static const int32_t NAME_{name}[] = {{{', '.join(map(str, table))}}};\n"
@@ -104,14 +121,15 @@ class _Printer:
         if not self.is_parallel:
             return f"{head}\n{body}\n  return 0;\n}}\n"
         calls, cases = [], []
-        for number, (stage, waits) in enumerate(zip(self.program.stages, self._waits(), strict=True)):
-            begin, end = (f"korch::share({stage.tasks}, {me}, threads)" for me in ("me", "me + 1"))
+        for number, waits in enumerate(self._waits()):
+            begin, end = (f"korch::share({self._count(number)}, {me}, threads)" for me in ("me", "me + 1"))
             calls.append(f"    NAME_stage{number}(buffers, {begin}, {end}, me);\n")
             calls += ["#pragma omp barrier\n"] if waits else []
             cases.append(f"    case {number}: return NAME_stage{number}(buffers, begin, end, me);\n")
         limit = f" num_threads({self.threads})" if self.room_bytes else ""  # as many as have room
+        size = "".join(f"  {line}\n" for line in self._live())
         return (
-            f"{body}\n\n{head}\n#pragma omp parallel{limit}\n  {{\n"
+            f"{body}\n\n{head}\n{size}#pragma omp parallel{limit}\n  {{\n"
             "    const long me = omp_get_thread_num(), threads = omp_get_num_threads();\n"
             f"{''.join(calls)}  }}\n  return 0;\n}}\n\n"
             'extern "C" void NAME_task(int stage, void* const* buffers, long begin, long end, long me) {\n'
@@ -125,12 +143,31 @@ class _Printer:
             "(void* const* buffers, long begin, long end, [[maybe_unused]] long me)"
         )
         self._pointers()
-        self._tasks(stage, "begin", "end")
+        self._tasks(number, stage, "begin", "end")
         self.out.close()
+
+    def _live(self) -> list[str]:
+        """Return the lines that compute how many coordinates a trimmed program needs, in whole blocks of rows."""
+        ports = sum(buffer.level in (Level.INPUT, Level.OUTPUT) for buffer in self.program.buffers)
+        has_workspace = places_in_memory(self.program)[1] + self.room_bytes > 0
+        size = f"*static_cast<const int64_t*>(buffers[{ports + has_workspace}])"
+        rows = f"({self.count.text(size)} + {ROW_STEP - 1}) / {ROW_STEP} * {ROW_STEP}"
+        return [f"const long {p.name} = korch::smaller({p.high}, {rows});" for p in self.parameters]
+
+    def _count(self, number: int) -> str:
+        """Return the number of tasks of a stage, as text."""
+        return self._product(self.grids[number])
+
+    def _product(self, axes: Sequence[Axis]) -> str:
+        known = math.prod(axis.size for axis in axes if isinstance(axis.size, int))
+        others = [f"({self.out.expr(axis.size)})" for axis in axes if isinstance(axis.size, Expr)]
+        return " * ".join([*([str(known)] if known != 1 or not others else []), *others])
 
     def _pointers(self) -> None:
         """Print a pointer to each buffer, and to the thread's room."""
         places, offset = places_in_memory(self.program)
+        for line in self._live():
+            self.out.line(f"[[maybe_unused]] {line}")
         for buffer in self.program.buffers:
             if buffer.name not in places:
                 continue
@@ -168,17 +205,18 @@ class _Printer:
             written = set() if waits[-1] else written
         return waits
 
-    def _tasks(self, stage: Stage, begin: str, end: str) -> None:
+    def _tasks(self, number: int, stage: Stage, begin: str, end: str) -> None:
         """Print the loop over a range of a stage's tasks."""
         given = {b.name for b in self.program.buffers if b.level is Level.INPUT}
         steps = StepPrinter(self.out, stage, given)
         self.out.open(f"for (long task = {begin}; task < {end}; ++task)")
-        rest, left = "task", stage.tasks
-        for axis in stage.grid:
-            left //= axis.extent
-            value = rest if left == 1 else f"{rest} / {left}"
+        rest, grid = "task", self.grids[number]
+        for place, axis in enumerate(grid, 1):
+            left = self._product(grid[place:])
+            left = f"({left})" if "*" in left else left
+            value = rest if left == "1" else f"{rest} / {left}"
             self.out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
-            rest = f"task % {left}" if left > 1 else "0"
+            rest = f"task % {left}" if left != "1" else "0"
         large, offset = self._large_tiles(stage), 0
         for buffer in tiles_of(self.program, stage):
             type_ = C_TYPE[buffer.dtype]

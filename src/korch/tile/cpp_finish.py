@@ -254,9 +254,10 @@ def tails_of(rows: Sequence[Axis], at_once: int) -> list[int]:
     ends = {axis.extent * inner % at_once}
     if axis.ragged is not None:
         total = axis.ragged[1]
-        if not isinstance(total, int):
-            raise AssertionError("a printed program has no parameters")
-        ends.add(total % axis.extent * inner % at_once)
+        if isinstance(total, int):
+            ends.add(total % axis.extent * inner % at_once)
+        else:
+            ends |= set(range(1, at_once))
     return sorted(ends - {0}, reverse=True)
 
 

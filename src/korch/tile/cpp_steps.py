@@ -49,6 +49,7 @@ from korch.tile.program import (
     ranges_of,
     written_by,
 )
+from korch.tile.trim import LIVE
 
 PRODUCTS = (Product.F32, Product.F16, Product.BF16)
 """The products of floats that are printed: operands are widened, sums are float32."""
@@ -432,7 +433,8 @@ def require_contractions(program: TileProgram) -> None:
         InvalidGraphError: it has parameters, or other layouts or contractions.
     """
     for parameter in program.parameters:
-        raise _refused(f"{parameter.name} is known at run time only", "Bind the parameters first")
+        if parameter.name != LIVE:
+            raise _refused(f"{parameter.name} is known at run time only", "Bind the parameters first")
     for buffer in program.buffers:
         layout = panels(buffer)
         is_panel = buffer.level is not Level.OUTPUT and layout is not None

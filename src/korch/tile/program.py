@@ -10,7 +10,8 @@ block and thread graphs. A size may be an expression in *parameters*, integers k
 only; `korch.tile.bind` replaces them by numbers.
 
 Two printers read it, C++ (`korch.tile.cpp`) and Triton (`korch.tile.triton`), and, for tests, the
-interpreter `korch.tile.reference`. The printers print programs of known sizes.
+interpreter `korch.tile.reference`. The printers print programs of known
+sizes, and that of C++ also trimmed ones (`korch.tile.trim`).
 """
 
 from __future__ import annotations

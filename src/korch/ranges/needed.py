@@ -1,0 +1,154 @@
+"""The kernels of a masked plan -> which elements of their results are needed for a size.
+
+What an output holds behind the model's size is cut off, and a mask replaces what a value holds there. So backwards
+from the outputs, of many values only those elements are needed whose coordinates along some axes are less than the
+model's size. Kernels leave out the others (`korch.tile.trim`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from graphlib import TopologicalSorter
+
+from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.op import Category
+from korch.primitive.ops.layout import (
+    ConcatAttributes,
+    PadAttributes,
+    SliceAttributes,
+    TakeAttributes,
+    TransposeAttributes,
+)
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.reduce import ReduceAttributes
+from korch.ranges.form import Extent, Hidden, RangePlan, prefix
+
+Need = Mapping[int, frozenset[Extent]]
+"""By axis, how many first coordinates are needed, the largest of some extents; along other axes all are."""
+
+
+def needs(graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan) -> dict[int, Need]:
+    """Return what is needed of each value that a plan computes.
+
+    Args:
+        graph: the plan's graph.
+        primitives: those that the plan computes, in any order.
+        plan: how it serves sizes.
+    """
+    found: dict[int, Need] = {}
+
+    def add(value: int, need: Need) -> None:
+        known = found.get(value)
+        found[value] = need if known is None else {a: known[a] | e for a, e in need.items() if a in known}
+
+    for (_, value), form in zip(graph.outputs, plan.outputs, strict=True):
+        add(value, {a: frozenset((e,)) for a, axis in enumerate(form) if (e := prefix(axis)) is not None})
+    masks = _Masks(graph, primitives, plan.hidden)
+    for primitive in _backwards(graph, primitives):
+        need = found.get(primitive.output, {})
+        for k, value in enumerate(primitive.inputs):
+            add(value, _of_operand(graph, primitive, k, need, masks))
+    return found
+
+
+def _backwards(graph: PrimitiveGraph, primitives: Sequence[int]) -> list[Primitive]:
+    """Return primitives, each one before those that compute what it reads."""
+    makers: dict[int, list[Primitive]] = {}
+    for p in dict.fromkeys(primitives):
+        makers.setdefault(graph.primitives[p].output, []).append(graph.primitives[p])
+    read = {value: {i for primitive in own for i in primitive.inputs} for value, own in makers.items()}
+    order = reversed(list(TopologicalSorter(read).static_order()))
+    return [primitive for value in order for primitive in makers.get(value, ())]
+
+
+class _Masks:
+    """Finds conditions that hold for the valid elements only."""
+
+    def __init__(self, graph: PrimitiveGraph, primitives: Sequence[int], hidden: Sequence[Hidden]) -> None:
+        values = dict(graph.inputs)
+        self._hidden = {values[h.name]: h for h in hidden if h.kind in ("mask", "end") and h.name in values}
+        self._makers = {graph.primitives[p].output: graph.primitives[p] for p in primitives}
+        self._graph = graph
+
+    def need(self, condition: int) -> Need:
+        """Return where a condition may hold, as far as that is known."""
+        maker = self._makers.get(condition)
+        if maker is None or maker.op != "less" or not self._is_zero(maker.inputs[0]):
+            return {}
+        value = maker.inputs[1]
+        while (maker := self._makers.get(value)) is not None and maker.op == "broadcast":
+            value = maker.inputs[0]
+        hidden = self._hidden.get(value)
+        extent = prefix(hidden.factors) if hidden is not None else None
+        if hidden is None or extent is None:
+            return {}
+        return {len(self._graph.types[condition].shape) - hidden.rank + hidden.axis: frozenset((extent,))}
+
+    def _is_zero(self, value: int) -> bool:
+        constant = self._graph.constants.get(value)
+        return constant is not None and constant.is_uniform and constant.scalar == 0
+
+
+def _of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, masks: _Masks) -> Need:
+    """Return what is needed of an operand for what is needed of the result."""
+    before, after = graph.types[primitive.inputs[k]].shape, graph.types[primitive.output].shape
+    match primitive.attributes:
+        case _ if primitive.row.category is Category.ELEMENTWISE:
+            is_masked = primitive.op == "where" and k == 1
+            return {**need, **masks.need(primitive.inputs[0])} if is_masked else need
+        case TransposeAttributes(perm):
+            return {perm[axis]: extents for axis, extents in need.items()}
+        case ReduceAttributes(axes):
+            return {axis: extents for axis, extents in need.items() if axis not in axes}
+        case ConcatAttributes(joined):
+            return {axis: extents for axis, extents in need.items() if axis != joined}
+        case TakeAttributes(taken, indices):
+            few = _first(max(indices, default=-1) + 1)
+            return {taken: few, **{axis: extents for axis, extents in need.items() if axis != taken}}
+        case PadAttributes():
+            return {axis: extents for axis, extents in need.items() if before[axis] == after[axis]}
+        case SliceAttributes(start, size, step):
+            ends = [max(s, s + (n - 1) * d) + 1 if n else 0 for s, n, d in zip(start, size, step, strict=True)]
+            cut = {axis: _first(end) for axis, end in enumerate(ends) if before[axis] != after[axis]}
+            return {**need, **cut}
+        case ConvAttributes():
+            return {axis: extents for axis, extents in need.items() if axis == 0 and k == 0}
+    match primitive.op:
+        case "reshape":
+            return _of_reshaped(before, after, need)
+        case "broadcast":
+            lead = len(after) - len(before)
+            same = (axis for axis in need if axis >= lead and before[axis - lead] == after[axis])
+            return {axis - lead: need[axis] for axis in same}
+        case "matmul":
+            rank = len(after)
+            kept = rank - 2 if k == 0 else rank - 1
+            return {axis: extents for axis, extents in need.items() if axis < rank - 2 or axis == kept}
+    return {}
+
+
+def _first(count: int) -> frozenset[Extent]:
+    """Return a constant number of coordinates."""
+    return frozenset((Extent(0, 0, count),))
+
+
+def _of_reshaped(before: tuple[int, ...], after: tuple[int, ...], need: Need) -> Need:
+    """Return what is needed before a reshape: of axes with the same end, the outer parts of one are of the other."""
+    found: dict[int, frozenset[Extent]] = {}
+    for axis, extents in need.items():
+        step = math.prod(after[axis + 1 :])
+        for other, size in enumerate(before):
+            own = math.prod(before[other + 1 :])
+            if size > 1 and own * size == step * after[axis]:  # both begin at the same place
+                moved = [_moved(extent, step, own) for extent in extents]
+                if all(e is not None for e in moved):
+                    found[other] = frozenset(e for e in moved if e is not None)
+    return found
+
+
+def _moved(extent: Extent, step: int, own: int) -> Extent | None:
+    """Return how many coordinates of `own` elements have the first coordinates of `step` elements."""
+    if own % step == 0:
+        return extent.then(own // step - 1, own // step)
+    return extent.repeated(step // own) if step % own == 0 else None

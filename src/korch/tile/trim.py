@@ -1,0 +1,382 @@
+"""Tile program, with the elements of its outputs that are needed for a size known at run time -> program of that size.
+
+A program for the largest size of a range writes outputs whose first elements along one axis are all that a smaller
+size needs. The trimmed program runs some points of the whole one only: the tasks whose elements are needed, and of
+the last of them the needed rows. So it needs no check of its own, and strides, blocks and inner loops stay
+constants. What it leaves out keeps any content.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from korch.alignment import ceil_div, round_up
+from korch.tile.affine import ranges_of_axes
+from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, substitute, var
+from korch.tile.loops import map_indices
+from korch.tile.program import (
+    At,
+    Axis,
+    Contract,
+    Level,
+    Loop,
+    Parameter,
+    Pass,
+    Stage,
+    Step,
+    TileProgram,
+    parts_of,
+    written_by,
+)
+from korch.tile.region import accesses
+
+LIVE = "live"
+"""The parameter of a trimmed program: how many coordinates are needed."""
+
+TASKS_PER_THREAD = 4
+"""The tasks of a thread for the largest size, so that fewer of them are shared evenly, too."""
+
+ROW_STEP = 12
+"""Rows of a task are a multiple of this: of 6 and 12, the rows that contractions hold in registers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """Element i of a buffer is needed if (i // stride) % extent is less than the number of needed coordinates."""
+
+    stride: int
+    extent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many coordinates are needed for a size n: the largest floor((times * n + plus) / over) of some terms."""
+
+    terms: tuple[tuple[int, int, int], ...] = ((1, 0, 1),)
+
+    def text(self, size: str) -> str:
+        """Return it as C++."""
+        first, *others = (f"({times} * {size} + {plus}) / {over}" for times, plus, over in self.terms)
+        return functools.reduce(lambda text, other: f"korch::larger({text}, {other})", others, first)
+
+
+def trimmed(program: TileProgram, needed: Mapping[str, Needed], threads: int) -> TileProgram | None:
+    """Return a program with the parameter `LIVE`, or None if no stage can be trimmed.
+
+    Args:
+        program: for the largest size, without parameters.
+        needed: by output buffer. All have the same extent; of other outputs everything is needed.
+        threads: how many run it.
+    """
+    extents = {entry.extent for entry in needed.values()}
+    if program.parameters or len(extents) != 1:
+        return None
+    (extent,) = extents
+    stages = tuple(_stage(program, stage, needed, extent, threads) or stage for stage in program.stages)
+    if stages == program.stages:
+        return None
+    return replace(program, stages=stages, parameters=(Parameter(LIVE, 1, extent),))
+
+
+def whole(program: TileProgram) -> TileProgram:
+    """Return a program whose grids are those of the largest values of its parameters."""
+    ranges = program.parameter_ranges
+
+    def most(axis: Axis) -> Axis:
+        return axis if isinstance(axis.size, int) else replace(axis, size=bounds(axis.size, ranges)[1])
+
+    return replace(program, stages=tuple(replace(s, grid=tuple(map(most, s.grid))) for s in program.stages))
+
+
+def _stage(program: TileProgram, stage: Stage, needed: Mapping[str, Needed], extent: int, threads: int) -> Stage | None:
+    """Return a stage that runs the needed tasks only, or None if that can't be said."""
+    levels = {buffer.name: buffer.level for buffer in program.buffers}
+    written = {name for name in written_by(stage.steps) if levels[name] is not Level.TILE}
+    if not written or not written <= needed.keys():
+        return None
+    stage = _split(stage, needed)
+    for axis in stage.grid:
+        part = _part(stage, axis, needed)
+        if part is not None and part < extent and math.ceil(extent / part) == axis.extent:  # it covers all coordinates
+            break
+    else:
+        return _looped(stage, needed) or _inside(stage, needed, extent)
+    finer = _finer(stage, axis, int(part), extent, threads) if part.denominator == 1 else None
+    if finer is not None:
+        stage, part = finer[0], Fraction(finer[1])
+    count = parts_of(scale(var(LIVE), part.denominator), part.numerator, {LIVE: (1, extent)})
+    steps = stage.steps
+    if _ends_in_order(stage, axis, needed):
+        steps = tuple(_ended(step, axis.name, int(part), extent) for step in steps)
+    return Stage(tuple(replace(a, size=count) if a.name == axis.name else a for a in stage.grid), steps)
+
+
+def _looped(stage: Stage, needed: Mapping[str, Needed]) -> Stage | None:
+    """Return a stage whose tasks loop over the needed coordinates only; None if no loop is over coordinates."""
+    all_of = Axis("all_tasks", 1)
+    steps = tuple(_loop_ended(step, stage.grid, needed, all_of.name) for step in stage.steps)
+    return None if steps == stage.steps else Stage((all_of, *stage.grid), steps)
+
+
+def _loop_ended(step: Step, grid: tuple[Axis, ...], needed: Mapping[str, Needed], outer: str) -> Step:
+    if not isinstance(step, Loop) or step.carried or step.axis.ragged is not None:
+        return step
+    parts, axis = set(), step.axis
+    for place, entry, _, ranges in _places(Stage(grid, (step,)), needed):
+        slope = place.coefficient(axis.name) if place is not None else 0
+        if place is None or not slope or slope < 0:
+            return step
+        if bounds(add(place, scale(var(axis.name), -slope)), ranges)[0] < 0:
+            return step
+        parts.add((Fraction(slope, entry.stride), entry.extent))
+    if len(parts) != 1:
+        return step
+    ((part, extent),) = parts
+    count = parts_of(scale(var(LIVE), part.denominator), part.numerator, {LIVE: (1, extent)})
+    return replace(step, axis=replace(axis, ragged=(outer, count)))
+
+
+def _inside(stage: Stage, needed: Mapping[str, Needed], extent: int) -> Stage | None:
+    """Return a stage whose tasks end loops over all coordinates with the needed ones; None if they have none."""
+    names: set[str] = set()
+    for place, entry, axes, _ in _places(stage, needed):
+        own = [a for a in axes if a.size == extent and a.ragged is None and not a.is_reduced]
+        own = [a for a in own if place is not None and place.coefficient(a.name) == entry.stride]
+        if len(own) != 1:
+            return None
+        names.add(own[0].name)
+    if len(names) != 1 or not _is_elementwise(stage, *names):
+        return None
+    (name,), whole_grid = names, Axis(f"{next(iter(names))}_all", 1)
+    steps = tuple(_ended_inside(step, name, whole_grid.name) for step in stage.steps)
+    return Stage((whole_grid, *stage.grid), steps)
+
+
+def _is_elementwise(stage: Stage, name: str) -> bool:
+    """Return whether steps read what others have written to tiles at the same value of an axis, and none reduces it."""
+    slopes: dict[str, set[int | None]] = {}
+    for access in accesses(stage):
+        slopes.setdefault(access.buffer, set()).add(access.index.coefficient(name))
+        if any(axis.name == name and axis.is_reduced for axis in access.axes):
+            return False
+    tiles = written_by(stage.steps)
+    return all(len(slopes[buffer]) == 1 for buffer in tiles)
+
+
+def _ended_inside(step: Step, name: str, grid: str) -> Step:
+    if isinstance(step, Loop):
+        return replace(step, body=tuple(_ended_inside(inner, name, grid) for inner in step.body))
+    return replace(step, axes=tuple(replace(a, ragged=(grid, var(LIVE))) if a.name == name else a for a in step.axes))
+
+
+def _split(stage: Stage, needed: Mapping[str, Needed]) -> Stage:
+    """Return a stage in which a grid axis that goes through all coordinates several times is two axes."""
+    for name, index, axes in _writes(stage.steps, ()):
+        entry = needed.get(name)
+        around = entry.stride * entry.extent if entry is not None else 0
+        for axis in stage.grid:
+            step = index.coefficient(axis.name) or 0
+            turn = around // step if step > 0 and around % step == 0 else 0
+            is_outer = any(a.ragged is not None and a.ragged[0] == axis.name for a in axes)
+            if 1 < turn < axis.extent and axis.extent % turn == 0 and not is_outer:
+                return _in_turns(stage, axis, turn)
+    return stage
+
+
+def _in_turns(stage: Stage, axis: Axis, turn: int) -> Stage:
+    """Return a stage in which a grid axis is two: of turns, and of `turn` values in each."""
+    outer, inner = Axis(f"{axis.name}_turn", axis.extent // turn), Axis(f"{axis.name}_in_turn", turn)
+    grid = tuple(new for old in stage.grid for new in ((outer, inner) if old is axis else (old,)))
+    values = {axis.name: add(scale(var(outer.name), turn), var(inner.name))}
+
+    def moved(step: Step, scope: Ranges) -> Step:
+        if isinstance(step, Loop):
+            around = {**scope, **ranges_of_axes((step.axis,), {})}
+            return replace(step, body=tuple(moved(own, around) for own in step.body))
+        ranges = {**scope, **ranges_of_axes(step.axes, {})}
+        return _mapped(step, lambda expr: substitute(expr, values, ranges))
+
+    return Stage(grid, tuple(moved(step, ranges_of_axes(grid, {})) for step in stage.steps))
+
+
+def _part(stage: Stage, axis: Axis, needed: Mapping[str, Needed]) -> Fraction | None:
+    """Return how many coordinates each value of a grid axis writes; None if others write them, too."""
+    parts = set()
+    for place, entry, _, ranges in _places(stage, needed):
+        step = place.coefficient(axis.name) if place is not None else 0
+        if place is None or not step or step < 0:
+            return None
+        if bounds(add(place, scale(var(axis.name), -step)), ranges)[0] < 0:
+            return None
+        parts.add(Fraction(step, entry.stride))
+    return parts.pop() if len(parts) == 1 else None
+
+
+def _ends_in_order(stage: Stage, grid: Axis, needed: Mapping[str, Needed]) -> bool:
+    """Return whether the axes that end early in the last task of a grid axis count coordinates."""
+    for place, entry, axes, _ in _places(stage, needed):
+        ragged = [axis for axis in axes if axis.ragged is not None and axis.ragged[0] == grid.name]
+        if place is None or any(place.coefficient(axis.name) != entry.stride for axis in ragged):
+            return False
+    return True
+
+
+def _places(
+    stage: Stage, needed: Mapping[str, Needed]
+) -> Iterator[tuple[Expr | None, Needed, tuple[Axis, ...], Ranges]]:
+    """Yield, for each write to an output, its place among `stride * extent` elements, with the loops around it.
+
+    The place is None if it is not known.
+    """
+    for name, index, axes in _writes(stage.steps, ()):
+        entry = needed.get(name)
+        if entry is not None:  # else it is a tile
+            ranges = ranges_of_axes((*stage.grid, *axes), {})
+            yield _place(index, entry, axes, ranges), entry, axes, ranges
+
+
+def _place(index: Expr, entry: Needed, axes: Sequence[Axis], ranges: Ranges) -> Expr | None:
+    """Return an index modulo `stride * extent` as a sum in which no term carries; None if there is none."""
+    around = entry.stride * entry.extent
+    terms = tuple(term for term in index.terms if term[1] % around)
+    place = Expr(index.constant % around, terms)
+    most = place
+    for axis in axes:  # the last task of a ragged axis ends early
+        outer, total = axis.ragged or ("", 0)
+        if not isinstance(total, int) or not outer:
+            continue
+        step = most.coefficient(axis.name)
+        if step and most.coefficient(outer) == step * axis.extent:
+            whole_axis = f"{axis.name} of all"
+            ranges = {**ranges, whole_axis: (0, total - 1)}
+            moved = add(
+                scale(var(outer), -step * axis.extent), scale(var(axis.name), -step), scale(var(whole_axis), step)
+            )
+            most = add(most, moved)
+    low, high = bounds(most, ranges)
+    return place if low >= 0 and high < around else None
+
+
+def _writes(steps: Sequence[Step], outer: tuple[Axis, ...]) -> Iterator[tuple[str, Expr, tuple[Axis, ...]]]:
+    for step in steps:
+        if isinstance(step, Loop):
+            yield from _writes(step.body, (*outer, step.axis))
+        elif isinstance(step, Pass):
+            for sink in step.sinks:
+                yield sink.buffer, sink.index, (*outer, *step.axes)
+        else:
+            yield step.out.buffer, step.out.index, (*outer, *step.axes)
+
+
+def _ended(step: Step, outer: str, part: int, extent: int) -> Step:
+    """Return a step whose axis of needed coordinates, if it has one, ends with these."""
+    if isinstance(step, Loop):
+        return replace(step, body=tuple(_ended(inner, outer, part, extent) for inner in step.body))
+
+    def ended(axis: Axis) -> Axis:
+        is_own = axis.ragged == (outer, extent) and axis.size == part
+        return replace(axis, ragged=(outer, var(LIVE))) if is_own else axis
+
+    return replace(step, axes=tuple(map(ended, step.axes)))
+
+
+def _finer(stage: Stage, axis: Axis, part: int, extent: int, threads: int) -> tuple[Stage, int] | None:
+    """Return a stage with more and smaller tasks along an axis, and their size, if there are too few."""
+    others = stage.tasks // max(1, axis.extent)
+    count = ceil_div(TASKS_PER_THREAD * threads, max(1, others))
+    size = round_up(ceil_div(extent, count), ROW_STEP)
+    if count <= axis.extent or size >= part:
+        return None
+    cutter = _Cutter(axis, part, size, extent)
+    steps = [cutter.step(step, ranges_of_axes(stage.grid, {})) for step in stage.steps]
+    if any(step is None for step in steps) or len(cutter.names) != 1:
+        return None
+    grid = tuple(replace(a, size=ceil_div(extent, size)) if a is axis else a for a in stage.grid)
+    return Stage(grid, tuple(cutter.named(step) for step in steps if step is not None)), size
+
+
+class _Cutter:
+    """Makes the tasks of a stage smaller along a grid axis.
+
+    Attributes:
+        names: the axes of tasks that count the coordinates of one.
+    """
+
+    def __init__(self, grid: Axis, part: int, size: int, extent: int) -> None:
+        self.grid, self.part, self.size, self.extent = grid, part, size, extent
+        self.names: set[str] = set()
+
+    def step(self, step: Step, scope: Ranges) -> Step | None:
+        """Return a step for tasks of `size` instead of `part` coordinates; None if it is not of that form."""
+        if isinstance(step, Loop):
+            body = [self.step(inner, {**scope, **ranges_of_axes((step.axis,), {})}) for inner in step.body]
+            if self._is_named(step.axis) or any(inner is None for inner in body):
+                return None
+            return replace(step, body=tuple(inner for inner in body if inner is not None))
+        exprs = [expr for expr in exprs_of(step) if self.grid.name in expr.variables]
+        named = [axis for axis in step.axes if self._is_named(axis)]
+        if not exprs and not named:
+            return step
+        own = [a for a in step.axes if a.extent == self.part and all(self._is_coordinate(e, a) for e in exprs)]
+        own = [a for a in own if not a.is_reduced and a.ragged in (None, (self.grid.name, self.extent))]
+        if len(own) != 1 or any(axis is not own[0] for axis in named):
+            return None
+        self.names.add(own[0].name)
+        ranges = {**scope, **ranges_of_axes(step.axes, {})}
+        return _mapped(step, lambda expr: self._moved(expr, ranges))
+
+    def named(self, step: Step) -> Step:
+        """Return a step whose axes of coordinates have as many as a task."""
+        if isinstance(step, Loop):
+            return replace(step, body=tuple(map(self.named, step.body)))
+        return replace(step, axes=tuple(map(self._cut, step.axes)))
+
+    def _cut(self, axis: Axis) -> Axis:
+        if axis.name not in self.names or axis.extent != self.part:
+            return axis
+        return replace(axis, size=self.size, ragged=(self.grid.name, self.extent))
+
+    def _is_named(self, axis: Axis) -> bool:
+        return axis.ragged is not None and axis.ragged[0] == self.grid.name
+
+    def _is_coordinate(self, expr: Expr, axis: Axis) -> bool:
+        """Return whether an expression grows with the task as with `part` values of an axis."""
+        outer, inner = expr.coefficient(self.grid.name), expr.coefficient(axis.name)
+        return bool(outer) and inner is not None and outer == inner * self.part
+
+    def _moved(self, expr: Expr, ranges: Ranges) -> Expr:
+        coefficient = expr.coefficient(self.grid.name)
+        if not coefficient:
+            return expr
+        own = var(self.grid.name)
+        rest = substitute(expr, {self.grid.name: constant(0)}, ranges)
+        return add(rest, scale(own, coefficient // self.part * self.size))
+
+
+def exprs_of(step: Pass | Contract) -> list[Expr]:
+    """Return every index and the expression of every guard of a step."""
+    found: list[Expr] = []
+
+    def seen(expr: Expr) -> Expr:
+        found.append(expr)
+        return expr
+
+    _mapped(step, seen)
+    return found
+
+
+def _mapped(step: Pass | Contract, change: Callable[[Expr], Expr]) -> Pass | Contract:
+    """Return a step with a function applied to every index and guard."""
+    if isinstance(step, Pass):
+        return map_indices(step, change)
+
+    def moved(at: At) -> At:
+        return At(at.buffer, change(at.index))
+
+    where = tuple(replace(guard, expr=change(guard.expr)) for guard in step.where)
+    rescale = step.rescale and moved(step.rescale)
+    return replace(step, out=moved(step.out), a=moved(step.a), b=moved(step.b), rescale=rescale, where=where)

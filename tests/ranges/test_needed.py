@@ -1,0 +1,83 @@
+"""Which elements of a masked plan's values are needed, from the outputs backwards."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from korch.primitive.graph import PrimitiveGraph
+from korch.ranges.form import Extent, extent
+from korch.ranges.masked import Masked
+from korch.ranges.needed import Need, needs
+from korch.report.peers.inputs import random_arrays
+from tests.ranges.range_models import bert, conv_net, cut, masked_model, vit
+
+N = frozenset((extent(0),))
+
+
+def found_needs(whole: Masked) -> dict[int, Need]:
+    numbers = list(range(len(whole.graph.primitives)))
+    return needs(whole.graph, numbers[1::2] + numbers[::2], whole.plan)  # in any order
+
+
+def by_op(graph: PrimitiveGraph, found: dict[int, Need], op: str) -> list[Need]:
+    return [found[p.output] for p in graph.primitives if p.op == op]
+
+
+def test_rows_of_queries_are_needed_and_behind_masks_nothing_is() -> None:
+    whole = masked_model(bert(), {"batch": (1,), "length": (range(1, 65),)})
+    found = found_needs(whole)
+    products = by_op(whole.graph, found, "matmul")
+    assert products.count({1: N}) == 2  # of queries, keys and values together, and the last one
+    assert {2: N, 3: N} in products  # scores, before their mask
+    assert by_op(whole.graph, found, "exp") == [{2: N}]  # columns behind the length are zeros that are read
+    assert {} in by_op(whole.graph, found, "where")  # masked values are read whole
+
+
+def test_a_batch_is_needed_everywhere() -> None:
+    whole = masked_model(vit(), {"batch": (range(1, 9),)})
+    found = found_needs(whole)
+    computed = [found[p.output] for p in whole.graph.primitives if whole.graph.types[p.output].shape[:1] == (8,)]
+    assert computed and all(need.get(0) == N for need in computed)
+
+
+def test_what_is_not_needed_does_not_reach_the_outputs() -> None:
+    """Each value, with NaN where it is not needed, gives the same outputs."""
+    for source, shapes in (
+        (bert(), {"batch": (1,), "length": (range(1, 17),)}),
+        (conv_net(), {"height": (range(5, 14),), "width": (range(9, 12),)}),
+        (vit(), {"batch": (range(1, 5),)}),
+    ):
+        whole = masked_model(source, shapes)
+        sizes = tuple(max(1, n - 3) for n in whole.plan.sizes)
+        types = {name: whole.graph.types[v] for name, v in whole.graph.inputs}
+        feeds = random_arrays({name: (t.shape, t.dtype.numpy) for name, t in types.items()}, 0)
+        feeds |= {hidden.name: hidden.array(sizes) for hidden in whole.plan.hidden}
+        values = {value: feeds[name] for name, value in whole.graph.inputs}
+        plain = {c: constant.array for c, constant in whole.graph.constants.items()} | values
+        spoiled, found = dict(plain), found_needs(whole)
+        for primitive in whole.graph.primitives:
+            for of in (plain, spoiled):
+                own = [np.asarray(of[v]) for v in primitive.inputs]
+                of[primitive.output] = np.array(primitive.row.reference(own, primitive.attributes))
+            result = spoiled[primitive.output]
+            if result.dtype.kind == "f":
+                result[~needed_mask(result.shape, found.get(primitive.output, {}), sizes)] = np.nan
+        for (_, value), form in zip(whole.graph.outputs, whole.plan.outputs, strict=True):
+            assert np.array_equal(cut(spoiled[value], form, sizes), cut(plain[value], form, sizes))
+
+
+def needed_mask(shape: tuple[int, ...], need: Need, sizes: tuple[int, ...]) -> np.ndarray:
+    mask = np.ones(shape, bool)
+    for axis, count in need.items():
+        line = np.arange(shape[axis]) < max(extent.at(sizes) for extent in count)
+        mask &= line.reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    return mask
+
+
+def test_parts_of_joined_axes_are_needed() -> None:
+    from korch.ranges.needed import _of_reshaped
+
+    assert _of_reshaped((2, 8, 6), (2, 48), {1: frozenset((Extent(0, 6),))}) == {1: N}
+    assert _of_reshaped((2, 48), (2, 8, 6), {1: N}) == {1: frozenset((Extent(0, 6),))}
+    assert _of_reshaped((2, 8, 6), (16, 6), {0: N}) == {0: frozenset((extent(0).then(7, 8),))}
+    assert _of_reshaped((3, 16), (6, 8), {1: N}) == {}

@@ -1,0 +1,148 @@
+"""Trimmed programs compute what a size needs as the whole program does, and leave out tasks."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from korch.alignment import aligned_bytes
+from korch.candidate.candidate import Group, Refusal
+from korch.measure.compiler import Builder
+from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
+from korch.primitive.types import DType
+from korch.provider.attention import AttentionProvider
+from korch.provider.gemm import GemmProvider
+from korch.provider.generated import GeneratedProvider
+from korch.provider.provider import Kernel
+from korch.provider.tile_kernel import kernel_of
+from korch.target import Target
+from korch.testing.kernels import load_kernels
+from korch.tile.bind import bind
+from korch.tile.index import add, constant, scale, var
+from korch.tile.program import Axis, Buffer, Level, Literal, Pass, Stage, Store, TileProgram
+from korch.tile.trim import LIVE, ROW_STEP, Count, Needed, trimmed, whole
+from tests.provider.onednn_groups import Graph
+
+ROWS = 130
+
+
+def product(rows: int, terms: int, columns: int) -> Group:
+    g = Graph()
+    return g.group(g.add("exp", [g.add("matmul", [g.tensor(1, rows, terms), g.weights(1, terms, columns)])]))
+
+
+def of_heads(rows: int) -> Group:
+    """A product whose rows become those of four heads."""
+    g = Graph()
+    y = g.add("matmul", [g.tensor(1, rows, 24), g.weights(1, 24, 64)])
+    split = g.add("reshape", [y], ReshapeAttributes((1, rows, 4, 16)))
+    return g.group(g.add("transpose", [split], TransposeAttributes((0, 2, 1, 3))))
+
+
+def normalized(*shape: int) -> Group:
+    g = Graph()
+    x = g.tensor(*shape)
+    sums = g.add("reduce_sum", [x], ReduceAttributes((len(shape) - 1,)))
+    return g.group(g.add("div", [x, g.add("broadcast", [sums], BroadcastAttributes(shape))]))
+
+
+def attention(rows: int) -> Group:
+    g = Graph()
+    scores = g.add("matmul", [g.tensor(1, 4, rows, 16), g.tensor(1, 4, 16, 40)])
+    wide = BroadcastAttributes((1, 4, rows, 40))
+    most = g.add("broadcast", [g.add("reduce_max", [scores], ReduceAttributes((3,)))], wide)
+    powers = g.add("exp", [g.add("sub", [scores, most])])
+    sums = g.add("broadcast", [g.add("reduce_sum", [powers], ReduceAttributes((3,)))], wide)
+    return g.group(g.add("matmul", [g.add("div", [powers, sums]), g.tensor(1, 4, 40, 16)]))
+
+
+def kernels(group: Group, axis: int, target: Target, provider: object) -> list[tuple[Kernel, Kernel, Needed]]:
+    """Return the kernels of a group's offers with their trimmed ones, as far as they can be trimmed."""
+    offers = provider.offer(group, target)
+    assert not isinstance(offers, Refusal)
+    (type_,) = group.output_types
+    found = []
+    for offer in offers:
+        kernel, layout = provider.build(group, offer, target), offer.outputs[0]
+        if kernel.program is None or layout.block(axis) != 1:
+            continue
+        physical = layout.physical_shape(type_.shape)
+        needed = Needed(math.prod(physical[layout.order.index(axis) + 1 :]), type_.shape[axis])
+        smaller = trimmed(kernel.program, {"o0": needed}, target.threads)
+        if smaller is not None:
+            found.append((kernel, kernel_of(smaller, group, offer, target, count=Count()), needed))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("group", "axis", "provider"),
+    [
+        (product(ROWS, 40, 96), 1, GemmProvider()),
+        (product(36, 16, 32), 1, GemmProvider()),
+        (of_heads(ROWS), 2, GemmProvider()),
+        (normalized(1, ROWS, 48), 1, GeneratedProvider()),
+        (normalized(1, 4, ROWS, 40), 2, GeneratedProvider()),
+        (attention(ROWS), 2, AttentionProvider()),
+    ],
+)
+def test_what_is_needed_is_computed(group, axis, provider, target: Target, builder: Builder, rng) -> None:
+    found = kernels(group, axis, target, provider)
+    assert found
+    library = load_kernels([kernel for pair in found for kernel in pair[:2]], builder)
+    for kernel, smaller, needed in found:
+        sizes = [math.prod(type_.shape) for type_ in (*group.input_types, *group.output_types)]
+        memory = [aligned_bytes(4 * size) for size in sizes]
+        for place, size in zip(memory[:-1], sizes, strict=False):
+            place[:] = rng.random(size, np.float32).view(np.uint8)
+        is_needed = np.arange(sizes[-1]) // needed.stride % needed.extent
+
+        def run(which: Kernel, n: int, memory=memory) -> np.ndarray:
+            memory[-1][:] = 0xFF
+            size = np.array([n], np.int64)
+            room = [aligned_bytes(which.workspace_bytes)] * bool(which.workspace_bytes)
+            buffers = [*memory, *room, size]
+            pointers = (ctypes.c_void_p * len(buffers))(*(buffer.ctypes.data for buffer in buffers))
+            assert getattr(library, f"{which.symbol}_run")(None, pointers) == 0
+            return memory[-1].view(np.float32).copy()
+
+        wanted = run(kernel, 0)
+        for n in (1, 11, 12, 13, needed.extent // 2, needed.extent - 1, needed.extent):
+            result = run(smaller, n)
+            assert np.allclose(result[is_needed < n], wanted[is_needed < n], rtol=1e-5, atol=1e-6)
+        assert np.isnan(run(smaller, 1)[is_needed >= ROW_STEP]).any()  # tasks are left out
+
+
+def rows_by(size: int, stride: int, extent: int) -> TileProgram:
+    """A program that writes ones, `size` elements a task."""
+    tasks = stride * extent // size
+    store = Store("o0", add(scale(var("g"), size), var("i")), "one")
+    one = Pass((Axis("i", size),), "i", (Literal("one", DType.F32, 1.0),), (store,))
+    return TileProgram((Buffer("o0", Level.OUTPUT, DType.F32, stride * extent),), (Stage((Axis("g", tasks),), (one,)),))
+
+
+def test_a_task_may_have_a_part_of_a_coordinate() -> None:
+    program = trimmed(rows_by(16, 64, 10), {"o0": Needed(64, 10)}, 2)
+    assert program is not None
+    assert [bind(program, {LIVE: n}).stages[0].tasks for n in (1, 3, 10)] == [4, 12, 40]
+    assert whole(program).stages[0].tasks == 40
+
+
+def test_what_can_not_be_trimmed() -> None:
+    program, needed = rows_by(16, 16, 10), Needed(16, 10)
+    assert trimmed(program, {"o0": needed}, 2) is not None
+    assert trimmed(program, {}, 2) is None  # everything is needed
+    assert trimmed(program, {"other": needed}, 2) is None
+    assert trimmed(rows_by(160, 16, 10), {"o0": needed}, 2) is None  # one task
+    again = trimmed(program, {"o0": needed}, 2)
+    assert again is not None and trimmed(again, {"o0": needed}, 2) is None
+    (stage,) = program.stages
+    (step,) = stage.passes
+    backwards = replace(step, sinks=(Store("o0", add(scale(var("g"), -16), var("i"), constant(144)), "one"),))
+    assert trimmed(replace(program, stages=(Stage(stage.grid, (backwards,)),)), {"o0": needed}, 2) is None
+    shared = replace(step, sinks=(Store("o0", add(scale(var("g"), 16), scale(var("i"), 10)), "one"),))
+    assert trimmed(replace(program, stages=(Stage(stage.grid, (shared,)),)), {"o0": needed}, 2) is None
