@@ -10,6 +10,7 @@ import onnx
 import pytest
 
 import korch
+from korch.ablation import Ablation
 
 TYPES = {
     "f16": (np.float16, onnx.TensorProto.FLOAT16, 5e-3),
@@ -55,7 +56,7 @@ def reference(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 def test_a_block_of_attention(name: str, cache_folder: Path) -> None:
     dtype, kind, tolerance = TYPES[name]
     model = attention(kind, dtype)
-    executable = korch.optimize(model, measure=False, host=False, cache_folder=cache_folder)
+    executable = korch.optimize(model, measure=False, ablation=Ablation(host=False), cache_folder=cache_folder)
     assert "onnxruntime" not in {step.provider for step in executable.plan.steps}
     x = np.random.default_rng(1).standard_normal((2, 5, 12)).astype(np.float32).astype(dtype)
     weight = onnx.numpy_helper.to_array(model.graph.initializer[0]).astype(np.float64)
@@ -78,7 +79,7 @@ def test_a_convolution_accumulates_in_float32(name: str, cache_folder: Path) -> 
         [h.make_tensor("w", kind, weight.shape, weight.tobytes(), raw=True)],
     )
     model = h.make_model(graph, opset_imports=[h.make_opsetid("", 22)], ir_version=10)
-    executable = korch.optimize(model, measure=False, host=False, cache_folder=cache_folder)
+    executable = korch.optimize(model, measure=False, ablation=Ablation(host=False), cache_folder=cache_folder)
     x = rng.standard_normal((1, 64, 9, 7)).astype(np.float32).astype(dtype)
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (2, 3))
@@ -147,7 +148,7 @@ def test_an_output_that_is_zero_in_exact_arithmetic(cache_folder: Path) -> None:
         [onnx.numpy_helper.from_array(np.array([0, 2, 3]), "k")],
     )
     model = h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9)
-    executable = korch.optimize(model, measure=False, host=False, cache_folder=cache_folder)
+    executable = korch.optimize(model, measure=False, ablation=Ablation(host=False), cache_folder=cache_folder)
     report = executable.report
     assert report.given_error == pytest.approx(1) and report.max_error < 100  # both relative to the model's
     x = np.random.default_rng(1).standard_normal((3, 3, 5, 17)).astype(np.float32)

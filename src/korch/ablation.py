@@ -29,6 +29,8 @@ class Ablation:
             one candidate.
         baselines: whether the best plan is compared with other plans as a whole: the fully split,
             the plain-layout and the greedily fused one.
+        host: whether operators that do not fit a graph of static tensors run in ONNX Runtime; else models with such
+            operators are refused.
 
     Raises:
         OptionError: a value is not one of these.
@@ -40,6 +42,7 @@ class Ablation:
     side_by_side: bool = True
     contract_chains: bool = True
     baselines: bool = True
+    host: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self, {})

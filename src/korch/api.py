@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from korch.errors import InputError, ModelError, OptionError, UnprovidedError, U
 from korch.host import executable as host_executable
 from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
-from korch.limits import SearchLimits
 from korch.measure.compiler import Builder
 from korch.measure.cuda.device import require_device
 from korch.measure.toolchain import find_compiler
@@ -74,11 +73,9 @@ def optimize(
         threads: threads of the executable; all cores by default.
         budget: seconds until the executable is there, with the best plan so far.
         superopt: seconds for the search for kernels of several products, or of a product and a normalization.
-        shapes: for unknown dimensions, shapes by input name or a size by the dimension's name; a
-            sequence of such bindings gives one executable with a plan for each. A `range` in place of a
-            size gives an executable that takes all of its sizes.
-        strict: only rewrites and algorithms that keep the order of floating-point operations, up
-            to the order of reductions.
+        shapes: for unknown dimensions, shapes by input name or a size by the dimension's name, or a `range` of
+            sizes; a sequence of such bindings gives one executable with a plan for each.
+        strict: only rewrites and algorithms that keep the order of operations, up to that in reductions.
         progress: called with a stage's name and a line of text.
         **options: further fields of `korch.options.Options`.
 
@@ -95,7 +92,8 @@ def optimize(
         threads=default_threads() if threads is None else threads,
         budget_s=budget,
         strict=strict,
-        **_with_superopt(options, superopt),
+        superopt_s=superopt,
+        **options,
     )
     if not _is_torch_model(model):
         _check_onnx(model, has_examples=example_inputs is not None or bool(example_kwargs))
@@ -110,17 +108,10 @@ def optimize(
     return optimize_module(model, example_inputs, example_kwargs, record, progress)
 
 
-def _with_superopt(options: Mapping[str, Any], seconds: float | None) -> dict[str, Any]:
-    """Return options in which the limits of the search have the superoptimizer's seconds, if they are given."""
-    if seconds is None:
-        return dict(options)
-    return {**options, "search": replace(options.get("search", SearchLimits()), superopt_s=seconds)}
-
-
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
     """Refuse keyword arguments of `optimize` that are no fields of `Options`."""
     known = inspect.signature(optimize).parameters.keys() | {f.name for f in fields(Options)}
-    known -= {"budget_s", "model", "options"}
+    known -= {"budget_s", "superopt_s", "model", "options"}
     if unknown := [name for name in options if name not in known]:
         raise unknown_option(unknown[0], known, "korch.optimize")
 
@@ -279,7 +270,7 @@ def _build_one(
     try:
         return optimize_model(source, options, shapes, progress, deadline, watch)
     except (UnsupportedError, UnprovidedError):
-        if not options.host:
+        if not options.ablation.host:
             raise
     # A part of the model is no graph of static tensors, or no provider supports its types.
     return optimize_with_host(source, options, shapes, progress, deadline=deadline)

@@ -24,7 +24,6 @@ _RANGES: Ranges = {
     ),
     **dict.fromkeys(("patience", "seed"), (lambda value: value >= 0, "at least 0")),
     "range_factor": (lambda value: value >= 2, "at least 2"),
-    "superopt_s": (lambda value: value >= 0, "seconds, at least 0"),
     "max_measured": (lambda value: value >= 0, "a share, at least 0"),
     "solver_seconds": (lambda value: value > 0, "seconds, more than 0"),
     "gap": (lambda value: 0 <= value < 1, "a share, at least 0 and less than 1; 0.05 is 5 %"),
@@ -58,8 +57,6 @@ class SearchLimits:
         solver_workers: threads of the solver.
         solver_seconds: longest time for one solve.
         seed: of the solver, and of the random inputs that plans are checked on.
-        superopt_s: seconds for the search for kernels of several products, or of a product and a normalization; 0: no
-            such search; None: a tenth of the budget, or 20 s without one.
         on_interrupt: the effect of Ctrl-C during the search: "stop" ends the command, and measurements are kept; "keep"
             ends the search and builds the best plan found so far.
 
@@ -154,7 +151,6 @@ class SearchLimits:
     solver_workers: int = 2
     solver_seconds: float = 60.0
     seed: int = 0
-    superopt_s: float | None = None
     on_interrupt: Literal["stop", "keep"] = "stop"
 
     first_kernels: int = 500

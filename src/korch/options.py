@@ -28,6 +28,7 @@ logger = logging.getLogger("korch.options")
 _RANGES: Ranges = {
     "threads": (lambda value: value >= 1, "at least 1"),
     "budget_s": (lambda value: value > 0, "seconds, more than 0"),
+    "superopt_s": (lambda value: value >= 0, "seconds, at least 0"),
     "error": (lambda value: 0 <= value < 1, "at least 0 and less than 1; 0.01 is 1 % of the largest element"),
     "tolerance": (lambda value: 0 < value < math.inf, "a part of the largest element, more than 0"),
 }
@@ -113,6 +114,13 @@ class Options:
             "(default: no limit)"
         },
     )
+    superopt_s: float | None = field(
+        default=None,
+        metadata={
+            "help": "the number of seconds for the search for kernels of several products, or of a product and a "
+            "normalization; 0: no such search (default: a tenth of the budget, or 20 s without one)"
+        },
+    )
     strict: bool = field(
         default=False,
         metadata={
@@ -154,13 +162,6 @@ class Options:
         metadata={
             "help": "on CPUs, what threads wait for: joins: for all threads after each kernel; tasks: only for the "
             "tasks whose results they read; fastest: both plans are timed, and the faster one is kept"
-        },
-    )
-    host: bool = field(
-        default=True,
-        metadata={
-            "help": "run operators that do not fit a graph of static tensors in ONNX Runtime; --no-host refuses "
-            "models with such operators"
         },
     )
     measure: bool = field(
@@ -235,7 +236,7 @@ class Options:
     @property
     def has_superopt(self) -> bool:
         """Whether programs are searched; they reorder operations, and only measuring shows which are fast."""
-        return self.search.superopt_s != 0 and self.measure and not self.strict and not self.is_cuda
+        return self.superopt_s != 0 and self.measure and not self.strict and not self.is_cuda
 
     def for_search(self, number: int) -> Options:
         """Return the options of one of several searches.

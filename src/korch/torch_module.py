@@ -151,7 +151,7 @@ def build_module(exported: Exported, options: Options, progress: Progress | None
     try:
         flat = optimize_model(exported.model, options, {}, progress)
     except (UnsupportedError, UnprovidedError):
-        if not options.host:
+        if not options.ablation.host:
             raise
         flat = optimize_with_host(exported.model.stored(), options, {}, progress)
     finally:

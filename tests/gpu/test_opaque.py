@@ -8,6 +8,7 @@ import pytest
 from onnx import helper
 
 import korch
+from korch.ablation import Ablation
 from korch.primitive.ops.opaque import onnx_type
 from korch.primitive.types import DType
 
@@ -53,7 +54,10 @@ def test_a_call_is_captured(op, tmp_path):
     opsets = [helper.make_opsetid("", 20)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     model = onnx.shape_inference.infer_shapes(model)
-    executable = korch.optimize(model.SerializeToString(), target="cuda", budget=20, cache_folder=tmp_path, host=False)
+    native = Ablation(host=False)
+    executable = korch.optimize(
+        model.SerializeToString(), target="cuda", budget=20, cache_folder=tmp_path, ablation=native
+    )
     expected = onnx.reference.ReferenceEvaluator(model).run(None, inputs)
     for actual, wanted in zip(executable(*inputs.values()), expected, strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=1e-4, atol=1e-4)

@@ -11,7 +11,7 @@ from typing import Any
 
 from korch.options import Options, flagged_fields
 
-RENAMED = {"budget_s": "budget"}
+RENAMED = {"budget_s": "budget", "superopt_s": "superopt"}
 """Flags that leave out the unit of their field; the help text names it."""
 
 

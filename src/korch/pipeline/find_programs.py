@@ -30,7 +30,7 @@ def find_programs(run: Run) -> None:
     target = meter.target
     machine = Machine(target.lanes, target.threads, target.l2_bytes)
     deadline = run.deadline
-    given_s = options.search.superopt_s
+    given_s = options.superopt_s
     if given_s is None and options.budget_s is not None:
         deadline = deadline.less(1 - SUPEROPT_SHARE)
     else:

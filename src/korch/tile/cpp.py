@@ -19,7 +19,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from korch.tile.cpp_steps import StepPrinter, is_large_tile, require_contractions, tile_bytes, tiles_of
+from korch.tile.cpp_accepts import require_contractions
+from korch.tile.cpp_steps import StepPrinter, is_large_tile, tile_bytes, tiles_of
 from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer
 from korch.tile.index import Expr
 from korch.tile.loops import SQUARE_TYPES

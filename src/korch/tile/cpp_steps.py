@@ -38,7 +38,6 @@ from korch.tile.program import (
     Load,
     Loop,
     Pass,
-    Product,
     Registers,
     Select,
     Sink,
@@ -49,10 +48,6 @@ from korch.tile.program import (
     ranges_of,
     written_by,
 )
-from korch.tile.trim import LIVE
-
-PRODUCTS = (Product.F32, Product.F16, Product.BF16)
-"""The products of floats that are printed: operands are widened, sums are float32."""
 
 BYTE_REGISTERS = {16: Registers(12, 2), 8: Registers(6, 2)}
 """What a contraction of bytes holds in registers for a number of lanes."""
@@ -424,40 +419,6 @@ class StepPrinter:
             for name in steps.keys() - {columns.name}:
                 steps[name] = steps[name] // layout.columns * layout.width
         return f"{at.buffer} + {self.out.expr(start)}", steps
-
-
-def require_contractions(program: TileProgram) -> None:
-    """Raise an error if a program has what the printer of C++ does not print.
-
-    Raises:
-        InvalidGraphError: it has parameters, or other layouts or contractions.
-    """
-    for parameter in program.parameters:
-        if parameter.name != LIVE:
-            raise _refused(f"{parameter.name} is known at run time only", "Bind the parameters first")
-    for buffer in program.buffers:
-        layout = panels(buffer)
-        is_panel = buffer.level is not Level.OUTPUT and layout is not None
-        if buffer.layout and not (is_panel and len(buffer.layout) == 1):
-            raise _refused(f"the layout of buffer {buffer.name} can't be printed")
-    for stage in program.stages:
-        for _, step in stage.leaves:
-            if isinstance(step, Contract):
-                _require_contraction(step)
-            elif any({step.vector, step.across} & guard.expr.variables for guard in step.where):
-                raise _refused("passes that leave elements of a vector out can't be printed")
-            elif any(panels(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):
-                raise _refused("passes that read panels can't be printed")
-
-
-def _require_contraction(step: Contract) -> None:
-    if step.product not in PRODUCTS and not step.product.is_of_bytes:
-        raise _refused(f"contractions of {step.product.value} can't be printed")
-    if step.rescale is not None and step.product.is_of_bytes:
-        raise _refused("contractions of bytes that rescale their sums can't be printed")
-    if {*step.where} - {*kept_guards(step)} and (step.product.is_of_bytes or not is_by_lanes(step)):
-        raise _refused("contractions that leave terms out can be printed for depthwise convolutions of floats only")
-    sides_of(step)
 
 
 def _even_step(rows: Sequence[Axis], steps: Steps) -> int | None:
