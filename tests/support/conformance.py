@@ -74,7 +74,7 @@ class _Recorder(Backend):  # type: ignore[misc]
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **_: Any) -> Any:
         from korch.onnx_backend import QUICK, KorchBackend
 
-        options = dict(QUICK, threads=1, host=True)
+        options = dict(QUICK, threads=1)
         if folder := os.environ.get(CACHE_VARIABLE):
             options["cache_folder"] = Path(folder)
         cls.last = KorchBackend.prepare(model, device, **options)
