@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from korch.primitive.graph import PrimitiveGraph
-from korch.ranges.form import Extent, extent
+from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.ops.reduce import ReduceAttributes
+from korch.primitive.types import ValueType
+from korch.ranges.form import Extent, Factor, RangePlan, extent
 from korch.ranges.masked import Masked
 from korch.ranges.needed import Need, needs
 from korch.report.peers.inputs import random_arrays
@@ -81,3 +85,18 @@ def test_parts_of_joined_axes_are_needed() -> None:
     assert _of_reshaped((2, 48), (2, 8, 6), {1: N}) == {1: frozenset((Extent(0, 6),))}
     assert _of_reshaped((2, 8, 6), (16, 6), {0: N}) == {0: frozenset((extent(0).then(7, 8),))}
     assert _of_reshaped((3, 16), (6, 8), {1: N}) == {}
+
+
+def test_what_nothing_reads_makes_nothing_needed() -> None:
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType.parse("f32[8,4]"))
+    y = builder.add("exp", [x])
+    builder.output("y", builder.add("neg", [y]))
+    builder.output("sums", builder.add("reduce_sum", [y], ReduceAttributes((0,))))
+    graph = builder.freeze()
+    graph = replace(graph, outputs=graph.outputs[:1])
+    form = ((Factor(8, extent(0)),), (Factor(4),))
+    found = needs(graph, range(len(graph.primitives)), RangePlan((8,), (form,), (form,)))
+    value_of = {primitive.op: primitive.output for primitive in graph.primitives}
+    assert found[value_of["exp"]] == {0: N}
+    assert value_of["reduce_sum"] not in found

@@ -29,7 +29,7 @@ Need = Mapping[int, frozenset[Extent]]
 
 
 def needs(graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan) -> dict[int, Need]:
-    """Return what is needed of each value that a plan computes.
+    """Return what is needed of each value that a plan reads; others are not there.
 
     Args:
         graph: the plan's graph.
@@ -46,7 +46,9 @@ def needs(graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan) -> 
         add(value, {a: frozenset((e,)) for a, axis in enumerate(form) if (e := prefix(axis)) is not None})
     masks = _Masks(graph, primitives, plan.hidden)
     for primitive in _backwards(graph, primitives):
-        need = found.get(primitive.output, {})
+        need = found.get(primitive.output)
+        if need is None:  # a kernel computes it beside what is read
+            continue
         for k, value in enumerate(primitive.inputs):
             add(value, _of_operand(graph, primitive, k, need, masks))
     return found

@@ -42,8 +42,7 @@ def _trimmed(kernel: Kernel, candidate: Candidate, found: dict[int, Need], plan:
     program = kernel.program
     if program is None or kernel.has_state or kernel.libraries:
         return kernel
-    outputs = candidate.group.outputs
-    for axis, extents in found.get(outputs[0], {}).items():
+    for axis, extents in found.get(candidate.group.outputs[0], {}).items():
         dimensions = {extent.dimension for extent in extents if extent.times}
         if len(dimensions) > 1:
             continue
@@ -66,12 +65,18 @@ def _needed(
 ) -> dict[str, Needed]:
     """Return, by output buffer, where the needed elements along an axis lie; nothing if that is not known."""
     buffers = [buffer.name for buffer in program.buffers if buffer.level is Level.OUTPUT]
-    group, offer, needed = candidate.group, candidate.offer, {}
+    group, offer, needed = candidate.group, candidate.offer, dict[str, Needed]()
+    length = group.output_types[0].shape[axis]
     for name, value, type_, layout in zip(buffers, group.outputs, group.output_types, offer.outputs, strict=True):
-        own = [a for a, e in found.get(value, {}).items() if e == extents]
+        own = [a for a, e in found[value].items() if e == extents] if value in found else _as_long(type_.shape, length)
         own = [axis] if axis in own else own
         if not own or layout.block(own[0]) != 1:
             return {}
         physical = layout.physical_shape(type_.shape)
         needed[name] = Needed(math.prod(physical[layout.order.index(own[0]) + 1 :]), type_.shape[own[0]])
     return needed
+
+
+def _as_long(shape: tuple[int, ...], length: int) -> list[int]:
+    """Return the axes of some length: of a value that nothing reads, any of them may be cut."""
+    return [axis for axis, size in enumerate(shape) if size == length]
