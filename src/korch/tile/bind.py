@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from korch.errors import InvalidGraphError
 from korch.tile.index import Expr, Ranges, constant, substitute
-from korch.tile.loops import map_indices
-from korch.tile.program import At, Axis, Contract, Loop, Pass, Size, Step, TileProgram
+from korch.tile.loops import map_step
+from korch.tile.program import Axis, Loop, Size, Step, TileProgram
 
 
 def bind(program: TileProgram, values: Mapping[str, int]) -> TileProgram:
@@ -59,15 +59,4 @@ class _Binder:
             (axis,), scope = self.axes((step.axis,), scope)
             return Loop(axis, step.carried, tuple(self.step(inner, scope) for inner in step.body))
         axes, scope = self.axes(step.axes, scope)
-        if isinstance(step, Pass):
-            return map_indices(dataclasses.replace(step, axes=axes), lambda expr: substitute(expr, self.values, scope))
-
-        def moved(at: At) -> At:
-            return At(at.buffer, substitute(at.index, self.values, scope))
-
-        rescale = step.rescale and moved(step.rescale)
-        where = tuple(
-            dataclasses.replace(guard, expr=substitute(guard.expr, self.values, scope)) for guard in step.where
-        )
-        places = (moved(step.out), moved(step.a), moved(step.b))
-        return Contract(axes, *places, step.product, rescale, step.registers, where)
+        return map_step(dataclasses.replace(step, axes=axes), lambda expr: substitute(expr, self.values, scope))

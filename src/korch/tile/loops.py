@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from korch.primitive.types import DType
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, substitute, var
-from korch.tile.program import Accumulate, Axis, Inside, Load, Pass, Select, Sink, Stage, TileOp
+from korch.tile.program import Accumulate, At, Axis, Contract, Inside, Load, Pass, Select, Sink, Stage, TileOp
 
 TASK_POINTS = 8192
 """How many points a task of a free stage has at most: enough to outweigh its start."""
@@ -223,6 +223,20 @@ def indices(pass_: Pass) -> Iterator[Expr]:
 def map_indices(pass_: Pass, change: Callable[[Expr], Expr]) -> Pass:
     """Return a pass with a function applied to every index expression."""
     return map_places(pass_, change, lambda guard: dataclasses.replace(guard, expr=change(guard.expr)))
+
+
+def map_step(step: Pass | Contract, change: Callable[[Expr], Expr]) -> Pass | Contract:
+    """Return a pass or contraction with a function applied to every index and every guard's expression."""
+    if isinstance(step, Pass):
+        return map_indices(step, change)
+
+    def moved(at: At) -> At:
+        return At(at.buffer, change(at.index))
+
+    where = tuple(dataclasses.replace(guard, expr=change(guard.expr)) for guard in step.where)
+    rescale = step.rescale and moved(step.rescale)
+    out, a, b = moved(step.out), moved(step.a), moved(step.b)
+    return dataclasses.replace(step, out=out, a=a, b=b, rescale=rescale, where=where)
 
 
 def map_places(pass_: Pass, change: Callable[[Expr], Expr], condition: Callable[[Inside], Inside]) -> Pass:

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from korch.alignment import ceil_div, round_up
 from korch.tile.affine import ranges_of_axes
 from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, substitute, var
-from korch.tile.loops import map_indices
+from korch.tile.loops import map_step
 from korch.tile.program import (
-    At,
     Axis,
     Contract,
     Level,
@@ -127,15 +126,10 @@ def _loop_ended(step: Step, grid: tuple[Axis, ...], needed: Mapping[str, Needed]
         return step
     parts, axis = set(), step.axis
     for place, entry, _, ranges in _places(Stage(grid, (step,)), needed):
-        slope = place.coefficient(axis.name) if place is not None else 0
-        if place is None or not slope or slope < 0:
-            return step
-        if bounds(add(place, scale(var(axis.name), -slope)), ranges)[0] < 0:
-            return step
-        parts.add((Fraction(slope, entry.stride), entry.extent))
-    if len(parts) != 1:
+        parts.add((_share(place, entry, axis, ranges), entry.extent))
+    (part, extent), *others = parts or {(None, 0)}
+    if part is None or others:
         return step
-    ((part, extent),) = parts
     count = parts_of(scale(var(LIVE), part.denominator), part.numerator, {LIVE: (1, extent)})
     return replace(step, axis=replace(axis, ragged=(outer, count)))
 
@@ -198,22 +192,24 @@ def _in_turns(stage: Stage, axis: Axis, turn: int) -> Stage:
             around = {**scope, **ranges_of_axes((step.axis,), {})}
             return replace(step, body=tuple(moved(own, around) for own in step.body))
         ranges = {**scope, **ranges_of_axes(step.axes, {})}
-        return _mapped(step, lambda expr: substitute(expr, values, ranges))
+        return map_step(step, lambda expr: substitute(expr, values, ranges))
 
     return Stage(grid, tuple(moved(step, ranges_of_axes(grid, {})) for step in stage.steps))
 
 
 def _part(stage: Stage, axis: Axis, needed: Mapping[str, Needed]) -> Fraction | None:
     """Return how many coordinates each value of a grid axis writes; None if others write them, too."""
-    parts = set()
-    for place, entry, _, ranges in _places(stage, needed):
-        step = place.coefficient(axis.name) if place is not None else 0
-        if place is None or not step or step < 0:
-            return None
-        if bounds(add(place, scale(var(axis.name), -step)), ranges)[0] < 0:
-            return None
-        parts.add(Fraction(step, entry.stride))
+    parts = {_share(place, entry, axis, ranges) for place, entry, _, ranges in _places(stage, needed)}
     return parts.pop() if len(parts) == 1 else None
+
+
+def _share(place: Expr | None, entry: Needed, axis: Axis, ranges: Ranges) -> Fraction | None:
+    """Return how many coordinates a write goes on with each value of an axis; None if it also goes back."""
+    step = place.coefficient(axis.name) if place is not None else None
+    if place is None or step is None or step <= 0:
+        return None
+    lowest = bounds(add(place, scale(var(axis.name), -step)), ranges)[0]
+    return Fraction(step, entry.stride) if lowest >= 0 else None
 
 
 def _ends_in_order(stage: Stage, grid: Axis, needed: Mapping[str, Needed]) -> bool:
@@ -327,7 +323,7 @@ class _Cutter:
             return None
         self.names.add(own[0].name)
         ranges = {**scope, **ranges_of_axes(step.axes, {})}
-        return _mapped(step, lambda expr: self._moved(expr, ranges))
+        return map_step(step, lambda expr: self._moved(expr, ranges))
 
     def named(self, step: Step) -> Step:
         """Return a step whose axes of coordinates have as many as a task."""
@@ -365,18 +361,5 @@ def exprs_of(step: Pass | Contract) -> list[Expr]:
         found.append(expr)
         return expr
 
-    _mapped(step, seen)
+    map_step(step, seen)
     return found
-
-
-def _mapped(step: Pass | Contract, change: Callable[[Expr], Expr]) -> Pass | Contract:
-    """Return a step with a function applied to every index and guard."""
-    if isinstance(step, Pass):
-        return map_indices(step, change)
-
-    def moved(at: At) -> At:
-        return At(at.buffer, change(at.index))
-
-    where = tuple(replace(guard, expr=change(guard.expr)) for guard in step.where)
-    rescale = step.rescale and moved(step.rescale)
-    return replace(step, out=moved(step.out), a=moved(step.a), b=moved(step.b), rescale=rescale, where=where)
