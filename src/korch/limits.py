@@ -139,7 +139,7 @@ class SearchLimits:
     """
 
     partition: str | int = "auto"
-    range_factor: int = 4
+    range_factor: int = 16
     range_least: int = 16
     gap: float = 0.005
     max_primitives: int = 24

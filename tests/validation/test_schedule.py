@@ -38,7 +38,7 @@ def no_kernels(monkeypatch):
 
 def validated(joins):
     won = Result(Entry("searched", (), ()), joins, (1,), {"y": Difference()})
-    return Validation((won,), joins, won, {}, ())
+    return Validation((won,), joins, won, {}, (), ())
 
 
 @pytest.mark.parametrize(("tasks_ns", "runs_tasks"), [(900_000, True), (995_000, False), (1_100_000, False)])

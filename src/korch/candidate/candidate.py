@@ -23,6 +23,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.text import format_graph
 from korch.primitive.types import ValueType
+from korch.ranges.served import Served
 
 OPAQUE_ELEMENTS = 64
 """Constants of at most this size are part of an opaque operator's body."""
@@ -137,18 +138,28 @@ class Offer:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A group with a provider's offer: one kernel that the orchestrator may choose."""
+    """A group with a provider's offer: one kernel that the orchestrator may choose.
+
+    Attributes:
+        group: what it computes.
+        provider: who makes the kernel.
+        offer: how.
+        version: of the provider.
+        served: in a plan for a range of sizes, what the kernel leaves out, and for which sizes it is timed.
+    """
 
     group: Group
     provider: str
     offer: Offer
     version: str = ""
+    served: Served | None = None
 
     @cached_property
     def key(self) -> str:
         """The hash of all that its kernel depends on, apart from the target."""
         layouts = " ".join(map(str, (*self.offer.inputs, "->", *self.offer.outputs)))
-        text = "|".join((self.group.key, self.provider, self.version, layouts, self.offer.variant))
+        served = () if self.served is None else (str(self.served),)
+        text = "|".join((self.group.key, self.provider, self.version, layouts, self.offer.variant, *served))
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
     @property

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
 from korch.libraries import needed_libraries
@@ -164,9 +166,17 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             self.database.put_fact(FACT, self.calibration.to_text())
 
     def _work(self, candidate: Candidate) -> Work:
-        flop = needed_flop(candidate)
+        flop, group = needed_flop(candidate), candidate.group
         cold_bytes = candidate.read_constant_bytes if self.reads_weights_from_memory else 0
-        return Work(candidate.read_bytes, candidate.write_bytes, flop, cold_bytes, candidate.offer.is_split)
+        read_bytes, write_bytes = candidate.read_bytes, candidate.write_bytes
+        if candidate.served is not None:
+            share = candidate.served.share([type_.shape for type_ in group.output_types])
+            constant_bytes = candidate.read_constant_bytes
+            read_bytes = constant_bytes + int(share * (read_bytes - constant_bytes))
+            write_bytes = int(share * write_bytes)
+            is_of_weights = len(group.body.linear) == 1 and bool(group.constant_inputs)
+            flop = int(flop * share ** (1 if is_of_weights else 2))  # terms may be left out, too
+        return Work(read_bytes, write_bytes, flop, cold_bytes, candidate.offer.is_split)
 
     def rates(self) -> Rates:
         """Return the rates of the calibration."""
@@ -174,7 +184,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
 
     def begin(self, candidates: Sequence[Candidate]) -> None:
         """Compile candidates that will likely be measured, beside other work."""
-        kernels = (self.kernel(c) for c in candidates if self.known(c) is None)
+        kernels = (self.timed_kernel(c) for c in candidates if self.known(c) is None)
         self.builder.begin([built.source for built in kernels if isinstance(built, Kernel)])
 
     def rest(self) -> None:
@@ -248,7 +258,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
 
     def compile_s(self, candidates: Sequence[Candidate]) -> float:
         """Return the predicted seconds to compile those of the candidates that are not compiled."""
-        built = [self.kernel(c) for c in candidates]
+        built = [self.timed_kernel(c) for c in candidates]
         kernels = [kernel for kernel in built if isinstance(kernel, Kernel)]
         missing = self.builder.count_missing([kernel.source for kernel in kernels])
         return self.pace.predict_s("compile", missing)
@@ -278,7 +288,11 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
                 (*offer.inputs, *offer.outputs), (*group.input_types, *group.output_types), strict=True
             )
         ]
-        buffers.append(BufferSpec(max(64, kernel.workspace_bytes), "u8"))
+        if kernel.workspace_bytes or not kernel.size_input:
+            buffers.append(BufferSpec(max(64, kernel.workspace_bytes), "u8"))
+        if candidate.served is not None and kernel.size_input:
+            size = np.array([candidate.served.size_of(kernel.size_input)], np.int64)
+            buffers.append(BufferSpec(size.nbytes, "i64", size))
         written = tuple(i for i in range(len(group.inputs)) if i not in group.constant_inputs)
         cold = tuple(sorted(group.constant_inputs)) if self.reads_weights_from_memory else ()
         return Job(kernel.symbol, kernel.has_state, tuple(buffers), written, cold)

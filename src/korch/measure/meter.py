@@ -52,6 +52,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         expect_compiling: told the predicted seconds to compile the kernels of a first plan.
         pace: how long compiling and timing takes.
         disturbed: runs of kernels in which a thread had no core; they were dropped.
+        sized: returns the kernel as which a candidate with `served` is timed.
     """
 
     target: T
@@ -62,6 +63,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         self.providers = tuple(providers)
         self._provider = {provider.name: provider for provider in providers}
         self._kernels: dict[str, K | Refusal] = {}
+        self._sized: dict[str, K | Refusal] = {}
         self.uncompiled: dict[str, Uncompiled] = {}
         self._records: dict[str, Record] = {}
         self._retried: set[str] = set()  # what hung in another session
@@ -70,6 +72,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         self.tell: Callable[[str], None] = lambda text: None
         self.pace = Pace()
         self.disturbed = 0
+        self.sized: Callable[[Candidate, K], K] = lambda candidate, kernel: kernel
 
     def __enter__(self) -> Self:
         return self
@@ -141,6 +144,15 @@ class CandidateMeter(ABC, Generic[T, K]):
             self._kernels[candidate.key] = built
         return self._kernels[candidate.key]
 
+    def timed_kernel(self, candidate: Candidate) -> K | Refusal:
+        """Return the kernel as which a candidate is timed: in a plan for a range of sizes, one that leaves out some."""
+        if candidate.served is None:
+            return self.kernel(candidate)
+        if candidate.key not in self._sized:
+            built = self.kernel(candidate)
+            self._sized[candidate.key] = built if isinstance(built, Refusal) else self.sized(candidate, built)
+        return self._sized[candidate.key]
+
     def measure(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> list[Record | None]:
         """Build and time candidates; what is found is kept in the database at once.
 
@@ -174,7 +186,7 @@ class CandidateMeter(ABC, Generic[T, K]):
     def _time(self, todo: Mapping[str, Candidate], deadline: Deadline) -> None:
         kernels: dict[str, K] = {}
         for key, candidate in todo.items():
-            built = self.kernel(candidate)
+            built = self.timed_kernel(candidate)
             if isinstance(built, Refusal):
                 self.keep(key, Failed("refused", built.reason))
             else:

@@ -43,10 +43,10 @@ class Joined:
 
 
 def with_constants_of(graph: PrimitiveGraph, plans: Iterable[Sequence[Candidate]]) -> PrimitiveGraph:
-    """Return a graph with those constants only that some plan reads, or that are outputs."""
+    """Return a graph with those constants only that some plan reads, or that are outputs, and uniform ones."""
     wanted = {value for steps in plans for step in steps for value in step.group.inputs}
     wanted |= {value for _, value in graph.outputs}
-    kept = {value: c for value, c in graph.constants.items() if value in wanted}
+    kept = {value: c for value, c in graph.constants.items() if value in wanted or c.is_uniform}
     return replace(graph, constants=kept)
 
 

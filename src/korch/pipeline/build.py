@@ -66,7 +66,8 @@ def build_plans(run: Run) -> None:
     make = make_any(runs_tasks=options.schedule == "tasks")
     write_s = meter.pace.predict_s("build", run.weights_bytes / WEIGHTS_BYTES)
     end = run.deadline.before(SAFETY * write_s)
-    validation = validate_plans(graph, entries, meter, make, run.standard, end)
+    timed_with = None if ranges is None else {hidden.name: hidden.array(ranges.timed) for hidden in ranges.hidden}
+    validation = validate_plans(graph, entries, meter, make, run.standard, end, timed_with)
     ledger.record_choice("plan", validation.won.entry.name)
     times = None
     if options.schedule == "fastest":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -67,6 +68,7 @@ def optimize_ranges(
     for i, sizes in enumerate(uppers):
         progress("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}")
         whole = masked(dimensions, sizes, primitives)
+        whole = replace(whole, plan=replace(whole.plan, timed=_timed(dimensions, columns, sizes)))
         share = deadline.shared(len(uppers) - i)
         executable = optimize_model(
             model, options.for_search(i), binding_of(shapes, sizes), progress, share, watch, whole
@@ -96,10 +98,7 @@ def _checked_sizes(
     dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes, seed: int
 ) -> list[Sizes]:
     """Return sizes at which a plan is compared with the model: the corners of what it serves, and random ones."""
-    lows = tuple(
-        next((n + 1 for n in column if n < size), d.low)
-        for d, column, size in zip(dimensions, columns, upper, strict=True)
-    )
+    lows = _lows(dimensions, columns, upper)
     lowest = tuple(d.low for d in dimensions)
     upper = tuple(min(n, d.high) for n, d in zip(upper, dimensions, strict=True))
     rng = np.random.default_rng(seed)
@@ -108,6 +107,21 @@ def _checked_sizes(
     for _ in range(RANDOM_SIZES):
         corners.append(tuple(int(rng.integers(low, n + 1)) for low, n in zip(lowest, upper, strict=True)))
     return list(dict.fromkeys(corners))
+
+
+def _lows(dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes) -> Sizes:
+    """Return the smallest sizes that no smaller plan serves."""
+    return tuple(
+        next((n + 1 for n in column if n < size), d.low)
+        for d, column, size in zip(dimensions, columns, upper, strict=True)
+    )
+
+
+def _timed(dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes) -> Sizes:
+    """Return the sizes for which a plan's kernels are timed: odd ones in the middle of those that it serves."""
+    lows = _lows(dimensions, columns, upper)
+    highs = (min(n, d.high) for n, d in zip(upper, dimensions, strict=True))
+    return tuple(max(low, min(high, (low + high) // 2 | 1)) for low, high in zip(lows, highs, strict=True))
 
 
 def _compare(

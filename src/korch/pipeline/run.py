@@ -144,7 +144,8 @@ class Run:
     def looks_side_by_side(self) -> bool:
         """Whether sets of kernels that run concurrently are searched for."""
         options = self.options
-        return options.ablation.side_by_side and options.measure and not options.is_cuda and options.threads > 1
+        is_wanted = options.ablation.side_by_side and options.measure and self.masked is None
+        return is_wanted and not options.is_cuda and options.threads > 1
 
     @property
     def build_deadline(self) -> Deadline:

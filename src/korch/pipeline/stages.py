@@ -40,6 +40,7 @@ from korch.pipeline.find_programs import find_programs
 from korch.pipeline.precision import Form, Precision, find_forms, with_forms
 from korch.pipeline.quantized import in_bytes, is_quantized
 from korch.pipeline.run import ENUMERATE_SHARE, REWRITE_SHARE, Run
+from korch.pipeline.served import time_as_served
 from korch.primitive import reference
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
@@ -184,6 +185,8 @@ def collect_candidates(run: Run) -> None:
     run.ledger = _ledger(run)
     find_programs(run)
     run.tasks = prepare_all(run.partition, run.joined, run.meter, run.options, deadline)
+    if run.masked is not None:
+        time_as_served(run, run.masked.plan)
     run.progress("candidates", texts.tasks_line(run.tasks))
     run.meter.tell = partial(run.progress, "orchestrate")
     run.end_s = run.predict_end_s()

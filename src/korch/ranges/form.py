@@ -174,12 +174,14 @@ class RangePlan:
         inputs: the form of each input that the user sees, in order.
         outputs: the form of each output.
         hidden: the inputs after these.
+        timed: the sizes for which its kernels are timed.
     """
 
     sizes: Sizes
     inputs: tuple[tuple[tuple[Factor, ...], ...], ...]
     outputs: tuple[tuple[tuple[Factor, ...], ...], ...]
     hidden: tuple[Hidden, ...] = ()
+    timed: Sizes = ()
 
     @property
     def size_inputs(self) -> dict[int, str]:

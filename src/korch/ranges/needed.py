@@ -44,13 +44,13 @@ def needs(graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan) -> 
 
     for (_, value), form in zip(graph.outputs, plan.outputs, strict=True):
         add(value, {a: frozenset((e,)) for a, axis in enumerate(form) if (e := prefix(axis)) is not None})
-    masks = _Masks(graph, primitives, plan.hidden)
+    conditions = Conditions(graph, primitives, plan.hidden)
     for primitive in _backwards(graph, primitives):
         need = found.get(primitive.output)
         if need is None:  # a kernel computes it beside what is read
             continue
         for k, value in enumerate(primitive.inputs):
-            add(value, _of_operand(graph, primitive, k, need, masks))
+            add(value, of_operand(graph, primitive, k, need, conditions))
     return found
 
 
@@ -64,7 +64,7 @@ def _backwards(graph: PrimitiveGraph, primitives: Sequence[int]) -> list[Primiti
     return [primitive for value in order for primitive in makers.get(value, ())]
 
 
-class _Masks:
+class Conditions:
     """Finds conditions that hold for the valid elements only."""
 
     def __init__(self, graph: PrimitiveGraph, primitives: Sequence[int], hidden: Sequence[Hidden]) -> None:
@@ -92,13 +92,13 @@ class _Masks:
         return constant is not None and constant.is_uniform and constant.scalar == 0
 
 
-def _of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, masks: _Masks) -> Need:
+def of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, conditions: Conditions) -> Need:
     """Return what is needed of an operand for what is needed of the result."""
     before, after = graph.types[primitive.inputs[k]].shape, graph.types[primitive.output].shape
     match primitive.attributes:
         case _ if primitive.row.category is Category.ELEMENTWISE:
             is_masked = primitive.op == "where" and k == 1
-            return {**need, **masks.need(primitive.inputs[0])} if is_masked else need
+            return {**need, **conditions.need(primitive.inputs[0])} if is_masked else need
         case TransposeAttributes(perm):
             return {perm[axis]: extents for axis, extents in need.items()}
         case ReduceAttributes(axes):

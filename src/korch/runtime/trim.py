@@ -38,6 +38,21 @@ def trim_steps(
     return tuple(replace(step, kernel=_trimmed(step.kernel, step.candidate, found, plan, target)) for step in steps)
 
 
+def sized(kernel: Kernel, candidate: Candidate, plan: RangePlan, target: Target) -> Kernel:
+    """Return the kernel that leaves out what is likely not needed of a candidate's results.
+
+    Args:
+        kernel: the whole kernel.
+        candidate: what it is for, with `served`.
+        plan: how the plan serves sizes.
+        target: the machine.
+    """
+    if candidate.served is None:
+        return kernel
+    found = dict(zip(candidate.group.outputs, candidate.served.needs, strict=True))
+    return _trimmed(kernel, candidate, found, plan, target)
+
+
 def _trimmed(kernel: Kernel, candidate: Candidate, found: dict[int, Need], plan: RangePlan, target: Target) -> Kernel:
     program = kernel.program
     if program is None or kernel.has_state or kernel.libraries:

@@ -26,7 +26,7 @@ from korch.tile.index import Expr
 from korch.tile.loops import SQUARE_TYPES
 from korch.tile.memory import places_in_memory
 from korch.tile.program import Axis, Buffer, Level, Stage, TileProgram, read_by, written_by
-from korch.tile.trim import ROW_STEP, Count, whole
+from korch.tile.trim import Count, whole
 
 SERIAL_POINTS = 6000
 """Programs with fewer points run in the calling thread: a parallel region would cost more."""
@@ -148,12 +148,12 @@ class _Printer:
         self.out.close()
 
     def _live(self) -> list[str]:
-        """Return the lines that compute how many coordinates a trimmed program needs, in whole blocks of rows."""
+        """Return the lines that compute how many coordinates a trimmed program needs."""
         ports = sum(buffer.level in (Level.INPUT, Level.OUTPUT) for buffer in self.program.buffers)
         has_workspace = places_in_memory(self.program)[1] + self.room_bytes > 0
         size = f"*static_cast<const int64_t*>(buffers[{ports + has_workspace}])"
-        rows = f"({self.count.text(size)} + {ROW_STEP - 1}) / {ROW_STEP} * {ROW_STEP}"
-        return [f"const long {p.name} = korch::smaller({p.high}, {rows});" for p in self.parameters]
+        count = self.count.text(size)
+        return [f"const long {p.name} = korch::smaller({p.high}, {count});" for p in self.parameters]
 
     def _count(self, number: int) -> str:
         """Return the number of tasks of a stage, as text."""

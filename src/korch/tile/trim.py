@@ -36,11 +36,11 @@ from korch.tile.region import accesses
 LIVE = "live"
 """The parameter of a trimmed program: how many coordinates are needed."""
 
-TASKS_PER_THREAD = 4
+TASKS_PER_THREAD = 8
 """The tasks of a thread for the largest size, so that fewer of them are shared evenly, too."""
 
-ROW_STEP = 12
-"""Rows of a task are a multiple of this: of 6 and 12, the rows that contractions hold in registers."""
+ROW_STEP = 6
+"""Rows of a task are a multiple of this: contractions hold 6 or 12 rows in registers."""
 
 
 @dataclass(frozen=True, slots=True)

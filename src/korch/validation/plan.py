@@ -128,7 +128,8 @@ class Validation:
         won: its result.
         given: the errors, by output, of the model as given, without rewrites, operator by operator
             in its own types.
-        arrays: the inputs of all runs.
+        arrays: the inputs with which results were compared.
+        timed: the inputs of the runs that were timed.
     """
 
     results: tuple[Result, ...]
@@ -136,6 +137,7 @@ class Validation:
     won: Result
     given: Differences
     arrays: Sequence[Array]
+    timed: Sequence[Array]
 
     def uncompiled(self) -> list[Uncompiled]:
         """Return the plans that do not compile."""

@@ -50,7 +50,7 @@ def with_fastest_schedule(
         return validation, None
     _require_same(validation.winner(*validation.arrays), executable(*validation.arrays))
     pair = [replace(won, executable=validation.winner), replace(won, executable=executable)]
-    joins, tasks = time_all(pair, validation.arrays, until)
+    joins, tasks = time_all(pair, validation.timed, until)
     is_faster = tasks.median_ns <= LEAST_GAIN * joins.median_ns
     times = ScheduleTimes(joins.median_ns / 1e6, tasks.median_ns / 1e6, is_faster)
     return (replace(validation, winner=executable, won=tasks) if is_faster else validation), times

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,13 @@ HEAVY_BYTES = 512 << 20
 
 
 def validate_plans(
-    graph: PrimitiveGraph, entries: Sequence[Entry], meter: AnyMeter, make: Make, standard: Standard, deadline: Deadline
+    graph: PrimitiveGraph,
+    entries: Sequence[Entry],
+    meter: AnyMeter,
+    make: Make,
+    standard: Standard,
+    deadline: Deadline,
+    timed_with: Mapping[str, Array] | None = None,
 ) -> Validation:
     """Build, check and time plans.
 
@@ -48,12 +54,14 @@ def validate_plans(
         make: builds an executable.
         standard: the inputs and the exact results for them.
         deadline: when to end; plans are built and run in any case until one is right.
+        timed_with: inputs that are others in the runs that are timed, by name.
 
     Raises:
         InaccurateError: no plan is within the tolerance.
         InfeasibleError: no plan runs.
     """
     arrays = [standard.inputs[name] for name, _ in graph.inputs]
+    timed_arrays = [(timed_with or {}).get(name, array) for (name, _), array in zip(graph.inputs, arrays, strict=True)]
 
     def attempt(entry: Entry) -> Result:
         meter.tell(f"building and checking plan {str(entry.name)!r}")
@@ -78,14 +86,14 @@ def validate_plans(
         """Return the seconds to compile the kernels that were not measured."""
         return meter.compile_s([c for c, (_, done) in zip(entry.steps, entry.costs, strict=True) if not done])
 
-    timed = _validate_in_turn(_distinct(entries), attempt, arrays, Until(deadline, needed_s, meter.tell))
+    timed = _validate_in_turn(_distinct(entries), attempt, timed_arrays, Until(deadline, needed_s, meter.tell))
     able = [result for result in timed if result.is_right and result.executable is not None]
     if not able:
         raise _no_plan(timed, graph)
     won = min(able, key=lambda result: result.rank_ns)
     if won.executable is None:
         raise InfeasibleError("the winning plan has no executable")
-    return Validation(tuple(timed), won.executable, won, standard.given, arrays)
+    return Validation(tuple(timed), won.executable, won, standard.given, arrays, timed_arrays)
 
 
 def _no_plan(results: Sequence[Result], graph: PrimitiveGraph) -> KorchError:
