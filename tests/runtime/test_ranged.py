@@ -51,7 +51,7 @@ def check(executable: RangedExecutable, batch: int, n: int) -> None:
 
 @pytest.fixture(scope="module")
 def executable(cache_folder) -> RangedExecutable:
-    limits = korch.SearchLimits(range_least=6)
+    limits = korch.SearchLimits(range_least=6, range_factor=4)
     shapes = {"batch": 2, "n": range(1, 25)}
     found = korch.optimize(proto(), shapes=shapes, search=limits, cache_folder=cache_folder, **QUICK)
     assert isinstance(found, RangedExecutable)

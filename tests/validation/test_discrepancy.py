@@ -38,7 +38,7 @@ def validation(costs_ns: dict[str, int], in_run_ns: list[int], unknown: str = ""
     timing = SimpleNamespace(kernel_ns=(in_run_ns,))
     winner = SimpleNamespace(time=lambda arrays, runs: timing)
     won = Result(entry, None, times_ns=(sum(in_run_ns),))
-    return SimpleNamespace(winner=winner, won=won, arrays=())
+    return SimpleNamespace(winner=winner, won=won, arrays=(), timed=())
 
 
 WRONG = {"a": 1_000_000, "b": 16_000_000, "c": 8_000_000}
