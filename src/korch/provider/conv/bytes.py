@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
+from korch.provider.conv.rows import lines_of_task
 from korch.provider.gemm.vectors import require_neighbours, require_rows
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
@@ -180,9 +180,8 @@ def _few_channels_program(schedule: FewChannels, target: Target) -> TileProgram:
     """Return the program whose tasks copy as many rows as fit into the first cache."""
     row_bytes = schedule.row * schedule.product.types[0].size_bytes
     room = target.l1_bytes // row_bytes - schedule.down.reach(1)
-    fitting, lines = max(1, room // schedule.down.stride + 1), schedule.down.out
-    teams = max(1, target.threads // math.gcd(schedule.images, target.threads))
-    rows = ceil_div(lines, min(lines, ceil_div(lines, fitting * teams) * teams))
+    fitting = room // schedule.down.stride + 1
+    rows = lines_of_task(schedule.down.out, fitting, schedule.images, target.threads)
     program = schedule.program(rows)
     loop = program.stages[-1].steps[-1]
     after = loop.body[-1] if isinstance(loop, Loop) else None
@@ -195,16 +194,14 @@ def _few_channels_program(schedule: FewChannels, target: Target) -> TileProgram:
 def _depthwise_program(schedule: Depthwise, target: Target) -> TileProgram:
     """Return the program whose threads share rows, or channels where there are few rows."""
     side, last = schedule.sides
-    rows = side.out
-    is_split = rows * schedule.images < FEW_ROWS * target.threads and schedule.channels >= target.lanes * target.threads
+    has_few = side.out * schedule.images < FEW_ROWS * target.threads
+    is_split = has_few and schedule.channels >= target.lanes * target.threads
     teams = target.threads if is_split else 1
     channels = -(-schedule.channels // (target.lanes * teams)) * target.lanes if is_split else schedule.channels
     row_bytes = last.reach(last.out) * channels * side.stride
-    fitting = max(1, MOST_TILE_BYTES // row_bytes)
-    blocks = -(-rows // fitting)
-    if not is_split and schedule.images % target.threads:
-        blocks = min(rows, round_up(blocks, target.threads))
-    program = schedule.program(depthwise.Blocking(-(-rows // blocks), min(channels, schedule.channels), PLACES))
+    tasks = teams if is_split else schedule.images
+    rows = lines_of_task(side.out, MOST_TILE_BYTES // row_bytes, tasks, target.threads)
+    program = schedule.program(depthwise.Blocking(rows, min(channels, schedule.channels), PLACES))
     require_rows(program, target.lanes)
     return program
 

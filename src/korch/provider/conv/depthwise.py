@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from korch.candidate.layout import Layout
+from korch.provider.conv.rows import lines_of_task
 from korch.schedule.depthwise import Blocking, Depthwise
 from korch.target import Target
 
@@ -27,10 +28,8 @@ def blockings(depthwise: Depthwise, source: Layout, target: Target) -> Iterator[
 
     def rows(tasks: int, channels: int) -> int:
         """Return the rows of a task, if there were some tasks of all rows; a copy stays in the cache."""
-        teams = min(side.out, threads // math.gcd(tasks, threads))
-        fitting = max(1, int(CACHE_SHARE * target.l2_bytes) // (4 * area * channels * side.stride))
-        blocks = 1 if is_read else -(-side.out // (fitting * teams))
-        return -(-side.out // min(side.out, blocks * teams))
+        fitting = int(CACHE_SHARE * target.l2_bytes) // (4 * area * channels * side.stride)
+        return lines_of_task(side.out, side.out if is_read else fitting, tasks, threads)
 
     one = lanes if source.blocks else channels
     yield "rows", Blocking(rows(depthwise.images, one), one, places, True, source.blocks != ())

@@ -10,6 +10,7 @@ from korch.alignment import ceil_div
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.primitive.op import Category
+from korch.provider.conv.rows import lines_of_task
 from korch.provider.conv.shape import pixels_of, vectors_of
 from korch.provider.conv.vectors import WINDOWS, Plan, image_layouts, layouts_of
 from korch.provider.gemm.vectors import require_neighbours
@@ -110,7 +111,12 @@ def _blockings(chain: Chain, target: Target) -> Iterator[tuple[str, Blocking]]:
     """Yield the ways in which threads share a chain, with their names: by rows, or by channels where rows are few."""
     last, lanes = chain.links[-1], target.lanes
     teams = target.threads // math.gcd(last.images, target.threads)
-    yield "rows", _blocking(chain, ceil_div(last.rows.out, min(teams, last.rows.out)), last.results, target)
+    yield (
+        "rows",
+        _blocking(
+            chain, lines_of_task(last.rows.out, last.rows.out, last.images, target.threads), last.results, target
+        ),
+    )
     is_even = last.rows.out >= MANY_ROWS * target.threads
     if chain.can_split and teams > 1 and not is_even and last.results % (teams * lanes) == 0:
         yield "channels", _blocking(chain, last.rows.out, last.results // teams, target)

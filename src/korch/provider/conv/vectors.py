@@ -13,6 +13,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
 from korch.provider.conv.depthwise import blockings
+from korch.provider.conv.rows import lines_of_task
 from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.image import image_position
 from korch.provider.provider import Kernel
@@ -242,17 +243,17 @@ def _lines(windows: Windows, target: Target, variant: str) -> tuple[int, ...]:
         return (last.out,)
     side, ones = windows.sides[-2], (1,) * (len(windows.sides) - 2)
     outer = math.prod((windows.images, windows.groups, *(s.out for s in windows.sides[:-2])))
-    teams = 1 if variant == "channels" else target.threads // math.gcd(outer, target.threads)
-    rows = ceil_div(side.out, min(side.out, teams))
     line = windows.channels * last.reach(last.out) * math.prod(s.window for s in windows.sides[:-2])
     limit = CACHE_SHARE * target.l2_bytes / 4
+    tasks = target.threads if variant == "channels" else outer
+    rows = lines_of_task(side.out, side.out, tasks, target.threads)
     fitting = max((n for n in range(1, rows + 1) if line * side.reach(n) <= limit), default=1)
+    fitted = lines_of_task(side.out, fitting, tasks, target.threads)
     weights = windows.channels * windows.results * math.prod(s.window for s in windows.sides)
-    blocks = ceil_div(rows, fitting)
     strips = ceil_div(windows.results, 2 * target.lanes)
-    if 8 * weights > target.l2_bytes and blocks * weights >= (strips - 1) * line * rows:
-        blocks = 1
-    return (*ones, ceil_div(rows, blocks), last.out)
+    if 8 * weights > target.l2_bytes and ceil_div(rows, fitted) * weights >= (strips - 1) * line * rows:
+        fitted = rows
+    return (*ones, fitted, last.out)
 
 
 def _pixels_first(windows: Windows, source: Layout, target: Target, variant: str) -> Blocking | None:
