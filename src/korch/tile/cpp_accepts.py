@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from korch.errors import InvalidGraphError
 from korch.tile.cpp_finish import is_by_lanes, kept_guards, sides_of
 from korch.tile.cpp_panels import panels
-from korch.tile.program import Contract, Level, Load, Product, TileProgram
+from korch.tile.program import Contract, Level, Load, Product, TileProgram, refused
 from korch.tile.trim import LIVE
 
 PRODUCTS = (Product.F32, Product.F16, Product.BF16)
@@ -20,31 +19,27 @@ def require_contractions(program: TileProgram) -> None:
     """
     for parameter in program.parameters:
         if parameter.name != LIVE:
-            raise _refused(f"{parameter.name} is known at run time only", "Bind the parameters first")
+            raise refused(f"{parameter.name} is known at run time only", "Bind the parameters first")
     for buffer in program.buffers:
         layout = panels(buffer)
         is_panel = buffer.level is not Level.OUTPUT and layout is not None
         if buffer.layout and not (is_panel and len(buffer.layout) == 1):
-            raise _refused(f"the layout of buffer {buffer.name} can't be printed")
+            raise refused(f"the layout of buffer {buffer.name} can't be printed")
     for stage in program.stages:
         for _, step in stage.leaves:
             if isinstance(step, Contract):
                 _require_contraction(step)
             elif any({step.vector, step.across} & guard.expr.variables for guard in step.where):
-                raise _refused("passes that leave elements of a vector out can't be printed")
+                raise refused("passes that leave elements of a vector out can't be printed")
             elif any(panels(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):
-                raise _refused("passes that read panels can't be printed")
+                raise refused("passes that read panels can't be printed")
 
 
 def _require_contraction(step: Contract) -> None:
     if step.product not in PRODUCTS and not step.product.is_of_bytes:
-        raise _refused(f"contractions of {step.product.value} can't be printed")
+        raise refused(f"contractions of {step.product.value} can't be printed")
     if step.rescale is not None and step.product.is_of_bytes:
-        raise _refused("contractions of bytes that rescale their sums can't be printed")
+        raise refused("contractions of bytes that rescale their sums can't be printed")
     if {*step.where} - {*kept_guards(step)} and (step.product.is_of_bytes or not is_by_lanes(step)):
-        raise _refused("contractions that leave terms out can be printed for depthwise convolutions of floats only")
+        raise refused("contractions that leave terms out can be printed for depthwise convolutions of floats only")
     sides_of(step)
-
-
-def _refused(text: str, hint: str = "") -> InvalidGraphError:
-    return InvalidGraphError(text, where="tile program", hint=hint)

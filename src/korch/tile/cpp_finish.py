@@ -10,7 +10,6 @@ import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
-from korch.errors import InvalidGraphError
 from korch.tile.cpp_loops import LoopPrinter
 from korch.tile.cpp_text import C_TYPE, Writer, loop_end
 from korch.tile.fetch import Fetches
@@ -31,6 +30,7 @@ from korch.tile.program import (
     Store,
     TileProgram,
     read_by,
+    refused,
 )
 
 
@@ -233,11 +233,11 @@ def sides_of(step: Contract) -> tuple[list[Axis], Axis, list[Axis]]:
     rows = [axis for axis in rows if axis.extent > 1] or rows[-1:]
     terms = [axis for axis in terms if axis.extent > 1] or terms[-1:]
     if not rows or not terms:
-        raise _refused("only contractions of rows, columns and terms can be printed")
+        raise refused("only contractions of rows, columns and terms can be printed")
     if len(rows) > 2:
-        raise _refused("only contractions of at most two axes of rows can be printed")
+        raise refused("only contractions of at most two axes of rows can be printed")
     if any(axis.ragged for axis in (*rows[1:], *terms[:-1])):
-        raise _refused("of the rows and terms of a contraction, an inner axis of rows or an outer one of terms is cut")
+        raise refused("of the rows and terms of a contraction, an inner axis of rows or an outer one of terms is cut")
     return rows, columns, terms
 
 
@@ -259,7 +259,3 @@ def tails_of(rows: Sequence[Axis], at_once: int) -> list[int]:
         else:
             ends |= set(range(1, at_once))
     return sorted(ends - {0}, reverse=True)
-
-
-def _refused(text: str) -> InvalidGraphError:
-    return InvalidGraphError(text, where="tile program")

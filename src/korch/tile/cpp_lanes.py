@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping
 
 from korch.alignment import round_up
-from korch.errors import InvalidGraphError
 from korch.tile.cpp_finish import tails_of
 from korch.tile.cpp_loops import print_ends
 from korch.tile.cpp_panels import panels
 from korch.tile.cpp_text import Writer
 from korch.tile.index import Ranges
-from korch.tile.program import PAIR, Axis, Buffer, Contract, Inside, Panels
+from korch.tile.program import PAIR, Axis, Buffer, Contract, Inside, Panels, refused
 
 
 def lane_contraction(
@@ -62,13 +61,13 @@ def window_contraction(step: Contract, second: Buffer, lanes: int, a: Mapping[st
     is_beside = a[columns.name] == 1 and b[places.name] == 0 and b[last.name] in (0, lanes)
     is_packed = layout is not None and (layout.width, layout.group) == (lanes, 1)
     if layout is None or not is_packed or not is_beside or places.ragged or registers is None:
-        raise _refused("of windows, only channels side by side and weights in panels of one vector can be printed")
+        raise refused("of windows, only channels side by side and weights in panels of one vector can be printed")
     stride, dilation, before, width = _row(step, a)
     unit = a[places.name] // stride or a[last.name] // dilation or 1
     if (a[places.name], a[last.name]) != tuple(
         n * unit if axis.extent > 1 else 0 for n, axis in ((stride, places), (dilation, last))
     ):
-        raise _refused("the guards of a window and its places in memory differ")
+        raise refused("the guards of a window and its places in memory differ")
     panel = second.size // layout.columns * lanes
     row, behind = a[taps[-2].name] or 1, sum((axis.extent - 1) * a[axis.name] for axis in taps[:-1])
     total = columns.ragged[1] if columns.ragged else 0
@@ -85,7 +84,7 @@ def print_rows(out: Writer, step: Contract, ranges: Ranges, a: Mapping[str, int]
     for axis in outer:
         own = tuple(guard for guard in step.where if axis.name in guard.expr.variables)
         if any(_others(step, guard, axis) for guard in own):
-            raise _refused("a guard of a window turns on two axes of it")
+            raise refused("a guard of a window turns on two axes of it")
         ends.append(print_ends(out, axis, own, ranges))
     name = f"rows{out.lambdas}"
     out.lambdas += 1
@@ -116,14 +115,10 @@ def _row(step: Contract, a: Mapping[str, int]) -> tuple[int, int, int, int]:
     slopes = {tuple(guard.expr.coefficient(axis.name) for axis in (places, last)) for guard in guards}
     known = [n for n in slopes.pop() if n is not None]
     if slopes or len(known) != 2 or any(guard.expr.variables - own for guard in guards):
-        raise _refused("a guard of a window turns on more than a row of it")
+        raise refused("a guard of a window turns on more than a row of it")
     stride, dilation = known
     low, high = (
         max(guard.low - guard.expr.constant for guard in guards),
         min(guard.high - guard.expr.constant for guard in guards),
     )
     return max(stride, 1), max(dilation, 1), low, max(high - low, 0)
-
-
-def _refused(text: str) -> InvalidGraphError:
-    return InvalidGraphError(text, where="tile program")

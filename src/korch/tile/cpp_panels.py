@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from korch.errors import InvalidGraphError
 from korch.tile.index import Expr, Ranges, add, bounds, quotient, remainder, scale
-from korch.tile.program import Buffer, Panels, Pass, TileProgram
+from korch.tile.program import Buffer, Panels, Pass, TileProgram, refused
 
 
 def panels(buffer: Buffer) -> Panels | None:
@@ -17,7 +16,7 @@ def panel_width(program: TileProgram, pass_: Pass) -> int:
     layouts = (panels(program.buffer(sink.buffer)) for sink in pass_.sinks)
     widths = {each.width for each in layouts if each and (each.width < each.columns or each.group > 1)}
     if len(widths) > 1:
-        raise _refused("one pass writes panels of several widths")
+        raise refused("one pass writes panels of several widths")
     return next(iter(widths), 0)
 
 
@@ -29,7 +28,7 @@ def in_rows(buffer: Buffer, layout: Panels, rest: Expr, ranges: Ranges) -> Expr:
     is_cut = any(f // layout.columns % layout.group for f in (rest.constant, *(f for _, f in rest.terms)))
     is_cut |= layout.columns % layout.width != 0 or any(p % layout.width for p in parts)
     if is_cut or low < 0 or high >= layout.columns:
-        raise _refused(f"the rows of buffer {buffer.name} do not begin at whole rows of its panels")
+        raise refused(f"the rows of buffer {buffer.name} do not begin at whole rows of its panels")
     rows = buffer.size // layout.columns
     start = rest.constant // layout.columns * layout.width + rest.constant % layout.columns * rows
     terms = (
@@ -44,7 +43,7 @@ def in_group(buffer: Buffer, layout: Panels, row: Expr, ranges: Ranges) -> Expr:
     if layout.group == 1:
         return in_rows(buffer, layout, row, ranges)
     if any(factor % layout.columns for factor in (row.constant, *(f for _, f in row.terms))):
-        raise _refused(f"the rows of buffer {buffer.name} do not begin at whole rows of its panels")
+        raise refused(f"the rows of buffer {buffer.name} do not begin at whole rows of its panels")
     number = Expr(row.constant // layout.columns, tuple((a, f // layout.columns) for a, f in row.terms))
     group = scale(quotient(number, layout.group, ranges), layout.group * layout.width)
     return add(group, remainder(number, layout.group, ranges))
@@ -54,7 +53,7 @@ def strips(second: Buffer, vectors: int, lanes: int, column: int) -> tuple[int, 
     """Return the steps between vectors of a strip of the second operand, and between its strips."""
     layout = panels(second)
     if layout is not None and layout.group > 1:
-        raise _refused(f"buffer {second.name} is in panels for bytes")
+        raise refused(f"buffer {second.name} is in panels for bytes")
     if layout is None:
         return lanes * column, vectors * lanes * column
     rows = second.size // layout.columns
@@ -62,8 +61,4 @@ def strips(second: Buffer, vectors: int, lanes: int, column: int) -> tuple[int, 
         return rows * lanes, vectors * rows * lanes
     if layout.width == vectors * lanes:
         return lanes, rows * layout.width
-    raise _refused(f"buffer {second.name} is not in panels of one vector or of one strip")
-
-
-def _refused(text: str) -> InvalidGraphError:
-    return InvalidGraphError(text, where="tile program")
+    raise refused(f"buffer {second.name} is not in panels of one vector or of one strip")

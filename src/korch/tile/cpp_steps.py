@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from korch.alignment import round_up
-from korch.errors import InvalidGraphError
 from korch.tile.cpp_finish import (
     FinishPrinter,
     Sums,
@@ -46,6 +45,7 @@ from korch.tile.program import (
     TileOp,
     TileProgram,
     ranges_of,
+    refused,
     written_by,
 )
 
@@ -147,14 +147,14 @@ class StepPrinter:
             return self._printer(self.stage if is_plain else Stage(grid, (pass_,)), pass_)
         vector = next((axis for axis in pass_.axes if axis.name == pass_.vector), None)
         if vector is None or pass_.is_reduction or vector.extent % width:
-            raise _refused("panels are written by passes along whole rows of them only")
+            raise refused("panels are written by passes along whole rows of them only")
         name, count = vector.name, vector.extent // width
         panel, block = f"{name}_panel", f"{name}_block"
         outer, inner = Axis(panel, count), Axis(name, width)
         if vector.ragged is not None:
             grid_name, total = vector.ragged
             if not isinstance(total, int):
-                raise _refused(f"the extent of {name} is known at run time only")
+                raise refused(f"the extent of {name} is known at run time only")
             outer = Axis(panel, count, ragged=(grid_name, -(-total // width)))
             inner = Axis(name, width, ragged=(block, total))
         before = f"{count} * {vector.ragged[0]} + {panel}" if vector.ragged is not None else panel
@@ -188,7 +188,7 @@ class StepPrinter:
             if layout is None:
                 return replace(sink, index=moved(sink.index))
             if sink.index.coefficient(vector.name) != 1:
-                raise _refused(f"buffer {buffer.name} is not written along its panels")
+                raise refused(f"buffer {buffer.name} is not written along its panels")
             row = substitute(sink.index, {vector.name: constant(0)}, ranges)
             step, place = buffer.size // layout.columns * layout.width, in_group(buffer, layout, row, ranges)
             return replace(sink, index=add(scale(var(panel), step), place, scale(var(vector.name), layout.group)))
@@ -285,7 +285,7 @@ class StepPrinter:
         (rows, *more_rows), columns, (*turns, terms) = sides_of(step)
         group = step.product.group
         if more_rows or len(turns) > (group != QUAD):
-            raise _refused("contractions of bytes have one axis of rows and one of terms")
+            raise refused("contractions of bytes have one axis of rows and one of terms")
         own = Stage((*grid, *step.axes), ())
         out_at, out = self._place(step.out, step, own)
         a_at, a = self._place(step.a, step, own)
@@ -295,11 +295,11 @@ class StepPrinter:
         strip, layout = registers.vectors * self.out.lanes, panels(second)
         self._require_operands(step, out, a, b)
         if layout is None or (layout.width, layout.group) != (strip, group) or b[terms.name] not in (0, layout.width):
-            raise _refused(f"buffer {second.name} is not in panels of {strip} columns and {group} terms")
+            raise refused(f"buffer {second.name} is not in panels of {strip} columns and {group} terms")
         if a[terms.name] not in (0, 1) or (a[terms.name] == 0 and terms.extent > 1):
-            raise _refused(f"terms of buffer {step.a.buffer} do not lie side by side")
+            raise refused(f"terms of buffer {step.a.buffer} do not lie side by side")
         if not block.sums.is_zeroed:
-            raise _refused("contractions of bytes that add to a tile can't be printed")
+            raise refused("contractions of bytes that add to a tile can't be printed")
         finish = self._integers(block, out_at, out[rows.name])
         strip_step = second.size // layout.columns * layout.width
         sizes = [self.out.lanes, registers.rows, registers.vectors, a[rows.name], strip_step]
@@ -319,7 +319,7 @@ class StepPrinter:
         second, rows = self.out.program.buffer(step.b.buffer), self._registers(step).rows
         kernel = lane_contraction(step, second, self.out.lanes, rows, a, b)
         if kernel is None or not block.sums.is_zeroed:
-            raise _refused("only windows with weights in panels of one vector and pairs of terms can be printed")
+            raise refused("only windows with weights in panels of one vector and pairs of terms can be printed")
         counts = ", ".join(loop_end(axis, axis.extent) for axis in step.axes[:2])
         finish = self._integers(block, out_at, out[step.axes[0].name])
         self.out.line(f"{kernel}::run({finish}, {a_at}, {b_at}, {counts});")
@@ -349,13 +349,13 @@ class StepPrinter:
         rows, columns, terms = sides_of(step)
         tile, first = self.out.program.buffer(step.out.buffer), self.out.program.buffer(step.a.buffer)
         if tile.level is not Level.TILE or out[columns.name] != 1:
-            raise _refused(f"buffer {tile.name} is no tile with columns side by side")
+            raise refused(f"buffer {tile.name} is no tile with columns side by side")
         if panels(tile) or panels(first):
-            raise _refused("only the second operand of a contraction is read in panels")
+            raise refused("only the second operand of a contraction is read in panels")
         if a[columns.name] or any(b[axis.name] for axis in rows) or any(out[axis.name] for axis in terms):
-            raise _refused("an operand of a contraction has an axis of the other")
+            raise refused("an operand of a contraction has an axis of the other")
         if panels(self.out.program.buffer(step.b.buffer)) and b[columns.name] != 1:
-            raise _refused(f"buffer {step.b.buffer} is not read along its panels")
+            raise refused(f"buffer {step.b.buffer} is not read along its panels")
 
     def _registers(self, step: Contract) -> Registers:
         """Return how a contraction is computed: no more rows than there are."""
@@ -385,7 +385,7 @@ class StepPrinter:
         rows, columns, _ = sides_of(step)
         row = _even_step(rows, out)
         if row is None:
-            raise _refused(f"the rows of buffer {step.out.buffer} are not equally far apart")
+            raise refused(f"the rows of buffer {step.out.buffer} are not equally far apart")
         tile, whole = self.out.program.buffer(step.out.buffer), round_up(columns.extent, self.out.lanes)
         is_one = all(axis.extent == 1 for axis in rows)
         has_room = tile.size >= whole if is_one else row >= whole
@@ -394,7 +394,7 @@ class StepPrinter:
             factors, steps = self._place(step.rescale, step, own)
             factor_step = _even_step(rows, steps)
             if steps[columns.name] or factor_step is None or panels(self.out.program.buffer(step.rescale.buffer)):
-                raise _refused("only factors of rows rescale the sums of a contraction")
+                raise refused("only factors of rows rescale the sums of a contraction")
             return f"korch::Rescaled<{row}, {is_whole}, {factor_step}>{{{{{at}}}, {factors}}}"
         return f"korch::{'Stored' if block.sums.is_zeroed else 'Added'}<{row}, {is_whole}>{{{at}}}"
 
@@ -408,7 +408,7 @@ class StepPrinter:
         for axis in step.axes:
             slope = 0 if axis.extent == 1 else index.coefficient(axis.name)
             if slope is None:
-                raise _refused(f"buffer {at.buffer} is not read in equal steps of {axis.name}", "Pack the operand")
+                raise refused(f"buffer {at.buffer} is not read in equal steps of {axis.name}", "Pack the operand")
             steps[axis.name] = slope
         columns = sides_of(step)[1]
         if columns.extent == 1:
@@ -457,7 +457,3 @@ def _turns(terms: Sequence[Axis], a: Steps, b: Steps) -> str:
     for axis in reversed(outer):
         text = f"korch::Turns<{axis.extent}, {a[axis.name]}, {b[axis.name]}, {text}>"
     return text
-
-
-def _refused(text: str, hint: str = "") -> InvalidGraphError:
-    return InvalidGraphError(text, where="tile program", hint=hint)

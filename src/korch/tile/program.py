@@ -132,7 +132,7 @@ def known(size: Size, what: str) -> int:
     """
     if isinstance(size, Expr):
         hint = "Bind the parameters first"
-        raise InvalidGraphError(f"{what} is {size}, known at run time only", where="tile program", hint=hint)
+        raise refused(f"{what} is {size}, known at run time only", hint)
     return size
 
 
@@ -394,7 +394,7 @@ class Stage:
         """The steps, which must all be passes."""
         found = tuple(step for step in self.steps if isinstance(step, Pass))
         if len(found) < len(self.steps):
-            raise InvalidGraphError("a stage with contractions or loops has more than passes", where="tile program")
+            raise refused("a stage with contractions or loops has more than passes")
         return found
 
     @property
@@ -486,3 +486,8 @@ def identity(op: str, dtype: DType) -> float | int:
     is_signed = dtype.value.startswith("i")
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed else (0, (1 << bits) - 1)
     return low if op == "max" else high
+
+
+def refused(text: str, hint: str = "") -> InvalidGraphError:
+    """Return the error of a program that can't be printed, or has no number where one is needed."""
+    return InvalidGraphError(text, where="tile program", hint=hint)

@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
-from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram, read_by, written_by
+from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram, read_by, refused, written_by
 from korch.tile.triton_blocks import BlockStage, stage_is_blocked
 from korch.tile.triton_launch import MANY_NUMBERS, Launch, PrintedProgram, numbers_of, warps_for
 from korch.tile.triton_rows import RowStage, SplitStage
@@ -67,7 +66,7 @@ def print_triton(
 def _require_all_points(stage: Stage) -> None:
     """Raise an error for passes and contractions that leave points out."""
     if any(step.where for _, step in stage.leaves):
-        raise InvalidGraphError("steps that leave points out can't be printed", where="tile program")
+        raise refused("steps that leave points out can't be printed")
 
 
 def stage_is_free(stage: Stage) -> bool:
@@ -166,11 +165,11 @@ def _require_known(program: TileProgram) -> None:
     """
     hint = "Bind the parameters first"
     for parameter in program.parameters:
-        raise InvalidGraphError(f"{parameter.name} is known at run time only", where="tile program", hint=hint)
+        raise refused(f"{parameter.name} is known at run time only", hint)
     for buffer in program.buffers:
         if buffer.layout:
-            raise InvalidGraphError(f"the layout of buffer {buffer.name} can't be printed", where="tile program")
+            raise refused(f"the layout of buffer {buffer.name} can't be printed")
     for stage in program.stages:
         for loops, _ in stage.leaves:
             if any(loop.axis.ragged is not None for loop in loops):
-                raise InvalidGraphError("loops that end early can't be printed", where="tile program")
+                raise refused("loops that end early can't be printed")
