@@ -61,7 +61,7 @@ def maker(
     options: Options,
     *,
     model: ModelRecord | None,
-    certificate: Any,
+    certificate: object,
     runs_tasks: bool = False,
     ranges: RangePlan | None = None,
 ) -> Make:

@@ -1,9 +1,7 @@
-import dataclasses
-
 import numpy as np
 import pytest
 
-from korch.primitive.op import Category, Op, TypeMismatchError, require_arity
+from korch.primitive.op import NONE, Category, Op, TypeMismatchError, require_arity
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType, ValueType, row_major_strides
 from korch.testing.samples import random_arrays
@@ -61,7 +59,7 @@ def test_a_wrong_number_of_inputs_is_refused(row):
 def test_every_category_has_a_row_and_a_row_needs_samples():
     assert {row.category for row in ROWS} == set(Category)
     with pytest.raises(ValueError, match="samples and refusals"):
-        dataclasses.replace(OPS["add"], refusals=())
+        Op(**{name: getattr(OPS["add"], name) for name in Op.__slots__} | {"refusals": ()})
 
 
 @pytest.mark.parametrize("dtype", list(DType))
@@ -88,18 +86,25 @@ def test_erf_agrees_with_the_standard_library():
     import math
 
     points = np.concatenate([np.linspace(-6, 6, 401), [0.0, -0.0, np.inf, -np.inf, 40.0]])
-    found = OPS["erf"].reference([points], None)
+    found = OPS["erf"].reference([points], NONE)
     expected = np.array([math.erf(x) for x in points])
     np.testing.assert_allclose(found, expected, rtol=1e-13, atol=1e-300)
-    assert np.isnan(OPS["erf"].reference([np.array([np.nan])], None)).all()
+    assert np.isnan(OPS["erf"].reference([np.array([np.nan])], NONE)).all()
 
 
 def test_integer_division_truncates_toward_zero():
     a, b = np.array([7, -7, 7, -7]), np.array([2, 2, -2, -2])
-    np.testing.assert_array_equal(OPS["div"].reference([a, b], None), [3, -3, -3, 3])
+    np.testing.assert_array_equal(OPS["div"].reference([a, b], NONE), [3, -3, -3, 3])
 
 
 def test_maximum_and_minimum_propagate_nan():
     a, b = np.array([np.nan, 1.0]), np.array([1.0, np.nan])
-    assert np.isnan(OPS["max"].reference([a, b], None)).all()
-    assert np.isnan(OPS["min"].reference([a, b], None)).all()
+    assert np.isnan(OPS["max"].reference([a, b], NONE)).all()
+    assert np.isnan(OPS["min"].reference([a, b], NONE)).all()
+
+
+def test_attributes_of_another_kind_are_refused():
+    row, types = OPS["transpose"], (ValueType.parse("f32[2,3]"),)
+    for function in (lambda: row.infer(types, NONE), lambda: row.reference([np.zeros((2, 3))], NONE)):
+        with pytest.raises(TypeMismatchError, match=r"transpose takes TransposeAttributes, not Attributes\(\)"):
+            function()

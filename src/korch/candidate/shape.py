@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import PrimitiveGraph
@@ -62,7 +61,7 @@ Compose = Callable[[PrimitiveGraph, Sequence[Group]], Iterable[Group]]
 """From a graph and its groups of all shapes to further groups, of several linear primitives."""
 
 
-def shapes_of(providers: Iterable[Any]) -> tuple[GroupShape | Compose, ...]:
+def shapes_of(providers: Iterable[object]) -> tuple[GroupShape | Compose, ...]:
     """Return the shapes that some providers ask for, each once."""
     found = (shape for provider in providers for shape in getattr(provider, "group_shapes", COMMON))
     return tuple(dict.fromkeys(found))

@@ -40,7 +40,7 @@ MOST_STEPS = 100
 MOST_VALUES = 400
 """Values below the map of which it is asked whether anything else needs them."""
 
-Parts = Mapping[tuple[Any, ...], float]
+Parts = Mapping[tuple[object, ...], float]
 """What is computed or saved, each part once, with its cost in FLOP."""
 
 
@@ -135,7 +135,7 @@ class _Walk:
     view: View
     top: int
     root: int
-    known: dict[tuple[Any, ...], MapPlace | None] = field(default_factory=dict)
+    known: dict[tuple[object, ...], MapPlace | None] = field(default_factory=dict)
     steps: int = 0
 
     @cached_property
@@ -211,8 +211,8 @@ class _Walk:
             places.append(place)
         size = self.view.type(step.output).size
         new = size // max(1, self.view.shape(step.output)[m.axis]) * m.channels
-        costs: dict[tuple[Any, ...], float] = {("step", step.output, m.axis, m.part): float(FLOP_PER_ELEMENT * new)}
-        saved: dict[tuple[Any, ...], float] = {("step", step.output): float(FLOP_PER_ELEMENT * size)}
+        costs: dict[tuple[object, ...], float] = {("step", step.output, m.axis, m.part): float(FLOP_PER_ELEMENT * new)}
+        saved: dict[tuple[object, ...], float] = {("step", step.output): float(FLOP_PER_ELEMENT * size)}
         for place in places:
             costs |= place.costs
             saved |= place.saved

@@ -14,7 +14,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 from korch.deadline import Deadline
 from korch.equivalence.rule import AnyRule, RuleRefusal, View, Writer
@@ -289,9 +289,9 @@ class _Saturation:
     begin_s: float = field(default_factory=time.monotonic)
     iterations: int = 0
     value_count: int = 0
-    done: set[tuple[str, Any]] = field(default_factory=set)
+    done: set[tuple[str, object]] = field(default_factory=set)
     fired: Counter[str] = field(default_factory=Counter)
-    refusals: dict[tuple[str, Any], RuleRefusal] = field(default_factory=dict)
+    refusals: dict[tuple[str, object], RuleRefusal] = field(default_factory=dict)
     failures: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
@@ -352,7 +352,7 @@ class _Saturation:
                 self.done.add(key)
                 self._fail(rule, root, error)
 
-    def _apply(self, rule: AnyRule, root: Primitive, view: View, match: Any, key: tuple[str, Any]) -> None:
+    def _apply(self, rule: AnyRule, root: Primitive, view: View, match: object, key: tuple[str, object]) -> None:
         witness = rule.refuse(view, match)
         if isinstance(witness, RuleRefusal):
             self.refusals[key] = witness

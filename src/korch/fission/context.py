@@ -7,7 +7,7 @@ from typing import Any
 
 from korch.frontend.operator import Operator
 from korch.primitive.graph import GraphBuilder
-from korch.primitive.op import Array, Attributes, Category
+from korch.primitive.op import NONE, Array, Attributes, Category
 from korch.primitive.ops import OPS
 from korch.primitive.types import ValueId, ValueType
 from korch.primitive.verbs import Shape, Verbs
@@ -85,7 +85,7 @@ class Context(Verbs):
     def add(self, op: str, *values: ValueId, attributes: Attributes | None = None) -> ValueId:
         """Add one primitive; a sum of no numbers, as of empty matrices, as zeros."""
         if OPS[op].category is Category.LINEAR and not all(self.builder.type(value).size for value in values):
-            return self.full(0, OPS[op].infer([self.builder.type(value) for value in values], attributes))
+            return self.full(0, OPS[op].infer([self.builder.type(value) for value in values], attributes or NONE))
         return super().add(op, *values, attributes=attributes)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from korch.fission.context import Context
 from korch.fission.rule import Build, NotSplit, Result, Rule, rule
-from korch.primitive.op import TypeMismatchError
+from korch.primitive.op import NONE, TypeMismatchError
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType, ValueType
 from korch.primitive.verbs import lit
@@ -18,7 +18,7 @@ def _direct(op: str, swap: bool = False) -> Build:
     def build(c: Context) -> Result:
         values = c.inputs[::-1] if swap else c.inputs
         try:
-            OPS[op].infer([ValueType((), c.dtype(value)) for value in values], None)
+            OPS[op].infer([ValueType((), c.dtype(value)) for value in values], NONE)
         except TypeMismatchError as error:
             return NotSplit(str(error))
         return c.elementwise(op, *values)

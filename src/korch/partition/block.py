@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from korch.equivalence.saturate import SaturationReport, merge_reports
 from korch.partition.segment import Segment
@@ -69,7 +68,7 @@ class Partition:
     @staticmethod
     def of(source: PrimitiveGraph, instances: Sequence[Instance], rules: SaturationReport) -> Partition:
         """Return the model in segments, with equal segments as one block."""
-        members: dict[Any, list[int]] = {}
+        members: dict[tuple[object, ...], list[int]] = {}
         for number, instance in enumerate(instances):
             members.setdefault(form(instance.graph), []).append(number)
         blocks = tuple(Block(tuple(numbers), instances[numbers[0]].graph) for numbers in members.values())
@@ -109,7 +108,7 @@ def find_blocks(
     return Partition.of(graph, instances, merge_reports(reports))
 
 
-def form(graph: PrimitiveGraph) -> tuple[Any, ...]:
+def form(graph: PrimitiveGraph) -> tuple[object, ...]:
     """Return all of a graph but the elements of its weights: equal for segments of one block.
 
     Constants count by content if they are uniform (they stand in code as literals), or if an opaque

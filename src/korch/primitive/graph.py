@@ -222,7 +222,7 @@ class GraphBuilder:
         self.keep: Callable[[Constant], Constant] = lambda constant: constant
         self._types: list[ValueType] = []
         self._parent: list[int] = []
-        self._primitives: dict[_Key, list[Any]] = {}
+        self._primitives: dict[_Key, tuple[ValueId, str]] = {}
         self._constants: dict[int, Constant] = {}
         self._constant_ids: dict[Constant, int] = {}
         self._inputs: dict[str, int] = {}
@@ -242,7 +242,7 @@ class GraphBuilder:
         for p, primitive in enumerate(graph.primitives):
             key = (primitive.op, primitive.inputs, primitive.attributes)
             origin = graph.origins[p] if graph.origins else ""
-            builder._primitives[key] = [primitive.output, origin]
+            builder._primitives[key] = (ValueId(primitive.output), origin)
         return builder
 
     def input(self, name: str, type_: ValueType) -> ValueId:
@@ -286,7 +286,7 @@ class GraphBuilder:
         if all(value in self._constants for value in found) and self._folds(op, found, type_):
             return self.constant(self._fold(row, found, attributes, type_))
         value = self._new_value(type_)
-        self._primitives[key] = [value, origin]
+        self._primitives[key] = (value, origin)
         return value
 
     def merge(self, a: int, b: int) -> int:
@@ -322,14 +322,14 @@ class GraphBuilder:
     def rebuild(self) -> None:
         """Restore congruence: primitives whose inputs became equal have equal outputs."""
         while True:
-            rebuilt: dict[_Key, list[Any]] = {}
+            rebuilt: dict[_Key, tuple[ValueId, str]] = {}
             pairs: list[tuple[int, int]] = []
             for (op, inputs, attributes), (output, origin) in self._primitives.items():
                 key = (op, tuple(self.find(value) for value in inputs), attributes)
                 if key in rebuilt:
                     pairs.append((rebuilt[key][0], output))
                 else:
-                    rebuilt[key] = [self.find(output), origin]
+                    rebuilt[key] = (self.find(output), origin)
             self._primitives = rebuilt
             if all(self.find(a) == self.find(b) for a, b in pairs):
                 return

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -54,9 +54,11 @@ class Sample:
         return tuple(ValueType.parse(text) for text in self.inputs)
 
 
-Infer = Callable[[Sequence[ValueType], Any], ValueType]
-Reference = Callable[[Sequence[Array], Any], Array]
-Work = Callable[[Sequence[ValueType], Any, ValueType], int]
+A = TypeVar("A", bound=Attributes)
+
+Infer = Callable[[Sequence[ValueType], A], ValueType]
+Reference = Callable[[Sequence[Array], A], Array]
+Work = Callable[[Sequence[ValueType], A, ValueType], int]
 
 
 def flop_per_output(inputs: Sequence[ValueType], attributes: Attributes, output: ValueType) -> int:
@@ -74,9 +76,10 @@ def no_flop(inputs: Sequence[ValueType], attributes: Attributes, output: ValueTy
     return 0
 
 
-@dataclass(frozen=True, slots=True)
 class Op:
     """A primitive operation.
+
+    Its functions are written for one kind of attributes. They raise TypeMismatchError for any other kind.
 
     Attributes:
         name: its name in the text form.
@@ -92,20 +95,47 @@ class Op:
         refusals: illegal inputs, on which `infer` must raise.
     """
 
-    name: str
-    category: Category
-    arity: int | None
-    attributes: type[Attributes]
-    infer: Infer
-    reference: Reference
-    work_flop: Work
-    source: str
-    samples: tuple[Sample, ...]
-    refusals: tuple[Sample, ...]
+    __slots__ = (
+        "arity",
+        "attributes",
+        "category",
+        "infer",
+        "name",
+        "reference",
+        "refusals",
+        "samples",
+        "source",
+        "work_flop",
+    )
 
-    def __post_init__(self) -> None:
-        if not self.samples or not self.refusals:
-            raise ValueError(f"operation {self.name} needs samples and refusals")
+    def __init__(
+        self,
+        *,
+        name: str,
+        category: Category,
+        arity: int | None,
+        attributes: type[A],
+        infer: Infer[A],
+        reference: Reference[A],
+        work_flop: Work[A],
+        source: str,
+        samples: tuple[Sample, ...],
+        refusals: tuple[Sample, ...],
+    ) -> None:
+        if not samples or not refusals:
+            raise ValueError(f"operation {name} needs samples and refusals")
+
+        def own(given: Attributes) -> A:
+            if not isinstance(given, attributes):
+                raise TypeMismatchError(f"{name} takes {attributes.__name__}, not {given}")
+            return given
+
+        self.name, self.category, self.arity, self.source = name, category, arity, source
+        self.attributes: type[Attributes] = attributes
+        self.samples, self.refusals = samples, refusals
+        self.infer: Infer[Attributes] = lambda inputs, given: infer(inputs, own(given))
+        self.reference: Reference[Attributes] = lambda inputs, given: reference(inputs, own(given))
+        self.work_flop: Work[Attributes] = lambda inputs, given, output: work_flop(inputs, own(given), output)
 
     def __repr__(self) -> str:
         return f"Op({self.name})"

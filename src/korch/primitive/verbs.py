@@ -10,9 +10,9 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.op import Array, Attributes
@@ -78,7 +78,7 @@ class Verbs:
         """Return a constant's value."""
         return self.builder.constant(np.asarray(array))
 
-    def full(self, number: Any, type_: ValueType) -> ValueId:
+    def full(self, number: npt.ArrayLike, type_: ValueType) -> ValueId:
         """Return a constant whose elements are all `number`."""
         with np.errstate(all="ignore"):
             item = np.asarray(number).astype(type_.dtype.numpy)

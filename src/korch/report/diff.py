@@ -7,7 +7,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from korch.equivalence.rule import rule_of
 from korch.report.kernel import operations
@@ -162,7 +161,7 @@ def _facts(first: Built, second: Built) -> tuple[tuple[str, str, str, str], ...]
 
 
 def _options(first: PlanRecord, second: PlanRecord) -> tuple[tuple[str, str, str], ...]:
-    rows: list[tuple[str, Any, Any]] = [
+    rows: list[tuple[str, object, object]] = [
         ("korch", first.korch_version, second.korch_version),
         ("model", first.model.path, second.model.path),
     ]

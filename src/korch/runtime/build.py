@@ -44,8 +44,8 @@ class Origin:
     """
 
     model: ModelRecord | None = None
-    certificate: Any = None
-    options: Any = None
+    certificate: object = None
+    options: object = None
 
 
 UNKNOWN = Origin()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -221,7 +222,7 @@ def read_ranged(path: str | os.PathLike[str] | IO[bytes]) -> tuple[list[Artifact
     """
     found: list[Ranges] = []
 
-    def read_more(archive: Any) -> None:
+    def read_more(archive: zipfile.ZipFile) -> None:
         found.append(read_record(Ranges, read_object(archive.read(RANGES), RANGES), "ranges"))
 
     artifacts, shared = read_shaped(path, FORMAT, (RANGES,), read_more)

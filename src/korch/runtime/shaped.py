@@ -12,6 +12,7 @@ import hashlib
 import io
 import json
 import os
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import IO, Any, Self
@@ -228,7 +229,7 @@ def read_shaped(
     path: str | os.PathLike[str] | IO[bytes],
     kind: str = FORMAT,
     more: Sequence[str] = (),
-    read_more: Callable[[Any], None] = lambda archive: None,
+    read_more: Callable[[zipfile.ZipFile], None] = lambda archive: None,
 ) -> tuple[list[Artifact], Shared]:
     """Read what `ShapedExecutable.save` wrote: the plans, and what they have in common.
 

@@ -74,7 +74,7 @@ def collect_candidates(
     graph: PrimitiveGraph,
     groups: Iterable[Group],
     providers: Sequence[Provider[Any, Any]],
-    target: Any,
+    target: object,
     interfaces: Sequence[Interface] = (PLAIN,),
     held: Collection[int] | None = None,
     answers: Answers | None = None,
@@ -118,7 +118,7 @@ def collect_candidates(
 def layout_changes(
     graph: PrimitiveGraph,
     providers: Sequence[Provider[Any, Any]],
-    target: Any,
+    target: object,
     written: Mapping[int, Collection[Layout]],
     read: Mapping[int, Collection[Layout]],
 ) -> list[Candidate]:
@@ -139,7 +139,7 @@ class _Asked:
     """The candidates that providers offer for some groups, and their refusals."""
 
     providers: Sequence[Provider[Any, Any]]
-    target: Any
+    target: object
     held: Collection[int]
     answers: Answers
     candidates: list[Candidate] = field(default_factory=list)

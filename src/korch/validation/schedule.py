@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -56,7 +55,7 @@ def with_fastest_schedule(
     return (replace(validation, winner=executable, won=tasks) if is_faster else validation), times
 
 
-def _require_same(expected: Sequence[Any], found: Sequence[Any]) -> None:
+def _require_same(expected: Sequence[Array], found: Sequence[Array]) -> None:
     """Raise an error if two executables have different results.
 
     Raises:

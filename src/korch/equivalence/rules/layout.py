@@ -5,14 +5,13 @@ None of them computes anything, so all are exact.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer, reads
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Attributes
-from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
+from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TakeAttributes, TransposeAttributes
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,7 @@ def _compose_broadcasts(view: View, pair: Pair) -> LayoutStep | RuleRefusal:
 
 def _keep_input(view: View, root: Primitive) -> LayoutStep | RuleRefusal:
     """Return the input, if no element moves; none is added or left out, the type is the same."""
-    moves: Callable[[Any], bool] = _MOVES.get(root.op, lambda attributes: False)
-    if moves(root.attributes):
+    if _moves(root.attributes):
         return RuleRefusal("elements move", root.output)
     return LayoutStep("", root.inputs[0], root.attributes)
 
@@ -63,13 +61,19 @@ def _is_count(indices: tuple[int, ...]) -> bool:
     return indices == tuple(range(len(indices)))
 
 
-# Whether elements move although the shape stays. A slice that keeps a size above 1 either keeps
-# all or runs backwards; one that keeps a size of 1 keeps the one element.
-_MOVES: dict[str, Callable[[Any], bool]] = {
-    "transpose": lambda a: not _is_count(a.perm),
-    "slice": lambda a: any(n > 1 and (s, d) != (0, 1) for n, s, d in zip(a.size, a.start, a.step, strict=True)),
-    "take": lambda a: not _is_count(a.indices),
-}
+def _moves(attributes: Attributes) -> bool:
+    """Return whether elements move although the shape stays."""
+    match attributes:
+        case TransposeAttributes(perm):
+            return not _is_count(perm)
+        case SliceAttributes(start, size, step):
+            # A slice that keeps a size above 1 either keeps all or runs backwards; a size of 1 is one element.
+            return any(n > 1 and (s, d) != (0, 1) for n, s, d in zip(size, start, step, strict=True))
+        case TakeAttributes(indices=indices):
+            return not _is_count(indices)
+        case _:
+            return False
+
 
 TRANSPOSES_COMPOSE = Rule(
     name="transposes-compose",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.primitive.op import Array, Attributes, Category, Infer, Op, Reference, Sample, no_flop, require
+from korch.primitive.op import A, Array, Attributes, Category, Infer, Op, Reference, Sample, no_flop, require
 from korch.primitive.types import ValueType
 
 
@@ -165,9 +165,9 @@ def _pad(inputs: Sequence[Array], attributes: PadAttributes) -> Array:
 
 def _row(
     name: str,
-    attributes: type[Attributes],
-    infer: Infer,
-    reference: Reference,
+    attributes: type[A],
+    infer: Infer[A],
+    reference: Reference[A],
     source: str,
     samples: tuple[Sample, ...],
     refusals: tuple[Sample, ...],

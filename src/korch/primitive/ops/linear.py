@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.primitive.op import Array, Attributes, Category, Op, Reference, Sample, require
+from korch.primitive.op import A, Array, Attributes, Category, Op, Reference, Sample, require
 from korch.primitive.ops.reduce import window_extent, windows
 from korch.primitive.types import DType, ValueType
 
@@ -218,7 +218,7 @@ def _are_bytes(inputs: Sequence[Array]) -> bool:
     return all(x.dtype in (np.int8, np.uint8) for x in inputs)
 
 
-def _sums_of_bytes(reference: Reference, inputs: Sequence[Array], attributes: Attributes) -> Array:
+def _sums_of_bytes(reference: Reference[A], inputs: Sequence[Array], attributes: A) -> Array:
     """Return sums of products of bytes, which float64 holds exactly, in 32 bits."""
     wide = reference([x.astype(np.float64) for x in inputs], attributes)
     return wide.astype(np.int64).astype(np.int32)
