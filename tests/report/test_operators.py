@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from korch.report.operators import format_page, supported_operators
+from tests.support.operators_page import format_page, supported_operators
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "operators.md"
 
 
 def test_the_page_is_up_to_date() -> None:
     found = format_page(supported_operators())
-    assert PAGE.read_text() == found, "python -m korch.report.operators > docs/operators.md"
+    assert PAGE.read_text() == found, "python -m tests.support.operators_page > docs/operators.md"
 
 
 def test_at_least_120_operators_are_split() -> None:

@@ -1,6 +1,6 @@
 """Which ONNX operators Korch runs, and how: the page `docs/operators.md`.
 
-    python -m korch.report.operators > docs/operators.md
+    python -m tests.support.operators_page > docs/operators.md
 
 An operator is split if fission has a rule for its newest version that is not deprecated, or if
 ONNX defines it by others and that definition is taken. Others are opaque if ONNX
@@ -115,7 +115,7 @@ def format_page(found: Iterable[Support]) -> str:
         "",
         "How Korch runs each operator of the ONNX standard "
         f"(onnx {onnx.__version__.rpartition('.')[0]}). Made by "
-        "`python -m korch.report.operators`.",
+        "`python -m tests.support.operators_page`.",
         "",
         "| way | operators | meaning |",
         "|---|---:|---|",
