@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.candidate.layout import channels_last
+from korch.candidate.layout import Layout, channels_last
+from korch.measure.compiler import NATIVE_FOLDER
+from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS, find_compiler
 from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.gemm import GemmProvider
 from korch.provider.gemm.blocking import Blocking
 from korch.provider.provider import SPLIT
+from korch.provider.tile_kernel import kernel_of
+from korch.schedule.contraction import contraction_of
+from korch.schedule.pieces import SplitProducts
+from korch.schedule.products import Blocking as Blocks
 from korch.target import Target
-from korch.testing.kernels import check_offers, run_kernel
+from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
 from korch.testing.tolerance import assert_same
+from korch.tile.check import check_program
+from korch.tile.parse import parse_program
+from korch.tile.reference import run_program
+from korch.tile.staging import Machine
+from korch.tile.text import format_program
 from tests.provider.onednn_groups import Graph
+from tests.support.matrix_units import matrix_units
 
 
 def transposed(g: Graph, value: int, *perm: int) -> int:
@@ -300,11 +313,17 @@ def test_operands_whose_terms_or_columns_are_apart(target, builder, rng):
     check_offers(GemmProvider(), [first, second], target, builder, rng)
 
 
-def matrix_units(builder_target: Target) -> Target:
-    """A target with matrix units and small caches, so that blocks, chunks and groups are many."""
-    if builder_target.isa != "amx":
-        pytest.skip("this machine has no matrix units")
-    return replace(builder_target, l2_bytes=256 << 10)
+class SplitGemmProvider(GemmProvider):
+    """Offers the matrix units only."""
+
+    def offer(self, group, target):
+        return split_offers(group, target)
+
+
+@pytest.fixture(scope="session")
+def units(target, tmp_path_factory):
+    """A target with matrix units, and a compiler for it."""
+    return matrix_units(target, tmp_path_factory.mktemp("units"))
 
 
 def split_offers(group: Group, target: Target) -> list[Offer]:
@@ -344,79 +363,120 @@ def test_threads_share_the_larger_operand_out(m, n, parts):
 
 
 @pytest.fixture(params=[1.0, 0.0], ids=["kept as pieces", "split in each run"])
-def small(request, target, monkeypatch):
-    """A target with matrix units, with constant operands kept as pieces or not."""
+def is_kept(request, monkeypatch):
+    """Whether constant operands are kept as pieces."""
     monkeypatch.setattr("korch.provider.gemm.provider.KEPT_SHARE", request.param)
-    return matrix_units(target)
+    return request.param > 0
 
 
-def test_constant_pieces_are_kept_where_they_stay_in_the_cache(target):
-    units = matrix_units(target)
+def test_constant_pieces_are_kept_where_they_stay_in_the_cache(units):
     for n, constant, is_kept in ((300, True, True), (400, True, False), (300, False, False)):
-        (offer,) = split_offers(product((100, 140), (140, n), constant=constant), units)
+        (offer,) = split_offers(product((100, 140), (140, n), constant=constant), units[0])
         assert offer.inputs[1].is_split == is_kept
 
 
-def test_matrix_units_multiply_all_shapes(target, builder, rng):
-    small = matrix_units(target)
+def test_matrix_units_multiply_all_shapes(units, rng):
     groups = [
-        *(product((m, 40), (40, 70)) for m in (17, 32, 33, 49, 64, 131)),
-        *(product((60, terms), (terms, 64)) for terms in (16, 31, 32, 33, 65)),
-        *(product((60, 33), (33, columns)) for columns in (17, 31, 32, 33, 64, 100)),
+        *(product((m, 40), (40, n)) for m, n in ((17, 70), (33, 17), (131, 61))),
+        *(product((60, terms), (terms, 64)) for terms in (16, 31, 65)),
         product((100, 1100), (1100, 96)),  # chunks of terms
-        product((500, 40), (40, 64)),  # all columns stay
         product((520, 128), (128, 320)),  # groups of columns
         product((2, 40, 50), (2, 50, 70), constant=False),
         product((3, 1, 40, 50), (1, 2, 50, 48), constant=False),
-        product((420, 50), (50, 61), constant=False),
         product((200, 300), (300, 100), constant=False),  # rows are shared out
     ]
-    checked = check_offers(GemmProvider(), groups, small, builder, rng)
-    assert {o.variant for _, o, _ in checked} == {"", SPLIT}
+    assert check_offers(SplitGemmProvider(), groups, *units, rng)
 
 
-def test_constant_operands_may_be_split_in_each_run(target, builder, rng, monkeypatch):
+def test_kernels_for_matrix_units_compile(units, tmp_path):
+    """On any machine, with the instructions of the units."""
+    groups = (product((40, 70), (70, 50)), product((40, 600), (600, 50), constant=False))
+    made = offers_of(SplitGemmProvider(), groups, units[0])
+    (tmp_path / "kernels.cpp").write_text("\n".join(kernel.source for _, _, kernel in made))
+    command = [*find_compiler().command, *FLAGS, *ISA_COMPILER_FLAGS["amx"], f"-I{NATIVE_FOLDER}", "-S"]
+    files = [str(tmp_path / "kernels.cpp"), "-o", str(tmp_path / "kernels.s")]
+    done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:2000]
+    assert "tdpbf16ps" in (tmp_path / "kernels.s").read_text()
+
+
+def test_operands_are_packed_before_they_are_split(units, rng):
+    """Where neighbours are not adjacent, or columns lie a page apart."""
+    g = Graph()
+    turned = g.group(g.add("matmul", [transposed(g, g.tensor(36, 40), 1, 0), transposed(g, g.tensor(50, 36), 1, 0)]))
+    groups = [turned, product((40, 17), (17, 1024), constant=False)]
+    for _, _, kernel in check_offers(SplitGemmProvider(), groups, *units, rng):
+        assert "pb" in {buffer.name for buffer in kernel.program.buffers}
+
+
+def test_constant_operands_may_be_split_in_each_run(units, rng, monkeypatch):
     monkeypatch.setattr("korch.provider.gemm.provider.KEPT_SHARE", 0.0)
     groups = [product(*shapes) for shapes in (((49, 33), (33, 70)), ((500, 40), (40, 64)))]
-    checked = check_offers(GemmProvider(), groups, matrix_units(target), builder, rng)
+    checked = check_offers(SplitGemmProvider(), groups, *units, rng)
     assert not any(layout.is_split for _, offer, _ in checked for layout in offer.inputs)
 
 
-@pytest.mark.parametrize("m", [40, 500])
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3.4e38])
-def test_what_has_no_pieces_is_computed_by_the_vector_units(small, builder, rng, m, bad):
-    group = product((m, 70), (70, 65))
-    a, b = (rng.uniform(-0.4, 0.4, t.shape).astype(np.float32) for t in group.input_types)
-    a[3, 5], a[m - 1, 69], b[60, 64] = bad, bad, bad
-    b[5, 2] = 0.0
-    with np.errstate(all="ignore"):
-        expected = (a.astype(np.float64) @ b).astype(np.float32)
-    for offer in split_offers(group, small):
-        kernel = GemmProvider().build(group, offer, small)
-        assert not isinstance(kernel, Refusal)
-        (found,) = run_kernel(kernel, group, offer, [a, b], builder)
+def split_kernel(units, group: Group):
+    """Return a function that runs a group on the matrix units."""
+    target, builder = units
+    (offer,) = split_offers(group, target)
+    kernel = GemmProvider().build(group, offer, target)
+    assert not isinstance(kernel, Refusal)
+    return lambda *inputs: run_kernel(kernel, group, offer, inputs, builder)[0]
+
+
+@pytest.mark.parametrize(("m", "terms"), [(40, 70), (500, 70), (40, 1100)], ids=["rows", "columns", "chunks"])
+def test_what_has_no_pieces_is_computed_by_the_vector_units(is_kept, units, rng, m, terms):
+    group = product((m, terms), (terms, 65))
+    run = split_kernel(units, group)
+    for bad in (np.inf, -np.inf, np.nan, 3.4e38):
+        a, b = (rng.uniform(-0.4, 0.4, t.shape).astype(np.float32) for t in group.input_types)
+        a[3, 5], a[m - 1, 69], b[60, 64] = bad, bad, bad
+        b[5, 2] = 0.0
+        with np.errstate(all="ignore"):
+            expected = (a.astype(np.float64) @ b).astype(np.float32)
+        found = run(a, b)
         assert np.array_equal(np.isnan(found), np.isnan(expected))
         assert np.array_equal(np.isinf(found), np.isinf(expected))
         known = np.isfinite(expected) & (np.abs(expected) < 1e30)
         np.testing.assert_allclose(found[known], expected[known], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e15])
-def test_split_products_are_as_exact_as_float32(small, builder, rng, scale):
+def test_split_products_are_as_exact_as_float32(is_kept, units, rng):
     """The error of matrix units is at most that of a chain of float32 multiply-adds."""
     group = product((64, 700), (700, 64))
-    a, b = (rng.standard_normal(t.shape, np.float32) for t in group.input_types)
-    a *= np.float32(scale)
-    exact = a.astype(np.float64) @ b
+    run = split_kernel(units, group)
+    for scale in (1e-30, 1.0, 1e15):
+        a, b = (rng.standard_normal(t.shape, np.float32) for t in group.input_types)
+        a *= np.float32(scale)
+        exact = a.astype(np.float64) @ b
 
-    def error(found):
-        return float(np.sqrt(np.mean((found - exact) ** 2))) / scale
+        def error(found, exact=exact, scale=scale):
+            return float(np.sqrt(np.mean((found - exact) ** 2))) / scale
 
-    chain = np.zeros(exact.shape, np.float32)
-    for k in range(700):
-        chain += a[:, k : k + 1] * b[k : k + 1]
-    for offer in split_offers(group, small):
-        kernel = GemmProvider().build(group, offer, small)
-        assert not isinstance(kernel, Refusal)
-        (found,) = run_kernel(kernel, group, offer, [a, b], builder)
-        assert 0 < error(found) < 0.7 * error(chain)
+        chain = np.zeros(exact.shape, np.float32)
+        for k in range(700):
+            chain += a[:, k : k + 1] * b[k : k + 1]
+        assert 0 < error(run(a, b)) < 0.7 * error(chain)
+
+
+def test_programs_for_matrix_units_agree_with_their_reference(units, rng):
+    """Also of sizes for which they are not offered, cut along all axes."""
+    target, builder = units
+    made = []
+    for m, terms, n, rows_pass in ((33, 1, 1, False), (1, 40, 33, True)):
+        group = product((m, terms), (terms, n), constant=False)
+        layouts = ((Layout.plain(2),) * 2, (Layout.plain(2),))
+        root = group.body.linear[0]
+        schedule = SplitProducts(group, root, layouts, contraction_of(group, root, last=False), Machine(16, 2))
+        program = schedule.program(Blocks(32, 32, 32, (False, False), rows_pass=rows_pass))
+        assert check_program(program) == ()
+        assert parse_program(format_program(program)) == program
+        made.append((group, Offer(*layouts), kernel_of(program, group, Offer(*layouts), target)))
+    library = load_kernels([kernel for _, _, kernel in made], builder)
+    for group, offer, kernel in made:
+        a, b = (rng.standard_normal(t.shape, np.float32) for t in group.input_types)
+        (expected,) = run_program(kernel.program, [a.reshape(-1), b.reshape(-1)])
+        np.testing.assert_allclose(expected, (a @ b).reshape(-1), rtol=1e-5, atol=1e-5)
+        (found,) = run_kernel(kernel, group, offer, [a, b], builder, library)
+        np.testing.assert_allclose(found.reshape(-1), expected, rtol=1e-5, atol=1e-5)

@@ -136,74 +136,95 @@ KORCH_INLINE void split(Floats low, Floats high, uint16_t* to, long tile) {
 
 // 32 terms that are neighbours, each paired with the next.
 template <int... I>
-KORCH_INLINE void split_line(const float* from, uint16_t* to, long tile, korch::Lanes<I...>) {
+KORCH_INLINE void split_line(Floats low, Floats high, uint16_t* to, long tile, korch::Lanes<I...>) {
   typedef korch::Vec<uint16_t, 32> Halves;
-  split(korch::load<float, 16>(from), korch::load<float, 16>(from + 16), to, tile,
+  split(low, high, to, tile,
         [](Bits a, Bits b) __attribute__((always_inline)) {
           return (Bits)__builtin_shufflevector((Halves)a, (Halves)b, (2 * I + 1)...);
         });
 }
 
-// The pieces of a block of 32 rows whose terms are neighbours, or of a strip of 32 columns, as
-// [steps][3 pieces][2 tiles][TILE]. They are made some at a time while products are computed, for the
-// vector units have little to do then: a step has 16 parts: two rows, or a pair of rows of terms.
-template <bool IS_ROWS>
-struct Splitter {
+// Where a splitter finds numbers: in memory, in lines that are `stride` elements apart.
+struct InMemory {
   const float* from;
-  long stride;  // elements between rows, or between terms
-  long rows;    // that there are, of 32; the others are zero
+  long stride;
+  template <int W>
+  KORCH_INLINE korch::Vec<float, W> value(long line, long at) const { return korch::load<float, W>(from + line * stride + at); }
+  KORCH_INLINE void fetch(long line, long at) const { __builtin_prefetch(from + line * stride + at); }
+};
+
+// The pieces of a block of 32 rows whose terms are neighbours (lines are rows), or of a strip of 32 columns
+// (lines are terms), as [steps][3 pieces][2 tiles][TILE]. They are made some at a time while products are
+// computed, for the vector units have little to do then: a step has 16 parts: two rows, or a pair of terms.
+template <bool IS_ROWS, class From>
+struct Splitter {
+  From from;
+  long first;  // row or column
+  long count;  // of rows or columns that there are, of 32; the others are zero
   long terms;
   uint16_t* to;
   long part, last, each;  // the next part, the end, and how many to make beside four products of tiles
 };
 inline constexpr unsigned long PARTS = 16;
 
-template <bool IS_ROWS>
-KORCH_INLINE void split_part(const Splitter<IS_ROWS>& s, unsigned long part) {
+// 16 neighbours of a line, of which only some exist.
+template <class From>
+__attribute__((noinline)) void copy_some(const From& from, long line, long at, long count, float* edge) {
+  for (long j = 0; j < count; ++j) edge[j] = from.template value<1>(line, at + j);
+}
+template <class From>
+KORCH_INLINE Floats some(const From& from, long line, long at, long count) {
+  if (count >= EDGE) return from.template value<16>(line, at);
+  alignas(64) float edge[EDGE] = {};
+  copy_some(from, line, at, count, edge);
+  return korch::load<float, 16>(edge);
+}
+
+template <bool IS_ROWS, class From>
+KORCH_INLINE void split_part(const Splitter<IS_ROWS, From>& s, unsigned long part) {
   const long k = part / PARTS * TERMS, i = part % PARTS;
   uint16_t* const to = s.to + part / PARTS * STEP;
   if constexpr (IS_ROWS) {
 #pragma GCC unroll 2
     for (long t = 0; t < 2; ++t) {
-      const long row = i + t * EDGE;
-      const float* from = s.from + row * s.stride + k;
-      float edge[TERMS] = {};
-      if (row >= s.rows || s.terms - k < TERMS) {
-        for (long j = 0; row < s.rows && j < s.terms - k; ++j) edge[j] = from[j];
-        from = edge;
+      const long row = s.first + i + t * EDGE;
+      Floats low = {}, high = {};
+      if (i + t * EDGE < s.count) {
+        s.from.fetch(row, k + 2 * TERMS);
+        s.from.fetch(row, k + 2 * TERMS + EDGE);
+        low = some(s.from, row, k, s.terms - k);
+        high = some(s.from, row, k + EDGE, s.terms - k - EDGE);
       }
-      __builtin_prefetch(from + 2 * TERMS);
-      __builtin_prefetch(from + 2 * TERMS + 16);
-      split_line(from, to + t * TILE + i * TERMS, 2 * TILE, korch::LanesTo<TERMS>::type());
+      split_line(low, high, to + t * TILE + i * TERMS, 2 * TILE, korch::LanesTo<TERMS>::type());
     }
   } else {
     // Terms in order: what is fetched ahead follows streams.
-    const float* const low = s.from + (k + 2 * i) * s.stride;
-    const float* const high = low + s.stride;
+    const long term = k + 2 * i;
 #pragma GCC unroll 2
     for (long t = 0; t < 2; ++t) {
-      __builtin_prefetch(low + 4 * TERMS * s.stride + t * EDGE);
-      __builtin_prefetch(high + 4 * TERMS * s.stride + t * EDGE);
+      const long column = s.first + t * EDGE, left = s.count - t * EDGE;
+      s.from.fetch(term + 4 * TERMS, column);
+      s.from.fetch(term + 4 * TERMS + 1, column);
       Floats x = {}, y = {};
-      if (k + 2 * i < s.terms) x = korch::load<float, 16>(low + t * EDGE);
-      if (k + 2 * i + 1 < s.terms) y = korch::load<float, 16>(high + t * EDGE);
+      if (term < s.terms) x = some(s.from, term, column, left);
+      if (term + 1 < s.terms) y = some(s.from, term + 1, column, left);
       split(x, y, to + t * TILE + i * TERMS, 2 * TILE);
     }
   }
 }
 
 // Make the next `count` parts.
-template <bool IS_ROWS>
-KORCH_INLINE void split_some(Splitter<IS_ROWS>& s, long count) {
-  const Splitter<IS_ROWS> own = s;  // what is stored can't change it
+template <bool IS_ROWS, class From>
+KORCH_INLINE void split_some(Splitter<IS_ROWS, From>& s, long count) {
+  const Splitter<IS_ROWS, From> own = s;  // what is stored can't change it
   const long end = korch::smaller(own.part + count, own.last);
   for (long part = own.part; part < end; ++part) split_part(own, part);
   s.part = end;
 }
 
-template <bool IS_ROWS>
-KORCH_INLINE Splitter<IS_ROWS> splitter(const float* from, long stride, long rows, long terms, uint16_t* to) {
-  return {from, stride, rows, terms, to, 0, korch::blocks(terms, TERMS) * static_cast<long>(PARTS), 0};
+template <bool IS_ROWS, class From>
+KORCH_INLINE Splitter<IS_ROWS, From> splitter(const From& from, long first, long count, long terms, uint16_t* to) {
+  return {from, first, count, terms, to, 0, korch::blocks(terms, TERMS) * static_cast<long>(PARTS), 0};
 }
 
 // Fours of products of tiles in a step: a block of rows and a strip of columns, six pairs of pieces.
@@ -214,29 +235,11 @@ KORCH_INLINE long parts_beside(long count) { return korch::blocks(PARTS, TURNS *
 
 // Make all of them: of rows, what is beside each other first, as rows a multiple of a page apart drive each
 // other's lines out of the cache.
-template <bool IS_ROWS>
-inline void split_all(Splitter<IS_ROWS> s) {
+template <bool IS_ROWS, class From>
+__attribute__((noinline)) void split_all(const Splitter<IS_ROWS, From>& s) {
   const long apart = IS_ROWS ? PARTS : 1;
   for (long first = 0; first < apart; ++first)
     for (long part = first; part < s.last; part += apart) split_part(s, part);
-}
-
-// Add up the pieces of a strip of 32 columns, as [terms][32]: the last first, as the first two of a number
-// near the largest may have an infinite sum.
-inline void add_up(const uint16_t* from, long terms, float* strip) {
-  for (long k = 0; k < terms; k += 2)
-    for (long t = 0; t < 2; ++t) {
-      const uint16_t* const pair = from + k / TERMS * STEP + t * TILE + k % TERMS / 2 * TERMS;
-      Floats low = {}, high = {};
-      for (long i = 2; i >= 0; --i) {
-        Bits both;
-        memcpy(&both, pair + i * 2 * TILE, sizeof(both));
-        low += (Floats)(both << 16);
-        high += (Floats)(both & 0xFFFF0000);
-      }
-      korch::store<float, 16>(strip + k * TERMS + t * EDGE, low);
-      if (k + 1 < terms) korch::store<float, 16>(strip + (k + 1) * TERMS + t * EDGE, high);
-    }
 }
 
 // Where the pieces of 16 R rows of a product lie: those of a block, as a Splitter makes them.

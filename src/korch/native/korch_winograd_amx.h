@@ -203,7 +203,7 @@ struct Next {
   const float* strip = nullptr;
   uint16_t* to = nullptr;
   long part = P::PARTS;                  // of the strip
-  korch_amx::Splitter<true> block{};
+  korch_amx::Splitter<true, korch_amx::InMemory> block{};
   const float* tiles = nullptr;          // of the block
   long left = 0;                         // tiles from this block on
   long turn = 0, parts = 0, turns = 1;   // `parts` are made during `turns` fours of products of tiles
@@ -214,7 +214,7 @@ struct Next {
     set_block(place);
   }
   KORCH_INLINE void set_block(uint16_t* place) {
-    block = korch_amx::splitter<true>(tiles, K::C, korch::smaller(TOGETHER, left), K::C, place);
+    block = korch_amx::splitter<true>(korch_amx::InMemory{tiles, K::C}, 0, korch::smaller(TOGETHER, left), K::C, place);
   }
   // Called before a strip is multiplied by `blocks` blocks.
   KORCH_INLINE void pace(long blocks) {

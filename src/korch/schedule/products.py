@@ -73,6 +73,7 @@ class Blocking:
             where several tasks read a row.
         registers: how the contraction is computed in registers; the printer chooses if this is None.
         panels: the columns of a panel in which the second operand comes packed; 0 if it comes as it is.
+        rows_pass: on matrix units, whether it is rows that go by while columns stay.
     """
 
     rows: int
@@ -81,6 +82,7 @@ class Blocking:
     packs: tuple[bool, bool] = (True, True)
     registers: Registers | None = None
     panels: int = 0
+    rows_pass: bool = False
 
 
 def products(group: Group, root: Primitive, layouts: Layouts, machine: Machine) -> list[TileProgram]:
@@ -111,7 +113,7 @@ def blockings(contraction: Contraction, machine: Machine) -> Iterator[Blocking]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class Cut:
     """The axes of blocks and those inside of them: of rows, columns and terms, and all of their ranges."""
 
     rows: tuple[Axis, Axis]
@@ -143,23 +145,25 @@ class Products(Blocked):
         terms = Axis(p.name, p.size, True, p.ragged)
         a, b = (operand.at for operand in operands)
         contract = Contract((i, j, terms), total, a, b, self.product, registers=blocking.registers)
-        packings: tuple[Step, ...] = tuple(o.packing for o in operands if o.packing is not None)
+        made = operands[::-1] if blocking.rows_pass else operands
+        packings: tuple[Step, ...] = tuple(step for operand in made for step in operand.passes)
         is_whole = g.extent == 1
         turns = (*packings, zero, contract) if is_whole else (zero, Loop(g, ("t",), (*packings, contract)))
-        grid = (*self.batch, gm, gn) if operands[1].packing else (gn, *self.batch, gm)
+        is_packed = operands[1].packing and not operands[1].pieces
+        grid = (*self.batch, gm, gn) if is_packed else (gn, *self.batch, gm)
         after = self.after(total, (i, j), cuts.values, cuts.ranges)
         stages = (*(o.stage for o in operands if o.stage is not None), Stage(grid, (*turns, after)))
         tile = Buffer("t", Level.TILE, self.sum_type, i.extent * self._whole(j.extent))
-        made = (o.buffer for o in operands if o.buffer is not None)
-        return TileProgram((*self._memory(blocking), tile, *made), stages)
+        own = (buffer for operand in operands for buffer in operand.buffers)
+        return TileProgram((*self._memory(blocking), tile, *own), stages)
 
-    def _cut(self, blocking: Blocking) -> _Cut:
+    def _cut(self, blocking: Blocking) -> Cut:
         m, n, k = (extent(axes) for axes in self._sides)
         rows, columns = cut(m, blocking.rows, ("gm", "i")), cut(n, blocking.columns, ("gn", "j"))
         terms = cut(k, min(blocking.terms, k), ("g", "p"))
         axes = (*self.batch, *rows, *columns, *terms)
         ranges = {axis.name: (0, axis.extent - 1) for axis in axes}
-        return _Cut(rows, columns, terms, ranges, self.values([flat(*side) for side in (rows, columns, terms)], ranges))
+        return Cut(rows, columns, terms, ranges, self.values([flat(*side) for side in (rows, columns, terms)], ranges))
 
     @property
     def _sides(self) -> tuple[Axes, Axes, Axes]:
@@ -179,7 +183,7 @@ class Products(Blocked):
     def _whole(self, columns: int) -> int:
         return round_up(columns, self.machine.lanes)
 
-    def _operand(self, position: int, blocking: Blocking, cuts: _Cut) -> Operand:
+    def _operand(self, position: int, blocking: Blocking, cuts: Cut) -> Operand:
         """Return where an operand is read: in memory, in a copy of it or in a tile."""
         (_, i), (gn, j), (g, p) = cuts.rows, cuts.columns, cuts.terms
         axes = (p, j) if position else (i, p)
@@ -198,16 +202,18 @@ class Products(Blocked):
             return self._right_bytes(blocking, cuts) if position else self._left_bytes(cuts)
         name, row = ("pb", self._whole(j.extent)) if position else ("pa", self._row(p.extent))
         packed = At(name, add(scale(var(axes[0].name), row), var(axes[1].name)))
-        layout: tuple[Panels, ...] = ()
-        if position and j.extent % self.machine.lanes == 0:
-            registers = blocking.registers
-            is_strip = registers is not None and registers.vectors * self.machine.lanes == j.extent
-            layout = (Panels(j.extent, j.extent if is_strip else self.machine.lanes),)
+        layout = self._panels_of(j.extent, blocking) if position else ()
         packing = Pass(axes, axes[1].name, tuple(emitter.ops), (store(packed, value),))
         if not layout or layout[0].columns == layout[0].width:
             packing = arranged(packing, cuts.ranges, self.machine.lanes)
         buffer = Buffer(name, Level.TILE, self.dtype, axes[0].extent * row, layout)
         return Operand(packed, buffer, None, packing)
+
+    def _panels_of(self, columns: int, blocking: Blocking) -> tuple[Panels, ...]:
+        """Return the layout of some columns of the second operand in a tile: panels, if these are whole."""
+        registers, lanes = blocking.registers, self.machine.lanes
+        is_strip = registers is not None and registers.vectors * lanes == columns
+        return (Panels(columns, columns if is_strip else lanes),) if columns % lanes == 0 else ()
 
     def _can_read(self, at: At, position: int, axes: tuple[Axis, Axis]) -> bool:
         """Return whether a contraction reads an operand where it lies: of bytes, whole groups side by side."""
@@ -224,7 +230,7 @@ class Products(Blocked):
         is_widened = position == 0 and self.product.is_of_bytes and self.product.group == PAIR
         return emitter.apply(self.dtype, "cast", name) if is_widened else name
 
-    def _left_bytes(self, cuts: _Cut) -> Operand:
+    def _left_bytes(self, cuts: Cut) -> Operand:
         """Return the rows of a task in a tile, with their terms side by side."""
         (_, i), (_, p) = cuts.rows, cuts.terms
         own = {name: f"c_{name}" for name, _ in self.terms}
@@ -237,7 +243,7 @@ class Products(Blocked):
         buffer = Buffer("pa", Level.TILE, self.dtype, i.extent * self._row(p.extent))
         return Operand(At("pa", add(scale(var(i.name), self._row(p.extent)), var(p.name))), buffer, None, packing)
 
-    def _right_bytes(self, blocking: Blocking, cuts: _Cut) -> Operand:
+    def _right_bytes(self, blocking: Blocking, cuts: Cut) -> Operand:
         """Return the columns of a task in panels in a tile; terms beyond the last are 0."""
         (_, j), (_, p) = cuts.columns, cuts.terms
         registers = blocking.registers
@@ -258,7 +264,7 @@ class Products(Blocked):
         buffer = Buffer("pb", Level.TILE, dtype, rows * columns, (Panels(columns, strip, group),))
         return Operand(At("pb", add(scale(var(p.name), columns), var(j.name))), buffer, None, packing)
 
-    def _copied(self, cuts: _Cut) -> Operand:
+    def _copied(self, cuts: Cut) -> Operand:
         """Return the first operand in a copy, whose rows share no set of the first cache."""
         contraction = self.contraction
         sides = (contraction.batch, contraction.rows, contraction.terms)

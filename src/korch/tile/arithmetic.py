@@ -60,16 +60,19 @@ class Typed:
     def product(self, how: Product, a: Array, b: Array) -> Array:
         """Return the products that a contraction adds up, in the type of its accumulator."""
         kind = how.types[2].numpy
-        if how is not Product.BF16X3:
-            return np.asarray(a.astype(kind) * b.astype(kind))
-        (high_a, low_a), (high_b, low_b) = (_pieces(x, 2, DType.BF16) for x in (a, b))
-        return np.asarray(low_a * high_b + high_a * low_b + high_a * high_b)
+        exact = np.asarray(a.astype(kind) * b.astype(kind))
+        if how is not Product.BF16X6:
+            return exact
+        (a0, a1, a2), (b0, b1, b2) = (_pieces(x, 3, DType.BF16) for x in (a, b))
+        split = a2 * b0 + a0 * b2 + a1 * b1 + a1 * b0 + a0 * b1 + a0 * b0
+        return np.where(np.isfinite(split), split, exact)  # what has no pieces is multiplied as it is
 
     def stored(self, buffer: Buffer, value: Array) -> Array:
         """Return what is read again of a value that is written to a buffer."""
         for layout in buffer.layout:
             if isinstance(layout, Split):
-                value = np.sum(_pieces(value, layout.pieces, layout.dtype), axis=0).astype(value.dtype)
+                total = np.sum(_pieces(value, layout.pieces, layout.dtype), axis=0).astype(value.dtype)
+                value = np.where(np.isfinite(total), total, value)
         return value.astype(self.array_type(buffer.dtype))
 
 

@@ -20,12 +20,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from korch.tile.cpp_accepts import require_contractions
+from korch.tile.cpp_split import split_of
 from korch.tile.cpp_steps import StepPrinter, is_large_tile, tile_bytes, tiles_of
 from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer
 from korch.tile.index import Expr
 from korch.tile.loops import SQUARE_TYPES
 from korch.tile.memory import places_in_memory
-from korch.tile.program import Axis, Buffer, Level, Stage, TileProgram, read_by, written_by
+from korch.tile.program import Axis, Buffer, Contract, Level, Product, Stage, TileProgram, read_by, written_by
 from korch.tile.trim import Count, whole
 
 SERIAL_POINTS = 6000
@@ -85,7 +86,7 @@ class _Printer:
         self.comment = comment
         self.is_parallel = threads > 1 and program.work >= SERIAL_POINTS
         self.threads = threads if self.is_parallel else 1
-        self.room_bytes = max((sum(map(tile_bytes, self._large_tiles(s))) for s in program.stages), default=0)
+        self.room_bytes = max(map(self._large_bytes, program.stages), default=0)
         streamed, large = _streamed(program, stream_bytes), _large(program, stream_bytes)
         self.out = Writer(program, lanes, streamed, large, depth=0 if self.is_parallel else 1)
 
@@ -109,6 +110,7 @@ class _Printer:
         header = "korch_contract_int.h" if re.search("korch::(Byte|Pair)Contraction<", body) else header
         header = "korch_contract_lanes.h" if "korch::LaneContraction<" in body else header
         header = "korch_contract_window.h" if "korch::WindowContraction<" in body else header
+        header = "korch_contract_split.h" if "korch_amx::" in body else header
         text = f'{head}#include "{header}"\n\n{tables}{self._functions(body)}'
         symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
         workspace_bytes = places_in_memory(self.program)[1] + self.room_bytes * self.threads
@@ -190,7 +192,10 @@ class _Printer:
 
     def _large_tiles(self, stage: Stage) -> list[Buffer]:
         """Return the tiles of a stage that are in the workspace."""
-        return [buffer for buffer in tiles_of(self.program, stage) if is_large_tile(stage, buffer)]
+        return [buffer for buffer in tiles_of(self.program, stage) if is_large_tile(self.program, stage, buffer)]
+
+    def _large_bytes(self, stage: Stage) -> int:
+        return sum(tile_bytes(self.program, stage, buffer) for buffer in self._large_tiles(stage))
 
     def _waits(self) -> list[bool]:
         """Return after which stages threads wait for each other: before one that reads a result.
@@ -210,6 +215,8 @@ class _Printer:
         """Print the loop over a range of a stage's tasks."""
         given = {b.name for b in self.program.buffers if b.level is Level.INPUT}
         steps = StepPrinter(self.out, stage, given)
+        if any(isinstance(step, Contract) and step.product is Product.BF16X6 for _, step in stage.leaves):
+            self.out.line("const korch_amx::Units units;")
         self.out.open(f"for (long task = {begin}; task < {end}; ++task)")
         rest, grid = "task", self.grids[number]
         for place, axis in enumerate(grid, 1):
@@ -220,12 +227,14 @@ class _Printer:
             rest = f"task % {left}" if left != "1" else "0"
         large, offset = self._large_tiles(stage), 0
         for buffer in tiles_of(self.program, stage):
-            type_ = C_TYPE[buffer.dtype]
+            type_, size = C_TYPE[buffer.dtype], max(buffer.size, 1)
+            if split_of(buffer) is not None:
+                type_, size = "uint16_t", tile_bytes(self.program, stage, buffer) // 2
             if buffer in large:
                 self.out.line(f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>(room + {offset});")
-                offset += tile_bytes(buffer)
+                offset += tile_bytes(self.program, stage, buffer)
             else:
-                self.out.line(f"alignas(64) {type_} {buffer.name}_array[{max(buffer.size, 1)}];")
+                self.out.line(f"alignas(64) {type_} {buffer.name}_array[{size}];")
                 self.out.line(f"{type_}* const {buffer.name} = {buffer.name}_array;  // functions copy the pointer")
         steps.run()
         self.out.close()

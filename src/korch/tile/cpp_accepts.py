@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from korch.tile.cpp_finish import is_by_lanes, kept_guards, sides_of
 from korch.tile.cpp_panels import panels
+from korch.tile.cpp_split import require_pieces, split_of
 from korch.tile.program import Contract, Level, Load, Product, TileProgram, refused
 from korch.tile.trim import LIVE
 
-PRODUCTS = (Product.F32, Product.F16, Product.BF16)
-"""The products of floats that are printed: operands are widened, sums are float32."""
+PRODUCTS = (Product.F32, Product.F16, Product.BF16, Product.BF16X6)
+"""The products of floats that are printed: operands are widened or split, sums are float32."""
 
 
 def require_contractions(program: TileProgram) -> None:
@@ -23,9 +24,10 @@ def require_contractions(program: TileProgram) -> None:
     for buffer in program.buffers:
         layout = panels(buffer)
         is_panel = buffer.level is not Level.OUTPUT and layout is not None
-        if buffer.layout and not (is_panel and len(buffer.layout) == 1):
+        if buffer.layout and not (is_panel and len(buffer.layout) == (2 if split_of(buffer) else 1)):
             raise refused(f"the layout of buffer {buffer.name} can't be printed")
     for stage in program.stages:
+        require_pieces(program, stage)
         for _, step in stage.leaves:
             if isinstance(step, Contract):
                 _require_contraction(step)

@@ -24,6 +24,7 @@ from korch.tile.cpp_lanes import lane_contraction, print_rows, window_contractio
 from korch.tile.cpp_op import condition_of
 from korch.tile.cpp_panels import in_group, in_rows, panel_width, panels, strips
 from korch.tile.cpp_pass import PassPrinter
+from korch.tile.cpp_split import SplitPrinter, elements_in_memory, is_split, passing, print_product
 from korch.tile.cpp_text import Writer, loop_end
 from korch.tile.index import Expr, add, constant, scale, substitute, var
 from korch.tile.memory import LINE_BYTES, computed_bytes
@@ -37,6 +38,7 @@ from korch.tile.program import (
     Load,
     Loop,
     Pass,
+    Product,
     Registers,
     Select,
     Sink,
@@ -85,7 +87,7 @@ class _Block:
 Steps = dict[str, int]
 """The step in memory of each axis of a contraction."""
 
-Node = PassPrinter | _Panel | _Block | tuple[Loop, "list[Node]"]
+Node = PassPrinter | SplitPrinter | _Panel | _Block | tuple[Loop, "list[Node]"]
 
 
 def tiles_of(program: TileProgram, stage: Stage) -> list[Buffer]:
@@ -94,15 +96,16 @@ def tiles_of(program: TileProgram, stage: Stage) -> list[Buffer]:
     return [b for b in program.buffers if b.level is Level.TILE and b.name in used]
 
 
-def is_large_tile(stage: Stage, buffer: Buffer) -> bool:
+def is_large_tile(program: TileProgram, stage: Stage, buffer: Buffer) -> bool:
     """Return whether a tile of a stage is in the workspace of each thread, not on its stack."""
     has_contraction = any(isinstance(step, Contract) for _, step in stage.leaves)
-    return has_contraction and tile_bytes(buffer) > LARGEST_ARRAY_BYTES
+    return has_contraction and tile_bytes(program, stage, buffer) > LARGEST_ARRAY_BYTES
 
 
-def tile_bytes(buffer: Buffer) -> int:
-    """Return the size of a tile as it is printed, in whole lines."""
-    return -(-buffer.size * computed_bytes(buffer) // LINE_BYTES) * LINE_BYTES
+def tile_bytes(program: TileProgram, stage: Stage, buffer: Buffer) -> int:
+    """Return the size of a tile of a stage as it is printed, in whole lines."""
+    elements = elements_in_memory(program, stage, buffer)
+    return -(-elements * computed_bytes(buffer) // LINE_BYTES) * LINE_BYTES
 
 
 class StepPrinter:
@@ -112,6 +115,7 @@ class StepPrinter:
         """Prepare the printers of all passes; `given` names the buffers that are only read."""
         self.out, self.stage, self.given = out, stage, given
         self.printers: list[PassPrinter] = []
+        self.passing = {*passing(out.program, stage.steps)}
         self.nodes = self._prepare(stage.steps, stage.grid)
 
     @property
@@ -127,6 +131,8 @@ class StepPrinter:
         found: list[Node] = []
         for step in sums_of(self.out.program, steps):
             match step:
+                case Pass() if is_split(self.out.program, step):
+                    found.append(SplitPrinter(self.out, Stage(grid, (step,)), step, self.given))
                 case Pass():
                     found.append(self._pass(step, grid))
                 case Sums(contract, _, after):
@@ -204,6 +210,8 @@ class StepPrinter:
                     self.out.open("")
                     node.run()
                     self.out.close()
+                case SplitPrinter():
+                    node.run()
                 case _Panel(axis, block, printer):
                     self._for(axis)
                     self.out.line(block)
@@ -233,6 +241,8 @@ class StepPrinter:
             self._contract_windows(block, (*grid, *batch))
         elif is_by_lanes(step):
             self._contract_lanes(block, (*grid, *batch))
+        elif step.product is Product.BF16X6:
+            self._contract_pieces(block, (*grid, *batch))
         elif step.product.is_of_bytes:
             self._contract_bytes(block, (*grid, *batch))
         else:
@@ -265,6 +275,13 @@ class StepPrinter:
         self.out.line(f"korch::Contraction<{', '.join(map(str, sizes))}>::run(")
         after = self._after(step, own, batch, b[last.name])
         self.out.line(f"    {sums}, {a_at}, {b_at}, {counts}{after});")
+
+    def _contract_pieces(self, block: _Block, grid: tuple[Axis, ...]) -> None:
+        """Print the call of the micro-kernel for pieces."""
+        step = block.sums.step
+        own = Stage((*grid, *step.axes), ())
+        sums = self._sums(block, *self._place(step.out, step, own), own)
+        self.out.line(print_product(self.out, step, own, step.a.buffer in self.passing, sums))
 
     def _after(self, step: Contract, own: Stage, batch: Sequence[Axis], row: int) -> str:
         """Return the last argument: where the next contraction's second operand lies, if it follows this one's."""

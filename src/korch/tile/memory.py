@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from korch.tile.program import Buffer, Level, TileProgram
+from korch.tile.program import Buffer, Level, Split, TileProgram
 
 LINE_BYTES = 64
 """The bytes of a line of the caches: buffers of the workspace begin at multiples of it."""
@@ -29,7 +29,9 @@ def places_in_memory(program: TileProgram) -> tuple[dict[str, BufferPlace], int]
     """Return where each buffer that is no tile lies, and the bytes of the workspace that they take."""
     memory = [buffer for buffer in program.buffers if buffer.level is not Level.TILE]
     ports = [buffer for buffer in memory if buffer.level is not Level.WORKSPACE]
-    places = {buffer.name: BufferPlace(i, 0, buffer.dtype.size_bytes) for i, buffer in enumerate(ports)}
+    places = {
+        buffer.name: BufferPlace(i, 0, _stored_bytes(buffer, buffer.dtype.size_bytes)) for i, buffer in enumerate(ports)
+    }
     offset_bytes = 0
     for buffer in memory:
         if buffer.level is Level.WORKSPACE:
@@ -41,4 +43,10 @@ def places_in_memory(program: TileProgram) -> tuple[dict[str, BufferPlace], int]
 def computed_bytes(buffer: Buffer) -> int:
     """Return the size of an element where floats of 16 bits are as wide as they are computed."""
     is_narrow = buffer.dtype.is_float and buffer.dtype.size_bytes == 2
-    return 4 if is_narrow else buffer.dtype.size_bytes
+    return _stored_bytes(buffer, 4 if is_narrow else buffer.dtype.size_bytes)
+
+
+def _stored_bytes(buffer: Buffer, whole: int) -> int:
+    """Return the size of an element: of all of its pieces if it is split."""
+    pieces = (layout.pieces * layout.dtype.size_bytes for layout in buffer.layout if isinstance(layout, Split))
+    return next(pieces, whole)

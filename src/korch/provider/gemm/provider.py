@@ -16,24 +16,13 @@ from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.candidate.shape import around
 from korch.primitive.types import ValueType
 from korch.provider.content import content_version
-from korch.provider.epilogue import Epilogue
-from korch.provider.gemm.blocking import Blocking
-from korch.provider.gemm.match import (
-    Operand,
-    Product,
-    epilogue_of,
-    is_widened,
-    match_group,
-    matrices_of,
-    operand_of,
-    print_finish,
-)
-from korch.provider.gemm.vectors import program_of, stays_in_cache
-from korch.provider.matrix_units import SPLIT_BYTES, STEP_BYTES, TOGETHER, constants_of
-from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
-from korch.provider.tile_kernel import comment_of, kernel_of
-from korch.provider.widen import widened
-from korch.schedule.contraction import FLOATS, Fusion, Layouts, NotFusedError, is_of_bytes
+from korch.provider.gemm.match import Product, is_widened, match_group
+from korch.provider.gemm.units import split_program_of
+from korch.provider.gemm.vectors import program_of
+from korch.provider.matrix_units import SPLIT_BYTES, TOGETHER
+from korch.provider.provider import SPLIT, Kernel
+from korch.provider.tile_kernel import kernel_of
+from korch.schedule.contraction import FLOATS, Layouts, NotFusedError, is_of_bytes
 from korch.schedule.products import terms_together
 from korch.target import Target
 from korch.tile.program import TileProgram
@@ -55,48 +44,11 @@ class Way(Enum):
 
 
 @dataclass(frozen=True, eq=False)
-class _Vectors:
-    """A product on vector units; the right operand may come in panels, with some terms side by side."""
+class _Plan:
+    """A product's program; `packed` is the layout of a right operand that is packed before, or None."""
 
     program: TileProgram
-    panels: int
-    group: int
-
-    def packed(self, rank: int) -> Layout | None:
-        """Return the layout of a right operand that is packed before, of a rank."""
-        return _strips(rank, self.panels, False, self.group) if self.panels else None
-
-    def kernel(self, group: Group, offer: Offer, target: Target) -> Kernel:
-        """Print the kernel."""
-        return kernel_of(self.program, group, offer, target)
-
-
-@dataclass(frozen=True, eq=False)
-class _Split:
-    """A product on matrix units: where the operands lie, what follows, and the constants."""
-
-    a: Operand
-    b: Operand
-    is_packed: bool
-    epilogue: Epilogue
-    finish: tuple[str, ...]
-    numbers: dict[str, int]
-    workspace_bytes: int
-
-    def packed(self, rank: int) -> Layout | None:
-        """Return the layout of a right operand that is packed before, of a rank."""
-        return _strips(rank, TOGETHER, bool(self.numbers["SPLIT_B"])) if self.is_packed else None
-
-    def kernel(self, group: Group, offer: Offer, target: Target) -> Kernel:
-        """Print the kernel."""
-        positions = (self.a.position, self.b.position)
-        operands = widened(group, offer.inputs, positions, self.workspace_bytes // 4, target)
-        workspace = len(group.inputs) + len(group.outputs)
-        text = _print(self, comment_of(group, offer), operands.texts, workspace)
-        return named_kernel(text, workspace_bytes=4 * operands.floats, threading=Threading.TEAM)
-
-
-_Plan = _Vectors | _Split
+    packed: Layout | None
 
 
 class GemmProvider:
@@ -125,9 +77,8 @@ class GemmProvider:
                 refusal = plan
                 continue
             inputs = list(layouts[0])
-            packed = plan.packed(group.input_types[found.b].rank)
-            if packed is not None:
-                inputs[found.b] = packed
+            if plan.packed is not None:
+                inputs[found.b] = plan.packed
             is_split = way != Way.VECTORS
             variant = SPLIT if is_split else ""
             offers.append(Offer(tuple(inputs), layouts[1], variant, is_split=is_split))
@@ -147,7 +98,7 @@ class GemmProvider:
         plan = self._plan(group, found, target, (inputs, offer.outputs), way)
         if isinstance(plan, Refusal):
             return plan
-        return plan.kernel(group, offer, target)
+        return kernel_of(plan.program, group, offer, target)
 
     def _plan(self, group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
         key = (group.key, target, layouts, way)
@@ -208,67 +159,14 @@ def _layouts(group: Group, found: Product, target: Target) -> Iterator[Layouts]:
 def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
     if target.lanes < 4:
         return Refusal("the target has no vector registers")
+    root, rank = found.primitive, group.input_types[found.b].rank
     if way is Way.VECTORS:
         is_packed = _is_packed(group, found, can_widen=True)
-        terms = terms_together(target.lanes) if is_of_bytes(group.body, found.primitive) else 1
-        return _Vectors(*program_of(group, found.primitive, layouts, target, is_packed), terms)
-    is_packed = _is_packed(group, found)
-    has_split_b = way is Way.SPLIT_B
-    batch, m, n, terms = _sizes(group, found)
-    fusion, matrices = Fusion(group, layouts, found.primitive), matrices_of(group.body, found.primitive)
-    left, right = found.primitive.inputs
-    a = operand_of(fusion, left, matrices.a, matrices.ranges)
-    b = operand_of(fusion, right, matrices.b, matrices.ranges)
-    if a.step not in (0, 1) or (a.step == 0 and terms > 1):
-        return Refusal("the terms of the left operand are not adjacent in memory")
-    is_direct = not is_packed and b.step == 1 and bool(b.row_step)
-    blocking = Blocking.split(batch, m, n, terms, target)
-    is_direct = is_direct and stays_in_cache(b.row_step, m, blocking.rows)
-    must_pack = not is_packed and (not is_direct or n % TOGETHER != 0)
-    if must_pack and not (b.step and (b.step == 1 or b.row_step in (0, 1))):
-        return Refusal("the right operand lies neither by columns nor by terms")
-    epilogue = epilogue_of(group, target.lanes)
-    finish = print_finish(fusion, found.primitive, epilogue)
-    numbers = {
-        "BATCH": batch,
-        "M": m,
-        "N": n,
-        "DEPTH": terms,
-        "W": target.lanes,
-        "NV": blocking.vectors,
-        "ROWS": blocking.rows,
-        "BLOCK": blocking.block,
-        "PARTS": blocking.parts,
-        "THREADS": target.threads,
-        "A_STEP": a.row_step,
-        "B_STEP": b.row_step if is_direct else 0,
-        "SPLIT_B": int(has_split_b),
-        "CHUNK": blocking.chunk,
-        "GROUP": blocking.group,
-        "B_ROW": b.row_step if must_pack else 0,
-        "B_COLUMN": b.step if must_pack else 0,
-    }
-    floats = _split_floats(numbers, 3 if must_pack else int(has_split_b))
-    return _Split(a, b, is_packed, epilogue, finish, numbers, 4 * floats)
-
-
-def _split_floats(numbers: dict[str, int], packed: int) -> int:
-    """Return the workspace of matrix units; `Room` of `korch_gemm_split.h` computes the same.
-
-    Args:
-        numbers: the kernel's constants.
-        packed: strips of float32 for which a thread has room.
-    """
-    n, depth, block, chunk, parts, group = (
-        numbers[name] for name in ("N", "DEPTH", "BLOCK", "CHUNK", "PARTS", "GROUP")
-    )
-    step = STEP_BYTES // 4  # of 32 terms of 32 rows or columns
-    pieces, blocks = -(-chunk // TOGETHER) * step, -(-block // TOGETHER)
-    own = packed * depth * TOGETHER
-    own += (0 if numbers["SPLIT_B"] else group or 2) * pieces
-    own += (2 if group else blocks) * pieces
-    own += blocks * (-(-n // (TOGETHER * parts)) + 1) * TOGETHER * TOGETHER if chunk < depth else 0
-    return numbers["THREADS"] * own
+        terms = terms_together(target.lanes) if is_of_bytes(group.body, root) else 1
+        program, panels = program_of(group, root, layouts, target, is_packed)
+        return _Plan(program, _strips(rank, panels, False, terms) if panels else None)
+    packed = _strips(rank, TOGETHER, way is Way.SPLIT_B) if _is_packed(group, found) else None
+    return _Plan(split_program_of(group, root, layouts, target, packed, found.b), packed)
 
 
 def _is_packed(group: Group, found: Product, can_widen: bool = False) -> bool:
@@ -290,29 +188,3 @@ def _sizes(group: Group, found: Product) -> tuple[int, int, int, int]:
     """Return batch, m, n and terms; batches that share the right operand are rows."""
     *batch, m, n = group.body.types[found.primitive.output].shape
     return math.prod(batch), m, n, group.body.types[found.primitive.inputs[0]].shape[-1]
-
-
-def _print(plan: _Split, comment: str, operands: Sequence[str], workspace: int) -> str:
-    starts = [plan.epilogue.expr(plan.a.start), "0" if plan.is_packed else plan.epilogue.expr(plan.b.start)]
-    head = "".join(f"// {line}\n" for line in comment.splitlines())
-    sizes = constants_of(plan.numbers)
-    lines = "".join(f"    {line}\n" for line in plan.finish)
-    return f"""{head}#include "korch_gemm_split.h"
-
-{plan.epilogue.tables}
-struct NAME_kernel {{
-{sizes}  static long a(long i) {{ return {starts[0]}; }}
-  static long b(long i) {{ return {starts[1]}; }}
-  template <int W>
-  static KORCH_INLINE void finish(void* const* buffers, korch::Vec<float, W> y, long i, long m,
-                                  long n) {{
-{lines}  }}
-}};
-
-extern "C" int NAME_run(void*, void* const* buffers) {{
-  return korch_gemm::run<NAME_kernel>(
-      buffers, {operands[0]},
-      {operands[1]},
-      static_cast<float*>(buffers[{workspace}]));
-}}
-"""

@@ -1,0 +1,227 @@
+// A block of a product of float32 on the matrix units, whose operands are split into pieces (korch_amx.h).
+//
+// The pieces of one operand stay in the cache, while the other goes by: 32 of its rows or columns at a time are
+// split and multiplied by all that stay. Meanwhile the vector units split what goes by next, or fetch it if it
+// comes as pieces, and finish the sums before. Where the units can't be used, the vector units compute all sums.
+#pragma once
+
+#include <type_traits>
+
+#include "korch_amx.h"
+#include "korch_contract.h"
+
+namespace korch_amx {
+
+inline constexpr long TOGETHER = 2 * EDGE, SUMS = TOGETHER * TOGETHER;
+
+// The units of a thread, while it computes tasks.
+struct Units {
+  Units() {
+    if (is_ready()) begin();
+  }
+  ~Units() {
+    if (is_ready()) end();
+  }
+};
+
+// Where a splitter finds the numbers that functions compute: `get<W>` W neighbours of a line, `ahead` fetches one.
+template <class Get, class Ahead>
+struct Computed {
+  Get get;
+  Ahead ahead;
+  template <int W>
+  KORCH_INLINE korch::Vec<float, W> value(long line, long at) const { return get.template operator()<W>(line, at); }
+  KORCH_INLINE void fetch(long line, long at) const { ahead(line, at); }
+};
+template <class Get, class Ahead>
+Computed(Get, Ahead) -> Computed<Get, Ahead>;
+
+// An operand that is split in the run: `count` rows whose terms are neighbours, or columns that are neighbours.
+// `to` has room for the pieces of all, or, of what goes by, for two times 32 rows or columns.
+template <bool IS_ROWS, class From>
+struct Made {
+  From from;
+  uint16_t* to;
+  long count, terms;
+
+  KORCH_INLINE long apart() const { return korch::blocks(terms, TERMS) * STEP; }
+  KORCH_INLINE const uint16_t* staying(long block) const { return to + block * apart(); }
+  KORCH_INLINE const uint16_t* passing(long block) const { return staying(block % 2); }
+  KORCH_INLINE Splitter<IS_ROWS, From> split(long block, uint16_t* place) const {
+    const long first = block * TOGETHER;
+    return splitter<IS_ROWS>(from, first, korch::smaller(TOGETHER, count - first), terms, place);
+  }
+  inline void make(long blocks) const {
+    for (long b = 0; b < blocks; ++b) split_all(split(b, to + b * apart()));
+  }
+  // What goes by next, if there is more; `turns` blocks of the other operand are multiplied meanwhile.
+  KORCH_INLINE Splitter<IS_ROWS, From> next(long block, long turns) const {
+    Splitter<IS_ROWS, From> found = split(block, to + block % 2 * apart());
+    if (block * TOGETHER >= count) found.last = 0;
+    found.each = parts_beside(turns);
+    return found;
+  }
+  // The term k of row `line`, and of some columns from `line` on.
+  KORCH_INLINE float term(long line, long k) const { return from.template value<1>(line, k); }
+  KORCH_INLINE Floats columns(long line, long k, long some_columns) const { return some(from, k, line, some_columns); }
+};
+
+template <class From>
+KORCH_INLINE Made<true, From> rows_of(const From& from, uint16_t* to, long count, long terms) {
+  return {from, to, count, terms};
+}
+template <class From>
+KORCH_INLINE Made<false, From> columns_of(const From& from, uint16_t* to, long count, long terms) {
+  return {from, to, count, terms};
+}
+
+// Pieces that are fetched while products are computed.
+struct Fetcher {
+  const uint16_t* from;
+  long left, each;  // lines
+};
+
+// Columns that come as pieces, in strips of 32 that are `far` numbers apart.
+struct Given {
+  const uint16_t* from;
+  long far, count, terms;
+
+  KORCH_INLINE const uint16_t* staying(long block) const { return from + block * far; }
+  KORCH_INLINE const uint16_t* passing(long block) const { return staying(block); }
+  KORCH_INLINE void make(long) const {}
+  KORCH_INLINE Fetcher next(long block, long turns) const {
+    constexpr long LINES = STEP / TERMS;  // of a step
+    const bool is_more = block * TOGETHER < count;
+    return {staying(block), is_more ? korch::blocks(terms, TERMS) * LINES : 0, korch::blocks(LINES, TURNS * turns)};
+  }
+  // The pieces' sum: the last first, as the first two of a number near the largest may have an infinite sum.
+  KORCH_INLINE Floats columns(long line, long k, long) const {
+    const long tile = line % TOGETHER / EDGE;
+    const uint16_t* const pair = staying(line / TOGETHER) + k / TERMS * STEP + tile * TILE + k % TERMS / 2 * TERMS;
+    Floats sum = {};
+    for (long i = 2; i >= 0; --i) {
+      Bits both;
+      memcpy(&both, pair + i * 2 * TILE, sizeof(both));
+      sum += (Floats)(k % 2 ? both & 0xFFFF0000 : both << 16);
+    }
+    return sum;
+  }
+};
+
+template <bool IS_ROWS, class From>
+KORCH_INLINE void prepare(Splitter<IS_ROWS, From>& next) {
+  split_some(next, next.each);
+}
+KORCH_INLINE void prepare(Fetcher& next) {
+  for (long i = korch::smaller(next.each, next.left); i > 0; --i, --next.left, next.from += TERMS)
+    __builtin_prefetch(next.from, 0, 2);
+}
+
+// A product's block: what takes its sums, and its operands.
+template <class Sums, class Rows, class Columns>
+struct Product {
+  const Sums sums;
+  const Rows rows;
+  const Columns columns;
+
+  // Sums whose rows are to be finished, while those that come next are computed.
+  struct Pending {
+    const float* from = nullptr;
+    long row = 0, end = 0, column = 0;
+  };
+
+  // Row r of some sums from column n on, of float32 numbers.
+  __attribute__((noinline)) void sum_again(long r, long n, float* to) const {
+    Floats found[2] = {};
+    for (long k = 0; k < rows.terms; ++k) {
+      const Floats x = korch::splat<float, 16>(rows.term(r, k));
+      for (long t = 0; t < 2; ++t) found[t] += x * columns.columns(n + t * EDGE, k, columns.count - n - t * EDGE);
+    }
+    for (long t = 0; t < 2; ++t) korch::store<float, 16>(to + t * EDGE, found[t]);
+  }
+
+  KORCH_INLINE void finish_row(const float* from, long r, long n) const {
+#pragma GCC unroll 2
+    for (long t = 0; t < 2; ++t, n += EDGE, from += EDGE) {
+      if (n + EDGE <= columns.count || (Sums::IS_WHOLE && n < columns.count)) {
+        sums.template end<16>(r, n, sums.template begin<16>(r, n) + korch::load<float, 16>(from));
+      } else {
+        for (long j = 0; j < columns.count - n; ++j)
+          sums.template end<1>(r, n + j, sums.template begin<1>(r, n + j) + from[j]);
+      }
+    }
+  }
+
+  // Finish up to `count` rows. What is no number may have been too large for pieces, so such a row is computed
+  // once more.
+  __attribute__((noinline)) void finish(Pending& pending, long count) const {
+    for (; count > 0 && pending.row < pending.end; --count, ++pending.row, pending.from += TOGETHER) {
+      alignas(64) float again[TOGETHER];
+      const bool is_known = are_finite(pending.from, TOGETHER);
+      if (!is_known) sum_again(pending.row, pending.column, again);
+      finish_row(is_known ? pending.from : again, pending.row, pending.column);
+    }
+  }
+
+  // What the vector units do beside four products of tiles.
+  template <class Next>
+  __attribute__((noinline)) void work_beside(Next& next, Pending& before, long count) const {
+    prepare(next);
+    if (before.row < before.end) finish(before, count);
+  }
+
+  // Multiply 16 R rows by 32 columns, beside what comes next and what was multiplied before.
+  template <int R, class Next>
+  __attribute__((noinline)) void multiply(const uint16_t* a, const uint16_t* b, long steps, float* to, Next& next, Pending& before) const {
+    const long each = korch::blocks(TOGETHER, TURNS * steps);
+    multiply_tiles<R>(Block{a}, b, steps, to, false, [&]() __attribute__((always_inline)) {
+      work_beside(next, before, each);
+    });
+  }
+
+  template <bool ROWS_PASS>
+  inline void run() const {
+    const long steps = korch::blocks(rows.terms, TERMS);
+    const long down = korch::blocks(rows.count, TOGETHER), across = korch::blocks(columns.count, TOGETHER);
+    alignas(64) float found[2][SUMS];
+    if (!is_ready()) {
+      for (long s = 0; s < across; ++s)
+        for (long r = 0; r < rows.count; ++r) {
+          sum_again(r, s * TOGETHER, found[0]);
+          finish_row(found[0], r, s * TOGETHER);
+        }
+      return;
+    }
+    long turn = 0;
+    Pending before;
+    const auto pass = [&](long r, long s, auto& next) __attribute__((always_inline)) {
+      const uint16_t* const a = ROWS_PASS ? rows.passing(r) : rows.staying(r);
+      const uint16_t* const b = ROWS_PASS ? columns.staying(s) : columns.passing(s);
+      const long first = r * TOGETHER, end = korch::smaller(first + TOGETHER, rows.count);
+      float* const to = found[turn++ % 2];
+      if (end - first > EDGE) multiply<2>(a, b, steps, to, next, before);
+      else multiply<1>(a, b, steps, to, next, before);
+      before = {to, first, end, s * TOGETHER};
+    };
+    if constexpr (ROWS_PASS) {
+      columns.make(across);
+      rows.make(1);
+      for (long r = 0; r < down; ++r) {
+        auto next = rows.next(r + 1, across);
+        for (long s = 0; s < across; ++s) pass(r, s, next);
+      }
+    } else {
+      rows.make(down);
+      columns.make(1);
+      for (long s = 0; s < across; ++s) {
+        auto next = columns.next(s + 1, down);
+        for (long r = 0; r < down; ++r) pass(r, s, next);
+      }
+    }
+    finish(before, TOGETHER);
+  }
+};
+template <class Sums, class Rows, class Columns>
+Product(Sums, Rows, Columns) -> Product<Sums, Rows, Columns>;
+
+}  // namespace korch_amx

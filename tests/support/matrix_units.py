@@ -1,0 +1,19 @@
+"""A machine's target -> one with matrix units, and a compiler: software stands for units that the machine lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+from korch.measure.compiler import Builder
+from korch.measure.toolchain import ISA_COMPILER_FLAGS
+from korch.target import Target
+
+
+def matrix_units(target: Target, folder: Path, l2_bytes: int = 256 << 10) -> tuple[Target, Builder]:
+    """Return a target with small caches, so that blocks, chunks and groups are many, and what compiles for it."""
+    with mock.patch.dict(ISA_COMPILER_FLAGS, {"amx": ISA_COMPILER_FLAGS[target.isa]}):
+        builder = Builder("amx", folder)
+    if "-DKORCH_AMX_IN_SOFTWARE" in builder.flags:  # compiling takes longer than running
+        builder.flags = tuple("-O1" if flag == "-O3" else flag for flag in builder.flags)
+    return Target(isa="amx", lanes=16, threads=2, l2_bytes=l2_bytes), builder
