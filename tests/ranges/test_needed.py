@@ -79,12 +79,12 @@ def needed_mask(shape: tuple[int, ...], need: Need, sizes: tuple[int, ...]) -> n
 
 
 def test_parts_of_joined_axes_are_needed() -> None:
-    from korch.ranges.needed import _of_reshaped
+    from korch.ranges.needed import before_reshape
 
-    assert _of_reshaped((2, 8, 6), (2, 48), {1: frozenset((Extent(0, 6),))}) == {1: N}
-    assert _of_reshaped((2, 48), (2, 8, 6), {1: N}) == {1: frozenset((Extent(0, 6),))}
-    assert _of_reshaped((2, 8, 6), (16, 6), {0: N}) == {0: frozenset((extent(0).then(7, 8),))}
-    assert _of_reshaped((3, 16), (6, 8), {1: N}) == {}
+    assert before_reshape((2, 8, 6), (2, 48), {1: frozenset((Extent(0, 6),))}) == {1: N}
+    assert before_reshape((2, 48), (2, 8, 6), {1: N}) == {1: frozenset((Extent(0, 6),))}
+    assert before_reshape((2, 8, 6), (16, 6), {0: N}) == {0: frozenset((extent(0).then(7, 8),))}
+    assert before_reshape((3, 16), (6, 8), {1: N}) == {}
 
 
 def test_what_nothing_reads_makes_nothing_needed() -> None:

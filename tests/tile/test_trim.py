@@ -75,7 +75,7 @@ def kernels(group: Group, axis: int, target: Target, provider: object) -> list[t
         needed = Needed(math.prod(physical[layout.order.index(axis) + 1 :]), type_.shape[axis])
         smaller = trimmed(kernel.program, {"o0": needed}, target.threads)
         if smaller is not None:
-            found.append((kernel, kernel_of(smaller, group, offer, target, count=Count()), needed))
+            found.append((kernel, kernel_of(smaller, group, offer, target, counts={LIVE: Count()}), needed))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
 from korch.candidate.candidate import Group, Offer
 from korch.provider.provider import Kernel, Threading
@@ -25,7 +26,7 @@ def kernel_of(
     *,
     stream_bytes: int = sys.maxsize,
     remark: str = "",
-    count: Count | None = None,
+    counts: Mapping[str, Count] | None = None,
 ) -> Kernel:
     """Print a program as the kernel of an offer.
 
@@ -36,13 +37,13 @@ def kernel_of(
         target: what it runs on.
         stream_bytes: outputs of at least this size are written past the caches.
         remark: more lines for the comment at the head.
-        count: how many coordinates a trimmed program needs.
+        counts: how the parameters of a trimmed program follow from the size.
 
     Raises:
         TextLimitError: its text would be too long.
     """
     text = comment_of(group, offer) + remark
-    printed = print_cpp(program, text, target.lanes, target.threads, stream_bytes, count)
+    printed = print_cpp(program, text, target.lanes, target.threads, stream_bytes, counts)
     return printed_kernel(program, printed)
 
 

@@ -190,7 +190,7 @@ def _reduce(site: Site) -> Value:
     if not isinstance(attributes, ReduceAttributes):
         raise AssertionError(attributes)
     for axis in attributes.axes:
-        site.mask(0, axis, _identity(name, site.dtype(0)), accepts_soft=name == "reduce_sum")
+        site.mask(0, axis, identity_of(name, site.dtype(0)), accepts_soft=name == "reduce_sum")
     value = site.operands[0]
     form: list[Axis] = [() if axis in attributes.axes else value.form[axis] for axis in range(len(value.form))]
     is_extreme = name in ("reduce_max", "reduce_min")
@@ -202,7 +202,8 @@ def _reduce(site: Site) -> Value:
     return Value(result.id, result.form, result.fills, (name, value.id))
 
 
-def _identity(name: str, dtype: DType) -> float:
+def identity_of(name: str, dtype: DType) -> float:
+    """Return the number that changes nothing when an operation reduces it."""
     if name in ("reduce_sum", "pool_sum"):
         return 0
     if name == "reduce_prod":
@@ -271,7 +272,7 @@ def _pool(site: Site) -> Value:
         raise site.refusal("its attributes depend on the size")
     attributes = found[0]
     lead = len(site.output) - len(attributes.kernel)
-    number = _identity(site.step.op, site.dtype(0))
+    number = identity_of(site.step.op, site.dtype(0))
     spatial: list[Axis] = []
     for i, (kernel, stride) in enumerate(zip(attributes.kernel, attributes.strides, strict=True)):
         if not is_free(site.factors(0, lead + i)):

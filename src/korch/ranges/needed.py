@@ -28,13 +28,20 @@ Need = Mapping[int, frozenset[Extent]]
 """By axis, how many first coordinates are needed, the largest of some extents; along other axes all are."""
 
 
-def needs(graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan) -> dict[int, Need]:
+Ends = Mapping[int, Extent]
+"""By axis of a reduction's operand, of a product of matrices of the first one, how many coordinates it goes through."""
+
+
+def needs(
+    graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan, ended: Mapping[int, Ends] | None = None
+) -> dict[int, Need]:
     """Return what is needed of each value that a plan reads; others are not there.
 
     Args:
         graph: the plan's graph.
         primitives: those that the plan computes, in any order.
         plan: how it serves sizes.
+        ended: which reductions end early in all kernels that have them, by number.
     """
     found: dict[int, Need] = {}
 
@@ -45,23 +52,26 @@ def needs(graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan) -> 
     for (_, value), form in zip(graph.outputs, plan.outputs, strict=True):
         add(value, {a: frozenset((e,)) for a, axis in enumerate(form) if (e := prefix(axis)) is not None})
     conditions = Conditions(graph, primitives, plan.hidden)
-    for primitive in _backwards(graph, primitives):
+    for number in reversed(in_order(graph, primitives)):
+        primitive = graph.primitives[number]
         need = found.get(primitive.output)
         if need is None:  # a kernel computes it beside what is read
             continue
         for k, value in enumerate(primitive.inputs):
-            add(value, of_operand(graph, primitive, k, need, conditions))
+            terms = len(graph.types[value].shape) - 2  # of the second operand of a product
+            own = ended.get(number, {}).items() if ended else ()
+            ends = {axis if k == 0 else terms: frozenset((extent,)) for axis, extent in own}
+            add(value, {**of_operand(graph, primitive, k, need, conditions), **ends})
     return found
 
 
-def _backwards(graph: PrimitiveGraph, primitives: Sequence[int]) -> list[Primitive]:
-    """Return primitives, each one before those that compute what it reads."""
-    makers: dict[int, list[Primitive]] = {}
+def in_order(graph: PrimitiveGraph, primitives: Sequence[int]) -> list[int]:
+    """Return the numbers of primitives, each one behind those that compute what it reads."""
+    makers: dict[int, list[int]] = {}
     for p in dict.fromkeys(primitives):
-        makers.setdefault(graph.primitives[p].output, []).append(graph.primitives[p])
-    read = {value: {i for primitive in own for i in primitive.inputs} for value, own in makers.items()}
-    order = reversed(list(TopologicalSorter(read).static_order()))
-    return [primitive for value in order for primitive in makers.get(value, ())]
+        makers.setdefault(graph.primitives[p].output, []).append(p)
+    read = {value: {i for p in own for i in graph.primitives[p].inputs} for value, own in makers.items()}
+    return [p for value in TopologicalSorter(read).static_order() for p in makers.get(value, ())]
 
 
 class Conditions:
@@ -118,7 +128,7 @@ def of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, 
             return {axis: extents for axis, extents in need.items() if axis == 0 and k == 0}
     match primitive.op:
         case "reshape":
-            return _of_reshaped(before, after, need)
+            return before_reshape(before, after, need)
         case "broadcast":
             lead = len(after) - len(before)
             same = (axis for axis in need if axis >= lead and before[axis - lead] == after[axis])
@@ -135,7 +145,7 @@ def _first(count: int) -> frozenset[Extent]:
     return frozenset((Extent(0, 0, count),))
 
 
-def _of_reshaped(before: tuple[int, ...], after: tuple[int, ...], need: Need) -> Need:
+def before_reshape(before: tuple[int, ...], after: tuple[int, ...], need: Need) -> Need:
     """Return what is needed before a reshape: of axes with the same end, the outer parts of one are of the other."""
     found: dict[int, frozenset[Extent]] = {}
     for axis, extents in need.items():

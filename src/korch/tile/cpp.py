@@ -16,7 +16,7 @@ import itertools
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from korch.tile.cpp_accepts import require_contractions
@@ -55,32 +55,37 @@ def print_cpp(
     lanes: int,
     threads: int,
     stream_bytes: int = sys.maxsize,
-    count: Count | None = None,
+    counts: Mapping[str, Count] | None = None,
 ) -> Printed:
     """Return the source of a program.
 
     Args:
-        program: the program. The only parameter that it may have is that of trimmed programs.
+        program: the program. Parameters that it has must be in `counts`.
         comment: text that stands at the head of the source.
         lanes: float32 elements in a vector register.
         threads: how many run it; one needs no parallel region.
         stream_bytes: outputs of at least this size bypass the caches, and inputs of at least this
             size are prefetched from memory.
-        count: how many coordinates a trimmed program needs for the size, an integer of 64 bits in the kernel's last
-            buffer.
+        counts: how parameters follow from the size, an integer of 64 bits in the kernel's last buffer.
 
     Raises:
         InvalidGraphError: the program has other parameters, or layouts or contractions that are not printed.
     """
-    require_contractions(program)
-    return _Printer(program, comment, lanes, threads, stream_bytes, count or Count()).run()
+    require_contractions(program, counts or {})
+    return _Printer(program, comment, lanes, threads, stream_bytes, counts or {}).run()
 
 
 class _Printer:
     def __init__(
-        self, program: TileProgram, comment: str, lanes: int, threads: int, stream_bytes: int, count: Count
+        self,
+        program: TileProgram,
+        comment: str,
+        lanes: int,
+        threads: int,
+        stream_bytes: int,
+        counts: Mapping[str, Count],
     ) -> None:
-        self.parameters, self.count = program.parameters, count
+        self.parameters, self.counts = program.parameters, counts
         self.grids = [stage.grid for stage in program.stages]
         self.program = program = whole(program)
         self.comment = comment
@@ -150,12 +155,12 @@ class _Printer:
         self.out.close()
 
     def _live(self) -> list[str]:
-        """Return the lines that compute how many coordinates a trimmed program needs."""
+        """Return the lines that compute the parameters of a program from the size."""
         ports = sum(buffer.level in (Level.INPUT, Level.OUTPUT) for buffer in self.program.buffers)
         has_workspace = places_in_memory(self.program)[1] + self.room_bytes > 0
         size = f"*static_cast<const int64_t*>(buffers[{ports + has_workspace}])"
-        count = self.count.text(size)
-        return [f"const long {p.name} = korch::smaller({p.high}, {count});" for p in self.parameters]
+        counts = ((p, self.counts[p.name].text(size)) for p in self.parameters)
+        return [f"const long {p.name} = korch::smaller({p.high}, {count});" for p, count in counts]
 
     def _count(self, number: int) -> str:
         """Return the number of tasks of a stage, as text."""

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from korch.tile.cpp_finish import is_by_lanes, kept_guards, sides_of
 from korch.tile.cpp_panels import panels
 from korch.tile.cpp_split import require_pieces, split_of
 from korch.tile.program import Contract, Level, Load, Product, TileProgram, refused
-from korch.tile.trim import LIVE
 
 PRODUCTS = (Product.F32, Product.F16, Product.BF16, Product.BF16X6)
 """The products of floats that are printed: operands are widened or split, sums are float32."""
 
 
-def require_contractions(program: TileProgram) -> None:
+def require_contractions(program: TileProgram, known: Collection[str]) -> None:
     """Raise an error if a program has what the printer of C++ does not print.
 
+    Args:
+        program: the program.
+        known: the parameters that follow from a size.
+
     Raises:
-        InvalidGraphError: it has parameters, or other layouts or contractions.
+        InvalidGraphError: it has other parameters, layouts or contractions.
     """
     for parameter in program.parameters:
-        if parameter.name != LIVE:
+        if parameter.name not in known:
             raise refused(f"{parameter.name} is known at run time only", "Bind the parameters first")
     for buffer in program.buffers:
         layout = panels(buffer)

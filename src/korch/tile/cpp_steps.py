@@ -46,6 +46,7 @@ from korch.tile.program import (
     Step,
     TileOp,
     TileProgram,
+    parts_of,
     ranges_of,
     refused,
     written_by,
@@ -159,9 +160,7 @@ class StepPrinter:
         outer, inner = Axis(panel, count), Axis(name, width)
         if vector.ragged is not None:
             grid_name, total = vector.ragged
-            if not isinstance(total, int):
-                raise refused(f"the extent of {name} is known at run time only")
-            outer = Axis(panel, count, ragged=(grid_name, -(-total // width)))
+            outer = Axis(panel, count, ragged=(grid_name, parts_of(total, width, self.out.program.parameter_ranges)))
             inner = Axis(name, width, ragged=(block, total))
         before = f"{count} * {vector.ragged[0]} + {panel}" if vector.ragged is not None else panel
         own = Stage((*grid, outer), (self._in_panels(pass_, vector, inner, panel, (*grid, outer)),))

@@ -53,14 +53,21 @@ class Needed:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many coordinates are needed for a size n: the largest floor((times * n + plus) / over) of some terms."""
+    """How many coordinates are needed for a size n: the largest floor((times * n + plus) / over) of some terms.
+
+    Attributes:
+        terms: (times, plus, over) of each.
+        step: the number is rounded up to a multiple of this.
+    """
 
     terms: tuple[tuple[int, int, int], ...] = ((1, 0, 1),)
+    step: int = 1
 
     def text(self, size: str) -> str:
         """Return it as C++."""
         first, *others = (f"({times} * {size} + {plus}) / {over}" for times, plus, over in self.terms)
-        return functools.reduce(lambda text, other: f"korch::larger({text}, {other})", others, first)
+        most = functools.reduce(lambda text, other: f"korch::larger({text}, {other})", others, first)
+        return f"({most} + {self.step - 1}) / {self.step} * {self.step}" if self.step > 1 else most
 
 
 def trimmed(program: TileProgram, needed: Mapping[str, Needed], threads: int) -> TileProgram | None:

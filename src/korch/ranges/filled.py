@@ -1,0 +1,211 @@
+"""The kernels of a masked plan -> reductions that may end with a size, as what lies behind it is their identity.
+
+Forwards from the masks: along which axes, beyond which count, all elements of a value are one number. A reduction over
+such an axis whose number is the identity of its operation (0 of sums, -inf of maxima; of a product of matrices 0 on one
+side) may leave out what lies behind the count. By the invariant of a masked graph (`mask.py`) its result is the model's
+result over the elements before the count. So 0 times anything counts as 0 here: where it is NaN, the result is not the
+model's in the first place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.op import Category
+from korch.primitive.ops.layout import ConcatAttributes, SliceAttributes, TransposeAttributes
+from korch.primitive.ops.reduce import ReduceAttributes
+from korch.primitive.types import DType
+from korch.ranges.form import Extent, RangePlan
+from korch.ranges.free import identity_of
+from korch.ranges.needed import Conditions, Ends, before_reshape, in_order
+
+Behind = tuple[Extent | None, float]
+"""From which count on elements are a number; None: all are."""
+
+
+def ends(graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan) -> dict[int, Ends]:
+    """Return where reductions may end, by the primitive's number.
+
+    Args:
+        graph: the plan's graph.
+        primitives: those that the plan computes, in any order.
+        plan: how it serves sizes.
+    """
+    found: dict[int, Ends] = {}
+    fills = _Fills(graph, Conditions(graph, primitives, plan.hidden))
+    for number in in_order(graph, primitives):
+        primitive = graph.primitives[number]
+        own = fills.ends(primitive)
+        if own:
+            found[number] = own
+        fills.add(primitive)
+    return found
+
+
+class _Fills:
+    """What lies behind a count, by value and axis."""
+
+    def __init__(self, graph: PrimitiveGraph, conditions: Conditions) -> None:
+        self._graph, self._conditions = graph, conditions
+        self._known: dict[int, dict[int, Behind]] = {}
+
+    def of(self, value: int, axis: int) -> Behind | None:
+        """Return what is known of an axis of a value."""
+        constant = self._graph.constants.get(value)
+        if constant is not None:
+            return (None, float(constant.scalar)) if constant.is_uniform else None
+        return self._known.get(value, {}).get(axis)
+
+    def ends(self, primitive: Primitive) -> Ends:
+        """Return where a reduction may end."""
+        type_ = self._graph.types[primitive.inputs[0]]
+        rank = len(type_.shape)
+        if isinstance(primitive.attributes, ReduceAttributes) and type_.dtype is not DType.BOOL:
+            number = identity_of(primitive.op, type_.dtype)
+            sides = [(axis, self.of(primitive.inputs[0], axis)) for axis in primitive.attributes.axes]
+        elif primitive.op == "matmul":
+            number = 0.0
+            sides = [(rank - 1, self.of(primitive.inputs[k], rank - 1 - k)) for k in (1, 0)]
+        else:
+            return {}
+        known = {axis: fill for axis, fill in sides if fill is not None and fill[1] == number}
+        return {axis: extent for axis, (extent, _) in known.items() if extent is not None}
+
+    def add(self, primitive: Primitive) -> None:
+        """Take down what is known of a primitive's result."""
+        found = {}
+        for axis in range(len(self._graph.types[primitive.output].shape)):
+            behind = self._behind(primitive, axis)
+            if behind is not None and behind[0] is not None:
+                found[axis] = behind
+        known = self._known.get(primitive.output)
+        self._known[primitive.output] = {**found, **(known or {})}
+
+    def _behind(self, primitive: Primitive, axis: int) -> Behind | None:
+        first = primitive.inputs[0]
+        before, after = self._graph.types[first].shape, self._graph.types[primitive.output].shape
+        match primitive.attributes:
+            case _ if primitive.row.category is Category.ELEMENTWISE:
+                return self._elementwise(primitive, axis)
+            case TransposeAttributes(perm):
+                return self.of(first, perm[axis])
+            case ReduceAttributes(axes):
+                fill = self.of(first, axis) if axis not in axes else None
+                is_kept = fill is not None and (fill[1] == 0 or primitive.op in ("reduce_max", "reduce_min"))
+                return fill if is_kept and primitive.op != "reduce_prod" else None
+            case SliceAttributes():
+                return self.of(first, axis) if before[axis] == after[axis] else None
+            case ConcatAttributes(joined):
+                fills = {self.of(value, axis) for value in primitive.inputs}
+                return fills.pop() if axis != joined and len(fills) == 1 else None
+        if primitive.op == "reshape":
+            return self._reshaped(first, before, after, axis)
+        lead = len(after) - len(before)
+        is_along = primitive.op == "broadcast" and axis >= lead and before[axis - lead] == after[axis]
+        return self.of(first, axis - lead) if is_along else None
+
+    def _reshaped(self, value: int, before: tuple[int, ...], after: tuple[int, ...], axis: int) -> Behind | None:
+        for old in range(len(before)):
+            fill = self.of(value, old)
+            if fill is not None and fill[0] is not None:
+                extents = before_reshape(after, before, {old: frozenset((fill[0],))}).get(axis)
+                if extents is not None:
+                    return next(iter(extents)), fill[1]
+        return None
+
+    def _elementwise(self, primitive: Primitive, axis: int) -> Behind | None:
+        """Return what an elementwise operation makes of what lies behind its operands."""
+        op, fills = primitive.op, [self.of(value, axis) for value in primitive.inputs]
+        if op == "where":
+            return self._chosen(primitive, axis, fills)
+        known = [fill for fill in fills if fill is not None]
+        extents = {extent for extent, _ in known if extent is not None}
+        if len(known) < len(fills) or len(extents) != 1:
+            return _absorbing(op, fills)
+        types = (self._graph.types[value].dtype.numpy for value in primitive.inputs)
+        arrays = [np.asarray(number).astype(type_) for (_, number), type_ in zip(known, types, strict=True)]
+        with np.errstate(all="ignore"):
+            number = float(primitive.row.reference(arrays, primitive.attributes))
+        return _absorbing(op, fills) if math.isnan(number) else (extents.pop(), number)
+
+    def _chosen(self, primitive: Primitive, axis: int, fills: Sequence[Behind | None]) -> Behind | None:
+        masked = self._conditions.need(primitive.inputs[0]).get(axis)
+        condition, first, second = fills
+        if masked is not None and second is not None:
+            (extent,) = masked
+            return (extent, second[1]) if second[0] in (None, extent) else None
+        if first is not None and second is not None and first[1] == second[1]:
+            extents = {extent for extent, _ in (first, second) if extent is not None}
+            return (extents.pop(), first[1]) if len(extents) == 1 else None
+        if condition is None or condition[0] is None:
+            return None
+        chosen = first if condition[1] else second
+        is_same = chosen is not None and chosen[0] in (None, condition[0])
+        return (condition[0], chosen[1]) if chosen is not None and is_same else None
+
+
+def _absorbing(op: str, fills: Sequence[Behind | None]) -> Behind | None:
+    """Return what an operation gives if one operand alone decides it."""
+    number = {"mul": 0.0, "div": 0.0, "add": -math.inf, "sub": -math.inf}.get(op)
+    sides = fills[:1] if op in ("div", "sub") else fills
+    return next((fill for fill in sides if fill is not None and fill[0] is not None and fill[1] == number), None)
+
+
+def sources(graph: PrimitiveGraph, primitives: Sequence[int], axes: Sequence[tuple[int, int]]) -> dict[int, int] | None:
+    """Return the axes of a group's inputs that become some axes of its values, by input.
+
+    Args:
+        graph: the plan's graph.
+        primitives: the group.
+        axes: values, each with an axis.
+
+    Returns:
+        None if the axes can't be followed back to the inputs, or come from two axes of one.
+    """
+    found: dict[int, set[int]] = {}
+    for value, axis in axes:
+        found.setdefault(value, set()).add(axis)
+    own = in_order(graph, primitives)
+    for number in reversed(own):
+        primitive = graph.primitives[number]
+        for axis in found.get(primitive.output, ()):
+            for k, value in enumerate(primitive.inputs):
+                before = _before(graph, primitive, k, axis)
+                if before is None:
+                    return None
+                found.setdefault(value, set()).update(before)
+    made = {graph.primitives[number].output for number in own}
+    given = {value: places for value, places in found.items() if places and value not in made}
+    return None if any(len(p) > 1 for p in given.values()) else {value: p.pop() for value, p in given.items()}
+
+
+def _before(graph: PrimitiveGraph, primitive: Primitive, k: int, axis: int) -> set[int] | None:
+    """Return the axes of an operand that become an axis of the result; None if only parts of one do."""
+    before, after = graph.types[primitive.inputs[k]].shape, graph.types[primitive.output].shape
+    match primitive.attributes:
+        case _ if primitive.row.category is Category.ELEMENTWISE:
+            return {axis}
+        case TransposeAttributes(perm):
+            return {perm[axis]}
+        case ReduceAttributes():
+            return {axis}
+        case SliceAttributes():
+            return {axis} if before[axis] == after[axis] else None
+        case ConcatAttributes(joined):
+            return {axis} if axis != joined else None
+    match primitive.op:
+        case "reshape":
+            inner = math.prod(after[axis + 1 :])
+            same = {a for a, n in enumerate(before) if n == after[axis] and math.prod(before[a + 1 :]) == inner}
+            return same or None
+        case "broadcast":
+            old = axis - (len(after) - len(before))
+            return {old} if old >= 0 and before[old] == after[axis] else set()
+        case "matmul":
+            is_own = axis < len(after) - 2 or axis == len(after) - 2 + k
+            return {axis} if is_own and before[axis] == after[axis] else set()
+    return None

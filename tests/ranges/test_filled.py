@@ -1,0 +1,119 @@
+"""Where the reductions of a masked model may end, forwards from the masks."""
+
+from __future__ import annotations
+
+import math
+
+from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.ops.layout import ConcatAttributes, ReshapeAttributes, TransposeAttributes
+from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
+from korch.primitive.types import ValueType
+from korch.ranges.filled import ends, sources
+from korch.ranges.form import Factor, RangePlan, extent
+from korch.ranges.mask import Masks, plain
+from tests.ranges.range_models import bert, conv_net, masked_model
+
+N = extent(0)
+
+
+def test_attention_and_means_end_with_the_length() -> None:
+    whole = masked_model(bert(), {"batch": (1,), "length": (range(1, 33),)})
+    graph = whole.graph
+    found = ends(graph, range(len(graph.primitives)), whole.plan)
+    by_op: dict[str, list[dict]] = {}
+    for number, own in found.items():
+        by_op.setdefault(graph.primitives[number].op, []).append(own)
+    assert by_op == {"reduce_max": [{3: N}], "reduce_sum": [{3: N}, {1: N}, {1: N}], "matmul": [{3: N}]}
+
+
+def test_a_mean_over_an_image_ends_along_both_axes() -> None:
+    whole = masked_model(conv_net(), {"height": (range(5, 34),), "width": (range(9, 32),)})
+    found = ends(whole.graph, range(len(whole.graph.primitives)), whole.plan)
+    assert list(found.values()) == [{2: N.then(3, 4), 3: extent(1).then(3, 4)}]
+
+
+class Small:
+    """A graph of a masked value of 12 rows, 3 of them in each of 4 groups."""
+
+    def __init__(self) -> None:
+        self.builder = GraphBuilder()
+        masks = Masks(self.builder)
+        self.x = self.builder.input("x", ValueType.parse("f32[12,5]"))
+        self.factors = ((Factor(12, N),), (Factor(5),))
+        self.zeros = masks.filled(plain(self.x, self.factors), 0, 0.0).id
+        self.least = masks.filled(plain(self.x, self.factors), 0, -math.inf).id
+        self.hidden = masks.records()
+
+    def add(self, op: str, *inputs: int, attributes: object = None) -> int:
+        return self.builder.add(op, list(inputs), *([attributes] if attributes is not None else []))
+
+    def ends(self, *values: int) -> list[dict]:
+        """Return where the reductions end that give some values."""
+        for value in values:
+            self.builder.output(f"o{value}", value)
+        graph = self.builder.freeze()
+        plan = RangePlan((12,), (self.factors,), (), self.hidden)
+        found = ends(graph, range(len(graph.primitives)), plan)
+        makers = {p.output: number for number, p in enumerate(graph.primitives)}
+        return [found.get(makers[value], {}) for _, value in graph.outputs]
+
+
+def test_numbers_behind_the_count_go_through_operations() -> None:
+    g = Small()
+    rows = ReduceAttributes((0,))
+    powers = g.add("exp", g.least)
+    turned = g.add("transpose", g.add("mul", powers, g.x), attributes=TransposeAttributes((1, 0)))
+    split = g.add("reshape", turned, attributes=ReshapeAttributes((5, 12, 1)))
+    joined = g.add("concat", split, split, attributes=ConcatAttributes(0))
+    lower = g.add(
+        "sub",
+        g.least,
+        g.add("broadcast", g.add("reduce_max", g.least, attributes=rows), attributes=BroadcastAttributes((12, 5))),
+    )
+    found = g.ends(
+        g.add("reduce_sum", powers, attributes=rows),
+        g.add("reduce_sum", joined, attributes=ReduceAttributes((1,))),
+        g.add("reduce_sum", g.add("exp", lower), attributes=rows),
+        g.add("reduce_sum", g.add("div", g.zeros, g.x), attributes=rows),
+        g.add("matmul", turned, g.x),
+        g.add("matmul", g.add("transpose", g.x, attributes=TransposeAttributes((1, 0))), g.zeros),
+    )
+    assert found == [{0: N}, {1: N}, {0: N}, {0: N}, {1: N}, {1: N}]
+
+
+def test_other_numbers_do_not_end_a_reduction() -> None:
+    g = Small()
+    rows, columns = ReduceAttributes((0,)), ReduceAttributes((1,))
+    split = g.add("reshape", g.zeros, attributes=ReshapeAttributes((4, 15)))
+    found = g.ends(
+        g.add("reduce_sum", g.x, attributes=rows),
+        g.add("reduce_sum", g.add("exp", g.zeros), attributes=rows),  # ones
+        g.add("reduce_max", g.zeros, attributes=rows),
+        g.add("reduce_sum", g.least, attributes=rows),
+        g.add("reduce_sum", g.zeros, attributes=columns),
+        g.add("reduce_sum", g.add("div", g.x, g.zeros), attributes=rows),
+        g.add("reduce_sum", g.add("add", g.x, g.zeros), attributes=rows),
+        g.add("reduce_sum", split, attributes=rows),
+    )
+    assert found == [{}, {}, {}, {}, {}, {}, {}, {0: N.then(2, 3)}]
+
+
+def test_axes_are_followed_to_the_inputs() -> None:
+    builder = GraphBuilder()
+    x, w = builder.input("x", ValueType.parse("f32[6,4]")), builder.input("w", ValueType.parse("f32[4,8]"))
+    line = builder.input("line", ValueType.parse("f32[8]"))
+    y = builder.add(
+        "add", [builder.add("matmul", [x, w]), builder.add("broadcast", [line], BroadcastAttributes((6, 8)))]
+    )
+    split = builder.add("reshape", [y], ReshapeAttributes((6, 2, 4)))
+    builder.output("y", builder.add("transpose", [split], TransposeAttributes((1, 0, 2))))
+    graph: PrimitiveGraph = builder.freeze()
+    given = dict(graph.inputs)
+    ((_, last),) = graph.outputs
+    (split,) = (p.output for p in graph.primitives if p.op == "reshape")
+    (y,) = (p.output for p in graph.primitives if p.op == "add")
+    numbers = range(len(graph.primitives))
+    assert sources(graph, numbers, [(last, 1)]) == {given["x"]: 0}
+    assert sources(graph, numbers, [(y, 1)]) == {given["w"]: 1, given["line"]: 0}
+    assert sources(graph, numbers, [(split, 1)]) is None  # a part of an axis
+    assert sources(graph, numbers, [(given["x"], 0), (given["x"], 1)]) is None

@@ -1,0 +1,175 @@
+"""Plans whose kernels leave out what a size does not need give the model's results, with NaN in all other memory."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pytest
+
+from korch.alignment import aligned_bytes
+from korch.backend import open_meter
+from korch.candidate.candidate import Candidate
+from korch.candidate.enumerate import enumerate_groups
+from korch.candidate.layout import Layout
+from korch.options import Options
+from korch.primitive import reference
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.op import Array
+from korch.provider.provider import Kernel
+from korch.ranges.masked import Masked
+from korch.report.peers.inputs import random_arrays
+from korch.runtime import trim
+from korch.runtime.program import Step
+from korch.runtime.ranged import cut, padded
+from korch.search.instance import collect_candidates
+from korch.testing.kernels import load_kernels
+from tests.ranges.range_models import masked_model, model, primitives, weight
+
+LENGTH = 21
+SHAPES = {"n": (range(1, LENGTH + 1),)}
+LENGTHS = (1, 7, 8, 9, LENGTH - 1, LENGTH)
+"""Sizes at which a plan is compared: around vectors, and the largest ones."""
+
+PROJECTED = """
+g (float[n, 8] x) => (float[n, 8] y, float[8] mean)
+{
+    q = MatMul(x, wq)
+    k = MatMul(x, wk)
+    t = Transpose <perm = [1, 0]> (k)
+    s = MatMul(q, t)
+    p = Softmax <axis = -1> (s)
+    v = MatMul(x, wv)
+    b = Add(v, bias)
+    y = MatMul(p, b)
+    mean = ReduceMean <axes = [0], keepdims = 0> (y)
+}
+"""
+
+OF_ITSELF = """
+g (float[n, 8] x, float[n] bias) => (float[n, 8] y)
+{
+    t = Transpose <perm = [1, 0]> (x)
+    s = MatMul(x, t)
+    b = Add(s, bias)
+    p = Softmax <axis = -1> (b)
+    y = MatMul(p, x)
+}
+"""
+
+
+class Planner:
+    """Makes plans of kernels that are chosen at random, all in plain layouts."""
+
+    def __init__(self, graph: PrimitiveGraph, candidates: Sequence[Candidate], meter) -> None:
+        self.graph, self.meter = graph, meter
+        self.by_value: dict[int, list[Candidate]] = {}
+        for candidate in candidates:
+            if candidate.group.primitives and not candidate.offer.is_in_place and self._is_plain(candidate):
+                for value in candidate.group.outputs:
+                    self.by_value.setdefault(value, []).append(candidate)
+
+    def _is_plain(self, candidate: Candidate) -> bool:
+        ports = (*candidate.input_ports, *candidate.output_ports)
+        return all(layout == Layout.plain(len(self.graph.types[value].shape)) for value, layout in ports)
+
+    def plan(self, seed: int) -> list[Step[Kernel]]:
+        """Return the steps of a plan in the order in which they run."""
+        rng, steps = random.Random(seed), []
+        there = {value for _, value in self.graph.inputs} | self.graph.constants.keys()
+
+        def make(value: int) -> None:
+            if value in there:
+                return
+            options = list(self.by_value[value])
+            rng.shuffle(options)
+            kernels = ((candidate, self.meter.kernel(candidate)) for candidate in options)
+            candidate, kernel = next((c, k) for c, k in kernels if isinstance(k, Kernel) and k.program is not None)
+            for given in candidate.group.inputs:
+                make(given)
+            steps.append(Step(candidate, kernel))
+            there.update(candidate.group.outputs)
+
+        for _, value in self.graph.outputs:
+            make(value)
+        return steps
+
+
+def execute(
+    graph: PrimitiveGraph, steps: Sequence[Step[Kernel]], library: ctypes.CDLL, feeds: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Return the outputs of a plan; each value is in memory that was full of NaN before."""
+    inputs = dict(graph.inputs)
+    memory = {inputs[name]: memory_of(array) for name, array in feeds.items()}
+    for step in steps:
+        group, offer, kernel = step.candidate.group, step.candidate.offer, step.kernel
+        buffers = []
+        for value, layout in zip(group.inputs, offer.inputs, strict=True):
+            constant = graph.constants.get(value)
+            buffers.append(memory[value] if constant is None else memory_of(layout.pack(constant.array)))
+        for value, layout, type_ in zip(group.outputs, offer.outputs, group.output_types, strict=True):
+            memory[value] = aligned_bytes(layout.size_bytes(type_))
+            memory[value][:] = 0xFF
+            buffers.append(memory[value])
+        if kernel.workspace_bytes:
+            buffers.append(aligned_bytes(kernel.workspace_bytes))
+            buffers[-1][:] = 0xFF
+        if kernel.size_input:
+            buffers.append(memory[inputs[kernel.size_input]])
+        pointers = (ctypes.c_void_p * len(buffers))(*(buffer.ctypes.data for buffer in buffers))
+        assert getattr(library, f"{kernel.symbol}_run")(None, pointers) == 0
+    types = graph.types
+    return {name: memory[v].view(types[v].dtype.numpy).reshape(types[v].shape) for name, v in graph.outputs}
+
+
+def memory_of(array: Array) -> Array:
+    dense = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    memory = aligned_bytes(dense.nbytes)
+    memory[:] = dense
+    return memory
+
+
+def wrong_sizes(source: bytes, whole: Masked, steps: Sequence[Step[Kernel]], library: ctypes.CDLL) -> list[int]:
+    """Return the lengths at which a plan does not give the model's results."""
+    wrong = []
+    for sizes in ((n,) for n in LENGTHS):
+        model = primitives(source, SHAPES, sizes)
+        types = {name: model.types[value] for name, value in model.inputs}
+        feeds = random_arrays({name: (t.shape, t.dtype.numpy) for name, t in types.items()}, sum(sizes))
+        wanted = reference.run(model, feeds)
+        given = {name: padded(feeds[name], form) for name, form in zip(types, whole.plan.inputs, strict=True)}
+        given |= {hidden.name: hidden.array(sizes) for hidden in whole.plan.hidden}
+        found = execute(whole.graph, steps, library, given)
+        for (name, _), form in zip(model.outputs, whole.plan.outputs, strict=True):
+            if not np.allclose(cut(found[name], form, sizes), wanted[name], rtol=1e-3, atol=1e-4):
+                wrong.append(sizes[0])
+    return wrong
+
+
+def test_plans_give_the_results_of_the_model(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a mutation: that reductions of some kernels read one vector less than these do is found."""
+    options = Options(cache_folder=tmp_path, threads=2)
+    weights = {name: weight(8, 8) for name in ("wq", "wk", "wv")} | {"bias": weight(8)}
+    with open_meter(options) as meter:
+        cases, plans = [], []
+        for source, seeds in ((model(PROJECTED, **weights), (0, 1)), (model(OF_ITSELF), (0,))):
+            whole = masked_model(source, SHAPES)
+            groups, _ = enumerate_groups(whole.graph, options)
+            candidates, _ = collect_candidates(whole.graph, groups, meter.providers, meter.target)
+            planner = Planner(whole.graph, candidates, meter)
+            for seed in seeds:
+                plans.append(planner.plan(seed))
+                cases.append((source, whole, trim.trim_steps(whole.graph, plans[-1], whole.plan, meter.target)))
+        source, whole, _ = cases[0]
+        read = trim._read
+        monkeypatch.setattr(trim, "_read", lambda found, ended, step: read(found, ended, -step))
+        mutated = trim.trim_steps(whole.graph, plans[0], whole.plan, meter.target)
+        kernels = {step.kernel.symbol: step.kernel for *_, steps in [*cases, (mutated,)] for step in steps}
+        library = load_kernels(list(kernels.values()), meter.builder)
+    sources = [step.kernel.source for *_, steps in cases for step in steps]
+    assert sum("const long keys" in text for text in sources) >= 6
+    for case in cases:
+        assert not wrong_sizes(*case, library)
+    assert wrong_sizes(source, whole, mutated, library)
