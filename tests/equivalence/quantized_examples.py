@@ -167,22 +167,28 @@ def in_blocks(
     dtype: DType = DType.F64,
     turns: bool = False,
     packs: bool = False,
+    zeros: bool = False,
 ) -> str:
     """A product of floats by constant integers with a scale for each block of each column."""
 
     def build(e: Example) -> int:
-        verbs, blocks = e.writer.verbs, 32 // block
+        verbs, blocks = e.writer.verbs, -(-32 // block)
         shape = (*lead, 2, 32) if turns else (*lead, 32, 2)
         few = e.builder.constant(np.array([[[7, -8], [-3, 127]]], np.int8))  # texts have few elements of constants
         q = verbs.reshape(verbs.broadcast(few, (16, 2, 2)), (2, 32) if turns else (32, 2))
         q = e.add("bitwise_and", (q, e.builder.constant(np.full((32, 2), 7, np.int8)))) if packs else q
         q = verbs.cast(verbs.broadcast(q, shape), dtype)
         q = e.add("mul", (q, e.builder.constant(np.full(shape, factor, dtype.numpy)))) if factor > 1 else q
+        if zeros:
+            points = e.builder.constant(np.array([[2, 5]], dtype.numpy))
+            q = e.add("sub", (q, verbs.broadcast(points, shape)))
         scales = np.arange(1, 2 * blocks + 1).reshape((2, blocks, 1) if turns else (blocks, 1, 2)) / 4
         wide = verbs.broadcast(
             e.builder.constant(scales.astype(dtype.numpy)), (2, blocks, block) if turns else (blocks, block, 2)
         )
-        wide = verbs.broadcast(verbs.reshape(wide, shape[-2:]), shape)
+        whole = (2, blocks * block) if turns else (blocks * block, 2)
+        wide = verbs.slice_axis(verbs.reshape(wide, whole), int(turns), 0, 32)
+        wide = verbs.broadcast(wide, shape)
         w = e.add("mul", (q, wide))
         w = e.add("transpose", (w,), TransposeAttributes((1, 0))) if turns else w
         return e.add("matmul", (e.input(*lead, rows, 32, dtype=dtype), w))
@@ -221,9 +227,12 @@ FIRING = [
     ("stored-weights-are-computed-once", product(grid(), I8)),
     ("stored-scale-moves-behind-matmul", stored(grid([0.25, 0.5, 2], 0, DType.I8, axis=1))),
     ("stored-scale-moves-behind-matmul", stored(grid(0.25), 1)),
-    ("stored-blocks-are-a-batch", in_blocks()),
-    ("stored-blocks-are-a-batch", in_blocks(32, factor=1, packs=True)),
-    ("stored-blocks-are-a-batch", in_blocks(rows=4, turns=True)),
+    ("stored-weights-lie-by-columns", in_blocks()),
+    ("stored-weights-lie-by-columns", in_blocks(32, factor=1, packs=True)),
+    ("stored-weights-lie-by-columns", in_blocks(rows=4, turns=True)),
+    ("stored-weights-lie-by-columns", in_blocks(8, packs=True, zeros=True)),
+    ("stored-weights-lie-by-columns", in_blocks(24, packs=True)),
+    ("stored-weights-lie-by-columns", in_blocks(lead=(1,))),
     ("stored-weights-are-computed-once", convolution(grid(0.5, 9), grid([0.25, 2], 0, DType.I8))),
     ("move-comes-before-dequantization", moved("transpose", grid([0.5, 2, 1], 3, axis=1), TransposeAttributes((1, 0)))),
     ("move-comes-before-dequantization", moved("reshape", grid([0.5, 2, 1], 3, axis=1), ReshapeAttributes((1, 2, 3)))),
@@ -288,21 +297,16 @@ REFUSING = [
     ("stored-scale-moves-behind-matmul", "the scale varies along the sum", stored(grid([0.5, 2], 0, DType.I8))),
     ("stored-scale-moves-behind-matmul", "the zero point is not 0", stored(grid(0.5, 3, DType.I8))),
     ("stored-scale-moves-behind-matmul", "there are several matrices", stored(grid(0.5, 0, DType.I8), 2)),
-    ("stored-blocks-are-a-batch", "sums that are not scaled yet may overflow", in_blocks(dtype=DType.F16)),
-    ("stored-blocks-are-a-batch", "there are several matrices", in_blocks(lead=(2,))),
-    ("stored-blocks-are-a-batch", "the second operand is not stored", unknown()),
+    ("stored-weights-lie-by-columns", "sums that are not scaled yet may overflow", in_blocks(dtype=DType.F16)),
+    ("stored-weights-lie-by-columns", "there are several matrices", in_blocks(lead=(2,))),
+    ("stored-weights-lie-by-columns", "the second operand is not stored", unknown()),
     (
-        "stored-blocks-are-a-batch",
+        "stored-weights-lie-by-columns",
         "the scale of its bytes moves behind the product",
         stored(grid([0.25, 0.5, 2], 0, DType.I8, axis=1)),
     ),
-    ("stored-blocks-are-a-batch", "the integers have more than 8 bits", in_blocks(factor=300)),
-    ("stored-blocks-are-a-batch", "the scales have no equal blocks", in_blocks(block=8)),
-    (
-        "stored-blocks-are-a-batch",
-        "the sums of blocks take longer to add up than the weights to read",
-        in_blocks(rows=5),
-    ),
+    ("stored-weights-lie-by-columns", "the integers have more than 8 bits", in_blocks(factor=300)),
+    ("stored-weights-lie-by-columns", "the scales have no blocks of whole bytes", in_blocks(block=4)),
     ("move-comes-before-dequantization", "the parts have different scales", joined(grid(0.5), grid(0.25))),
     (
         "move-comes-before-dequantization",

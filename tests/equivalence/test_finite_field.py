@@ -28,7 +28,7 @@ NO_POLYNOMIALS = {
     "product-of-dequantized-is-integer": "integers are converted",
     "bias-joins-integer-sums": "integers are converted",
     "scales-of-sums-compose": "integers are converted",
-    "stored-blocks-are-a-batch": "integers are converted",
+    "stored-weights-lie-by-columns": "integers are converted",
     "stored-scale-moves-behind-matmul": "integers are converted",
     "stored-weights-are-computed-once": "integers are converted",
     "move-comes-before-dequantization": "integers are converted",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
 from korch.backend import has_kernels
 from korch.candidate import enumerate as enumeration
@@ -13,6 +15,8 @@ from korch.deadline import Deadline
 from korch.equivalence.affine import AxisConstant
 from korch.equivalence.quantization import Grid, write_dequantized, write_quantized
 from korch.equivalence.rule import Writer
+from korch.fission import fission
+from korch.frontend.onnx import load_model
 from korch.options import Options
 from korch.pipeline.quantized import in_bytes
 from korch.primitive.check import check_graph
@@ -191,3 +195,31 @@ def test_few_casts_to_bytes_are_in_one_group(monkeypatch, options, most, found):
     builder.output("y", builder.add("concat", parts, ConcatAttributes(1)))
     groups, _ = enumeration.enumerate_groups(builder.freeze(), options)
     assert max(sum(p.op == "cast" for p in group.body.primitives) for group in groups) == found
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_weights_of_few_bits_lie_by_columns(rng, options, bits):
+    """Columns of MatMulNBits, whose last block is cut off, become neighbours; each block keeps its zero point."""
+    terms, columns, block = 50, 24, 16
+    blocks = -(-terms // block)
+    arrays = {
+        "q": rng.integers(0, 256, (columns, blocks, block * bits // 8)).astype(np.uint8),
+        "s": rng.uniform(0.01, 0.1, columns * blocks).astype(np.float32),
+        "z": rng.integers(0, 256, (columns, -(-blocks * bits // 8))).astype(np.uint8),
+    }
+    node = helper.make_node(
+        "MatMulNBits", ["x", *arrays], ["y"], domain="com.microsoft", K=terms, N=columns, block_size=block, bits=bits
+    )
+    x, y = (helper.make_tensor_value_info(n, 1, [1, 3, width]) for n, width in (("x", terms), ("y", columns)))
+    known = [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()]
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    given = fission(
+        load_model(helper.make_model(helper.make_graph([node], "g", [x], [y], known), opset_imports=opsets))
+    )
+    found = in_bytes(given, has_kernels(options), Deadline())
+    assert [p.op for p in found.linear] == ["matmul_stored"]
+    assert max(constant.type.size_bytes for constant in found.constants.values()) == 64 * columns * bits // 8
+    feeds = {"x": rng.standard_normal((1, 3, terms)).astype(np.float32)}
+    np.testing.assert_allclose(run(found, feeds)["y"], run(given, feeds)["y"], rtol=0, atol=1e-9)
+    without = in_bytes(given, lambda group: False, Deadline())
+    assert [p.op for p in without.linear] == ["matmul"]

@@ -12,11 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from korch.candidate.candidate import Group, make_group
 from korch.deadline import Deadline
 from korch.equivalence.rule import AnyRule, RuleRefusal, View, rule_of
-from korch.equivalence.rules import integers, quantization
+from korch.equivalence.rules import integers, quantization, stored
 from korch.equivalence.rules.integers import ProductMatch, ProductWitness
+from korch.equivalence.rules.stored import BlockMatch, BlockWitness
 from korch.equivalence.saturate import first_known, saturate
 from korch.partition.choose import choose
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
@@ -54,8 +57,11 @@ def in_bytes(graph: PrimitiveGraph, has_kernel: HasKernel | None, deadline: Dead
     moves = quantization.MOVE_COMES_BEFORE_DEQUANTIZATION
     rules = (product, moves, integers.BIAS_JOINS_INTEGER_SUMS, integers.SCALES_OF_SUMS_COMPOSE)
     graph = _replaced(graph, rules, False, deadline)
-    stored = replace(integers.STORED_WEIGHTS_ARE_COMPUTED_ONCE, roots=("conv", "conv_transpose"))
-    graph = _replaced(graph, (stored,), False, deadline)
+    once = replace(integers.STORED_WEIGHTS_ARE_COMPUTED_ONCE, roots=("conv", "conv_transpose"))
+    by_columns = replace(
+        stored.STORED_WEIGHTS_LIE_BY_COLUMNS, refuse=partial(_refuse_without_stored_kernel, has_kernel)
+    )
+    graph = _replaced(graph, (once, by_columns), False, deadline)
     return lower_products(graph, keeps=lambda primitive: has_kernel(_group_of(graph, primitive)))
 
 
@@ -118,6 +124,21 @@ def _refuse_without_kernel(has_kernel: HasKernel, view: View, match: ProductMatc
     graph = builder.freeze()
     is_taken = len(graph.linear) == 1 and has_kernel(_group_of(graph, graph.linear[0]))
     return witness if is_taken else RuleRefusal("no kernel multiplies these bytes", match.root.output)
+
+
+def _refuse_without_stored_kernel(has_kernel: HasKernel, view: View, match: BlockMatch) -> BlockWitness | RuleRefusal:
+    """Return why weights stay as they are stored: the rule's reasons, or that no kernel reads them by columns."""
+    witness = stored.STORED_WEIGHTS_LIE_BY_COLUMNS.refuse(view, match)
+    if isinstance(witness, RuleRefusal):
+        return witness
+    builder = GraphBuilder()
+    arrays = (witness.packed, witness.scales.astype(np.float32), witness.zeros)
+    inputs = [builder.input("x", view.type(match.root.inputs[0]))]
+    inputs += [builder.constant(array) for array in arrays if array is not None]
+    builder.output("y", builder.add("matmul_stored", inputs, witness.attributes))
+    graph = builder.freeze()
+    is_taken = has_kernel(_group_of(graph, graph.primitives[0]))
+    return witness if is_taken else RuleRefusal("no kernel multiplies by such weights", match.root.output)
 
 
 def _group_of(graph: PrimitiveGraph, primitive: Primitive) -> Group:

@@ -65,17 +65,20 @@ def is_zero(v: Verbs, value: ValueId) -> bool:
     return constant is not None and constant.is_zero
 
 
-def pack(array: Array, bits: int) -> Array:
-    """Return integers without signs as several in each byte, as `unpack` reads them.
+def pack(array: Array, bits: int, axis: int = -1) -> Array:
+    """Return integers without signs as several in each byte; `unpack` reads those along the last axis.
 
     Args:
-        array: u8[..., n], each below 2^bits.
+        array: u8, each element below 2^bits.
         bits: of each integer, 2 or 4.
+        axis: along which neighbours share a byte, the first of them in the lowest bits.
     """
-    each = 8 // bits
-    even = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, -array.shape[-1] % each)])
-    parts = even.reshape(*even.shape[:-1], -1, each).astype(np.int32) << np.arange(0, 8, bits)
-    return np.asarray(parts.sum(-1).astype(np.uint8))
+    each, moved = 8 // bits, np.moveaxis(array, axis, 0)
+    even = np.pad(moved, [(0, -len(moved) % each), *[(0, 0)] * (array.ndim - 1)])
+    packed = even[::each].copy()
+    for place in range(1, each):
+        packed |= even[place::each] << np.uint8(bits * place)
+    return np.moveaxis(packed, 0, axis)
 
 
 def unpack(v: Verbs, packed: ValueId, bits: int, count: int) -> ValueId:

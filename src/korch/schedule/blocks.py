@@ -68,12 +68,14 @@ class Operand:
 class Blocked:
     """A group with one product or convolution, whose programs compute blocks of it."""
 
-    def __init__(self, group: Group, root: Primitive, layouts: Layouts, contraction: Contraction) -> None:
+    def __init__(
+        self, group: Group, root: Primitive, layouts: Layouts, contraction: Contraction, product: Product | None = None
+    ) -> None:
         self.group, self.root, self.contraction = group, root, contraction
         self.fusion = Fusion(group, layouts, root)
         self.batch = tuple(Axis(f"b{i}", n) for i, (_, n) in enumerate(contraction.batch))
         types = [group.body.types[value].dtype for value in root.inputs]
-        self.dtype, self.product = types[0], PRODUCTS[types[0], types[1]]
+        self.dtype, self.product = types[0], product or PRODUCTS[types[0], types[1]]
         self.sum_type = self.product.types[2]
 
     def values(self, flats: Sequence[Expr], ranges: Ranges) -> dict[str, Expr]:

@@ -127,7 +127,7 @@ def contraction_of(group: Group, root: Primitive, last: bool) -> Contraction:
     """
     first, second, out = (group.body.types[v].shape for v in (*root.inputs, root.output))
     if root.op == "matmul":
-        return _matmul(first, second, out)
+        return matmul_axes(first, second, out)
     if not isinstance(root.attributes, ConvAttributes):
         raise AssertionError(f"{root.op} is no contraction")
     return _conv(first, second, out, root.attributes, last)
@@ -139,7 +139,8 @@ def _variables(prefix: str, sizes: Sequence[int]) -> tuple[list[Expr], Axes]:
     return exprs, tuple((name, n) for name, n in zip(names, sizes, strict=True) if n != 1)
 
 
-def _matmul(a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, ...]) -> Contraction:
+def matmul_axes(a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, ...]) -> Contraction:
+    """Return the axes of a matrix product of some shapes."""
     batch, batch_axes = _variables("b", out[:-2])
     (m, n, k), _ = _variables("x", (out[-2], out[-1], a[-1]))
     rows, columns, terms = ((("x0", out[-2]),), (("x1", out[-1]),), (("x2", a[-1]),))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from korch.alignment import round_up
 from korch.equivalence.quantization import Dequantized, dequantized, dequantized_by
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.equivalence.rules.integers import stored_array
@@ -18,9 +19,11 @@ from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.linear import BYTES
-from korch.primitive.types import DType, ValueId
+from korch.primitive.ops.stored import BITS, StoredAttributes
+from korch.primitive.quantized import pack
+from korch.primitive.types import DType
 
-LEAST_BLOCK = 16
+LEAST_BLOCK = 8
 """Terms of a block of which a product is worth its own sums."""
 
 MOST_MOVES = 4
@@ -83,11 +86,13 @@ class BlockMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockWitness:
-    """A product, the integers and the scales: int8[blocks, terms, n] and float32[blocks, 1, n]."""
+    """A product, and the inputs and attributes of one by stored weights; there may be no zero points."""
 
     root: Primitive
-    integers: Array
+    packed: Array
     scales: Array
+    zeros: Array | None
+    attributes: StoredAttributes
 
 
 def _match_blocks(view: View, root: Primitive) -> Iterator[BlockMatch]:
@@ -101,27 +106,51 @@ def _match_blocks(view: View, root: Primitive) -> Iterator[BlockMatch]:
 
 
 def _refuse_blocks(view: View, match: BlockMatch) -> BlockWitness | RuleRefusal:
-    root = match.root
+    root, shape = match.root, view.shape(match.root.inputs[1])
     if view.type(root.output).dtype not in (DType.F32, DType.F64):
         return RuleRefusal("sums that are not scaled yet may overflow", root.output, is_final=True)
-    if len(view.shape(root.inputs[1])) != 2:
+    if math.prod(shape[:-2]) != 1:
         return RuleRefusal("there are several matrices", root.output, is_final=True)
-    arrays = [stored_array(view, value) for value in match.scaling.inputs]
-    if arrays[0] is None or arrays[1] is None:
+    found = next(filter(None, (_stored(view, *sides) for sides in _sides(match.scaling))), None)
+    if found is None:
         return RuleRefusal("the second operand is not stored", root.output)
-    integers, scales = (_moved(array, match.moves) for array in arrays if array is not None)
-    if not np.array_equal(integers.astype(np.int8), integers):
+    integers, scales, zeros = (_moved(array, match.moves).reshape(shape[-2:]) for array in found)
+    if not np.array_equal(integers.astype(np.int16), integers) or not np.array_equal(zeros.astype(np.int16), zeros):
         return RuleRefusal("the integers have more than 8 bits", root.output, is_final=True)
-    terms, rows = len(integers), math.prod(view.shape(root.output)[:-1])
-    block = _block_of(scales)
-    if block is None:
-        return RuleRefusal("the scales have no equal blocks", root.output, is_final=True)
+    bits, least, dtype = _bits_of(integers, zeros)
+    if not bits:
+        return RuleRefusal("the integers have more than 8 bits", root.output, is_final=True)
+    terms = len(integers)
+    block = _block_of(scales, zeros)
     if block == terms and any(view.constant(d.q) is not None for d in dequantized(view, root.inputs[1])):
         return RuleRefusal("the scale of its bytes moves behind the product", root.output, is_final=True)
-    if rows > block // 4:
-        return RuleRefusal("the sums of blocks take longer to add up than the weights to read", root.output)
-    n = integers.shape[1]
-    return BlockWitness(root, integers.reshape(-1, block, n).astype(np.int8), scales[::block].reshape(-1, 1, n))
+    block = block if block < terms else round_up(block, 8 // bits)
+    if block < LEAST_BLOCK or block * bits % 8:
+        return RuleRefusal("the scales have no blocks of whole bytes", root.output, is_final=True)
+    packed = _packed(integers - least, bits, round_up(terms, block))
+    points = (zeros - least)[::block].astype(dtype)
+    is_one = bool((points == points[:1, :1]).all())
+    attributes = StoredAttributes(bits, block, int(points[0, 0]) if is_one else 0)
+    return BlockWitness(root, packed.astype(dtype), scales[::block], None if is_one else points, attributes)
+
+
+def _sides(scaling: Primitive) -> tuple[tuple[int, int], tuple[int, int]]:
+    first, second = scaling.inputs
+    return (first, second), (second, first)
+
+
+def _stored(view: View, data: int, factor: int) -> tuple[Array, Array, Array] | None:
+    """Return constant integers, scales and zero points of one shape, None if that is not what the operands are."""
+    scales = stored_array(view, factor)
+    if scales is None or view.producing(factor, "cast"):
+        return None
+    for sub in view.producing(data, "sub"):
+        wide, zeros = (stored_array(view, value) for value in sub.inputs)
+        if wide is not None and zeros is not None and np.array_equal(wide, np.rint(wide)):
+            return wide, scales, np.broadcast_to(zeros, wide.shape)
+    integers = stored_array(view, data)
+    is_whole = integers is not None and np.array_equal(integers, np.rint(integers))
+    return (integers, scales, np.zeros_like(integers)) if integers is not None and is_whole else None
 
 
 def _moved(array: Array, moves: Sequence[Primitive]) -> Array:
@@ -130,35 +159,46 @@ def _moved(array: Array, moves: Sequence[Primitive]) -> Array:
     return array
 
 
-def _block_of(scales: Array) -> int | None:
-    """Return the largest block of rows with one scale in each column: all, or a power of two from `LEAST_BLOCK` on."""
-    if np.array_equal(scales, np.broadcast_to(scales[:1], scales.shape)):
-        return len(scales)
-    found, block = None, LEAST_BLOCK
-    while len(scales) % block == 0:
-        parts = scales.reshape(-1, block, scales.shape[1])
-        if not np.array_equal(parts, np.broadcast_to(parts[:, :1], parts.shape)):
-            break
-        found, block = block, 2 * block
-    return found
+def _bits_of(integers: Array, zeros: Array) -> tuple[int, int, type[np.generic]]:
+    """Return the bits of integers and zero points, the least integer, and the type that holds them; no bits if none."""
+    low, high = int(min(integers.min(), zeros.min())), int(max(integers.max(), zeros.max()))
+    for bits in BITS[:-1]:
+        for least in (0, -(1 << bits - 1)):
+            if least <= low and high < least + (1 << bits):
+                return bits, least, np.uint8
+    if low >= -128 and high < 128:
+        return 8, 0, np.int8
+    return (8, 0, np.uint8) if low >= 0 and high < 256 else (0, 0, np.uint8)
+
+
+def _packed(integers: Array, bits: int, terms: int) -> Array:
+    """Return integers, and as many zeros as there are terms without one, as several of a column in each byte."""
+    whole = np.pad(integers, [(0, terms - len(integers)), (0, 0)])
+    return whole if bits == 8 else pack(whole.astype(np.uint8), bits, axis=0)
+
+
+def _block_of(*arrays: Array) -> int:
+    """Return the largest block of rows of which each column of each array has one element; the last may be cut off."""
+    changes = [np.flatnonzero((array[1:] != array[:-1]).any(1)) + 1 for array in arrays]
+    found = math.gcd(*(int(place) for places in changes for place in places))
+    return found or len(arrays[0])
 
 
 def _build_blocks(writer: Writer, witness: BlockWitness) -> int:
-    root, (blocks, block, n) = witness.root, witness.integers.shape
-    type_, verbs = writer.type(root.output), writer.verbs
-    rows = math.prod(type_.shape[:-1])
-    x = verbs.reshape(ValueId(root.inputs[0]), (rows, blocks, block))
-    x = verbs.transpose(x, (1, 0, 2))
-    weights = writer.add("cast", (writer.constant(witness.integers, DType.I8),), CastAttributes(type_.dtype.value))
-    sums = writer.add("matmul", (x, weights))
-    scales = verbs.broadcast(ValueId(writer.constant(witness.scales, type_.dtype)), (blocks, rows, n))
-    total = verbs.reduce("sum", ValueId(writer.add("mul", (sums, scales))), (0,))
-    return verbs.reshape(total, type_.shape)
+    dtype = writer.type(witness.root.output).dtype
+    inputs = [
+        witness.root.inputs[0],
+        writer.verbs.constant(np.ascontiguousarray(witness.packed)),
+        writer.constant(np.ascontiguousarray(witness.scales), dtype),
+    ]
+    if witness.zeros is not None:
+        inputs.append(writer.verbs.constant(np.ascontiguousarray(witness.zeros)))
+    return writer.add("matmul_stored", inputs, witness.attributes)
 
 
-STORED_BLOCKS_ARE_A_BATCH = Rule(
-    name="stored-blocks-are-a-batch",
-    law="x w = sum over blocks b of (x[b] q[b]) diag(s[b]), where w = q s for constant integers q of few bits",
+STORED_WEIGHTS_LIE_BY_COLUMNS = Rule(
+    name="stored-weights-lie-by-columns",
+    law="x w = sum over blocks b of (x[b] (q[b] - z[b])) diag(s[b]), where w = (q - z) s for constants q of few bits",
     source="linearity; weights with one scale for each block of terms",
     roots=("matmul",),
     match=_match_blocks,
@@ -178,4 +218,4 @@ STORED_SCALE_MOVES_BEHIND_MATMUL = Rule(
     reorders=True,
 )
 
-RULES: tuple[AnyRule, ...] = (STORED_SCALE_MOVES_BEHIND_MATMUL, STORED_BLOCKS_ARE_A_BATCH)
+RULES: tuple[AnyRule, ...] = (STORED_SCALE_MOVES_BEHIND_MATMUL, STORED_WEIGHTS_LIE_BY_COLUMNS)

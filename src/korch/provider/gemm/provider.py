@@ -17,6 +17,7 @@ from korch.candidate.shape import around
 from korch.primitive.types import ValueType
 from korch.provider.content import content_version
 from korch.provider.gemm.match import Product, is_widened, match_group
+from korch.provider.gemm.stored import STORED, build_stored, offer_stored, stored_root
 from korch.provider.gemm.units import split_program_of
 from korch.provider.gemm.vectors import program_of
 from korch.provider.matrix_units import SPLIT_BYTES, TOGETHER
@@ -56,13 +57,15 @@ class GemmProvider:
 
     name = "gemm"
     version = content_version("provider/gemm")
-    group_shapes = (around("matmul", widens=True),)
+    group_shapes = (around("matmul", widens=True), around(STORED))
 
     def __init__(self) -> None:
         self._plans: dict[tuple[str, Target, Layouts, Way], _Plan | Refusal] = {}
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer the product in plain and channels-last layouts, a constant right operand packed."""
+        if stored_root(group) is not None:
+            return offer_stored(group, target)
         found = match_group(group)
         if isinstance(found, Refusal):
             return found
@@ -86,6 +89,8 @@ class GemmProvider:
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Print the kernel."""
+        if stored_root(group) is not None:
+            return build_stored(group, offer, target)
         found = match_group(group)
         if isinstance(found, Refusal):
             return found

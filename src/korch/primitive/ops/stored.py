@@ -1,0 +1,105 @@
+"""The product by weights that are stored as integers of few bits, with scales for blocks of terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from korch.primitive.op import Array, Attributes, Category, Op, Sample, require
+from korch.primitive.types import DType, ValueType
+
+BITS = (2, 4, 8)
+"""Widths of stored integers."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAttributes(Attributes):
+    """How weights are stored.
+
+    Attributes:
+        bits: of each integer. Neighbouring terms of a column share a byte, the first of them in the lowest bits.
+        block: terms of a column that have the same scale and zero point.
+        zero: the integer that stands for 0, if zero points are not an input.
+    """
+
+    bits: int
+    block: int
+    zero: int = 0
+
+    @property
+    def each(self) -> int:
+        """The terms that share a byte."""
+        return 8 // self.bits
+
+
+def _infer(inputs: Sequence[ValueType], attributes: StoredAttributes) -> ValueType:
+    require(len(inputs) in (3, 4), f"matmul_stored: there are {len(inputs)} arguments")
+    a, q, scale = inputs[:3]
+    require(attributes.bits in BITS, f"matmul_stored: integers have {attributes.bits} bits")
+    require(a.rank >= 2 and a.dtype.is_float, f"matmul_stored: argument 0 is {a}")
+    is_stored = q.rank == 2 and q.dtype in ((DType.I8, DType.U8) if attributes.bits == 8 else (DType.U8,))
+    require(is_stored, f"matmul_stored: argument 1 is {q}")
+    require(attributes.block >= 1, f"matmul_stored: blocks have {attributes.block} terms")
+    blocks, n = -(-a.shape[-1] // attributes.block), q.shape[1]
+    rows = -(-blocks * attributes.block // attributes.each)
+    require(q.shape[0] == rows, f"matmul_stored: argument 1 is {q}, not of {rows} rows")
+    require(scale.shape == (blocks, n) and scale.dtype is a.dtype, f"matmul_stored: argument 2 is {scale}")
+    for zero in inputs[3:]:
+        require(zero.shape == (blocks, n) and zero.dtype is q.dtype, f"matmul_stored: argument 3 is {zero}")
+    return ValueType((*a.shape[:-1], n), a.dtype)
+
+
+def _flop(inputs: Sequence[ValueType], attributes: StoredAttributes, output: ValueType) -> int:
+    return 2 * output.size * inputs[0].shape[-1]
+
+
+def unpacked(q: Array, attributes: StoredAttributes) -> Array:
+    """Return integers that share bytes along the first axis, one each."""
+    if attributes.bits == 8:
+        return q
+    shifts = np.arange(0, 8, attributes.bits, dtype=np.uint8)[None, :, None]
+    single = q[:, None, :] >> shifts & np.uint8((1 << attributes.bits) - 1)
+    return np.asarray(single.reshape(-1, q.shape[1]))
+
+
+def _reference(inputs: Sequence[Array], attributes: StoredAttributes) -> Array:
+    a, q, scale = inputs[:3]
+    zero = np.repeat(inputs[3], attributes.block, 0) if len(inputs) == 4 else np.asarray(attributes.zero)
+    scales = np.repeat(scale, attributes.block, 0)
+    wide = unpacked(q, attributes)[: len(scales)].astype(a.dtype) - zero.astype(a.dtype)
+    with np.errstate(all="ignore"):
+        return np.asarray(np.matmul(a, (wide * scales)[: a.shape[-1]]))
+
+
+_FOUR = StoredAttributes(4, 4, 8)
+
+ROWS: tuple[Op, ...] = (
+    Op(
+        name="matmul_stored",
+        category=Category.LINEAR,
+        arity=None,
+        attributes=StoredAttributes,
+        infer=_infer,
+        reference=_reference,
+        work_flop=_flop,
+        source="com.microsoft MatMulNBits, with columns side by side",
+        samples=(
+            Sample(("f32[2,3,8]", "u8[4,5]", "f32[2,5]"), _FOUR),
+            Sample(("f32[3,10]", "u8[6,5]", "f32[3,5]", "u8[3,5]"), _FOUR),
+            Sample(("f32[3,6]", "i8[8,5]", "f32[2,5]", "i8[2,5]"), StoredAttributes(8, 4)),
+            Sample(("f32[1,6]", "u8[2,5]", "f32[2,5]"), StoredAttributes(2, 3, 1)),
+        ),
+        refusals=(
+            Sample(("f32[3,8]", "u8[4,5]"), _FOUR),
+            Sample(("i8[3,8]", "u8[4,5]", "f32[2,5]"), _FOUR),
+            Sample(("f32[3,8]", "i8[4,5]", "f32[2,5]"), _FOUR),
+            Sample(("f32[3,8]", "u8[5,5]", "f32[2,5]"), _FOUR),
+            Sample(("f32[3,8]", "u8[4,5]", "f32[3,5]"), _FOUR),
+            Sample(("f32[3,8]", "u8[4,5]", "f32[2,5]", "i8[2,5]"), _FOUR),
+            Sample(("f32[3,8]", "u8[3,5]", "f32[2,5]"), StoredAttributes(3, 4)),
+            Sample(("f32[3,8]", "u8[4,5]", "f32[2,5]"), StoredAttributes(4, 0)),
+        ),
+    ),
+)

@@ -1,0 +1,265 @@
+"""Products by weights stored in few bits -> tile programs that widen them on the way.
+
+Columns lie side by side, in strips. Of few rows, the weights of a block of terms are widened in registers, multiplied
+and added up, and the sums of the block are scaled. Of more rows, a task widens and scales some terms of its columns
+once, into a tile, which all rows are multiplied by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from korch.candidate.candidate import Group
+from korch.candidate.layout import Layout
+from korch.primitive.graph import Primitive
+from korch.primitive.ops.stored import StoredAttributes
+from korch.primitive.types import DType
+from korch.schedule.blocks import Blocked, cut, direct, fill, flat, spaced, store
+from korch.schedule.contraction import Layouts, NotFusedError, extent, matmul_axes
+from korch.tile.emit import Emitter
+from korch.tile.index import Expr, add, quotient, scale, var
+from korch.tile.loops import arrange, grid_for
+from korch.tile.program import (
+    Accumulate,
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Level,
+    Load,
+    Loop,
+    Panels,
+    Pass,
+    Product,
+    Registers,
+    Stage,
+    Step,
+    Store,
+    TileProgram,
+)
+from korch.tile.staging import Machine
+
+FEW_ROWS = 3
+"""Rows for which weights are widened again and again, in registers."""
+
+FEW_ROWS_VECTORS = 4
+"""Vectors of columns of a strip for few rows: their sums are in registers at the same time."""
+
+SHORT_TERMS = 128
+"""The most terms of a block's sum in registers."""
+
+TILE_TERMS = 256
+"""The most terms that a task widens at once: with two vectors of columns they fill half of the first cache."""
+
+BLOCK_ROWS = 96
+"""Rows for which weights are widened once."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBlocking:
+    """How a product by stored weights is cut.
+
+    Attributes:
+        rows: of a task.
+        strip: columns of a task, which lie side by side in memory.
+        terms: of a turn of its loop.
+        registers: how tiles are multiplied; None for few rows, which need no tile of weights.
+    """
+
+    rows: int
+    strip: int
+    terms: int
+    registers: Registers | None
+
+
+def blocking_of(root: StoredAttributes, rows: int, terms: int, lanes: int, registers: Registers) -> StoredBlocking:
+    """Return how a product of some rows and terms is cut."""
+    blocks = -(-terms // root.block)
+    if rows <= FEW_ROWS:
+        return StoredBlocking(rows, FEW_ROWS_VECTORS * lanes, _part(root, SHORT_TERMS), None)
+    whole = max((d for d in range(1, blocks + 1) if blocks % d == 0 and d * root.block <= TILE_TERMS), default=0)
+    chunk = whole * root.block or _part(root, TILE_TERMS)
+    return StoredBlocking(min(rows, BLOCK_ROWS), registers.vectors * lanes, chunk, registers)
+
+
+def _part(root: StoredAttributes, most: int) -> int:
+    """Return a number of terms, whole bytes of them, that divides a block."""
+    return max(
+        (n for n in range(root.each, min(root.block, most) + 1, root.each) if root.block % n == 0), default=root.block
+    )
+
+
+def strips(strip: int) -> Layout:
+    """Return the layout of a matrix in strips of columns."""
+    return Layout((1, 0), ((1, strip),))
+
+
+class Stored(Blocked):
+    """The programs of a group around one `matmul_stored` primitive."""
+
+    def __init__(self, group: Group, root: Primitive, layouts: Layouts, machine: Machine) -> None:
+        types = group.body.types
+        if not isinstance(root.attributes, StoredAttributes):
+            raise AssertionError(f"{root.op} is no product by stored weights")
+        self.at, self.machine = root.attributes, machine
+        a, out = types[root.inputs[0]].shape, types[root.output].shape
+        self.terms, self.columns = a[-1], out[-1]
+        second = (*(1,) * (len(a) - 2), self.terms, self.columns)
+        super().__init__(group, root, layouts, matmul_axes(a, second, out), Product.F32)
+        self.rows = extent(self.contraction.rows)
+        if self.at.block % self.at.each:
+            raise NotFusedError("a byte has terms of two blocks")
+
+    @property
+    def all_terms(self) -> int:
+        """The terms of whole blocks."""
+        return -(-self.terms // self.at.block) * self.at.block
+
+    def program(self, blocking: StoredBlocking) -> TileProgram:
+        """Return the program of one blocking."""
+        (gm, i), (gn, j) = (
+            cut(n, size, names)
+            for n, size, names in ((self.rows, blocking.rows, ("gm", "i")), (self.columns, blocking.strip, ("gn", "j")))
+        )
+        g = Axis("g", self.all_terms // blocking.terms)
+        ranges = {axis.name: (0, axis.extent - 1) for axis in (gm, i, gn, j, g)}
+        row, column = flat(gm, i), flat(gn, j)
+        total = At("t", add(scale(var("i"), blocking.strip), var("j")))
+        own = _Own(self, blocking, (i, j), g, row, column, total)
+        stages: list[Stage] = []
+        if self.all_terms != self.terms or (blocking.registers and own.left() is None):
+            stages.append(self.copied())
+        body = own.few(not stages) if blocking.registers is None else own.many(bool(stages))
+        after = self.after(total, (i, j), self.values([row, column, var("x2")], {**ranges, "x2": (0, 0)}), ranges)
+        stages.append(Stage((gn, gm), (fill((i, j), total, 0.0), Loop(g, ("t",), body), after)))
+        buffers = [*self.memory(), *own.buffers]
+        if len(stages) > 1:
+            buffers.append(Buffer("ca", Level.WORKSPACE, DType.F32, self.rows * self.copy_row))
+        return TileProgram(tuple(buffers), tuple(stages))
+
+    @property
+    def copy_row(self) -> int:
+        """How far apart rows of the copy of the first operand are."""
+        return spaced(self.all_terms)
+
+    def copied(self) -> Stage:
+        """Return the stage that copies the first operand; terms beyond the last are 0."""
+        axes = (Axis("c", self.rows), Axis("k", self.all_terms))
+        ranges = {axis.name: (0, axis.extent - 1) for axis in axes}
+        emitter = self.fusion.emitter(ranges)
+        guards = emitter.inside(var("k"), 0, self.terms)
+        name = self.argument(emitter, 0, self.values([var("c"), var("x1"), var("k")], {**ranges, "x1": (0, 0)}), guards)
+        place = add(scale(var("c"), self.copy_row), var("k"))
+        copy = Pass(axes, "k", tuple(emitter.ops), (Store("ca", place, name),))
+        sizes = {b.name: b.size for b in self.memory()} | {"ca": self.rows * self.copy_row}
+        return grid_for(arrange(copy, self.machine.lanes, sizes, {}), self.machine.threads, self.machine.lanes)
+
+
+class _Own:
+    """The steps of a turn of a task's loop."""
+
+    def __init__(
+        self, of: Stored, blocking: StoredBlocking, axes: tuple[Axis, Axis], g: Axis, row: Expr, column: Expr, total: At
+    ) -> None:
+        self.of, self.blocking, self.axes, self.total = of, blocking, axes, total
+        self.row, self.column, self.first = row, column, scale(var(g.name), blocking.terms)
+        grid = {"gm": (0, -(-of.rows // blocking.rows) - 1), "gn": (0, -(-of.columns // blocking.strip) - 1)}
+        self.ranges = {**grid, **{axis.name: (0, axis.extent - 1) for axis in (*axes, g)}}
+        size = blocking.rows * blocking.strip
+        self.buffers = [Buffer("t", Level.TILE, DType.F32, size)]
+
+    def left(self) -> At | None:
+        """Return where the first operand lies, if it is read as it is."""
+        p = Axis("p", self.blocking.terms)
+        emitter = self.of.fusion.emitter({**self.ranges, "p": (0, p.extent - 1)})
+        values = self.of.values([self.row, self.column, add(self.first, var("p"))], emitter.ranges)
+        self.of.argument(emitter, 0, values)
+        return direct(emitter.ops, (self.axes[0], p), can_widen=False)
+
+    def few(self, is_direct: bool) -> tuple[Step, ...]:
+        """Return the sums of a block, and their addition to those of the blocks before."""
+        i, j = self.axes
+        rows = self.blocking.terms // self.of.at.each
+        emitter = self.of.fusion.emitter({**self.ranges, "r": (0, rows - 1)})
+        weights = self.weights(emitter, var("r"))
+        sinks = []
+        for h, weight in enumerate(weights):
+            term = add(self.first, scale(var("r"), self.of.at.each), Expr(h, ()))
+            if is_direct:
+                x = self.of.argument(emitter, 0, self.of.values([self.row, self.column, term], emitter.ranges))
+            else:
+                x = f"x{len(emitter.ops)}"
+                emitter.ops.append(Load(x, DType.F32, "ca", add(scale(self.row, self.of.copy_row), term)))
+            sinks.append(Accumulate(f"u{h}", self.total.index, emitter.apply(DType.F32, "mul", x, weight), "sum"))
+            self.buffers.append(Buffer(f"u{h}", Level.TILE, DType.F32, self.buffers[0].elements))
+        sums = Pass((i, j, Axis("r", rows, True)), "j", tuple(emitter.ops), tuple(sinks))
+        return sums, self.added(len(sinks))
+
+    def added(self, count: int) -> Pass:
+        """Return the pass that adds the scaled sums of a block to the total."""
+        emitter = self.of.fusion.emitter(self.ranges)
+        for h in range(count):
+            emitter.ops.append(Load(f"x{h}", DType.F32, f"u{h}", self.total.index))
+        emitter.ops.append(Load(f"x{count}", DType.F32, "t", self.total.index))
+        whole = "x0"
+        for h in range(1, count):
+            whole = emitter.apply(DType.F32, "add", whole, f"x{h}")
+        scaled = emitter.apply(DType.F32, "mul", whole, self.factor(emitter, self.first))
+        result = emitter.apply(DType.F32, "add", f"x{count}", scaled)
+        return Pass(self.axes, "j", tuple(emitter.ops), (store(self.total, result),))
+
+    def many(self, is_copied: bool) -> tuple[Step, ...]:
+        """Return the widening of some terms of the columns, and the contraction of all rows with them."""
+        of, (i, j), strip = self.of, self.axes, self.blocking.strip
+        inner = min(of.at.block, self.blocking.terms)
+        outer = Axis("q", self.blocking.terms // inner)
+        rows = Axis("r", inner // of.at.each)
+        ranges = {**self.ranges, "q": (0, outer.extent - 1), "r": (0, rows.extent - 1)}
+        emitter = of.fusion.emitter(ranges)
+        place = add(scale(var("q"), rows.extent), var("r")) if outer.extent > 1 else var("r")
+        first = add(self.first, scale(var("q"), inner)) if outer.extent > 1 else self.first
+        sinks = []
+        for h, weight in enumerate(self.weights(emitter, place, first)):
+            scaled = emitter.apply(DType.F32, "mul", weight, self.factor(emitter, first))
+            term = add(scale(place, of.at.each), Expr(h, ()))
+            sinks.append(Store("pb", add(scale(term, strip), var("j")), scaled))
+        axes = (outer, rows, j) if outer.extent > 1 else (rows, j)
+        widening = Pass(axes, "j", tuple(emitter.ops), tuple(sinks))
+        self.buffers.append(Buffer("pb", Level.TILE, DType.F32, self.blocking.terms * strip, (Panels(strip, strip),)))
+        p = Axis("p", self.blocking.terms, True)
+        a = self.left()
+        if is_copied or a is None:
+            a = At("ca", add(scale(self.row, of.copy_row), self.first, var("p")))
+        b = At("pb", add(scale(var("p"), strip), var("j")))
+        return widening, Contract((i, j, p), self.total, a, b, Product.F32, registers=self.blocking.registers)
+
+    def weights(self, emitter: Emitter, row: Expr, first: Expr | None = None) -> Iterator[str]:
+        """Yield the name of each term of a row of bytes of this turn, minus the zero point."""
+        of, inputs = self.of, self.of.root.inputs
+        at = add(scale(var("g"), self.blocking.terms // of.at.each), row)
+        byte = emitter.value(inputs[1], (at, self.column))
+        zero = ""
+        if len(inputs) == 4:
+            index = (self.block(emitter, self.first if first is None else first), self.column)
+            zero = emitter.apply(DType.I32, "cast", emitter.value(inputs[3], index))
+        elif of.at.zero:
+            zero = emitter.literal(DType.I32, of.at.zero)
+        word = emitter.apply(DType.I32, "cast", byte)
+        for h in range(of.at.each):
+            part = word
+            if h:
+                part = emitter.apply(DType.I32, "shift_right", part, emitter.literal(DType.I32, h * of.at.bits))
+            if h < of.at.each - 1:
+                part = emitter.apply(DType.I32, "bitwise_and", part, emitter.literal(DType.I32, (1 << of.at.bits) - 1))
+            # Units for integers subtract while those for floats multiply and convert.
+            part = emitter.apply(DType.I32, "sub", part, zero) if zero else part
+            yield emitter.apply(DType.F32, "cast", part)
+
+    def block(self, emitter: Emitter, term: Expr) -> Expr:
+        """Return the number of the block of a term."""
+        return quotient(term, self.of.at.block, emitter.ranges)
+
+    def factor(self, emitter: Emitter, term: Expr) -> str:
+        """Return the name of the scale of the block of a term."""
+        return emitter.value(self.of.root.inputs[2], (self.block(emitter, term), self.column))

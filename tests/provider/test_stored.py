@@ -1,0 +1,91 @@
+"""Products by weights stored in few bits: compiled, run and compared with the reference in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from korch.candidate.candidate import Group, Refusal
+from korch.primitive.ops.layout import TransposeAttributes
+from korch.primitive.ops.stored import StoredAttributes
+from korch.primitive.types import DType, ValueType
+from korch.provider.gemm import GemmProvider
+from korch.testing.kernels import check_offers
+from korch.tile.check import check_program
+from tests.provider.onednn_groups import Graph
+
+
+def stored(
+    a: tuple[int, ...],
+    n: int,
+    bits: int = 4,
+    block: int = 16,
+    zero: int | None = None,
+    signed: bool = False,
+    after: bool = False,
+    turned: bool = False,
+) -> Group:
+    """Return a product by constant weights; zero points are an input if no number is given."""
+    g, at = Graph(), StoredAttributes(bits, block, zero or 0)
+    blocks = -(-a[-1] // block)
+    dtype = np.int8 if signed else np.uint8
+    info = np.iinfo(dtype)
+    q = g.rng.integers(info.min, info.max + 1, (-(-blocks * block // at.each), n)).astype(dtype)
+    points = g.rng.integers(0, 1 << min(bits, 7), (blocks, n)).astype(dtype)
+    scales = g.rng.uniform(0.5, 2, (blocks, n)).astype(np.float32) / (1 << bits)
+    x = g.tensor(*a)
+    if turned:
+        x = g.add(
+            "transpose",
+            [g.tensor(*a[:-2], a[-1], a[-2])],
+            TransposeAttributes((*range(len(a) - 2), len(a) - 1, len(a) - 2)),
+        )
+    weights = [g.constant(array) for array in ((q, scales, points) if zero is None else (q, scales))]
+    y = g.add("matmul_stored", [x, *weights], at)
+    if after:
+        y = g.with_tensor("mul", y, g.tensor(*g.type(y).shape))
+        y = g.with_tensor("add", y, g.weights(*(1,) * (len(a) - 1), n))
+    return g.group(y)
+
+
+def test_products_of_few_and_of_many_rows(target, builder, rng):
+    n = target.lanes
+    groups = [
+        *(stored((m, 64), 4 * n) for m in (1, 2, 3, 4, 13)),
+        stored((1, 1, 96), 8 * n, zero=8, after=True),
+        stored((1, 5, 96), 8 * n, zero=8, after=True),
+        stored((2, 3, 64), 3 * n + 5, after=True),
+        stored((1, 64), 3 * n + 5),
+        stored((1, 40), 5, bits=2, block=8),
+        stored((7, 40), n + 1, bits=2, block=8),
+        stored((1, 512), 2 * n, block=512, zero=8),
+        stored((9, 640), 2 * n, block=640),
+        stored((100, 288), n, block=32, zero=3),
+        *(stored((m, 70), 2 * n, bits=8, block=14, signed=True) for m in (1, 6)),
+        *(stored((m, 48), 2 * n, bits=8, block=16, zero=0, signed=s) for m in (1, 6) for s in (False, True)),
+        *(stored((m, 75), 2 * n, block=16) for m in (1, 6)),  # the last block is cut off
+        *(stored((m, 5), 2 * n, block=6, zero=1) for m in (1, 6)),
+        *(stored((m, 32), 2 * n, turned=True) for m in (2, 6)),
+    ]
+    for _, _, kernel in check_offers(GemmProvider(), groups, target, builder, rng):
+        check_program(kernel.program)
+
+
+@pytest.mark.parametrize("rows", [1, 6])
+def test_what_is_not_finite_stays_so(target, builder, rng, rows):
+    check_offers(GemmProvider(), [stored((rows, 64), 2 * target.lanes)], target, builder, rng, specials=True)
+
+
+def test_bytes_with_terms_of_two_blocks_are_refused(target):
+    (found,) = [GemmProvider().offer(stored((2, 30), 8, block=15), target)]
+    assert isinstance(found, Refusal)
+    assert found.reason == "a byte has terms of two blocks"
+
+
+def test_weights_that_are_no_constants_are_refused(target):
+    g = Graph()
+    q = g.input("q", ValueType((16, 8), DType.U8))
+    y = g.add("matmul_stored", [g.tensor(4, 32), q, g.weights(1, 8)], StoredAttributes(4, 32))
+    found = GemmProvider().offer(g.group(y), target)
+    assert isinstance(found, Refusal)
+    assert found.reason == "the weights are no constants"
