@@ -8,7 +8,8 @@ from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import ConcatAttributes, ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.types import ValueType
-from korch.ranges.filled import ends, sources
+from korch.ranges.endings import sources
+from korch.ranges.filled import ends
 from korch.ranges.form import Factor, RangePlan, extent
 from korch.ranges.mask import Masks, plain
 from tests.ranges.range_models import bert, conv_net, masked_model

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from korch.equivalence.saturate import saturate
+from korch.ranges.endings import Ending, endings_of, read
+from korch.ranges.filled import ends
 from korch.ranges.form import Extent, extent
 from korch.ranges.needed import needs
 from korch.ranges.served import Served, likely_needs
@@ -38,3 +40,40 @@ def test_the_share_is_that_of_the_smallest_result() -> None:
     assert served.share([(2, 16), (16, 16)]) == 0.5 * 0.25
     assert served.size_of("size") == 8
     assert str(served) != str(Served(({1: N}, {0: half, 1: N}), (7,), ((0, "size"),)))
+
+
+def test_reductions_that_end_need_less_of_their_operands() -> None:
+    whole = masked_model(bert(), {"batch": (1,), "length": (range(1, 33),)})
+    graph, _ = saturate(whole.graph, strict=False)
+    found = ends(graph, range(len(graph.primitives)), whole.plan)
+    before = ends(whole.graph, range(len(whole.graph.primitives)), whole.plan)
+    assert len(found) >= len(before)
+    likely = likely_needs(graph, whole.plan, read(found, [(p, axis) for p, own in found.items() for axis in own], 8))
+    slack = frozenset((extent(0).then(7),))
+    for p, own in found.items():
+        primitive = graph.primitives[p]
+        for axis in own:
+            assert likely[primitive.inputs[0]][axis] >= slack
+            assert primitive.op != "matmul" or likely[primitive.inputs[1]][axis - 1] >= slack
+
+
+def test_a_kernel_that_reads_half_has_half_the_share() -> None:
+    ending = Ending(extent(0), 16, ((1, 2),), frozenset(((5, 2),)))
+    served = Served(({1: N},), (8,), ((0, "size"),), (ending,))
+    assert served.share([(2, 16)]) == 0.5 * 0.5
+    assert str(served) != str(Served(({1: N},), (8,), ((0, "size"),)))
+
+
+def test_all_reductions_along_an_axis_end_or_none() -> None:
+    whole = masked_model(bert(), {"batch": (1,), "length": (range(1, 33),)})
+    graph = whole.graph
+    found = ends(graph, range(len(graph.primitives)), whole.plan)
+    (most,) = (p for p in found if graph.primitives[p].op == "reduce_max")
+    first = graph.primitives[most].inputs[0]
+    (own,) = endings_of(graph, (most,), (first,), found)
+    assert (own.length, own.axes, own.reductions) == (32, ((0, 3),), frozenset(((most, 3),)))
+    assert str(own) == "(1n0+0)/1 of i0:3"
+    total = next(p for p in found if graph.primitives[p].op == "reduce_sum")
+    chain = tuple(range(most, total + 1))  # the maximum, the powers and their sum
+    rest = {p: axes for p, axes in found.items() if p != total}
+    assert endings_of(graph, chain, (first,), found) and not endings_of(graph, chain, (first,), rest)

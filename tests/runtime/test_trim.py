@@ -163,8 +163,8 @@ def test_plans_give_the_results_of_the_model(tmp_path, monkeypatch: pytest.Monke
                 plans.append(planner.plan(seed))
                 cases.append((source, whole, trim.trim_steps(whole.graph, plans[-1], whole.plan, meter.target)))
         source, whole, _ = cases[0]
-        read = trim._read
-        monkeypatch.setattr(trim, "_read", lambda found, ended, step: read(found, ended, -step))
+        read = trim.read
+        monkeypatch.setattr(trim, "read", lambda found, ended, step: read(found, ended, -step))
         mutated = trim.trim_steps(whole.graph, plans[0], whole.plan, meter.target)
         kernels = {step.kernel.symbol: step.kernel for *_, steps in [*cases, (mutated,)] for step in steps}
         library = load_kernels(list(kernels.values()), meter.builder)

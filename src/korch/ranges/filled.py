@@ -21,7 +21,7 @@ from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import DType
 from korch.ranges.form import Extent, RangePlan
 from korch.ranges.free import identity_of
-from korch.ranges.needed import Conditions, Ends, before_reshape, in_order
+from korch.ranges.needed import Conditions, Ends, before_reshape
 
 Behind = tuple[Extent | None, float]
 """From which count on elements are a number; None: all are."""
@@ -32,18 +32,17 @@ def ends(graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan) -> d
 
     Args:
         graph: the plan's graph.
-        primitives: those that the plan computes, in any order.
+        primitives: those that the plan computes, in any order, or all alternatives.
         plan: how it serves sizes.
     """
-    found: dict[int, Ends] = {}
     fills = _Fills(graph, Conditions(graph, primitives, plan.hidden))
-    for number in in_order(graph, primitives):
-        primitive = graph.primitives[number]
-        own = fills.ends(primitive)
-        if own:
-            found[number] = own
-        fills.add(primitive)
-    return found
+    before = -1
+    while before != fills.count:  # alternatives may read each other
+        before = fills.count
+        for number in primitives:
+            fills.add(graph.primitives[number])
+    found = {number: fills.ends(graph.primitives[number]) for number in primitives}
+    return {number: own for number, own in found.items() if own}
 
 
 class _Fills:
@@ -52,6 +51,11 @@ class _Fills:
     def __init__(self, graph: PrimitiveGraph, conditions: Conditions) -> None:
         self._graph, self._conditions = graph, conditions
         self._known: dict[int, dict[int, Behind]] = {}
+
+    @property
+    def count(self) -> int:
+        """How much is known."""
+        return sum(map(len, self._known.values()))
 
     def of(self, value: int, axis: int) -> Behind | None:
         """Return what is known of an axis of a value."""
@@ -82,8 +86,8 @@ class _Fills:
             behind = self._behind(primitive, axis)
             if behind is not None and behind[0] is not None:
                 found[axis] = behind
-        known = self._known.get(primitive.output)
-        self._known[primitive.output] = {**found, **(known or {})}
+        known = self._known.setdefault(primitive.output, {})
+        self._known[primitive.output] = {**found, **known}
 
     def _behind(self, primitive: Primitive, axis: int) -> Behind | None:
         first = primitive.inputs[0]
@@ -153,59 +157,3 @@ def _absorbing(op: str, fills: Sequence[Behind | None]) -> Behind | None:
     number = {"mul": 0.0, "div": 0.0, "add": -math.inf, "sub": -math.inf}.get(op)
     sides = fills[:1] if op in ("div", "sub") else fills
     return next((fill for fill in sides if fill is not None and fill[0] is not None and fill[1] == number), None)
-
-
-def sources(graph: PrimitiveGraph, primitives: Sequence[int], axes: Sequence[tuple[int, int]]) -> dict[int, int] | None:
-    """Return the axes of a group's inputs that become some axes of its values, by input.
-
-    Args:
-        graph: the plan's graph.
-        primitives: the group.
-        axes: values, each with an axis.
-
-    Returns:
-        None if the axes can't be followed back to the inputs, or come from two axes of one.
-    """
-    found: dict[int, set[int]] = {}
-    for value, axis in axes:
-        found.setdefault(value, set()).add(axis)
-    own = in_order(graph, primitives)
-    for number in reversed(own):
-        primitive = graph.primitives[number]
-        for axis in found.get(primitive.output, ()):
-            for k, value in enumerate(primitive.inputs):
-                before = _before(graph, primitive, k, axis)
-                if before is None:
-                    return None
-                found.setdefault(value, set()).update(before)
-    made = {graph.primitives[number].output for number in own}
-    given = {value: places for value, places in found.items() if places and value not in made}
-    return None if any(len(p) > 1 for p in given.values()) else {value: p.pop() for value, p in given.items()}
-
-
-def _before(graph: PrimitiveGraph, primitive: Primitive, k: int, axis: int) -> set[int] | None:
-    """Return the axes of an operand that become an axis of the result; None if only parts of one do."""
-    before, after = graph.types[primitive.inputs[k]].shape, graph.types[primitive.output].shape
-    match primitive.attributes:
-        case _ if primitive.row.category is Category.ELEMENTWISE:
-            return {axis}
-        case TransposeAttributes(perm):
-            return {perm[axis]}
-        case ReduceAttributes():
-            return {axis}
-        case SliceAttributes():
-            return {axis} if before[axis] == after[axis] else None
-        case ConcatAttributes(joined):
-            return {axis} if axis != joined else None
-    match primitive.op:
-        case "reshape":
-            inner = math.prod(after[axis + 1 :])
-            same = {a for a, n in enumerate(before) if n == after[axis] and math.prod(before[a + 1 :]) == inner}
-            return same or None
-        case "broadcast":
-            old = axis - (len(after) - len(before))
-            return {old} if old >= 0 and before[old] == after[axis] else set()
-        case "matmul":
-            is_own = axis < len(after) - 2 or axis == len(after) - 2 + k
-            return {axis} if is_own and before[axis] == after[axis] else set()
-    return None

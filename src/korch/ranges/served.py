@@ -6,13 +6,14 @@ is a prediction: of several readers of a value, those that say nothing of an axi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.ops.reduce import ReduceAttributes
+from korch.ranges.endings import Ending
 from korch.ranges.form import Extent, RangePlan, Sizes, prefix
-from korch.ranges.needed import Conditions, Need, of_operand
+from korch.ranges.needed import Conditions, Ends, Need, of_operand
 
 MOST_VISITS = 8
 """How often a primitive is looked at: alternatives may read each other."""
@@ -26,43 +27,46 @@ class Served:
         needs: by output.
         sizes: of each dimension.
         inputs: the name of the hidden input that has the size of a dimension, by dimension.
+        endings: how its reductions can end.
     """
 
     needs: tuple[Need, ...]
     sizes: Sizes
     inputs: tuple[tuple[int, str], ...]
+    endings: tuple[Ending, ...] = ()
 
     def __str__(self) -> str:
         parts = (
             f"{axis}:{sorted(map(_text, extents))}" for need in self.needs for axis, extents in sorted(need.items())
         )
-        return f"{' '.join(parts)} at {self.sizes}"
+        return " ".join((*parts, *map(str, self.endings), f"at {self.sizes}"))
 
     def size_of(self, name: str) -> int:
         """Return the size that a hidden input has."""
         return next(self.sizes[dimension] for dimension, known in self.inputs if known == name)
 
     def share(self, shapes: Sequence[tuple[int, ...]]) -> float:
-        """Return the least share of the elements of its results that a kernel computes."""
+        """Return the least share of the elements that a kernel computes, or reads for one of its results."""
         least = 1.0
         for need, shape in zip(self.needs, shapes, strict=True):
             share = 1.0
             for axis, extents in need.items():
                 share *= min(1.0, max(extent.at(self.sizes) for extent in extents) / max(1, shape[axis]))
             least = min(least, share)
-        return least
+        return least * min((ending.share(self.sizes) for ending in self.endings), default=1.0)
 
 
 def _text(extent: Extent) -> str:
     return f"({extent.times}n{extent.dimension}+{extent.plus})/{extent.over}"
 
 
-def likely_needs(graph: PrimitiveGraph, plan: RangePlan) -> dict[int, Need]:
+def likely_needs(graph: PrimitiveGraph, plan: RangePlan, ended: Mapping[int, Ends] | None = None) -> dict[int, Need]:
     """Return what is likely needed of the values of a graph with alternatives; of those that are not there, all is.
 
     Args:
         graph: the graph.
         plan: how it serves sizes.
+        ended: which reductions likely end early, by number.
     """
     found: dict[int, Need] = {}
     for (_, value), form in zip(graph.outputs, plan.outputs, strict=True):
@@ -78,7 +82,7 @@ def likely_needs(graph: PrimitiveGraph, plan: RangePlan) -> dict[int, Need]:
         primitive = graph.primitives[number]
         for k, value in enumerate(primitive.inputs):
             need = of_operand(graph, primitive, k, found[primitive.output], conditions)
-            need = {**_whole(graph, primitive, k), **need}
+            need = {**_reduced(graph, primitive, k, (ended or {}).get(number, {})), **need}
             known, before = found.get(value, {}), found.get(value)
             found[value] = {**known, **{axis: known.get(axis, frozenset()) | e for axis, e in need.items()}}
             if found[value] != before:
@@ -86,15 +90,15 @@ def likely_needs(graph: PrimitiveGraph, plan: RangePlan) -> dict[int, Need]:
     return {value: _limited(need, graph.types[value].shape) for value, need in found.items()}
 
 
-def _whole(graph: PrimitiveGraph, primitive: Primitive, k: int) -> Need:
-    """Return the axes of an operand that a primitive reduces: all of them is needed."""
+def _reduced(graph: PrimitiveGraph, primitive: Primitive, k: int, ends: Ends) -> Need:
+    """Return the axes of an operand that a primitive reduces: all of them is needed, or up to where it ends."""
     shape = graph.types[primitive.inputs[k]].shape
     axes: Sequence[int] = ()
     if isinstance(primitive.attributes, ReduceAttributes):
         axes = primitive.attributes.axes
     elif primitive.op == "matmul":
-        axes = (len(shape) - (1 if k == 0 else 2),)
-    return {axis: frozenset((Extent(0, 0, shape[axis]),)) for axis in axes}
+        axes = (len(graph.types[primitive.inputs[0]].shape) - 1,)
+    return {axis - k: frozenset((ends.get(axis, Extent(0, 0, shape[axis - k])),)) for axis in axes}
 
 
 def _limited(need: Need, shape: tuple[int, ...]) -> Need:

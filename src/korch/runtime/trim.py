@@ -5,18 +5,20 @@ A kernel that is no tile program, or whose elements are all needed and all read,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Candidate
+from korch.candidate.layout import Layout
 from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
+from korch.ranges.endings import Ending, endings_of, read
 from korch.ranges.filled import ends
 from korch.ranges.form import Extent, RangePlan
-from korch.ranges.needed import Ends, Need, needs
-from korch.runtime.endings import Ending, ending_of, place_of, program_of
+from korch.ranges.needed import Need, needs
 from korch.runtime.program import Step
 from korch.target import Target
 from korch.tile.ends import KEYS, ended
@@ -37,17 +39,21 @@ def trim_steps(
         target: the machine.
     """
     primitives = [p for step in steps for p in step.candidate.group.primitives]
-    found = ends(graph, primitives, plan)
-    endings = [ending_of(graph, step.candidate, step.kernel, found, plan, target) for step in steps]
-    trimmer = _Trimmer(plan, target)
-    needed = needs(graph, primitives, plan, _read(found, _ended_by_all(steps, endings), target.lanes))
+    found, trimmer = ends(graph, primitives, plan), _Trimmer(plan, target)
+    endings = []
+    for step in steps:
+        group = step.candidate.group
+        options = endings_of(graph, group.primitives, group.inputs, found)
+        endings.append(trimmer.ending(step.candidate, step.kernel, options))
+    needed = needs(graph, primitives, plan, read(found, _ended_by_all(steps, endings), target.lanes))
     return tuple(
-        replace(step, kernel=trimmer.kernel(step, ending, needed)) for step, ending in zip(steps, endings, strict=True)
+        replace(step, kernel=trimmer.kernel(step.candidate, step.kernel, ending, needed))
+        for step, ending in zip(steps, endings, strict=True)
     )
 
 
 def sized(kernel: Kernel, candidate: Candidate, plan: RangePlan, target: Target) -> Kernel:
-    """Return the kernel that leaves out what is likely not needed of a candidate's results.
+    """Return the kernel that leaves out what is likely not needed of a candidate's results, and not read.
 
     Args:
         kernel: the whole kernel.
@@ -58,7 +64,8 @@ def sized(kernel: Kernel, candidate: Candidate, plan: RangePlan, target: Target)
     if candidate.served is None:
         return kernel
     found = dict(zip(candidate.group.outputs, candidate.served.needs, strict=True))
-    return _Trimmer(plan, target).kernel(Step(candidate, kernel), None, found)
+    trimmer = _Trimmer(plan, target)
+    return trimmer.kernel(candidate, kernel, trimmer.ending(candidate, kernel, candidate.served.endings), found)
 
 
 def _ended_by_all(steps: Sequence[Step[Kernel]], endings: Sequence[Ending | None]) -> set[tuple[int, int]]:
@@ -70,22 +77,21 @@ def _ended_by_all(steps: Sequence[Step[Kernel]], endings: Sequence[Ending | None
     return some
 
 
-def _read(found: Mapping[int, Ends], ended: Collection[tuple[int, int]], step: int) -> dict[int, Ends]:
-    """Return how many elements reductions read that end with a multiple of `step`."""
-    read: dict[int, dict[int, Extent]] = {}
-    for p, axis in ended:
-        read.setdefault(p, {})[axis] = found[p][axis].then(step - 1)
-    return dict(read)
-
-
 class _Trimmer:
     def __init__(self, plan: RangePlan, target: Target) -> None:
         self._plan, self._target = plan, target
 
-    def kernel(self, step: Step[Kernel], ending: Ending | None, found: Mapping[int, Need]) -> Kernel:
+    def ending(self, candidate: Candidate, kernel: Kernel, options: Sequence[Ending]) -> Ending | None:
+        """Return the first way in which the reductions of a kernel can end; None if there is none."""
+        for ending in options:
+            has_size = ending.extent.dimension in self._plan.size_inputs
+            if has_size and self.kernel(candidate, kernel, ending, {}) is not kernel:
+                return ending
+        return None
+
+    def kernel(self, candidate: Candidate, kernel: Kernel, ending: Ending | None, found: Mapping[int, Need]) -> Kernel:
         """Return a kernel that computes what is needed of it, with reductions that end."""
-        kernel, candidate = step.kernel, step.candidate
-        for smaller in self._smaller(step, ending, found):
+        for smaller in self._smaller(candidate, kernel, ending, found):
             try:
                 made = kernel_of(
                     smaller.program, candidate.group, candidate.offer, self._target, counts=dict(smaller.counts)
@@ -95,23 +101,25 @@ class _Trimmer:
             return replace(made, program=None, size_input=self._plan.size_inputs[smaller.dimension])
         return kernel
 
-    def _smaller(self, step: Step[Kernel], ending: Ending | None, found: Mapping[int, Need]) -> Iterator[_Smaller]:
+    def _smaller(
+        self, candidate: Candidate, kernel: Kernel, ending: Ending | None, found: Mapping[int, Need]
+    ) -> Iterator[_Smaller]:
         """Yield the programs that leave most out first."""
-        program, need = program_of(step.kernel), found.get(step.candidate.group.outputs[0], {})
-        if program is None:
+        program, need = kernel.program, found.get(candidate.group.outputs[0], {})
+        if program is None or kernel.has_state or kernel.libraries:
             return
-        rows = [own for axis in need if (own := self._rows(step.candidate, program, found, axis)) is not None]
+        rows = [own for axis in need if (own := self._rows(candidate, program, found, axis)) is not None]
         wholes = [_Smaller(program, (), ending.extent.dimension)] if ending is not None else []
         for own in [*rows, *wholes]:
             if ending is None:
-                yield from self._with_columns(step.candidate, own, found)
+                yield from self._with_columns(candidate, own, found)
                 yield own
             elif own.dimension == ending.extent.dimension:
-                yield from self._with_ending(own, ending)
+                yield from self._with_ending(candidate, own, ending)
         if not rows and ending is None:
             dimensions = {extent.dimension for extents in need.values() for extent in extents if extent.times}
             for dimension in dimensions & self._plan.size_inputs.keys():
-                yield from self._with_columns(step.candidate, _Smaller(program, (), dimension), found)
+                yield from self._with_columns(candidate, _Smaller(program, (), dimension), found)
 
     def _rows(
         self, candidate: Candidate, program: TileProgram, found: Mapping[int, Need], axis: int
@@ -128,8 +136,9 @@ class _Trimmer:
             return None
         return _Smaller(smaller, ((LIVE, _count(extents)),), dimension, axis)
 
-    def _with_ending(self, own: _Smaller, ending: Ending) -> Iterator[_Smaller]:
-        smaller = ended(own.program, ending.known, self._target.lanes)
+    def _with_ending(self, candidate: Candidate, own: _Smaller, ending: Ending) -> Iterator[_Smaller]:
+        known = _read_by(candidate, own.program, ending)
+        smaller = ended(own.program, known, self._target.lanes) if known else None
         if smaller is not None:
             count = replace(_count((ending.extent,)), step=self._target.lanes)
             yield replace(own, program=smaller, counts=(*own.counts, (KEYS, count)))
@@ -167,6 +176,26 @@ def _count(extents: Iterable[Extent]) -> Count:
     return Count(tuple(sorted((extent.times, extent.plus, extent.over) for extent in extents)))
 
 
+def _read_by(candidate: Candidate, program: TileProgram, ending: Ending) -> dict[str, Needed]:
+    """Return, by input buffer, where the elements lie that reductions go through; nothing if that is not known."""
+    buffers = [buffer.name for buffer in program.buffers if buffer.level is Level.INPUT]
+    found = {}
+    for k, axis in ending.axes:
+        place = _place(candidate.offer.inputs[k], candidate.group.input_types[k].shape, axis)
+        if place is None:
+            return {}
+        found[buffers[k]] = place
+    return found
+
+
+def _place(layout: Layout, shape: tuple[int, ...], axis: int) -> Needed | None:
+    """Return where a buffer has the elements along an axis; None if these are in blocks."""
+    if layout.block(axis) != 1:
+        return None
+    physical = layout.physical_shape(shape)
+    return Needed(math.prod(physical[layout.order.index(axis) + 1 :]), shape[axis])
+
+
 def _needed(
     candidate: Candidate, program: TileProgram, found: Mapping[int, Need], axis: int, extents: frozenset[Extent]
 ) -> dict[str, Needed]:
@@ -177,7 +206,7 @@ def _needed(
     for name, value, type_, layout in zip(buffers, group.outputs, group.output_types, offer.outputs, strict=True):
         own = [a for a, e in found[value].items() if e == extents] if value in found else _as_long(type_.shape, length)
         own = [axis] if axis in own else own
-        place = place_of(layout, type_.shape, own[0]) if own else None
+        place = _place(layout, type_.shape, own[0]) if own else None
         if place is None:
             return {}
         needed[name] = place
