@@ -17,7 +17,7 @@ from korch.ranges.form import Factor, Sizes
 from korch.ranges.masked import Masked, masked
 from korch.ranges.samples import LEAST_PLANNED, Bound, binding_of, dimensions_of
 from korch.report.peers.inputs import random_arrays
-from korch.runtime.ranged import cut, padded
+from korch.runtime.padding import cut, padded
 
 Shapes = Mapping[str, Sequence[Bound]]
 

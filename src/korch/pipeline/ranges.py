@@ -24,7 +24,8 @@ from korch.ranges.form import Dimension, Sizes
 from korch.ranges.masked import Masked, masked
 from korch.ranges.samples import Bound, binding_of, dimensions_of, upper_sizes
 from korch.runtime.executable import Executable
-from korch.runtime.ranged import Ranges, padded_run
+from korch.runtime.padding import padded_run
+from korch.runtime.ranged import Ranges
 from korch.validation.standard import random_inputs
 
 logger = logging.getLogger("korch.pipeline")
@@ -139,8 +140,7 @@ def _compare(
     """
     standard = Standard(model, random_inputs(model, options.search.seed), model, options.tolerance, options.search.seed)
     arrays = [standard.inputs[name] for name, _ in model.inputs]
-    masks = [hidden.array(sizes) for hidden in whole.plan.hidden]
-    outputs = padded_run(executable, whole.plan, sizes, arrays, masks)
+    outputs = padded_run(executable, whole.plan, sizes, arrays)
     errors, wrong = standard.judge(dict(zip((name for name, _ in model.outputs), outputs, strict=True)))
     if wrong:
         raise InaccurateError(

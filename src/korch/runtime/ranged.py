@@ -18,13 +18,13 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from korch.alignment import short_lived_bytes
 from korch.errors import ArtifactError, InputError
 from korch.primitive.op import Array
 from korch.ranges.form import Dimension, Factor, RangePlan, Sizes
 from korch.records import plain, read_object, read_record
 from korch.runtime.artifact import Archive, Artifact
 from korch.runtime.executable import Executable
+from korch.runtime.padding import Fitting, Served, size_at
 from korch.runtime.runnable import ArrayType, Runnable, TensorInfo, Timing
 from korch.runtime.shaped import ShapedExecutable, Shared, read_shaped
 
@@ -32,7 +32,7 @@ FORMAT = "korch-ranged"
 RANGES = "ranges.json"
 
 MOST_REMEMBERED = 64
-"""Sizes whose masks are kept."""
+"""Shapes of inputs for which a run finds its plan, masks, pads and cuts at once."""
 
 
 @dataclass(frozen=True)
@@ -72,23 +72,23 @@ class RangedExecutable(ShapedExecutable):
         if len(ranges.plans) != len(self.plans):
             raise ArtifactError("its ranges are not those of its plans")
         self.ranges = ranges
-        found = zip(self.plans.values(), ranges.plans, strict=True)
-        self._served = sorted(found, key=lambda pair: math.prod(pair[1].sizes))
+        found = [Served(e, plan) for e, plan in zip(self.plans.values(), ranges.plans, strict=True)]
+        self._served = sorted(found, key=lambda served: math.prod(served.plan.sizes))
         texts = [f"at most {self._sizes_text(plan.sizes)}" for plan in ranges.plans]
         reports = (executable.report for executable in self.plans.values())
         self.report = replace(self.report, plans=dict(zip(texts, reports, strict=True)))
-        first, plan = self._served[-1]
+        first, plan = self._largest
         self._described = [
             replace(info, shape=list(map(self._range_text, form)))
             for info, form in zip(first.get_inputs(), plan.inputs, strict=False)  # hidden ones come last
         ]
         self._types = [ArrayType(i.name, (-1,) * len(i.shape), i.dtype) for i in self._described]
-        self._masks = lru_cache(MOST_REMEMBERED)(_masks)
+        self._fitting = lru_cache(MOST_REMEMBERED)(self._fit)
 
     def facts(self) -> str:
         """Return a line about each plan."""
         ranges = ", ".join(f"{d}={d.range_text}" for d in self.ranges.dimensions)
-        plans = (f"up to {self._sizes_text(plan.sizes)}: {e.facts()}" for e, plan in self._served)
+        plans = (f"up to {self._sizes_text(s.plan.sizes)}: {s.executable.facts()}" for s in self._served)
         return "\n  ".join([f"{len(self.plans)} plans for {ranges}", *plans])
 
     def get_inputs(self) -> list[TensorInfo]:
@@ -97,7 +97,7 @@ class RangedExecutable(ShapedExecutable):
 
     def get_outputs(self) -> list[TensorInfo]:
         """Describe the outputs; a dimension that follows from a free one is like "1..512"."""
-        executable, plan = self._served[-1]
+        executable, plan = self._largest
         return [
             replace(info, shape=list(map(self._range_text, form)))
             for info, form in zip(executable.get_outputs(), plan.outputs, strict=True)
@@ -105,9 +105,9 @@ class RangedExecutable(ShapedExecutable):
 
     def inputs_at(self, sizes: Sizes) -> list[TensorInfo]:
         """Describe the inputs for one size of each dimension."""
-        _, plan = self._served[-1]
+        _, plan = self._largest
         return [
-            replace(info, shape=[_size(axis, sizes) for axis in form])
+            replace(info, shape=[size_at(axis, sizes) for axis in form])
             for info, form in zip(self._described, plan.inputs, strict=True)
         ]
 
@@ -118,23 +118,22 @@ class RangedExecutable(ShapedExecutable):
     def planned_bindings(self) -> list[dict[str, tuple[int, ...]]]:
         """Return the sizes of each plan by the names of dimensions, or of inputs with their other axes."""
         found = []
-        for _, served in reversed(self._served):
-            sizes = tuple(min(n, d.high) for n, d in zip(served.sizes, self.ranges.dimensions, strict=True))
+        for served in reversed(self._served):
+            sizes = tuple(min(n, d.high) for n, d in zip(served.plan.sizes, self.ranges.dimensions, strict=True))
             shapes = {i.name: tuple(i.shape) for i in self.inputs_at(sizes)}
             free = zip(self.ranges.dimensions, sizes, strict=True)
             found.append({d.name: (n,) if d.axis is None else shapes[d.name] for d, n in free})
         return found
 
-    def sizes_of(self, arrays: Sequence[Any]) -> Sizes:
-        """Return the size of each dimension in some arrays.
+    def sizes_of(self, shapes: Sequence[tuple[int, ...]]) -> Sizes:
+        """Return the size of each dimension in arrays of some shapes.
 
         Raises:
             InputError: an array has another number of axes or another size, or is out of a range.
         """
-        _, plan = self._served[-1]
+        _, plan = self._largest
         sizes: list[int | None] = [None] * len(self.ranges.dimensions)
-        for info, form, array in zip(self._described, plan.inputs, arrays, strict=True):
-            shape = np.shape(array)
+        for info, form, shape in zip(self._described, plan.inputs, shapes, strict=True):
             where = f"input {info.name!r}"
             if len(shape) != len(form):
                 raise InputError(f"it has {len(shape)} axes", where, f"{len(form)}")
@@ -163,22 +162,32 @@ class RangedExecutable(ShapedExecutable):
 
     def serving(self, sizes: Sizes) -> tuple[Executable, RangePlan]:
         """Return the smallest plan for some sizes, and how it serves them."""
-        return next(
-            (e, plan) for e, plan in self._served if all(n <= m for n, m in zip(sizes, plan.sizes, strict=True))
-        )
+        served = self._served[self._number(sizes)]
+        return served.executable, served.plan
+
+    def _number(self, sizes: Sizes) -> int:
+        plans = (served.plan.sizes for served in self._served)
+        return next(i for i, upper in enumerate(plans) if all(n <= m for n, m in zip(sizes, upper, strict=True)))
 
     def plan_for(self, arrays: Sequence[Any]) -> Executable:
         """Return the executable that arrays of these shapes run on, padded."""
         self.check_count(arrays)
-        return self.serving(self.sizes_of(arrays))[0]
+        return self.serving(self.sizes_of(tuple(map(np.shape, arrays))))[0]
 
     def compute(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
         """Run the smallest plan that takes these arrays, padded."""
         self.check_count(arrays)
         accepted = [type_.accept(array) for type_, array in zip(self._types, arrays, strict=True)]
-        sizes = self.sizes_of(accepted)
-        executable, plan = self.serving(sizes)
-        return padded_run(executable, plan, sizes, accepted, self._masks(plan, sizes))
+        return self._fitting(tuple(array.shape for array in accepted)).run(accepted)
+
+    def _fit(self, shapes: tuple[tuple[int, ...], ...]) -> Fitting:
+        """Return how arrays of some shapes run.
+
+        Raises:
+            InputError: as `sizes_of`.
+        """
+        sizes = self.sizes_of(shapes)
+        return Fitting(self._served[self._number(sizes)], sizes)
 
     def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
         """Return a function that runs the model once, with padding and cutting, and gives its nanoseconds."""
@@ -206,8 +215,12 @@ class RangedExecutable(ShapedExecutable):
         except (ValueError, TypeError, IndexError) as error:
             raise ArtifactError("it is damaged", where=str(path)) from error
 
+    @property
+    def _largest(self) -> tuple[Executable, RangePlan]:
+        return self._served[-1].executable, self._served[-1].plan
+
     def _range_text(self, axis: tuple[Factor, ...]) -> int | str:
-        low, high = (_size(axis, [getattr(d, end) for d in self.ranges.dimensions]) for end in ("low", "high"))
+        low, high = (size_at(axis, [getattr(d, end) for d in self.ranges.dimensions]) for end in ("low", "high"))
         return low if low == high else f"{low}..{high}"
 
     def _sizes_text(self, sizes: Sizes) -> str:
@@ -227,41 +240,3 @@ def read_ranged(path: str | os.PathLike[str] | IO[bytes]) -> tuple[list[Artifact
 
     artifacts, shared = read_shaped(path, FORMAT, (RANGES,), read_more)
     return artifacts, shared, found[0]
-
-
-def padded_run(
-    executable: Executable, plan: RangePlan, sizes: Sizes, arrays: Sequence[Array], masks: Sequence[Array]
-) -> tuple[Array, ...]:
-    """Return a plan's outputs for inputs of smaller sizes."""
-    inputs = [padded(array, form) for array, form in zip(arrays, plan.inputs, strict=True)]
-    found = executable.compute([*inputs, *masks])
-    return tuple(cut(array, form, sizes) for array, form in zip(found, plan.outputs, strict=True))
-
-
-def padded(array: Array, form: Sequence[tuple[Factor, ...]]) -> Array:
-    """Return an array with zeros behind its elements, in the size of a plan."""
-    shape = tuple(math.prod(factor.size for factor in axis) for axis in form)
-    if array.shape == shape:
-        return array
-    whole = short_lived_bytes(math.prod(shape) * array.dtype.itemsize).view(array.dtype).reshape(shape)
-    whole[...] = 0
-    whole[tuple(slice(n) for n in array.shape)] = array
-    return whole
-
-
-def cut(array: Array, form: Sequence[tuple[Factor, ...]], sizes: Sizes) -> Array:
-    """Return the elements of an array that the model has at some sizes."""
-    factors = [factor for axis in form for factor in axis]
-    counts = [factor.at(sizes) for factor in factors]
-    if counts == [factor.size for factor in factors]:
-        return array
-    valid = array.reshape([factor.size for factor in factors])[tuple(map(slice, counts))]
-    return np.ascontiguousarray(valid).reshape([_size(axis, sizes) for axis in form])
-
-
-def _masks(plan: RangePlan, sizes: Sizes) -> list[Array]:
-    return [hidden.array(sizes) for hidden in plan.hidden]
-
-
-def _size(axis: Sequence[Factor], sizes: Sequence[int]) -> int:
-    return math.prod(factor.at(sizes) for factor in axis)
