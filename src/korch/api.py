@@ -226,6 +226,7 @@ def build(
             where="option --shape",
             hint="Build an artifact for each binding",
         )
+    shaped.check_different(native)
     return ShapedExecutable(*shaped.combine(native, _builder(options)))
 
 

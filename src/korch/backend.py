@@ -11,7 +11,7 @@ from korch.measure.toolchain import find_compiler
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, load_providers
-from korch.ranges.form import RangePlan
+from korch.ranges.plan import RangePlan
 from korch.runtime.program import Step
 from korch.runtime.record import ModelRecord
 from korch.target import detect_target

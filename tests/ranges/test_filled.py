@@ -10,8 +10,9 @@ from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.types import ValueType
 from korch.ranges.endings import sources
 from korch.ranges.filled import ends
-from korch.ranges.form import Factor, RangePlan, extent
+from korch.ranges.form import Factor, extent
 from korch.ranges.mask import Masks, plain
+from korch.ranges.plan import RangePlan
 from tests.ranges.range_models import bert, conv_net, masked_model
 
 N = extent(0)

@@ -9,9 +9,10 @@ import numpy as np
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import ValueType
-from korch.ranges.form import Extent, Factor, RangePlan, extent
+from korch.ranges.form import Extent, Factor, extent
 from korch.ranges.masked import Masked
 from korch.ranges.needed import Need, needs
+from korch.ranges.plan import RangePlan
 from korch.report.peers.inputs import random_arrays
 from tests.ranges.range_models import bert, conv_net, cut, masked_model, vit
 

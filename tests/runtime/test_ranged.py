@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,20 +59,31 @@ def executable(cache_folder) -> RangedExecutable:
     return found
 
 
-def test_every_size_runs_on_the_smallest_plan(executable: RangedExecutable) -> None:
-    assert [plan.sizes for plan in executable.ranges.plans] == [(24,), (6,)]
+def test_every_size_runs_on_the_plan_with_the_least_cost(executable: RangedExecutable) -> None:
+    plans = executable.ranges.plans
+    assert {plan.sizes for plan in plans} == {(24,), (6,)}
+    for one, plan in zip(executable.executables, plans, strict=True):
+        assert len(plan.costs) == sum(step.runs for step in one.plan.steps)
     for n in range(1, 25):
         check(executable, 2, n)
-    small, large = executable.serving((6,))[0], executable.serving((7,))[0]
-    assert small is not large
+        able = [plan.cost_ns((n,)) for plan in plans if plan.sizes[0] >= n]
+        assert executable.serving((n,))[1].cost_ns((n,)) == min(able) > 0
+    small = executable.serving((6,))[0]
     assert executable.plan_for([np.zeros((2, 6, 6)), np.zeros(6)]) is small
+
+
+def test_without_costs_the_smallest_plan_runs(executable: RangedExecutable) -> None:
+    bare = replace(executable.ranges, plans=tuple(replace(plan, costs=()) for plan in executable.ranges.plans))
+    artifacts = [one.artifact for one in executable.executables]
+    found = RangedExecutable(artifacts, executable._shared, bare)
+    assert found.serving((6,))[1].sizes == (6,) and found.serving((7,))[1].sizes == (24,)
 
 
 def test_it_describes_its_ranges(executable: RangedExecutable) -> None:
     assert [info.shape for info in executable.get_inputs()] == [[2, "1..24", 6], ["1..24"]]
     assert [info.shape for info in executable.get_outputs()] == [[2, "1..24", 6], [2, 6]]
     assert [info.shape for info in executable.example_inputs()] == [[2, 24, 6], [24]]
-    assert "2 plans for n=1..24\n  up to n=6: " in repr(executable)
+    assert " plans for n=1..24\n  up to n=6, timed at n=3: " in repr(executable)
 
 
 def test_it_is_saved_and_loaded(executable: RangedExecutable, tmp_path: Path, capsys) -> None:
@@ -85,7 +97,7 @@ def test_it_is_saved_and_loaded(executable: RangedExecutable, tmp_path: Path, ca
     assert main(["run", str(path), "--random"]) == 0
     assert "y: f32[2, 24, 6]" in capsys.readouterr().out
     assert main(["explain", str(path)]) == 0
-    assert "inputs of at most n=24: " in capsys.readouterr().out
+    assert "inputs of at most n=24, timed at n=" in capsys.readouterr().out
     with pytest.raises(UnsupportedError, match="it is for ranges of sizes, which only Python pads and cuts"):
         unpack(path, tmp_path / "unpacked")
     damaged = executable.archive()
@@ -122,7 +134,7 @@ def test_bench_compares_at_sizes(executable: RangedExecutable, tmp_path: Path, c
     onnx.save(proto(), str(model))
     command = ["bench", str(path), "--model", str(model), "--against", "", "--rounds", "1"]
     assert main(command) == 0
-    assert "n=24\n" in capsys.readouterr().out
+    assert "n=24" in capsys.readouterr().out
     assert main([*command, "--shape", "n=7"]) == 0
     capsys.readouterr()
     assert main([*command, "--shape", "n=70"]) != 0

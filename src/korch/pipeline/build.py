@@ -53,10 +53,11 @@ def build_plans(run: Run) -> None:
     )
     groupings = {name: grouping_rows(rows) for name, rows in outcome.groupings.items()}
     plans = list(outcome.plans.items())[: None if options.ablation.baselines else 1]
+    variants = [(sizes, _entry(PlanName.SEARCHED, steps, ledger)) for sizes, steps in run.variants]
     entries = _replayed([_entry(name, steps, ledger) for name, steps in plans], ledger)
     graph = run.joined.graph
     if not run.partition.is_whole:
-        graph = with_constants_of(graph, outcome.plans.values())
+        graph = with_constants_of(graph, [*outcome.plans.values(), *(steps for _, steps in run.variants)])
     certificate = outcome.found.certificate
     del chosen, everything, outcome, plans
     run.release()  # candidates that no plan uses may need much memory
@@ -66,7 +67,7 @@ def build_plans(run: Run) -> None:
     make = make_any(runs_tasks=options.schedule == "tasks")
     write_s = meter.pace.predict_s("build", run.weights_bytes / WEIGHTS_BYTES)
     end = run.deadline.before(SAFETY * write_s)
-    timed_with = None if ranges is None else {hidden.name: hidden.array(ranges.timed) for hidden in ranges.hidden}
+    timed_with = {} if ranges is None else ranges.hidden_at(ranges.timed)
     validation = validate_plans(graph, entries, meter, make, run.standard, end, timed_with)
     ledger.record_choice("plan", validation.won.entry.name)
     times = None
@@ -78,6 +79,15 @@ def build_plans(run: Run) -> None:
         raise AssertionError("an executable of another target")
     executable.report = _complete(replace(report, discrepancy=discrepancy, schedule=times), run, validation, groupings)
     run.executable = executable
+    if ranges is not None and isinstance(executable, Executable):
+        run.executables = [(ranges.timed, executable)]
+        for sizes, entry in variants:
+            if end.is_over:
+                break
+            found = validate_plans(graph, [entry], meter, make, run.standard, end, ranges.hidden_at(sizes))
+            if isinstance(found.winner, Executable):
+                found.winner.report = _complete(replace(report, predicted_ms=entry.predicted_ns / 1e6), run, found, {})
+                run.executables.append((sizes, found.winner))
 
 
 def _complete(report: Report, run: Run, validation: Validation, groupings: Groupings) -> Report:

@@ -19,6 +19,7 @@ from korch.pipeline.build import search_report
 from korch.pipeline.run import Progress, Run, few_collections
 from korch.pipeline.stages import STAGES, Stage
 from korch.primitive.graph import PrimitiveGraph
+from korch.ranges.form import Sizes
 from korch.ranges.masked import Masked
 from korch.report.dry_run import DryRun, dry_run
 from korch.runtime.cuda.executable import CudaExecutable
@@ -108,7 +109,6 @@ def optimize_model(
     progress: Progress | None = None,
     deadline: Deadline | None = None,
     watch: Watch | None = None,
-    masked: Masked | None = None,
 ) -> Executable | CudaExecutable:
     """Run a model through all stages; return the fastest executable whose results are right.
 
@@ -119,15 +119,57 @@ def optimize_model(
         progress: called for each stage and for its steps.
         deadline: the time at which the artifact must be on disk; by default the budget from now on.
         watch: called after each stage.
-        masked: the model's primitives, made before to serve all sizes up to these.
 
     Raises:
         KorchError: the model, an option or the machine is not fit; the text says what to do.
     """
+    return _optimized(model, options, shapes, progress, deadline, watch).executable
+
+
+def optimize_masked(
+    model: Any,
+    options: Options,
+    shapes: Mapping[str, tuple[int, ...]],
+    progress: Progress,
+    deadline: Deadline,
+    watch: Watch | None,
+    masked: Masked,
+) -> list[tuple[Sizes, Executable]]:
+    """Run the primitives of a model for all sizes up to some through all stages.
+
+    Args:
+        model: as for `optimize_model`, and the next ones, too.
+        options: how to optimize.
+        shapes: the largest sizes.
+        progress: called for each stage and for its steps.
+        deadline: the time at which the artifact must be on disk.
+        watch: called after each stage.
+        masked: the primitives.
+
+    Returns:
+        Executables that each serve all of these sizes, with the size for which each was timed.
+
+    Raises:
+        KorchError: as `optimize_model`.
+    """
+    return _optimized(model, options, shapes, progress, deadline, watch, masked).executables
+
+
+def _optimized(
+    model: Any,
+    options: Options,
+    shapes: Mapping[str, tuple[int, ...]] | None,
+    progress: Progress | None,
+    deadline: Deadline | None,
+    watch: Watch | None,
+    masked: Masked | None = None,
+) -> Run:
+    """Return the run in which an executable was made."""
     tell = progress or _no_progress
     run = Run(options, shapes or {}, tell, model, given=deadline, masked=masked)
     try:
-        return _executable_of(run, watch)
+        _run_all(run, watch)
+        return run
     except InaccurateError as error:
         if options.strict:
             raise
@@ -142,14 +184,13 @@ def optimize_model(
             given=deadline,
             masked=masked,
         )
-        executable = _executable_of(again, watch)
-        executable.report = replace(executable.report, rejected=error.what)
-        return executable
+        _run_all(again, watch)
+        again.executable.report = replace(again.executable.report, rejected=error.what)
+        return again
 
 
 @few_collections()
-def _executable_of(run: Run, watch: Watch | None) -> Executable | CudaExecutable:
+def _run_all(run: Run, watch: Watch | None) -> None:
     """Run all stages; "lower" only if somebody watches, because "build" lowers each kernel itself."""
     with run.resources:
         run_until(run, "build", skip=() if watch is not None else ("lower",), watch=watch)
-        return run.executable

@@ -17,7 +17,8 @@ from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.numerics import Standard
 from korch.options import Options
-from korch.pipeline.optimize import Watch, optimize_model
+from korch.pipeline.fit_costs import fit_costs
+from korch.pipeline.optimize import Watch, optimize_masked
 from korch.pipeline.run import Progress
 from korch.primitive.graph import PrimitiveGraph
 from korch.ranges.form import Dimension, Sizes
@@ -32,6 +33,12 @@ logger = logging.getLogger("korch.pipeline")
 
 ALWAYS_CHECKED = 3
 """Sizes at which a plan is compared with the model even if no time is left."""
+
+TIMED_SHARES = (0.5, 0.0, 0.125)
+"""The places between the smallest and the largest size of a plan at which kernels are timed, the main one first."""
+
+FIT_SHARE = 0.12
+"""The share of a search's time that is left to time its plans at several sizes."""
 
 RANDOM_SIZES = 2
 """Random sizes among those at which a plan is compared."""
@@ -69,20 +76,26 @@ def optimize_ranges(
     for i, sizes in enumerate(uppers):
         progress("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}")
         whole = masked(dimensions, sizes, primitives)
-        whole = replace(whole, plan=replace(whole.plan, timed=_timed(dimensions, columns, sizes)))
+        timed, *others = _timed(dimensions, columns, sizes)
+        whole = replace(whole, plan=replace(whole.plan, timed=timed), others=tuple(others))
         share = deadline.shared(len(uppers) - i)
-        executable = optimize_model(
-            model, options.for_search(i), binding_of(shapes, sizes), progress, share, watch, whole
-        )
-        if not isinstance(executable, Executable):
+        if options.is_cuda:
             raise UnsupportedError("an artifact for a CUDA device has one plan", "option --shape")
+        binding = binding_of(shapes, sizes)
+        end = share.less(FIT_SHARE)
+        executables = optimize_masked(model, options.for_search(i), binding, progress, end, watch, whole)
+        found += [executable for _, executable in executables]
+        served = [replace(whole.plan, timed=at) for at, _ in executables]
+        progress("build", f"timing {len(served)} plans at several sizes")
+        costs = fit_costs(dimensions, list(zip((e for _, e in executables), served, strict=True)), share)
         for k, checked in enumerate(_checked_sizes(dimensions, columns, sizes, limits.seed)):
             if k >= ALWAYS_CHECKED and not _has_time(share):
                 break
             progress("build", f"comparing with the model at {_text(dimensions, checked)}")
-            _compare(primitives(checked), executable, whole, checked, options, dimensions)
-        found.append(executable)
-        plans.append(whole.plan)
+            standard = _standard(primitives(checked), options)
+            for _, executable in executables:
+                _compare(standard, executable, whole, checked, dimensions)
+        plans += [replace(plan, costs=own) for plan, own in zip(served, costs, strict=True)]
     return found, Ranges(dimensions, tuple(plans))
 
 
@@ -118,30 +131,32 @@ def _lows(dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upp
     )
 
 
-def _timed(dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes) -> Sizes:
-    """Return the sizes for which a plan's kernels are timed: odd ones in the middle of those that it serves."""
+def _timed(dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes) -> list[Sizes]:
+    """Return the sizes for which a plan's kernels are timed: in the middle of what it serves, and smaller ones."""
     lows = _lows(dimensions, columns, upper)
-    highs = (min(n, d.high) for n, d in zip(upper, dimensions, strict=True))
-    return tuple(max(low, min(high, (low + high) // 2 | 1)) for low, high in zip(lows, highs, strict=True))
+    highs = [min(n, d.high) for n, d in zip(upper, dimensions, strict=True)]
+    found = [
+        tuple(max(low, min(high, int(low + share * (high - low)) | 1)) for low, high in zip(lows, highs, strict=True))
+        for share in TIMED_SHARES
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _standard(model: PrimitiveGraph, options: Options) -> Standard:
+    return Standard(model, random_inputs(model, options.search.seed), model, options.tolerance, options.search.seed)
 
 
 def _compare(
-    model: PrimitiveGraph,
-    executable: Executable,
-    whole: Masked,
-    sizes: Sizes,
-    options: Options,
-    dimensions: Sequence[Dimension],
+    standard: Standard, executable: Executable, whole: Masked, sizes: Sizes, dimensions: Sequence[Dimension]
 ) -> None:
     """Compare a plan with the model at some sizes.
 
     Raises:
         InaccurateError: they differ.
     """
-    standard = Standard(model, random_inputs(model, options.search.seed), model, options.tolerance, options.search.seed)
-    arrays = [standard.inputs[name] for name, _ in model.inputs]
+    arrays = list(standard.inputs.values())
     outputs = padded_run(executable, whole.plan, sizes, arrays)
-    errors, wrong = standard.judge(dict(zip((name for name, _ in model.outputs), outputs, strict=True)))
+    errors, wrong = standard.judge(dict(zip(standard.expected, outputs, strict=True)))
     if wrong:
         raise InaccurateError(
             f"at {_text(dimensions, sizes)} the error of output {wrong[0]!r} is {errors[wrong[0]].of_largest:.2e} "

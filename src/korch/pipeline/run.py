@@ -23,6 +23,7 @@ from korch.partition.block import Partition
 from korch.partition.join import Joined
 from korch.pipeline.precision import Precision
 from korch.primitive.graph import PrimitiveGraph
+from korch.ranges.form import Sizes
 from korch.ranges.masked import Masked
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
@@ -82,8 +83,10 @@ class Run:
             `found` counts the programs that the superoptimizer finds; `tasks` are the blocks with their
             candidates. All are set by "candidates".
         outcome: the plans, set by "orchestrate".
+        variants: of a range, the plans for other sizes, each with the size, set by "orchestrate".
         programs: the kernels of the best plan with their tile programs, set by "lower".
         executable: the result, set by "build".
+        executables: of a range, all results, each with the size for which it was timed, set by "build".
     """
 
     options: Options
@@ -109,8 +112,10 @@ class Run:
     found: FinderReport | None = None
     tasks: list[Task] = field(init=False)
     outcome: Outcome = field(init=False)
+    variants: list[tuple[Sizes, tuple[Candidate, ...]]] = field(default_factory=list)
     programs: tuple[tuple[Candidate, TileProgram | None], ...] = field(init=False)
     executable: Executable | CudaExecutable = field(init=False)
+    executables: list[tuple[Sizes, Executable]] = field(default_factory=list)
 
     def release(self) -> None:
         """Free the results that only the search needs."""

@@ -1,22 +1,42 @@
-"""The candidates of a plan for a range of sizes -> candidates that are timed for a size as they will run for it."""
+"""The candidates of a plan for a range of sizes -> candidates that are timed for a size as they will run for it.
+
+A search measures kernels at one size. What it has measured is then timed at a few other sizes, which needs no compiler,
+and each of them gets the best plan of these kernels.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from korch.assembly.segments import search_segments
 from korch.assembly.task import Task
 from korch.candidate.candidate import Candidate, Group, Offer
+from korch.errors import InfeasibleError
 from korch.measure.cpu import CpuMeter
 from korch.partition.join import Joined
 from korch.pipeline.run import Run
 from korch.provider.provider import Kernel
 from korch.ranges.endings import Ending, endings_of, read
 from korch.ranges.filled import ends
-from korch.ranges.form import RangePlan
+from korch.ranges.form import Sizes
 from korch.ranges.needed import Ends, Need
+from korch.ranges.plan import RangePlan
 from korch.ranges.served import Served, likely_needs
 from korch.runtime.trim import sized
+from korch.search.ledger import Ledger
+from korch.search.result import PlanName
+
+logger = logging.getLogger("korch.pipeline")
+
+Steps = tuple[Candidate, ...]
+
+VARIANTS_SHARE = 0.3
+"""The share of the time of a search that is left for plans for other sizes."""
+
+LEAST_GAIN = 0.97
+"""A plan for another size is kept if its kernels take at most this share of the time of the others' there."""
 
 
 def time_as_served(run: Run, plan: RangePlan) -> None:
@@ -71,3 +91,46 @@ def _of_any(needs: list[Need]) -> Need:
     """Return what is needed if any of some needs is."""
     axes = set(needs[0]).intersection(*needs[1:])
     return {axis: frozenset().union(*(need[axis] for need in needs)) for axis in axes}
+
+
+def search_variants(run: Run, others: tuple[Sizes, ...]) -> list[tuple[Sizes, Steps]]:
+    """Return the plans for other sizes that are faster there than the best plan and than each other.
+
+    Args:
+        run: with candidates and a plan.
+        others: the sizes.
+    """
+    ledger, found = run.ledger, list[tuple[Sizes, Steps]]()
+    options = replace(run.options, ablation=replace(run.options.ablation, baselines=False))
+    for i, sizes in enumerate(others):
+        end = run.first_deadline.shared(len(others) - i)
+        if end.is_over:
+            break
+        run.progress("orchestrate", f"the best plan of what was measured at size {'x'.join(map(str, sizes))}")
+        tasks = [_timed_at(task, sizes, ledger) for task in run.tasks]
+        try:
+            outcome = search_segments(run.partition, run.joined, tasks, ledger, options, end, lambda b, entry: None)
+        except InfeasibleError as error:
+            logger.info("there is no plan for size %s: %s", sizes, error)
+            continue
+        steps = outcome.plans[PlanName.SEARCHED]
+        known = [_all_at(plan, sizes) for plan in (run.best_plan, *(plan for _, plan in found))]
+        ledger.measure([c for plan in known for c in plan], end)
+        least_ns = min(_cost_ns(plan, ledger) for plan in known)
+        if _cost_ns(steps, ledger) <= LEAST_GAIN * least_ns:
+            found.append((sizes, steps))
+    return found
+
+
+def _timed_at(task: Task, sizes: Sizes, ledger: Ledger) -> Task:
+    """Return a block with the candidates that were measured, to be timed at other sizes."""
+    known = (c for c in task.candidates if c.offer.is_in_place or ledger.is_measured(c))
+    return replace(task, candidates=_all_at(known, sizes))
+
+
+def _all_at(candidates: Iterable[Candidate], sizes: Sizes) -> Steps:
+    return tuple(c if c.served is None else replace(c, served=replace(c.served, sizes=sizes)) for c in candidates)
+
+
+def _cost_ns(steps: Steps, ledger: Ledger) -> int:
+    return sum(ledger.cost_ns(c)[0] for c in steps)

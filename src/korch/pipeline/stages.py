@@ -40,7 +40,7 @@ from korch.pipeline.find_programs import find_programs
 from korch.pipeline.precision import Form, Precision, find_forms, with_forms
 from korch.pipeline.quantized import in_bytes, is_quantized
 from korch.pipeline.run import ENUMERATE_SHARE, REWRITE_SHARE, Run
-from korch.pipeline.served import time_as_served
+from korch.pipeline.served import VARIANTS_SHARE, search_variants, time_as_served
 from korch.primitive import reference
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
@@ -198,6 +198,8 @@ def orchestrate(run: Run) -> None:
     with _interruptible(run):
         run.outcome = search_plans(run)
         run.outcome = _with_side_by_side(run)
+        if run.masked is not None:
+            run.variants = search_variants(run, run.masked.others)
 
 
 def search_plans(run: Run) -> Outcome:
@@ -209,6 +211,8 @@ def search_plans(run: Run) -> Outcome:
     precision, deadline = run.precision, run.first_deadline
     if precision is not None:
         deadline = deadline.less(CHECK_SHARE)
+    if run.masked is not None and run.masked.others:
+        deadline = deadline.less(VARIANTS_SHARE)
     while True:
         tasks = run.tasks if precision is None else precision.tasks(run.tasks, run.partition)
         outcome = search_segments(run.partition, run.joined, tasks, run.ledger, run.options, deadline, tell)

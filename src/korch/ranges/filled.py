@@ -19,9 +19,10 @@ from korch.primitive.op import Category
 from korch.primitive.ops.layout import ConcatAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import DType
-from korch.ranges.form import Extent, RangePlan
+from korch.ranges.form import Extent
 from korch.ranges.free import identity_of
 from korch.ranges.needed import Conditions, Ends, before_reshape
+from korch.ranges.plan import RangePlan
 
 Behind = tuple[Extent | None, float]
 """From which count on elements are a number; None: all are."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -163,35 +163,6 @@ class Hidden:
         else:
             found[counts[0] - 1 - self.offset] = 1
         return found.reshape(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class RangePlan:
-    """How one plan serves all sizes up to its own.
-
-    Attributes:
-        sizes: the plan's size of each dimension.
-        inputs: the form of each input that the user sees, in order.
-        outputs: the form of each output.
-        hidden: the inputs after these.
-        timed: the sizes for which its kernels are timed.
-    """
-
-    sizes: Sizes
-    inputs: tuple[tuple[tuple[Factor, ...], ...], ...]
-    outputs: tuple[tuple[tuple[Factor, ...], ...], ...]
-    hidden: tuple[Hidden, ...] = ()
-    timed: Sizes = ()
-
-    @property
-    def size_inputs(self) -> dict[int, str]:
-        """The name of the hidden input that has the size of a dimension, by dimension."""
-        return {
-            d: hidden.name
-            for d, size in enumerate(self.sizes)
-            for hidden in self.hidden
-            if replace(hidden, name="") == size_input(d, size)
-        }
 
 
 def size_input(dimension: int, largest: int) -> Hidden:

@@ -13,10 +13,11 @@ import numpy as np
 
 from korch.primitive.graph import Constant, GraphBuilder, PrimitiveGraph
 from korch.primitive.ops import OPS
-from korch.ranges.form import Dimension, Factor, Form, Hidden, RangePlan, Sizes, extent, is_free, size_input
+from korch.ranges.form import Dimension, Factor, Form, Hidden, Sizes, extent, is_free, size_input
 from korch.ranges.free import rule_of
 from korch.ranges.lockstep import AmbiguousError, Lockstep, Operand, align, refusal
 from korch.ranges.mask import Fill, Masks, Value, plain
+from korch.ranges.plan import RangePlan
 from korch.ranges.samples import MANY, sample
 from korch.ranges.site import Site, fit
 
@@ -28,10 +29,12 @@ class Masked:
     Attributes:
         graph: its primitives; hidden inputs come last.
         plan: how inputs and outputs of a size become those of the graph.
+        others: sizes besides `plan.timed` for which a plan of its own is searched among what was timed.
     """
 
     graph: PrimitiveGraph
     plan: RangePlan
+    others: tuple[Sizes, ...] = ()
 
 
 def masked(dimensions: tuple[Dimension, ...], largest: Sizes, primitives: Callable[[Sizes], PrimitiveGraph]) -> Masked:

@@ -22,7 +22,8 @@ from korch.primitive.ops.layout import (
 )
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
-from korch.ranges.form import Extent, Hidden, RangePlan, prefix
+from korch.ranges.form import Extent, Hidden, prefix
+from korch.ranges.plan import RangePlan
 
 Need = Mapping[int, frozenset[Extent]]
 """By axis, how many first coordinates are needed, the largest of some extents; along other axes all are."""

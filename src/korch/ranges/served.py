@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.ranges.endings import Ending
-from korch.ranges.form import Extent, RangePlan, Sizes, prefix
+from korch.ranges.form import Extent, Sizes, prefix
 from korch.ranges.needed import Conditions, Ends, Need, of_operand
+from korch.ranges.plan import RangePlan
 
 MOST_VISITS = 8
 """How often a primitive is looked at: alternatives may read each other."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.primitive.op import Array
-from korch.ranges.form import Factor, RangePlan, Sizes
+from korch.ranges.form import Factor, Sizes
+from korch.ranges.plan import RangePlan
 from korch.runtime.executable import Executable
 
 

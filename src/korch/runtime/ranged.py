@@ -20,7 +20,8 @@ import numpy as np
 
 from korch.errors import ArtifactError, InputError
 from korch.primitive.op import Array
-from korch.ranges.form import Dimension, Factor, RangePlan, Sizes
+from korch.ranges.form import Dimension, Factor, Sizes
+from korch.ranges.plan import RangePlan
 from korch.records import plain, read_object, read_record
 from korch.runtime.artifact import Archive, Artifact
 from korch.runtime.executable import Executable
@@ -69,13 +70,13 @@ class RangedExecutable(ShapedExecutable):
             ArtifactError: the library can't be loaded here, or has other plans.
         """
         super().__init__(artifacts, shared)
-        if len(ranges.plans) != len(self.plans):
+        if len(ranges.plans) != len(self.executables):
             raise ArtifactError("its ranges are not those of its plans")
         self.ranges = ranges
-        found = [Served(e, plan) for e, plan in zip(self.plans.values(), ranges.plans, strict=True)]
+        found = [Served(e, plan) for e, plan in zip(self.executables, ranges.plans, strict=True)]
         self._served = sorted(found, key=lambda served: math.prod(served.plan.sizes))
-        texts = [f"at most {self._sizes_text(plan.sizes)}" for plan in ranges.plans]
-        reports = (executable.report for executable in self.plans.values())
+        texts = [self._plan_text(plan).replace("up to", "at most", 1) for plan in ranges.plans]
+        reports = (executable.report for executable in self.executables)
         self.report = replace(self.report, plans=dict(zip(texts, reports, strict=True)))
         first, plan = self._largest
         self._described = [
@@ -88,8 +89,8 @@ class RangedExecutable(ShapedExecutable):
     def facts(self) -> str:
         """Return a line about each plan."""
         ranges = ", ".join(f"{d}={d.range_text}" for d in self.ranges.dimensions)
-        plans = (f"up to {self._sizes_text(s.plan.sizes)}: {s.executable.facts()}" for s in self._served)
-        return "\n  ".join([f"{len(self.plans)} plans for {ranges}", *plans])
+        plans = (f"{self._plan_text(s.plan)}: {s.executable.facts()}" for s in self._served)
+        return "\n  ".join([f"{len(self.executables)} plans for {ranges}", *plans])
 
     def get_inputs(self) -> list[TensorInfo]:
         """Describe the inputs; a free dimension is like "1..512"."""
@@ -116,10 +117,13 @@ class RangedExecutable(ShapedExecutable):
         return self.inputs_at(tuple(d.high for d in self.ranges.dimensions))
 
     def planned_bindings(self) -> list[dict[str, tuple[int, ...]]]:
-        """Return the sizes of each plan by the names of dimensions, or of inputs with their other axes."""
+        """Return the sizes for which plans were timed, and the largest, by the names of dimensions, or of inputs.
+
+        A size of an input comes with the input's other axes.
+        """
+        largest = tuple(d.high for d in self.ranges.dimensions)
         found = []
-        for served in reversed(self._served):
-            sizes = tuple(min(n, d.high) for n, d in zip(served.plan.sizes, self.ranges.dimensions, strict=True))
+        for sizes in dict.fromkeys((largest, *(s.plan.timed or largest for s in reversed(self._served)))):
             shapes = {i.name: tuple(i.shape) for i in self.inputs_at(sizes)}
             free = zip(self.ranges.dimensions, sizes, strict=True)
             found.append({d.name: (n,) if d.axis is None else shapes[d.name] for d, n in free})
@@ -161,13 +165,15 @@ class RangedExecutable(ShapedExecutable):
         sizes[extent.dimension] = size
 
     def serving(self, sizes: Sizes) -> tuple[Executable, RangePlan]:
-        """Return the smallest plan for some sizes, and how it serves them."""
+        """Return the plan that takes the least time for some sizes, and how it serves them."""
         served = self._served[self._number(sizes)]
         return served.executable, served.plan
 
     def _number(self, sizes: Sizes) -> int:
-        plans = (served.plan.sizes for served in self._served)
-        return next(i for i, upper in enumerate(plans) if all(n <= m for n, m in zip(sizes, upper, strict=True)))
+        """Return the place of the plan with the least cost; without costs, of the smallest one."""
+        plans = [served.plan for served in self._served]
+        able = [i for i, plan in enumerate(plans) if all(n <= m for n, m in zip(sizes, plan.sizes, strict=True))]
+        return min(able, key=lambda i: plans[i].cost_ns(sizes) or 0.0)
 
     def plan_for(self, arrays: Sequence[Any]) -> Executable:
         """Return the executable that arrays of these shapes run on, padded."""
@@ -175,7 +181,7 @@ class RangedExecutable(ShapedExecutable):
         return self.serving(self.sizes_of(tuple(map(np.shape, arrays))))[0]
 
     def compute(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
-        """Run the smallest plan that takes these arrays, padded."""
+        """Run the plan that takes the least time for these arrays, padded."""
         self.check_count(arrays)
         accepted = [type_.accept(array) for type_, array in zip(self._types, arrays, strict=True)]
         return self._fitting(tuple(array.shape for array in accepted)).run(accepted)
@@ -222,6 +228,10 @@ class RangedExecutable(ShapedExecutable):
     def _range_text(self, axis: tuple[Factor, ...]) -> int | str:
         low, high = (size_at(axis, [getattr(d, end) for d in self.ranges.dimensions]) for end in ("low", "high"))
         return low if low == high else f"{low}..{high}"
+
+    def _plan_text(self, plan: RangePlan) -> str:
+        timed = f", timed at {self._sizes_text(plan.timed)}" if plan.timed else ""
+        return f"up to {self._sizes_text(plan.sizes)}{timed}"
 
     def _sizes_text(self, sizes: Sizes) -> str:
         return ", ".join(f"{d}={n}" for d, n in zip(self.ranges.dimensions, sizes, strict=True))

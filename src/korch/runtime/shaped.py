@@ -73,7 +73,8 @@ class ShapedExecutable(Runnable):
 
     Attributes:
         format: the name of its file's format.
-        plans: an executable for each planned tuple of input shapes.
+        executables: the plans.
+        plans: by the shapes of the inputs, an executable for them.
         report: of all plans, with what their sharing saves.
     """
 
@@ -94,16 +95,17 @@ class ShapedExecutable(Runnable):
         if not artifacts or not len(found) == len(shared.places) == len(artifacts):
             raise ArtifactError("its library is not the one that its plans describe")
         self._shared = shared
-        self.plans: dict[Shapes, Executable] = {}
+        self.executables: list[Executable] = []
         for artifact, plan, chosen in zip(artifacts, found, shared.places, strict=True):
             whole = replace(
                 artifact, library=shared.library, sources=shared.sources, weights=_part(shared.weights, chosen)
             )
-            self.plans[_shapes(whole)] = Executable(whole, plan)
-        steps = [step.symbol for e in self.plans.values() for step in e.plan.steps if step.runs]
+            self.executables.append(Executable(whole, plan))
+        self.plans: dict[Shapes, Executable] = {_shapes(e.artifact): e for e in self.executables}
+        steps = [step.symbol for e in self.executables for step in e.plan.steps if step.runs]
         self.report = ShapedReport(
             plans={_text(shapes): e.report for shapes, e in self.plans.items()},
-            weights_bytes=sum(e.plan.weights_bytes for e in self.plans.values()),
+            weights_bytes=sum(e.plan.weights_bytes for e in self.executables),
             shared_weights_bytes=shared.weights.size_bytes,
             kernels=len(steps),
             shared_kernels=len(set(steps)),
@@ -112,12 +114,12 @@ class ShapedExecutable(Runnable):
     @property
     def threads(self) -> int:
         """The largest number of threads of a plan."""
-        return max(one.plan.threads for one in self.plans.values())
+        return max(one.plan.threads for one in self.executables)
 
     @property
     def model(self) -> ModelRecord:
         """The model file that the plans were built from."""
-        return next(iter(self.plans.values())).model
+        return self.executables[0].model
 
     def facts(self) -> str:
         """Return a line about each plan."""
@@ -126,15 +128,15 @@ class ShapedExecutable(Runnable):
 
     def get_inputs(self) -> list[TensorInfo]:
         """Describe the inputs; a dimension that differs between plans is like "128|256"."""
-        return _merged([e.get_inputs() for e in self.plans.values()])
+        return _merged([e.get_inputs() for e in self.executables])
 
     def example_inputs(self) -> list[TensorInfo]:
         """Describe the inputs of the first plan."""
-        return next(iter(self.plans.values())).get_inputs()
+        return self.executables[0].get_inputs()
 
     def get_outputs(self) -> list[TensorInfo]:
         """Describe the outputs; a dimension that differs between plans is like "128|256"."""
-        return _merged([e.get_outputs() for e in self.plans.values()])
+        return _merged([e.get_outputs() for e in self.executables])
 
     def plan_for(self, arrays: Sequence[Any]) -> Executable:
         """Return the executable for arrays of these shapes.
@@ -171,7 +173,7 @@ class ShapedExecutable(Runnable):
             LIBRARY: shared.library,
             PROGRAM: json.dumps({"weights": shared.places}, sort_keys=True).encode(),
         }
-        for i, executable in enumerate(self.plans.values()):
+        for i, executable in enumerate(self.executables):
             artifact = replace(executable.artifact, library=b"", sources={}, weights=bare)
             members[f"plans/{i}.korch"] = archive_of(artifact).to_bytes()
         members |= {SOURCES + name: text.encode() for name, text in sorted(shared.sources.items())}
@@ -192,20 +194,14 @@ class ShapedExecutable(Runnable):
             raise ArtifactError("it is damaged", where=str(path)) from error
 
 
-def combine(executables: Sequence[Executable], builder: Builder) -> tuple[list[Artifact], Shared]:
-    """Return executables of one model for different shapes as plans of one library.
-
-    Args:
-        executables: each with a library and weights of its own.
-        builder: finds their kernels in its cache, and links them.
+def check_different(executables: Sequence[Executable]) -> None:
+    """Check that executables take different shapes.
 
     Raises:
-        OptionError: two of them take the same shapes.
-        CompileError: they can't be linked.
+        OptionError: two of them take the same ones.
     """
-    artifacts = [executable.artifact for executable in executables]
     seen: set[Shapes] = set()
-    for shapes in map(_shapes, artifacts):
+    for shapes in (_shapes(executable.artifact) for executable in executables):
         if shapes in seen:
             raise OptionError(
                 f"two bindings give the inputs the same shapes, {_text(shapes)}",
@@ -213,6 +209,19 @@ def combine(executables: Sequence[Executable], builder: Builder) -> tuple[list[A
                 expected="different ones",
             )
         seen.add(shapes)
+
+
+def combine(executables: Sequence[Executable], builder: Builder) -> tuple[list[Artifact], Shared]:
+    """Return executables of one model as plans of one library.
+
+    Args:
+        executables: each with a library and weights of its own.
+        builder: finds their kernels in its cache, and links them.
+
+    Raises:
+        CompileError: they can't be linked.
+    """
+    artifacts = [executable.artifact for executable in executables]
     sources: dict[str, str] = {}
     for i, artifact in enumerate(artifacts):
         sources |= artifact.sources

@@ -17,8 +17,9 @@ from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.ranges.endings import Ending, endings_of, read
 from korch.ranges.filled import ends
-from korch.ranges.form import Extent, RangePlan
+from korch.ranges.form import Extent
 from korch.ranges.needed import Need, needs
+from korch.ranges.plan import RangePlan
 from korch.runtime.program import Step
 from korch.target import Target
 from korch.tile.ends import KEYS, ended
@@ -105,7 +106,7 @@ class _Trimmer:
         self, candidate: Candidate, kernel: Kernel, ending: Ending | None, found: Mapping[int, Need]
     ) -> Iterator[_Smaller]:
         """Yield the programs that leave most out first."""
-        program, need = kernel.program, found.get(candidate.group.outputs[0], {})
+        program, need = kernel.program, found.get(_leading(candidate, found), {})
         if program is None or kernel.has_state or kernel.libraries:
             return
         rows = [own for axis in need if (own := self._rows(candidate, program, found, axis)) is not None]
@@ -125,7 +126,7 @@ class _Trimmer:
         self, candidate: Candidate, program: TileProgram, found: Mapping[int, Need], axis: int
     ) -> _Smaller | None:
         """Return a program that computes the needed elements along an axis of its outputs only."""
-        extents = found[candidate.group.outputs[0]][axis]
+        extents = found[_leading(candidate, found)][axis]
         dimensions = {extent.dimension for extent in extents if extent.times}
         dimension = min(dimensions, default=-1)
         if len(dimensions) > 1 or dimension not in self._plan.size_inputs:
@@ -145,7 +146,7 @@ class _Trimmer:
 
     def _with_columns(self, candidate: Candidate, own: _Smaller, found: Mapping[int, Need]) -> Iterator[_Smaller]:
         """Yield a program that leaves out what is not needed along another axis of its outputs, too."""
-        for axis, extents in found[candidate.group.outputs[0]].items():
+        for axis, extents in found[_leading(candidate, found)].items():
             if axis == own.axis or {extent.dimension for extent in extents if extent.times} != {own.dimension}:
                 continue
             needed = _needed(candidate, own.program, found, axis, extents)
@@ -163,13 +164,19 @@ class _Smaller:
         program: the program.
         counts: by parameter.
         dimension: the dimension.
-        axis: of the first output, along which elements are left out, or -1.
+        axis: of the first output that is read, along which elements are left out, or -1.
     """
 
     program: TileProgram
     counts: tuple[tuple[str, Count], ...]
     dimension: int
     axis: int = -1
+
+
+def _leading(candidate: Candidate, found: Mapping[int, Need]) -> int:
+    """Return the first result that is read; of some candidates, others come before it."""
+    outputs = candidate.group.outputs
+    return next((value for value in outputs if value in found), outputs[0])
 
 
 def _count(extents: Iterable[Extent]) -> Count:
@@ -202,7 +209,7 @@ def _needed(
     """Return, by output buffer, where the needed elements along an axis lie; nothing if that is not known."""
     buffers = [buffer.name for buffer in program.buffers if buffer.level is Level.OUTPUT]
     group, offer, needed = candidate.group, candidate.offer, dict[str, Needed]()
-    length = group.output_types[0].shape[axis]
+    length = group.output_types[group.outputs.index(_leading(candidate, found))].shape[axis]
     for name, value, type_, layout in zip(buffers, group.outputs, group.output_types, offer.outputs, strict=True):
         own = [a for a, e in found[value].items() if e == extents] if value in found else _as_long(type_.shape, length)
         own = [axis] if axis in own else own

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from korch.candidate.candidate import Refusal
@@ -43,7 +44,7 @@ def validate_plans(
     make: Make,
     standard: Standard,
     deadline: Deadline,
-    timed_with: Mapping[str, Array] | None = None,
+    timed_with: Mapping[str, Array] = MappingProxyType({}),
 ) -> Validation:
     """Build, check and time plans.
 
@@ -61,7 +62,7 @@ def validate_plans(
         InfeasibleError: no plan runs.
     """
     arrays = [standard.inputs[name] for name, _ in graph.inputs]
-    timed_arrays = [(timed_with or {}).get(name, array) for (name, _), array in zip(graph.inputs, arrays, strict=True)]
+    timed_arrays = [timed_with.get(name, array) for (name, _), array in zip(graph.inputs, arrays, strict=True)]
 
     def attempt(entry: Entry) -> Result:
         meter.tell(f"building and checking plan {str(entry.name)!r}")

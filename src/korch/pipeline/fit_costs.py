@@ -1,0 +1,89 @@
+"""Plans for a range of sizes -> the time of each of their kernels as a function of the sizes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from korch.cores import short_slices
+from korch.deadline import Deadline
+from korch.primitive.op import Array
+from korch.ranges.cost import Cost, Sample, fit
+from korch.ranges.form import Dimension, Sizes
+from korch.ranges.plan import RangePlan
+from korch.report.peers.inputs import random_arrays
+from korch.runtime.executable import Executable
+
+SAMPLES = 9
+"""Sizes at which the kernels of a plan are timed."""
+
+ROUNDS, LEAST_ROUNDS = 9, 3
+
+SECONDS = 1.5
+"""For one size, but at least `LEAST_ROUNDS` are run."""
+
+QUANTILE = 0.25
+"""Of the times of a kernel in several runs: other processes make some of them longer."""
+
+
+def fit_costs(
+    dimensions: Sequence[Dimension], plans: Sequence[tuple[Executable, RangePlan]], deadline: Deadline
+) -> list[tuple[Cost, ...]]:
+    """Return the cost of each kernel of some plans that serve the same sizes; none if there is no time.
+
+    Args:
+        dimensions: what is free.
+        plans: executables, and how each serves sizes.
+        deadline: when to stop timing.
+    """
+    times: list[list[tuple[Sizes, list[float]]]] = [[] for _ in plans]
+    _, first = plans[0]
+    for sizes in sample_sizes([(d.low, min(n, d.high)) for d, n in zip(dimensions, first.sizes, strict=True)]):
+        if deadline.is_over:
+            break
+        for own, row in zip(times, _kernel_ns(plans, sizes), strict=True):
+            own.append((sizes, row))
+    return [_fitted(own) for own in times]
+
+
+def sample_sizes(bounds: Sequence[tuple[int, int]]) -> list[Sizes]:
+    """Return sizes between bounds, in geometric steps: those of several dimensions in different orders."""
+    columns = [[_between(low, high, k / (SAMPLES - 1)) for k in range(SAMPLES)] for low, high in bounds]
+    ends = [tuple(column[0] for column in columns), tuple(column[-1] for column in columns)]
+    mixed = [
+        tuple(column[k * (2 * d + 1) % SAMPLES if d else k] for d, column in enumerate(columns)) for k in range(SAMPLES)
+    ]
+    return list(dict.fromkeys((*ends, *mixed)))
+
+
+def _between(low: int, high: int, share: float) -> int:
+    """Return a size in geometric steps from one to another."""
+    return round(low * (high / low) ** share) if low else round(high * share)
+
+
+def _kernel_ns(plans: Sequence[tuple[Executable, RangePlan]], sizes: Sizes) -> list[list[float]]:
+    """Return the time of each kernel of some plans for some sizes, from interleaved runs."""
+    feeds = [_inputs(executable, plan, sizes) for executable, plan in plans]
+    rows: list[list[Sequence[int]]] = [[] for _ in plans]
+    begun_s = time.monotonic()
+    with short_slices():
+        for turn in range(ROUNDS + 1):
+            if turn > LEAST_ROUNDS and time.monotonic() > begun_s + SECONDS:
+                break
+            for (executable, _), arrays, own in zip(plans, feeds, rows, strict=True):
+                found = executable.time(arrays, 1).kernel_ns
+                own += found if turn else ()  # the first run finds cold caches
+    return [np.quantile(np.array(own, np.float64), QUANTILE, axis=0).tolist() for own in rows]
+
+
+def _inputs(executable: Executable, plan: RangePlan, sizes: Sizes) -> list[Array]:
+    infos = executable.get_inputs()
+    feeds = random_arrays({i.name: (tuple(i.shape), i.dtype) for i in infos}, 0) | plan.hidden_at(sizes)
+    return [feeds[info.name] for info in infos]
+
+
+def _fitted(rows: Sequence[tuple[Sizes, Sequence[float]]]) -> tuple[Cost, ...]:
+    count = len(rows[0][1]) if rows else 0
+    return tuple(fit([Sample(sizes, max(1.0, row[k])) for sizes, row in rows]) for k in range(count))

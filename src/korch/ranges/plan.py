@@ -1,0 +1,48 @@
+"""How one plan serves the sizes of a range."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from korch.primitive.op import Array
+from korch.ranges.cost import Cost
+from korch.ranges.form import Factor, Hidden, Sizes, size_input
+
+
+@dataclass(frozen=True, slots=True)
+class RangePlan:
+    """How one plan serves all sizes up to its own.
+
+    Attributes:
+        sizes: the plan's size of each dimension.
+        inputs: the form of each input that the user sees, in order.
+        outputs: the form of each output.
+        hidden: the inputs after these.
+        timed: the sizes for which its kernels are timed.
+        costs: the time of each kernel that runs, if they were fitted.
+    """
+
+    sizes: Sizes
+    inputs: tuple[tuple[tuple[Factor, ...], ...], ...]
+    outputs: tuple[tuple[tuple[Factor, ...], ...], ...]
+    hidden: tuple[Hidden, ...] = ()
+    timed: Sizes = ()
+    costs: tuple[Cost, ...] = ()
+
+    def hidden_at(self, sizes: Sizes) -> dict[str, Array]:
+        """Return the hidden inputs for some sizes, by name."""
+        return {hidden.name: hidden.array(sizes) for hidden in self.hidden}
+
+    @property
+    def size_inputs(self) -> dict[int, str]:
+        """The name of the hidden input that has the size of a dimension, by dimension."""
+        return {
+            d: hidden.name
+            for d, size in enumerate(self.sizes)
+            for hidden in self.hidden
+            if replace(hidden, name="") == size_input(d, size)
+        }
+
+    def cost_ns(self, sizes: Sizes) -> float:
+        """Return the predicted time for some sizes; 0 if it is not known."""
+        return sum(cost.at(sizes) for cost in self.costs)
