@@ -22,8 +22,8 @@ from korch.provider.provider import Kernel
 from korch.ranges.masked import Masked
 from korch.report.peers.inputs import random_arrays
 from korch.runtime import trim
+from korch.runtime.padding import cut, padded
 from korch.runtime.program import Step
-from korch.runtime.ranged import cut, padded
 from korch.search.instance import collect_candidates
 from korch.testing.kernels import load_kernels
 from tests.ranges.range_models import masked_model, model, primitives, weight
