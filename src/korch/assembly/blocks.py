@@ -24,6 +24,7 @@ from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.explanation.baselines import baseline_plans
 from korch.explanation.counterfactual import Groupings, counterfactual_groupings
+from korch.explanation.curve import Curve, times_by_error
 from korch.explanation.savings import Savings, rule_savings
 from korch.measure.record import Measured
 from korch.options import Options
@@ -318,6 +319,12 @@ class BlockSearch:
             self.deadline,
             task.errors,
         )
+
+    def curve(self, one: BlockInterface) -> Curve:
+        """Return what a block's best plans within parts of its budget of errors cost."""
+        task = one.task
+        graph, steps = task.block.graph, one.result.steps
+        return times_by_error(graph, task.candidates, steps, self.ledger, task.errors, one.interface, self.deadline)
 
     def groupings(self, one: BlockInterface, steps: Sequence[Candidate], deadline: Deadline) -> Groupings:
         """Return other groupings of the kernels of a block's plan."""

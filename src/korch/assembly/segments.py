@@ -20,6 +20,7 @@ from korch.assembly.trace import SearchTrace, changed_rounds
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
 from korch.explanation.counterfactual import Grouping, Groupings
+from korch.explanation.curve import Curve, add_curves
 from korch.explanation.savings import Savings, add_savings
 from korch.options import Options
 from korch.partition.block import Partition
@@ -47,6 +48,7 @@ class Outcome:
         savings: what each rule saves.
         is_recalled: whether the model is one segment whose search an earlier run did.
         groupings: per plan and kernel, other groupings.
+        curve: what the best plans within parts of a budget of errors cost, if there is one.
     """
 
     plans: dict[str, tuple[Candidate, ...]]
@@ -55,6 +57,7 @@ class Outcome:
     savings: Savings = field(default_factory=dict)
     is_recalled: bool = False
     groupings: dict[str, Groupings] = field(default_factory=dict)
+    curve: Curve = ()
 
 
 def search_segments(
@@ -104,7 +107,15 @@ def search_segments(
         for name, plan in made.items()
         if options.measure and not end.is_over
     }
-    return Outcome(plans, found, described, savings, is_recalled, groupings)
+    return Outcome(plans, found, described, savings, is_recalled, groupings, _curve(search, choice, uses))
+
+
+def _curve(search: BlockSearch, choice: Choice, uses: Uses) -> Curve:
+    """Return what plans within parts of the budget of errors cost; changes of layout between segments stay."""
+    if not search.options.error:
+        return ()
+    parts = [(search.curve(one), count) for one, count in uses.items()]
+    return add_curves(parts, choice.objective_ns - sum((curve[-1] or 0) * count for curve, count in parts))
 
 
 def _search(assembly: Assembly, search: BlockSearch, deadline: Deadline) -> Choice:

@@ -27,6 +27,7 @@ from korch.assembly.task import Task
 from korch.candidate.candidate import Candidate, Group, make_group
 from korch.deadline import Deadline
 from korch.equivalence.rule import origin_of, rule_of
+from korch.explanation.curve import PARTS, Curve
 from korch.numerics import differences, worst
 from korch.partition.block import Partition
 from korch.primitive import reference
@@ -36,7 +37,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.quantized import largest_terms, quantize
 from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Verbs
-from korch.runtime.report import FormRecord, PrecisionRecord
+from korch.runtime.report import FormRecord, PrecisionRecord, TimeByError
 from korch.search.instance import Errors
 
 Feeds = Mapping[str, Array]
@@ -352,6 +353,7 @@ class Precision:
         source: where the inputs come from.
         factor: what the budget of the program's row is multiplied by, as found by checks.
         error: of the plan on these inputs.
+        curve: what the best plans within parts of the budget cost.
     """
 
     budget: float
@@ -361,6 +363,7 @@ class Precision:
     source: str
     factor: float = 1.0
     error: float = 0.0
+    curve: Curve = ()
     tried: list[float] = field(default_factory=list)
 
     def tasks(self, tasks: Sequence[Task], partition: Partition) -> list[Task]:
@@ -417,7 +420,12 @@ class Precision:
         """Return what the report says of a plan whose primitives have these origins."""
         used = {rule_of(origin) for origin in origins}
         rows = tuple(FormRecord(form.name, form.error) for form in self.forms if form.name in used)
-        return PrecisionRecord(self.budget, self.error, self.source, len(self.forms), rows, len(self.tried) or 1)
+        times = tuple(
+            TimeByError(part * self.budget * math.sqrt(self.factor), cost_ns / 1e6)
+            for part, cost_ns in zip(PARTS, self.curve, strict=False)
+            if cost_ns is not None
+        )
+        return PrecisionRecord(self.budget, self.error, self.source, len(self.forms), rows, len(self.tried) or 1, times)
 
 
 def _form_at(graph: PrimitiveGraph, p: int, marks: Mapping[str, Form]) -> Form | None:

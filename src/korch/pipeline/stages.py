@@ -216,6 +216,8 @@ def search_plans(run: Run) -> Outcome:
     while True:
         tasks = run.tasks if precision is None else precision.tasks(run.tasks, run.partition)
         outcome = search_segments(run.partition, run.joined, tasks, run.ledger, run.options, deadline, tell)
+        if precision is not None:
+            precision.curve = outcome.curve
         if precision is None or not precision.check(
             run.joined.graph, outcome.plans[PlanName.SEARCHED], not run.first_deadline.is_over
         ):

@@ -223,6 +223,14 @@ class FormRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeByError:
+    """A sum of errors, and the predicted time of the best plan within it, over the kernels that were measured."""
+
+    error: float
+    predicted_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class PrecisionRecord:
     """Where a plan's budget of errors went.
 
@@ -233,6 +241,7 @@ class PrecisionRecord:
         offered: the number of less precise products that the search could choose.
         forms: those of the plan.
         searches: how often the search ran, with other sums of errors.
+        curve: predicted times by the error that is allowed, the least error first.
     """
 
     budget: float
@@ -241,6 +250,7 @@ class PrecisionRecord:
     offered: int
     forms: tuple[FormRecord, ...] = ()
     searches: int = 1
+    curve: tuple[TimeByError, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

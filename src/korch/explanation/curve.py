@@ -1,0 +1,80 @@
+"""A plan with a budget of errors -> what the best plans within parts of that budget cost.
+
+The same program is solved again over the candidates that are measured, with smaller sums of errors. Another plan may be
+hidden among those that are not measured, so these costs are what the search knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from korch.candidate.candidate import Candidate
+from korch.deadline import Deadline
+from korch.errors import InfeasibleError
+from korch.measure.record import Measured
+from korch.primitive.graph import PrimitiveGraph
+from korch.program.solve import Solver
+from korch.search.instance import PLAIN, Errors, Interface, make_problem
+from korch.search.ledger import Ledger
+
+PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""The parts of the budget of errors; what errors of the program add up to are their squares."""
+
+Curve = tuple[int | None, ...]
+"""For each part, in nanoseconds; None where no measured candidates make a plan, or there was no time."""
+
+
+def times_by_error(
+    graph: PrimitiveGraph,
+    candidates: Sequence[Candidate],
+    steps: Sequence[Candidate],
+    ledger: Ledger,
+    errors: Errors,
+    interface: Interface = PLAIN,
+    deadline: Deadline | None = None,
+) -> Curve:
+    """Return what the best plans of a graph cost within parts of its budget; the whole one is that of the given plan.
+
+    Args:
+        graph: the graph with its alternatives.
+        candidates: its candidates.
+        steps: the plan's.
+        ledger: costs.
+        errors: of less precise primitives, and their budget.
+        interface: the layouts of inputs and outputs.
+        deadline: when to stop; the costs that are left then are not known.
+    """
+    cost_ns = sum(ledger.cost_ns(step)[0] for step in steps)
+    used = sum(errors.of.get(p, 0) for step in steps for p in step.group.primitives)
+    limits, end = ledger.limits, deadline or Deadline()
+    measured = [c for c in candidates if isinstance(ledger.known(c), Measured)]
+    found: list[int | None] = []
+    for part in PARTS[:-1]:
+        most = int(errors.most * part**2)
+        if used <= most:
+            found.append(cost_ns)
+            continue
+        left_s = end.left_s
+        if left_s is not None and left_s < limits.savings_seconds:
+            found.append(None)
+            continue
+        problem = make_problem(graph, measured, ledger.cost_ns, interface, replace(errors, most=most))
+        try:
+            plan = Solver(problem, limits=limits).solve(seconds=limits.savings_seconds, gap=limits.savings_gap)
+        except InfeasibleError:
+            found.append(None)
+            continue
+        found.append(plan.certificate.objective_ns)
+    return (*found, cost_ns)
+
+
+def add_curves(parts: Sequence[tuple[Curve, int]], rest_ns: int = 0) -> Curve:
+    """Return the curve of a model: those of its blocks, each with how often it is there, plus the cost of the rest."""
+    total: list[int | None] = []
+    for costs in zip(*(curve for curve, _ in parts), strict=True):
+        known = [cost for cost in costs if cost is not None]
+        is_known = len(known) == len(parts)
+        times = sum(cost * count for cost, (_, count) in zip(known, parts, strict=True)) if is_known else 0
+        total.append(times + rest_ns if is_known else None)
+    return tuple(total)
