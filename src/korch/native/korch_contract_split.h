@@ -24,14 +24,15 @@ struct Units {
   }
 };
 
-// Where a splitter finds the numbers that functions compute: `get<W>` W neighbours of a line, `ahead` fetches one.
+// Where a splitter finds the numbers that functions compute: `get<W>` W neighbours, `ahead` fetches one.
 template <class Get, class Ahead>
 struct Computed {
   Get get;
   Ahead ahead;
-  template <int W>
-  KORCH_INLINE korch::Vec<float, W> value(long line, long at) const { return get.template operator()<W>(line, at); }
-  KORCH_INLINE void fetch(long line, long at) const { ahead(line, at); }
+  template <int W, class... At>
+  KORCH_INLINE korch::Vec<float, W> value(At... at) const { return get.template operator()<W>(at...); }
+  template <class... At>
+  KORCH_INLINE void fetch(At... at) const { ahead(at...); }
 };
 template <class Get, class Ahead>
 Computed(Get, Ahead) -> Computed<Get, Ahead>;
@@ -61,6 +62,8 @@ struct Made {
     found.each = parts_beside(turns);
     return found;
   }
+  KORCH_INLINE Block tiles(const uint16_t* block) const { return {block}; }
+  KORCH_INLINE long result(long row) const { return row; }
   // The term k of row `line`, and of some columns from `line` on.
   KORCH_INLINE float term(long line, long k) const { return from.template value<1>(line, k); }
   KORCH_INLINE Floats columns(long line, long k, long some_columns) const { return some(from, k, line, some_columns); }
@@ -156,10 +159,12 @@ struct Product {
   // once more.
   __attribute__((noinline)) void finish(Pending& pending, long count) const {
     for (; count > 0 && pending.row < pending.end; --count, ++pending.row, pending.from += TOGETHER) {
+      const long row = rows.result(pending.row);
+      if (row < 0) continue;
       alignas(64) float again[TOGETHER];
       const bool is_known = are_finite(pending.from, TOGETHER);
-      if (!is_known) sum_again(pending.row, pending.column, again);
-      finish_row(is_known ? pending.from : again, pending.row, pending.column);
+      if (!is_known) sum_again(row, pending.column, again);
+      finish_row(is_known ? pending.from : again, row, pending.column);
     }
   }
 
@@ -171,12 +176,27 @@ struct Product {
   }
 
   // Multiply 16 R rows by 32 columns, beside what comes next and what was multiplied before.
-  template <int R, class Next>
-  __attribute__((noinline)) void multiply(const uint16_t* a, const uint16_t* b, long steps, float* to, Next& next, Pending& before) const {
+  template <int R, class Tiles, class Next>
+  __attribute__((noinline)) void multiply(Tiles a, const uint16_t* b, long steps, float* to, bool adds, Next& next, Pending& before) const {
     const long each = korch::blocks(TOGETHER, TURNS * steps);
-    multiply_tiles<R>(Block{a}, b, steps, to, false, [&]() __attribute__((always_inline)) {
-      work_beside(next, before, each);
+    multiply_tiles<R>(a, b, steps, to, adds, [&]() __attribute__((always_inline)) {
+      if (next.each > 0 || before.row < before.end) work_beside(next, before, each);
     });
+  }
+  template <class Tiles, class Next>
+  KORCH_INLINE void multiply(long count, Tiles a, const uint16_t* b, long steps, float* to, bool adds, Next& next, Pending& before) const {
+    if (count > EDGE) multiply<2>(a, b, steps, to, adds, next, before);
+    else multiply<1>(a, b, steps, to, adds, next, before);
+  }
+
+  // All sums on the vector units.
+  __attribute__((noinline)) void run_again() const {
+    alignas(64) float found[TOGETHER];
+    for (long n = 0; n < columns.count; n += TOGETHER)
+      for (long r = 0; r < rows.count; ++r) {
+        sum_again(r, n, found);
+        finish_row(found, r, n);
+      }
   }
 
   template <bool ROWS_PASS>
@@ -184,14 +204,7 @@ struct Product {
     const long steps = korch::blocks(rows.terms, TERMS);
     const long down = korch::blocks(rows.count, TOGETHER), across = korch::blocks(columns.count, TOGETHER);
     alignas(64) float found[2][SUMS];
-    if (!is_ready()) {
-      for (long s = 0; s < across; ++s)
-        for (long r = 0; r < rows.count; ++r) {
-          sum_again(r, s * TOGETHER, found[0]);
-          finish_row(found[0], r, s * TOGETHER);
-        }
-      return;
-    }
+    if (!is_ready()) return run_again();
     long turn = 0;
     Pending before;
     const auto pass = [&](long r, long s, auto& next) __attribute__((always_inline)) {
@@ -199,8 +212,7 @@ struct Product {
       const uint16_t* const b = ROWS_PASS ? columns.staying(s) : columns.passing(s);
       const long first = r * TOGETHER, end = korch::smaller(first + TOGETHER, rows.count);
       float* const to = found[turn++ % 2];
-      if (end - first > EDGE) multiply<2>(a, b, steps, to, next, before);
-      else multiply<1>(a, b, steps, to, next, before);
+      multiply(end - first, rows.tiles(a), b, steps, to, false, next, before);
       before = {to, first, end, s * TOGETHER};
     };
     if constexpr (ROWS_PASS) {

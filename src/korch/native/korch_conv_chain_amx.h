@@ -11,9 +11,126 @@
 // threads takes longer than to make them twice.
 #pragma once
 
-#include "korch_conv_amx.h"
+#include "korch_amx.h"
+#include "korch_conv.h"
 
 namespace korch_conv {
+
+using korch_amx::EDGE;
+using korch_amx::TERMS;
+using korch_amx::TURNS;
+
+inline constexpr long PIXELS = 2 * EDGE, CHANNELS = 2 * EDGE;  // of a block of sums
+
+// Steps of a strip of layer A as pieces: made a pair of terms at a time.
+template <class A>
+struct Columns {
+  static constexpr long STEPS = blocks(A::C, TERMS), REST = A::C % TERMS;
+  const float* strip;
+  uint16_t* to;
+  long unit, end, part;  // the next step and what is done of it
+  long each;
+
+  KORCH_INLINE Columns(const float* strip, uint16_t* to, long unit, long end)
+      : strip(strip), to(to), unit(unit), end(end), part(0), each(0) {}
+
+  KORCH_INLINE void make(long count) {
+    constexpr long HALF = EDGE * CHANNELS;
+    long u = unit, p = part;
+    uint16_t* place = to;
+    for (; count > 0 && u < end; --count) {
+      const long tap = u / (A::KW * STEPS) * A::KW + u % A::KW, term = u / A::KW % STEPS * TERMS + p;
+      const float* const from = strip + (tap * A::C + term) * CHANNELS;
+#pragma GCC unroll 2
+      for (long t = 0; t < 2; ++t) {
+        __builtin_prefetch(from + 2 * HALF + t * EDGE);
+        __builtin_prefetch(from + 3 * HALF + t * EDGE);
+        korch_amx::Floats low = {}, high = {};
+        if (REST == 0 || term < A::C) low = load<float, 16>(from + t * EDGE);
+        if (REST == 0 || term + EDGE < A::C) high = load<float, 16>(from + HALF + t * EDGE);
+        korch_amx::split(low, high, place + t * korch_amx::TILE + p * TERMS, 2 * korch_amx::TILE);
+      }
+      if (++p == EDGE) p = 0, ++u, place += korch_amx::STEP;
+    }
+    unit = u, part = p, to = place;
+  }
+  KORCH_ALONE void make_all() { make((end - unit) * EDGE); }
+};
+
+template <class A>
+KORCH_INLINE const float* strip_of(const Task& t, long strip) {
+  return static_cast<const float*>(t.buffers[A::WEIGHTS]) + strip * (A::KH * A::KW * A::C * CHANNELS);
+}
+
+// Sums of a strip that are to be finished and stored, while the next are computed: of layer L, whose
+// rows are ACROSS pixels apart. AGAIN computes a pixel's sums from float32 numbers.
+template <class K, int L, long ACROSS, void (*AGAIN)(const Task&, long, long, long, float*)>
+struct Pending {
+  typedef Layer<K, L> A;
+  const float* sums;
+  long y, x, left, strip;
+  long each;  // pixels beside four products of tiles
+
+  // `count` pixels from number q on of the block of rows that begins at row `first`.
+  KORCH_INLINE void set(const float* from, long first, long q, long count, long of, long calls) {
+    sums = from, y = first + q / ACROSS, x = q % ACROSS, left = count, strip = of;
+    each = blocks(PIXELS, calls);
+  }
+  KORCH_INLINE void finish(const Task& t, long count) {
+    const float* own = sums;
+    long i = smaller(count, left), row = y, column = x;
+    left -= i;
+    while (i > 0) {
+      if (column == ACROSS) column = 0, ++row;
+      const long run = smaller(i, ACROSS - column);
+      finish_row(t, own, row, column, smaller(run, A::OUT_WIDTH - column));
+      own += run * CHANNELS, column += run, i -= run;
+    }
+    sums = own, y = row, x = column;
+  }
+
+  // `count` neighbours in a row; none if it is negative.
+  KORCH_INLINE void finish_row(const Task& t, const float* own, long row, long column, long count) const {
+    if (count <= 0) return;
+    Target to[A::NV];
+    for (long k = 0; k < A::NV; ++k) to[k] = target<K, L>(t, row, column, strip * CHANNELS + k * K::W);
+    for (long i = 0; i < count; ++i, own += CHANNELS) {
+      const float* from = own;
+      alignas(64) float again[CHANNELS];
+      if (!korch_amx::are_finite(own, CHANNELS)) {
+        AGAIN(t, row, column + i, strip, again);
+        from = again;
+      }
+#pragma GCC unroll 2
+      for (long k = 0; k < A::NV; ++k) {
+        const long channel = strip * CHANNELS + k * K::W;
+        if (A::N % CHANNELS == 0 || channel < A::N)
+          put<K, L>(t, load<float, K::W>(from + k * K::W), to[k], i, channel);
+      }
+    }
+  }
+};
+// What the vector units do beside four products of tiles.
+template <class Next, class Rest>
+KORCH_ALONE void work_beside(const Task& t, Next& next, Rest& pending) {
+  next.make(next.each);
+  if (pending.left > 0) pending.finish(t, pending.each);
+}
+
+template <int R, class Rows, class Next, class Rest>
+KORCH_ALONE void multiply_pixels(const Task& t, Rows rows, const uint16_t* b, long units, float* sums, bool adds,
+                                 Next& next, Rest& pending) {
+  korch_amx::multiply_tiles<R>(rows, b, units, sums, adds, [&]() __attribute__((always_inline)) {
+    if (next.each > 0 || pending.left > 0) work_beside(t, next, pending);
+  });
+}
+template <class Rows, class Next, class Rest>
+KORCH_INLINE void multiply(const Task& t, Rows rows, const uint16_t* b, long units, long pixels, float* sums, bool adds,
+                           Next& next, Rest& pending) {
+  if (pixels > EDGE) multiply_pixels<2>(t, rows, b, units, sums, adds, next, pending);
+  else multiply_pixels<1>(t, rows, b, units, sums, adds, next, pending);
+  pending.finish(t, PIXELS);
+}
 
 template <class K, int L>
 struct Tiles {

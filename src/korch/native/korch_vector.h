@@ -36,8 +36,8 @@ using Vec = typename VecOf<T, W>::type;
 template <typename T>
 inline constexpr bool is_integer = static_cast<T>(0.5) == T(0);
 
-KORCH_INLINE long smaller(long a, long b) { return a < b ? a : b; }
-KORCH_INLINE long larger(long a, long b) { return a > b ? a : b; }
+KORCH_INLINE constexpr long smaller(long a, long b) { return a < b ? a : b; }
+KORCH_INLINE constexpr long larger(long a, long b) { return a > b ? a : b; }
 
 // How many blocks of `unit` hold n.
 constexpr long blocks(long n, long unit) { return (n + unit - 1) / unit; }

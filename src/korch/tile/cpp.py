@@ -116,6 +116,7 @@ class _Printer:
         header = "korch_contract_lanes.h" if "korch::LaneContraction<" in body else header
         header = "korch_contract_window.h" if "korch::WindowContraction<" in body else header
         header = "korch_contract_split.h" if "korch_amx::" in body else header
+        header = "korch_contract_image.h" if "korch_amx::Window<" in body else header
         text = f'{head}#include "{header}"\n\n{tables}{self._functions(body)}'
         symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
         workspace_bytes = places_in_memory(self.program)[1] + self.room_bytes * self.threads

@@ -7,10 +7,12 @@ room for those of two blocks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from korch.alignment import round_up
 from korch.tile.cpp_finish import sides_of
 from korch.tile.cpp_loops import LoopPrinter
-from korch.tile.cpp_panels import in_rows
+from korch.tile.cpp_panels import in_rows, panels
 from korch.tile.cpp_text import Writer, loop_end
 from korch.tile.fetch import Fetches
 from korch.tile.index import Expr, constant, substitute, vector_step
@@ -20,7 +22,6 @@ from korch.tile.program import (
     Level,
     Load,
     Loop,
-    Panels,
     Pass,
     Product,
     Split,
@@ -35,6 +36,9 @@ EDGE = 32
 
 PASSING = 2
 """Blocks for which there is room of the operand that is split beside the products."""
+
+WINDOW_AXES = 6
+"""Rows, columns and channels of results, rows and columns of a window, and channels of an image."""
 
 
 def split_of(buffer: Buffer) -> Split | None:
@@ -59,13 +63,97 @@ def passing(program: TileProgram, steps: Sequence[Step]) -> Iterator[str]:
             yield last
 
 
-def elements_in_memory(program: TileProgram, stage: Stage, buffer: Buffer) -> int:
-    """Return for how many elements of a tile of a stage there is room."""
-    if buffer.name not in passing(program, stage.steps):
-        return buffer.size
-    layout = next(layout for layout in buffer.layout if isinstance(layout, Panels))
+def bytes_of_pieces(program: TileProgram, stage: Stage, buffer: Buffer) -> int:
+    """Return the size of a tile of pieces: what goes by has room for two blocks."""
+    layout, split = panels(buffer), split_of(buffer)
+    if layout is None or split is None:
+        raise refused(f"the pieces of buffer {buffer.name} are in no panels")
+    element = split.pieces * split.dtype.size_bytes
+    goes_by = buffer.name in passing(program, stage.steps)
+    step = next(s for _, s in stage.leaves if isinstance(s, Contract) and buffer.name in (s.a.buffer, s.b.buffer))
+    if len(step.axes) == WINDOW_AXES:
+        window = Window.of(program, stage, step)
+        if buffer.name == step.a.buffer:
+            return element * EDGE * ((PASSING if goes_by else 1) * (window.pixels * window.steps + EDGE))
+        units = PASSING * window.units if goes_by else window.all_units * -(-layout.columns // EDGE)
+        kept = 4 * EDGE * round_up(window.results, EDGE) if goes_by and window.units < window.all_units else 0
+        return element * EDGE * EDGE * units + kept
     rows, is_left = buffer.size // layout.columns, layout.group == 1
-    return min(buffer.size, PASSING * EDGE * (layout.columns if is_left else rows))
+    block = PASSING * EDGE * (layout.columns if is_left else rows)
+    return element * (min(buffer.size, block) if goes_by else buffer.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The sizes of a contraction over windows of an image, as `Window` of `native/korch_contract_image.h` has them."""
+
+    taps: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+    pitch: int
+    channels: int
+    columns: int
+    block: int
+    rows: int
+    units: int
+
+    @staticmethod
+    def of(program: TileProgram, stage: Stage, step: Contract) -> Window:
+        """Return those of a contraction of a stage."""
+        y, x, _, t0, t1, c = step.axes
+        made = maker_of(program, stage, step.a.buffer)
+        layout, registers = panels(program.buffer(step.a.buffer)), step.registers
+        if layout is None or registers is None:
+            raise refused("windows of pieces have panels and blocks")
+        pitch = made.axes[1].extent
+        steps = [step.a.index.coefficient(axis.name) or 0 for axis in (y, x, t0, t1)]
+        sy, sx, dy, dx = (n // layout.columns for n in steps)
+        return Window(
+            (t0.extent, t1.extent),
+            (max(1, sy // pitch), max(1, sx)),
+            (max(1, dy // pitch), max(1, dx)),
+            pitch,
+            c.extent,
+            x.extent,
+            registers.rows,
+            y.extent,
+            registers.vectors,
+        )
+
+    @property
+    def text(self) -> str:
+        """The type."""
+        sizes = (*self.taps, *self.strides, *self.dilations, self.pitch, self.channels, self.columns, self.block)
+        return f"korch_amx::Window<{', '.join(map(str, sizes))}>"
+
+    @property
+    def steps(self) -> int:
+        """The steps of the channels."""
+        return -(-self.channels // EDGE)
+
+    @property
+    def all_units(self) -> int:
+        """The steps of all terms."""
+        return self.taps[0] * self.taps[1] * self.steps
+
+    @property
+    def pixels(self) -> int:
+        """The pixels that a block of rows meets, with their zeros."""
+        (sy, sx), run = self.strides, self.pitch // self.strides[1]
+        extra = (self.columns - 1) * sx + (self.taps[1] - 1) * self.dilations[1] + 1 - self.pitch
+        depth = self.block + (self.taps[0] - 1) * self.dilations[0] // sy
+        return sy * sx * (depth * run + max(0, -(-extra // sx)))
+
+    @property
+    def results(self) -> int:
+        """The pixels of a task's results, with those between its rows."""
+        return (self.rows - 1) * (self.pitch // self.strides[1]) + self.columns
+
+
+def maker_of(program: TileProgram, stage: Stage, name: str) -> Pass:
+    """Return the pass that makes the pieces of a buffer."""
+    found = (step for _, step in stage.leaves if isinstance(step, Pass) and is_split(program, step))
+    return next(step for step in found if step.sinks[0].buffer == name)
 
 
 class SplitPrinter(LoopPrinter):
@@ -83,9 +171,10 @@ class SplitPrinter(LoopPrinter):
         self.out.close("};")
         self.out.open(f"const auto {sink.buffer}_fetch = {head.format('', where)}")
         for op in self.pass_.ops:
-            if isinstance(op, Load) and not op.guards:
+            if isinstance(op, Load):
                 index = self.out.expr(substitute(op.index, {}, self.ranges))
-                self.out.line(f"__builtin_prefetch({op.buffer} + {index});")
+                if "NAME_" not in index:  # tables end
+                    self.out.line(f"__builtin_prefetch({op.buffer} + {index});")
         self.out.close("};")
         self.out.line(f"const korch_amx::Computed {sink.buffer}_from{{{sink.buffer}_element, {sink.buffer}_fetch}};")
 
@@ -94,16 +183,19 @@ class SplitPrinter(LoopPrinter):
         return vector_step(index, variable, self.out.lanes)
 
 
-def print_product(out: Writer, step: Contract, stage: Stage, passes_rows: bool, sums: str) -> str:
+def print_product(out: Writer, step: Contract, stage: Stage, around: Stage, sums: str) -> str:
     """Return the call of the micro-kernel that multiplies pieces.
 
     Args:
         out: prints expressions.
         step: the contraction.
-        stage: the axes around it.
-        passes_rows: whether the pieces of rows were made last.
+        stage: the stage that it is in.
+        around: has the axes of the loops around it.
         sums: the text of what takes the sums.
     """
+    passes_rows = step.a.buffer in passing(out.program, stage.steps)
+    if len(step.axes) == WINDOW_AXES:
+        return _print_windows(out, step, stage, passes_rows, sums)
     (rows, *more), columns, (terms, *others) = sides_of(step)
     if more or others:
         raise refused("contractions of pieces have one axis of rows and one of terms")
@@ -112,8 +204,21 @@ def print_product(out: Writer, step: Contract, stage: Stage, passes_rows: bool, 
     second = out.program.buffer(step.b.buffer)
     text = _made("columns", second, counts[1], counts[2])
     if second.level is Level.INPUT:
-        text = _given(out, second, step, stage, counts)
+        text = _given(out, second, step, around, counts)
     return f"korch_amx::Product({sums}, {first}, {text}).template run<{str(passes_rows).lower()}>();"
+
+
+def _print_windows(out: Writer, step: Contract, stage: Stage, passes_rows: bool, sums: str) -> str:
+    """Return the call of the micro-kernel for windows of an image."""
+    window, (y, _, j, *_) = Window.of(out.program, stage, step), step.axes
+    a, b = step.a.buffer, step.b.buffer
+    load = next(op for op in maker_of(out.program, stage, a).ops if isinstance(op, Load))
+    is_last = str(load.index.coefficient("c") == 1 or window.channels == 1).lower()
+    rows, columns = loop_end(y, y.extent), loop_end(j, j.extent)
+    image = f"korch_amx::image_of<{window.text}, {is_last}>({a}_from, {a}, {rows})"
+    weights = f"korch_amx::taps_of<{window.text}>({b}_from, {b}, {columns})"
+    run = "pass_rows()" if passes_rows else f"pass_strips({window.units})"
+    return f"korch_amx::windows_of<{window.text}>({sums}, {image}, {weights}).{run};"
 
 
 def _made(side: str, buffer: Buffer, count: str, terms: str) -> str:
@@ -123,9 +228,8 @@ def _made(side: str, buffer: Buffer, count: str, terms: str) -> str:
 
 def _given(out: Writer, buffer: Buffer, step: Contract, stage: Stage, counts: Sequence[str]) -> str:
     """Return the text of an operand that comes in pieces: strips of whole steps."""
-    layout = next(layout for layout in buffer.layout if isinstance(layout, Panels))
-    split = split_of(buffer)
-    if split is None:
+    layout, split = panels(buffer), split_of(buffer)
+    if split is None or layout is None:
         raise refused(f"buffer {buffer.name} is not split")
     ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in stage.grid}
     start = substitute(step.b.index, {axis.name: constant(0) for axis in step.axes}, ranges)
@@ -142,7 +246,7 @@ def require_pieces(program: TileProgram, stage: Stage) -> None:
         if isinstance(step, Pass):
             if any(split_of(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):
                 raise refused("passes that read pieces can't be printed")
-            if is_split(program, step) and (len(step.sinks) > 1 or len(step.axes) != 2):
-                raise refused("passes that make pieces have two axes and one result")
+            if is_split(program, step) and (len(step.sinks) > 1 or len(step.axes) not in (2, 3)):
+                raise refused("passes that make pieces have two or three axes and one result")
         elif (step.product is Product.BF16X6) != all(split_of(program.buffer(at.buffer)) for at in (step.a, step.b)):
             raise refused("only operands in pieces are multiplied by matrix units")

@@ -24,7 +24,7 @@ from korch.tile.cpp_lanes import lane_contraction, print_rows, window_contractio
 from korch.tile.cpp_op import condition_of
 from korch.tile.cpp_panels import in_group, in_rows, panel_width, panels, strips
 from korch.tile.cpp_pass import PassPrinter
-from korch.tile.cpp_split import SplitPrinter, elements_in_memory, is_split, passing, print_product
+from korch.tile.cpp_split import SplitPrinter, bytes_of_pieces, is_split, print_product, split_of
 from korch.tile.cpp_text import Writer, loop_end
 from korch.tile.index import Expr, add, constant, scale, substitute, var
 from korch.tile.memory import LINE_BYTES, computed_bytes
@@ -105,8 +105,8 @@ def is_large_tile(program: TileProgram, stage: Stage, buffer: Buffer) -> bool:
 
 def tile_bytes(program: TileProgram, stage: Stage, buffer: Buffer) -> int:
     """Return the size of a tile of a stage as it is printed, in whole lines."""
-    elements = elements_in_memory(program, stage, buffer)
-    return -(-elements * computed_bytes(buffer) // LINE_BYTES) * LINE_BYTES
+    size = buffer.size * computed_bytes(buffer) if split_of(buffer) is None else bytes_of_pieces(program, stage, buffer)
+    return round_up(size, LINE_BYTES)
 
 
 class StepPrinter:
@@ -116,7 +116,6 @@ class StepPrinter:
         """Prepare the printers of all passes; `given` names the buffers that are only read."""
         self.out, self.stage, self.given = out, stage, given
         self.printers: list[PassPrinter] = []
-        self.passing = {*passing(out.program, stage.steps)}
         self.nodes = self._prepare(stage.steps, stage.grid)
 
     @property
@@ -280,7 +279,7 @@ class StepPrinter:
         step = block.sums.step
         own = Stage((*grid, *step.axes), ())
         sums = self._sums(block, *self._place(step.out, step, own), own)
-        self.out.line(print_product(self.out, step, own, step.a.buffer in self.passing, sums))
+        self.out.line(print_product(self.out, step, self.stage, own, sums))
 
     def _after(self, step: Contract, own: Stage, batch: Sequence[Axis], row: int) -> str:
         """Return the last argument: where the next contraction's second operand lies, if it follows this one's."""

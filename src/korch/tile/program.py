@@ -330,6 +330,9 @@ class Registers:
         vectors: vectors of columns of each row.
         fetches_b: whether what is read of the second operand next is fetched into the cache meanwhile.
         fetches_out: whether the lines that results are stored to are.
+
+    Of windows of an image in pieces, `rows` are the rows of results whose pieces of the image are made together, and
+    `vectors` the steps of terms of the weights.
     """
 
     rows: int

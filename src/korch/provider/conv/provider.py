@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from korch.alignment import round_up
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.candidate.shape import around
@@ -16,23 +14,16 @@ from korch.provider.conv.chains import chain_groups
 from korch.provider.conv.linked import chain_kernel, chain_plans
 from korch.provider.conv.match import ConvChain, match_group
 from korch.provider.conv.shape import Layer, Shape, can_split, shape_of
-from korch.provider.conv.split import split_of
-from korch.provider.conv.vectors import Plan, is_dense_image, plans_of
+from korch.provider.conv.split import split_plans
+from korch.provider.conv.vectors import Plan, plans_of
 from korch.provider.epilogue import RESULT
 from korch.provider.matrix_units import TOGETHER, constants_of
 from korch.provider.provider import SPLIT, Kernel, Threading, named_kernel
-from korch.provider.widen import widened
 from korch.target import Target
 from korch.tile.cpp_text import literal, stored_type
 
-LEAST_FULL = 0.7
-"""The part of a step's tiles that must be used to try matrix units."""
-
-LEAST_CHANNELS = 256
-"""Read and written, from which on matrix units are tried for a window of one element."""
-
 LEAST_CHAIN_CHANNELS = 64
-"""The same for those of a chain, read or written, if they fill tiles; else twice as many."""
+"""Channels of a chain, read or written, from which on matrix units are tried if they fill tiles; else twice as many."""
 
 SPLIT_SHARE = 0.6
 """The part of the level-2 cache for a chain's split weights."""
@@ -55,7 +46,10 @@ class ConvProvider:
         key = (group.key, target)
         if key not in self._plans:
             is_chain = len(group.body.linear) != 1
-            self._plans[key] = chain_plans(group, target) if is_chain else plans_of(group, target)
+            plans = chain_plans(group, target) if is_chain else plans_of(group, target)
+            if not is_chain and not isinstance(plans, Refusal):
+                plans = (*plans, *split_plans(group, target))
+            self._plans[key] = plans
         return self._plans[key]
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
@@ -65,7 +59,7 @@ class ConvProvider:
         plans = self._windows(group, target)
         if isinstance(plans, Refusal):
             return plans
-        is_split = target.isa == "amx" and (len(group.body.linear) > 1 or is_dense_image(group))
+        is_split = target.isa == "amx" and len(group.body.linear) > 1
         split = _split_offers(group, target) if is_split else ()
         return (*(plan.offer for plan in plans), *split)
 
@@ -73,7 +67,7 @@ class ConvProvider:
         """Print the kernel."""
         if multiplies_bytes(group):
             return self._bytes.build(group, offer, target)
-        if offer.variant == SPLIT:
+        if offer.variant == SPLIT and len(group.body.linear) > 1:
             return _split_kernel(group, offer, target)
         plans = self._windows(group, target)
         found = [] if isinstance(plans, Refusal) else [plan for plan in plans if plan.offer == offer]
@@ -81,9 +75,9 @@ class ConvProvider:
 
 
 def _split_offers(group: Group, target: Target) -> Sequence[Offer]:
-    """Return the offers of kernels whose matrix units multiply numbers that are split."""
+    """Return the offers of kernels of chains whose matrix units multiply numbers that are split."""
     match = match_group(group)
-    if isinstance(match, Refusal) or not _suits_matrix_units(group, match, target):
+    if isinstance(match, Refusal) or not _chain_suits_matrix_units(group, match, target):
         return ()
     offers = []
     shape = shape_of(group, match, target, _is_by_channels(group, match, target))
@@ -107,11 +101,6 @@ def _split_kernel(group: Group, offer: Offer, target: Target) -> Kernel | Refusa
     floats = target.threads * shape.floats
     element = stored_type(image.dtype)
     operand = f"static_cast<const {element}*>(buffers[{position}])"
-    if len(match.links) == 1:
-        split = split_of(shape.layers[-1], image.shape[0], target)
-        floats = max(floats, target.threads * split.floats)
-        operands = widened(group, offer.inputs, (position,), floats, target)
-        element, operand, floats = "float", operands.texts[0], operands.floats
     text = _print(group, match, shape, offer, target, (element, operand))
     return named_kernel(text, workspace_bytes=4 * floats, threading=Threading.TEAM)
 
@@ -119,7 +108,7 @@ def _split_kernel(group: Group, offer: Offer, target: Target) -> Kernel | Refusa
 def _is_by_channels(group: Group, match: ConvChain, target: Target) -> bool:
     """Return whether threads share the channels of a chain's result."""
     channels = group.output_types[0].shape[1]
-    return len(match.links) > 1 and can_split(match) and channels % (TOGETHER * target.threads) == 0
+    return can_split(match) and channels % (TOGETHER * target.threads) == 0
 
 
 def _vector_flop(group: Group, shape: Shape) -> int:
@@ -127,25 +116,6 @@ def _vector_flop(group: Group, shape: Shape) -> int:
     rest = [layer.link for layer in shape.layers if layer.link and not layer.on_tiles]
     is_chain = any(layer.on_tiles for layer in shape.layers)
     return sum(group.body.work_flop(link.primitive) for link in rest) if is_chain else 0
-
-
-def _suits_matrix_units(group: Group, match: ConvChain, target: Target) -> bool:
-    """Return whether matrix units may pay."""
-    if len(match.links) > 1:
-        return _chain_suits_matrix_units(group, match, target)
-    return _one_suits_matrix_units(group, match)
-
-
-def _one_suits_matrix_units(group: Group, match: ConvChain) -> bool:
-    """Return whether they may for one convolution: tiles are mostly full, much work is for each.
-
-    Splitting an image for a window of one element costs about what is won by few channels.
-    """
-    _, channels, height, width = group.output_types[0].shape
-    _, terms, *window = group.body.types[match.links[0].primitive.inputs[1]].shape
-    full = math.prod(n / round_up(n, TOGETHER) for n in (channels, terms))
-    few = window == [1, 1] and min(channels, terms) < LEAST_CHANNELS
-    return full >= LEAST_FULL and height * width > TOGETHER and not few
 
 
 def _chain_suits_matrix_units(group: Group, match: ConvChain, target: Target) -> bool:
@@ -300,14 +270,9 @@ def _print(group: Group, match: ConvChain, shape: Shape, offer: Offer, target: T
     )
     workspace = len(group.inputs) + len(group.outputs)
     own = f"{operand[1]}, static_cast<float*>(buffers[{workspace}])"
-    header, call, sizes = "korch_conv_chain_amx.h", f"run_tiles<NAME_kernel>(buffers, {own})", ""
-    if len(match.links) == 1:
-        header, call = "korch_conv_amx.h", f"run_split<NAME_kernel, NAME_split>(buffers, {own})"
-        split = split_of(shape.layers[-1], group.input_types[match.image.position].shape[0], target).numbers
-        sizes = f"struct NAME_split {{\n{constants_of(split)}}};\n"
-    return f"""{head}#include "{header}"
+    return f"""{head}#include "korch_conv_chain_amx.h"
 
-{tables}{layers}{sizes}
+{tables}{layers}
 struct NAME_kernel {{
   typedef korch_conv::Chain<{names}> Layers;
   typedef {operand[0]} Element;
@@ -318,6 +283,6 @@ struct NAME_kernel {{
 }};
 
 extern "C" int NAME_run(void*, void* const* buffers) {{
-  return korch_conv::{call};
+  return korch_conv::run_tiles<NAME_kernel>(buffers, {own});
 }}
 """

@@ -1,4 +1,4 @@
-"""A lone dense convolution and a target with matrix units -> the sizes of its kernel.
+"""A dense convolution and a target with matrix units -> the blocking of its tile program.
 
 The choice is between three ways: all strips of channels, or a thread's own, stay in the cache as
 pieces while the rows of the image go by; or rows stay while a thread's own strips go by.
@@ -9,12 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from korch.alignment import round_up
-from korch.provider.conv.shape import Layer
+from korch.alignment import ceil_div, round_up
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.layout import Layout
+from korch.provider.conv.vectors import Plan, image_layouts, is_dense_image, layouts_of, packed_weights
+from korch.provider.gemm.vectors import require_rows
+from korch.provider.image import image_position
 from korch.provider.matrix_units import STEP_BYTES, TOGETHER
+from korch.provider.provider import SPLIT
+from korch.schedule.contraction import NotFusedError
+from korch.schedule.split_windows import SplitBlocking, SplitWindows
 from korch.target import Target
+
+LEAST_FULL = 0.7
+"""The part of a step's tiles that must be used to try matrix units."""
+
+LEAST_CHANNELS = 256
+"""Read and written, from which on matrix units are tried for a window of one element."""
 
 TILE = TOGETHER // 2
 """Pixels of a tile; a step has as many pairs of terms, and channels come in pairs of tiles."""
@@ -38,102 +50,68 @@ STAY_SHARE, BLOCK_SHARE = 0.5, 0.2
 """The parts of the level-2 cache for split operands that stay, and for those of the rows that go by."""
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Sizes in the terms of `native/korch_conv_amx.h`, and `cost`.
+def split_plans(group: Group, target: Target) -> tuple[Plan, ...]:
+    """Return the ways to compute a group with one dense convolution of images on matrix units."""
+    if target.isa != "amx" or not is_dense_image(group) or not _suits_matrix_units(group):
+        return ()
+    root = group.body.linear[0]
+    image, weights = image_position(group, root.inputs[0]), packed_weights(group, root)
+    if isinstance(image, Refusal) or weights is None or weights == image:
+        return ()
+    plans = []
+    for source, sink in image_layouts(group.input_types[image], group.body.types[root.output], target):
+        layouts = layouts_of(group, root, image, source, sink)
+        if source.is_plain:
+            continue
+        try:
+            windows = SplitWindows(group, root, layouts)
+            blocking = split_of(windows, target)
+            require_rows(windows.program(blocking), target.lanes)
+        except NotFusedError:
+            continue
+        inputs = list(layouts[0])
+        inputs[weights] = Layout((0, 2, 3, 1), ((0, TOGETHER),))
+        plans.append(Plan(Offer(tuple(inputs), layouts[1], SPLIT, is_split=True), layouts, blocking))
+    return tuple(plans)
 
-    Attributes:
-        skip: columns of the image for each that is kept, `width` in a row.
-        stride: kept columns between neighbouring windows.
-        pitch: pixels of a row with its zeros; `extra` zeros follow the last.
-        classes: of rows, each with `depth` rows.
-        block: rows of the result that are computed together.
-        chunks: parts of the rows that are separate tasks; `parts` the same of the channels.
-        group: strips that stay in the cache, 0 if rows stay.
-        units: steps of a strip that are multiplied at a time.
-        image: numbers of the split operand that a block reads.
-        floats: workspace of a thread.
-        cost: an estimate of the time, in products of a step of 32 pixels and 32 channels.
+
+def _suits_matrix_units(group: Group) -> bool:
+    """Return whether they may pay: tiles are mostly full, much work is for each.
+
+    Splitting an image for a window of one element costs about what is won by few channels.
     """
-
-    skip: int
-    width: int
-    stride: int
-    pitch: int
-    extra: int
-    classes: int
-    depth: int
-    block: int
-    chunks: int
-    parts: int
-    group: int
-    units: int
-    image: int
-    floats: int
-    cost: float
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """The constants of the kernel."""
-        return {
-            "SKIP": self.skip,
-            "WIDTH": self.width,
-            "STRIDE": self.stride,
-            "PITCH": self.pitch,
-            "EXTRA": self.extra,
-            "CLASSES": self.classes,
-            "DEPTH": self.depth,
-            "BLOCK": self.block,
-            "CHUNKS": self.chunks,
-            "PARTS": self.parts,
-            "GROUP": self.group,
-            "UNITS": self.units,
-            "IMAGE": self.image,
-            "FLOATS": self.floats,
-        }
-
-
-def split_of(layer: Layer, images: int, target: Target) -> Split:
-    """Choose the sizes for a dense layer."""
-    return min(_choices(_Sizes(layer, images, target)), key=lambda split: split.cost)
+    root = group.body.linear[0]
+    _, channels, height, width = group.body.types[root.output].shape
+    _, terms, *window = group.body.types[root.inputs[1]].shape
+    full = math.prod(n / round_up(n, TOGETHER) for n in (channels, terms))
+    few = window == [1, 1] and min(channels, terms) < LEAST_CHANNELS
+    return full >= LEAST_FULL and height * width > TOGETHER and not few
 
 
 class _Sizes:
     """What follows from the convolution alone."""
 
-    def __init__(self, layer: Layer, images: int, target: Target) -> None:
-        self.images, self.target = images, target
-        self.channels, self.out = layer.channels, layer.out
-        self.window, self.strides, self.dilations = layer.window, layer.strides, layer.dilations
-        width, left, jump = layer.size[1], layer.pads[1], layer.strides[1]
-        self.skip = jump if self._jumps(width, left) else 1
-        self.width = layer.out[1] if self.skip > 1 else width
-        self.stride = jump // self.skip
-        reach = (layer.out[1] - 1) * self.stride + (layer.window[1] - 1) * layer.dilations[1] + 1
-        pitch = max(left + self.width, reach - left, layer.out[1] * self.stride)
-        self.pitch = round_up(pitch, self.stride)
-        self.extra = max(0, reach - self.pitch)
-        rows, jump = self.window[0], self.strides[0]
-        self.classes = 1 if rows == 1 or self.dilations[0] % jump == 0 else jump
-        self.beyond = (rows - 1) * self.dilations[0] // jump
-        self.steps = -(-self.channels[0] // TOGETHER)
-        self.units = math.prod(self.window) * self.steps
-        self.strips = -(-self.channels[1] // TOGETHER)
-
-    def _jumps(self, width: int, left: int) -> bool:
-        is_inside = left == 0 and (self.out[1] - 1) * self.strides[1] < width
-        return self.window[1] == 1 and is_inside
+    def __init__(self, windows: SplitWindows, target: Target) -> None:
+        self.target, self.images = target, windows.images
+        down, across = windows.down, windows.across
+        self.rows, self.columns = down.side.out, across.side.out
+        self.run, self.pitch = across.pitch // across.stride, across.pitch
+        self.extra = max(0, across.reach - across.pitch)
+        self.planes = down.stride * across.stride
+        self.classes, self.beyond = down.stride, (down.side.window - 1) * down.dilation // down.stride
+        self.width = min(across.pitch, across.side.size)
+        self.steps = ceil_div(windows.channels, TOGETHER)
+        self.units = down.side.window * across.side.window * self.steps
+        self.strips = ceil_div(windows.results, TOGETHER)
 
     def image(self, rows: int) -> int:
         """Return the numbers of the split operand that a block reads, with what a last tile reads."""
-        across = (rows + self.beyond) * self.pitch // self.stride
-        pixels = self.stride * (across + -(-self.extra // self.stride))
-        return (3 * self.steps * self.classes * pixels + TOGETHER) * TOGETHER
+        pixels = (rows + self.beyond) * self.run + ceil_div(self.extra, self.pitch // self.run)
+        return (3 * self.steps * self.planes * pixels + TOGETHER) * TOGETHER
 
     def products(self, rows: int) -> float:
         """Return the time of a step for all results of a block, and one strip."""
-        pixels = (rows - 1) * (self.pitch // self.stride) + self.out[1]
-        whole, rest = divmod(pixels, TOGETHER)
+        whole, rest = divmod((rows - 1) * self.run + self.columns, TOGETHER)
         tail = 0.0 if rest == 0 else TAIL_COST if rest <= TILE else 1.0
         return STEP_COST * (whole + tail)
 
@@ -146,81 +124,55 @@ class _Sizes:
         return SPLIT_COST * self.units * TOGETHER
 
 
-def _choices(sizes: _Sizes) -> Iterator[Split]:
+def split_of(windows: SplitWindows, target: Target) -> SplitBlocking:
+    """Choose the blocking of a dense convolution."""
+    sizes = _Sizes(windows, target)
+    return min(_choices(sizes), key=lambda choice: choice[0])[1]
+
+
+def _choices(sizes: _Sizes) -> Iterator[tuple[float, SplitBlocking]]:
     teams = max(1, sizes.target.threads // math.gcd(sizes.images, sizes.target.threads))
-    yield from _rows_pass(sizes, min(teams, sizes.out[0]), 1)
+    yield from _rows_pass(sizes, min(teams, sizes.rows), 1)
     if teams > 1 and sizes.strips > 1:
         yield from _rows_pass(sizes, 1, min(teams, sizes.strips))
-    yield from _strips_pass(sizes)
+    yield _strips_pass(sizes)
 
 
-def _split(
-    sizes: _Sizes, block: int, chunks: int, parts: int, group: int, units: int, floats: int, cost: float
-) -> Split:
-    return Split(
-        sizes.skip,
-        sizes.width,
-        sizes.stride,
-        sizes.pitch,
-        sizes.extra,
-        sizes.classes,
-        block + sizes.beyond,
-        block,
-        chunks,
-        parts,
-        group,
-        units,
-        sizes.image(block),
-        floats,
-        cost,
-    )
-
-
-def _rows_pass(sizes: _Sizes, chunks: int, parts: int) -> Iterator[Split]:
-    """Yield the ways in which strips stay."""
-    strip_bytes = sizes.units * STEP_BYTES
-    own = -(-sizes.strips // parts)
-    fitting = max(1, int(STAY_SHARE * sizes.target.l2_bytes / strip_bytes))
-    group = -(-own // -(-own // fitting))
-    all_rows = -(-sizes.out[0] // chunks)
-    rounds = -(-sizes.images * chunks * parts // sizes.target.threads)
+def _rows_pass(sizes: _Sizes, chunks: int, parts: int) -> Iterator[tuple[float, SplitBlocking]]:
+    """Yield the ways in which strips stay, with estimates of their time in products of a step."""
+    own = ceil_div(sizes.strips, parts)
+    fitting = max(1, int(STAY_SHARE * sizes.target.l2_bytes / (sizes.units * STEP_BYTES)))
+    group = ceil_div(own, ceil_div(own, fitting))
+    all_rows = ceil_div(sizes.rows, chunks)
+    rounds = ceil_div(sizes.images * chunks * parts, sizes.target.threads)
     for blocks in range(1, all_rows + 1):
-        block = -(-all_rows // blocks)
-        image = sizes.image(block)
-        if block > 1 and (2 * 2 * image > BLOCK_SHARE * sizes.target.l2_bytes or -(-all_rows // block) < blocks):
+        block = ceil_div(all_rows, blocks)
+        is_large = 2 * 2 * sizes.image(block) > BLOCK_SHARE * sizes.target.l2_bytes
+        if block > 1 and (is_large or ceil_div(all_rows, block) < blocks):
             continue
         whole, rest = divmod(all_rows, block)
         products = whole * sizes.products(block) + (sizes.products(rest) if rest else 0)
         cost = own * (products * sizes.units + sizes.split_strip())
         rows = whole * sizes.split_rows(block) + (sizes.split_rows(rest) if rest else 0)
-        groups = -(-own // group)
+        groups = ceil_div(own, group)
         cost = max(cost, groups * rows * 2) + groups * sizes.split_rows(block)
-        floats = (group * strip_bytes // 2 + 2 * image) // 2 + TOGETHER
-        floats = round_up(floats, TOGETHER)
-        yield _split(sizes, block, chunks, parts, group, sizes.units, floats, rounds * cost)
+        yield rounds * cost, SplitBlocking(all_rows, group * TOGETHER, block, sizes.units, True)
         if block == 1:
             return
 
 
-def _strips_pass(sizes: _Sizes) -> Iterator[Split]:
-    """Yield the way in which rows stay."""
+def _strips_pass(sizes: _Sizes) -> tuple[float, SplitBlocking]:
+    """Return the way in which rows stay, with an estimate of its time."""
     parts = min(sizes.target.threads, sizes.strips)
-    own = -(-sizes.strips // parts)
+    own = ceil_div(sizes.strips, parts)
     room = ROWS_SHARE * sizes.target.l2_bytes
-    all_rows = sizes.out[0]
-    fitting = [b for b in range(1, all_rows + 1) if 2 * sizes.image(b) <= room]
-    blocks = -(-all_rows // max(fitting, default=1))
-    block = -(-all_rows // blocks)
-    image = sizes.image(block)
+    fitting = [b for b in range(1, sizes.rows + 1) if 2 * sizes.image(b) <= room]
+    blocks = ceil_div(sizes.rows, max(fitting, default=1))
+    block = ceil_div(sizes.rows, blocks)
     fitting_units = int(CHUNK_SHARE * sizes.target.l2_bytes / STEP_BYTES)
-    pieces = -(-sizes.units // max(1, fitting_units))
-    units = -(-sizes.units // pieces)
-    pixels = round_up((block - 1) * (sizes.pitch // sizes.stride) + sizes.out[1], TOGETHER)
-    sums = pixels * TOGETHER if units < sizes.units else 0
-    floats = -(-image // 2 // TOGETHER) * TOGETHER + 2 * units * STEP_BYTES // 4 + sums
-    products = sizes.products(block)
-    strip = max(products * sizes.units, 2 * sizes.split_strip())
+    units = ceil_div(sizes.units, ceil_div(sizes.units, max(1, fitting_units)))
+    strip = max(sizes.products(block) * sizes.units, 2 * sizes.split_strip())
     cost = own * strip + sizes.split_rows(block) + sizes.split_strip() * units / sizes.units
     cost *= blocks * (BLOCKS_COST if blocks > 1 else 1)
-    rounds = -(-sizes.images * parts // sizes.target.threads)
-    yield _split(sizes, block, 1, parts, 0, units, floats, rounds * cost)
+    rounds = ceil_div(sizes.images * parts, sizes.target.threads)
+    return rounds * cost, SplitBlocking(block, own * TOGETHER, block, units, False)

@@ -21,6 +21,7 @@ from korch.provider.tile_kernel import kernel_of
 from korch.schedule import chains, depthwise
 from korch.schedule.contraction import Layouts, NotFusedError, refuse_types, root_of
 from korch.schedule.depthwise import Depthwise, is_depthwise, weights_layout
+from korch.schedule.split_windows import SplitBlocking, SplitWindows
 from korch.schedule.windows import Blocking, Windows
 from korch.target import Target
 from korch.tile.program import Registers, TileProgram
@@ -56,7 +57,7 @@ class Plan:
 
     offer: Offer
     layouts: Layouts
-    blocking: Blocking | depthwise.Blocking | chains.Blocking
+    blocking: Blocking | SplitBlocking | depthwise.Blocking | chains.Blocking
 
     def program(self, group: Group, target: Target) -> TileProgram:
         """Return the program of the kernel."""
@@ -66,6 +67,8 @@ class Plan:
                 return Depthwise(group, root, self.layouts, target.lanes).program(self.blocking)
             case chains.Blocking():
                 return chains.Chain(group, self.layouts, machine).program(self.blocking)
+            case SplitBlocking():
+                return SplitWindows(group, root, self.layouts).program(self.blocking)
             case _:
                 return Windows(group, root, self.layouts, machine).program(self.blocking)
 
@@ -81,7 +84,7 @@ def is_dense_image(group: Group) -> bool:
         return False
     root = body.linear[0]
     is_dense = root.attributes_as(ConvAttributes).groups == 1
-    return is_dense and body.types[root.output].rank == 4 and _packed(group, root) is not None
+    return is_dense and body.types[root.output].rank == 4 and packed_weights(group, root) is not None
 
 
 def plans_of(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
@@ -140,7 +143,7 @@ def _ways(group: Group, root: Primitive, image: int, target: Target) -> Iterator
     plain = tuple(tuple(Layout.plain(t.rank) for t in types) for types in (group.input_types, group.output_types))
     windows = Windows(group, root, (plain[0], plain[1]), Machine(target.lanes, target.threads))
     x, y = group.input_types[image], group.body.types[root.output]
-    weights, shape = _packed(group, root), group.body.types[root.inputs[1]].shape
+    weights, shape = packed_weights(group, root), group.body.types[root.inputs[1]].shape
     can_pack = weights is not None and weights != image and all(type_.shape == y.shape for type_ in group.output_types)
     by_lanes = can_pack and x.rank >= 4 and is_depthwise(x.shape, shape, root.attributes_as(ConvAttributes))
     fills = x.shape[1] >= target.lanes if by_lanes else windows.results >= target.lanes and is_dense_image(group)
@@ -180,7 +183,7 @@ def layouts_of(group: Group, root: Primitive, image: int, source: Layout, sink: 
     return tuple(inputs), tuple(sinks)
 
 
-def _packed(group: Group, root: Primitive) -> int | None:
+def packed_weights(group: Group, root: Primitive) -> int | None:
     """Return the position of weights that are constant and may be packed, or None."""
     body, value = group.body, root.inputs[1]
     makers = [body.primitives[p] for p in body.producers[value]]

@@ -1,0 +1,178 @@
+"""Dense convolutions on matrix units -> tile programs whose rows are read from the pieces of the image itself.
+
+A task computes some rows of the result and some of its channels. The image that it meets and the weights are split into
+pieces; those of one stay while the other goes by. Rows of the image lie side by side with the zeros at their left, so
+windows run on from one row into the zeros of the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from korch.alignment import ceil_div, round_up
+from korch.candidate.candidate import Group
+from korch.primitive.graph import Primitive
+from korch.primitive.types import DType
+from korch.schedule.blocks import Blocked, cut, fill, flat, store
+from korch.schedule.contraction import Layouts, contraction_of
+from korch.schedule.pieces import PIECES
+from korch.schedule.sides import Side, sides_of, without_units
+from korch.tile.cpp_split import EDGE
+from korch.tile.index import Expr, add, constant, quotient, remainder, scale, var
+from korch.tile.program import (
+    Apply,
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Level,
+    Load,
+    Panels,
+    Pass,
+    Product,
+    Registers,
+    Stage,
+    Store,
+    TileOp,
+    TileProgram,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBlocking:
+    """How a convolution on matrix units is cut into tasks.
+
+    Attributes:
+        rows: of the result that a task computes.
+        channels: of the result that a task computes.
+        block: rows of the result whose pieces of the image are made together.
+        units: steps of terms of the weights whose pieces are made together, where they go by.
+        rows_pass: whether it is rows that go by while weights stay.
+    """
+
+    rows: int
+    channels: int
+    block: int
+    units: int
+    rows_pass: bool
+
+
+class Kept:
+    """An axis of an image of which only what windows meet is kept.
+
+    Attributes:
+        side: the axis.
+        keep: elements of the image for each that is kept.
+        stride: kept elements between neighbouring windows.
+        dilation: kept elements between places of a window.
+    """
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self.keep = side.stride if side.window == 1 or side.dilation % side.stride == 0 else 1
+        self.stride, self.dilation = side.stride // self.keep, side.dilation // self.keep
+
+    def met(self, places: int) -> int:
+        """Return how many kept elements some places meet."""
+        return (places - 1) * self.stride + (self.side.window - 1) * self.dilation + 1
+
+    @property
+    def reach(self) -> int:
+        """How many kept elements all places meet."""
+        return self.met(self.side.out)
+
+    @property
+    def pitch(self) -> int:
+        """The kept elements of a row with the zeros at its left, which those at its right may share."""
+        left, end = ceil_div(self.side.pad, self.keep), (self.side.size - 1 + self.side.pad) // self.keep + 1
+        pitch = max(min(end, self.reach), self.reach - left, self.side.out * self.stride)
+        return round_up(pitch, self.stride)
+
+    def place(self, kept: Expr) -> Expr:
+        """Return where a kept element is in the image."""
+        return add(scale(kept, self.keep), constant(-self.side.pad))
+
+
+class SplitWindows(Blocked):
+    """What all programs of a convolution on matrix units have in common."""
+
+    def __init__(self, group: Group, root: Primitive, layouts: Layouts) -> None:
+        super().__init__(group, root, layouts, contraction_of(group, root, last=False))
+        (self.images, self.channels, *_), (self.results, *_) = (group.body.types[v].shape for v in root.inputs)
+        self.down, self.across = (Kept(side) for side in sides_of(group, root))
+
+    def program(self, blocking: SplitBlocking) -> TileProgram:
+        """Return the program of one blocking.
+
+        Raises:
+            NotFusedError: what stands around the convolution can't be computed with it.
+        """
+        down, across = self.down, self.across
+        gy, y = cut(down.side.out, min(blocking.rows, down.side.out), ("gy", "y"))
+        gj, j = cut(self.results, min(blocking.channels, self.results), ("gj", "j"))
+        x = Axis("x", across.side.out)
+        taps = (Axis("t0", down.side.window, True), Axis("t1", across.side.window, True))
+        terms, grid = (*taps, Axis("c", self.channels, True)), (Axis("n", self.images), gj, gy)
+        axes = (*grid, y, x, j, *terms)
+        ranges = {axis.name: (0, axis.extent - 1) for axis in axes}
+        values = {"p0": flat(gy, y), "p1": var("x"), "x1": flat(gj, j), "x3": var("n")}
+        row = round_up(j.extent, EDGE)
+        total = At("t", add(scale(var("y"), x.extent * row), scale(var("x"), row), var("j")))
+        zero = fill((y, x, j), total, 0.0)
+        tile = Buffer("t", Level.TILE, DType.F32, y.extent * x.extent * row)
+        image, own_image = self._image(blocking, y.extent, scale(var("gy"), y.extent * down.stride), grid)
+        weights, own_weights = self._weights(j, flat(gj, j), grid)
+        pixel = add(
+            scale(add(scale(var("y"), down.stride), scale(var("t0"), down.dilation)), across.pitch),
+            scale(var("x"), across.stride),
+            scale(var("t1"), across.dilation),
+        )
+        a = add(scale(pixel, round_up(self.channels, EDGE)), var("c"))
+        term = add(scale(var("t0"), taps[1].extent * self.channels), scale(var("t1"), self.channels), var("c"))
+        reads = (At("sa", without_units(a, ranges)), At("sb", without_units(add(scale(term, row), var("j")), ranges)))
+        registers = Registers(min(blocking.block, y.extent), blocking.units)
+        contract = Contract((y, x, j, *terms), total, *reads, Product.BF16X6, registers=registers)
+        after = self.after(total, (y, x, j), values, ranges)
+        made = (weights, image) if blocking.rows_pass else (image, weights)
+        buffers = (*self._memory(), tile, own_image, own_weights)
+        return TileProgram(buffers, (Stage(grid, (*made, zero, contract, after)),))
+
+    def _memory(self) -> tuple[Buffer, ...]:
+        """Return the buffers of inputs and outputs; weights are in strips."""
+        name, elements = self.name_of(1), self._terms * round_up(self.results, EDGE)
+        return tuple(replace(b, elements=elements) if b.name == name else b for b in self.memory())
+
+    @property
+    def _terms(self) -> int:
+        return self.channels * self.down.side.window * self.across.side.window
+
+    def _image(self, blocking: SplitBlocking, rows: int, first: Expr, grid: tuple[Axis, ...]) -> tuple[Pass, Buffer]:
+        """Return the pass that splits what a task meets of the image, and its tile."""
+        is_longer = self.across.reach > self.across.pitch  # the last windows run on into one more row
+        axes = (Axis("u", self.down.met(rows) + is_longer), Axis("v", self.across.pitch), Axis("c", self.channels))
+        ranges = {axis.name: (0, axis.extent - 1) for axis in (*grid, *axes)}
+        index = (var("n"), var("c"), self.down.place(add(first, var("u"))), self.across.place(var("v")))
+        emitter = self.fusion.emitter(ranges)
+        moved = tuple(without_units(expr, ranges) for expr in index)
+        value = self.fusion.argument(emitter, self.root.inputs[0], moved)
+        row = round_up(self.channels, EDGE)
+        place = add(scale(add(scale(var("u"), self.across.pitch), var("v")), row), var("c"))
+        sink = Store("sa", without_units(place, ranges), value)
+        elements = axes[0].extent * axes[1].extent * row
+        buffer = Buffer("sa", Level.TILE, DType.F32, elements, (Panels(row, EDGE), PIECES))
+        return Pass(axes, "c", tuple(emitter.ops), (sink,)), buffer
+
+    def _weights(self, j: Axis, result: Expr, grid: tuple[Axis, ...]) -> tuple[Pass, Buffer]:
+        """Return the pass that splits a task's strips of the weights, and their tile."""
+        axes, name = (Axis("p", self._terms), j), self.name_of(1)
+        ranges = {axis.name: (0, axis.extent - 1) for axis in (*grid, *axes)}
+        strip = scale(quotient(result, EDGE, ranges), self._terms * EDGE)
+        place = add(strip, scale(var("p"), EDGE), remainder(result, EDGE, ranges))
+        stored = next(buffer.dtype for buffer in self.memory() if buffer.name == name)
+        ops: tuple[TileOp, ...] = (Load("x0", stored, name, without_units(place, ranges)),)
+        if stored is not DType.F32:
+            ops = (*ops, Apply("x1", DType.F32, "cast", ("x0",)))
+        row, rows = round_up(j.extent, EDGE), round_up(self._terms, EDGE)
+        at = At("sb", without_units(add(scale(var("p"), row), var("j")), ranges))
+        buffer = Buffer("sb", Level.TILE, DType.F32, rows * row, (Panels(row, EDGE, 2), PIECES))
+        return Pass(axes, "j", ops, (store(at, ops[-1].name),)), buffer
