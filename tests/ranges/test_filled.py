@@ -41,10 +41,11 @@ class Small:
         self.builder = GraphBuilder()
         masks = Masks(self.builder)
         self.x = self.builder.input("x", ValueType.parse("f32[12,5]"))
-        self.factors = ((Factor(12, N),), (Factor(5),))
+        self.other = self.builder.input("other", ValueType.parse("f32[12,5]"))
+        self.factors, fixed = ((Factor(12, N),), (Factor(5),)), ((Factor(12),), (Factor(5),))
         self.zeros = masks.filled(plain(self.x, self.factors), 0, 0.0).id
         self.least = masks.filled(plain(self.x, self.factors), 0, -math.inf).id
-        self.hidden = masks.records()
+        self.hidden, self.forms = masks.records(), (self.factors, fixed)
 
     def add(self, op: str, *inputs: int, attributes: object = None) -> int:
         return self.builder.add(op, list(inputs), *([attributes] if attributes is not None else []))
@@ -54,7 +55,7 @@ class Small:
         for value in values:
             self.builder.output(f"o{value}", value)
         graph = self.builder.freeze()
-        plan = RangePlan((12,), (self.factors,), (), self.hidden)
+        plan = RangePlan((12,), self.forms, (), self.hidden)
         found = ends(graph, range(len(graph.primitives)), plan)
         makers = {p.output: number for number, p in enumerate(graph.primitives)}
         return [found.get(makers[value], {}) for _, value in graph.outputs]
@@ -64,7 +65,7 @@ def test_numbers_behind_the_count_go_through_operations() -> None:
     g = Small()
     rows = ReduceAttributes((0,))
     powers = g.add("exp", g.least)
-    turned = g.add("transpose", g.add("mul", powers, g.x), attributes=TransposeAttributes((1, 0)))
+    turned = g.add("transpose", g.add("mul", powers, g.other), attributes=TransposeAttributes((1, 0)))
     split = g.add("reshape", turned, attributes=ReshapeAttributes((5, 12, 1)))
     joined = g.add("concat", split, split, attributes=ConcatAttributes(0))
     lower = g.add(
@@ -76,11 +77,12 @@ def test_numbers_behind_the_count_go_through_operations() -> None:
         g.add("reduce_sum", powers, attributes=rows),
         g.add("reduce_sum", joined, attributes=ReduceAttributes((1,))),
         g.add("reduce_sum", g.add("exp", lower), attributes=rows),
-        g.add("reduce_sum", g.add("div", g.zeros, g.x), attributes=rows),
-        g.add("matmul", turned, g.x),
-        g.add("matmul", g.add("transpose", g.x, attributes=TransposeAttributes((1, 0))), g.zeros),
+        g.add("reduce_sum", g.add("div", g.zeros, g.other), attributes=rows),
+        g.add("reduce_sum", g.x, attributes=rows),  # inputs are padded with zeros
+        g.add("matmul", turned, g.other),
+        g.add("matmul", g.add("transpose", g.other, attributes=TransposeAttributes((1, 0))), g.zeros),
     )
-    assert found == [{0: N}, {1: N}, {0: N}, {0: N}, {1: N}, {1: N}]
+    assert found == [{0: N}, {1: N}, {0: N}, {0: N}, {0: N}, {1: N}, {1: N}]
 
 
 def test_other_numbers_do_not_end_a_reduction() -> None:
@@ -88,13 +90,13 @@ def test_other_numbers_do_not_end_a_reduction() -> None:
     rows, columns = ReduceAttributes((0,)), ReduceAttributes((1,))
     split = g.add("reshape", g.zeros, attributes=ReshapeAttributes((4, 15)))
     found = g.ends(
-        g.add("reduce_sum", g.x, attributes=rows),
+        g.add("reduce_sum", g.other, attributes=rows),
         g.add("reduce_sum", g.add("exp", g.zeros), attributes=rows),  # ones
         g.add("reduce_max", g.zeros, attributes=rows),
         g.add("reduce_sum", g.least, attributes=rows),
         g.add("reduce_sum", g.zeros, attributes=columns),
-        g.add("reduce_sum", g.add("div", g.x, g.zeros), attributes=rows),
-        g.add("reduce_sum", g.add("add", g.x, g.zeros), attributes=rows),
+        g.add("reduce_sum", g.add("div", g.other, g.zeros), attributes=rows),
+        g.add("reduce_sum", g.add("add", g.other, g.zeros), attributes=rows),
         g.add("reduce_sum", split, attributes=rows),
     )
     assert found == [{}, {}, {}, {}, {}, {}, {}, {0: N.then(2, 3)}]

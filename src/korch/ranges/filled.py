@@ -1,10 +1,10 @@
 """The kernels of a masked plan -> reductions that may end with a size, as what lies behind it is their identity.
 
-Forwards from the masks: along which axes, beyond which count, all elements of a value are one number. A reduction over
-such an axis whose number is the identity of its operation (0 of sums, -inf of maxima; of a product of matrices 0 on one
-side) may leave out what lies behind the count. By the invariant of a masked graph (`mask.py`) its result is the model's
-result over the elements before the count. So 0 times anything counts as 0 here: where it is NaN, the result is not the
-model's in the first place.
+Forwards from the inputs, which are padded with zeros, and from the masks: along which axes, beyond which count, all
+elements of a value are one number. A reduction over such an axis whose number is the identity of its operation (0 of
+sums, -inf of maxima; of a product of matrices 0 on one side) may leave out what lies behind the count. By the invariant
+of a masked graph (`mask.py`) its result is the model's result over the elements before the count. So 0 times anything
+counts as 0 here: where it is NaN, the result is not the model's in the first place.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from korch.primitive.op import Category
 from korch.primitive.ops.layout import ConcatAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import DType
-from korch.ranges.form import Extent
+from korch.ranges.form import Extent, prefix
 from korch.ranges.free import identity_of
-from korch.ranges.needed import Conditions, Ends, before_reshape
+from korch.ranges.needed import Ends, before_reshape
 from korch.ranges.plan import RangePlan
 
 Behind = tuple[Extent | None, float]
@@ -36,7 +36,7 @@ def ends(graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan) -> d
         primitives: those that the plan computes, in any order, or all alternatives.
         plan: how it serves sizes.
     """
-    fills = _Fills(graph, Conditions(graph, primitives, plan.hidden))
+    fills = _Fills(graph, plan)
     before = -1
     while before != fills.count:  # alternatives may read each other
         before = fills.count
@@ -49,9 +49,15 @@ def ends(graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan) -> d
 class _Fills:
     """What lies behind a count, by value and axis."""
 
-    def __init__(self, graph: PrimitiveGraph, conditions: Conditions) -> None:
-        self._graph, self._conditions = graph, conditions
-        self._known: dict[int, dict[int, Behind]] = {}
+    def __init__(self, graph: PrimitiveGraph, plan: RangePlan) -> None:
+        self._graph = graph
+        hidden = {own.name: own.form for own in plan.hidden}
+        seen = [name for name, _ in graph.inputs if name not in hidden]
+        forms = {**hidden, **dict(zip(seen, plan.inputs, strict=True))}
+        self._known: dict[int, dict[int, Behind]] = {  # zeros are behind the elements of all inputs
+            value: {axis: (e, 0.0) for axis, factors in enumerate(forms[name]) if (e := prefix(factors)) is not None}
+            for name, value in graph.inputs
+        }
 
     @property
     def count(self) -> int:
@@ -126,7 +132,7 @@ class _Fills:
         """Return what an elementwise operation makes of what lies behind its operands."""
         op, fills = primitive.op, [self.of(value, axis) for value in primitive.inputs]
         if op == "where":
-            return self._chosen(primitive, axis, fills)
+            return _chosen(fills)
         known = [fill for fill in fills if fill is not None]
         extents = {extent for extent, _ in known if extent is not None}
         if len(known) < len(fills) or len(extents) != 1:
@@ -137,20 +143,18 @@ class _Fills:
             number = float(primitive.row.reference(arrays, primitive.attributes))
         return _absorbing(op, fills) if math.isnan(number) else (extents.pop(), number)
 
-    def _chosen(self, primitive: Primitive, axis: int, fills: Sequence[Behind | None]) -> Behind | None:
-        masked = self._conditions.need(primitive.inputs[0]).get(axis)
-        condition, first, second = fills
-        if masked is not None and second is not None:
-            (extent,) = masked
-            return (extent, second[1]) if second[0] in (None, extent) else None
-        if first is not None and second is not None and first[1] == second[1]:
-            extents = {extent for extent, _ in (first, second) if extent is not None}
-            return (extents.pop(), first[1]) if len(extents) == 1 else None
-        if condition is None or condition[0] is None:
-            return None
-        chosen = first if condition[1] else second
-        is_same = chosen is not None and chosen[0] in (None, condition[0])
-        return (condition[0], chosen[1]) if chosen is not None and is_same else None
+
+def _chosen(fills: Sequence[Behind | None]) -> Behind | None:
+    """Return what lies behind a choice: what its condition chooses there, or what both sides are."""
+    condition, first, second = fills
+    if first is not None and second is not None and first[1] == second[1]:
+        extents = {extent for extent, _ in (first, second) if extent is not None}
+        return (extents.pop(), first[1]) if len(extents) == 1 else None
+    if condition is None or condition[0] is None:
+        return None
+    chosen = first if condition[1] else second
+    is_same = chosen is not None and chosen[0] in (None, condition[0])
+    return (condition[0], chosen[1]) if chosen is not None and is_same else None
 
 
 def _absorbing(op: str, fills: Sequence[Behind | None]) -> Behind | None:

@@ -151,6 +151,11 @@ class Hidden:
         size = 1 if self.kind == "number" else math.prod(factor.size for factor in self.factors)
         return tuple(size if i == self.axis else 1 for i in range(self.rank))
 
+    @property
+    def form(self) -> tuple[tuple[Factor, ...], ...]:
+        """How its axes depend on the dimensions."""
+        return tuple(self.factors if i == self.axis and self.kind != "number" else () for i in range(self.rank))
+
     def array(self, sizes: Sequence[int]) -> Array:
         """Return its elements for the sizes of all dimensions."""
         counts = [factor.at(sizes) for factor in self.factors]
