@@ -174,8 +174,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             constant_bytes = candidate.read_constant_bytes
             read_bytes = constant_bytes + int(share * (read_bytes - constant_bytes))
             write_bytes = int(share * write_bytes)
-            is_of_weights = len(group.body.linear) == 1 and bool(group.constant_inputs)
-            flop = int(flop * share ** (1 if is_of_weights else 2))  # smaller sizes have fewer terms, too
+            flop = int(flop * share)
         return Work(read_bytes, write_bytes, flop, cold_bytes, candidate.offer.is_split)
 
     def rates(self) -> Rates:
