@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from korch.testing.kernels import load_kernels
 from korch.tile.bind import bind
 from korch.tile.ends import KEYS, ended
 from korch.tile.parse import parse_program
-from korch.tile.program import Level, TileProgram
+from korch.tile.program import Level, Parameter, TileProgram
 from korch.tile.staging import Machine
 from korch.tile.trim import Count, Needed
 from tests.provider.onednn_groups import Graph
@@ -230,6 +231,12 @@ stage
     assert not is_ended(known={"i0": Needed(1, 15)})  # no axis has this length
     assert not is_ended("load t0[16*i + r]", "load t0[i + 10*r]")  # what is read was written elsewhere
     assert not is_ended("load i0[16*i + j]", "load i0[15*i + j]")  # the coordinate depends on i, too
+    at_run_time = replace(parse_program(text), parameters=(Parameter("m", 1, 16),))
+    (stage,) = at_run_time.stages
+    axis = replace(stage.passes[1].axes[1], size=Parameter("m", 1, 16).value)
+    second = replace(stage.passes[1], axes=(stage.passes[1].axes[0], axis))
+    stage = replace(stage, steps=(stage.passes[0], second))
+    assert ended(replace(at_run_time, stages=(stage,)), known, 8) is None  # an extent is not known
     last = text.replace("sum o0[i]", "store o0[i]").replace("i<10 | r<16", "i<10 r<16")
     assert ended(parse_program(last), known, 8) is None  # the last turn decides
     whole = last.replace("store o0[i]", "store o0[16*i + r]").replace("output f32[10]", "output f32[160]")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from korch.errors import InvalidGraphError
 from korch.tile.coordinates import Coordinates, Counter, UnclearError, axes_of
 from korch.tile.index import Choice, Expr, constant, var
 from korch.tile.program import Axis, Level, Loop, Parameter, Pass, Size, Stage, Step, TileProgram, parts_of
@@ -38,7 +39,7 @@ def ended(program: TileProgram, known: Mapping[str, Needed], step: int) -> TileP
         found = Coordinates(program, known, step)
         cuts = _cuts(program, found, known)
         return _Ender(program, found, cuts).run() if _ends_all(program, cuts, found) else None
-    except UnclearError:
+    except (UnclearError, InvalidGraphError):  # the latter of extents known at run time only
         return None
 
 
@@ -82,12 +83,15 @@ class _Ender:
             {name: counter for at, counter in cuts if at == number for name in counter.names}
             for number in range(len(program.stages))
         ]
-        self._high = max(
+        lengths = [
             found.length(own[axis.name], axis)
             for stage, own in zip(program.stages, self._axes, strict=True)
             for axis in axes_of(stage)
             if axis.name in own and axis.name == own[axis.name].inner
-        )
+        ]
+        if not lengths:  # only blocks end
+            raise UnclearError
+        self._high = max(lengths)
 
     def run(self) -> TileProgram:
         """Return the program."""
