@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import assert_never
 
 Ranges = Mapping[str, tuple[int, int]]
@@ -95,6 +95,13 @@ class Expr:
     constant: int
     terms: tuple[tuple[Atom, int], ...] = ()
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.constant, self.terms))
+
     @cached_property
     def variables(self) -> frozenset[str]:
         """The names of all variables in it."""
@@ -128,6 +135,7 @@ def constant(value: int) -> Expr:
     return Expr(value)
 
 
+@cache
 def var(name: str) -> Expr:
     """Return the expression of a variable."""
     return Expr(0, ((Var(name), 1),))
@@ -135,13 +143,14 @@ def var(name: str) -> Expr:
 
 def add(*parts: Expr) -> Expr:
     """Return the sum of some expressions."""
-    total = 0
-    sums: dict[Atom, int] = {}
-    for part in parts:
-        total += part.constant
-        for atom, coefficient in part.terms:
+    total = sum(part.constant for part in parts)
+    varying = [part.terms for part in parts if part.terms]
+    terms = list(varying[0]) if varying else []
+    if len(varying) > 1:
+        sums: dict[Atom, int] = {}
+        for atom, coefficient in itertools.chain(*varying):
             sums[atom] = sums.get(atom, 0) + coefficient
-    terms = [(atom, coefficient) for atom, coefficient in sums.items() if coefficient]
+        terms = [(atom, coefficient) for atom, coefficient in sums.items() if coefficient]
     if len(terms) > 1:
         terms.sort(key=lambda term: str(term[0]))
     return _recompose(Expr(total, tuple(terms)))
@@ -331,9 +340,10 @@ def _split(expr: Expr, divisor: int, ranges: Ranges) -> tuple[Expr, Expr]:
 
 def _recompose(expr: Expr) -> Expr:
     """Replace k*(e/k) + e%k by e."""
-    coefficients = dict(expr.terms)
-    for atom, coefficient in expr.terms:
-        if isinstance(atom, Remainder):
+    remainders = [(atom, coefficient) for atom, coefficient in expr.terms if isinstance(atom, Remainder)]
+    if len(expr.terms) > 1 and remainders:
+        coefficients = dict(expr.terms)
+        for atom, coefficient in remainders:
             partner = Quotient(atom.expr, atom.divisor)
             if coefficients.get(partner) == coefficient * atom.divisor:
                 rest = tuple((a, c) for a, c in expr.terms if a not in (atom, partner))

@@ -287,18 +287,7 @@ class Product(Enum):
     @property
     def types(self) -> tuple[DType, DType, DType]:
         """The types of the two operands' buffers and of the accumulator's."""
-        return {
-            Product.F64: (DType.F64, DType.F64, DType.F64),
-            Product.BF16: (DType.BF16, DType.BF16, DType.F32),
-            Product.F16: (DType.F16, DType.F16, DType.F32),
-            Product.S8S8: (DType.I8, DType.I8, DType.I32),
-            Product.U8S8: (DType.U8, DType.I8, DType.I32),
-            Product.S8U8: (DType.I8, DType.U8, DType.I32),
-            Product.U8U8: (DType.U8, DType.U8, DType.I32),
-            Product.S16S8: (DType.I16, DType.I8, DType.I32),
-            Product.S16U8: (DType.I16, DType.U8, DType.I32),
-            Product.S16S16: (DType.I16, DType.I16, DType.I32),
-        }.get(self, (DType.F32, DType.F32, DType.F32))
+        return _TYPES.get(self, (DType.F32, DType.F32, DType.F32))
 
     @property
     def is_of_bytes(self) -> bool:
@@ -311,6 +300,20 @@ class Product(Enum):
         if not self.is_of_bytes:
             return 1
         return QUAD if self.types[0].size_bytes == 1 else PAIR
+
+
+_TYPES = {
+    Product.F64: (DType.F64, DType.F64, DType.F64),
+    Product.BF16: (DType.BF16, DType.BF16, DType.F32),
+    Product.F16: (DType.F16, DType.F16, DType.F32),
+    Product.S8S8: (DType.I8, DType.I8, DType.I32),
+    Product.U8S8: (DType.U8, DType.I8, DType.I32),
+    Product.S8U8: (DType.I8, DType.U8, DType.I32),
+    Product.U8U8: (DType.U8, DType.U8, DType.I32),
+    Product.S16S8: (DType.I16, DType.I8, DType.I32),
+    Product.S16U8: (DType.I16, DType.U8, DType.I32),
+    Product.S16S16: (DType.I16, DType.I16, DType.I32),
+}
 
 
 @dataclass(frozen=True, slots=True)
