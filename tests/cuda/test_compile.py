@@ -34,7 +34,7 @@ def sample(target):
     """Yield a kernel of every kind."""
     made = [
         (TritonProvider(), group)
-        for family in ("reductions", "normalizations", "pools")
+        for family in ("reductions", "normalizations", "pools", "detections")
         for group in list(FAMILIES[family]())[:3]
     ]
     made += [(TritonProductProvider(), PRODUCTS[n]()) for n in ("matrices", "float16", "stem")]

@@ -94,11 +94,12 @@ FAMILIES: dict[str, tuple[Callable[[], Provider], Callable[[int], list[Group]]]]
 @pytest.mark.parametrize("isa", ["", "avx2", "generic"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_provider(isa, name, target, rng, tmp_path):
-    if isa and target.isa not in ("amx", "avx512", "avx2"):
+    if isa and (target.isa not in ("amx", "avx512", "avx2") or isa == target.isa):
         pytest.skip("this machine runs no other instruction set")
     provider, groups = FAMILIES[name]
     other = Target(isa=isa, lanes=LANES[isa], threads=2) if isa else target
-    made = [halved(group, half) for group in groups(other.lanes) for half in HALF]
+    # Both types are read and rounded in the same way by all kernels: of other instruction sets each group has one.
+    made = [halved(group, h) for i, group in enumerate(groups(other.lanes)) for h in ((HALF[i % 2],) if isa else HALF)]
     assert check_offers(provider(), made, other, Builder(other.isa, tmp_path), rng)
 
 

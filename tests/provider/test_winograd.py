@@ -97,13 +97,10 @@ def test_shapes_pads_and_layouts(target, builder, rng):
         group((1, n, 1, 2), n, 4),
         group((3, 2 * n, 6, 6), n, 2),
         group((1, n, 23, 3), 4 * n, 2, begin=(0, 1), end=(1, 0)),
-        *(
-            group((1, n, 9, 10), n, 4, pad=reflect(mode), begin=NONE, end=NONE)
-            for mode in ("constant", "reflect", "edge", "wrap")
-        ),
+        group((1, n, 9, 10), n, 4, pad=reflect("reflect"), begin=NONE, end=NONE),
         group((1, n, 9, 10), n, 4, pad=reflect("constant", 2.5), begin=NONE, end=NONE),
+        group((1, n, 9, 10), n, 2, pad=reflect("wrap"), begin=NONE, end=NONE),
         group((1, n, 9, 10), n, 2, pad=reflect("edge")),
-        group((1, n, 9, 10), n, 2, pad=reflect("constant", -1.5)),
     ]
     checked = check(groups, target, builder, rng)
     assert {offer.variant for _, offer, _ in checked} == {"tiles", "channels"}
