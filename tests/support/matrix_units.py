@@ -14,6 +14,11 @@ def matrix_units(target: Target, folder: Path, l2_bytes: int = 256 << 10) -> tup
     """Return a target with small caches, so that blocks, chunks and groups are many, and what compiles for it."""
     with mock.patch.dict(ISA_COMPILER_FLAGS, {"amx": ISA_COMPILER_FLAGS[target.isa]}):
         builder = Builder("amx", folder)
-    if "-DKORCH_AMX_IN_SOFTWARE" in builder.flags:  # compiling takes longer than running
+    if is_software(builder):  # compiling takes longer than running
         builder.flags = tuple("-O1" if flag == "-O3" else flag for flag in builder.flags)
     return Target(isa="amx", lanes=16, threads=2, l2_bytes=l2_bytes), builder
+
+
+def is_software(builder: Builder) -> bool:
+    """Return whether software stands for the units."""
+    return "-DKORCH_AMX_IN_SOFTWARE" in builder.flags

@@ -281,7 +281,7 @@ inline void multiply_points(const float* weights, float* v, const Own<K, S>& own
 template <class K, class S>
 inline void multiply_on_vectors(const float* weights, float* v, const Own<K, S>& own, long point, long end, long count) {
   constexpr long STRIPS = Sizes<K, S>::STRIPS;
-  typedef korch::Contraction<K::W, 8, 2, K::C, 1, TOGETHER, 1, K::W, 0, true, 0, false, 7, 6, 5, 4, 3, 2, 1> Product;
+  typedef korch::Contraction<K::W, 8, 2, korch::Rows<K::C>, korch::Once<>, 1, TOGETHER, 1, K::W, 0, true, 0, false, 7, 6, 5, 4, 3, 2, 1> Product;
   float* const tiles = reinterpret_cast<float*>(own.tiles[0]);
   for (; point < end; ++point) {
     memcpy(tiles, v + point * S::STEP, count * K::C * sizeof(float));
