@@ -132,13 +132,4 @@ KORCH_INLINE void widen(const S* from, float* to, long count) {
   for (; i < count; ++i) to[i] = static_cast<float>(from[i]);
 }
 
-// The same by several threads; the copy is returned.
-template <typename S>
-inline const float* widened(const S* from, float* to, long count, int threads) {
-  constexpr long BLOCK = 2048;
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1)
-  for (long i = 0; i < count; i += BLOCK) widen(from + i, to + i, smaller(BLOCK, count - i));
-  return to;
-}
-
 }  // namespace korch

@@ -184,9 +184,8 @@ def _layers(group: Group, match: ConvChain, target: Target, pixel: int) -> list[
         size, out = (x[2], x[3]), (y[2], y[3])
         sums = target.registers - 4
         vectors = 1 if link.is_depthwise else vectors_of(y[1], out[1], sums, target)
-        is_chain = len(match.links) > 1
-        on_tiles = is_chain and w[2:] == (1, 1) and _can_be_tiles(link, x, y, target.lanes)
-        vectors = 2 if on_tiles or not is_chain else vectors
+        on_tiles = w[2:] == (1, 1) and _can_be_tiles(link, x, y, target.lanes)
+        vectors = 2 if on_tiles else vectors
         pixels, _ = pixels_of(out[1], sums // vectors, vectors)
         if link.is_depthwise:
             pixels = min(out[1], DEPTHWISE_PIXELS)
