@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from functools import cache
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
 import onnx
@@ -86,11 +87,14 @@ def is_exported(name: str) -> bool:
     return ":" in name or name in EXPORTED
 
 
-def export_model(name: str, **options: int) -> onnx.ModelProto:
+def export_model(
+    name: str, free: Mapping[str, Mapping[int, str]] = MappingProxyType({}), **options: int
+) -> onnx.ModelProto:
     """Return a model as an exporter writes it.
 
     Args:
         name: a key of `EXPORTED` or `TRANSFORMERS`, perhaps with ":" and one of `FORMS`.
+        free: by input, the names of axes whose size stays open; not of the exporter on top of torch.export.
         options: of the model's builder, for example `seed` or `size`.
 
     Raises:
@@ -115,7 +119,7 @@ def export_model(name: str, **options: int) -> onnx.ModelProto:
         known = ", ".join((*EXPORTED, *TRANSFORMERS))
         raise OptionError(f"there is no model {model!r} to export", "benchmarks.models", known)
     exporter = form.removesuffix("-slim")
-    found = _export(module, inputs, is_dynamo=exporter == "dynamo", opset=OPSETS[exporter])
+    found = _export(module, inputs, free, is_dynamo=exporter == "dynamo", opset=OPSETS[exporter])
     if form.endswith("-slim"):
         import onnxslim
 
@@ -124,7 +128,9 @@ def export_model(name: str, **options: int) -> onnx.ModelProto:
     return found
 
 
-def _export(module: Any, inputs: Inputs, *, is_dynamo: bool, opset: int) -> onnx.ModelProto:
+def _export(
+    module: Any, inputs: Inputs, free: Mapping[str, Mapping[int, str]], *, is_dynamo: bool, opset: int
+) -> onnx.ModelProto:
     """Return a module's first output as a function of its inputs."""
     import torch
 
@@ -147,6 +153,7 @@ def _export(module: Any, inputs: Inputs, *, is_dynamo: bool, opset: int) -> onnx
             tuple(inputs.values()),
             None if is_dynamo else stream,
             input_names=names,
+            dynamic_axes={name: dict(axes) for name, axes in free.items()} or None,
             opset_version=opset,
             dynamo=is_dynamo,
         )

@@ -59,14 +59,15 @@ class HeldModel:
 
 
 def load_model(
-    model: str | Path | bytes | onnx.ModelProto | HeldModel, shapes: Mapping[str, Sequence[int]] | None = None
+    model: str | Path | bytes | onnx.ModelProto | HeldModel | LoadedModel,
+    shapes: Mapping[str, Sequence[int]] | None = None,
 ) -> OperatorGraph:
     """Read an ONNX model.
 
     Args:
         model: the path of a file, its content, or the parsed model, with its tensors beside it if
             it is held. External data is found beside the file, so such a model must be given by
-            path.
+            path. Or what `read_model` returned.
         shapes: shapes of inputs by name; needed for those that the model leaves open.
 
     Returns:
@@ -77,7 +78,7 @@ def load_model(
         OptionError: `shapes` does not fit the model.
         UnsupportedError: the model is right, but uses what Korch can't run.
     """
-    loaded = _load(model)
+    loaded = model if isinstance(model, LoadedModel) else read_model(model)
     types = dict(bind_inputs(loaded.declared, shapes or {}, loaded.name))
     walk = Propagation(loaded.name, loaded.opsets, types, loaded.constants, loaded.outputs)
     walk.walk(loaded.nodes)
@@ -102,7 +103,7 @@ def load_segments(
         OptionError: as for `load_model`.
         UnsupportedError: it uses what no host runs either.
     """
-    loaded = _load(model)
+    loaded = read_model(model)
     tensors = [item for item in loaded.declared if is_number_tensor(item)]
     untyped = {item.name: item.type for item in loaded.declared if not is_number_tensor(item)}
     types = dict(bind_inputs(tensors, shapes or {}, loaded.name))
@@ -114,7 +115,7 @@ def load_segments(
 
 
 @dataclass(frozen=True, eq=False)
-class _Loaded:
+class LoadedModel:
     """A model that was read, with its names checked and its nodes in order."""
 
     name: str
@@ -127,7 +128,16 @@ class _Loaded:
     constants: dict[str, Array]
 
 
-def _load(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> _Loaded:
+def read_model(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> LoadedModel:
+    """Read an ONNX model without types, which `load_model` finds for one binding of its dimensions or for several.
+
+    Args:
+        model: as for `load_model`.
+
+    Raises:
+        ModelError: as for `load_model`.
+        UnsupportedError: as for `load_model`.
+    """
     proto, name, folder = _read(model)
     proto = modernized(_inlined(proto, name), name)
     graph = proto.graph
@@ -149,7 +159,7 @@ def _load(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> _Loaded:
         for n, tensor in initializers.items()
         if n in used
     }
-    return _Loaded(name, proto.ir_version, opsets, declared, list(graph.output), outputs, nodes, constants)
+    return LoadedModel(name, proto.ir_version, opsets, declared, list(graph.output), outputs, nodes, constants)
 
 
 def _captured(nodes: Sequence[Any]) -> set[str]:

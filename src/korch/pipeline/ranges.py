@@ -14,7 +14,7 @@ import numpy as np
 from korch.deadline import Deadline
 from korch.errors import InaccurateError, UnsupportedError
 from korch.fission import fission
-from korch.frontend.onnx import load_model
+from korch.frontend.onnx import LoadedModel, load_model, read_model
 from korch.numerics import Standard
 from korch.options import Options
 from korch.pipeline.fit_costs import fit_costs
@@ -71,7 +71,7 @@ def optimize_ranges(
     limits = options.search
     columns = [upper_sizes(d, limits.range_factor, limits.range_least) for d in dimensions]
     uppers = list(itertools.product(*columns))
-    primitives = partial(_primitives, model, shapes)
+    primitives = partial(_primitives, read_model(model), shapes)
     found, plans = [], []
     for i, sizes in enumerate(uppers):
         progress("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}")
@@ -104,7 +104,7 @@ def _has_time(deadline: Deadline) -> bool:
     return left_s is None or left_s > 0
 
 
-def _primitives(model: Any, shapes: Mapping[str, Sequence[Bound]], sizes: Sizes) -> PrimitiveGraph:
+def _primitives(model: LoadedModel, shapes: Mapping[str, Sequence[Bound]], sizes: Sizes) -> PrimitiveGraph:
     return fission(load_model(model, binding_of(shapes, sizes)))
 
 

@@ -400,7 +400,8 @@ class GraphBuilder:
                 return np.broadcast_to(arrays[0].reshape(-1)[0], type_.shape)
             if row.category is Category.ELEMENTWISE:
                 arrays = [array.reshape(-1)[0] for array in arrays]
-        wide = [a.astype(np.float64) if DType.of(a.dtype).is_float else a for a in arrays]
+        if row.category not in (Category.LAYOUT, Category.BROADCAST):  # these only move elements
+            arrays = [a.astype(np.float64) if DType.of(a.dtype).is_float else a for a in arrays]
         with np.errstate(all="ignore"):
-            result = row.reference(wide, attributes).astype(type_.dtype.numpy)
+            result = row.reference(arrays, attributes).astype(type_.dtype.numpy, copy=False)
         return np.broadcast_to(result, type_.shape)
