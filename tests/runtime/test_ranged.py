@@ -97,7 +97,9 @@ def test_it_is_saved_and_loaded(executable: RangedExecutable, tmp_path: Path, ca
     assert main(["run", str(path), "--random"]) == 0
     assert "y: f32[2, 24, 6]" in capsys.readouterr().out
     assert main(["explain", str(path)]) == 0
-    assert "inputs of at most n=24, timed at n=" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "inputs of at most n=24, timed at n=" in text
+    assert "time by size, inputs of at most n=24" in text and "kernels in nanoseconds" in text
     with pytest.raises(UnsupportedError, match="it is for ranges of sizes, which only Python pads and cuts"):
         unpack(path, tmp_path / "unpacked")
     damaged = executable.archive()

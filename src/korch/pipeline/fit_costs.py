@@ -24,9 +24,6 @@ ROUNDS, LEAST_ROUNDS = 9, 3
 SECONDS = 1.5
 """For one size, but at least `LEAST_ROUNDS` are run."""
 
-QUANTILE = 0.25
-"""Of the times of a kernel in several runs: other processes make some of them longer."""
-
 
 def fit_costs(
     dimensions: Sequence[Dimension], plans: Sequence[tuple[Executable, RangePlan]], deadline: Deadline
@@ -64,7 +61,10 @@ def _between(low: int, high: int, share: float) -> int:
 
 
 def _kernel_ns(plans: Sequence[tuple[Executable, RangePlan]], sizes: Sizes) -> list[list[float]]:
-    """Return the time of each kernel of some plans for some sizes, from interleaved runs."""
+    """Return the least time of each kernel of some plans for some sizes, of interleaved runs.
+
+    Other processes make some runs longer.
+    """
     feeds = [_inputs(executable, plan, sizes) for executable, plan in plans]
     rows: list[list[Sequence[int]]] = [[] for _ in plans]
     begun_s = time.monotonic()
@@ -75,7 +75,7 @@ def _kernel_ns(plans: Sequence[tuple[Executable, RangePlan]], sizes: Sizes) -> l
             for (executable, _), arrays, own in zip(plans, feeds, rows, strict=True):
                 found = executable.time(arrays, 1).kernel_ns
                 own += found if turn else ()  # the first run finds cold caches
-    return [np.quantile(np.array(own, np.float64), QUANTILE, axis=0).tolist() for own in rows]
+    return [np.min(np.array(own, np.float64), axis=0).tolist() for own in rows]
 
 
 def _inputs(executable: Executable, plan: RangePlan, sizes: Sizes) -> list[Array]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from korch.equivalence.rule import rule_of
+from korch.report.costs import cost_lines
 from korch.report.kernel import operations, slowest
 from korch.report.units import count_text, cut, milliseconds, size_text, time_text
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
@@ -413,6 +414,7 @@ def describe(name: str, report: AnyReport) -> str:
                 f"shared: weights of {size_text(report.weights_bytes)} in "
                 f"{size_text(report.shared_weights_bytes)}, {counted(report.kernels, 'kernel')}, "
                 f"{report.shared_kernels} of them different",
+                *(line for shapes, rows in report.costs.items() for line in cost_lines(shapes, rows)),
             ]
         )
     lines = [summary(f"native segment {number}", segment) for number, segment in enumerate(report.segments)]

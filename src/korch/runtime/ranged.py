@@ -26,6 +26,7 @@ from korch.records import plain, read_object, read_record
 from korch.runtime.artifact import Archive, Artifact
 from korch.runtime.executable import Executable
 from korch.runtime.padding import Fitting, Served, size_at
+from korch.runtime.report import KernelCost
 from korch.runtime.runnable import ArrayType, Runnable, TensorInfo, Timing
 from korch.runtime.shaped import ShapedExecutable, Shared, read_shaped
 
@@ -77,7 +78,10 @@ class RangedExecutable(ShapedExecutable):
         self._served = sorted(found, key=lambda served: math.prod(served.plan.sizes))
         texts = [self._plan_text(plan).replace("up to", "at most", 1) for plan in ranges.plans]
         reports = (executable.report for executable in self.executables)
-        self.report = replace(self.report, plans=dict(zip(texts, reports, strict=True)))
+        costs = map(_kernel_costs, self.executables, ranges.plans)
+        self.report = replace(
+            self.report, plans=dict(zip(texts, reports, strict=True)), costs=dict(zip(texts, costs, strict=True))
+        )
         first, plan = self._largest
         self._described = [
             replace(info, shape=list(map(self._range_text, form)))
@@ -235,6 +239,11 @@ class RangedExecutable(ShapedExecutable):
 
     def _sizes_text(self, sizes: Sizes) -> str:
         return ", ".join(f"{d}={n}" for d, n in zip(self.ranges.dimensions, sizes, strict=True))
+
+
+def _kernel_costs(executable: Executable, plan: RangePlan) -> tuple[KernelCost, ...]:
+    numbers = [(i, step.provider) for i, step in enumerate(executable.plan.steps) if step.runs]
+    return tuple(KernelCost(i, name, cost) for (i, name), cost in zip(numbers, plan.costs, strict=False))
 
 
 def read_ranged(path: str | os.PathLike[str] | IO[bytes]) -> tuple[list[Artifact], Shared, Ranges]:

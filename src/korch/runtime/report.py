@@ -15,6 +15,7 @@ from korch.limits import DEFAULT_LIMITS
 from korch.measure.calibrate import Rates
 from korch.measure.uncompiled import Uncompiled
 from korch.numerics import Difference
+from korch.ranges.cost import Cost
 from korch.runtime.record import ModelRecord
 from korch.search.result import PlanName, Round
 from korch.superopt.find import FinderReport, FoundProgram
@@ -398,7 +399,22 @@ class Report:
         return () if self.rules is None else self.rules.rules
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class KernelCost:
+    """The time of a kernel of a plan as a function of the sizes of a range.
+
+    Attributes:
+        kernel: its number in the plan.
+        provider: who made it.
+        cost: the function.
+    """
+
+    kernel: int
+    provider: str
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
 class ShapedReport:
     """The report of an executable with several plans.
 
@@ -407,6 +423,7 @@ class ShapedReport:
         weights_bytes: the sizes of all plans' weights, and `shared_weights_bytes`, the size in
             memory, as plans share weights.
         kernels: the number of all plans' kernels, and `shared_kernels`, of different ones.
+        costs: of plans for ranges, the times of kernels as functions of the sizes, by the same names as `plans`.
     """
 
     plans: Mapping[str, Report]
@@ -414,6 +431,7 @@ class ShapedReport:
     shared_weights_bytes: int
     kernels: int
     shared_kernels: int
+    costs: Mapping[str, tuple[KernelCost, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,221 @@
+"""Artifacts for ranges of sizes, compared with exact plans and with other engines at random sizes.
+
+    python -m benchmarks.ranges [--models bert-2,bert,vit-4] [--budget 120] [--sizes 8] [--exact 3] [--rounds 15]
+                                [--folder FOLDER] [--output FILE.json]
+
+Each model is exported once with a free dimension, and optimized once for its range. ONNX Runtime and OpenVINO get the
+same file with the free dimension. At a few of the random sizes, a plan for exactly that size is searched with the same
+budget. All engines run interleaved in blocks of a few runs; the time of a block is its fastest run. A quotient is the
+median over the blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from benchmarks.models.exported import export_model
+from benchmarks.suite import machine
+from korch.api import load, optimize
+from korch.report.peers.inputs import random_arrays
+from korch.runtime.padding import Fitting, Served
+from korch.runtime.ranged import RangedExecutable
+
+Feeds = Mapping[str, np.ndarray]
+Run = Callable[[Feeds], Any]
+
+BLOCK = 4
+"""Runs of an engine in turn; the first is not counted."""
+
+PAUSE_S = 0.01
+"""Between two engines, so that idle threads of one do not run beside the next."""
+
+
+@dataclass(frozen=True)
+class Ranged:
+    """A model with a free dimension.
+
+    Attributes:
+        build: returns the model.
+        dimension: its name.
+        low: its smallest size.
+        high: its largest size.
+    """
+
+    build: Callable[[], onnx.ModelProto]
+    dimension: str
+    low: int
+    high: int
+
+
+TOKENS = {"input_ids": {1: "length"}, "attention_mask": {1: "length"}}
+IMAGES = {"pixel_values": {0: "batch"}}
+
+MODELS: Mapping[str, Ranged] = {
+    "bert-2": Ranged(partial(export_model, "bert:script", TOKENS, layers=2, vocabulary=2000), "length", 1, 128),
+    "bert": Ranged(partial(export_model, "bert:script", TOKENS, vocabulary=2000), "length", 1, 512),
+    "vit-4": Ranged(partial(export_model, "vit:script", IMAGES, layers=4, hidden=384, heads=6), "batch", 1, 8),
+}
+
+
+def main() -> int:
+    """Compare; return 1 if the artifact is slower than another engine at one of the sizes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--budget", type=float, default=120.0, help="seconds of search per plan")
+    parser.add_argument("--sizes", type=int, default=8, help="random sizes, besides the two ends")
+    parser.add_argument("--exact", type=int, default=3, help="at how many of them an exact plan is searched")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--folder", type=Path, help="of models and artifacts; those that are there are used")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    rows: dict[str, Any] = {}
+    for name in args.models.split(","):
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = args.folder or Path(temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            rows[name] = measure(name, MODELS[name], folder, args)
+        if args.output:
+            args.output.write_text(json.dumps({"machine": machine(), "models": rows}, indent=1) + "\n")
+        print(table(name, rows[name]), flush=True)
+    return int(any(row["quotients"][peer] < 1 for rows_ in rows.values() for row in rows_["sizes"] for peer in PEERS))
+
+
+def measure(name: str, model: Ranged, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Optimize a model for its range and for some sizes, and compare."""
+    path = folder / f"{name}.onnx"
+    if not path.exists():
+        onnx.save(model.build(), str(path))
+    rng = np.random.default_rng(7)
+    inner = rng.choice(np.arange(model.low + 1, model.high), args.sizes, replace=False).tolist()
+    sizes = [model.low, *sorted(inner), model.high]
+    exact = inner[: args.exact]
+    ranged, seconds = _artifact(
+        path, folder / f"{name}.korch", {model.dimension: range(model.low, model.high + 1)}, args
+    )
+    if not isinstance(ranged, RangedExecutable):
+        raise AssertionError("an artifact of one size")
+    peers = {peer: start(path) for peer, start in PEERS.items()}
+    rows, compared = [], []
+    for size in sizes:
+        feeds = _feeds(ranged, size)
+        engines: dict[str, Run] = {"korch": partial(_run, ranged), **peers}
+        if size in exact:
+            one, exact_s = _artifact(path, folder / f"{name}-{size}.korch", {model.dimension: size}, args)
+            engines["exact"] = partial(_run, one)
+            compared.append(exact_s)
+        times = _times(engines, feeds, args.rounds)
+        own = np.array(times["korch"])
+        rows.append(
+            {
+                "size": size,
+                "ms": {engine: float(np.median(found)) for engine, found in times.items()},
+                "quotients": {e: float(np.median(np.array(found) / own)) for e, found in times.items() if e != "korch"},
+                "choice": _choice(ranged, (size,), feeds, args.rounds),
+            }
+        )
+    report = ranged.executables[0].report
+    about = {"seconds": seconds, "exact_seconds": compared, "plans": len(ranged.executables)}
+    return {**about, "measured": report.measured_candidates, "sizes": rows}
+
+
+def _artifact(path: Path, artifact: Path, shapes: Mapping[str, Any], args: argparse.Namespace) -> tuple[Any, float]:
+    """Return an executable, and the seconds of its search; 0 if it was there."""
+    begun_s = time.monotonic()
+    if artifact.exists():
+        return load(artifact), 0.0
+    found = optimize(path, shapes=shapes, budget=args.budget)
+    found.save(artifact)
+    return found, time.monotonic() - begun_s
+
+
+def _run(executable: Any, feeds: Feeds) -> Any:
+    return executable.run(None, feeds)
+
+
+def _feeds(ranged: RangedExecutable, size: int) -> Feeds:
+    infos = ranged.inputs_at((size,))
+    return random_arrays({info.name: (tuple(info.shape), info.dtype) for info in infos}, size)
+
+
+def _onnxruntime(path: Path) -> Run:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 2
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return lambda feeds: session.run(None, feeds)
+
+
+def _openvino(path: Path) -> Run:
+    import openvino
+
+    compiled = openvino.Core().compile_model(
+        openvino.Core().read_model(str(path)), "CPU", {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": 2}
+    )
+    request = compiled.create_infer_request()
+    return request.infer  # type: ignore[no-any-return]
+
+
+PEERS: Mapping[str, Callable[[Path], Run]] = {"onnxruntime": _onnxruntime, "openvino": _openvino}
+
+
+def _times(engines: Mapping[str, Run], feeds: Feeds, rounds: int) -> dict[str, list[float]]:
+    """Return the milliseconds of each block of each engine."""
+    times: dict[str, list[float]] = {name: [] for name in engines}
+    for turn in range(rounds + 1):
+        for name, run in engines.items():
+            runs = []
+            for _ in range(BLOCK):
+                begun_s = time.perf_counter()
+                run(feeds)
+                runs.append(1e3 * (time.perf_counter() - begun_s))
+            time.sleep(PAUSE_S)
+            if turn:
+                times[name].append(min(runs[1:]))
+    return times
+
+
+def _choice(ranged: RangedExecutable, sizes: tuple[int, ...], feeds: Feeds, rounds: int) -> float:
+    """Return the time of the plan that is chosen for some sizes, in parts of the best one's."""
+    chosen, _ = ranged.serving(sizes)
+    arrays = list(feeds.values())
+    engines: dict[str, Run] = {}
+    for i, (executable, plan) in enumerate(zip(ranged.executables, ranged.ranges.plans, strict=True)):
+        if plan.sizes >= sizes:
+            fitting = Fitting(Served(executable, plan), sizes)
+            engines[str(i)] = lambda _, fitting=fitting: fitting.run(arrays)
+    if len(engines) < 2:
+        return 1.0
+    medians = {name: float(np.median(found)) for name, found in _times(engines, feeds, rounds).items()}
+    return medians[str(ranged.executables.index(chosen))] / min(medians.values())
+
+
+def table(name: str, found: Mapping[str, Any]) -> str:
+    """Return the results of a model as a table in Markdown."""
+    rows: Sequence[Mapping[str, Any]] = found["sizes"]
+    peers = ("exact", *PEERS)
+    lines = [f"| {name} | ms | " + " | ".join(f"{p} / Korch" for p in peers) + " | chosen / best plan |"]
+    lines.append("|---:|---:|" + "---:|" * (len(peers) + 1))
+    for row in rows:
+        cells = [f"{row['quotients'][p]:.2f}" if p in row["quotients"] else "" for p in peers]
+        lines.append(f"| {row['size']} | {row['ms']['korch']:.3f} | {' | '.join(cells)} | {row['choice']:.2f} |")
+    means = {p: [row["quotients"][p] for row in rows if p in row["quotients"]] for p in peers}
+    cells = [f"{np.exp(np.mean(np.log(m))):.2f}" if m else "" for m in means.values()]
+    lines.append(f"| geometric mean | | {' | '.join(cells)} | |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

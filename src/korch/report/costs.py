@@ -1,0 +1,35 @@
+"""The times of a plan's kernels as functions of the sizes -> a plot in text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from korch.runtime.report import KernelCost
+
+WIDTH = 50
+"""Of the longest bar, in characters."""
+
+MOST_KERNELS = 8
+"""Most kernels whose functions are printed: those that take longest."""
+
+
+def cost_lines(shapes: str, rows: Sequence[KernelCost]) -> Iterator[str]:
+    """Yield a plot of a plan's times over the sizes, with the functions of its kernels."""
+    samples = [sample.sizes for sample in rows[0].cost.samples] if rows else []
+    if not samples:
+        return
+    yield f"time by size, inputs of {shapes}: sum of the kernels, timed (#) and as fitted (|)"
+    timed = [sum(row.cost.samples[i].time_ns for row in rows) for i in range(len(samples))]
+    fitted = [sum(row.cost.at(sizes) for row in rows) for sizes in samples]
+    most = max(*timed, *fitted)
+    for sizes, time_ns, fit_ns in sorted(zip(samples, timed, fitted, strict=True)):
+        bar = "#" * round(WIDTH * time_ns / most)
+        at = round(WIDTH * fit_ns / most)
+        bar = f"{bar:<{at}}"[:at] + "|" + f"{bar:<{at}}"[at:]
+        yield f"    {'x'.join(map(str, sizes)):>9} {time_ns / 1e3:>10.1f} us {fit_ns / 1e3:>10.1f} us  {bar.rstrip()}"
+    yield "    kernels in nanoseconds, with the median error at sizes that were left out of the fit:"
+    largest = max(samples)
+    for row in sorted(rows, key=lambda row: -row.cost.at(largest))[:MOST_KERNELS]:
+        yield f"    {row.kernel:>4} {row.provider:<10} {row.cost.error:>7.1%}  {row.cost}"
+    if len(rows) > MOST_KERNELS:
+        yield f"    and {len(rows) - MOST_KERNELS} more"
