@@ -340,13 +340,6 @@ def units(target, tmp_path_factory):
     return matrix_units(target, tmp_path_factory.mktemp("units"))
 
 
-def with_units(target: Target) -> Target:
-    """This machine's matrix units, for chains of convolutions."""
-    if target.isa != "amx":
-        pytest.skip("this machine has no matrix units")
-    return replace(target, l2_bytes=512 << 10)
-
-
 class SplitConvProvider(ConvProvider):
     """Offers the matrix units only."""
 
@@ -440,9 +433,8 @@ def test_convolutions_on_matrix_units_agree_with_their_reference(units, rng, row
         np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
 
 
-def test_matrix_units_multiply_in_chains(target, builder, rng):
-    small = with_units(target)
-    n = target.lanes
+def test_matrix_units_multiply_in_chains(units, rng):
+    small, builder, n = replace(units[0], l2_bytes=512 << 10), units[1], 16
     pad = PadAttributes((0, 0, 2, 1), (0, 0, 1, 2), "reflect", 0.0)
 
     def block(g: Graph, x: int) -> int:
@@ -465,7 +457,11 @@ def test_matrix_units_multiply_in_chains(target, builder, rng):
         one((1, 4 * n, 11, 37), lambda g, x: conv(g, depthwise(g, x, 5, stride=2, pads=(1, 3, 4, 0)), 2 * n)),
         one((2, 8 * n, 1, 2), lambda g, x: conv(g, silu(g, depthwise(g, x)), 3 * n)),
     ]
+    if is_software(builder):
+        groups = [groups[1], groups[6]]
     assert len(check_offers(SplitConvProvider(), groups, small, builder, rng)) >= len(groups)
+    if is_software(builder):
+        return
     check_offers(SplitConvProvider(), groups[4:8], replace(small, threads=1), builder, rng)
     check_offers(SplitConvProvider(), groups[:6], replace(small, threads=3), builder, rng)
 
@@ -563,21 +559,23 @@ def check_what_has_no_pieces(each: Group, arrays, machine: Target, builder: Buil
     return results
 
 
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan, 3.4e38])
-def test_a_chain_computes_again_what_has_no_pieces(target, builder, rng, bad):
-    machine = with_units(target)
+def test_a_chain_computes_again_what_has_no_pieces(units, rng):
+    machine, builder = replace(units[0], l2_bytes=512 << 10), units[1]
     for shape, make in (
         ((1, 128, 9, 20), lambda g, x: conv(g, depthwise(g, x), 40)),
         ((1, 32, 9, 20), lambda g, x: depthwise(g, conv(g, x, 128))),
     ):
         each = one(shape, make)
-        arrays = [rng.uniform(-0.4, 0.4, t.shape).astype(np.float32) for t in each.input_types]
-        arrays[0][0, 3, 4, 4] = arrays[0][0, 30, 8, 0] = bad
-        check_what_has_no_pieces(each, arrays, machine, builder)
+        for bad in (np.inf, -np.inf, np.nan, 3.4e38):
+            arrays = [rng.uniform(-0.4, 0.4, t.shape).astype(np.float32) for t in each.input_types]
+            arrays[0][0, 3, 4, 4] = arrays[0][0, 30, 8, 0] = bad
+            check_what_has_no_pieces(each, arrays, machine, builder)
 
 
-def test_chains_of_split_products_are_as_exact_as_float32(target, builder, rng):
-    machine = with_units(target)
+def test_chains_of_split_products_are_as_exact_as_float32(units, rng):
+    machine, builder = replace(units[0], l2_bytes=512 << 10), units[1]
+    if is_software(builder):
+        pytest.skip("kernels of all offers take long to compile for software that stands for matrix units")
     each = one((1, 32, 12, 20), lambda g, x: conv(g, depthwise(g, conv(g, x, 128)), 32))
     arrays = [rng.standard_normal(t.shape, np.float32) for t in each.input_types]
     feeds = {f"i{i}": a for i, a in enumerate(arrays)}

@@ -11,8 +11,9 @@
 extern "C" int omp_get_thread_num(void);
 extern "C" int omp_get_num_threads(void);
 
-// Keeps a vector that was loaded once in a register, where a compiler would load it again for each use.
-#if defined(__x86_64__)
+// Keeps a vector that was loaded once in a register, where a compiler would load it again for each use. Where software
+// stands for matrix units, a register may be too short.
+#if defined(__x86_64__) && !defined(KORCH_AMX_IN_SOFTWARE)
 #define KORCH_KEEP(x) asm("" : "+v"(x))
 #elif defined(__aarch64__)
 #define KORCH_KEEP(x) asm("" : "+w"(x))
