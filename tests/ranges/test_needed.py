@@ -86,6 +86,10 @@ def test_parts_of_joined_axes_are_needed() -> None:
     assert before_reshape((2, 48), (2, 8, 6), {1: N}) == {1: frozenset((Extent(0, 6),))}
     assert before_reshape((2, 8, 6), (16, 6), {0: N}) == {0: frozenset((extent(0).then(7, 8),))}
     assert before_reshape((3, 16), (6, 8), {1: N}) == {}
+    by_8 = extent(0).rounded(8)
+    assert before_reshape((1, 32, 6), (1, 32, 2, 3), {1: frozenset((by_8,))}) == {1: frozenset((by_8,))}
+    assert before_reshape((2, 8, 6), (16, 6), {0: frozenset((by_8,))}) == {0: frozenset((extent(0).then(14, 8),))}
+    assert [by_8.at((n,)) for n in (0, 1, 8, 9)] == [0, 8, 8, 16] and by_8.repeated(3) == extent(0, 3, 21)
 
 
 def test_what_nothing_reads_makes_nothing_needed() -> None:

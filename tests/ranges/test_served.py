@@ -49,12 +49,12 @@ def test_reductions_that_end_need_less_of_their_operands() -> None:
     before = ends(whole.graph, range(len(whole.graph.primitives)), whole.plan)
     assert len(found) >= len(before)
     likely = likely_needs(graph, whole.plan, read(found, [(p, axis) for p, own in found.items() for axis in own], 8))
-    slack = frozenset((extent(0).then(7),))
+    whole_vectors = frozenset((extent(0).rounded(8),))
     for p, own in found.items():
         primitive = graph.primitives[p]
         for axis in own:
-            assert likely[primitive.inputs[0]][axis] >= slack
-            assert primitive.op != "matmul" or likely[primitive.inputs[1]][axis - 1] >= slack
+            assert likely[primitive.inputs[0]][axis] >= whole_vectors
+            assert primitive.op != "matmul" or likely[primitive.inputs[1]][axis - 1] >= whole_vectors
 
 
 def test_a_kernel_that_reads_half_has_half_the_share() -> None:

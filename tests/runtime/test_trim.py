@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.provider.provider import Kernel
 from korch.ranges.masked import Masked
+from korch.ranges.needed import Ends
 from korch.report.peers.inputs import random_arrays
 from korch.runtime import trim
 from korch.runtime.padding import cut, padded
@@ -164,7 +165,11 @@ def test_plans_give_the_results_of_the_model(tmp_path, monkeypatch: pytest.Monke
                 cases.append((source, whole, trim.trim_steps(whole.graph, plans[-1], whole.plan, meter.target)))
         source, whole, _ = cases[0]
         read = trim.read
-        monkeypatch.setattr(trim, "read", lambda found, ended, step: read(found, ended, -step))
+
+        def too_few(found: Mapping[int, Ends], ended: Iterable[tuple[int, int]], step: int) -> dict[int, Ends]:
+            return {p: {axis: e.then(-step) for axis, e in own.items()} for p, own in read(found, ended, 1).items()}
+
+        monkeypatch.setattr(trim, "read", too_few)
         mutated = trim.trim_steps(whole.graph, plans[0], whole.plan, meter.target)
         kernels = {step.kernel.symbol: step.kernel for *_, steps in [*cases, (mutated,)] for step in steps}
         library = load_kernels(list(kernels.values()), meter.builder)

@@ -202,7 +202,7 @@ def test_reductions_end(target: Target, builder: Builder) -> None:
 
 def test_what_ends_too_early_or_not_at_all_is_found(target: Target, builder: Builder) -> None:
     (group, offer, smaller, axes), *_ = offered(weighted(45), {0: 3, 1: 2}, GemmProvider(), target)
-    too_short = Count(((1, -target.lanes, 1),), target.lanes)
+    too_short = Count(((1, -target.lanes, 1, 1),), target.lanes)
     assert differences([(group, offer, smaller, axes)], target, builder, too_short)
     assert differences([(group, offer, bind(smaller, {KEYS: 45}), axes)], target, builder)
 

@@ -32,7 +32,7 @@ class Ending:
 
     def __str__(self) -> str:
         axes = " ".join(f"i{position}:{axis}" for position, axis in self.axes)
-        return f"({self.extent.times}n{self.extent.dimension}+{self.extent.plus})/{self.extent.over} of {axes}"
+        return f"{self.extent} of {axes}"
 
     def share(self, sizes: Sizes) -> float:
         """Return the share of the elements that there are at some sizes."""
@@ -69,7 +69,7 @@ def read(found: Mapping[int, Ends], reductions: Iterable[tuple[int, int]], step:
     """Return how many elements some reductions read that end with a multiple of `step`."""
     ends: dict[int, dict[int, Extent]] = {}
     for p, axis in reductions:
-        ends.setdefault(p, {})[axis] = found[p][axis].then(step - 1)
+        ends.setdefault(p, {})[axis] = found[p][axis].rounded(step)
     return dict(ends)
 
 

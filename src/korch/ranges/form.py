@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from korch.alignment import round_up
 from korch.primitive.op import Array
 from korch.primitive.types import DType
 
@@ -46,7 +47,7 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """floor((times · n + plus) / over), with n the size of a dimension.
+    """floor((times · n + plus) / over), with n the size of a dimension, rounded up to a multiple of `step`.
 
     It is made by `extent`, so that equal functions are equal.
     """
@@ -55,18 +56,37 @@ class Extent:
     times: int = 1
     plus: int = 0
     over: int = 1
+    step: int = 1
+
+    def __str__(self) -> str:
+        text = f"({self.times}n{self.dimension}+{self.plus})/{self.over}"
+        return text if self.step == 1 else f"{text} by {self.step}"
 
     def at(self, sizes: Sequence[int]) -> int:
         """Return the number of elements for the sizes of all dimensions."""
-        return (self.times * sizes[self.dimension] + self.plus) // self.over
+        return round_up((self.times * sizes[self.dimension] + self.plus) // self.over, self.step)
 
     def then(self, plus: int, over: int = 1) -> Extent:
-        """Return floor((self + plus) / over), since floor(floor(x / a) + b) / c) is floor((x + a·b) / (a·c))."""
-        return extent(self.dimension, self.times, self.plus + plus * self.over, self.over * over)
+        """Return floor((self + plus) / over), since floor(floor(x / a) + b) / c) is floor((x + a·b) / (a·c)).
+
+        Of what is rounded up, it is at least that.
+        """
+        if (plus, over) == (0, 1):
+            return self
+        most = plus + self.step - 1
+        return extent(self.dimension, self.times, self.plus + most * self.over, self.over * over)
 
     def repeated(self, count: int) -> Extent | None:
-        """Return count · self, or None if it has no such form."""
-        return extent(self.dimension, self.times * count, self.plus * count) if self.over == 1 else None
+        """Return count · self, or None if it has no such form; of what is rounded up, it is at least that."""
+        if self.over != 1 or count == 1:
+            return self if count == 1 else None
+        return extent(self.dimension, self.times * count, (self.plus + self.step - 1) * count)
+
+    def rounded(self, step: int) -> Extent:
+        """Return it rounded up to a multiple of a number."""
+        if self.step != 1:
+            raise AssertionError("it is rounded up")
+        return replace(self, step=step)
 
 
 def extent(dimension: int, times: int = 1, plus: int = 0, over: int = 1) -> Extent:

@@ -37,9 +37,7 @@ class Served:
     endings: tuple[Ending, ...] = ()
 
     def __str__(self) -> str:
-        parts = (
-            f"{axis}:{sorted(map(_text, extents))}" for need in self.needs for axis, extents in sorted(need.items())
-        )
+        parts = (f"{axis}:{sorted(map(str, extents))}" for need in self.needs for axis, extents in sorted(need.items()))
         return " ".join((*parts, *map(str, self.endings), f"at {self.sizes}"))
 
     def size_of(self, name: str) -> int:
@@ -55,10 +53,6 @@ class Served:
                 share *= min(1.0, max(extent.at(self.sizes) for extent in extents) / max(1, shape[axis]))
             least = min(least, share)
         return least * min((ending.share(self.sizes) for ending in self.endings), default=1.0)
-
-
-def _text(extent: Extent) -> str:
-    return f"({extent.times}n{extent.dimension}+{extent.plus})/{extent.over}"
 
 
 def likely_needs(graph: PrimitiveGraph, plan: RangePlan, ended: Mapping[int, Ends] | None = None) -> dict[int, Need]:

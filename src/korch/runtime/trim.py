@@ -180,7 +180,7 @@ def _leading(candidate: Candidate, found: Mapping[int, Need]) -> int:
 
 
 def _count(extents: Iterable[Extent]) -> Count:
-    return Count(tuple(sorted((extent.times, extent.plus, extent.over) for extent in extents)))
+    return Count(tuple(sorted((e.times, e.plus, e.over, e.step) for e in extents)))
 
 
 def _read_by(candidate: Candidate, program: TileProgram, ending: Ending) -> dict[str, Needed]:

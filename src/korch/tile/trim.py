@@ -56,18 +56,21 @@ class Count:
     """How many coordinates are needed for a size n: the largest floor((times * n + plus) / over) of some terms.
 
     Attributes:
-        terms: (times, plus, over) of each.
-        step: the number is rounded up to a multiple of this.
+        terms: (times, plus, over, step) of each, which is rounded up to a multiple of its step.
+        step: the number is rounded up to a multiple of this, too.
     """
 
-    terms: tuple[tuple[int, int, int], ...] = ((1, 0, 1),)
+    terms: tuple[tuple[int, int, int, int], ...] = ((1, 0, 1, 1),)
     step: int = 1
 
     def text(self, size: str) -> str:
         """Return it as C++."""
-        first, *others = (f"({times} * {size} + {plus}) / {over}" for times, plus, over in self.terms)
-        most = functools.reduce(lambda text, other: f"korch::larger({text}, {other})", others, first)
-        return f"({most} + {self.step - 1}) / {self.step} * {self.step}" if self.step > 1 else most
+        texts = (_rounded(f"({times} * {size} + {plus}) / {over}", step) for times, plus, over, step in self.terms)
+        return _rounded(functools.reduce(lambda text, other: f"korch::larger({text}, {other})", texts), self.step)
+
+
+def _rounded(text: str, step: int) -> str:
+    return f"({text} + {step - 1}) / {step} * {step}" if step > 1 else text
 
 
 def trimmed(program: TileProgram, needed: Mapping[str, Needed], threads: int) -> TileProgram | None:
