@@ -90,7 +90,7 @@ def concatenations(seed: int) -> PrimitiveGraph:
 
 def test_concatenations_in_place_across_cuts_share_no_memory_with_others() -> None:
     inside = crossing = 0
-    for seed in range(8):
+    for seed in range(5):
         graph = concatenations(seed)
         _, joined, tasks, outcome = search(graph, 5, InPlaceMeter())
         check_plans(graph, joined, outcome, seed)
@@ -236,9 +236,10 @@ def test_a_model_of_one_segment_is_searched_once() -> None:
 
 def test_a_second_model_with_the_same_blocks_needs_no_search() -> None:
     meter = FakeMeter()
-    first = search(transformer(3), SEGMENT_PRIMITIVES, meter)[3]
+    options = replace(OPTIONS, search=replace(OPTIONS.search, max_primitives=3))
+    first = search(transformer(3), SEGMENT_PRIMITIVES, meter, options)[3]
     searches, measured = meter.searches, len(meter.records)
-    second = search(transformer(4), SEGMENT_PRIMITIVES, meter)[3]
+    second = search(transformer(4), SEGMENT_PRIMITIVES, meter, options)[3]
     assert (meter.searches, len(meter.records)) == (searches, measured)
     assert second.found.certificate.status in (Status.OPTIMAL, Status.FEASIBLE)
     assert len(second.plans["searched"]) > len(first.plans["searched"])
