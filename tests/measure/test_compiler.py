@@ -15,7 +15,7 @@ from korch.deadline import Deadline
 from korch.errors import CompileError
 from korch.libraries import find_headers
 from korch.measure import compiler, compiler_process
-from korch.measure.compiler import Builder, CompileFailure, usable_folder
+from korch.measure.compiler import PRECOMPILED, Builder, CompileFailure, usable_folder
 from korch.measure.toolchain import Compiler, find_compiler
 
 GOOD = 'extern "C" int korch_test_number() { return 41; }'
@@ -104,7 +104,22 @@ def test_a_header_of_several_sources_is_compiled_once(fresh, tmp_path, monkeypat
     assert all(isinstance(path, Path) for path in found)
     assert sum("c++-header" in command for command in commands) == 1
     (header,) = tmp_path.glob("kernels/include-*/*.gch")
-    assert sum(f"-I{header.parent}" in command for command in commands) == 4
+    assert sum(f"-I{header.parent}" in command for command in commands) == 6
+
+
+def test_a_header_of_many_kernels_is_compiled_once(fresh, tmp_path):
+    """One that is included from another header, too, is read from the same folder."""
+    text = '#include "korch_{}.h"\nextern "C" int k{}() {{ return sizeof(korch::Vec<float, 4>); }}\n'
+    sources = [text.format("contract" if i % 2 else "tile", i) for i in range(2 * PRECOMPILED["korch_tile.h"])]
+    late = '#include "korch_half.h"\n' + "".join(sources[:2])
+    assert all(isinstance(path, Path) for path in fresh.compile([*sources, late]))
+    assert {path.name for path in tmp_path.glob("kernels/include-*/*.gch")} == {
+        "korch_contract.h.gch",
+        "korch_tile.h.gch",
+    }
+    fewer = Builder("avx2", tmp_path / "other")
+    assert all(isinstance(path, Path) for path in fewer.compile(sources[:4]))
+    assert not list(tmp_path.glob("other/kernels/include-*/*.gch"))
 
 
 @needs_onednn
@@ -113,7 +128,7 @@ def test_a_source_may_include_the_compiled_header_twice_or_late(fresh):
     late = "#include <vector>\n" + WITH_HEADER
     found = fresh.compile([WITH_HEADER, twice, late])
     assert all(isinstance(path, Path) for path in found), found
-    (header,) = fresh.folder.glob("include-*/*.h")
+    (header,) = fresh.folder.glob("include-*/korch_onednn.h")
     header.write_text("#error damaged")
     again = Builder("generic", fresh.folder.parent)
     found = again.compile([WITH_HEADER + "\n", twice + "\n"])

@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import errno
 import hashlib
-import itertools
 import logging
 import os
 import tempfile
@@ -36,6 +35,9 @@ logger = logging.getLogger("korch.measure")
 
 NATIVE_FOLDER = Path(__file__).resolve().parent.parent / "native"
 ONEDNN_HEADER = "korch_onednn.h"
+PRECOMPILED = {ONEDNN_HEADER: 2, "korch_contract.h": 16, "korch_tile.h": 24}
+"""Headers that are precompiled where at least this number of missing sources include them: it then takes less time."""
+
 ONLY_CALLS = "// Compiled with -O1: it calls kernels, and is no faster at higher levels, which take twice as long."
 """The line that marks such a source."""
 
@@ -72,7 +74,7 @@ class Builder:
         headers = "".join(p.read_text() for p in sorted(NATIVE_FOLDER.iterdir()) if p.is_file())
         stamp = (self.compiler.identity, *self.flags, headers)
         self._salt = hashlib.sha256("\n".join(stamp).encode()).hexdigest()
-        self._precompiled: list[str] | None = None
+        self._precompiled: set[str] = set()
         self._ahead = _Ahead()
 
     def begin(self, sources: Iterable[str]) -> None:
@@ -82,8 +84,8 @@ class Builder:
         idle. Nothing is timed until `rest` was called, or `compile`, which does.
         """
         todo = [s for s in dict.fromkeys(sources) if not self._target(s).exists()]
-        if self._precompiled is None and self._are_slow(todo):
-            self._ahead.begin(ONEDNN_HEADER, lambda: self._precompile_if_slow(todo))
+        for header in self._slow_headers(todo):
+            self._ahead.begin(header, partial(self._precompile, header))
         for source in todo:
             self._ahead.begin(source, partial(self._object, source))
 
@@ -107,7 +109,8 @@ class Builder:
         self.rest()
         # With an own end: when this thread is interrupted, no compiler may run on.
         stop = Deadline(None if deadline is None else deadline.at_s)
-        self._precompile_if_slow(sources)
+        for header in self._slow_headers(sources):
+            self._precompile(header)
         pool = ThreadPoolExecutor(usable_cores())
         try:
             found: list[Path | CompileFailure | None] = []
@@ -161,15 +164,14 @@ class Builder:
                 raise CompileError(f"the compiler refused a source: {found.message}")
         return self.link([p for p in objects if isinstance(p, Path)], libraries)
 
-    def _precompile_if_slow(self, sources: Sequence[str]) -> None:
-        if self._precompiled is None and self._are_slow(sources):
-            self._precompiled = self._precompile()
-
-    def _are_slow(self, sources: Sequence[str]) -> bool:
-        """Whether several are to be compiled that include the header."""
-        slow = (source for source in sources if ONEDNN_HEADER in source)
-        missing = (1 for source in slow if not self._target(source).exists())
-        return sum(itertools.islice(missing, 2)) > 1
+    def _slow_headers(self, sources: Sequence[str]) -> list[str]:
+        """Return the headers that many of the missing sources include, and that were not precompiled yet."""
+        missing = [source for source in dict.fromkeys(sources) if not self._target(source).exists()]
+        return [
+            header
+            for header, least in PRECOMPILED.items()
+            if header not in self._precompiled and sum(f'"{header}"' in source for source in missing) >= least
+        ]
 
     def count_missing(self, sources: Iterable[str]) -> int:
         """Return how many of some texts were not compiled before."""
@@ -178,44 +180,42 @@ class Builder:
     def _target(self, source: str) -> Path:
         return self.folder / f"{self._key(source)}.o"
 
-    def _precompile(self) -> list[str]:
-        """Compile the header that takes longer than what includes it; return where it lies.
+    def _precompile(self, header: str) -> None:
+        """Compile a header that takes long beside the sources that include it.
 
-        Each of the sources would take twice as long without it. Only GCC finds it by itself. The
-        header lies beside it: a source that includes it twice, or after another, opens that.
+        It lies beside its copy, where only GCC looks for it. All other headers have copies there, too, as a header
+        that is read from two folders would count as two.
         """
-        headers = find_headers("dnnl.h")
-        if headers is None or "clang" in self.compiler.version.lower():
-            return []
-        folder = self.folder / f"include-{self._salt[:16]}"
+        self._precompiled.add(header)
+        if "clang" in self.compiler.version.lower():
+            return
 
         def make(temporary: Path) -> None:
-            run_compiler(
-                [
-                    *self.compiler.command,
-                    *self.flags,
-                    f"-I{NATIVE_FOLDER}",
-                    f"-I{headers}",
-                    "-x",
-                    "c++-header",
-                    str(header),
-                    "-o",
-                    str(temporary),
-                ],
-                temporary.parent,
-            )
+            command = [*self.compiler.command, *self.flags, *self._include(header), "-x", "c++-header"]
+            run_compiler([*command, str(self._headers / header), "-o", str(temporary)], temporary.parent)
 
-        header = folder / ONEDNN_HEADER
         try:
-            folder.mkdir(exist_ok=True)
-            text = (NATIVE_FOLDER / ONEDNN_HEADER).read_text()
-            if not header.exists() or header.read_text() != text:
-                _write_atomically(header, text)
-            self._cached(folder / f"{ONEDNN_HEADER}.gch", make)
+            self._headers.mkdir(exist_ok=True)
+            for path in sorted(NATIVE_FOLDER.glob("*.h"), key=lambda path: path.name == header):
+                copy, text = self._headers / path.name, path.read_text()
+                if not copy.exists() or copy.read_text() != text:
+                    _write_atomically(copy, text)
+            self._cached(self._headers / f"{header}.gch", make)
         except (OSError, CompileError) as error:
-            logger.info("no header is precompiled: %s", error)
-            return []
-        return [f"-I{folder}"]
+            logger.info("%s is not precompiled: %s", header, error)
+
+    @property
+    def _headers(self) -> Path:
+        """The folder of copies of headers, some of them precompiled."""
+        return self.folder / f"include-{self._salt[:16]}"
+
+    def _include(self, source: str) -> list[str]:
+        """Return the flags of the folders in which a source's headers are."""
+        found = [f"-I{self._headers}"] if self._precompiled else []
+        found.append(f"-I{NATIVE_FOLDER}")
+        if ONEDNN_HEADER in source and (headers := find_headers("dnnl.h")) is not None:
+            found.append(f"-I{headers}")
+        return found
 
     def _object(self, source: str, stop: Deadline | None = None) -> Path | CompileFailure | None:
         """Return a text's object; None if it was stopped."""
@@ -223,15 +223,10 @@ class Builder:
 
         def make(temporary: Path) -> None:
             text = temporary.with_suffix(".cpp")
-            include = [f"-I{NATIVE_FOLDER}"]
-            if ONEDNN_HEADER in source and self._precompiled:
-                include = [*self._precompiled, *include]
-            if ONEDNN_HEADER in source and (headers := find_headers("dnnl.h")) is not None:
-                include.append(f"-I{headers}")
             text.write_text(source)
             flags = (*self.flags, "-O1") if ONLY_CALLS in source else self.flags
             run_compiler(
-                [*self.compiler.command, *flags, *include, "-c", str(text), "-o", str(temporary)],
+                [*self.compiler.command, *flags, *self._include(source), "-c", str(text), "-o", str(temporary)],
                 temporary.parent,
                 stop,
             )
