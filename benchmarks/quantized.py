@@ -1,12 +1,13 @@
-"""Models quantized by ONNX Runtime (static QDQ): optimize each, and compare it with other engines.
+"""Models quantized by ONNX Runtime (static QDQ), with weights of few bits or in 16-bit floats, against other engines.
 
     python -m benchmarks.quantized [--models mobilenetv2-96,resnet18] [--against onnxruntime,openvino]
                                    [--budget 60] [--rounds 25] [--artifacts FOLDER] [--output FILE.json]
 
-All engines get the same file, and run interleaved. Weights are from a seed, int8 with a scale for each channel;
-activations are uint8, calibrated on random inputs. Artifacts in the folder are used; other models are searched first,
-with an empty cache. Each row is written when it is complete, and rows in the file are not measured again. A quotient is
-a median over the rounds.
+All engines get the same file, and run interleaved. Weights are from a seed. Those of static QDQ are int8 with a scale
+for each channel; activations are uint8, calibrated on random inputs. Llama blocks have int4 weights with a scale for
+32 terms (MatMulNBits), or int8 with one for each column, and read 1 or 32 tokens. Artifacts in the folder are used;
+other models are searched first, with an empty cache. Each row is written when it is complete, and rows in the file are
+not measured again. A quotient is a median over the rounds.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from benchmarks.models import build
 from benchmarks.models.exported import export_model
+from benchmarks.models.narrow import in_bfloat16, in_float16, with_int4_weights, with_int8_weights
 from benchmarks.suite import KEPT, machine, quotients
 from korch.api import load, optimize
 from korch.cli.bench import bench
@@ -43,6 +45,29 @@ MODELS: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "bert-layer": partial(export_model, "bert:script", layers=1, vocabulary=1000),
 }
 
+_LAYERS = {"bert": {"layers": 4, "vocabulary": 1000}, "vit": {"layers": 4}}
+_TYPES = {"f16": in_float16, "bf16": in_bfloat16}
+_WEIGHTS = {"int4": with_int4_weights, "int8": with_int8_weights}
+
+
+def _narrow(narrow: Callable[[onnx.ModelProto], onnx.ModelProto], name: str, **options: int) -> onnx.ModelProto:
+    return narrow(export_model(name, **options))
+
+
+NARROW: Mapping[str, Callable[[], onnx.ModelProto]] = {
+    **{
+        f"llama-{bits}-{tokens}": partial(_narrow, narrow, "llama:dynamo", sequence=tokens)
+        for bits, narrow in _WEIGHTS.items()
+        for tokens in (1, 32)
+    },
+    **{
+        f"{name}-{dtype}": partial(_narrow, narrow, f"{name}:script", **options)
+        for name, options in _LAYERS.items()
+        for dtype, narrow in _TYPES.items()
+    },
+}
+"""Models that are not calibrated: with weights of few bits, and in 16-bit floats."""
+
 CALIBRATION = 3
 """Random inputs from which the ranges of activations are read."""
 
@@ -50,7 +75,7 @@ CALIBRATION = 3
 def main() -> int:
     """Compare; return 1 if Korch is slower than ONNX Runtime anywhere."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--models", default=",".join((*MODELS, *NARROW)))
     parser.add_argument("--against", default="onnxruntime,openvino")
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--budget", type=float, help="seconds of search per model")
@@ -76,7 +101,9 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         kept = args.artifacts or Path(folder)
         kept.mkdir(parents=True, exist_ok=True)
         model, artifact = kept / f"{name}.onnx", kept / f"{name}.korch"
-        if not model.exists():
+        if not model.exists() and name in NARROW:
+            onnx.save(NARROW[name](), model)
+        elif not model.exists():
             quantize(MODELS[name](), model)
         if not artifact.exists():
             optimize(model, budget=args.budget, cache_folder=Path(folder) / "cache").save(artifact)
