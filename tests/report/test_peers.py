@@ -18,6 +18,7 @@ from benchmarks.models import build
 from korch.errors import ModelError, OptionError, UnsupportedError
 from korch.extras import install_command
 from korch.report.peers import PEERS, get_peer, tvm, tvm_build
+from korch.report.peers.arrays import BFLOAT16, load_arrays, save_arrays
 from korch.report.peers.inputs import random_inputs, with_fixed_shapes
 from korch.report.peers.iree import _entry
 
@@ -356,3 +357,17 @@ def test_unknown_dimensions_and_unreadable_files_are_refused(tmp_path):
     for file in (broken, tmp_path / "absent.onnx"):
         with pytest.raises(ModelError, match="can't be read as ONNX"):
             random_inputs(file)
+
+
+def test_arrays_of_bfloat16_pass_between_processes_and_engines(tmp_path):
+    x = np.array([[-1.5, 2.25, np.inf]]).astype(BFLOAT16)
+    given = [x, np.array(True), np.arange(3), np.zeros((0, 2), np.float32), x.T]
+    save_arrays(tmp_path / "a.npz", given)
+    for found, wanted in zip(load_arrays(tmp_path / "a.npz"), given, strict=True):
+        assert found.dtype == wanted.dtype
+        np.testing.assert_array_equal(found.astype(float), wanted.astype(float))
+    ends = [helper.make_tensor_value_info(name, TensorProto.BFLOAT16, [1, 3]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    path = _save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 14)]), tmp_path)
+    (y,) = PEERS["openvino"].prepare(path, {"x": x}, 1)()
+    assert y.dtype == BFLOAT16 and y.astype(float).tolist() == [[0, 2.25, np.inf]]

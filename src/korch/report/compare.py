@@ -24,6 +24,7 @@ from korch.errors import MeasureError, OptionError, UnsupportedError
 from korch.numerics import max_error
 from korch.records import read_record
 from korch.report.peers import get_peer
+from korch.report.peers.arrays import load_arrays, save_arrays
 from korch.report.peers.peer import Array, Arrays, Patient, require
 from korch.report.peers.process import WorkerProcess
 from korch.scratch import scratch_folder
@@ -244,7 +245,7 @@ def compare(
 
     with ExitStack() as stack:
         folder = stack.enter_context(scratch_folder())
-        np.savez(folder / "inputs.npz", *inputs.values())
+        save_arrays(folder / "inputs.npz", [*inputs.values()])
         seats: list[_Seat] = []
         for spec in runners:
             say(f"preparing {spec.name}")
@@ -323,8 +324,7 @@ def _take_seat(
 def _outputs(worker: WorkerProcess, folder: Path, timeout_s: float) -> list[Array]:
     path = folder / "outputs.npz"
     worker.ask({"do": "outputs", "to": str(path)}, timeout_s)
-    with np.load(path) as arrays:
-        return [arrays[key] for key in arrays.files]
+    return load_arrays(path)
 
 
 def _take_turns(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from korch.report.peers.arrays import BFLOAT16, as_bits, from_bits
 from korch.report.peers.peer import Array, Arrays, Run, contiguous, missing, require
 
 
@@ -58,8 +59,18 @@ class _BoundRequest:
         self._request = compiled.create_infer_request()
         self._outputs = range(len(compiled.outputs))
         for name, array in inputs.items():
-            self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
+            tensor = ov.Tensor(array, shared_memory=True) if array.dtype != BFLOAT16 else _bfloat16(array)
+            self._request.set_tensor(name, tensor)
 
     def __call__(self) -> list[Array]:
         self._request.infer()
-        return [self._request.get_output_tensor(index).data for index in self._outputs]
+        tensors = [self._request.get_output_tensor(index) for index in self._outputs]
+        # Elements of bfloat16 come as float16 of the same bits.
+        return [from_bits(t.data) if t.element_type.get_type_name() == "bf16" else t.data for t in tensors]
+
+
+def _bfloat16(array: Array) -> Any:
+    """Return a tensor of the memory of an array of bfloat16."""
+    import openvino as ov
+
+    return ov.Tensor(as_bits(array), array.shape, ov.Type.bf16)

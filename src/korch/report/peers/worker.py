@@ -21,10 +21,9 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-import numpy as np
-
 from korch.errors import KorchError
 from korch.report.peers import get_peer
+from korch.report.peers.arrays import load_arrays, save_arrays
 from korch.report.peers.peer import Run, require
 
 
@@ -61,7 +60,7 @@ class _Session:
             case "run":
                 return {"times_ns": _time(self._prepared(), request["untimed"], request["timed"])}
             case "outputs":
-                np.savez(request["to"], *self._prepared()())
+                save_arrays(Path(request["to"]), self._prepared()())
                 return {}
             case other:
                 raise KorchError(f"the worker got an unknown request {other!r}")
@@ -75,8 +74,7 @@ class _Session:
 def _prepare(request: dict[str, Any]) -> Run:
     peer = get_peer(request["engine"])
     require(peer)
-    with np.load(request["inputs"]) as arrays:
-        inputs = dict(zip(request["names"], (arrays[key] for key in arrays.files), strict=True))
+    inputs = dict(zip(request["names"], load_arrays(Path(request["inputs"])), strict=True))
     return peer.prepare(Path(request["path"]), inputs, request["threads"])
 
 
