@@ -13,9 +13,19 @@ using Bits16 = Vec<uint16_t, W>;
 template <int W>
 using Bits32 = Vec<uint32_t, W>;
 
-// Unsigned numbers as ones of another width.
+// Unsigned numbers as ones of another width. GCC 12 widens 16 bits in two halves.
 template <typename To, int W, typename From>
 KORCH_INLINE Vec<To, W> resized(From x) {
+#if defined(__AVX2__) && !defined(__clang__)
+  typedef int16_t V8 __attribute__((vector_size(16)));
+  if constexpr (W == 8 && sizeof(To) == 4 && sizeof(From) == 16) return Vec<To, W>(__builtin_ia32_pmovzxwd256(V8(x)));
+#endif
+#if defined(__AVX512F__) && !defined(__clang__)
+  typedef int16_t V16 __attribute__((vector_size(32)));
+  typedef int32_t V16Wide __attribute__((vector_size(64)));
+  if constexpr (W == 16 && sizeof(To) == 4 && sizeof(From) == 32)
+    return Vec<To, W>(__builtin_ia32_pmovzxwd512_mask(V16(x), V16Wide{}, -1));
+#endif
   if constexpr (W == 1) return static_cast<To>(x);
   else return __builtin_convertvector(x, Vec<To, W>);
 }
