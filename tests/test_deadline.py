@@ -59,7 +59,8 @@ logger.addFilter(interrupt)
 logging.getLogger("korch").setLevel(logging.INFO)
 logging.getLogger("korch").addHandler(logging.StreamHandler(sys.stderr))
 model, output, cache = sys.argv[1:]
-found = korch.optimize(model, cache_folder=cache, search=SearchLimits(on_interrupt="keep"))
+limits = SearchLimits(on_interrupt="keep", max_primitives=4)
+found = korch.optimize(model, cache_folder=cache, superopt=0.0, search=limits)
 found.save(output)
 print(to_json(found.report))
 """

@@ -211,7 +211,7 @@ PATIENT = ("round_seconds", "combine_seconds", "block_seconds", "refine_seconds"
 def test_depth_costs_no_further_candidates_programs_or_measurements() -> None:
     counts, measured = [], []
     limits = OPTIONS.search  # on a busy machine, a solve that ends early would ask for other kernels
-    options = replace(OPTIONS, search=replace(limits, **dict.fromkeys(PATIENT, 600.0)))
+    options = replace(OPTIONS, search=replace(limits, max_primitives=4, **dict.fromkeys(PATIENT, 600.0)))
     for depth in (3, 6):
         meter = FakeMeter()
         _, _, tasks, outcome = search(transformer(depth), SEGMENT_PRIMITIVES, meter, options)
