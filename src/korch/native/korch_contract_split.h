@@ -59,7 +59,7 @@ struct Made {
   KORCH_INLINE Splitter<IS_ROWS, From> next(long block, long turns) const {
     Splitter<IS_ROWS, From> found = split(block, to + block % 2 * apart());
     if (block * TOGETHER >= count) found.last = 0;
-    found.each = parts_beside(turns);
+    else found.each = parts_beside(turns);
     return found;
   }
   KORCH_INLINE Block tiles(const uint16_t* block) const { return {block}; }
@@ -94,8 +94,8 @@ struct Given {
   KORCH_INLINE void make(long) const {}
   KORCH_INLINE Fetcher next(long block, long turns) const {
     constexpr long LINES = STEP / TERMS;  // of a step
-    const bool is_more = block * TOGETHER < count;
-    return {staying(block), is_more ? korch::blocks(terms, TERMS) * LINES : 0, korch::blocks(LINES, TURNS * turns)};
+    if (block * TOGETHER >= count) return {nullptr, 0, 0};
+    return {staying(block), korch::blocks(terms, TERMS) * LINES, korch::blocks(LINES, TURNS * turns)};
   }
   // The pieces' sum: the last first, as the first two of a number near the largest may have an infinite sum.
   KORCH_INLINE Floats columns(long line, long k, long) const {
