@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
+from korch.backend import builder_of
 from korch.cores import usable_cores
 from korch.deadline import Deadline
 from korch.errors import InputError, ModelError, OptionError, UnprovidedError, UnsupportedError
 from korch.host import executable as host_executable
 from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
-from korch.measure.compiler import Builder
 from korch.measure.cuda.device import require_device
-from korch.measure.toolchain import find_compiler
 from korch.options import Options, default_threads, unknown_option
 from korch.pipeline import Progress, Watch, optimize_model
-from korch.pipeline.ranges import optimize_ranges
+from korch.pipeline.ranges import onnx_source, optimize_ranges
 from korch.ranges.lockstep import HINT
 from korch.ranges.samples import Bound, static
 from korch.runtime import ranged, shaped
@@ -37,7 +36,6 @@ from korch.runtime.executable import Executable
 from korch.runtime.ranged import RangedExecutable
 from korch.runtime.runnable import Runnable
 from korch.runtime.shaped import ShapedExecutable
-from korch.target import detect_target
 
 if TYPE_CHECKING:
     from korch.torch_module import ModuleExecutable
@@ -227,11 +225,7 @@ def build(
             hint="Build an artifact for each binding",
         )
     shaped.check_different(native)
-    return ShapedExecutable(*shaped.combine(native, _builder(options)))
-
-
-def _builder(options: Options) -> Builder:
-    return Builder(detect_target(options.threads, find_compiler().identity).isa, options.cache_folder)
+    return ShapedExecutable(*shaped.combine(native, builder_of(options)))
 
 
 def _build_ranges(
@@ -250,14 +244,14 @@ def _build_ranges(
         )
     tell = progress or (lambda stage, text: None)
     try:
-        found, ranges = optimize_ranges(source, options, bindings[0], tell, deadline, watch)
+        found, ranges = optimize_ranges(onnx_source(source, bindings[0]), options, tell, deadline, watch)
     except UnprovidedError as error:
         raise UnsupportedError(
             f"a part of the model runs on the host, which takes no ranges of sizes ({error})",
             where="option --shape",
             hint=HINT,
         ) from error
-    return RangedExecutable(*shaped.combine(found, _builder(options)), ranges)
+    return RangedExecutable(*shaped.combine(found, builder_of(options)), ranges)
 
 
 def _build_one(

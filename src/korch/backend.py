@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from korch.candidate.candidate import Group, Refusal
+from korch.measure.compiler import Builder
 from korch.measure.meter import AnyMeter
 from korch.measure.toolchain import find_compiler
 from korch.options import Options
@@ -35,6 +36,11 @@ def open_meter(options: Options, weights_bytes: int = 0) -> AnyMeter:
     from korch.measure.cpu import CpuMeter
 
     return CpuMeter(options, load_providers(), weights_bytes)
+
+
+def builder_of(options: Options) -> Builder:
+    """Return the compiler for the CPU, with the cache that some options name."""
+    return Builder(detect_target(options.threads, find_compiler().identity).isa, options.cache_folder)
 
 
 def has_kernels(options: Options) -> Callable[[Group], bool]:

@@ -7,6 +7,7 @@ module's are; if all tensors of a call are NumPy arrays, so are the results.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -14,17 +15,25 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from korch.backend import builder_of
+from korch.deadline import Deadline
 from korch.errors import InputError, UnprovidedError, UnsupportedError
+from korch.fission import fission
+from korch.frontend.onnx import load_model
 from korch.frontend.torch import Exported, Trees, export_module
+from korch.frontend.torch.free import FreeModule
 from korch.host import HostedExecutable, optimize_with_host
 from korch.options import Options
 from korch.pipeline import Progress, optimize_model
+from korch.pipeline.ranges import Source, optimize_ranges
 from korch.primitive.op import Array
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
+from korch.runtime.ranged import RangedExecutable
 from korch.runtime.record import PlanRecord
 from korch.runtime.report import Report
 from korch.runtime.runnable import TensorInfo, Timing
+from korch.runtime.shaped import combine
 
 
 class ModuleExecutable:
@@ -35,11 +44,12 @@ class ModuleExecutable:
 
     Attributes:
         flat: the executable below, with arrays in and out; a `HostedExecutable`, which has no
-            single plan, where a part runs in ONNX Runtime.
+            single plan, where a part runs in ONNX Runtime; a `RangedExecutable` of an ExportedProgram with
+            dynamic dimensions.
         trees: how a call and its result are nested.
     """
 
-    def __init__(self, flat: Executable | HostedExecutable, trees: Trees) -> None:
+    def __init__(self, flat: Executable | HostedExecutable | RangedExecutable, trees: Trees) -> None:
         """Wrap an executable.
 
         Args:
@@ -125,7 +135,7 @@ def optimize_module(
     """Export and optimize a module.
 
     Args:
-        module: an nn.Module in evaluation mode, or an ExportedProgram.
+        module: an nn.Module in evaluation mode, or an ExportedProgram; of one with dynamic dimensions, all sizes.
         example_inputs: a tensor, or a tuple or list of positional arguments, or a dict of keyword
             arguments; None for what an ExportedProgram was exported with.
         example_kwargs: further keyword arguments.
@@ -137,7 +147,27 @@ def optimize_module(
     """
     args, kwargs = _example(example_inputs)
     both = {**kwargs, **(example_kwargs or {})}
+    free = FreeModule.of(module) if args is None and not both else None
+    if free is not None:
+        return _build_ranged(free, options, progress)
     return build_module(export_module(module, args, both), options, progress)
+
+
+def _build_ranged(free: FreeModule, options: Options, progress: Progress | None) -> ModuleExecutable:
+    """Optimize a module for all sizes of its dynamic dimensions."""
+    source = Source(
+        free.dimensions,
+        lambda sizes: fission(load_model(free.at(sizes).model)),
+        lambda sizes: (free.at(sizes).model, {}),
+    )
+    threads = torch.get_num_threads()
+    deadline = Deadline.after(options.budget_s, time.monotonic())
+    try:
+        found, ranges = optimize_ranges(source, options, progress or (lambda stage, text: None), deadline)
+    finally:
+        torch.set_num_threads(threads)
+    flat = RangedExecutable(*combine(found, builder_of(options)), ranges)
+    return ModuleExecutable(flat, free.at(tuple(d.high for d in free.dimensions)).trees)
 
 
 def build_module(exported: Exported, options: Options, progress: Progress | None = None) -> ModuleExecutable:

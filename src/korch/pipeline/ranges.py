@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from korch.deadline import Deadline
 from korch.errors import InaccurateError, UnsupportedError
 from korch.fission import fission
-from korch.frontend.onnx import LoadedModel, load_model, read_model
+from korch.frontend.onnx import load_model, read_model
 from korch.numerics import Standard
 from korch.options import Options
 from korch.pipeline.fit_costs import fit_costs
@@ -44,20 +43,47 @@ RANDOM_SIZES = 2
 """Random sizes among those at which a plan is compared."""
 
 
+@dataclass(frozen=True)
+class Source:
+    """A model with free dimensions.
+
+    Attributes:
+        dimensions: what is free.
+        primitives: returns its primitives for one size of each dimension.
+        bound: returns the model and the binding for these sizes, as `optimize_model` takes them.
+    """
+
+    dimensions: tuple[Dimension, ...]
+    primitives: Callable[[Sizes], PrimitiveGraph]
+    bound: Callable[[Sizes], tuple[Any, dict[str, tuple[int, ...]]]]
+
+
+def onnx_source(model: Any, shapes: Mapping[str, Sequence[Bound]]) -> Source:
+    """Return an ONNX model with ranges in a binding of its dimensions.
+
+    Args:
+        model: a path, the bytes of an ONNX file or an onnx.ModelProto.
+        shapes: the binding.
+
+    Raises:
+        ModelError: as `load_model`.
+    """
+    loaded = read_model(model)
+    return Source(
+        dimensions_of(shapes),
+        lambda sizes: fission(load_model(loaded, binding_of(shapes, sizes))),
+        lambda sizes: (model, binding_of(shapes, sizes)),
+    )
+
+
 def optimize_ranges(
-    model: Any,
-    options: Options,
-    shapes: Mapping[str, Sequence[Bound]],
-    progress: Progress,
-    deadline: Deadline,
-    watch: Watch | None = None,
+    source: Source, options: Options, progress: Progress, deadline: Deadline, watch: Watch | None = None
 ) -> tuple[list[Executable], Ranges]:
     """Return executables for a few upper sizes, and how they serve all sizes of the ranges.
 
     Args:
-        model: a path, the bytes of an ONNX file or an onnx.ModelProto.
+        source: the model.
         options: how to optimize.
-        shapes: a binding of the model's dimensions, with ranges in it.
         progress: called with a stage's name and a line of text.
         deadline: the time at which the artifact must be on disk.
         watch: called after each stage.
@@ -67,21 +93,19 @@ def optimize_ranges(
         InaccurateError: a plan does not compute what the model does at one of the sizes.
         KorchError: as `optimize_model`.
     """
-    dimensions = dimensions_of(shapes)
-    limits = options.search
+    dimensions, limits = source.dimensions, options.search
     columns = [upper_sizes(d, limits.range_factor, limits.range_least) for d in dimensions]
     uppers = list(itertools.product(*columns))
-    primitives = partial(_primitives, read_model(model), shapes)
     found, plans = [], []
     for i, sizes in enumerate(uppers):
         progress("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}")
-        whole = masked(dimensions, sizes, primitives)
+        whole = masked(dimensions, sizes, source.primitives)
         timed, *others = _timed(dimensions, columns, sizes)
         whole = replace(whole, plan=replace(whole.plan, timed=timed), others=tuple(others))
         share = deadline.shared(len(uppers) - i)
         if options.is_cuda:
             raise UnsupportedError("an artifact for a CUDA device has one plan", "option --shape")
-        binding = binding_of(shapes, sizes)
+        model, binding = source.bound(sizes)
         end = share.less(FIT_SHARE)
         executables = optimize_masked(model, options.for_search(i), binding, progress, end, watch, whole)
         found += [executable for _, executable in executables]
@@ -92,7 +116,7 @@ def optimize_ranges(
             if k >= ALWAYS_CHECKED and not _has_time(share):
                 break
             progress("build", f"comparing with the model at {_text(dimensions, checked)}")
-            standard = _standard(primitives(checked), options)
+            standard = _standard(source.primitives(checked), options)
             for _, executable in executables:
                 _compare(standard, executable, whole, checked, dimensions)
         plans += [replace(plan, costs=own) for plan, own in zip(served, costs, strict=True)]
@@ -102,10 +126,6 @@ def optimize_ranges(
 def _has_time(deadline: Deadline) -> bool:
     left_s = deadline.left_s
     return left_s is None or left_s > 0
-
-
-def _primitives(model: LoadedModel, shapes: Mapping[str, Sequence[Bound]], sizes: Sizes) -> PrimitiveGraph:
-    return fission(load_model(model, binding_of(shapes, sizes)))
 
 
 def _checked_sizes(

@@ -1,0 +1,91 @@
+"""An ExportedProgram with dynamic dimensions -> the module as ONNX for any of their sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from korch.errors import UnsupportedError
+from korch.frontend.torch.export import Exported, export_call
+from korch.ranges.form import Dimension, Sizes
+
+MOST_KEPT = 16
+"""Sizes whose exported modules are kept; they share the module's weights."""
+
+
+class FreeModule:
+    """A module that takes tensors of several sizes.
+
+    Attributes:
+        dimensions: what is free, named by the first input that has it and its axis.
+        at: returns the module as ONNX for one size of each dimension; raises what `export_module` does.
+    """
+
+    def __init__(self, program: Any, dimensions: tuple[Dimension, ...], axes: Mapping[tuple[int, int], int]) -> None:
+        """Keep what was found.
+
+        Args:
+            program: what PyTorch has exported.
+            dimensions: what is free.
+            axes: by leaf of a call and axis, the number of a dimension.
+        """
+        self._program, self._axes = program, axes
+        self.dimensions = dimensions
+        self.at = lru_cache(MOST_KEPT)(self._exported)
+
+    @staticmethod
+    def of(program: Any) -> FreeModule | None:
+        """Return the module of a program whose inputs have dynamic dimensions, None if there are none.
+
+        Raises:
+            UnsupportedError: a dimension has no largest size, or follows from another one.
+        """
+        if not isinstance(program, torch.export.ExportedProgram) or program.example_inputs is None:
+            return None
+        nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+        inputs = [node for name in program.graph_signature.user_inputs if (node := nodes.get(str(name))) is not None]
+        numbers: dict[Any, int] = {}
+        dimensions: list[Dimension] = []
+        axes: dict[tuple[int, int], int] = {}
+        for leaf, node in enumerate(inputs):
+            shape = getattr(node.meta.get("val"), "shape", ())
+            for axis, size in enumerate(shape):
+                if not isinstance(size, torch.SymInt):
+                    continue
+                symbol, where = size.node.expr, f"module, input {node.name!r}, axis {axis}"
+                bounds = program.range_constraints.get(symbol)
+                if bounds is None:
+                    raise UnsupportedError(f"its size is {symbol}, which follows from another one", where)
+                if symbol not in numbers:
+                    numbers[symbol] = len(dimensions)
+                    dimensions.append(Dimension(node.name, axis, int(bounds.lower), _largest(bounds, where)))
+                axes[leaf, axis] = numbers[symbol]
+        return FreeModule(program, tuple(dimensions), axes) if dimensions else None
+
+    def _exported(self, sizes: Sizes) -> Exported:
+        leaves, spec = pytree.tree_flatten(self._program.example_inputs)
+        for (leaf, axis), number in self._axes.items():
+            leaves[leaf] = _resized(leaves[leaf], axis, sizes[number])
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        return export_call(self._program.module(), args, kwargs, "ExportedProgram")
+
+
+def _largest(bounds: Any, where: str) -> int:
+    try:
+        return int(bounds.upper)
+    except (TypeError, ValueError, OverflowError, AttributeError):
+        raise UnsupportedError(
+            "its dynamic size has no largest value",
+            where,
+            hint="Export it with torch.export.Dim(NAME, max=...), or without dynamic shapes",
+        ) from None
+
+
+def _resized(tensor: Any, axis: int, size: int) -> Any:
+    """Return a tensor with some size along an axis, its elements repeated: integers may be indices."""
+    places = torch.arange(size) % max(1, tensor.shape[axis])
+    return torch.index_select(tensor, axis, places)

@@ -1,0 +1,57 @@
+"""Modules that torch.export has exported with dynamic dimensions."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import korch  # noqa: E402
+from korch.errors import InputError, UnsupportedError  # noqa: E402
+from korch.runtime.ranged import RangedExecutable  # noqa: E402
+
+
+class Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(11, 8)
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, tokens, mask):
+        x = self.table(tokens)
+        weights = torch.softmax(self.linear(x) @ x.transpose(1, 2) + mask[:, None, :], -1)
+        return {"y": weights @ x, "mean": x.mean(1)}
+
+
+def call(length: int):
+    torch.manual_seed(length)
+    return torch.randint(0, 11, (2, length)), torch.randn(2, length)
+
+
+def exported(**bounds: int):
+    torch.manual_seed(0)
+    length = torch.export.Dim("length", **bounds)
+    return torch.export.export(Attention().eval(), call(5), dynamic_shapes=({1: length}, {1: length}))
+
+
+def test_all_sizes_of_a_dynamic_dimension_run(cache_folder) -> None:
+    program = exported(min=1, max=20)
+    limits = korch.SearchLimits(range_least=16)
+    found = korch.optimize(program, measure=False, threads=1, superopt=0, search=limits, cache_folder=cache_folder)
+    assert isinstance(found.flat, RangedExecutable)
+    module = program.module()
+    for length in range(1, 21):
+        given, wanted = call(length), module(*call(length))
+        results = found(*given)
+        assert results.keys() == {"y", "mean"}
+        for name, result in results.items():
+            torch.testing.assert_close(result, wanted[name], rtol=1e-4, atol=1e-5)
+    with pytest.raises(InputError, match=r"the size 21 of 'tokens\[1\]' is out of its range.*1\.\.20"):
+        found(*call(21))
+    with pytest.raises(InputError, match="is 4; expected 3"):
+        found(call(3)[0], call(4)[1])
+
+
+def test_a_dimension_without_a_largest_size_is_refused(cache_folder) -> None:
+    with pytest.raises(UnsupportedError, match=r"input 'tokens', axis 1.*its dynamic size has no largest value.*max="):
+        korch.optimize(exported(), cache_folder=cache_folder)
