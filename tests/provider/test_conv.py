@@ -21,6 +21,7 @@ from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.conv import ConvProvider
 from korch.provider.conv.linked import chain_plans
 from korch.provider.conv.provider import _run
+from korch.provider.conv.rows import lines_of_task
 from korch.provider.conv.shape import vectors_of
 from korch.provider.conv.split import split_of
 from korch.provider.provider import SPLIT
@@ -642,3 +643,11 @@ def test_split_convolutions_are_as_exact_as_float32(units, rng):
         assert not isinstance(kernel, Refusal)
         (found,) = run_kernel(kernel, each, offer, [x, w], builder)
         assert 0 < error(found) < 0.7 * error(chain)
+
+
+def test_tasks_have_as_many_lines_as_fit_and_all_threads_have_some():
+    assert lines_of_task(56, 9, tasks=1, threads=2) == 7  # 8 tasks
+    assert lines_of_task(56, 9, tasks=2, threads=2) == 8  # 7 tasks of each image
+    assert lines_of_task(56, 100, tasks=2, threads=4) == 28
+    assert lines_of_task(5, 0, tasks=1, threads=16) == 1  # not one line fits, and there are more threads than lines
+    assert lines_of_task(5, 5, tasks=3, threads=1) == 5
