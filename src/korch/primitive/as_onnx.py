@@ -26,6 +26,7 @@ from korch.primitive.ops.layout import (
 from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
 from korch.primitive.ops.opaque import OpaqueAttributes, onnx_type
 from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes
+from korch.primitive.ops.stored import StoredAttributes
 from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts
 from korch.primitive.types import DType, ValueType
 
@@ -187,6 +188,8 @@ class OnnxNodes:
                 return self.pool(p, inputs[0], types[0])
             case WinogradAttributes():
                 return self.winograd(p, inputs, types)
+            case StoredAttributes():
+                return self.stored(p.attributes, inputs, types)
             case OpaqueAttributes():
                 return self.opaque(p.attributes, inputs)
         raise UnsupportedError(f"{p.op} has no form in ONNX here", where=self.where)
@@ -254,6 +257,33 @@ class OnnxNodes:
         y = self.add("Reshape", [y, self.integers([n, o, down * m, across * m])])
         y = self.slice(y, [0] * 4, out, [1] * 4)
         return self.add("Cast", [y], to=onnx.TensorProto.INT32) if is_of_bytes else y
+
+    def stored(self, at: StoredAttributes, inputs: Sequence[str], types: Sequence[ValueType]) -> str:
+        """Add a product by weights of few bits: they are unpacked, widened and scaled first."""
+        (a, q, scale), zeros = inputs[:3], inputs[3:]
+        blocks, columns = types[2].shape
+        terms, rows = blocks * at.block, types[0].shape[-1]
+        if at.bits < 8:
+            shifts = self.literal(np.arange(0, 8, at.bits, dtype=np.uint8).reshape(1, -1, 1), DType.U8)
+            mask = self.literal(np.array([[[(1 << at.bits) - 1]]], np.uint8), DType.U8)
+            single = self.add("Unsqueeze", [q, self.integers([1])])
+            single = self.add("Expand", [single, self.integers([types[1].shape[0], at.each, columns])])
+            single = self.add("BitwiseAnd", [self.add("BitShift", [single, shifts], direction="RIGHT"), mask])
+            q = self.add("Reshape", [single, self.integers([-1, columns])])
+
+        def repeated(name: str) -> str:
+            single = self.add("Unsqueeze", [name, self.integers([1])])
+            single = self.add("Expand", [single, self.integers([blocks, at.block, columns])])
+            return self.add("Reshape", [single, self.integers([terms, columns])])
+
+        def widened(name: str) -> str:
+            return self.add("Cast", [name], to=onnx_type(types[0].dtype))
+
+        given = self.literal(np.array(at.zero).astype(types[0].dtype.numpy), types[0].dtype)
+        zero = widened(repeated(zeros[0])) if zeros else given
+        wide = self.add("Sub", [widened(self.slice(q, (0, 0), (terms, columns), (1, 1))), zero])
+        scaled = self.add("Mul", [wide, repeated(scale)])
+        return self.add("MatMul", [a, self.slice(scaled, (0, 0), (rows, columns), (1, 1))])
 
     def opaque(self, at: OpaqueAttributes, inputs: Sequence[str]) -> str:
         """Add the model's own node."""
