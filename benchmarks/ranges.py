@@ -29,7 +29,7 @@ from benchmarks.models.exported import export_model
 from benchmarks.suite import machine
 from korch.api import load, optimize
 from korch.report.peers.inputs import random_arrays
-from korch.runtime.padding import Fitting, Served
+from korch.runtime.padding import Fitting, PaddedPlan
 from korch.runtime.ranged import RangedExecutable
 
 Feeds = Mapping[str, np.ndarray]
@@ -194,7 +194,7 @@ def _choice(ranged: RangedExecutable, sizes: tuple[int, ...], feeds: Feeds, roun
     engines: dict[str, Run] = {}
     for i, (executable, plan) in enumerate(zip(ranged.executables, ranged.ranges.plans, strict=True)):
         if plan.sizes >= sizes:
-            fitting = Fitting(Served(executable, plan), sizes)
+            fitting = Fitting(PaddedPlan(executable, plan), sizes)
             engines[str(i)] = lambda _, fitting=fitting: fitting.run(arrays)
     if len(engines) < 2:
         return 1.0

@@ -17,7 +17,7 @@ from korch.ranges.form import Factor, Sizes
 from korch.ranges.masked import Masked, masked
 from korch.ranges.samples import LEAST_PLANNED, Bound, binding_of, dimensions_of
 from korch.report.peers.inputs import random_arrays
-from korch.runtime.padding import cut, padded
+from korch.runtime.padding import Cut, Padded
 
 Shapes = Mapping[str, Sequence[Bound]]
 
@@ -44,19 +44,25 @@ def masked_model(source: bytes, shapes: Shapes) -> Masked:
     return masked(dimensions, largest, lambda sizes: primitives(source, shapes, sizes))
 
 
+def padded(whole: Masked, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the inputs that the user sees, in a plan's sizes."""
+    pairs = zip(feeds.items(), whole.plan.inputs, strict=True)
+    return {name: Padded(form, array.dtype).fill(array) for (name, array), form in pairs}
+
+
 def worst_error(source: bytes, shapes: Shapes, whole: Masked, sizes: Sizes, *, without_masks: bool = False) -> float:
     """Return the largest difference between a masked model and the model of a size, both in float64."""
     graph = primitives(source, shapes, sizes)
     types = {name: graph.types[v] for name, v in graph.inputs}
     feeds = random_arrays({name: (t.shape, t.dtype.numpy) for name, t in types.items()}, sum(sizes))
     wanted = reference.run(graph, feeds)
-    given = {name: padded(feeds[name], form) for name, form in zip(types, whole.plan.inputs, strict=True)}
+    given = padded(whole, feeds)
     masks = {hidden.name: hidden.array(sizes) for hidden in whole.plan.hidden}
     given |= {name: np.ones_like(mask) for name, mask in masks.items()} if without_masks else masks
     found = reference.run(whole.graph, given)
     errors = [0.0]
     for (name, _), form in zip(graph.outputs, whole.plan.outputs, strict=True):
-        part = cut(found[name], form, sizes)
+        part = Cut.of(form, sizes).apply(found[name])
         assert part.shape == wanted[name].shape
         assert np.array_equal(np.isnan(part), np.isnan(wanted[name]))
         errors.append(float(np.nanmax(np.abs(part - wanted[name]), initial=0)))

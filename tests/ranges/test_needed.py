@@ -14,7 +14,8 @@ from korch.ranges.masked import Masked
 from korch.ranges.needed import Need, needs
 from korch.ranges.plan import RangePlan
 from korch.report.peers.inputs import random_arrays
-from tests.ranges.range_models import bert, conv_net, cut, masked_model, vit
+from korch.runtime.padding import Cut
+from tests.ranges.range_models import bert, conv_net, masked_model, vit
 
 N = frozenset((extent(0),))
 
@@ -68,7 +69,8 @@ def test_what_is_not_needed_does_not_reach_the_outputs() -> None:
             if result.dtype.kind == "f":
                 result[~needed_mask(result.shape, found.get(primitive.output, {}), sizes)] = np.nan
         for (_, value), form in zip(whole.graph.outputs, whole.plan.outputs, strict=True):
-            assert np.array_equal(cut(spoiled[value], form, sizes), cut(plain[value], form, sizes))
+            part = Cut.of(form, sizes)
+            assert np.array_equal(part.apply(spoiled[value]), part.apply(plain[value]))
 
 
 def needed_mask(shape: tuple[int, ...], need: Need, sizes: tuple[int, ...]) -> np.ndarray:

@@ -72,6 +72,18 @@ def test_every_size_runs_on_the_plan_with_the_least_cost(executable: RangedExecu
     assert executable.plan_for([np.zeros((2, 6, 6)), np.zeros(6)]) is small
 
 
+def test_elements_of_a_larger_run_do_not_enter_a_smaller_one(cache_folder) -> None:
+    """A sum over an input reads the zeros behind its elements."""
+    text = '<ir_version: 8, opset_import: ["" : 17]> g (float[n, 6] x) => (float[6] y)'
+    model = onnx.parser.parse_model(text + "{ y = ReduceMean <axes = [0], keepdims = 0> (x) }")
+    found = korch.optimize(model, shapes={"n": range(1, 25)}, cache_folder=cache_folder, **QUICK)
+    rng = np.random.default_rng(0)
+    for n in (24, 5, 1, 24, 3, 7, 2):
+        x = rng.standard_normal((n, 6)).astype(np.float32)
+        (y,) = found.run(None, {"x": x})
+        np.testing.assert_allclose(y, x.mean(0), rtol=1e-5, atol=1e-6)
+
+
 def test_without_costs_the_smallest_plan_runs(executable: RangedExecutable) -> None:
     bare = replace(executable.ranges, plans=tuple(replace(plan, costs=()) for plan in executable.ranges.plans))
     artifacts = [one.artifact for one in executable.executables]

@@ -23,11 +23,11 @@ from korch.ranges.masked import Masked
 from korch.ranges.needed import Ends
 from korch.report.peers.inputs import random_arrays
 from korch.runtime import trim
-from korch.runtime.padding import cut, padded
+from korch.runtime.padding import Cut
 from korch.runtime.program import Step
 from korch.search.instance import collect_candidates
 from korch.testing.kernels import load_kernels
-from tests.ranges.range_models import masked_model, model, primitives, weight
+from tests.ranges.range_models import masked_model, model, padded, primitives, weight
 
 LENGTH = 21
 SHAPES = {"n": (range(1, LENGTH + 1),)}
@@ -140,11 +140,11 @@ def wrong_sizes(source: bytes, whole: Masked, steps: Sequence[Step[Kernel]], lib
         types = {name: model.types[value] for name, value in model.inputs}
         feeds = random_arrays({name: (t.shape, t.dtype.numpy) for name, t in types.items()}, sum(sizes))
         wanted = reference.run(model, feeds)
-        given = {name: padded(feeds[name], form) for name, form in zip(types, whole.plan.inputs, strict=True)}
+        given = padded(whole, feeds)
         given |= {hidden.name: hidden.array(sizes) for hidden in whole.plan.hidden}
         found = execute(whole.graph, steps, library, given)
         for (name, _), form in zip(model.outputs, whole.plan.outputs, strict=True):
-            if not np.allclose(cut(found[name], form, sizes), wanted[name], rtol=1e-3, atol=1e-4):
+            if not np.allclose(Cut.of(form, sizes).apply(found[name]), wanted[name], rtol=1e-3, atol=1e-4):
                 wrong.append(sizes[0])
     return wrong
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,28 +15,49 @@ from korch.ranges.plan import RangePlan
 from korch.runtime.executable import Executable
 
 
-class Served:
-    """A plan, and memory for its padded inputs.
+class Padded:
+    """An array of a plan's size, with an input's elements at its beginning and zeros behind them.
 
-    What lies behind the elements of an input is of earlier runs, since no result depends on it. At first it is zero, so
-    that integers are always indices that the model has been given.
+    Masked graphs rely on the zeros (`korch.ranges.masked`).
     """
 
+    def __init__(self, form: Sequence[tuple[Factor, ...]], dtype: np.dtype[Any]) -> None:
+        self._whole = np.zeros(_planned(form), dtype)
+        self._filled: tuple[int, ...] = ()
+
+    def fill(self, array: Array) -> Array:
+        """Return the whole array with the elements of another input."""
+        if any(old > new for old, new in zip(self._filled, array.shape, strict=False)):
+            self._whole[tuple(map(slice, self._filled))] = 0
+        self._filled = array.shape
+        self._whole[tuple(map(slice, array.shape))] = array
+        return self._whole
+
+
+class PaddedPlan:
+    """A plan, and memory for its padded inputs, which is kept between runs."""
+
     def __init__(self, executable: Executable, plan: RangePlan) -> None:
+        """Keep a plan.
+
+        Args:
+            executable: the plan.
+            plan: how it serves sizes.
+        """
         self.executable, self.plan = executable, plan
         self._infos = executable.get_inputs()
-        self._spare: list[list[Array]] = []
+        self._spare: list[list[Padded]] = []
 
-    def take(self) -> list[Array]:
-        """Return an array for each input that no other thread has, until `give_back`."""
+    def take(self) -> list[Padded]:
+        """Return memory for each input that no other thread has, until `give_back`."""
         try:
             return self._spare.pop()
         except IndexError:
-            return [np.zeros(_planned(f), i.dtype) for i, f in zip(self._infos, self.plan.inputs, strict=False)]
+            return [Padded(form, i.dtype) for i, form in zip(self._infos, self.plan.inputs, strict=False)]
 
-    def give_back(self, arrays: list[Array]) -> None:
+    def give_back(self, memory: list[Padded]) -> None:
         """Let other runs have what `take` has returned."""
-        self._spare.append(arrays)
+        self._spare.append(memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,56 +95,36 @@ class Cut:
 class Fitting:
     """How inputs of some sizes run on a plan: with which masks, pads and cuts."""
 
-    def __init__(self, served: Served, sizes: Sizes) -> None:
-        plan = served.plan
-        self._served = served
+    def __init__(self, padded: PaddedPlan, sizes: Sizes) -> None:
+        """Compute what a run needs.
+
+        Args:
+            padded: the plan.
+            sizes: of each dimension.
+        """
+        plan = padded.plan
+        self._padded = padded
         self._masks = [hidden.array(sizes) for hidden in plan.hidden]
-        shapes = [tuple(size_at(axis, sizes) for axis in form) for form in plan.inputs]
-        self._parts = [
-            None if shape == _planned(form) else tuple(map(slice, shape))
-            for shape, form in zip(shapes, plan.inputs, strict=True)
-        ]
-        self._is_padded = any(part is not None for part in self._parts)
+        self._is_whole = [tuple(size_at(a, sizes) for a in form) == _planned(form) for form in plan.inputs]
         self._cuts = [Cut.of(form, sizes) for form in plan.outputs]
 
     def run(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
         """Return the model's outputs."""
-        found = (
-            self._padded_run(arrays) if self._is_padded else self._served.executable.compute([*arrays, *self._masks])
-        )
-        return tuple(cut.apply(array) for cut, array in zip(self._cuts, found, strict=True))
-
-    def _padded_run(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        room = self._served.take()
+        memory = self._padded.take()
         try:
-            inputs = []
-            for array, whole, part in zip(arrays, room, self._parts, strict=True):
-                if part is not None:
-                    whole[part] = array
-                inputs.append(array if part is None else whole)
-            return self._served.executable.compute([*inputs, *self._masks])
+            inputs = [
+                array if is_whole else own.fill(array)
+                for array, own, is_whole in zip(arrays, memory, self._is_whole, strict=True)
+            ]
+            found = self._padded.executable.compute([*inputs, *self._masks])
         finally:
-            self._served.give_back(room)
+            self._padded.give_back(memory)
+        return tuple(cut.apply(array) for cut, array in zip(self._cuts, found, strict=True))
 
 
 def padded_run(executable: Executable, plan: RangePlan, sizes: Sizes, arrays: Sequence[Array]) -> tuple[Array, ...]:
     """Return a plan's outputs for inputs of smaller sizes."""
-    return Fitting(Served(executable, plan), sizes).run(arrays)
-
-
-def padded(array: Array, form: Sequence[tuple[Factor, ...]]) -> Array:
-    """Return an array with zeros behind its elements, in the size of a plan."""
-    shape = _planned(form)
-    if array.shape == shape:
-        return array
-    whole = np.zeros(shape, array.dtype)
-    whole[tuple(slice(n) for n in array.shape)] = array
-    return whole
-
-
-def cut(array: Array, form: Sequence[tuple[Factor, ...]], sizes: Sizes) -> Array:
-    """Return the elements of an array that the model has at some sizes."""
-    return Cut.of(form, sizes).apply(array)
+    return Fitting(PaddedPlan(executable, plan), sizes).run(arrays)
 
 
 def _planned(form: Sequence[tuple[Factor, ...]]) -> tuple[int, ...]:

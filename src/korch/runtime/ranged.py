@@ -25,7 +25,7 @@ from korch.ranges.plan import RangePlan
 from korch.records import plain, read_object, read_record
 from korch.runtime.artifact import Archive, Artifact
 from korch.runtime.executable import Executable
-from korch.runtime.padding import Fitting, Served, size_at
+from korch.runtime.padding import Fitting, PaddedPlan, size_at
 from korch.runtime.report import KernelCost
 from korch.runtime.runnable import ArrayType, Runnable, TensorInfo, Timing
 from korch.runtime.shaped import ShapedExecutable, Shared, read_shaped
@@ -74,7 +74,7 @@ class RangedExecutable(ShapedExecutable):
         if len(ranges.plans) != len(self.executables):
             raise ArtifactError("its ranges are not those of its plans")
         self.ranges = ranges
-        found = [Served(e, plan) for e, plan in zip(self.executables, ranges.plans, strict=True)]
+        found = [PaddedPlan(e, plan) for e, plan in zip(self.executables, ranges.plans, strict=True)]
         self._served = sorted(found, key=lambda served: math.prod(served.plan.sizes))
         texts = [self._plan_text(plan).replace("up to", "at most", 1) for plan in ranges.plans]
         reports = (executable.report for executable in self.executables)
