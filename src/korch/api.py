@@ -26,7 +26,6 @@ from korch.measure.cuda.device import require_device
 from korch.options import Options, default_threads, unknown_option
 from korch.pipeline import Progress, Watch, optimize_model
 from korch.pipeline.ranges import onnx_source, optimize_ranges
-from korch.ranges.lockstep import HINT
 from korch.ranges.samples import Bound, static
 from korch.runtime import ranged, shaped
 from korch.runtime.artifact import read_format
@@ -243,15 +242,7 @@ def _build_ranges(
             expected="ranges, or sizes separated by commas",
         )
     tell = progress or (lambda stage, text: None)
-    try:
-        found, ranges = optimize_ranges(onnx_source(source, bindings[0]), options, tell, deadline, watch)
-    except UnprovidedError as error:
-        raise UnsupportedError(
-            f"a part of the model runs on the host, which takes no ranges of sizes ({error})",
-            where="option --shape",
-            hint=HINT,
-        ) from error
-    return RangedExecutable(*shaped.combine(found, builder_of(options)), ranges)
+    return optimize_ranges(onnx_source(source, bindings[0]), options, tell, deadline, watch)
 
 
 def _build_one(

@@ -15,7 +15,6 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from korch.backend import builder_of
 from korch.deadline import Deadline
 from korch.errors import InputError, UnprovidedError, UnsupportedError
 from korch.fission import fission
@@ -33,7 +32,6 @@ from korch.runtime.ranged import RangedExecutable
 from korch.runtime.record import PlanRecord
 from korch.runtime.report import Report
 from korch.runtime.runnable import TensorInfo, Timing
-from korch.runtime.shaped import combine
 
 
 class ModuleExecutable:
@@ -147,7 +145,7 @@ def optimize_module(
     """
     args, kwargs = _example(example_inputs)
     both = {**kwargs, **(example_kwargs or {})}
-    free = FreeModule.of(module) if args is None and not both else None
+    free = FreeModule.of(module) if args is None and not both and not options.is_cuda else None
     if free is not None:
         return _build_ranged(free, options, progress)
     return build_module(export_module(module, args, both), options, progress)
@@ -163,10 +161,9 @@ def _build_ranged(free: FreeModule, options: Options, progress: Progress | None)
     threads = torch.get_num_threads()
     deadline = Deadline.after(options.budget_s, time.monotonic())
     try:
-        found, ranges = optimize_ranges(source, options, progress or (lambda stage, text: None), deadline)
+        flat = optimize_ranges(source, options, progress or (lambda stage, text: None), deadline)
     finally:
         torch.set_num_threads(threads)
-    flat = RangedExecutable(*combine(found, builder_of(options)), ranges)
     return ModuleExecutable(flat, free.at(tuple(d.high for d in free.dimensions)).trees)
 
 

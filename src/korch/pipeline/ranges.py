@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from korch.backend import builder_of
 from korch.deadline import Deadline
-from korch.errors import InaccurateError, UnsupportedError
+from korch.errors import InaccurateError, UnprovidedError, UnsupportedError
 from korch.fission import fission
 from korch.frontend.onnx import load_model, read_model
 from korch.numerics import Standard
@@ -21,11 +22,13 @@ from korch.pipeline.optimize import Watch, optimize_masked
 from korch.pipeline.run import Progress
 from korch.primitive.graph import PrimitiveGraph
 from korch.ranges.form import Dimension, Sizes
+from korch.ranges.lockstep import HINT
 from korch.ranges.masked import Masked, masked
 from korch.ranges.samples import Bound, binding_of, dimensions_of, upper_sizes
 from korch.runtime.executable import Executable
 from korch.runtime.padding import padded_run
-from korch.runtime.ranged import Ranges
+from korch.runtime.ranged import RangedExecutable, Ranges
+from korch.runtime.shaped import combine
 from korch.validation.standard import random_inputs
 
 logger = logging.getLogger("korch.pipeline")
@@ -78,8 +81,8 @@ def onnx_source(model: Any, shapes: Mapping[str, Sequence[Bound]]) -> Source:
 
 def optimize_ranges(
     source: Source, options: Options, progress: Progress, deadline: Deadline, watch: Watch | None = None
-) -> tuple[list[Executable], Ranges]:
-    """Return executables for a few upper sizes, and how they serve all sizes of the ranges.
+) -> RangedExecutable:
+    """Return an executable for all sizes of the ranges.
 
     Args:
         source: the model.
@@ -89,10 +92,25 @@ def optimize_ranges(
         watch: called after each stage.
 
     Raises:
-        UnsupportedError: a node does what can't be done for a range of sizes.
+        UnsupportedError: a node does what can't be done for a range of sizes, or runs on the host.
         InaccurateError: a plan does not compute what the model does at one of the sizes.
         KorchError: as `optimize_model`.
     """
+    try:
+        found, ranges = _plans(source, options, progress, deadline, watch)
+    except UnprovidedError as error:
+        raise UnsupportedError(
+            f"a part of the model runs on the host, which takes no ranges of sizes ({error})",
+            where="option --shape",
+            hint=HINT,
+        ) from error
+    return RangedExecutable(*combine(found, builder_of(options)), ranges)
+
+
+def _plans(
+    source: Source, options: Options, progress: Progress, deadline: Deadline, watch: Watch | None
+) -> tuple[list[Executable], Ranges]:
+    """Return executables for a few upper sizes, and how they serve all sizes of the ranges."""
     dimensions, limits = source.dimensions, options.search
     columns = [upper_sizes(d, limits.range_factor, limits.range_least) for d in dimensions]
     uppers = list(itertools.product(*columns))
@@ -103,8 +121,6 @@ def optimize_ranges(
         timed, *others = _timed(dimensions, columns, sizes)
         whole = replace(whole, plan=replace(whole.plan, timed=timed), others=tuple(others))
         share = deadline.shared(len(uppers) - i)
-        if options.is_cuda:
-            raise UnsupportedError("an artifact for a CUDA device has one plan", "option --shape")
         model, binding = source.bound(sizes)
         end = share.less(FIT_SHARE)
         executables = optimize_masked(model, options.for_search(i), binding, progress, end, watch, whole)
