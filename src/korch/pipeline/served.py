@@ -62,7 +62,7 @@ def _served(task: Task, joined: Joined, needs: dict[int, Need], found: Mapping[i
     values = [joined.values[i] for i in task.block.instances]
     inputs = tuple(sorted(plan.size_inputs.items()))
     known: dict[int, Need] = {}
-    ending: dict[tuple[int, ...], tuple[Ending, ...]] = {}
+    ending: dict[tuple[tuple[int, ...], ...], tuple[Ending, ...]] = {}  # equal primitives may read in another order
 
     def need(value: int) -> Need:
         if value not in known:
@@ -70,11 +70,12 @@ def _served(task: Task, joined: Joined, needs: dict[int, Need], found: Mapping[i
         return known[value]
 
     def endings(group: Group) -> tuple[Ending, ...]:
-        if group.primitives not in ending:
+        key = group.primitives, group.inputs
+        if key not in ending:
             placed = [joined.place(i, Candidate(group, "", Offer((), ()))).group for i in task.block.instances]
             each = [endings_of(joined.graph, own.primitives, own.inputs, found) for own in placed]
-            ending[group.primitives] = each[0] if len({tuple(map(str, own)) for own in each}) == 1 else ()
-        return ending[group.primitives]
+            ending[key] = each[0] if len({tuple(map(str, own)) for own in each}) == 1 else ()
+        return ending[key]
 
     def served(candidate: Candidate) -> Candidate:
         if candidate.offer.is_in_place:

@@ -21,7 +21,7 @@ from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
-from korch.primitive.types import ValueType
+from korch.primitive.types import DType, ValueType
 from korch.runtime.memory import ArenaPlan, Buffer, plan_arena
 
 Port = tuple[int, Layout]
@@ -140,6 +140,7 @@ class _Binder:
         self.constant_ports: list[Port] = []
         self.slots: list[tuple[Slot, ...]] = []
         self.whole_of: dict[int, tuple[int, int]] = {}  # of a part: its buffer, and where in it
+        self.mixed: set[int] = set()  # buffers that may hold bits which are denormal numbers as floats
 
     def port(self, value: int, layout: Layout) -> Port:
         return value, layout.normalized(self.graph.types[value].shape)
@@ -153,12 +154,13 @@ class _Binder:
         ]
         for value, layout in zip(group.outputs, offer.outputs, strict=True):
             port = self.port(value, layout)
-            self.current[port] = self.new_buffer(self.size_bytes(port), number)
+            is_mixed = self.graph.types[value].dtype is not DType.F32
+            self.current[port] = self.new_buffer(self.size_bytes(port), number, is_mixed)
             slots.append(self.current[port])
         if offer.is_in_place:
             self.join(slots[:-1], slots[-1], number)
         if step.kernel.workspace_bytes:
-            slots.append(self.new_buffer(step.kernel.workspace_bytes, number))
+            slots.append(self.new_buffer(step.kernel.workspace_bytes, number, True))
         if step.kernel.size_input:
             names = [name for name, _ in self.graph.inputs]
             slots.append(Slot(Place.INPUT, names.index(step.kernel.size_input)))
@@ -183,7 +185,9 @@ class _Binder:
     def size_bytes(self, port: Port) -> int:
         return port[1].size_bytes(self.graph.types[port[0]])
 
-    def new_buffer(self, size_bytes: int, number: int) -> Slot:
+    def new_buffer(self, size_bytes: int, number: int, is_mixed: bool) -> Slot:
+        if is_mixed:
+            self.mixed.add(len(self.buffers))
         self.buffers.append(Buffer(size_bytes, number, number))
         return Slot(Place.ARENA, len(self.buffers) - 1)
 
@@ -231,7 +235,7 @@ class _Binder:
                 copies.append((i, source))
                 if source.place is Place.ARENA:
                     self.keep_until(source.at, len(steps))
-        arena = self.place(moved)
+        arena = self.place(moved, any(step.kernel.size_input for step in steps))
         types = self.graph.types
         return Program(
             inputs=tuple((name, types[value]) for name, value in self.graph.inputs),
@@ -243,18 +247,31 @@ class _Binder:
             arena=arena,
         )
 
-    def place(self, moved: dict[int, Slot]) -> ArenaPlan:
-        """Plan the arena; extend `moved`, the places of buffers by their numbers."""
+    def place(self, moved: dict[int, Slot], is_trimmed: bool) -> ArenaPlan:
+        """Plan the arena; extend `moved`, the places of buffers by their numbers.
+
+        Kernels that leave out rows read some rows behind the last one that was written, in blocks, and do not use what
+        they compute from them. Floats that are denormal there would make them many times slower, so that buffers of
+        floats share no memory with others then.
+        """
         live = dict(enumerate(self.buffers))
         for i, part in enumerate(self.buffers):
             whole, _ = self.within(i)
             first = min(live[whole].first, part.first)
             live[whole] = replace(live[whole], first=first, last=max(live[whole].last, part.last))
         numbers = [i for i in live if i not in self.whole_of and i not in moved]
-        arena = plan_arena([live[i] for i in numbers])
-        for i, offset in zip(numbers, arena.offsets, strict=True):
-            moved[i] = Slot(Place.ARENA, offset)
-        return arena
+        apart = [i for i in numbers if is_trimmed and i in self.mixed]
+        arenas = []
+        for own in ([i for i in numbers if i not in apart], apart):
+            start = sum(arena.size_bytes for arena in arenas)
+            arenas.append(plan_arena([live[i] for i in own]))
+            for i, offset in zip(own, arenas[-1].offsets, strict=True):
+                moved[i] = Slot(Place.ARENA, start + offset)
+        return ArenaPlan(
+            tuple(moved[i].at for i in numbers),
+            sum(arena.size_bytes for arena in arenas),
+            sum(arena.lower_bound_bytes for arena in arenas),
+        )
 
     def within(self, at: int) -> tuple[int, int]:
         """Return the buffer that one is a part of in the end, itself if of none, and where."""
