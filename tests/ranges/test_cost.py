@@ -34,6 +34,17 @@ def test_a_quotient_is_found() -> None:
     assert found.below and worst_error(found, time_ns) < 0.02
 
 
+def test_steps_are_found() -> None:
+    """Matrix units compute 32 rows together."""
+
+    def time_ns(n: float) -> float:
+        return 1000 + 500.0 * -(-n // 32)
+
+    found = fit([Sample((n,), time_ns(n)) for n in SIZES])
+    assert found.step == 32 and worst_error(found, time_ns) < 1e-4
+    assert "ceil32(n)" in str(found)
+
+
 def test_the_error_is_that_of_sizes_that_were_not_seen() -> None:
     rng = np.random.default_rng(0)
     noisy = fit([Sample((n,), float(1000 * rng.uniform(0.5, 2))) for n in SIZES])

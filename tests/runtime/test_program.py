@@ -30,6 +30,20 @@ def test_a_workspace_is_live_in_its_step_only():
     assert program.arena.size_bytes == 3 * 256
 
 
+def test_floats_of_a_plan_for_ranges_share_no_memory_with_workspaces():
+    """Kernels read rows of floats that no kernel has written; bits of other types there are denormal numbers."""
+    plan = plans.chain()
+    first, second, third = plan.steps
+    scratch = replace(first, kernel=replace(first.kernel, workspace_bytes=4096))
+    shared = bind_steps(plan.graph, (scratch, second, third)).arena.size_bytes
+    trimmed = replace(third, kernel=replace(third.kernel, size_input="x"))
+    program = bind_steps(plan.graph, (scratch, second, trimmed))
+    floats = {slots[k].at for slots, k in zip(program.slots, (1, 1, 0), strict=True)}
+    (_, _, workspace), *_ = program.slots
+    assert shared == 4096 + 64 and program.arena.size_bytes == 4096 + 128
+    assert workspace.at >= max(floats) + 64
+
+
 def test_a_constant_is_packed_once_for_each_layout():
     plan = plans.blocked_constant()
     twice = replace(plan, steps=(plan.steps[0], *plan.steps))

@@ -1,7 +1,7 @@
 """The candidates of a plan for a range of sizes -> candidates that are timed for a size as they will run for it.
 
 A search measures kernels at one size. What it has measured is then timed at a few other sizes, which needs no compiler,
-and each of them gets the best plan of these kernels.
+with the other kernels for the groups of its plan, such as those of few rows: each size gets the best plan of these.
 """
 
 from __future__ import annotations
@@ -103,12 +103,13 @@ def search_variants(run: Run, others: tuple[Sizes, ...]) -> list[tuple[Sizes, St
     """
     ledger, found = run.ledger, list[tuple[Sizes, Steps]]()
     options = replace(run.options, ablation=replace(run.options.ablation, baselines=False))
+    groups = frozenset(candidate.group.key for candidate in run.best_plan)
     for i, sizes in enumerate(others):
         end = run.first_deadline.shared(len(others) - i)
         if end.is_over:
             break
         run.progress("orchestrate", f"the best plan of what was measured at size {'x'.join(map(str, sizes))}")
-        tasks = [_timed_at(task, sizes, ledger) for task in run.tasks]
+        tasks = [_timed_at(task, sizes, ledger, groups) for task in run.tasks]
         try:
             outcome = search_segments(run.partition, run.joined, tasks, ledger, options, end, lambda b, entry: None)
         except InfeasibleError as error:
@@ -123,10 +124,10 @@ def search_variants(run: Run, others: tuple[Sizes, ...]) -> list[tuple[Sizes, St
     return found
 
 
-def _timed_at(task: Task, sizes: Sizes, ledger: Ledger) -> Task:
-    """Return a block with the candidates that were measured, to be timed at other sizes."""
-    known = (c for c in task.candidates if c.offer.is_in_place or ledger.is_measured(c))
-    return replace(task, candidates=_all_at(known, sizes))
+def _timed_at(task: Task, sizes: Sizes, ledger: Ledger, groups: frozenset[str]) -> Task:
+    """Return a block with the candidates of some groups and those that were measured, to be timed at other sizes."""
+    own = (c for c in task.candidates if c.offer.is_in_place or c.group.key in groups or ledger.is_measured(c))
+    return replace(task, candidates=_all_at(own, sizes))
 
 
 def _all_at(candidates: Iterable[Candidate], sizes: Sizes) -> Steps:

@@ -1,7 +1,8 @@
 """Times of a kernel at a few sizes -> its time as a rational function of the sizes, with its error at other sizes.
 
 The functions are quotients of polynomials, as KLARAPTOR fits them to a kernel's performance counters (Brandt et al.,
-2019), here to its times. Of a few forms the one counts that predicts each sample best from the others.
+2019), here to its times. Kernels that compute rows in steps take as long for each size of a step, so the sizes may be
+rounded up first. Of a few forms the one counts that predicts each sample best from the others.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +18,14 @@ import numpy.typing as npt
 from korch.ranges.form import Sizes
 
 Matrix = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
 Exponents = tuple[int, ...]
 
 ROUNDS = 4
 """A quotient is fitted by linear equations, each time weighted with the last denominator."""
+
+STEPS = (1, 16, 32)
+"""Sizes are rounded up to multiples of one of these: lanes of a vector, and rows that matrix units compute together."""
 
 RIDGE = 1e-9
 """A smaller singular value, in parts of the largest, counts as 0."""
@@ -33,8 +38,8 @@ class Term:
     exponents: Exponents
     coefficient: float
 
-    def at(self, shares: Sequence[float]) -> float:
-        """Return its value."""
+    def at(self, shares: Sequence[Matrix]) -> Matrix:
+        """Return its value for each of some points."""
         return self.coefficient * _power(self.exponents, shares)
 
 
@@ -56,6 +61,7 @@ class Cost:
         below: those of the denominator, besides the term 1.
         error: the median of the relative errors at each sample, predicted from the others.
         samples: what it was fitted to.
+        step: sizes are rounded up to a multiple of it.
     """
 
     scales: Sizes
@@ -63,24 +69,32 @@ class Cost:
     below: tuple[Term, ...] = ()
     error: float = 0.0
     samples: tuple[Sample, ...] = ()
+    step: int = 1
 
     def at(self, sizes: Sequence[int]) -> float:
         """Return the time for some sizes, not below half of the least sample or above twice the largest."""
-        shares = [size / scale for size, scale in zip(sizes, self.scales, strict=True)]
-        below = 1.0 + sum(term.at(shares) for term in self.below)
-        found = sum(term.at(shares) for term in self.above) / below if below > 0 else math.inf
+        return float(self.at_all([np.array([size]) for size in sizes])[0])
+
+    def at_all(self, sizes: Sequence[Integers]) -> Matrix:
+        """Return the times for many sizes, given by dimension."""
+        shares = [_share(size, self.step, scale) for size, scale in zip(sizes, self.scales, strict=True)]
+        zero = np.zeros(np.shape(sizes[0]))
+        below = sum((term.at(shares) for term in self.below), zero + 1.0)
+        above = sum((term.at(shares) for term in self.above), zero)
+        found = np.where(below > 0, above / np.where(below > 0, below, 1.0), math.inf)
         times = [sample.time_ns for sample in self.samples]
-        return min(max(found, min(times) / 2), 2 * max(times)) if times else found
+        return np.clip(found, min(times) / 2, 2 * max(times)) if times else found
 
     def __str__(self) -> str:
         names = [f"n{d}" for d in range(len(self.scales))] if len(self.scales) > 1 else ["n"]
+        names = names if self.step == 1 else [f"ceil{self.step}({name})" for name in names]
         above = self._polynomial(self.above, names)
         return f"({above}) / (1 + {self._polynomial(self.below, names)})" if self.below else above
 
     def _polynomial(self, terms: Sequence[Term], names: Sequence[str]) -> str:
         parts = []
         for term in terms:
-            scale = _power(term.exponents, self.scales)
+            scale = math.prod(scale**e for scale, e in zip(self.scales, term.exponents, strict=True))
             powers = [f"{n}^{e}" if e > 1 else n for n, e in zip(names, term.exponents, strict=True) if e]
             parts.append("*".join([f"{term.coefficient / scale:.4g}", *powers]))
         return " + ".join(parts)
@@ -94,13 +108,13 @@ def fit(samples: Sequence[Sample]) -> Cost:
     """
     scales = tuple(max(1, *(sample.sizes[d] for sample in samples)) for d in range(len(samples[0].sizes)))
     best: Cost | None = None
-    for above, below in _forms(len(scales)):
-        if len(above) + len(below) >= len(samples) and best is not None:
+    for step, (above, below) in itertools.product(STEPS, _forms(len(scales))):
+        if best is not None and (len(above) + len(below) >= len(samples) or not any(above[-1]) and step > 1):
             continue
-        found = _fitted(samples, scales, above, below)
-        others = (_fitted(_without(samples, i), scales, above, below) for i in range(len(samples)))
+        form = _Form(step, above, below)
+        others = (_fitted(_without(samples, i), scales, form) for i in range(len(samples)))
         errors = [abs(other.at(own.sizes) / own.time_ns - 1) for other, own in zip(others, samples, strict=True)]
-        found = Cost(scales, found.above, found.below, float(np.median(errors)), tuple(samples))
+        found = replace(_fitted(samples, scales, form), error=float(np.median(errors)))
         if best is None or found.error < best.error:
             best = found
     if best is None:
@@ -119,28 +133,44 @@ def _forms(rank: int) -> list[tuple[list[Exponents], list[Exponents]]]:
     return [(zero, []), (zero + linear, []), (zero + linear + square, []), (zero + linear + square, linear)]
 
 
-def _fitted(samples: Sequence[Sample], scales: Sizes, above: Sequence[Exponents], below: Sequence[Exponents]) -> Cost:
-    """Return the quotient of some terms with the least squares of relative errors."""
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What a quotient is made of: to what sizes are rounded up, and the terms."""
+
+    step: int
+    above: Sequence[Exponents]
+    below: Sequence[Exponents]
+
+
+def _fitted(samples: Sequence[Sample], scales: Sizes, form: _Form) -> Cost:
+    """Return the quotient of some form with the least squares of relative errors."""
     times = np.array([sample.time_ns for sample in samples])
-    shares = [[size / scale for size, scale in zip(sample.sizes, scales, strict=True)] for sample in samples]
-    over = np.array([[_power(e, row) for e in above] for row in shares])
-    under = np.array([[_power(e, row) for e in below] for row in shares]).reshape(len(samples), len(below))
+    columns = np.array([sample.sizes for sample in samples]).T
+    shares = [_share(column, form.step, scale) for column, scale in zip(columns, scales, strict=True)]
+    over, under = (_powers(terms, shares, len(samples)) for terms in (form.above, form.below))
     weights = 1 / times
-    coefficients = np.zeros(len(above) + len(below))
-    for _ in range(ROUNDS if below else 1):
+    coefficients = np.zeros(len(form.above) + len(form.below))
+    for _ in range(ROUNDS if form.below else 1):
         rows = np.hstack([over, -under * times[:, None]]) * weights[:, None]
         coefficients = _solved(rows, times * weights)
-        denominators = 1 + under @ coefficients[len(above) :]
+        denominators = 1 + under @ coefficients[len(form.above) :]
         if not (denominators > RIDGE).all():
-            return _fitted(samples, scales, above, [])
+            return _fitted(samples, scales, replace(form, below=()))
         weights = 1 / (times * denominators)
     pairs = [float(c) for c in coefficients]
-    return Cost(
-        scales,
-        tuple(map(Term, above, pairs[: len(above)])),
-        tuple(map(Term, below, pairs[len(above) :])),
-        samples=tuple(samples),
-    )
+    above = tuple(map(Term, form.above, pairs[: len(form.above)]))
+    below = tuple(map(Term, form.below, pairs[len(form.above) :]))
+    return Cost(scales, above, below, samples=tuple(samples), step=form.step)
+
+
+def _powers(terms: Sequence[Exponents], shares: Sequence[Matrix], count: int) -> Matrix:
+    """Return the value of each term, a column, at each of some points."""
+    return np.array([_power(e, shares) * np.ones(count) for e in terms]).reshape(len(terms), count).T
+
+
+def _share(sizes: Integers, step: int, scale: int) -> Matrix:
+    """Return sizes, rounded up, in parts of the largest one."""
+    return -(-sizes // step) * step / scale
 
 
 def _solved(rows: Matrix, wanted: Matrix) -> Matrix:
@@ -149,5 +179,5 @@ def _solved(rows: Matrix, wanted: Matrix) -> Matrix:
     return np.asarray(np.linalg.lstsq(rows / sizes, wanted, rcond=RIDGE)[0] / sizes, np.float64)
 
 
-def _power(exponents: Exponents, shares: Sequence[float]) -> float:
-    return math.prod(share**e for share, e in zip(shares, exponents, strict=True))
+def _power(exponents: Exponents, shares: Sequence[Matrix]) -> Matrix:
+    return math.prod((share**e for share, e in zip(shares, exponents, strict=True)), start=np.ones(()))

@@ -261,7 +261,7 @@ class _Binder:
             live[whole] = replace(live[whole], first=first, last=max(live[whole].last, part.last))
         numbers = [i for i in live if i not in self.whole_of and i not in moved]
         apart = [i for i in numbers if is_trimmed and i in self.mixed]
-        arenas = []
+        arenas: list[ArenaPlan] = []
         for own in ([i for i in numbers if i not in apart], apart):
             start = sum(arena.size_bytes for arena in arenas)
             arenas.append(plan_arena([live[i] for i in own]))

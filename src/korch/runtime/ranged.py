@@ -25,6 +25,7 @@ from korch.ranges.plan import RangePlan
 from korch.records import plain, read_object, read_record
 from korch.runtime.artifact import Archive, Artifact
 from korch.runtime.executable import Executable
+from korch.runtime.choice import PlanChoice
 from korch.runtime.padding import Fitting, PaddedPlan, size_at
 from korch.runtime.report import KernelCost
 from korch.runtime.runnable import ArrayType, Runnable, TensorInfo, Timing
@@ -76,6 +77,7 @@ class RangedExecutable(ShapedExecutable):
         self.ranges = ranges
         found = [PaddedPlan(e, plan) for e, plan in zip(self.executables, ranges.plans, strict=True)]
         self._served = sorted(found, key=lambda served: math.prod(served.plan.sizes))
+        self._choice = PlanChoice(ranges.dimensions, [served.plan for served in self._served])
         texts = [self._plan_text(plan).replace("up to", "at most", 1) for plan in ranges.plans]
         reports = (executable.report for executable in self.executables)
         costs = map(_kernel_costs, self.executables, ranges.plans)
@@ -170,14 +172,8 @@ class RangedExecutable(ShapedExecutable):
 
     def serving(self, sizes: Sizes) -> tuple[Executable, RangePlan]:
         """Return the plan that takes the least time for some sizes, and how it serves them."""
-        served = self._served[self._number(sizes)]
+        served = self._served[self._choice.number(sizes)]
         return served.executable, served.plan
-
-    def _number(self, sizes: Sizes) -> int:
-        """Return the place of the plan with the least cost; without costs, of the smallest one."""
-        plans = [served.plan for served in self._served]
-        able = [i for i, plan in enumerate(plans) if all(n <= m for n, m in zip(sizes, plan.sizes, strict=True))]
-        return min(able, key=lambda i: plans[i].cost_ns(sizes) or 0.0)
 
     def plan_for(self, arrays: Sequence[Any]) -> Executable:
         """Return the executable that arrays of these shapes run on, padded."""
@@ -197,7 +193,7 @@ class RangedExecutable(ShapedExecutable):
             InputError: as `sizes_of`.
         """
         sizes = self.sizes_of(shapes)
-        return Fitting(self._served[self._number(sizes)], sizes)
+        return Fitting(self._served[self._choice.number(sizes)], sizes)
 
     def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
         """Return a function that runs the model once, with padding and cutting, and gives its nanoseconds."""
