@@ -2,9 +2,10 @@
 
     torch.compile(module, backend="korch", options={"budget": 10})
 
-PyTorch cuts a program into graphs and guards them. A graph is optimized when it is first called,
-for the shapes of that call; further shapes get plans of their own. Parameters and buffers are
-constants of a plan: each call checks that they are still the same tensors with the same contents.
+PyTorch cuts a program into graphs and guards them. A graph is optimized when it is first called: for
+all sizes of its symbolic dimensions if it has any, else for the shapes of that call. Other shapes get
+plans of their own. Parameters and buffers are constants of a plan: each call checks that they are
+still the same tensors with the same contents.
 
 A graph runs in PyTorch, which is said once as a `KorchFallbackWarning`, if Korch can't run it, or
 could not run it with the same effects: gradients, random numbers, writes to inputs, and results
@@ -23,13 +24,17 @@ import torch
 
 from korch.errors import KorchError, OptionError
 from korch.frontend.torch import export_call
+from korch.frontend.torch.graph import BoundGraph, FreeGraph, free_graph, inputs_of, like
 from korch.options import Options, unknown_option
-from korch.torch_module import ModuleExecutable, build_module
+from korch.torch_module import ModuleExecutable, build_module, build_ranged
 
 STATIC = "_dynamo_static_input_type"
 """With this key in a placeholder's tensor_dict, PyTorch says: a parameter or a buffer."""
 
 DEFAULT_MAX_SHAPES = 8
+
+DEFAULT_MAX_SIZE = 512
+"""The largest size of a symbolic dimension without an upper end."""
 
 SAID: set[str] = set()
 """The warnings so far: PyTorch compiles one graph often, and each reason is said once."""
@@ -37,6 +42,10 @@ SAID: set[str] = set()
 
 class KorchFallbackWarning(UserWarning):
     """A graph runs in PyTorch; the text says why."""
+
+
+class KorchShapesWarning(UserWarning):
+    """A graph with symbolic dimensions gets a plan for each shape; the text says why there is none for all."""
 
 
 def korch(
@@ -47,7 +56,7 @@ def korch(
     Args:
         graph: a torch.fx.GraphModule.
         example_inputs: its inputs, as PyTorch traced them.
-        options: `budget` in seconds, `max_shapes`, and the fields of `korch.options.Options`.
+        options: `budget` in seconds, `max_shapes`, `max_size`, and the fields of `korch.options.Options`.
         mode: PyTorch's presets; there is none for Korch.
 
     Returns:
@@ -60,19 +69,33 @@ def korch(
         raise OptionError(
             f"there is no mode {mode!r}", where="torch.compile", expected="none", hint="Pass options instead"
         )
-    record, max_shapes = _options(options or {})
-    compiled = CompiledGraph(graph, record, max_shapes)
+    record, limits = _options(options or {})
+    compiled = CompiledGraph(graph, record, limits)
     if reason := _why_not(graph, example_inputs):
         compiled.give_up(reason)
     return compiled
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How many plans a graph may have, and how large they are.
+
+    Attributes:
+        shapes: the most plans for one shape.
+        size: the largest size of a symbolic dimension without an upper end.
+    """
+
+    shapes: int = DEFAULT_MAX_SHAPES
+    size: int = DEFAULT_MAX_SIZE
+
+
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """An executable for one set of shapes, and the weights that it was built from."""
+    """An executable for one set of shapes or for ranges of them, and the weights that it was built from."""
 
     executable: ModuleExecutable
     weights: tuple[tuple[int, Any, int, int], ...]  # position, tensor, address, version
+    free: FreeGraph | None = None
 
     def is_fresh(self, args: Sequence[Any]) -> bool:
         """Return whether the weights of a call are those of the plan, unchanged."""
@@ -80,6 +103,12 @@ class _Plan:
             args[i] is weight and weight.data_ptr() == address and _version(weight) == version
             for i, weight, address, version in self.weights
         )
+
+    def run(self, args: Sequence[Any], is_static: Sequence[bool]) -> Any:
+        """Return the result of a call."""
+        if self.free is not None:
+            return self.free.result(self.executable(*(args[i] for i in self.free.tensors)), args)
+        return self.executable(*(arg for arg, static in zip(args, is_static, strict=True) if not static))
 
 
 class CompiledGraph:
@@ -89,25 +118,21 @@ class CompiledGraph:
         reason: why the whole graph runs in PyTorch; "" if it does not.
     """
 
-    def __init__(self, graph: Any, options: Options, max_shapes: int) -> None:
+    def __init__(self, graph: Any, options: Options, limits: Limits) -> None:
         """Prepare a graph; nothing is optimized before it is called."""
         self.reason = ""
-        self._graph, self._options, self._max_shapes = graph, options, max_shapes
-        self._static = [STATIC in (node.meta.get("tensor_dict") or {}) for node in _inputs(graph)]
-        self._names = [node.name for node in _inputs(graph)]
+        self._graph, self._options, self._limits = graph, options, limits
+        self._static = [STATIC in (node.meta.get("tensor_dict") or {}) for node in inputs_of(graph)]
         self._plans: dict[Any, _Plan | None] = {}
+        self._ranged: _Plan | None = None
+        self._is_begun = False
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
         """Run the graph."""
         if self.reason:
             return self._graph(*args)
-        key = tuple(map(_key, args))
-        if key not in self._plans:
-            with self._lock:
-                if key not in self._plans:
-                    self._plans[key] = self._plan(args)
-        plan = self._plans[key]
+        plan = self._plan(args)
         if plan is None:
             return self._graph(*args)
         if not plan.is_fresh(args):
@@ -116,13 +141,12 @@ class CompiledGraph:
                 "torch.compiler.reset() compiles anew"
             )
             return self._graph(*args)
-        dynamic = [arg for arg, static in zip(args, self._static, strict=True) if not static]
-        return plan.executable(*dynamic)
+        return plan.run(args, self._static)
 
     @property
     def plans(self) -> list[ModuleExecutable]:
-        """The executables so far, one for each set of shapes."""
-        return [plan.executable for plan in self._plans.values() if plan is not None]
+        """The executables so far: the one for ranges of sizes, if there is one, and those for one set of shapes."""
+        return [plan.executable for plan in (self._ranged, *self._plans.values()) if plan is not None]
 
     def give_up(self, reason: str) -> None:
         """Run the whole graph in PyTorch from now on, and say why."""
@@ -130,23 +154,52 @@ class CompiledGraph:
         self._say(reason)
 
     def _plan(self, args: Sequence[Any]) -> _Plan | None:
+        """Return the plan for a call; None if it is for PyTorch."""
+        if not self._is_begun:
+            with self._lock:
+                if not self._is_begun:
+                    self._ranged = self._for_ranges(args)
+                    self._is_begun = True
+        if self._ranged is not None and self._ranged.free is not None and self._ranged.free.takes(args):
+            return self._ranged
+        key = tuple(map(_key, args))
+        if key not in self._plans:
+            with self._lock:
+                if key not in self._plans:
+                    self._plans[key] = self._for_shapes(args)
+        return self._plans[key]
+
+    def _weights(self, args: Sequence[Any]) -> dict[int, Any]:
+        return {i: arg for i, (arg, static) in enumerate(zip(args, self._static, strict=True)) if static}
+
+    def _for_ranges(self, args: Sequence[Any]) -> _Plan | None:
+        """Return a plan for all sizes of the symbolic dimensions; None if there are none, or it can't be."""
+        weights = self._weights(args)
+        try:
+            free = free_graph(self._graph, args, weights, self._limits.size)
+            if free is None:
+                return None
+            return _Plan(build_ranged(free.module, self._options), _noted(weights), free)
+        except OptionError:
+            raise
+        except KorchError as error:
+            self._warn(f"gets a plan for each shape: {error}", KorchShapesWarning)
+            return None
+
+    def _for_shapes(self, args: Sequence[Any]) -> _Plan | None:
         """Return a plan for inputs like these; None if they are for PyTorch."""
-        if len(self._plans) >= self._max_shapes:
+        if len(self._plans) >= self._limits.shapes:
             self._say(
-                f"it was called with more than {self._max_shapes} different shapes; the option max_shapes allows more"
+                f"it was called with more than {self._limits.shapes} different shapes; "
+                "the option max_shapes allows more"
             )
             return None
-        weights = [
-            (i, arg, arg.data_ptr(), _version(arg))
-            for i, (arg, static) in enumerate(zip(args, self._static, strict=True))
-            if static
-        ]
+        weights = self._weights(args)
         try:
             with torch.inference_mode(False), torch.no_grad():
-                bound = _Bound(self._graph, self._names, {i: w for i, w, *_ in weights})
-                example = [_like(a) for a, s in zip(args, self._static, strict=True) if not s]
-                exported = export_call(bound, example, {}, "graph")
-            return _Plan(build_module(exported, self._options), tuple(weights))
+                example = [like(a) for a, s in zip(args, self._static, strict=True) if not s]
+                exported = export_call(BoundGraph(self._graph, weights, {}), example, {}, "graph")
+            return _Plan(build_module(exported, self._options), _noted(weights))
         except OptionError:
             raise
         except KorchError as error:
@@ -154,45 +207,38 @@ class CompiledGraph:
             return None
 
     def _say(self, reason: str) -> None:
+        self._warn(f"runs in PyTorch, not in Korch: {reason}", KorchFallbackWarning)
+
+    def _warn(self, what: str, kind: type[UserWarning]) -> None:
         count = sum(node.op.startswith("call") for node in self._graph.graph.nodes)
-        text = f"a graph with {count} operations runs in PyTorch, not in Korch: {reason}"
+        text = f"a graph with {count} operations {what}"
         if text not in SAID:
             SAID.add(text)
-            warnings.warn(text, KorchFallbackWarning, stacklevel=3)
+            warnings.warn(text, kind, stacklevel=4)
 
 
-class _Bound(torch.nn.Module):  # type: ignore[misc]
-    """A graph with its weights bound, so that they are constants of what is exported."""
-
-    def __init__(self, graph: Any, names: Sequence[str], weights: Mapping[int, Any]) -> None:
-        super().__init__()
-        self.graph = graph
-        self._of = {i: f"weight_{names[i]}" for i in weights}
-        self._count = len(names)
-        for i, weight in weights.items():
-            if isinstance(weight, torch.nn.Parameter):
-                self.register_parameter(self._of[i], weight)
-            else:
-                self.register_buffer(self._of[i], weight)
-
-    def forward(self, *dynamic: Any) -> Any:
-        rest = iter(dynamic)
-        return self.graph(*(getattr(self, self._of[i]) if i in self._of else next(rest) for i in range(self._count)))
+def _noted(weights: Mapping[int, Any]) -> tuple[tuple[int, Any, int, int], ...]:
+    return tuple((i, weight, weight.data_ptr(), _version(weight)) for i, weight in weights.items())
 
 
-def _options(options: Mapping[str, Any]) -> tuple[Options, int]:
+def _options(options: Mapping[str, Any]) -> tuple[Options, Limits]:
     given = dict(options)
-    max_shapes = given.pop("max_shapes", DEFAULT_MAX_SHAPES)
+    limits = Limits(
+        _positive("max_shapes", given.pop("max_shapes", DEFAULT_MAX_SHAPES), "number of shapes"),
+        _positive("max_size", given.pop("max_size", DEFAULT_MAX_SIZE), "size"),
+    )
     for name in {"budget", "superopt"} & given.keys():
         given[f"{name}_s"] = given.pop(name)
     known = [field.name for field in fields(Options)]
     if unknown := [name for name in given if name not in known]:
-        raise unknown_option(unknown[0], ["budget", "superopt", "max_shapes", *known], "torch.compile")
-    if not isinstance(max_shapes, int) or max_shapes < 1:
-        raise OptionError(
-            f"the value {max_shapes!r} is no number of shapes", where="option max_shapes", expected="at least 1"
-        )
-    return Options(**given), max_shapes
+        raise unknown_option(unknown[0], ["budget", "superopt", "max_shapes", "max_size", *known], "torch.compile")
+    return Options(**given), limits
+
+
+def _positive(name: str, value: Any, what: str) -> int:
+    if not isinstance(value, int) or value < 1:
+        raise OptionError(f"the value {value!r} is no {what}", where=f"option {name}", expected="at least 1")
+    return value
 
 
 def _why_not(graph: Any, example_inputs: Sequence[Any]) -> str:
@@ -202,7 +248,7 @@ def _why_not(graph: Any, example_inputs: Sequence[Any]) -> str:
         return "it needs gradients; call it under torch.no_grad() or torch.inference_mode()"
     if torch.is_autocast_enabled("cpu"):
         return "torch.autocast is on"
-    given = {_storage(node) for node in _inputs(graph)} - {None}
+    given = {_storage(node) for node in inputs_of(graph)} - {None}
     seen: list[tuple[Any, int, int]] = []
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
     for node in output.all_input_nodes:
@@ -217,10 +263,6 @@ def _why_not(graph: Any, example_inputs: Sequence[Any]) -> str:
             return "two results share memory"
         seen.append(span)
     return ""
-
-
-def _inputs(graph: Any) -> list[Any]:
-    return [node for node in graph.graph.nodes if node.op == "placeholder"]
 
 
 def _storage(node: Any) -> Any:
@@ -247,13 +289,6 @@ def _key(arg: Any) -> Any:
     if isinstance(arg, torch.Tensor):
         return (tuple(arg.shape), arg.dtype, tuple(arg.stride()))
     return (type(arg), arg)
-
-
-def _like(arg: Any) -> Any:
-    """Return a tensor of the same form with no history; what is no tensor is returned as it is."""
-    if not isinstance(arg, torch.Tensor):
-        return arg
-    return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=arg.device)
 
 
 def _version(tensor: Any) -> int:

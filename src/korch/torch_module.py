@@ -147,12 +147,16 @@ def optimize_module(
     both = {**kwargs, **(example_kwargs or {})}
     free = FreeModule.of(module) if args is None and not both and not options.is_cuda else None
     if free is not None:
-        return _build_ranged(free, options, progress)
+        return build_ranged(free, options, progress)
     return build_module(export_module(module, args, both), options, progress)
 
 
-def _build_ranged(free: FreeModule, options: Options, progress: Progress | None) -> ModuleExecutable:
-    """Optimize a module for all sizes of its dynamic dimensions."""
+def build_ranged(free: FreeModule, options: Options, progress: Progress | None = None) -> ModuleExecutable:
+    """Optimize a module for all sizes of its dynamic dimensions.
+
+    Raises:
+        KorchError: it can't be optimized, or not for all of them.
+    """
     source = Source(
         free.dimensions,
         lambda sizes: fission(load_model(free.at(sizes).model)),

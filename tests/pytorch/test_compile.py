@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from korch import torch_backend
-from korch.torch_backend import KorchFallbackWarning
+from korch.frontend.torch.graph import default_high
+from korch.runtime.ranged import RangedExecutable
+from korch.torch_backend import KorchFallbackWarning, KorchShapesWarning
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -70,12 +72,80 @@ def test_other_shapes_get_plans_up_to_a_limit(made: list[Any], quick: dict[str, 
     module = nn.Linear(7, 5).eval()
     options = {**quick, "max_shapes": 2}
     compiled = torch.compile(module, backend="korch", options=options, dynamic=True)
-    for n in (3, 4, 3):
-        same(compiled, module, torch.randn(n, 7))
+    with pytest.warns(KorchShapesWarning, match=r"inputs .*, axis 0 and .*, axis 1 have no upper end.*mark_dynamic"):
+        same(compiled, module, torch.randn(3, 2, 7))
+    for n in (4, 3):
+        same(compiled, module, torch.randn(n, 2, 7))
     assert sum(len(graph.plans) for graph in made) == 2
     with torch.no_grad(), pytest.warns(KorchFallbackWarning, match="more than 2 different shapes"):
-        x = torch.randn(6, 7)
+        x = torch.randn(6, 2, 7)
         torch.testing.assert_close(compiled(x), module(x))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.linear = nn.Embedding(11, 8), nn.Linear(8, 8)
+
+    def forward(self, tokens: Any, mask: Any) -> tuple[Any, int, Any]:
+        x = self.table(tokens)
+        weights = torch.softmax(self.linear(x) @ x.transpose(1, 2) + mask[:, None, :], -1)
+        return weights @ x, tokens.shape[1], x.mean(1)
+
+
+def call(length: int) -> tuple[Any, Any]:
+    return torch.randint(0, 11, (2, length)), torch.randn(2, length)
+
+
+def test_a_symbolic_dimension_gets_one_executable_for_its_range(made: list[Any], quick: dict[str, Any]) -> None:
+    module = Attention().eval()
+    compiled = torch.compile(module, backend="korch", options=quick)
+    marked = call(5)
+    for tensor in marked:
+        torch._dynamo.mark_dynamic(tensor, 1, min=2, max=20)
+    same(compiled, module, *marked)
+    for length in (2, 3, 16, 17, 20):
+        same(compiled, module, *call(length))
+    (graph,) = made
+    (plan,) = graph.plans
+    assert isinstance(plan.flat, RangedExecutable)
+    (dimension,) = plan.flat.ranges.dimensions
+    assert dimension.range_text == "2..20"
+
+
+def test_a_dimension_without_an_upper_end_gets_one(made: list[Any], quick: dict[str, Any]) -> None:
+    """Larger calls get plans of their own."""
+    module = nn.Linear(7, 5).eval()
+    compiled = torch.compile(module, backend="korch", options={**quick, "max_size": 16})
+    for n in (3, 4, 9, 16, 17, 16):  # the first one is static
+        same(compiled, module, torch.randn(n, 7))
+    _, graph = made
+    ranged, one = graph.plans
+    assert isinstance(ranged.flat, RangedExecutable) and not isinstance(one.flat, RangedExecutable)
+    assert [d.range_text for d in ranged.flat.ranges.dimensions] == ["2..16"]
+
+
+@pytest.mark.parametrize(
+    ("elements", "now", "most", "high"),
+    [(1, 3, 512, 512), (1, 700, 512, 1024), (3 * 224 * 224, 1, 512, 4), (3 * 224 * 224, 5, 512, 8), (1, 3, 100, 64)],
+)
+def test_the_default_upper_end(elements: int, now: int, most: int, high: int) -> None:
+    arg = torch.empty(now, elements, device="meta")
+    assert default_high([arg], [(0, 0)], most) == high
+
+
+def sizes_computed(x: Any) -> tuple[Any, Any]:
+    return x * 2, x.shape[0] * 3 + 1
+
+
+def test_sizes_that_are_computed_are_right(quick: dict[str, Any]) -> None:
+    compiled = torch.compile(sizes_computed, backend="korch", options=quick)
+    for n in (3, 4, 5):
+        x = torch.randn(n, 4)
+        with torch.no_grad():
+            found, number = compiled(x)
+        torch.testing.assert_close(found, x * 2)
+        assert number == 3 * n + 1
 
 
 def test_threads_build_one_plan(quick: dict[str, Any]) -> None:

@@ -21,11 +21,7 @@ def plan(sizes: tuple[int, int], *costs: tuple[float, float, int]) -> RangePlan:
     return RangePlan(sizes, (), (), costs=tuple(made))
 
 
-PLANS = (
-    plan((4, 16), (5.0, 1.0, 1)),
-    plan((9, 40), (1.0, 2.0, 1), (1.0, 1.0, 1)),
-    plan((9, 40), (3.0, 1.5, 16)),
-)
+PLANS = (plan((4, 16), (5.0, 1.0, 1)), plan((9, 40), (1.0, 2.0, 1), (1.0, 1.0, 1)), plan((9, 40), (3.0, 1.5, 16)))
 
 
 @pytest.mark.parametrize("most", [choice.MOST_ENTRIES, 10], ids=["table", "computed"])

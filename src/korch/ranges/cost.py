@@ -109,7 +109,7 @@ def fit(samples: Sequence[Sample]) -> Cost:
     scales = tuple(max(1, *(sample.sizes[d] for sample in samples)) for d in range(len(samples[0].sizes)))
     best: Cost | None = None
     for step, (above, below) in itertools.product(STEPS, _forms(len(scales))):
-        if best is not None and (len(above) + len(below) >= len(samples) or not any(above[-1]) and step > 1):
+        if best is not None and (len(above) + len(below) >= len(samples) or (not any(above[-1]) and step > 1)):
             continue
         form = _Form(step, above, below)
         others = (_fitted(_without(samples, i), scales, form) for i in range(len(samples)))

@@ -13,7 +13,7 @@ from korch.ranges.form import Dimension, Sizes
 from korch.ranges.plan import RangePlan
 
 MOST_ENTRIES = 1 << 18
-"""A table has at most so many sizes; of more, the costs are computed when a size is asked for."""
+"""The most sizes of a table; of more, the costs are computed when a size is asked for."""
 
 MOST_PLANS = 256
 """Numbers of plans in a table are bytes."""

@@ -24,8 +24,8 @@ from korch.ranges.form import Dimension, Factor, Sizes
 from korch.ranges.plan import RangePlan
 from korch.records import plain, read_object, read_record
 from korch.runtime.artifact import Archive, Artifact
-from korch.runtime.executable import Executable
 from korch.runtime.choice import PlanChoice
+from korch.runtime.executable import Executable
 from korch.runtime.padding import Fitting, PaddedPlan, size_at
 from korch.runtime.report import KernelCost
 from korch.runtime.runnable import ArrayType, Runnable, TensorInfo, Timing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -25,17 +25,10 @@ class FreeModule:
         at: returns the module as ONNX for one size of each dimension; raises what `export_module` does.
     """
 
-    def __init__(self, program: Any, dimensions: tuple[Dimension, ...], axes: Mapping[tuple[int, int], int]) -> None:
-        """Keep what was found.
-
-        Args:
-            program: what PyTorch has exported.
-            dimensions: what is free.
-            axes: by leaf of a call and axis, the number of a dimension.
-        """
-        self._program, self._axes = program, axes
+    def __init__(self, dimensions: tuple[Dimension, ...], at: Callable[[Sizes], Exported]) -> None:
+        """Keep what is free, and the function, whose last results are kept."""
         self.dimensions = dimensions
-        self.at = lru_cache(MOST_KEPT)(self._exported)
+        self.at = lru_cache(MOST_KEPT)(at)
 
     @staticmethod
     def of(program: Any) -> FreeModule | None:
@@ -64,28 +57,37 @@ class FreeModule:
                     numbers[symbol] = len(dimensions)
                     dimensions.append(Dimension(node.name, axis, int(bounds.lower), _largest(bounds, where)))
                 axes[leaf, axis] = numbers[symbol]
-        return FreeModule(program, tuple(dimensions), axes) if dimensions else None
 
-    def _exported(self, sizes: Sizes) -> Exported:
-        leaves, spec = pytree.tree_flatten(self._program.example_inputs)
-        for (leaf, axis), number in self._axes.items():
-            leaves[leaf] = _resized(leaves[leaf], axis, sizes[number])
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
-        return export_call(self._program.module(), args, kwargs, "ExportedProgram")
+        def at(sizes: Sizes) -> Exported:
+            leaves, spec = pytree.tree_flatten(program.example_inputs)
+            for (leaf, axis), number in axes.items():
+                leaves[leaf] = resized(leaves[leaf], axis, sizes[number])
+            args, kwargs = pytree.tree_unflatten(leaves, spec)
+            return export_call(program.module(), args, kwargs, "ExportedProgram")
+
+        return FreeModule(tuple(dimensions), at) if dimensions else None
 
 
 def _largest(bounds: Any, where: str) -> int:
-    try:
-        return int(bounds.upper)
-    except (TypeError, ValueError, OverflowError, AttributeError):
+    most = largest(bounds)
+    if most is None:
         raise UnsupportedError(
             "its dynamic size has no largest value",
             where,
             hint="Export it with torch.export.Dim(NAME, max=...), or without dynamic shapes",
-        ) from None
+        )
+    return most
 
 
-def _resized(tensor: Any, axis: int, size: int) -> Any:
+def largest(bounds: Any) -> int | None:
+    """Return the upper end of a symbol's range; None if it has none."""
+    try:
+        return int(bounds.upper)
+    except (TypeError, ValueError, OverflowError, AttributeError):
+        return None
+
+
+def resized(tensor: Any, axis: int, size: int) -> Any:
     """Return a tensor with some size along an axis, its elements repeated: integers may be indices."""
     places = torch.arange(size) % max(1, tensor.shape[axis])
     return torch.index_select(tensor, axis, places)
