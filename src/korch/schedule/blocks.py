@@ -112,6 +112,16 @@ class Blocked:
 
         return self.following(total, axes, (values, ranges), sinks, factor)
 
+    def after_all(self) -> Pass:
+        """Return the pass over all results, as it is before they are cut into blocks.
+
+        Raises:
+            NotFusedError: what follows can't be computed in such a pass.
+        """
+        contraction = self.contraction
+        axes = tuple(Axis(name, n) for name, n in (*contraction.rows, *(contraction.columns or (("j", 1),))))
+        return self.after(At("t", var(axes[-1].name)), axes, {}, contraction.ranges)
+
     def following(
         self,
         total: At,

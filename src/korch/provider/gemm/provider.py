@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 from korch.candidate.candidate import Group, Offer, Refusal
@@ -19,11 +18,12 @@ from korch.provider.content import content_version
 from korch.provider.gemm.match import Product, is_widened, match_group
 from korch.provider.gemm.stored import STORED, build_stored, offer_stored, stored_root
 from korch.provider.gemm.units import split_program_of
-from korch.provider.gemm.vectors import program_of
+from korch.provider.gemm.vectors import require_neighbours, schedule_of
 from korch.provider.matrix_units import SPLIT_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel
 from korch.provider.tile_kernel import kernel_of
-from korch.schedule.contraction import FLOATS, Layouts, NotFusedError, is_of_bytes
+from korch.schedule.blocks import Blocked
+from korch.schedule.contraction import FLOATS, Layouts, NotFusedError, contraction_of, is_of_bytes
 from korch.schedule.products import terms_together
 from korch.target import Target
 from korch.tile.program import TileProgram
@@ -44,23 +44,12 @@ class Way(Enum):
     SPLIT_B = "split b"
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """A product's program; `packed` is the layout of a right operand that is packed before, or None."""
-
-    program: TileProgram
-    packed: Layout | None
-
-
 class GemmProvider:
     """Makes kernels for groups around one `matmul` primitive."""
 
     name = "gemm"
     version = content_version("provider/gemm")
     group_shapes = (around("matmul", widens=True), around(STORED))
-
-    def __init__(self) -> None:
-        self._plans: dict[tuple[str, Target, Layouts, Way], _Plan | Refusal] = {}
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer the product in plain and channels-last layouts, a constant right operand packed."""
@@ -69,23 +58,26 @@ class GemmProvider:
         found = match_group(group)
         if isinstance(found, Refusal):
             return found
+        if target.lanes < 4:
+            return Refusal("the target has no vector registers")
         offers = []
-        refusal = Refusal("no layout fits both the inputs and the outputs")
+        refusals: dict[Layouts, Refusal | None] = {}
         ways = [Way.VECTORS]
         if _can_split(group, found, target):
             ways.append(Way.SPLIT_B if _keeps_split(group, found, target) else Way.SPLIT)
-        for layouts, way in itertools.product(_layouts(group, found, target), ways):
-            plan = self._plan(group, found, target, layouts, way)
-            if isinstance(plan, Refusal):
-                refusal = plan
-                continue
-            inputs = list(layouts[0])
-            if plan.packed is not None:
-                inputs[found.b] = plan.packed
-            is_split = way != Way.VECTORS
-            variant = SPLIT if is_split else ""
-            offers.append(Offer(tuple(inputs), layouts[1], variant, is_split=is_split))
-        return tuple(offers) or refusal
+        packed = {way: _packed(group, found, target, way) for way in ways}
+        follows = _positions_after(group, found)
+        for layouts in _layouts(group, found, target):
+            after = tuple(layouts[0][i] for i in follows), layouts[1]
+            if after not in refusals:
+                refusals[after] = _refusal(group, found, layouts, target)
+            for way in ways if refusals[after] is None else ():
+                inputs = list(layouts[0])
+                inputs[found.b] = packed[way] or inputs[found.b]
+                is_split = way != Way.VECTORS
+                offers.append(Offer(tuple(inputs), layouts[1], SPLIT if is_split else "", is_split=is_split))
+        reasons = [refusal for refusal in refusals.values() if refusal is not None]
+        return tuple(offers) or reasons[-1]
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Print the kernel."""
@@ -100,19 +92,25 @@ class GemmProvider:
         )
         has_split_b = any(layout.is_split for layout in offer.inputs)
         way = Way.SPLIT_B if has_split_b else Way(offer.variant)
-        plan = self._plan(group, found, target, (inputs, offer.outputs), way)
-        if isinstance(plan, Refusal):
-            return plan
-        return kernel_of(plan.program, group, offer, target)
+        program = _program(group, found, target, (inputs, offer.outputs), way)
+        return kernel_of(program, group, offer, target)
 
-    def _plan(self, group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
-        key = (group.key, target, layouts, way)
-        if key not in self._plans:
-            try:
-                self._plans[key] = _make_plan(group, found, target, layouts, way)
-            except NotFusedError as error:
-                self._plans[key] = Refusal(str(error))
-        return self._plans[key]
+
+def _positions_after(group: Group, found: Product) -> list[int]:
+    """Return the positions of the inputs that may be read after the product, and not only as its operands."""
+    body = group.body
+    alone = {i for i in (found.a, found.b) if len(body.consumers[body.inputs[i][1]]) == 1}
+    return [i for i in range(len(group.inputs)) if i not in alone]
+
+
+def _refusal(group: Group, found: Product, layouts: Layouts, target: Target) -> Refusal | None:
+    """Return why layouts don't fit: operands are only moved inputs, so what follows the product decides."""
+    contraction = contraction_of(group, found.primitive, last=False)
+    try:
+        require_neighbours(Blocked(group, found.primitive, layouts, contraction).after_all(), target.lanes)
+    except NotFusedError as error:
+        return Refusal(str(error))
+    return None
 
 
 def _strips(rank: int, columns: int, has_split_b: bool, terms: int = 1) -> Layout:
@@ -161,17 +159,24 @@ def _layouts(group: Group, found: Product, target: Target) -> Iterator[Layouts]:
             yield chosen
 
 
-def _make_plan(group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> _Plan | Refusal:
-    if target.lanes < 4:
-        return Refusal("the target has no vector registers")
-    root, rank = found.primitive, group.input_types[found.b].rank
+def _packed(group: Group, found: Product, target: Target, way: Way) -> Layout | None:
+    """Return the layout of a right operand that is packed before, or None."""
+    if not _is_packed(group, found, can_widen=way is Way.VECTORS):
+        return None
+    rank = group.input_types[found.b].rank
+    if way is not Way.VECTORS:
+        return _strips(rank, TOGETHER, way is Way.SPLIT_B)
+    terms = terms_together(target.lanes) if is_of_bytes(group.body, found.primitive) else 1
+    _, blocking = schedule_of(group, found.primitive, group.plain_layouts, target, True)
+    return _strips(rank, blocking.panels, False, terms)
+
+
+def _program(group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> TileProgram:
+    packed, root = _packed(group, found, target, way), found.primitive
     if way is Way.VECTORS:
-        is_packed = _is_packed(group, found, can_widen=True)
-        terms = terms_together(target.lanes) if is_of_bytes(group.body, root) else 1
-        program, panels = program_of(group, root, layouts, target, is_packed)
-        return _Plan(program, _strips(rank, panels, False, terms) if panels else None)
-    packed = _strips(rank, TOGETHER, way is Way.SPLIT_B) if _is_packed(group, found) else None
-    return _Plan(split_program_of(group, root, layouts, target, packed, found.b), packed)
+        schedule, blocking = schedule_of(group, root, layouts, target, packed is not None)
+        return schedule.program(blocking)
+    return split_program_of(group, root, layouts, target, packed, found.b)
 
 
 def _is_packed(group: Group, found: Product, can_widen: bool = False) -> bool:

@@ -21,10 +21,10 @@ LEAST_TERMS = 32
 """Terms of a tile that takes as long as it takes to fetch the lines that it is stored to."""
 
 
-def program_of(
+def schedule_of(
     group: Group, root: Primitive, layouts: Layouts, target: Target, is_packed: bool
-) -> tuple[TileProgram, int]:
-    """Return the program of a product, and the columns of the panels in which its second operand comes.
+) -> tuple[Products, Blocking]:
+    """Return the schedule of a product and its blocking, with the columns of the panels of a packed second operand.
 
     Args:
         group: the group.
@@ -32,9 +32,6 @@ def program_of(
         layouts: of inputs and outputs; that of a packed operand counts as plain.
         target: the machine.
         is_packed: whether the second operand is a constant that is packed when the kernel is built.
-
-    Raises:
-        NotFusedError: the product, or what stands around it, does not fit.
     """
     contraction = contraction_of(group, root, last=False)
     schedule = Products(group, root, layouts, contraction, Machine(target.lanes, target.threads))
@@ -42,7 +39,7 @@ def program_of(
         extent(axes) for axes in (contraction.batch, contraction.rows, contraction.columns, contraction.terms)
     )
     if schedule.product.is_of_bytes:
-        return _program_of_bytes(schedule, (batch, m, n, terms), target, is_packed)
+        return schedule, _blocking_of_bytes((batch, m, n, terms), target, is_packed)
     second = None if is_packed else schedule.second_steps()
     is_row = second is not None and (second[1] == 1 or n == 1)  # a lone column has no neighbour
     row_step = second[0] if second is not None and is_row else 0
@@ -55,24 +52,17 @@ def program_of(
     if is_read:
         columns = n if sizes.parts == 1 else -(-n // (strip * sizes.parts)) * strip
     panels = strip if is_packed else 0
-    program = schedule.program(Blocking(sizes.block, columns, terms, (copies, not is_read), registers, panels))
-    require_rows(program, target.lanes)
-    return program, panels
+    return schedule, Blocking(sizes.block, columns, terms, (copies, not is_read), registers, panels)
 
 
-def _program_of_bytes(
-    schedule: Products, sizes: tuple[int, int, int, int], target: Target, is_packed: bool
-) -> tuple[TileProgram, int]:
+def _blocking_of_bytes(sizes: tuple[int, int, int, int], target: Target, is_packed: bool) -> Blocking:
     """Return the same for a product of bytes: four of them take the place of a float."""
     batch, m, n, terms = sizes
     blocks = Sizes.of(batch, m, n, -(-terms // QUAD), target)
     registers = BYTE_REGISTERS.get(target.lanes, FEW_BYTE_REGISTERS)
     strip = registers.vectors * target.lanes
     columns = n if blocks.parts == 1 else -(-n // (strip * blocks.parts)) * strip
-    panels = strip if is_packed else 0
-    program = schedule.program(Blocking(blocks.block, columns, terms, (False, True), registers, panels))
-    require_rows(program, target.lanes)
-    return program, panels
+    return Blocking(blocks.block, columns, terms, (False, True), registers, strip if is_packed else 0)
 
 
 def require_rows(program: TileProgram, lanes: int) -> None:
