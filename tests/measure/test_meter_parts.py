@@ -172,11 +172,11 @@ def test_bounds_are_what_the_rates_say() -> None:
     assert CALIBRATION.bound_ns(Work(0, 400, 0)) == 210
     assert CALIBRATION.bound_ns(Work(4000, 0, 0)) == 4010
     assert CALIBRATION.bound_ns(Work(1, 1, 1_000_000)) == 1_000_010
-    assert CALIBRATION.bound_ns(Work(1, 1, 1_000_000, is_split=True)) == 1_000_010
+    assert CALIBRATION.bound_ns(Work(1, 1, 1_000_000, pairs=6)) == 1_000_010
     with_units = replace(CALIBRATION, split_flop_per_s=4e9)
     assert with_units.bound_ns(Work(1, 1, 1_000_000)) == 1_000_010
-    assert with_units.bound_ns(Work(1, 1, 1_000_000, is_split=True)) == 250_010
-    assert with_units.raised(Work(1, 1, 10**6, is_split=True), 1e-5).rate_flop_per_s == 1e9
+    assert with_units.bound_ns(Work(1, 1, 1_000_000, pairs=6)) == 250_010
+    assert with_units.raised(Work(1, 1, 10**6, pairs=6), 1e-5).rate_flop_per_s == 1e9
 
 
 @pytest.mark.parametrize("work", [(400, 0, 0), (0, 400, 0), (300, 300, 0), (9, 9, 500), (0, 0, 0)])

@@ -490,12 +490,12 @@ def test_what_stays_in_the_cache(channels, size, is_kept):
 def test_matrix_units_are_offered_where_they_may_pay(target):
     wide, lesser = (replace(target, isa=isa, lanes=16) for isa in ("amx", "avx512"))
 
-    def variants(shape: tuple[int, ...], make, machine: Target = wide) -> set[tuple[str, bool]]:
+    def variants(shape: tuple[int, ...], make, machine: Target = wide) -> set[tuple[str, int]]:
         offers = ConvProvider().offer(one(shape, make), machine)
         assert not isinstance(offers, Refusal)
-        return {(offer.variant, offer.is_split) for offer in offers}
+        return {(offer.variant, offer.pairs) for offer in offers}
 
-    assert (SPLIT, True) in variants((1, 64, 20, 20), lambda g, x: conv(g, x, 64, 3))
+    assert (SPLIT, 6) in variants((1, 64, 20, 20), lambda g, x: conv(g, x, 64, 3))
     for shape, make in (
         ((1, 64, 5, 5), lambda g, x: conv(g, x, 64, 3)),
         ((1, 64, 20, 20), lambda g, x: conv(g, x, 16, 3)),
@@ -513,7 +513,7 @@ def test_matrix_units_are_offered_for_chains_of_many_channels():
     def split(shape: tuple[int, ...], make) -> list[Offer]:
         offers = ConvProvider().offer(one(shape, make), machine)
         assert not isinstance(offers, Refusal)
-        return [offer for offer in offers if offer.is_split]
+        return [offer for offer in offers if offer.pairs]
 
     def block(channels: int):
         return lambda g, x: conv(g, depthwise(g, conv(g, x, channels)), g.type(x).shape[1])
@@ -536,7 +536,7 @@ def test_a_bound_asks_of_matrix_units_what_they_do():
     machine = Target(isa="amx", lanes=16, threads=2, l2_bytes=2 << 20)
     offers = ConvProvider().offer(group, machine)
     assert not isinstance(offers, Refusal)
-    (split, *_) = (offer for offer in offers if offer.is_split)
+    (split, *_) = (offer for offer in offers if offer.pairs)
     candidate = Candidate(group, "conv", split)
     assert needed_flop(candidate) == 2 * 128 * 128 * 20 * 20
     assert needed_flop(Candidate(group, "conv", offers[0])) == candidate.linear_flop
@@ -590,8 +590,8 @@ def test_chains_of_split_products_are_as_exact_as_float32(units, rng):
 
     offers = ConvProvider().offer(each, machine)
     assert not isinstance(offers, Refusal)
-    chains = [error(offer) for offer in offers if not offer.is_split]
-    assert all(0 < error(offer) < 0.8 * min(chains) for offer in offers if offer.is_split)
+    chains = [error(offer) for offer in offers if not offer.pairs]
+    assert all(0 < error(offer) < 0.8 * min(chains) for offer in offers if offer.pairs)
 
 
 @pytest.mark.parametrize("shape", [(1, 64, 20, 21), (1, 192, 11, 9)])

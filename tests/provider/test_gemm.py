@@ -167,7 +167,7 @@ def test_strips_are_wide_where_they_stay_in_the_first_cache(target):
 
 def test_lines_of_large_results_are_fetched(target, builder, rng):
     """Those at the edge, whose addresses lie beyond the result, are not."""
-    tiny = replace(target, l2_bytes=1 << 12)
+    tiny = replace(target, isa="avx512" if target.isa == "amx" else target.isa, l2_bytes=1 << 12)
     groups = [
         product(a, b, constant=is_one)
         for is_one in (True, False)
@@ -345,7 +345,7 @@ def split_offers(group: Group, target: Target) -> list[Offer]:
 )
 def test_what_stays_in_the_cache(batch, m, n, terms, is_kept):
     target = Target(isa="amx", lanes=16, threads=2, l2_bytes=256 << 10)
-    found = Blocking.split(batch, m, n, terms, target)
+    found = Blocking.split((batch, m, n, terms), (3, 3), target)
     kept = "columns" if found.group else "rows"
     kept += " in chunks" if found.chunk < terms else ""
     kept += " in groups" if 0 < found.group * 32 < n else ""
@@ -357,7 +357,7 @@ def test_what_stays_in_the_cache(batch, m, n, terms, is_kept):
 @pytest.mark.parametrize(("m", "n", "parts"), [(128, 768, 2), (256, 169, 1), (300, 300, 2)])
 def test_threads_share_the_larger_operand_out(m, n, parts):
     target = Target(isa="amx", lanes=16, threads=2, l2_bytes=2 << 20)
-    found = Blocking.split(1, m, n, 512, target)
+    found = Blocking.split((1, m, n, 512), (3, 3), target)
     assert found.parts == parts
     assert found.block == (m if parts == 2 else -(-m // 64) * 32)
 

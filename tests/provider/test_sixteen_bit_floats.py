@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -14,7 +15,7 @@ from korch.measure.compiler import Builder
 from korch.options import Options
 from korch.primitive.op import Category
 from korch.primitive.ops.elementwise import CastAttributes
-from korch.primitive.ops.layout import PadAttributes
+from korch.primitive.ops.layout import PadAttributes, TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, ValueType
 from korch.provider.attention import AttentionProvider
@@ -22,10 +23,14 @@ from korch.provider.conv import ConvProvider
 from korch.provider.gemm import GemmProvider
 from korch.provider.provider import Provider
 from korch.provider.winograd import WinogradProvider
+from korch.schedule.pieces import pieces_of
 from korch.target import LANES, Target
-from korch.testing.kernels import check_offers
+from korch.testing.kernels import check_kernel, check_offers, load_kernels
+from korch.testing.samples import random_arrays
+from korch.tile.program import Split
 from tests.provider.onednn_groups import Graph
 from tests.provider.test_instruction_sets import attended, convolved, in_winograds_space, products
+from tests.support.matrix_units import matrix_units
 
 HALF = (DType.F16, DType.BF16)
 
@@ -106,6 +111,84 @@ def test_each_provider(isa, name, target, rng, tmp_path):
 def test_types_that_are_mixed(target, builder, rng):
     assert check_offers(GemmProvider(), mixed(target.lanes), target, builder, rng)
     assert check_offers(ConvProvider(), padded(target.lanes), target, builder, rng)
+
+
+PIECES = {DType.F32: 3, DType.F16: 2, DType.BF16: 1, DType.I8: 1}
+
+
+def narrow_product(
+    types: tuple[DType, DType], shapes: tuple[tuple[int, ...], tuple[int, ...]], is_constant: bool
+) -> Group:
+    """Return a product of operands of two types, the second perhaps constant, rounded to the type of the first."""
+    g = Graph()
+    x = g.input("x", ValueType(shapes[0], types[0]))
+    numbers = g.rng.standard_normal(shapes[1]) * 20
+    w = g.constant(numbers.astype(types[1].numpy)) if is_constant else g.input("w", ValueType(shapes[1], types[1]))
+    y = g.add("matmul", [cast(g, x, DType.F32), cast(g, w, DType.F32)])
+    return g.group(cast(g, g.with_number("max", y, -3.0), types[0]))
+
+
+class UnitsProvider(GemmProvider):
+    """Offers the matrix units only."""
+
+    def offer(self, group, target):
+        offers = super().offer(group, target)
+        assert not isinstance(offers, Refusal)
+        return [offer for offer in offers if offer.pairs]
+
+
+TYPES = (
+    *itertools.product((DType.F32, DType.F16, DType.BF16), repeat=2),
+    (DType.F32, DType.I8),
+    (DType.BF16, DType.I8),
+)
+
+
+@pytest.fixture(scope="session")
+def units(target, tmp_path_factory):
+    """A target with matrix units, and a compiler for it."""
+    return matrix_units(target, tmp_path_factory.mktemp("units"))
+
+
+@pytest.mark.parametrize("types", TYPES, ids=lambda types: " ".join(t.value for t in types))
+def test_matrix_units_multiply_as_many_pieces_as_a_type_has(units, rng, types):
+    machine, builder = units
+    a, b = (PIECES[dtype] for dtype in types)
+    shapes = (((33, 70), (70, 65)), ((500, 40), (40, 33)), ((40, 1100), (1100, 64)))
+    groups = [narrow_product(types, both, is_constant=True) for both in shapes]
+    if types[1].is_float:
+        groups.append(narrow_product(types, ((2, 35, 33), (2, 33, 34)), is_constant=False))
+    checked = check_offers(UnitsProvider(), groups, machine, builder, rng)
+    for _, offer, kernel in checked:
+        assert offer.pairs == sum(i + j < 3 for i in range(a) for j in range(b))
+        made = [layout for buffer in kernel.program.buffers for layout in buffer.layout if isinstance(layout, Split)]
+        assert sorted(layout.pieces for layout in made) == sorted((a, b))
+    library = load_kernels([kernel for _, _, kernel in checked], builder)
+    for group, offer, kernel in checked:
+        inputs = random_arrays(rng, group.input_types)
+        for array in (x for x in inputs if np.issubdtype(x.dtype, np.floating) or x.dtype == DType.BF16.numpy):
+            array.reshape(-1)[[3, 70, -1]] = (np.inf, np.nan, -np.inf)
+        check_kernel(kernel, group, offer, inputs, builder, library)
+
+
+def test_matrix_units_multiply_products_of_few_pieces_of_few_rows(units, rng):
+    machine, builder = units
+    groups = [narrow_product((DType.BF16, DType.BF16), ((m, 70), (70, 65)), is_constant=True) for m in (4, 16)]
+    assert check_offers(UnitsProvider(), groups, machine, builder, rng)
+    few = narrow_product((DType.F32, DType.F32), ((16, 70), (70, 65)), is_constant=True)
+    assert UnitsProvider().offer(few, machine) == []
+
+
+def test_numbers_are_of_one_piece_only_if_their_type_says_so():
+    g = Graph()
+    x = g.input("x", ValueType((4, 4), DType.BF16))
+    wide = cast(g, x, DType.F32)
+    rounded = cast(g, cast(g, g.tensor(4, 4), DType.F16), DType.F32)
+    moved = g.add("transpose", [wide], TransposeAttributes((1, 0)))
+    scaled = g.with_number("mul", wide, 1.1)
+    padded_ = g.add("pad", [wide], PadAttributes((1, 0), (0, 0), "constant", 0.1))
+    body = g.group(moved, rounded, scaled, padded_).body
+    assert [pieces_of(body, value) for _, value in body.outputs] == [1, 2, 3, 3]
 
 
 def test_a_product_of_16_bits_or_of_integers_is_refused(target):

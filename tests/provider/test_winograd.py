@@ -274,7 +274,7 @@ def split_kernels(each: Group, machine: Target) -> list[tuple[Offer, Kernel]]:
     offers = WinogradProvider().offer(each, machine)
     assert not isinstance(offers, Refusal), offers.reason
     split = [offer for offer in offers if offer.variant == SPLIT]
-    assert len(split) == 2 and all(offer.is_split for offer in split)
+    assert len(split) == 2 and all(offer.pairs for offer in split)
     kernels = [WinogradProvider().build(each, offer, machine) for offer in split]
     assert all("run_split<" in kernel.source for kernel in kernels)
     return list(zip(split, kernels, strict=True))
@@ -364,7 +364,7 @@ def test_split_products_are_as_exact_as_those_of_vector_units(units, rng):
     vectors = min(
         error(offer, WinogradProvider().build(each, offer, machine))
         for offer in WinogradProvider().offer(each, machine)
-        if not offer.is_split
+        if not offer.pairs
     )
     assert all(0 < error(*made) < vectors for made in split_kernels(each, machine))
 
@@ -375,7 +375,7 @@ def test_matrix_units_are_offered_where_they_may_pay(target):
     def is_offered(each: Group, machine: Target = wide) -> bool:
         offers = WinogradProvider().offer(each, machine)
         assert not isinstance(offers, Refusal)
-        return any(offer.is_split for offer in offers)
+        return any(offer.pairs for offer in offers)
 
     assert is_offered(group((1, 64, 20, 20), 64, 4))
     assert not is_offered(group((1, 64, 20, 20), 64, 4), lesser)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from korch.alignment import aligned_bytes
-from korch.candidate.candidate import Group, Refusal
+from korch.candidate.candidate import Group, Offer, Refusal
 from korch.measure.compiler import Builder
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
@@ -61,7 +61,7 @@ def attention(rows: int) -> Group:
     return g.group(g.add("matmul", [g.add("div", [powers, sums]), g.tensor(1, 4, 40, 16)]))
 
 
-def kernels(group: Group, axis: int, target: Target, provider: object) -> list[tuple[Kernel, Kernel, Needed]]:
+def kernels(group: Group, axis: int, target: Target, provider: object) -> list[tuple[Kernel, Kernel, Needed, Offer]]:
     """Return the kernels of a group's offers with their trimmed ones, as far as they can be trimmed."""
     offers = provider.offer(group, target)
     assert not isinstance(offers, Refusal)
@@ -75,7 +75,7 @@ def kernels(group: Group, axis: int, target: Target, provider: object) -> list[t
         needed = Needed(math.prod(physical[layout.order.index(axis) + 1 :]), type_.shape[axis])
         smaller = trimmed(kernel.program, {"o0": needed}, target.threads)
         if smaller is not None:
-            found.append((kernel, kernel_of(smaller, group, offer, target, counts={LIVE: Count()}), needed))
+            found.append((kernel, kernel_of(smaller, group, offer, target, counts={LIVE: Count()}), needed, offer))
     return found
 
 
@@ -94,12 +94,14 @@ def test_what_is_needed_is_computed(group, axis, provider, target: Target, build
     found = kernels(group, axis, target, provider)
     assert found
     library = load_kernels([kernel for pair in found for kernel in pair[:2]], builder)
-    for kernel, smaller, needed in found:
-        sizes = [math.prod(type_.shape) for type_ in (*group.input_types, *group.output_types)]
-        memory = [aligned_bytes(4 * size) for size in sizes]
-        for place, size in zip(memory[:-1], sizes, strict=False):
-            place[:] = rng.random(size, np.float32).view(np.uint8)
-        is_needed = np.arange(sizes[-1]) // needed.stride % needed.extent
+    for kernel, smaller, needed, offer in found:
+        numbers = [rng.random(type_.shape, np.float32) for type_ in group.input_types]
+        packed = [layout.pack(a).reshape(-1).view(np.uint8) for layout, a in zip(offer.inputs, numbers, strict=True)]
+        (elements,) = (type_.size for type_ in group.output_types)
+        memory = [aligned_bytes(size) for size in (*(a.size for a in packed), 4 * elements)]
+        for place, array in zip(memory, packed, strict=False):
+            place[:] = array
+        is_needed = np.arange(elements) // needed.stride % needed.extent
 
         def run(which: Kernel, n: int, memory=memory) -> np.ndarray:
             memory[-1][:] = 0xFF

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from korch.candidate.candidate import ALL_PAIRS
 from korch.libraries import load_globally
 from korch.records import read_record
 from korch.target import Target
@@ -88,14 +89,14 @@ class Work:
         write_bytes: written.
         flop: floating-point operations.
         cold_bytes: of the bytes read, those that come from the farthest level.
-        is_split: whether matrix units multiply, with split operands.
+        pairs: the products of pieces by which matrix units multiply two numbers; 0 if vector units multiply.
     """
 
     read_bytes: int
     write_bytes: int
     flop: int
     cold_bytes: int = 0
-    is_split: bool = False
+    pairs: int = 0
 
     @property
     def moved_bytes(self) -> int:
@@ -110,7 +111,7 @@ class Calibration:
     Attributes:
         levels: from the nearest to the farthest; the last one has no limit.
         rate_flop_per_s: float32 multiply-adds, two operations each, on all threads.
-        split_flop_per_s: the same by matrix units, of numbers split into pieces; 0 without units.
+        split_flop_per_s: the same by matrix units, of numbers split into three pieces; 0 without units.
         launch_ns: calling a kernel that does nothing.
         region_ns: an empty parallel region.
         kept_bytes: what is still in the caches when it is read again and again. A virtual machine
@@ -159,8 +160,11 @@ class Calibration:
         far = max(levels[-1].read_bytes_per_s, work.cold_bytes / seconds * MARGIN)
         levels = tuple(replace(x, read_bytes_per_s=max(x.read_bytes_per_s, far)) for x in levels)
         flop = max(self.flop_per_s(work), work.flop / seconds * MARGIN)
-        name = "split_flop_per_s" if self._splits(work) else "rate_flop_per_s"
-        found: dict[str, Any] = {"levels": levels, "launch_ns": launch_ns, name: flop}
+        found: dict[str, Any] = {"levels": levels, "launch_ns": launch_ns}
+        if self._splits(work):
+            found["split_flop_per_s"] = flop * work.pairs / ALL_PAIRS
+        else:
+            found["rate_flop_per_s"] = flop
         return replace(self, **found)
 
     def _level(self, work: Work) -> int:
@@ -169,11 +173,14 @@ class Calibration:
         )
 
     def _splits(self, work: Work) -> bool:
-        return work.is_split and self.split_flop_per_s > self.rate_flop_per_s
+        return work.pairs > 0 and self._split_flop_per_s(work) > self.rate_flop_per_s
+
+    def _split_flop_per_s(self, work: Work) -> float:
+        return self.split_flop_per_s * ALL_PAIRS / work.pairs
 
     def flop_per_s(self, work: Work) -> float:
         """Return the rate of the faster units that may be used."""
-        return self.split_flop_per_s if self._splits(work) else self.rate_flop_per_s
+        return self._split_flop_per_s(work) if self._splits(work) else self.rate_flop_per_s
 
     @property
     def rates(self) -> Rates:

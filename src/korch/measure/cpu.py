@@ -175,7 +175,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             read_bytes = constant_bytes + int(share * (read_bytes - constant_bytes))
             write_bytes = int(share * write_bytes)
             flop = int(flop * share)
-        return Work(read_bytes, write_bytes, flop, cold_bytes, candidate.offer.is_split)
+        return Work(read_bytes, write_bytes, flop, cold_bytes, candidate.offer.pairs)
 
     def rates(self) -> Rates:
         """Return the rates of the calibration."""

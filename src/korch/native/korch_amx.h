@@ -1,4 +1,4 @@
-// Products of float32 matrices on the matrix units (Intel AMX), which multiply bfloat16.
+// Products of matrices on the matrix units (Intel AMX), which multiply bfloat16.
 //
 // A float32 has 24 significant bits, a bfloat16 has 8, so x = x0 + x1 + x2 exactly, each the nearest
 // bfloat16 to what the ones before leave. Of the nine products of pieces the six largest are summed, in
@@ -6,6 +6,8 @@
 // mostly less than the rounding of one float32 product; and as the units round a sum six times per 32 terms,
 // it is nearer to the true one than a chain of float32 multiply-adds. What is below 2^-126 counts as zero:
 // pieces, products and sums.
+// Numbers that come from fewer bits have fewer pieces: bfloat16 and bytes are one, float16 are two. All their
+// products with up to two pieces are summed.
 // What is infinite, or rounds to it, has no pieces: such results are no numbers, and are computed
 // again by the vector units.
 //
@@ -28,7 +30,10 @@ namespace korch_amx {
 
 inline constexpr long TERMS = 32, EDGE = 16;  // of a step; of a tile, in rows or columns
 inline constexpr long TILE = 512;             // numbers in a tile of pieces
-inline constexpr long STEP = 2 * 3 * TILE;    // numbers of two tiles of rows, or of columns, in a step
+inline constexpr int MOST_PIECES = 3;
+template <int P>
+inline constexpr long STEP_OF = 2 * P * TILE;  // numbers of two tiles of rows, or of columns, of P pieces in a step
+inline constexpr long STEP = STEP_OF<MOST_PIECES>;
 
 typedef korch::Vec<float, 16> Floats;
 typedef korch::Vec<uint32_t, 16> Bits;
@@ -111,17 +116,17 @@ KORCH_INLINE void stay_awake(Floats& zero) { asm volatile("vfmadd231ps %0, %0, %
 #endif
 
 // A vector's next piece as float32: rounded to the nearest, and the last one as it is.
-KORCH_INLINE Bits upper(Floats x, int piece) {
+KORCH_INLINE Bits upper(Floats x, bool is_last) {
   constexpr uint32_t HALF = 0x8000, MOST = 0xFFFF0000;
-  return ((Bits)x + (piece < 2 ? HALF : 0)) & MOST;
+  return ((Bits)x + (is_last ? 0 : HALF)) & MOST;
 }
 
-// Write the three pieces of two vectors, joined to lines of 32 that are a tile apart from each other.
-template <class Join>
+// Write the P pieces of two vectors, joined to lines of 32 that are a tile apart from each other.
+template <int P, class Join>
 KORCH_INLINE void split(Floats low, Floats high, uint16_t* to, long tile, Join join) {
 #pragma GCC unroll 3
-  for (int i = 0; i < 3; ++i) {
-    const Bits a = upper(low, i), b = upper(high, i);
+  for (int i = 0; i < P; ++i) {
+    const Bits a = upper(low, i + 1 == P), b = upper(high, i + 1 == P);
     const Bits both = join(a, b);
     memcpy(to + i * tile, &both, sizeof(both));
     low -= (Floats)a;
@@ -130,15 +135,16 @@ KORCH_INLINE void split(Floats low, Floats high, uint16_t* to, long tile, Join j
 }
 
 // Lanes are pairs of terms.
+template <int P = MOST_PIECES>
 KORCH_INLINE void split(Floats low, Floats high, uint16_t* to, long tile) {
-  split(low, high, to, tile, [](Bits a, Bits b) __attribute__((always_inline)) { return (a >> 16) | b; });
+  split<P>(low, high, to, tile, [](Bits a, Bits b) __attribute__((always_inline)) { return (a >> 16) | b; });
 }
 
 // 32 terms that are neighbours, each paired with the next.
-template <int... I>
+template <int P, int... I>
 KORCH_INLINE void split_line(Floats low, Floats high, uint16_t* to, long tile, korch::Lanes<I...>) {
   typedef korch::Vec<uint16_t, 32> Halves;
-  split(low, high, to, tile,
+  split<P>(low, high, to, tile,
         [](Bits a, Bits b) __attribute__((always_inline)) {
           return (Bits)__builtin_shufflevector((Halves)a, (Halves)b, (2 * I + 1)...);
         });
@@ -154,9 +160,9 @@ struct InMemory {
 };
 
 // The pieces of a block of 32 rows whose terms are neighbours (lines are rows), or of a strip of 32 columns
-// (lines are terms), as [steps][3 pieces][2 tiles][TILE]. They are made some at a time while products are
+// (lines are terms), as [steps][P pieces][2 tiles][TILE]. They are made some at a time while products are
 // computed, for the vector units have little to do then: a step has 16 parts: two rows, or a pair of terms.
-template <bool IS_ROWS, class From>
+template <bool IS_ROWS, class From, int P = MOST_PIECES>
 struct Splitter {
   From from;
   long first;  // row or column
@@ -180,10 +186,10 @@ KORCH_INLINE Floats some(const From& from, long line, long at, long count) {
   return korch::load<float, 16>(edge);
 }
 
-template <bool IS_ROWS, class From>
-KORCH_INLINE void split_part(const Splitter<IS_ROWS, From>& s, unsigned long part) {
+template <bool IS_ROWS, class From, int P>
+KORCH_INLINE void split_part(const Splitter<IS_ROWS, From, P>& s, unsigned long part) {
   const long k = part / PARTS * TERMS, i = part % PARTS;
-  uint16_t* const to = s.to + part / PARTS * STEP;
+  uint16_t* const to = s.to + part / PARTS * STEP_OF<P>;
   if constexpr (IS_ROWS) {
 #pragma GCC unroll 2
     for (long t = 0; t < 2; ++t) {
@@ -195,7 +201,7 @@ KORCH_INLINE void split_part(const Splitter<IS_ROWS, From>& s, unsigned long par
         low = some(s.from, row, k, s.terms - k);
         high = some(s.from, row, k + EDGE, s.terms - k - EDGE);
       }
-      split_line(low, high, to + t * TILE + i * TERMS, 2 * TILE, korch::LanesTo<TERMS>::type());
+      split_line<P>(low, high, to + t * TILE + i * TERMS, 2 * TILE, korch::LanesTo<TERMS>::type());
     }
   } else {
     // Terms in order: what is fetched ahead follows streams.
@@ -208,53 +214,111 @@ KORCH_INLINE void split_part(const Splitter<IS_ROWS, From>& s, unsigned long par
       Floats x = {}, y = {};
       if (term < s.terms) x = some(s.from, term, column, left);
       if (term + 1 < s.terms) y = some(s.from, term + 1, column, left);
-      split(x, y, to + t * TILE + i * TERMS, 2 * TILE);
+      split<P>(x, y, to + t * TILE + i * TERMS, 2 * TILE);
     }
   }
 }
 
 // Make the next `count` parts.
-template <bool IS_ROWS, class From>
-KORCH_INLINE void split_some(Splitter<IS_ROWS, From>& s, long count) {
-  const Splitter<IS_ROWS, From> own = s;  // what is stored can't change it
+template <bool IS_ROWS, class From, int P>
+KORCH_INLINE void split_some(Splitter<IS_ROWS, From, P>& s, long count) {
+  const Splitter<IS_ROWS, From, P> own = s;  // what is stored can't change it
   const long end = korch::smaller(own.part + count, own.last);
   for (long part = own.part; part < end; ++part) split_part(own, part);
   s.part = end;
 }
 
-template <bool IS_ROWS, class From>
-KORCH_INLINE Splitter<IS_ROWS, From> splitter(const From& from, long first, long count, long terms, uint16_t* to) {
+template <bool IS_ROWS, int P = MOST_PIECES, class From>
+KORCH_INLINE Splitter<IS_ROWS, From, P> splitter(const From& from, long first, long count, long terms, uint16_t* to) {
   return {from, first, count, terms, to, 0, korch::blocks(terms, TERMS) * static_cast<long>(PARTS), 0};
 }
 
-// Fours of products of tiles in a step: a block of rows and a strip of columns, six pairs of pieces.
-inline constexpr long TURNS = 6;
+// The products of tiles of a step, in this order: of a piece of rows and one of columns. One follows another with
+// which it shares one of the two, where it can.
+struct Pairs {
+  int count, rows[MOST_PIECES * MOST_PIECES], columns[MOST_PIECES * MOST_PIECES];
+};
+template <int A, int B>
+constexpr Pairs pairs_of() {
+  Pairs found{};
+  const auto add = [&](int i, int j) { found.rows[found.count] = i, found.columns[found.count++] = j; };
+  int last = 0;  // the column of the row that was before, from the end on
+  for (int i = A - 1; i >= 0; --i) {
+    const int most = B < MOST_PIECES - i ? B : MOST_PIECES - i, first = last;
+    add(i, first);
+    for (int j = 0; j < most; ++j)
+      if (j != first) add(i, last = j);
+  }
+  Pairs turned{found.count, {}, {}};
+  for (int t = 0; t < found.count; ++t) {
+    turned.rows[t] = found.rows[found.count - 1 - t];
+    turned.columns[t] = found.columns[found.count - 1 - t];
+  }
+  return turned;
+}
+template <int A, int B>
+inline constexpr Pairs PAIRS = pairs_of<A, B>();
+
+// Fours of products of tiles in a step: a block of rows and a strip of columns, all pairs of pieces.
+inline constexpr long TURNS = PAIRS<MOST_PIECES, MOST_PIECES>.count;
 
 // How many parts go beside four products of tiles if `count` blocks are multiplied meanwhile.
-KORCH_INLINE long parts_beside(long count) { return korch::blocks(PARTS, TURNS * count); }
+KORCH_INLINE long parts_beside(long count, long turns) { return korch::blocks(PARTS, turns * count); }
 
 // Make all of them: of rows, what is beside each other first, as rows a multiple of a page apart drive each
 // other's lines out of the cache.
-template <bool IS_ROWS, class From>
-__attribute__((noinline)) void split_all(const Splitter<IS_ROWS, From>& s) {
+template <bool IS_ROWS, class From, int P>
+__attribute__((noinline)) void split_all(const Splitter<IS_ROWS, From, P>& s) {
   const long apart = IS_ROWS ? PARTS : 1;
   for (long first = 0; first < apart; ++first)
     for (long part = first; part < s.last; part += apart) split_part(s, part);
 }
 
 // Where the pieces of 16 R rows of a product lie: those of a block, as a Splitter makes them.
+template <int P = MOST_PIECES>
 struct Block {
   const uint16_t* from;
   static constexpr long STRIDE = 64;  // bytes between rows of a tile
+  static constexpr int PIECES = P;
   KORCH_INLINE const uint16_t* tile(long step, long piece, long tile) const {
-    return from + step * STEP + (2 * piece + tile) * TILE;
+    return from + step * STEP_OF<P> + (2 * piece + tile) * TILE;
   }
 };
 
-// Add the products of 16 R rows and 32 columns to sums[16 R][32], or set them. `beside` is called
-// where vector units may do something else, TURNS times a step.
-template <int R, class Rows, class Beside>
+// Four products of tiles; what the next four need replaces a tile once it has been used twice.
+template <int R, int A, int B, int T, class Rows, class Beside>
+KORCH_INLINE void multiply_pair(const Rows& rows, const uint16_t* b, const uint16_t* b_after, long step, long after, Beside& beside) {
+  constexpr Pairs ALL = PAIRS<A, B>;
+  constexpr bool ENDS = T + 1 == ALL.count;
+  constexpr int NEXT = ENDS ? 0 : T + 1, I = ALL.rows[NEXT], J = ALL.columns[NEXT];
+  constexpr bool NEW_ROWS = ENDS || I != ALL.rows[T], NEW_COLUMNS = ENDS || J != ALL.columns[T];
+  const uint16_t* const columns = (ENDS ? b_after : b) + J * 2 * TILE;
+  if constexpr (ENDS) step = after;
+  beside();
+  KORCH_TILE_DOT(0, 4, 6);
+  if constexpr (NEW_ROWS) {
+    KORCH_TILE_DOT(1, 4, 7);
+    KORCH_TILE_LOAD(4, rows.tile(step, I, 0), Rows::STRIDE);
+    if constexpr (R == 2) KORCH_TILE_DOT(2, 5, 6);
+    if constexpr (NEW_COLUMNS) KORCH_TILE_LOAD(6, columns, 64L);
+    if constexpr (R == 2) {
+      KORCH_TILE_DOT(3, 5, 7);
+      KORCH_TILE_LOAD(5, rows.tile(step, I, 1), Rows::STRIDE);
+    }
+  } else {
+    if constexpr (R == 2) KORCH_TILE_DOT(2, 5, 6);
+    KORCH_TILE_LOAD(6, columns, 64L);
+    KORCH_TILE_DOT(1, 4, 7);
+    if constexpr (R == 2) KORCH_TILE_DOT(3, 5, 7);
+  }
+  if constexpr (NEW_COLUMNS) KORCH_TILE_LOAD(7, columns + TILE, 64L);
+}
+
+// Add the products of 16 R rows and 32 columns, of B pieces, to sums[16 R][32], or set them. `beside` is called
+// where vector units may do something else, once for each pair of pieces in a step.
+template <int R, int B = MOST_PIECES, class Rows, class Beside>
 KORCH_INLINE void multiply_tiles(const Rows rows, const uint16_t* b, long steps, float* sums, bool adds, Beside beside) {
+  constexpr int A = Rows::PIECES;
   if (adds) {
     KORCH_TILE_FILL(0, sums);
     KORCH_TILE_FILL(1, sums + EDGE);
@@ -268,54 +332,21 @@ KORCH_INLINE void multiply_tiles(const Rows rows, const uint16_t* b, long steps,
     KORCH_TILE_ZERO(2);
     KORCH_TILE_ZERO(3);
   }
-  // Four products of tiles; what the next four need replaces a tile once it has been used twice.
-#define KORCH_NEW_ROWS(piece)                                         \
-  beside();                                                           \
-  KORCH_TILE_DOT(0, 4, 6);                                            \
-  KORCH_TILE_DOT(1, 4, 7);                                            \
-  KORCH_TILE_LOAD(4, rows.tile(s, piece, 0), Rows::STRIDE);           \
-  if constexpr (R == 2) {                                             \
-    KORCH_TILE_DOT(2, 5, 6);                                          \
-    KORCH_TILE_DOT(3, 5, 7);                                          \
-    KORCH_TILE_LOAD(5, rows.tile(s, piece, 1), Rows::STRIDE);         \
-  }
-#define KORCH_NEW_COLUMNS(from)                                       \
-  beside();                                                           \
-  KORCH_TILE_DOT(0, 4, 6);                                            \
-  if constexpr (R == 2) KORCH_TILE_DOT(2, 5, 6);                      \
-  KORCH_TILE_LOAD(6, from, 64L);                                      \
-  KORCH_TILE_DOT(1, 4, 7);                                            \
-  if constexpr (R == 2) KORCH_TILE_DOT(3, 5, 7);                      \
-  KORCH_TILE_LOAD(7, (from) + TILE, 64L)
-  constexpr long NEXT = 2 * TILE;
-  KORCH_TILE_LOAD(4, rows.tile(0, 0, 0), Rows::STRIDE);
-  if constexpr (R == 2) KORCH_TILE_LOAD(5, rows.tile(0, 0, 1), Rows::STRIDE);
-  KORCH_TILE_LOAD(6, b + 2 * NEXT, 64L);
-  KORCH_TILE_LOAD(7, b + 2 * NEXT + TILE, 64L);
+  constexpr long FIRST = PAIRS<A, B>.columns[0] * 2 * TILE;
+  KORCH_TILE_LOAD(4, rows.tile(0, PAIRS<A, B>.rows[0], 0), Rows::STRIDE);
+  if constexpr (R == 2) KORCH_TILE_LOAD(5, rows.tile(0, PAIRS<A, B>.rows[0], 1), Rows::STRIDE);
+  KORCH_TILE_LOAD(6, b + FIRST, 64L);
+  KORCH_TILE_LOAD(7, b + FIRST + TILE, 64L);
   Floats zero = {};
   for (long s = 0; s < steps; ++s) {
     stay_awake(zero);
-    KORCH_NEW_COLUMNS(b);             // a0 b2
-    KORCH_NEW_COLUMNS(b + NEXT);      // a0 b0
-    KORCH_NEW_ROWS(1);                // a0 b1
-    KORCH_NEW_COLUMNS(b);             // a1 b1
-    KORCH_NEW_ROWS(2);                // a1 b0
-    beside();
-    const long next = s + 1 < steps ? s + 1 : s;
-    if (s + 1 < steps) b += STEP;
-    KORCH_TILE_DOT(0, 4, 6);          // a2 b0
-    KORCH_TILE_DOT(1, 4, 7);
-    KORCH_TILE_LOAD(4, rows.tile(next, 0, 0), Rows::STRIDE);
-    if constexpr (R == 2) KORCH_TILE_DOT(2, 5, 6);
-    KORCH_TILE_LOAD(6, b + 2 * NEXT, 64L);
-    if constexpr (R == 2) {
-      KORCH_TILE_DOT(3, 5, 7);
-      KORCH_TILE_LOAD(5, rows.tile(next, 0, 1), Rows::STRIDE);
-    }
-    KORCH_TILE_LOAD(7, b + 2 * NEXT + TILE, 64L);
+    const long after = s + 1 < steps ? s + 1 : s;
+    const uint16_t* const b_after = s + 1 < steps ? b + STEP_OF<B> : b;
+    [&]<int... T>(korch::Lanes<T...>) __attribute__((always_inline)) {
+      (multiply_pair<R, A, B, T>(rows, b, b_after, s, after, beside), ...);
+    }(typename korch::LanesTo<PAIRS<A, B>.count>::type());
+    b = b_after;
   }
-#undef KORCH_NEW_ROWS
-#undef KORCH_NEW_COLUMNS
   KORCH_TILE_STORE(0, sums);
   KORCH_TILE_STORE(1, sums + EDGE);
   if constexpr (R == 2) {

@@ -1,6 +1,6 @@
 // Windows of an image on the matrix units: a product whose rows are read from the pieces of the image itself.
 //
-// The pieces of some rows of the image lie as [steps of channels][3 pieces][classes][rows][pixels][32 channels]: with
+// The pieces of some rows of the image lie as [steps of channels][pieces][classes][rows][pixels][32 channels]: with
 // strides, rows and columns i with equal i % stride are a class. So the pixels that one place of the window meets, for
 // 16 neighbouring results, are a tile, and for the next place the same further on. Tiles run on from one row of
 // results into the next, and what a tile computes between two rows is dropped.
@@ -15,9 +15,10 @@
 namespace korch_amx {
 
 // Rows and columns of the window, steps in pixels of the result and of the window along both axes, pixels of a row,
-// channels, columns of the result, and its rows that are computed together.
-template <long KH, long KW, long SY, long SX, long DY, long DX, long PITCH, long C, long WIDTH, long BLOCK>
+// channels, columns of the result, its rows that are computed together, and pieces of a pixel.
+template <long KH, long KW, long SY, long SX, long DY, long DX, long PITCH, long C, long WIDTH, long BLOCK, int P>
 struct Window {
+  static constexpr int PIECES = P;  // of a pixel
   static constexpr long STEPS = korch::blocks(C, TERMS), UNITS = KH * STEPS * KW, RESULTS = WIDTH, AT_ONCE = BLOCK;
   static constexpr long DOWN = SY, ACROSS = SX, ROW = PITCH, CHANNELS = C;
   static constexpr long BEYOND = (KH - 1) * DY / SY, DEPTH = BLOCK + BEYOND;  // rows of a class
@@ -35,7 +36,7 @@ struct Window {
   static constexpr Offsets offsets() {
     Offsets found{};
     for (long unit = 0; unit < UNITS; ++unit)
-      found.at[unit] = unit / KW % STEPS * 3 * PIECE + place(unit / (KW * STEPS) * DY, unit % KW * DX);
+      found.at[unit] = unit / KW % STEPS * P * PIECE + place(unit / (KW * STEPS) * DY, unit % KW * DX);
     return found;
   }
   static constexpr Offsets OFFSETS = offsets();
@@ -75,6 +76,7 @@ struct PixelTiles {
   const uint16_t* from;
   const int32_t* at;
   static constexpr long STRIDE = TERMS * 2;
+  static constexpr int PIECES = G::PIECES;
   KORCH_INLINE const uint16_t* tile(long step, long piece, long tile) const {
     return from + at[step] + piece * G::PIECE + tile * (EDGE * TERMS);
   }
@@ -120,7 +122,7 @@ struct Pixels {
           low = some_of(row, v, c);
           if (c + EDGE < G::CHANNELS) high = some_of(row, v, c + EDGE);
         }
-        korch_amx::split(low, high, to + step * 3 * G::PIECE + G::place(u, v), G::PIECE);
+        korch_amx::split<G::PIECES>(low, high, to + step * G::PIECES * G::PIECE + G::place(u, v), G::PIECE);
         if (INNER == 1) ++v;
         else if (++step == INNER) step = 0, ++v;
       }
@@ -136,8 +138,8 @@ struct Pixels {
     return korch::load<float, 16>(edge);
   }
   __attribute__((noinline)) void make_all() { make(runs * INNER * (G::ROW + korch::larger(0, G::EXTRA))); }
-  // `turns` blocks of 32 pixels and 32 columns are multiplied meanwhile, of some units.
-  KORCH_INLINE void pace(long turns, long units) { each = korch::blocks(runs * INNER * G::ROW, turns * units * TURNS); }
+  // `turns` times something may be done beside products.
+  KORCH_INLINE void pace(long turns) { each = korch::blocks(runs * INNER * G::ROW, turns); }
 };
 template <class G, bool LAST, class From>
 KORCH_INLINE void prepare(Pixels<G, LAST, From>& next) {
@@ -151,6 +153,7 @@ struct Image {
   uint16_t* to;
   long count;
   static constexpr long terms = G::UNITS * TERMS;
+  static constexpr int PIECES = G::PIECES;
 
   KORCH_INLINE Pixels<G, LAST, From> pixels(uint16_t* place, long row, long rows) const { return {from, place, row, rows}; }
   KORCH_INLINE long result(long q) const { return q % G::RUN < G::RESULTS ? q / G::RUN * G::RESULTS + q % G::RUN : -1; }
@@ -164,8 +167,8 @@ template <class G, bool LAST, class From>
 KORCH_INLINE Image<G, LAST, From> image_of(const From& from, uint16_t* to, long rows) {
   return {from, to, rows * G::RESULTS};
 }
-template <class G, class From>
-KORCH_INLINE Made<false, Taps<G, From>> taps_of(const From& from, uint16_t* to, long count) {
+template <class G, int P, class From>
+KORCH_INLINE Made<false, Taps<G, From>, P> taps_of(const From& from, uint16_t* to, long count) {
   return {{from}, to, count, G::UNITS * TERMS};
 }
 
@@ -176,7 +179,7 @@ struct Windows : Product<Sums, Rows, Columns> {
   using Base::columns;
   using Base::rows;
   // Numbers of pieces of a block's rows, with what a last tile reads beyond.
-  static constexpr long IMAGE = 3 * G::STEPS * G::PIECE + TOGETHER * TERMS;
+  static constexpr long IMAGE = G::PIECES * G::STEPS * G::PIECE + TOGETHER * TERMS;
 
   static KORCH_INLINE long pixels_of(long some) { return (some - 1) * G::RUN + G::RESULTS; }
 
@@ -192,7 +195,7 @@ struct Windows : Product<Sums, Rows, Columns> {
     for (long y = 0; y < down; y += G::AT_ONCE) {
       const long all = pixels_of(korch::smaller(G::AT_ONCE, down - y)), after = y + G::AT_ONCE;
       auto next = rows.pixels(other, after, korch::smaller(G::AT_ONCE, down - after));
-      if (after < down) next.pace(korch::blocks(all, TOGETHER) * across, G::UNITS);
+      if (after < down) next.pace(korch::blocks(all, TOGETHER) * across * G::UNITS * Base::TURNS);
       for (long q = 0; q < all; q += TOGETHER)
         for (long s = 0; s < across; ++s) {
           float* const to = found[turn++ % 2];
@@ -209,13 +212,13 @@ struct Windows : Product<Sums, Rows, Columns> {
   // Rows stay: at most AT_ONCE. Of a strip, `most` units are multiplied at a time.
   inline void pass_strips(long most) const {
     const long down = rows.count / G::RESULTS, across = korch::blocks(columns.count, TOGETHER), all = pixels_of(down);
-    uint16_t *now = columns.to, *other = now + most * STEP;
-    float* const kept = reinterpret_cast<float*>(other + most * STEP);
+    uint16_t *now = columns.to, *other = now + most * STEP_OF<Columns::PIECES>;
+    float* const kept = reinterpret_cast<float*>(other + most * STEP_OF<Columns::PIECES>);
     alignas(64) float lone[2][SUMS];
     long turn = 0;
     Pending before;
     const auto part = [&](long s, long unit, uint16_t* to) {
-      auto found = columns.split(s, to - unit * STEP);
+      auto found = columns.split(s, to - unit * STEP_OF<Columns::PIECES>);
       found.part = unit * PARTS, found.last = korch::smaller(unit + most, G::UNITS) * PARTS;
       return found;
     };
@@ -227,7 +230,7 @@ struct Windows : Product<Sums, Rows, Columns> {
         const bool is_done = unit + units == G::UNITS;
         auto next = part(s + is_done, is_done ? 0 : unit + units, other);
         if (s + is_done == across) next.last = 0;
-        next.each = korch::blocks(next.last - next.part, korch::blocks(all, TOGETHER) * units * TURNS);
+        next.each = korch::blocks(next.last - next.part, korch::blocks(all, TOGETHER) * units * Base::TURNS);
         for (long q = 0; q < all; q += TOGETHER) {
           float* const to = most < G::UNITS ? kept + q * TOGETHER : lone[turn++ % 2];
           this->multiply(all - q, PixelTiles<G>{rows.to + q * TERMS, G::OFFSETS.at + unit}, now, units, to, unit > 0, next, before);

@@ -38,43 +38,44 @@ template <class Get, class Ahead>
 Computed(Get, Ahead) -> Computed<Get, Ahead>;
 
 // An operand that is split in the run: `count` rows whose terms are neighbours, or columns that are neighbours.
-// `to` has room for the pieces of all, or, of what goes by, for two times 32 rows or columns.
-template <bool IS_ROWS, class From>
+// `to` has room for the P pieces of each of all, or, of what goes by, for two times 32 rows or columns.
+template <bool IS_ROWS, class From, int P>
 struct Made {
   From from;
   uint16_t* to;
   long count, terms;
+  static constexpr int PIECES = P;
 
-  KORCH_INLINE long apart() const { return korch::blocks(terms, TERMS) * STEP; }
+  KORCH_INLINE long apart() const { return korch::blocks(terms, TERMS) * STEP_OF<P>; }
   KORCH_INLINE const uint16_t* staying(long block) const { return to + block * apart(); }
   KORCH_INLINE const uint16_t* passing(long block) const { return staying(block % 2); }
-  KORCH_INLINE Splitter<IS_ROWS, From> split(long block, uint16_t* place) const {
+  KORCH_INLINE Splitter<IS_ROWS, From, P> split(long block, uint16_t* place) const {
     const long first = block * TOGETHER;
-    return splitter<IS_ROWS>(from, first, korch::smaller(TOGETHER, count - first), terms, place);
+    return splitter<IS_ROWS, P>(from, first, korch::smaller(TOGETHER, count - first), terms, place);
   }
   inline void make(long blocks) const {
     for (long b = 0; b < blocks; ++b) split_all(split(b, to + b * apart()));
   }
   // What goes by next, if there is more; `turns` blocks of the other operand are multiplied meanwhile.
-  KORCH_INLINE Splitter<IS_ROWS, From> next(long block, long turns) const {
-    Splitter<IS_ROWS, From> found = split(block, to + block % 2 * apart());
+  KORCH_INLINE Splitter<IS_ROWS, From, P> next(long block, long turns, long pairs) const {
+    Splitter<IS_ROWS, From, P> found = split(block, to + block % 2 * apart());
     if (block * TOGETHER >= count) found.last = 0;
-    else found.each = parts_beside(turns);
+    else found.each = parts_beside(turns, pairs);
     return found;
   }
-  KORCH_INLINE Block tiles(const uint16_t* block) const { return {block}; }
+  KORCH_INLINE Block<P> tiles(const uint16_t* block) const { return {block}; }
   KORCH_INLINE long result(long row) const { return row; }
   // The term k of row `line`, and of some columns from `line` on.
   KORCH_INLINE float term(long line, long k) const { return from.template value<1>(line, k); }
   KORCH_INLINE Floats columns(long line, long k, long some_columns) const { return some(from, k, line, some_columns); }
 };
 
-template <class From>
-KORCH_INLINE Made<true, From> rows_of(const From& from, uint16_t* to, long count, long terms) {
+template <int P, class From>
+KORCH_INLINE Made<true, From, P> rows_of(const From& from, uint16_t* to, long count, long terms) {
   return {from, to, count, terms};
 }
-template <class From>
-KORCH_INLINE Made<false, From> columns_of(const From& from, uint16_t* to, long count, long terms) {
+template <int P, class From>
+KORCH_INLINE Made<false, From, P> columns_of(const From& from, uint16_t* to, long count, long terms) {
   return {from, to, count, terms};
 }
 
@@ -84,25 +85,27 @@ struct Fetcher {
   long left, each;  // lines
 };
 
-// Columns that come as pieces, in strips of 32 that are `far` numbers apart.
+// Columns that come as P pieces, in strips of 32 that are `far` numbers apart.
+template <int P>
 struct Given {
   const uint16_t* from;
   long far, count, terms;
+  static constexpr int PIECES = P;
 
   KORCH_INLINE const uint16_t* staying(long block) const { return from + block * far; }
   KORCH_INLINE const uint16_t* passing(long block) const { return staying(block); }
   KORCH_INLINE void make(long) const {}
-  KORCH_INLINE Fetcher next(long block, long turns) const {
-    constexpr long LINES = STEP / TERMS;  // of a step
+  KORCH_INLINE Fetcher next(long block, long turns, long pairs) const {
+    constexpr long LINES = STEP_OF<P> / TERMS;  // of a step
     if (block * TOGETHER >= count) return {nullptr, 0, 0};
-    return {staying(block), korch::blocks(terms, TERMS) * LINES, korch::blocks(LINES, TURNS * turns)};
+    return {staying(block), korch::blocks(terms, TERMS) * LINES, korch::blocks(LINES, pairs * turns)};
   }
   // The pieces' sum: the last first, as the first two of a number near the largest may have an infinite sum.
   KORCH_INLINE Floats columns(long line, long k, long) const {
     const long tile = line % TOGETHER / EDGE;
-    const uint16_t* const pair = staying(line / TOGETHER) + k / TERMS * STEP + tile * TILE + k % TERMS / 2 * TERMS;
+    const uint16_t* const pair = staying(line / TOGETHER) + k / TERMS * STEP_OF<P> + tile * TILE + k % TERMS / 2 * TERMS;
     Floats sum = {};
-    for (long i = 2; i >= 0; --i) {
+    for (long i = P - 1; i >= 0; --i) {
       Bits both;
       memcpy(&both, pair + i * 2 * TILE, sizeof(both));
       sum += (Floats)(k % 2 ? both & 0xFFFF0000 : both << 16);
@@ -111,8 +114,8 @@ struct Given {
   }
 };
 
-template <bool IS_ROWS, class From>
-KORCH_INLINE void prepare(Splitter<IS_ROWS, From>& next) {
+template <bool IS_ROWS, class From, int P>
+KORCH_INLINE void prepare(Splitter<IS_ROWS, From, P>& next) {
   split_some(next, next.each);
 }
 KORCH_INLINE void prepare(Fetcher& next) {
@@ -126,6 +129,9 @@ struct Product {
   const Sums sums;
   const Rows rows;
   const Columns columns;
+  static constexpr long TURNS = PAIRS<Rows::PIECES, Columns::PIECES>.count;
+  // What is infinite, or no number, is one piece as it is.
+  static constexpr bool ARE_WHOLE = Rows::PIECES == 1 && Columns::PIECES == 1;
 
   // Sums whose rows are to be finished, while those that come next are computed.
   struct Pending {
@@ -162,7 +168,7 @@ struct Product {
       const long row = rows.result(pending.row);
       if (row < 0) continue;
       alignas(64) float again[TOGETHER];
-      const bool is_known = are_finite(pending.from, TOGETHER);
+      const bool is_known = ARE_WHOLE || are_finite(pending.from, TOGETHER);
       if (!is_known) sum_again(row, pending.column, again);
       finish_row(is_known ? pending.from : again, row, pending.column);
     }
@@ -179,7 +185,7 @@ struct Product {
   template <int R, class Tiles, class Next>
   __attribute__((noinline)) void multiply(Tiles a, const uint16_t* b, long steps, float* to, bool adds, Next& next, Pending& before) const {
     const long each = korch::blocks(TOGETHER, TURNS * steps);
-    multiply_tiles<R>(a, b, steps, to, adds, [&]() __attribute__((always_inline)) {
+    multiply_tiles<R, Columns::PIECES>(a, b, steps, to, adds, [&]() __attribute__((always_inline)) {
       if (next.each > 0 || before.row < before.end) work_beside(next, before, each);
     });
   }
@@ -219,14 +225,14 @@ struct Product {
       columns.make(across);
       rows.make(1);
       for (long r = 0; r < down; ++r) {
-        auto next = rows.next(r + 1, across);
+        auto next = rows.next(r + 1, across, TURNS);
         for (long s = 0; s < across; ++s) pass(r, s, next);
       }
     } else {
       rows.make(down);
       columns.make(1);
       for (long s = 0; s < across; ++s) {
-        auto next = columns.next(s + 1, down);
+        auto next = columns.next(s + 1, down, TURNS);
         for (long r = 0; r < down; ++r) pass(r, s, next);
       }
     }

@@ -145,9 +145,9 @@ class ConcurrentProvider:
             return refusal
         work_flop = sum(max(c.linear_flop, c.offer.work_flop) for c in chosen)
         inputs = tuple(layouts[value] for value in group.inputs)
-        is_split = any(c.offer.is_split for c in chosen)
+        pairs = min((c.offer.pairs for c in chosen if c.offer.pairs), default=0)
         vector_flop = sum(c.offer.vector_flop for c in chosen)
-        offer = Offer(inputs, tuple(outputs), text, work_flop, is_split, vector_flop)
+        offer = Offer(inputs, tuple(outputs), text, work_flop, pairs, vector_flop)
         versions = dict.fromkeys(f"{c.provider} {c.version}" for c in chosen)
         return Candidate(group, self.name, offer, ", ".join((self.version, *versions)))
 

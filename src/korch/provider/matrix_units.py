@@ -7,8 +7,11 @@ from collections.abc import Mapping
 TOGETHER = 32
 """Rows and columns that the matrix units compute together, and terms of a step."""
 
-SPLIT_BYTES = 6
-"""Bytes of a float32 that is split into three bfloat16."""
+PIECE_BYTES = 2
+"""Bytes of a bfloat16."""
+
+SPLIT_BYTES = 3 * PIECE_BYTES
+"""Bytes of a float32 that is split into three."""
 
 STEP_BYTES = SPLIT_BYTES * TOGETHER * TOGETHER
 """Bytes of a split operand in one step."""

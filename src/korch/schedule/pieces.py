@@ -1,7 +1,8 @@
 """Products on matrix units -> tile programs whose operands are split into pieces of bfloat16.
 
-A task computes a block of rows and columns. The pieces of one operand's part stay while the other goes by, a block at
-a time, which is what is split last. An operand whose neighbours are not adjacent in memory is packed before.
+A float32 has three pieces, a float16 two; a bfloat16 or a byte is one. A task computes a block of rows and columns. The
+pieces of one operand's part stay while the other goes by, a block at a time, which is what is split last. An operand
+whose neighbours are not adjacent in memory is packed before.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 
 from korch.alignment import round_up
 from korch.candidate.candidate import Group
-from korch.primitive.graph import Primitive
+from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.types import DType
 from korch.schedule.blocks import Operand, store
 from korch.schedule.contraction import Contraction, Layouts, extent
@@ -21,8 +22,34 @@ from korch.tile.index import add, scale, var, vector_step
 from korch.tile.program import At, Buffer, Level, Load, Panels, Pass, Product, Split, TileOp
 from korch.tile.staging import Machine
 
-PIECES = Split(3, DType.BF16)
+MOST_PIECES = 3
 """Three numbers of 8 bits make one of 24."""
+
+FEWER_PIECES = {DType.F16: 2, DType.BF16: 1, DType.I8: 1, DType.U8: 1, DType.BOOL: 1}
+"""The pieces of numbers of fewer than 24 bits."""
+
+MOVES = ("transpose", "reshape", "slice", "take", "broadcast")
+"""Operations that give nothing but elements of what they read."""
+
+
+def pieces_of(body: PrimitiveGraph, value: int) -> int:
+    """Return how many numbers of bfloat16 make an element of a value, as far as a graph tells its type."""
+    while (found := FEWER_PIECES.get(body.types[value].dtype)) is None:
+        makers = [body.primitives[p] for p in body.producers[value]]
+        if len(makers) != 1 or makers[0].op not in (*MOVES, "cast"):
+            return MOST_PIECES
+        value = makers[0].inputs[0]
+    return found
+
+
+def pairs_of(a: int, b: int) -> int:
+    """Return how many products of pieces are added up for a product of numbers of some pieces."""
+    return sum(min(b, MOST_PIECES - i) for i in range(a))
+
+
+def split_into(pieces: int) -> Split:
+    """Return how an operand of some pieces is stored."""
+    return Split(pieces, DType.BF16)
 
 
 class SplitProducts(Products):
@@ -32,7 +59,8 @@ class SplitProducts(Products):
         self, group: Group, root: Primitive, layouts: Layouts, contraction: Contraction, machine: Machine
     ) -> None:
         super().__init__(group, root, layouts, contraction, machine)
-        self.product = Product.BF16X6
+        self.product = Product.PIECES
+        self.pieces = (pieces_of(group.body, root.inputs[0]), pieces_of(group.body, root.inputs[1]))
 
     def _operand(self, position: int, blocking: Blocking, cuts: Cut) -> Operand:
         """Return the pieces of an operand, which come so or are made of it."""
@@ -49,7 +77,7 @@ class SplitProducts(Products):
             ops, value = (Load("x0", DType.F32, floats.at.buffer, floats.at.index),), "x0"
         name, rows, columns = ("sb" if position else "sa"), *(round_up(axis.extent, EDGE) for axis in axes)
         at = At(name, add(scale(var(axes[0].name), columns), var(axes[1].name)))
-        layout = (Panels(columns, EDGE, 2 if position else 1), PIECES)
+        layout = (Panels(columns, EDGE, 2 if position else 1), split_into(self.pieces[position]))
         pieces = Buffer(name, Level.TILE, DType.F32, rows * columns, layout)
         split = Pass(axes, axes[1].name, tuple(ops), (store(at, value),))
         return Operand(at, floats.buffer, floats.stage, floats.packing, (pieces, split))
@@ -71,6 +99,8 @@ class SplitProducts(Products):
         rows, columns = (round_up(extent(axes), EDGE) for axes in (self.terms, self.contraction.columns))
         for buffer in self.memory():
             if blocking.panels and buffer.name == self.name_of(1):
-                yield replace(buffer, elements=rows * columns, layout=(Panels(columns, EDGE, 2), PIECES))
+                yield replace(
+                    buffer, elements=rows * columns, layout=(Panels(columns, EDGE, 2), split_into(self.pieces[1]))
+                )
             else:
                 yield buffer

@@ -15,7 +15,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, cut, fill, flat, store
 from korch.schedule.contraction import Layouts, contraction_of
-from korch.schedule.pieces import PIECES
+from korch.schedule.pieces import pieces_of, split_into
 from korch.schedule.sides import Side, sides_of, without_units
 from korch.tile.cpp_split import EDGE
 from korch.tile.index import Expr, add, constant, quotient, remainder, scale, var
@@ -99,6 +99,7 @@ class SplitWindows(Blocked):
     def __init__(self, group: Group, root: Primitive, layouts: Layouts) -> None:
         super().__init__(group, root, layouts, contraction_of(group, root, last=False))
         (self.images, self.channels, *_), (self.results, *_) = (group.body.types[v].shape for v in root.inputs)
+        self.pieces = (pieces_of(group.body, root.inputs[0]), pieces_of(group.body, root.inputs[1]))
         self.down, self.across = (Kept(side) for side in sides_of(group, root))
 
     def program(self, blocking: SplitBlocking) -> TileProgram:
@@ -131,7 +132,7 @@ class SplitWindows(Blocked):
         term = add(scale(var("t0"), taps[1].extent * self.channels), scale(var("t1"), self.channels), var("c"))
         reads = (At("sa", without_units(a, ranges)), At("sb", without_units(add(scale(term, row), var("j")), ranges)))
         registers = Registers(min(blocking.block, y.extent), blocking.units)
-        contract = Contract((y, x, j, *terms), total, *reads, Product.BF16X6, registers=registers)
+        contract = Contract((y, x, j, *terms), total, *reads, Product.PIECES, registers=registers)
         after = self.after(total, (y, x, j), values, ranges)
         made = (weights, image) if blocking.rows_pass else (image, weights)
         buffers = (*self._memory(), tile, own_image, own_weights)
@@ -159,7 +160,7 @@ class SplitWindows(Blocked):
         place = add(scale(add(scale(var("u"), self.across.pitch), var("v")), row), var("c"))
         sink = Store("sa", without_units(place, ranges), value)
         elements = axes[0].extent * axes[1].extent * row
-        buffer = Buffer("sa", Level.TILE, DType.F32, elements, (Panels(row, EDGE), PIECES))
+        buffer = Buffer("sa", Level.TILE, DType.F32, elements, (Panels(row, EDGE), split_into(self.pieces[0])))
         return Pass(axes, "c", tuple(emitter.ops), (sink,)), buffer
 
     def _weights(self, j: Axis, result: Expr, grid: tuple[Axis, ...]) -> tuple[Pass, Buffer]:
@@ -174,5 +175,5 @@ class SplitWindows(Blocked):
             ops = (*ops, Apply("x1", DType.F32, "cast", ("x0",)))
         row, rows = round_up(j.extent, EDGE), round_up(self._terms, EDGE)
         at = At("sb", without_units(add(scale(var("p"), row), var("j")), ranges))
-        buffer = Buffer("sb", Level.TILE, DType.F32, rows * row, (Panels(row, EDGE, 2), PIECES))
+        buffer = Buffer("sb", Level.TILE, DType.F32, rows * row, (Panels(row, EDGE, 2), split_into(self.pieces[1])))
         return Pass(axes, "j", ops, (store(at, ops[-1].name),)), buffer

@@ -61,7 +61,7 @@ class Typed:
         """Return the products that a contraction adds up, in the type of its accumulator."""
         kind = how.types[2].numpy
         exact = np.asarray(a.astype(kind) * b.astype(kind))
-        if how is not Product.BF16X6:
+        if how is not Product.PIECES:
             return exact
         (a0, a1, a2), (b0, b1, b2) = (_pieces(x, 3, DType.BF16) for x in (a, b))
         split = a2 * b0 + a0 * b2 + a1 * b1 + a1 * b0 + a0 * b1 + a0 * b0

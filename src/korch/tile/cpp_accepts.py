@@ -9,7 +9,7 @@ from korch.tile.cpp_panels import panels
 from korch.tile.cpp_split import require_pieces, split_of
 from korch.tile.program import Contract, Level, Load, Product, TileProgram, refused
 
-PRODUCTS = (Product.F32, Product.F16, Product.BF16, Product.BF16X6)
+PRODUCTS = (Product.F32, Product.F16, Product.BF16, Product.PIECES)
 """The products of floats that are printed: operands are widened or split, sums are float32."""
 
 

@@ -96,14 +96,16 @@ class Window:
     block: int
     rows: int
     units: int
+    pieces: int
 
     @staticmethod
     def of(program: TileProgram, stage: Stage, step: Contract) -> Window:
         """Return those of a contraction of a stage."""
         y, x, _, t0, t1, c = step.axes
         made = maker_of(program, stage, step.a.buffer)
-        layout, registers = panels(program.buffer(step.a.buffer)), step.registers
-        if layout is None or registers is None:
+        layout, split = panels(program.buffer(step.a.buffer)), split_of(program.buffer(step.a.buffer))
+        registers = step.registers
+        if layout is None or registers is None or split is None:
             raise refused("windows of pieces have panels and blocks")
         pitch = made.axes[1].extent
         steps = [step.a.index.coefficient(axis.name) or 0 for axis in (y, x, t0, t1)]
@@ -118,13 +120,14 @@ class Window:
             registers.rows,
             y.extent,
             registers.vectors,
+            split.pieces,
         )
 
     @property
     def text(self) -> str:
         """The type."""
         sizes = (*self.taps, *self.strides, *self.dilations, self.pitch, self.channels, self.columns, self.block)
-        return f"korch_amx::Window<{', '.join(map(str, sizes))}>"
+        return f"korch_amx::Window<{', '.join(map(str, (*sizes, self.pieces)))}>"
 
     @property
     def steps(self) -> int:
@@ -216,14 +219,21 @@ def _print_windows(out: Writer, step: Contract, stage: Stage, passes_rows: bool,
     is_last = str(load.index.coefficient("c") == 1 or window.channels == 1).lower()
     rows, columns = loop_end(y, y.extent), loop_end(j, j.extent)
     image = f"korch_amx::image_of<{window.text}, {is_last}>({a}_from, {a}, {rows})"
-    weights = f"korch_amx::taps_of<{window.text}>({b}_from, {b}, {columns})"
+    weights = f"korch_amx::taps_of<{window.text}, {_pieces(out.program.buffer(b))}>({b}_from, {b}, {columns})"
     run = "pass_rows()" if passes_rows else f"pass_strips({window.units})"
     return f"korch_amx::windows_of<{window.text}>({sums}, {image}, {weights}).{run};"
 
 
 def _made(side: str, buffer: Buffer, count: str, terms: str) -> str:
     name = buffer.name
-    return f"korch_amx::{side}_of({name}_from, {name}, {count}, {terms})"
+    return f"korch_amx::{side}_of<{_pieces(buffer)}>({name}_from, {name}, {count}, {terms})"
+
+
+def _pieces(buffer: Buffer) -> int:
+    split = split_of(buffer)
+    if split is None:
+        raise refused(f"buffer {buffer.name} is not split")
+    return split.pieces
 
 
 def _given(out: Writer, buffer: Buffer, step: Contract, stage: Stage, counts: Sequence[str]) -> str:
@@ -237,7 +247,7 @@ def _given(out: Writer, buffer: Buffer, step: Contract, stage: Stage, counts: Se
     pieces = Expr(split.pieces * place.constant, tuple((atom, split.pieces * n) for atom, n in place.terms))
     strip = split.pieces * layout.width * buffer.size // layout.columns
     at = f"reinterpret_cast<const uint16_t*>({buffer.name})"
-    return f"korch_amx::Given{{{at} + {out.expr(pieces)}, {strip}, {counts[1]}, {counts[2]}}}"
+    return f"korch_amx::Given<{split.pieces}>{{{at} + {out.expr(pieces)}, {strip}, {counts[1]}, {counts[2]}}}"
 
 
 def require_pieces(program: TileProgram, stage: Stage) -> None:
@@ -248,5 +258,5 @@ def require_pieces(program: TileProgram, stage: Stage) -> None:
                 raise refused("passes that read pieces can't be printed")
             if is_split(program, step) and (len(step.sinks) > 1 or len(step.axes) not in (2, 3)):
                 raise refused("passes that make pieces have two or three axes and one result")
-        elif (step.product is Product.BF16X6) != all(split_of(program.buffer(at.buffer)) for at in (step.a, step.b)):
+        elif (step.product is Product.PIECES) != all(split_of(program.buffer(at.buffer)) for at in (step.a, step.b)):
             raise refused("only operands in pieces are multiplied by matrix units")

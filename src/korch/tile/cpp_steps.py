@@ -239,7 +239,7 @@ class StepPrinter:
             self._contract_windows(block, (*grid, *batch))
         elif is_by_lanes(step):
             self._contract_lanes(block, (*grid, *batch))
-        elif step.product is Product.BF16X6:
+        elif step.product is Product.PIECES:
             self._contract_pieces(block, (*grid, *batch))
         elif step.product.is_of_bytes:
             self._contract_bytes(block, (*grid, *batch))

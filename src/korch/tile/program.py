@@ -273,7 +273,7 @@ class Product(Enum):
     F32 = "f32"
     TF32 = "tf32"  # factors are rounded to 11 bits
     TF32X3 = "tf32x3"  # both split into two such numbers; the product of the rests is left out
-    BF16X6 = "bf16x6"  # both split into three numbers of bfloat16, of whose nine products the six largest count
+    PIECES = "pieces"  # both are one to three numbers of bfloat16; of nine products of these the six largest count
     BF16 = "bf16"
     F16 = "f16"
     S8S8 = "s8s8"

@@ -8,7 +8,7 @@
         x0 = f32 load i0[10*g0 + v1]
         sum o0[g0] = x0
       loop j<(k + 7)/8 carries t1
-        contract m<10 n<16 | p<min(8, k - 8*j) by bf16x6 in 5 x 2 fetch b
+        contract m<10 n<16 | p<min(8, k - 8*j) by pieces in 5 x 2 fetch b
           t1[16*m + n] += i0[8*j + p] * t0[16*p + n] rescale t2[m]
 
 Passes and contractions list their kept loops, then, behind a bar, those that they reduce. A pass may end

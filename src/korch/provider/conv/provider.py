@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.candidate.shape import around
 from korch.primitive.types import DType
@@ -85,7 +85,7 @@ def _split_offers(group: Group, target: Target) -> Sequence[Offer]:
         inputs = _inputs(group, match, shape, source, sink, target)
         if inputs is not None and not source.is_plain:
             outputs = (sink,) * len(group.outputs)
-            offers.append(Offer(inputs, outputs, SPLIT, 0, True, _vector_flop(group, shape)))
+            offers.append(Offer(inputs, outputs, SPLIT, 0, ALL_PAIRS, _vector_flop(group, shape)))
     return tuple(dict.fromkeys(offers))
 
 

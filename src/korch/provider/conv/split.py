@@ -11,14 +11,15 @@ import math
 from collections.abc import Iterator
 
 from korch.alignment import ceil_div, round_up
-from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.provider.conv.vectors import Plan, image_layouts, is_dense_image, layouts_of, packed_weights
 from korch.provider.gemm.vectors import require_rows
 from korch.provider.image import image_position
-from korch.provider.matrix_units import STEP_BYTES, TOGETHER
+from korch.provider.matrix_units import PIECE_BYTES, TOGETHER
 from korch.provider.provider import SPLIT
 from korch.schedule.contraction import NotFusedError
+from korch.schedule.pieces import MOST_PIECES, pairs_of
 from korch.schedule.split_windows import SplitBlocking, SplitWindows
 from korch.target import Target
 
@@ -32,13 +33,13 @@ TILE = TOGETHER // 2
 """Pixels of a tile; a step has as many pairs of terms, and channels come in pairs of tiles."""
 
 STEP_COST = 1.0
-"""What the products of a step of 32 pixels and 32 channels cost: the unit of time here."""
+"""What the products of a step of 32 pixels and 32 channels of float32 cost: the unit of time here."""
 
 TAIL_COST = 0.6
 """The same for 16 pixels or fewer."""
 
 SPLIT_COST = 0.03
-"""What it costs to split 32 numbers."""
+"""What it costs to split 32 numbers of float32."""
 
 BLOCKS_COST = 1.08
 """What it costs to stop after each block of rows that stay, and to read the weights once more."""
@@ -71,7 +72,7 @@ def split_plans(group: Group, target: Target) -> tuple[Plan, ...]:
             continue
         inputs = list(layouts[0])
         inputs[weights] = Layout((0, 2, 3, 1), ((0, TOGETHER),))
-        plans.append(Plan(Offer(tuple(inputs), layouts[1], SPLIT, is_split=True), layouts, blocking))
+        plans.append(Plan(Offer(tuple(inputs), layouts[1], SPLIT, pairs=pairs_of(*windows.pieces)), layouts, blocking))
     return tuple(plans)
 
 
@@ -103,25 +104,31 @@ class _Sizes:
         self.steps = ceil_div(windows.channels, TOGETHER)
         self.units = down.side.window * across.side.window * self.steps
         self.strips = ceil_div(windows.results, TOGETHER)
+        self.pieces = windows.pieces
+        self.step_bytes = PIECE_BYTES * self.pieces[1] * TOGETHER * TOGETHER
+        self.step_cost = STEP_COST * pairs_of(*self.pieces) / ALL_PAIRS
 
     def image(self, rows: int) -> int:
         """Return the numbers of the split operand that a block reads, with what a last tile reads."""
         pixels = (rows + self.beyond) * self.run + ceil_div(self.extra, self.pitch // self.run)
-        return (3 * self.steps * self.planes * pixels + TOGETHER) * TOGETHER
+        return (self.pieces[0] * self.steps * self.planes * pixels + TOGETHER) * TOGETHER
 
     def products(self, rows: int) -> float:
         """Return the time of a step for all results of a block, and one strip."""
         whole, rest = divmod((rows - 1) * self.run + self.columns, TOGETHER)
         tail = 0.0 if rest == 0 else TAIL_COST if rest <= TILE else 1.0
-        return STEP_COST * (whole + tail)
+        return self.step_cost * (whole + tail)
 
     def split_rows(self, rows: int) -> float:
         """Return the time of splitting what a block reads."""
-        return SPLIT_COST * (rows + self.beyond) * self.classes * self.width * self.steps
+        return self._split_cost(0) * (rows + self.beyond) * self.classes * self.width * self.steps
 
     def split_strip(self) -> float:
         """Return the time of splitting a strip."""
-        return SPLIT_COST * self.units * TOGETHER
+        return self._split_cost(1) * self.units * TOGETHER
+
+    def _split_cost(self, position: int) -> float:
+        return SPLIT_COST * (1 + self.pieces[position]) / (1 + MOST_PIECES)
 
 
 def split_of(windows: SplitWindows, target: Target) -> SplitBlocking:
@@ -141,7 +148,7 @@ def _choices(sizes: _Sizes) -> Iterator[tuple[float, SplitBlocking]]:
 def _rows_pass(sizes: _Sizes, chunks: int, parts: int) -> Iterator[tuple[float, SplitBlocking]]:
     """Yield the ways in which strips stay, with estimates of their time in products of a step."""
     own = ceil_div(sizes.strips, parts)
-    fitting = max(1, int(STAY_SHARE * sizes.target.l2_bytes / (sizes.units * STEP_BYTES)))
+    fitting = max(1, int(STAY_SHARE * sizes.target.l2_bytes / (sizes.units * sizes.step_bytes)))
     group = ceil_div(own, ceil_div(own, fitting))
     all_rows = ceil_div(sizes.rows, chunks)
     rounds = ceil_div(sizes.images * chunks * parts, sizes.target.threads)
@@ -169,7 +176,7 @@ def _strips_pass(sizes: _Sizes) -> tuple[float, SplitBlocking]:
     fitting = [b for b in range(1, sizes.rows + 1) if 2 * sizes.image(b) <= room]
     blocks = ceil_div(sizes.rows, max(fitting, default=1))
     block = ceil_div(sizes.rows, blocks)
-    fitting_units = int(CHUNK_SHARE * sizes.target.l2_bytes / STEP_BYTES)
+    fitting_units = int(CHUNK_SHARE * sizes.target.l2_bytes / sizes.step_bytes)
     units = ceil_div(sizes.units, ceil_div(sizes.units, max(1, fitting_units)))
     strip = max(sizes.products(block) * sizes.units, 2 * sizes.split_strip())
     cost = own * strip + sizes.split_rows(block) + sizes.split_strip() * units / sizes.units

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from korch.alignment import round_up
-from korch.provider.matrix_units import SPLIT_BYTES, TOGETHER
+from korch.provider.matrix_units import PIECE_BYTES, TOGETHER
 from korch.target import Target
 
 PAGE_FLOATS = 1024
@@ -61,15 +61,22 @@ class Blocking:
     group: int = 0
 
     @staticmethod
-    def split(batch: int, m: int, n: int, terms: int, target: Target) -> Blocking:
+    def split(sizes: tuple[int, int, int, int], pieces: tuple[int, int], target: Target) -> Blocking:
         """Choose the sizes for matrix units: whole tiles, and terms that go together.
 
         Threads share the larger operand out among them; each splits all of the other.
+
+        Args:
+            sizes: batches, rows, columns and terms.
+            pieces: of the two operands' elements.
+            target: the machine.
         """
+        batch, m, n, terms = sizes
+        rows_bytes, columns_bytes = (PIECE_BYTES * TOGETHER * count for count in pieces)
         teams = max(1, target.threads // math.gcd(batch, target.threads))
         strips, vectors = -(-n // TOGETHER), TOGETHER // target.lanes
         room = SPLIT_CACHE_SHARE * target.l2_bytes
-        fitting = int(room / (SPLIT_BYTES * TOGETHER * round_up(terms, TOGETHER)))
+        fitting = int(room / (columns_bytes * round_up(terms, TOGETHER)))
         if m >= teams * SPLIT_ROWS // 2 and fitting >= min(strips, LEAST_GROUP):
             block = min(m, -(-m // (teams * TOGETHER)) * TOGETHER)
             group = -(-strips // -(-strips // fitting))
@@ -77,7 +84,7 @@ class Blocking:
         blocks, parts = (1, teams) if strips >= teams and n >= m else (teams, 1)
         blocks *= max(1, round(m / (blocks * SPLIT_ROWS)))
         block = min(m, -(-m // (blocks * TOGETHER)) * TOGETHER)
-        steps = int(room / (SPLIT_BYTES * round_up(block, TOGETHER) * TOGETHER))
+        steps = int(room / (rows_bytes * round_up(block, TOGETHER)))
         chunks = -(-terms // (max(8, steps) * TOGETHER))
         chunk = -(-terms // (chunks * TOGETHER)) * TOGETHER
         return Blocking(vectors, 8, block, parts, min(chunk, terms))

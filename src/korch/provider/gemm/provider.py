@@ -10,23 +10,27 @@ import math
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
-from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.candidate.shape import around
-from korch.primitive.types import ValueType
+from korch.primitive.types import DType, ValueType
 from korch.provider.content import content_version
 from korch.provider.gemm.match import Product, is_widened, match_group
 from korch.provider.gemm.stored import STORED, build_stored, offer_stored, stored_root
-from korch.provider.gemm.units import split_program_of
+from korch.provider.gemm.units import is_in_pieces, pieces_layout, split_program_of
 from korch.provider.gemm.vectors import require_neighbours, schedule_of
 from korch.provider.matrix_units import SPLIT_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.blocks import Blocked
-from korch.schedule.contraction import FLOATS, Layouts, NotFusedError, contraction_of, is_of_bytes
+from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, is_of_bytes
+from korch.schedule.pieces import pairs_of, pieces_of
 from korch.schedule.products import terms_together
 from korch.target import Target
 from korch.tile.program import TileProgram
+
+LEAST_ROWS = 16
+"""Rows beyond which matrix units are tried for float32; for numbers of fewer pieces as many fewer."""
 
 KEPT_SHARE = 1.0
 """The part of the level-2 cache up to which a constant right operand is kept as a split operand."""
@@ -74,8 +78,10 @@ class GemmProvider:
             for way in ways if refusals[after] is None else ():
                 inputs = list(layouts[0])
                 inputs[found.b] = packed[way] or inputs[found.b]
-                is_split = way != Way.VECTORS
-                offers.append(Offer(tuple(inputs), layouts[1], SPLIT if is_split else "", is_split=is_split))
+                if way is Way.VECTORS:
+                    offers.append(Offer(tuple(inputs), layouts[1]))
+                else:
+                    offers.append(Offer(tuple(inputs), layouts[1], SPLIT, pairs=pairs_of(*_pieces(group, found))))
         reasons = [refusal for refusal in refusals.values() if refusal is not None]
         return tuple(offers) or reasons[-1]
 
@@ -90,7 +96,7 @@ class GemmProvider:
             Layout.plain(type_.rank) if layout.blocks else layout
             for layout, type_ in zip(offer.inputs, group.input_types, strict=True)
         )
-        has_split_b = any(layout.is_split for layout in offer.inputs)
+        has_split_b = is_in_pieces(offer.inputs[found.b])
         way = Way.SPLIT_B if has_split_b else Way(offer.variant)
         program = _program(group, found, target, (inputs, offer.outputs), way)
         return kernel_of(program, group, offer, target)
@@ -113,31 +119,39 @@ def _refusal(group: Group, found: Product, layouts: Layouts, target: Target) -> 
     return None
 
 
-def _strips(rank: int, columns: int, has_split_b: bool, terms: int = 1) -> Layout:
+def _strips(rank: int, columns: int, terms: int = 1) -> Layout:
     """Return the layout of a right operand in strips of columns, perhaps with some terms of each side by side."""
     order = (*range(rank - 2), rank - 1, rank - 2)
-    if not has_split_b:
-        group = ((rank - 2, terms),) if terms > 1 else ()
-        return Layout(order, ((rank - 1, columns), *group))
-    half = columns // 2
-    return Layout(order, ((rank - 1, 2), (rank - 2, half), (rank - 1, half), (rank - 2, 2)), True)
+    group = ((rank - 2, terms),) if terms > 1 else ()
+    return Layout(order, ((rank - 1, columns), *group))
+
+
+def _pieces(group: Group, found: Product) -> tuple[int, int]:
+    """Return of how many pieces the elements of the operands are."""
+    a, b = found.primitive.inputs
+    return pieces_of(group.body, a), pieces_of(group.body, b)
 
 
 def _can_split(group: Group, found: Product, target: Target) -> bool:
-    """Return whether matrix units may pay: where tiles of results are mostly full."""
+    """Return whether matrix units may pay: where tiles of results are mostly full, or little is computed for each."""
+    if target.isa != "amx" or is_of_bytes(group.body, found.primitive):
+        return False
     _, m, n, terms = _sizes(group, found)
-    is_float = not is_of_bytes(group.body, found.primitive) and group.input_types[found.b].dtype in FLOATS
-    return is_float and target.isa == "amx" and min(m - 1, n - 1, terms) >= TOGETHER // 2
+    rows = 1 + LEAST_ROWS * pairs_of(*_pieces(group, found)) // ALL_PAIRS
+    return m >= rows and min(n - 1, terms) >= TOGETHER // 2
 
 
 def _keeps_split(group: Group, found: Product, target: Target) -> bool:
     """Return whether a constant right operand is split at build time.
 
-    That pays where its pieces stay in the caches. From farther away they take half as long again as
-    the numbers, for which a product waits (measured: 128 x 768 x 3072 is as fast either way).
+    That pays for a bfloat16, which is one piece, and for a float32 where its pieces stay in the caches. From farther
+    away they take half as long again as the numbers, for which a product waits (measured: 128 x 768 x 3072 is as fast
+    either way).
     """
     weights = group.input_types[found.b]
-    return _is_packed(group, found) and SPLIT_BYTES * weights.size <= KEPT_SHARE * target.l2_bytes
+    if not _is_packed(group, found) or weights.dtype not in (DType.F32, DType.BF16):
+        return False
+    return weights.dtype is DType.BF16 or SPLIT_BYTES * weights.size <= KEPT_SHARE * target.l2_bytes
 
 
 def _layouts(group: Group, found: Product, target: Target) -> Iterator[Layouts]:
@@ -161,14 +175,17 @@ def _layouts(group: Group, found: Product, target: Target) -> Iterator[Layouts]:
 
 def _packed(group: Group, found: Product, target: Target, way: Way) -> Layout | None:
     """Return the layout of a right operand that is packed before, or None."""
-    if not _is_packed(group, found, can_widen=way is Way.VECTORS):
+    if not _is_packed(group, found, by_batch=way is Way.VECTORS):
         return None
-    rank = group.input_types[found.b].rank
-    if way is not Way.VECTORS:
-        return _strips(rank, TOGETHER, way is Way.SPLIT_B)
+    weights = group.input_types[found.b]
+    rank = weights.rank
+    if way is Way.SPLIT_B:
+        return pieces_layout(rank, weights.dtype is DType.F32)
+    if way is Way.SPLIT:
+        return _strips(rank, TOGETHER)
     terms = terms_together(target.lanes) if is_of_bytes(group.body, found.primitive) else 1
     _, blocking = schedule_of(group, found.primitive, group.plain_layouts, target, True)
-    return _strips(rank, blocking.panels, False, terms)
+    return _strips(rank, blocking.panels, terms)
 
 
 def _program(group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> TileProgram:
@@ -179,18 +196,18 @@ def _program(group: Group, found: Product, target: Target, layouts: Layouts, way
     return split_program_of(group, root, layouts, target, packed, found.b)
 
 
-def _is_packed(group: Group, found: Product, can_widen: bool = False) -> bool:
+def _is_packed(group: Group, found: Product, by_batch: bool = False) -> bool:
     """Return whether the right operand is constant, as it came or only widened, and is packed before.
 
-    It is one matrix for all batches; or each batch has its own, in whole panels of vectors.
+    It is one matrix for all batches; or, if asked for, each batch has its own, in whole panels of vectors.
     """
     shape, out = group.input_types[found.b].shape, group.body.types[found.primitive.output].shape
     value = found.primitive.inputs[1]
     makers = [group.body.primitives[p] for p in group.body.producers[value]]
-    if can_widen and len(makers) == 1 and is_widened(group, makers[0]):
+    if len(makers) == 1 and is_widened(group, makers[0]):
         value = makers[0].inputs[0]
     is_constant = found.b in group.constant_inputs and value in group.position
-    is_own = can_widen and shape[:-2] == out[:-2] and shape[-1] % WHOLE_PANELS == 0
+    is_own = by_batch and shape[:-2] == out[:-2] and shape[-1] % WHOLE_PANELS == 0
     return is_constant and (math.prod(shape[:-2]) == 1 or is_own)
 
 

@@ -16,6 +16,23 @@ from korch.tile.program import TileProgram
 from korch.tile.staging import Machine
 
 
+def pieces_layout(rank: int, is_split: bool) -> Layout:
+    """Return the layout of a right operand in pieces, as matrix units read it: in strips, pairs of terms side by side.
+
+    Args:
+        rank: of the operand.
+        is_split: whether its elements are float32, each of which becomes three pieces; else they are bfloat16.
+    """
+    half = TOGETHER // 2
+    order = (*range(rank - 2), rank - 1, rank - 2)
+    return Layout(order, ((rank - 1, 2), (rank - 2, half), (rank - 1, half), (rank - 2, 2)), is_split)
+
+
+def is_in_pieces(layout: Layout) -> bool:
+    """Return whether a right operand has such a layout."""
+    return layout == pieces_layout(len(layout.order), layout.is_split)
+
+
 def split_program_of(
     group: Group, root: Primitive, layouts: Layouts, target: Target, packed: Layout | None, position: int
 ) -> TileProgram:
@@ -33,15 +50,14 @@ def split_program_of(
         NotFusedError: the product, or what stands around it, does not fit.
     """
     contraction = contraction_of(group, root, last=False)
-    has_pieces = packed is not None and packed.is_split
+    has_pieces = packed is not None and is_in_pieces(packed)
     if packed is not None and not has_pieces:
         inputs = tuple(packed if i == position else layout for i, layout in enumerate(layouts[0]))
         layouts = (inputs, layouts[1])
     schedule = SplitProducts(group, root, layouts, contraction, Machine(target.lanes, target.threads))
-    batch, m, n, terms = (
-        extent(axes) for axes in (contraction.batch, contraction.rows, contraction.columns, contraction.terms)
-    )
-    sizes = Sizes.split(batch, m, n, terms, target)
+    axes = (contraction.batch, contraction.rows, contraction.columns, contraction.terms)
+    batch, m, n, terms = (extent(some) for some in axes)
+    sizes = Sizes.split((batch, m, n, terms), schedule.pieces, target)
     strips = -(-n // TOGETHER)
     columns = min(n, (sizes.group or -(-strips // sizes.parts)) * TOGETHER)
     steps = schedule.second_steps() if packed is None else None

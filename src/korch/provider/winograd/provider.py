@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.candidate.shape import around
 from korch.primitive.graph import Primitive
@@ -62,7 +62,7 @@ class WinogradProvider:
             offers += [Offer(inputs, layouts[1], variant) for variant in variants]
             if can_split(group, root, target):
                 inputs = _with_weights(layouts[0], weights, Layout((0, 1, 3, 2), ((3, block),)))
-                offers.append(Offer(inputs, layouts[1], SPLIT, is_split=True))
+                offers.append(Offer(inputs, layouts[1], SPLIT, pairs=ALL_PAIRS))
         return tuple(dict.fromkeys(offers)) or refusal
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
