@@ -24,7 +24,6 @@ from korch.errors import InfeasibleError
 from korch.explanation.baselines import kernel_size
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.presolve import useful_kernels
 from korch.program.problem import Port, Problem
 from korch.program.solve import solve
 from korch.search.instance import EXACT, PLAIN, Errors, Interface, make_problem
@@ -135,26 +134,30 @@ def _taken_apart(
     own = problem.kernels[k]
     if not own.steps:
         return ()
-    there = swapper.ports_without(k)
+    there = problem.given | swapper.ports_without(k)
     required = tuple(port for port in own.outputs if port in swapper.read)
-    usable = [
-        i
-        for i, kernel in enumerate(problem.kernels)
-        if (kernel.steps, _values(problem, i)) != (own.steps, _values(problem, k)) and (allowed is None or i in allowed)
-    ]
-    kernels = tuple(problem.kernels[i] for i in usable)
-    part = replace(problem, kernels=kernels, required=required, given=problem.given | there)
-    useful = useful_kernels(part)
+    waiting = [port for port in required if port not in there]
+    wanted = set(waiting)
+    near: set[int] = set()  # of the many kernels, those that lead from what is there to what is required
+    while waiting:
+        for i in problem.producers.get(waiting.pop(), ()):
+            is_same = (problem.kernels[i].steps, _values(problem, i)) == (own.steps, _values(problem, k))
+            if i in near or is_same or not (allowed is None or i in allowed):
+                continue
+            near.add(i)
+            new = [port for port in problem.needs(i) if port not in there and port not in wanted]
+            wanted.update(new)
+            waiting.extend(new)
+    if not near:
+        return ()
+    usable = sorted(near)
+    part = replace(problem, kernels=tuple(problem.kernels[i] for i in usable), required=required, given=there)
     try:
-        plan = solve(
-            replace(part, kernels=tuple(part.kernels[i] for i in useful)),
-            seconds=options.search.grouping_seconds,
-            limits=options.search,
-        )
+        plan = solve(part, seconds=options.search.grouping_seconds, limits=options.search)
     except InfeasibleError as error:
         logger.debug("a kernel can't be taken apart: %s", error)
         return ()
-    return tuple(usable[useful[i]] for i in plan.kernels)
+    return tuple(usable[i] for i in plan.kernels)
 
 
 class _Swapper:

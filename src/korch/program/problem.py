@@ -138,10 +138,12 @@ class Problem:
         """
         flags = is_measured or [kernel.is_measured for kernel in self.kernels]
         kernels = tuple(
-            replace(kernel, cost_ns=cost_ns, is_measured=flag)
-            for kernel, cost_ns, flag in zip(self.kernels, costs_ns, flags, strict=True)
+            Kernel(k.steps, k.inputs, k.outputs, cost_ns, flag, k.owns, k.error)
+            for k, cost_ns, flag in zip(self.kernels, costs_ns, flags, strict=True)
         )
-        return replace(self, kernels=kernels)
+        found = replace(self, kernels=kernels)
+        vars(found).update({**vars(self), "kernels": kernels})  # what is cached does not depend on costs
+        return found
 
     def without(self, excluded: Iterable[int]) -> tuple[Problem, tuple[int, ...]]:
         """Return the instance without some kernels, and the old number of each kept kernel."""
