@@ -131,11 +131,19 @@ class _Trimmer:
         dimension = min(dimensions, default=-1)
         if len(dimensions) > 1 or dimension not in self._plan.size_inputs:
             return None
+        best, most = None, 0
         needed = _needed(candidate, program, found, axis, extents)
-        smaller = trimmed(program, needed, self._target.threads) if needed else None
-        if smaller is None:
-            return None
-        return _Smaller(smaller, ((LIVE, _count(extents)),), dimension, axis)
+        for rows in _rows_of_one(candidate, found, axis):
+            repeated = [extent.repeated(rows) for extent in extents]
+            finer = {name: Needed(n.stride // rows, n.extent * rows) for name, n in needed.items()}
+            if not finer or None in repeated or any(n.stride % rows for n in needed.values()):
+                continue
+            smaller = trimmed(program, finer, self._target.threads)
+            trims = sum(a != b for a, b in zip(program.stages, smaller.stages, strict=True)) if smaller else 0
+            if smaller is not None and trims > most:
+                count = _count(extent for extent in repeated if extent is not None)
+                best, most = _Smaller(smaller, ((LIVE, count),), dimension, axis), trims
+        return best
 
     def _with_ending(self, candidate: Candidate, own: _Smaller, ending: Ending) -> Iterator[_Smaller]:
         known = _read_by(candidate, own.program, ending)
@@ -218,6 +226,16 @@ def _needed(
             return {}
         needed[name] = place
     return needed
+
+
+def _rows_of_one(candidate: Candidate, found: Mapping[int, Need], axis: int) -> list[int]:
+    """Return how many rows each coordinate along an axis of the first output may be taken for, the most first.
+
+    A task may end within a coordinate if it is several rows: those along the axes between it and the last one.
+    """
+    group = candidate.group
+    shape = group.output_types[group.outputs.index(_leading(candidate, found))].shape
+    return [*dict.fromkeys(math.prod(shape[axis + 1 : end]) for end in range(max(axis + 1, len(shape) - 1), axis, -1))]
 
 
 def _as_long(shape: tuple[int, ...], length: int) -> list[int]:

@@ -16,6 +16,7 @@ from fractions import Fraction
 
 from korch.alignment import ceil_div, round_up
 from korch.tile.affine import ranges_of_axes
+from korch.tile.cpp_split import EDGE
 from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, substitute, var
 from korch.tile.loops import map_step
 from korch.tile.program import (
@@ -25,6 +26,7 @@ from korch.tile.program import (
     Loop,
     Parameter,
     Pass,
+    Product,
     Stage,
     Step,
     TileProgram,
@@ -41,6 +43,9 @@ TASKS_PER_THREAD = 8
 
 ROW_STEP = 6
 """Rows of a task are a multiple of this: contractions hold 6 or 12 rows in registers."""
+
+TASKS_ON_MATRIX_UNITS = 2
+"""The tasks of a thread on matrix units, which each split the weights, too; rows of a task are a multiple of `EDGE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,8 +298,10 @@ def _ended(step: Step, outer: str, part: int, extent: int) -> Step:
 def _finer(stage: Stage, axis: Axis, part: int, extent: int, threads: int) -> tuple[Stage, int] | None:
     """Return a stage with more and smaller tasks along an axis, and their size, if there are too few."""
     others = stage.tasks // max(1, axis.extent)
-    count = ceil_div(TASKS_PER_THREAD * threads, max(1, others))
-    size = round_up(ceil_div(extent, count), ROW_STEP)
+    products = [step.product for _, step in stage.leaves if isinstance(step, Contract)]
+    per_thread, step = (TASKS_ON_MATRIX_UNITS, EDGE) if Product.BF16X6 in products else (TASKS_PER_THREAD, ROW_STEP)
+    count = ceil_div(per_thread * threads, max(1, others))
+    size = round_up(ceil_div(extent, count), step)
     if count <= axis.extent or size >= part:
         return None
     cutter = _Cutter(axis, part, size, extent)
