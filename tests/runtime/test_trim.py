@@ -34,6 +34,8 @@ SHAPES = {"n": (range(1, LENGTH + 1),)}
 LENGTHS = (1, 7, 8, 9, LENGTH - 1, LENGTH)
 """Sizes at which a plan is compared: around vectors, and the largest ones."""
 
+IMAGE_COUNT = 9
+
 PROJECTED = """
 g (float[n, 8] x) => (float[n, 8] y, float[8] mean)
 {
@@ -57,6 +59,18 @@ g (float[n, 8] x, float[n] bias) => (float[n, 8] y)
     b = Add(s, bias)
     p = Softmax <axis = -1> (b)
     y = MatMul(p, x)
+}
+"""
+
+
+IMAGES = """
+g (float[n, 50, 8] x) => (float[n, 2, 50, 8] y)
+{
+    q = MatMul(x, wide)
+    r = Relu(q)
+    z = MatMul(r, narrow)
+    s = Reshape(z, shape)
+    y = Transpose <perm = [0, 2, 1, 3]> (s)
 }
 """
 
@@ -132,11 +146,17 @@ def memory_of(array: Array) -> Array:
     return memory
 
 
-def wrong_sizes(source: bytes, whole: Masked, steps: Sequence[Step[Kernel]], library: ctypes.CDLL) -> list[int]:
-    """Return the lengths at which a plan does not give the model's results."""
-    wrong = []
-    for sizes in ((n,) for n in LENGTHS):
-        model = primitives(source, SHAPES, sizes)
+def wrong_sizes(
+    source: bytes,
+    whole: Masked,
+    steps: Sequence[Step[Kernel]],
+    library: ctypes.CDLL,
+    shapes: Mapping[str, tuple[range]] = SHAPES,
+) -> list[int]:
+    """Return the sizes at which a plan does not give the model's results."""
+    wrong, (sizes_of_n,) = [], shapes["n"]
+    for sizes in ((n,) for n in LENGTHS if n in sizes_of_n):
+        model = primitives(source, shapes, sizes)
         types = {name: model.types[value] for name, value in model.inputs}
         feeds = random_arrays({name: (t.shape, t.dtype.numpy) for name, t in types.items()}, sum(sizes))
         wanted = reference.run(model, feeds)
@@ -147,6 +167,26 @@ def wrong_sizes(source: bytes, whole: Masked, steps: Sequence[Step[Kernel]], lib
             if not np.allclose(Cut.of(form, sizes).apply(found[name]), wanted[name], rtol=1e-3, atol=1e-4):
                 wrong.append(sizes[0])
     return wrong
+
+
+def test_tasks_end_within_an_image(tmp_path) -> None:
+    """An image of a batch is 50 rows: tasks end with the last row that is needed, whatever their rows."""
+    shapes = {"n": (range(1, IMAGE_COUNT + 1),)}
+    values = {"wide": weight(8, 96), "narrow": weight(96, 16), "shape": np.array([0, 50, 2, 8])}
+    source = model(IMAGES, **values)
+    whole = masked_model(source, shapes)
+    options = Options(cache_folder=tmp_path, threads=2)
+    with open_meter(options) as meter:
+        groups, _ = enumerate_groups(whole.graph, options)
+        candidates, _ = collect_candidates(whole.graph, groups, meter.providers, meter.target)
+        planner = Planner(whole.graph, candidates, meter)
+        plans = [trim.trim_steps(whole.graph, planner.plan(seed), whole.plan, meter.target) for seed in range(3)]
+        kernels = {step.kernel.symbol: step.kernel for steps in plans for step in steps}
+        library = load_kernels(list(kernels.values()), meter.builder)
+    products = [kernel.source for kernel in kernels.values() if "matmul" in kernel.source]
+    assert products and all(f"korch::smaller({50 * IMAGE_COUNT}, (50 * " in source for source in products)
+    for steps in plans:
+        assert not wrong_sizes(source, whole, steps, library, shapes)
 
 
 def test_plans_give_the_results_of_the_model(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ class _Trimmer:
         dimension = min(dimensions, default=-1)
         if len(dimensions) > 1 or dimension not in self._plan.size_inputs:
             return None
-        best, most = None, 0
+        best, most = None, (0, 0)
         needed = _needed(candidate, program, found, axis, extents)
         for rows in _rows_of_one(candidate, found, axis):
             repeated = [extent.repeated(rows) for extent in extents]
@@ -139,8 +139,7 @@ class _Trimmer:
             if not finer or None in repeated or any(n.stride % rows for n in needed.values()):
                 continue
             smaller = trimmed(program, finer, self._target.threads)
-            trims = sum(a != b for a, b in zip(program.stages, smaller.stages, strict=True)) if smaller else 0
-            if smaller is not None and trims > most:
+            if smaller is not None and (trims := _trims(program, smaller)) > most:
                 count = _count(extent for extent in repeated if extent is not None)
                 best, most = _Smaller(smaller, ((LIVE, count),), dimension, axis), trims
         return best
@@ -236,6 +235,14 @@ def _rows_of_one(candidate: Candidate, found: Mapping[int, Need], axis: int) -> 
     group = candidate.group
     shape = group.output_types[group.outputs.index(_leading(candidate, found))].shape
     return [*dict.fromkeys(math.prod(shape[axis + 1 : end]) for end in range(max(axis + 1, len(shape) - 1), axis, -1))]
+
+
+def _trims(program: TileProgram, smaller: TileProgram) -> tuple[int, int]:
+    """Return in how many stages a trimmed program leaves something out, and how many loops in tasks end early."""
+    stages = sum(a != b for a, b in zip(program.stages, smaller.stages, strict=True))
+    leaves = [leaf for stage in smaller.stages for leaf in stage.leaves]
+    axes = [axis for loops, step in leaves for axis in (*(loop.axis for loop in loops), *step.axes)]
+    return stages, sum(axis.ragged is not None and not isinstance(axis.ragged[1], int) for axis in axes)
 
 
 def _as_long(shape: tuple[int, ...], length: int) -> list[int]:
