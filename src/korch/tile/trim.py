@@ -42,10 +42,7 @@ TASKS_PER_THREAD = 8
 """The tasks of a thread for the largest size, so that fewer of them are shared evenly, too."""
 
 ROW_STEP = 6
-"""Rows of a task are a multiple of this: contractions hold 6 or 12 rows in registers."""
-
-TASKS_ON_MATRIX_UNITS = 2
-"""The tasks of a thread on matrix units, which each split the weights, too; rows of a task are a multiple of `EDGE`."""
+"""Rows of a task are a multiple of this, on matrix units of `EDGE`: contractions hold 6 or 12 rows in registers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,9 +296,11 @@ def _finer(stage: Stage, axis: Axis, part: int, extent: int, threads: int) -> tu
     """Return a stage with more and smaller tasks along an axis, and their size, if there are too few."""
     others = stage.tasks // max(1, axis.extent)
     products = [step.product for _, step in stage.leaves if isinstance(step, Contract)]
-    per_thread, step = (TASKS_ON_MATRIX_UNITS, EDGE) if Product.BF16X6 in products else (TASKS_PER_THREAD, ROW_STEP)
-    count = ceil_div(per_thread * threads, max(1, others))
-    size = round_up(ceil_div(extent, count), step)
+    on_matrix_units = Product.BF16X6 in products
+    if on_matrix_units and others % threads == 0:  # even, and each task splits its part of the weights
+        return None
+    count = ceil_div(TASKS_PER_THREAD * threads, max(1, others))
+    size = round_up(ceil_div(extent, count), EDGE if on_matrix_units else ROW_STEP)
     if count <= axis.extent or size >= part:
         return None
     cutter = _Cutter(axis, part, size, extent)
