@@ -19,6 +19,7 @@ from korch.provider.attention import AttentionProvider, provider
 from korch.schedule.attention import rows_of_block
 from korch.schedule.contraction import NotFusedError
 from korch.testing.kernels import check_offers, load_kernels, run_kernel
+from korch.tile.cpp_steps import FEW_REGISTERS, REGISTERS
 from tests.provider.onednn_groups import Graph
 
 
@@ -109,10 +110,10 @@ def test_few_rows(target, builder, rng, monkeypatch):
     assert set(rows) == {"3"}
 
 
-@pytest.mark.parametrize("rows", [24, 33, 65])
-def test_rows_of_heads_are_shared_out(target, builder, rng, rows):
+@pytest.mark.parametrize("blocks", [4, 5.5, 11])
+def test_rows_of_heads_are_shared_out(target, builder, rng, blocks):
     own = replace(target, threads=2)
-    group = plain((1, 3), rows, 9, 4, 5)
+    group = plain((1, 3), int(blocks * REGISTERS.get(target.lanes, FEW_REGISTERS).rows), 9, 4, 5)
     found = check_offers(AttentionProvider(), [group], own, builder, rng)
     assert {offer.variant.split()[0] for _, offer, _ in found} == {"task"}
 

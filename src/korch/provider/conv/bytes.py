@@ -122,10 +122,11 @@ def _weights(group: Group, root: Primitive, target: Target) -> Layout:
     """Return the layout of weights in panels of columns, with terms side by side."""
     if _is_depthwise(group, root):
         return weights_layout(target.lanes, 4, is_of_bytes=True)
-    rank = group.body.types[root.inputs[1]].rank
-    return Layout(
-        (0, *range(2, rank), 1), ((0, _registers(target).vectors * target.lanes), (1, terms_together(target.lanes)))
-    )
+    shape = group.body.types[root.inputs[1]].shape
+    order = (0, *range(2, len(shape)), 1)
+    innermost = next((axis for axis in reversed(order[1:]) if shape[axis] > 1), 1)  # a lone channel is no axis of terms
+    columns, terms = _registers(target).vectors * target.lanes, terms_together(target.lanes)
+    return Layout(order, ((0, columns), (innermost, terms)))
 
 
 def _with_weights(group: Group, root: Primitive, inputs: tuple[Layout, ...], weights: Layout) -> tuple[Layout, ...]:
