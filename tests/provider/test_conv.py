@@ -175,6 +175,7 @@ def test_chains(target, builder, rng):
         one((1, n, 9, 8), lambda g, x: depthwise(g, silu(g, conv(g, x, 3 * n)))),
         one((2, n, 13, 7), lambda g, x: conv(g, silu(g, depthwise(g, silu(g, conv(g, x, 4 * n)), 5, stride=2)), 5)),
         one((1, n, 10, 6), lambda g, x: conv(g, depthwise(g, x, dilation=2), n, stride=2, pads=(0, 0, 0, 0))),
+        one((1, n // 2, 4, 4), lambda g, x: g.add("add", [conv(g, depthwise(g, conv(g, x, 2 * n)), n // 2), x])),
         one((2, n, 11, 5), lambda g, x: depthwise(g, silu(g, conv(g, depthwise(g, x, 9), 3 * n)), 5)),
         one((1, 2 * n, 6, 1), lambda g, x: conv(g, depthwise(g, bias(g, conv(g, x, 3 * n)), (1, 4), stride=2), n + 3)),
         one((1, n, 1, 1), lambda g, x: depthwise(g, conv(g, x, n), pads=(2, 2, 2, 2))),

@@ -39,6 +39,7 @@ def chain_plans(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
     if isinstance(image, Refusal):
         return image
     root, machine = group.body.linear[-1], Machine(target.lanes, target.threads)
+    is_added = len(group.body.consumers[group.body.inputs[image][1]]) > 1  # then its layout matters there, too
     plans: list[Plan] = []
     refusal = Refusal("no layout fits both the inputs and the outputs")
     blockings: tuple[tuple[str, Blocking], ...] = ()  # they are the same for all layouts
@@ -47,7 +48,7 @@ def chain_plans(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
         try:
             chain = Chain(group, layouts, machine)
             blockings = blockings or tuple(_blockings(chain, target))
-            if not plans:
+            if not plans or is_added:
                 _require_neighbours(chain, blockings[0][1], target, only_last=True)
         except NotFusedError as error:
             refusal = Refusal(str(error))
@@ -61,7 +62,8 @@ def chain_plans(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
 def chain_kernel(group: Group, plan: Plan, target: Target) -> Kernel | Refusal:
     """Print the kernel of a plan, or return why what stands around the convolutions can't be computed with them.
 
-    Offers ask that of the last convolution and one layout only, as it takes long for something that hardly occurs.
+    Offers ask that of the last convolution only, and of one layout unless the image is read again after the first, as
+    it takes long for something that hardly occurs.
     """
     if isinstance(plan.blocking, Blocking):
         try:
