@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from korch.candidate.candidate import Group, Refusal
+from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.measure.compiler import Builder
 from korch.measure.meter import AnyMeter
 from korch.measure.toolchain import find_compiler
@@ -43,19 +43,25 @@ def builder_of(options: Options) -> Builder:
     return Builder(detect_target(options.threads, find_compiler().identity).isa, options.cache_folder)
 
 
-def has_kernels(options: Options) -> Callable[[Group], bool]:
+def has_kernels(options: Options, with_few_pairs: bool = False) -> Callable[[Group], bool]:
     """Return what says whether some provider of the CPU has a kernel for a group.
 
     Args:
         options: the threads, and whether only strict kernels are used.
+        with_few_pairs: whether only kernels count whose matrix units multiply numbers of fewer pieces than float32.
     """
+
+    def counts(offer: Offer) -> bool:
+        return 0 < offer.pairs < ALL_PAIRS if with_few_pairs else True
+
     target = detect_target(options.threads, find_compiler().identity, matrix_units=not options.strict)
     providers = load_providers()
     known: dict[str, bool] = {}
 
     def has_kernel(group: Group) -> bool:
         if group.key not in known:
-            known[group.key] = any(not isinstance(provider.offer(group, target), Refusal) for provider in providers)
+            offers = (provider.offer(group, target) for provider in providers)
+            known[group.key] = any(not isinstance(found, Refusal) and any(map(counts, found)) for found in offers)
         return known[group.key]
 
     return has_kernel

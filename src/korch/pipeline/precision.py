@@ -92,7 +92,7 @@ class Form:
         factor: what sums are multiplied by, in the shape of the result with a size for output channels only.
         scale: the step of the data's grid by channel; None if the data stays as it is.
         zero: its zero points, None for 0.
-        dtype: of the data.
+        dtype: of the data, which is rounded to it.
         saving: an estimate of what it saves, in floating-point operations.
         error: of the model's outputs, relative to the largest element of each.
     """
@@ -117,6 +117,7 @@ class Form:
         op, attributes = self.key[:2]
         weights = v.constant(self.weights)
         if self.scale is None:
+            x = v.cast(v.cast(x, self.dtype), DType.F32)
             y = v.add(op, x, v.cast(weights, DType.F32), attributes=attributes)
             return y if self.factor is None else v.elementwise("mul", y, v.constant(self.factor))
         zero = None if self.zero is None else v.constant(self.zero)
@@ -161,6 +162,19 @@ def with_forms(graph: PrimitiveGraph, forms: Iterable[Form], only: bool = False)
     )
 
 
+@dataclass(frozen=True)
+class Kernels:
+    """Which products the target has kernels for.
+
+    Attributes:
+        of_bytes: whether some kernel computes a group with a product of bytes.
+        of_halves: whether one computes a group whose product is of widened bfloat16 in less time than one of float32.
+    """
+
+    of_bytes: HasKernel
+    of_halves: HasKernel
+
+
 @dataclass
 class _Channels:
     """What the data of products with one key has in each of its channels."""
@@ -172,7 +186,7 @@ class _Channels:
 
 
 def find_forms(
-    graph: PrimitiveGraph, samples: Sequence[Feeds], budget: float, has_kernel: HasKernel, deadline: Deadline
+    graph: PrimitiveGraph, samples: Sequence[Feeds], budget: float, kernels: Kernels, deadline: Deadline
 ) -> tuple[Form, ...]:
     """Return forms of a model's products with their errors: those that may be worth it within a budget.
 
@@ -180,7 +194,7 @@ def find_forms(
         graph: the model, without alternatives.
         samples: inputs for calibration.
         budget: the largest error of the outputs.
-        has_kernel: whether the target has a kernel for a group.
+        kernels: which forms the target has kernels for.
         deadline: when to stop computing errors.
     """
     channels, values = _calibrated(graph, samples)
@@ -189,7 +203,7 @@ def find_forms(
         form
         for key, found in channels.items()
         for form in _forms_of(graph, key, found)
-        if _is_multiplied(graph, form, has_kernel)
+        if _is_multiplied(graph, form, kernels)
     ]
     end = deadline.until(time.monotonic() + SECONDS)
     known: list[Form] = []
@@ -237,9 +251,9 @@ def _computed(form: Form, x: Array) -> Array:
 
 
 def error_of(graph: PrimitiveGraph, samples: Iterable[Feeds], expected: Iterable[Feeds]) -> float:
-    """Return the largest error of a graph's outputs, relative to the largest element of each."""
+    """Return the largest error of a graph's outputs in its own types, relative to the largest element of each."""
     errors = (
-        worst(differences(reference.run(graph, feeds), wanted)).of_largest
+        worst(differences(reference.run(graph, feeds, exact=False), wanted)).of_largest
         for feeds, wanted in zip(samples, expected, strict=True)
     )
     return max(errors, default=0.0)
@@ -287,12 +301,13 @@ def _forms_of(graph: PrimitiveGraph, key: Key, found: _Channels) -> list[Form]:
             Form(key, f"weights-in-bytes {found.name}", stored, factor, saving=0.75 * saved),
             Form(key, f"weights-in-bfloat16 {found.name}", half, saving=0.5 * saved),
         ]
+    flop, name = graph.work_flop(primitive), f"product-of-bfloat16 {found.name}"
+    of_halves = Form(key, name, weights.astype(DType.BF16.numpy), dtype=DType.BF16, saving=0.5 * flop)
     if largest_terms(primitive.op, weights.shape) > MOST_TERMS:
-        return []
+        return [of_halves]
     scale, zero, dtype = _grid(found, may_shift=primitive.op == "matmul")
     stored, factor = _rounded(weights * _by_input(scale, weights, primitive), primitive.op)
-    saving = 0.3 * graph.work_flop(primitive)
-    return [Form(key, f"product-of-bytes {found.name}", stored, factor, scale, zero, dtype, saving)]
+    return [of_halves, Form(key, f"product-of-bytes {found.name}", stored, factor, scale, zero, dtype, 0.3 * flop)]
 
 
 def _grid(found: _Channels, may_shift: bool) -> tuple[Array, Array | None, DType]:
@@ -330,16 +345,21 @@ def _rounded(weights: Array, op: str) -> tuple[Array, Array]:
     return stored, factor.reshape(shape).astype(np.float32)
 
 
-def _is_multiplied(graph: PrimitiveGraph, form: Form, has_kernel: HasKernel) -> bool:
+def _is_multiplied(graph: PrimitiveGraph, form: Form, kernels: Kernels) -> bool:
     """Return whether some kernel computes the product in this form."""
-    if form.scale is None:
+    if form.dtype is DType.F32:
         return True
+    is_half = form.dtype is DType.BF16
     primitive = next(p for p in graph.primitives if key_of(graph, p) == form.key)
     builder = GraphBuilder()
     x = builder.input("x", replace(graph.types[primitive.inputs[0]], dtype=form.dtype))
-    builder.output("y", builder.add(primitive.op, (x, builder.constant(form.weights)), primitive.attributes))
+    w = builder.constant(form.weights)
+    if is_half:
+        x, w = (Verbs(builder, "").cast(value, DType.F32) for value in (x, w))
+    builder.output("y", builder.add(primitive.op, (x, w), primitive.attributes))
     own = builder.freeze()
-    return has_kernel(make_group(own, (0,), (own.primitives[0].output,)))
+    group = make_group(own, range(len(own.primitives)), (own.primitives[-1].output,))
+    return kernels.of_halves(group) if is_half else kernels.of_bytes(group)
 
 
 @dataclass(eq=False)

@@ -37,7 +37,7 @@ from korch.pipeline import texts
 from korch.pipeline.build import build_plans
 from korch.pipeline.calibration import calibration_of
 from korch.pipeline.find_programs import find_programs
-from korch.pipeline.precision import Form, Precision, find_forms, with_forms
+from korch.pipeline.precision import Form, Kernels, Precision, find_forms, with_forms
 from korch.pipeline.quantized import in_bytes, is_quantized
 from korch.pipeline.run import ENUMERATE_SHARE, REWRITE_SHARE, Run
 from korch.pipeline.served import VARIANTS_SHARE, search_variants, time_as_served
@@ -114,7 +114,8 @@ def _find_forms(run: Run) -> None:
     if run.masked is not None:
         raise OptionError("less precise types are for models of fixed sizes", "option error", hint="Remove --error")
     found = calibration_of(graph, options.calibrate, options.search.seed)
-    forms = find_forms(graph, found.samples, options.error, has_kernels(options), run.deadline.less(1 - REWRITE_SHARE))
+    kernels = Kernels(has_kernels(options), has_kernels(options, with_few_pairs=True))
+    forms = find_forms(graph, found.samples, options.error, kernels, run.deadline.less(1 - REWRITE_SHARE))
     expected = [reference.run(graph, feeds) for feeds in found.checks]
     run.precision = Precision(options.error, forms, found.checks, expected, found.source)
     run.progress("fission", f"{len(forms)} less precise products, calibrated on {found.source}")
