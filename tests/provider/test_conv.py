@@ -19,10 +19,8 @@ from korch.primitive.ops.layout import PadAttributes, TakeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.conv import ConvProvider
-from korch.provider.conv.linked import chain_plans
-from korch.provider.conv.provider import _run
+from korch.provider.conv.linked import chain_plans, vectors_of
 from korch.provider.conv.rows import lines_of_task
-from korch.provider.conv.shape import vectors_of
 from korch.provider.conv.split import split_of
 from korch.provider.provider import SPLIT
 from korch.provider.tile_kernel import kernel_of
@@ -158,13 +156,6 @@ def test_parts_of_channels_read_moved_images(target, builder, rng):
     offers = ConvProvider().offer(each, replace(target, threads=2))
     assert {offer.variant for offer in offers} == {"windows rows", "windows channels"}
     check_offers(ConvProvider(), [each], replace(target, threads=2), builder, rng)
-
-
-def test_runs_of_columns():
-    assert _run(()) == (0, 0, 0)
-    assert _run((-1, 0, 1, 2, -2)) == (1, 4, -1)
-    assert _run((3, 2, 1, 2, 3, 3)) == (2, 5, -1)
-    assert _run((-2, -1)) == (0, 0, 0)
 
 
 @pytest.mark.long

@@ -16,12 +16,14 @@ from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, row_major_strides
-from korch.schedule.blocks import Blocked, cut, fill, flat, loaded
+from korch.schedule.blocks import Blocked, cut, fill, flat, loaded, store
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, follow
 from korch.schedule.depthwise import can_clip, is_depthwise
+from korch.schedule.pieces import MOST_PIECES, split_into
 from korch.schedule.sides import sides_of, without_units
+from korch.tile.cpp_split import EDGE
 from korch.tile.emit import Emitter
-from korch.tile.index import ZERO, Expr, Ranges, add, constant, quotient, remainder, scale, var
+from korch.tile.index import ZERO, Expr, Ranges, add, constant, quotient, remainder, scale, var, vector_step
 from korch.tile.loops import arrange
 from korch.tile.program import (
     At,
@@ -29,15 +31,18 @@ from korch.tile.program import (
     Buffer,
     Contract,
     Inside,
+    Layout,
     Level,
     Load,
     Loop,
     Panels,
     Pass,
+    Product,
     Registers,
     Stage,
     Step,
     Store,
+    TileOp,
     TileProgram,
     holds,
 )
@@ -52,13 +57,13 @@ class Blocking:
         rows: of the last result that a task computes.
         block: rows of it that are computed at a time.
         channels: of each result that a task computes: all, but if all links but the first are depthwise.
-        registers: of each link: places, and vectors of channels.
+        registers: of each link: places, and vectors of channels; None for one that matrix units multiply.
     """
 
     rows: int
     block: int
     channels: int
-    registers: tuple[Registers, ...]
+    registers: tuple[Registers | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,11 @@ class Link(Blocked):
         """Whether each result is computed from one place of the image."""
         sides = (self.rows, self.columns)
         return not self.is_depthwise and all(s.window == 1 and s.pad == 0 and s.reach(s.out) <= s.size for s in sides)
+
+    @property
+    def can_be_split(self) -> bool:
+        """Whether matrix units can multiply for it: each result is computed from the same place of the image."""
+        return self.is_pointwise and all(side.stride == 1 for side in (self.rows, self.columns))
 
 
 class Chain:
@@ -177,6 +187,7 @@ class _Maker:
             self.needed.insert(0, link.rows.reach(self.needed[0]))
         self.own = [blocking.channels if is_split else link.results for link in chain.links]
         self.copied = 0
+        self.pieces: dict[int, int] = {}
         self.sums: list[Buffer] = []
 
     def finish(self, only_last: bool) -> list[Pass]:
@@ -225,8 +236,13 @@ class _Maker:
     def _finished(self, steps: tuple[Step, ...]) -> TileProgram:
         tiles = [*self.sums]
         for number, (link, tile) in enumerate(zip(self.chain.links, self.tiles, strict=False)):
+            if self._is_fed(number + 1):
+                continue
             size = tile.height * link.columns.out * self.own[number]
             tiles.append(Buffer(f"r{number}", Level.TILE, DType.F32, size))
+        for number, elements in self.pieces.items():
+            layout = (Panels(round_up(self.chain.links[number].channels, EDGE), EDGE), split_into(MOST_PIECES))
+            tiles.append(Buffer(f"s{number}", Level.TILE, DType.F32, elements, layout))
         if self.copied:
             tiles.append(Buffer("pa", Level.TILE, DType.F32, self.copied))
         return TileProgram((*self._memory(), *tiles), (Stage(self.grid, steps),))
@@ -239,12 +255,16 @@ class _Maker:
                 link, width = self.chain.links[number], self._strip(number)
                 columns = round_up(link.results, width)
                 terms = link.rows.window * link.columns.window * (1 if link.is_depthwise else link.channels)
-                buffer = replace(buffer, elements=terms * columns, layout=(Panels(columns, width),))
+                layout: tuple[Layout, ...] = (Panels(columns, width),)
+                if self.blocking.registers[number] is None:
+                    terms, layout = round_up(terms, EDGE), (Panels(columns, EDGE, 2), split_into(MOST_PIECES))
+                buffer = replace(buffer, elements=terms * columns, layout=layout)
             yield buffer
 
     def _strip(self, number: int) -> int:
         """Return the channels of a panel of a link's weights."""
-        return self.lanes * self.blocking.registers[number].vectors
+        registers = self.blocking.registers[number]
+        return EDGE if registers is None else self.lanes * registers.vectors
 
     def _place(self, number: int, block: Expr, lane: Expr, row: Expr, column: Expr) -> Expr:
         """Return where an element of a link's result lies in its tile."""
@@ -268,13 +288,16 @@ class _Maker:
         link = self.chain.links[number]
         x, y = Axis("x", link.columns.out), Axis("y", count)
         q, j = self._channels(number)
+        if self.blocking.registers[number] is None:
+            return (y, x, j)
         near = [link.name_of(0)] * (number == 0) + [name for name, _ in link.group.body.outputs] * (link is self.last)
         by_rows = link.is_depthwise and any(not link.fusion.layouts[name].blocks for name in near)
         return (y, q, x, j) if by_rows else (q, y, x, j)
 
     def _channels(self, number: int) -> tuple[Axis, Axis]:
         own = self.own[number]
-        return cut(own, min(self._strip(number), own), ("q", "j"))
+        is_whole = self.blocking.registers[number] is None
+        return cut(own, own if is_whole else min(self._strip(number), own), ("q", "j"))
 
     def _ranges(self, *axes: Axis) -> Ranges:
         return {axis.name: (0, axis.extent - 1) for axis in (*self.grid, self.turn, *axes)}
@@ -307,7 +330,9 @@ class _Maker:
         ranges, row = self._ranges(*kept, *taps), add(part.first, var("y"))
         channel = self._channel(number, flat(*self._channels(number)))
         before: list[Step] = []
-        if number > 0:
+        if self.blocking.registers[number] is None:
+            a, terms, guards, before = self._of_pieces(number, part)
+        elif number > 0:
             a, terms, guards = self._of_tile(number, row, part.base, taps, ranges)
         else:
             a, terms, guards, before = self._of_image(part, (*kept, *taps), channel)
@@ -318,7 +343,8 @@ class _Maker:
         after = self._after(number, part, total)
         zero = replace(fill(kept, total, 0.0), where=after.where)
         registers = self.blocking.registers[number]
-        contract = Contract((*kept, *terms), total, a, weights, link.product, registers=registers, where=where)
+        product = Product.PIECES if registers is None else link.product
+        contract = Contract((*kept, *terms), total, a, weights, product, registers=registers, where=where)
         return [*before, zero, contract, after]
 
     def _after(self, number: int, part: _Part, total: At) -> Pass:
@@ -331,11 +357,13 @@ class _Maker:
         if link is self.last:
             return replace(link.after(total, kept, values, ranges), where=where)
         lanes = (quotient(own, self.lanes, ranges), remainder(own, self.lanes, ranges))
-        place = self._place(number, *lanes, add(var("y"), constant(part.offset)), var("x"))
-        after = link.following(total, kept, (values, ranges), self._sinks(number, place))
+        to = At(f"r{number}", self._place(number, *lanes, add(var("y"), constant(part.offset)), var("x")))
+        if self._is_fed(number + 1):
+            to = self._piece(number + 1, part.count, channel)
+        after = link.following(total, kept, (values, ranges), self._sinks(number, to))
         return replace(after, where=where)
 
-    def _sinks(self, number: int, place: Expr) -> Callable[[Emitter, str], Sequence[Store]]:
+    def _sinks(self, number: int, to: At) -> Callable[[Emitter, str], Sequence[Store]]:
         """Return what computes an element that the next link reads, and stores it to a place of a tile."""
         link, value = self.chain.links[number], self.chain.links[number + 1].root.inputs[0]
 
@@ -343,9 +371,46 @@ class _Maker:
             indices = follow(emitter, link.root, link.contraction.out, result)
             if indices.get(value) != link.contraction.out:
                 raise NotFusedError("what stands between two convolutions is not computed element by element")
-            return [Store(f"r{number}", place, emitter.value(value, indices[value]))]
+            return [store(to, emitter.value(value, indices[value]))]
 
         return sinks
+
+    def _is_fed(self, number: int) -> bool:
+        """Return whether what a link reads is split into pieces as it is computed by a depthwise one."""
+        is_behind = 0 < number < len(self.chain.links) and self.chain.links[number - 1].is_depthwise
+        return is_behind and self.blocking.registers[number] is None
+
+    def _piece(self, number: int, count: int, channel: Expr) -> At:
+        """Return where a link of one place reads an element of its tile of pieces, which has some rows at least."""
+        link = self.chain.links[number]
+        width, columns = link.columns.out, round_up(link.channels, EDGE)
+        elements = round_up(count * width, EDGE) * columns
+        self.pieces[number] = max(self.pieces.get(number, 0), elements)
+        return At(f"s{number}", add(scale(_counted((var("y"), 0), (var("x"), width)), columns), channel))
+
+    def _of_pieces(self, number: int, part: _Part) -> tuple[At, tuple[Axis, ...], tuple[Inside, ...], list[Step]]:
+        """Return the pieces of what a link of one place reads, its terms, and what makes these pieces."""
+        link, row = self.chain.links[number], add(part.first, var("y"))
+        y, x, c = Axis("y", part.count), Axis("x", link.columns.out), Axis("c", link.channels)
+        ranges, value, ops = self._ranges(y, x, c), "x0", list[TileOp]()
+        where, terms = self._inside(number, row, ranges), (replace(c, is_reduced=True),)
+        at = self._piece(number, part.count, var("c"))
+        if self._is_fed(number):
+            return at, terms, where, []
+        if number > 0:
+            lanes = (quotient(var("c"), self.lanes, ranges), remainder(var("c"), self.lanes, ranges))
+            place = self._place(number - 1, *lanes, add(row, scale(part.base, -1)), var("x"))
+            ops.append(Load(value, DType.F32, f"r{number - 1}", place))
+        else:
+            emitter = link.fusion.emitter(ranges)
+            value = link.fusion.argument(emitter, link.root.inputs[0], (var("n"), var("c"), row, var("x")))
+            ops += emitter.ops
+        loads = [op for op in ops if isinstance(op, Load)]
+        is_inside = all(guard in where for load in loads for guard in load.guards)
+        if len(loads) != 1 or not is_inside or vector_step(loads[0].index, "c", self.lanes) != 1:
+            raise NotFusedError("the channels of the image are not adjacent in memory")
+        own = tuple(replace(op, guards=()) if isinstance(op, Load) else op for op in ops)
+        return at, terms, where, [Pass((y, x, c), "c", own, (store(at, value),), where=where)]
 
     def _of_tile(
         self, number: int, row: Expr, base: Expr, taps: tuple[Axis, Axis], ranges: Ranges

@@ -33,6 +33,18 @@ SERIAL_POINTS = 6000
 """Programs with fewer points run in the calling thread: a parallel region would cost more."""
 
 
+HEADERS = (
+    (r"korch::Contraction<", "korch_contract.h"),
+    (r"korch::(Byte|Pair)Contraction<", "korch_contract_int.h"),
+    (r"korch::LaneContraction<", "korch_contract_lanes.h"),
+    (r"korch::WindowContraction<", "korch_contract_window.h"),
+    (r"korch_amx::Product\(", "korch_contract_split.h"),
+    (r"korch_amx::Chained\{", "korch_contract_chain.h"),
+    (r"korch_amx::Window<", "korch_contract_image.h"),
+)
+"""What a kernel contains, and the file of `native/` that has it."""
+
+
 class Printed(NamedTuple):
     """A kernel's source.
 
@@ -109,15 +121,8 @@ class _Printer:
             for table, name in self.out.tables.items()
         )
         body = "\n".join(self.out.lines)
-        is_narrow = any(type_ in body for type_ in NARROW_TYPE.values())
-        header = "korch_half.h" if is_narrow else "korch_tile.h"
-        header = "korch_contract.h" if "korch::Contraction<" in body else header
-        header = "korch_contract_int.h" if re.search("korch::(Byte|Pair)Contraction<", body) else header
-        header = "korch_contract_lanes.h" if "korch::LaneContraction<" in body else header
-        header = "korch_contract_window.h" if "korch::WindowContraction<" in body else header
-        header = "korch_contract_split.h" if "korch_amx::" in body else header
-        header = "korch_contract_image.h" if "korch_amx::Window<" in body else header
-        text = f'{head}#include "{header}"\n\n{tables}{self._functions(body)}'
+        includes = "".join(f'#include "{header}"\n' for header in _headers(body))
+        text = f"{head}{includes}\n{tables}{self._functions(body)}"
         symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
         workspace_bytes = places_in_memory(self.program)[1] + self.room_bytes * self.threads
         return Printed(symbol, text.replace("NAME", symbol), workspace_bytes, self.is_parallel)
@@ -246,6 +251,13 @@ class _Printer:
         self.out.close()
         if steps.is_streamed:
             self.out.line("korch::end_streams();")
+
+
+def _headers(body: str) -> list[str]:
+    """Return the files of `native/` that a kernel includes."""
+    is_narrow = any(type_ in body for type_ in NARROW_TYPE.values())
+    found = [header for pattern, header in HEADERS if re.search(pattern, body)]
+    return found or ["korch_half.h" if is_narrow else "korch_tile.h"]
 
 
 def _streamed(program: TileProgram, stream_bytes: int) -> frozenset[str]:

@@ -7,7 +7,7 @@ micro-kernel begins with zeros and hands each vector of sums to a function that 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from korch.tile.cpp_loops import LoopPrinter
@@ -24,6 +24,7 @@ from korch.tile.program import (
     Load,
     Loop,
     Pass,
+    Product,
     Select,
     Stage,
     Step,
@@ -126,6 +127,27 @@ def _takes(program: TileProgram, after: Pass, step: Contract, rest: Sequence[Ste
     return True
 
 
+def by_row(pass_: Pass, rows: Sequence[Axis], ranges: dict[str, tuple[int, int]]) -> Pass:
+    """Write places by the number of a row, so that rows one after another need no division."""
+    long = [axis for axis in rows if axis.extent > 1]
+    if len(long) != 2:
+        return pass_
+    outer, inner = long
+    ranges["row"] = (0, outer.extent * inner.extent - 1)
+    number = add(var("row"), scale(var(outer.name), -inner.extent))
+    return map_indices(pass_, lambda expr: substitute(expr, {inner.name: number}, ranges))
+
+
+def print_places(out: Writer, rows: Sequence[Axis]) -> None:
+    """Print the places along axes of rows, from the number of a row."""
+    rest, left = "row", math.prod(axis.extent for axis in rows)
+    for axis in rows:  # the number of a row is the same as in a task's number
+        left //= axis.extent
+        value = "0" if axis.extent == 1 else rest if left == 1 else f"{rest} / {left}"
+        out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
+        rest = rest if axis.extent == 1 else f"row % {left}"
+
+
 class FinishPrinter(LoopPrinter):
     """The function that takes a vector of sums."""
 
@@ -139,17 +161,7 @@ class FinishPrinter(LoopPrinter):
         self.buffer = sums.step.out.buffer
         self.fetches = Fetches()
         self.pieces = {}
-        self._number_rows()
-
-    def _number_rows(self) -> None:
-        """Write places by the number of a row, so that rows one after another need no division."""
-        long = [axis for axis in self.rows if axis.extent > 1]
-        if len(long) != 2:
-            return
-        outer, inner = long
-        self.ranges["row"] = (0, outer.extent * inner.extent - 1)
-        number = add(var("row"), scale(var(outer.name), -inner.extent))
-        self.pass_ = map_indices(self.pass_, lambda expr: substitute(expr, {inner.name: number}, self.ranges))
+        self.pass_ = by_row(self.pass_, self.rows, self.ranges)
 
     def run(self, fetches: bool) -> str:
         """Print the function, and one that fetches where its results go; return their names.
@@ -157,9 +169,7 @@ class FinishPrinter(LoopPrinter):
         Functions have copies of all that they read: what they store can't change it.
         """
         where = f"[[maybe_unused]] long row, [[maybe_unused]] long {self.columns.name}"
-        kind = C_TYPE[self.out.program.buffer(self.buffer).dtype]
-        name = self._function("<int W>", f"[[maybe_unused]] korch::Vec<{kind}, W> sums, {where}")
-        values = self._ops(self.ranges, self.columns.name, "W")
+        name, values = self._values(where)
         for sink in self.pass_.sinks:
             index = substitute(sink.index, {}, self.ranges)
             self._store(sink.buffer, index, values[sink.value], self.columns.name, "W")
@@ -174,16 +184,26 @@ class FinishPrinter(LoopPrinter):
         self.out.close("};")
         return f"{name}, {ahead}"
 
+    def feed(self, around: Sequence[str]) -> str:
+        """Print the function that returns its only result, given the places along axes around; return its name."""
+        (sink,) = self.pass_.sinks
+        where = ", ".join(f"[[maybe_unused]] long {name}" for name in (*around, "row", self.columns.name))
+        name, values = self._values(where)
+        self.out.line(f"return {values[sink.value]};")
+        self.out.close("};")
+        return name
+
+    def _values(self, where: str) -> tuple[str, Mapping[str, str]]:
+        """Print the begin of a function of a vector of sums; return its name, and the names of the values in it."""
+        kind = C_TYPE[self.out.program.buffer(self.buffer).dtype]
+        name = self._function("<int W>", f"[[maybe_unused]] korch::Vec<{kind}, W> sums, {where}")
+        return name, self._ops(self.ranges, self.columns.name, "W")
+
     def _function(self, template: str, parameters: str) -> str:
         name = f"finish{self.out.lambdas}"
         self.out.lambdas += 1
         self.out.open(f"const auto {name} = [=]{template}({parameters}) __attribute__((always_inline))")
-        rest, left = "row", math.prod(axis.extent for axis in self.rows)
-        for axis in self.rows:  # the number of a row is the same as in a task's number
-            left //= axis.extent
-            value = "0" if axis.extent == 1 else rest if left == 1 else f"{rest} / {left}"
-            self.out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
-            rest = f"row % {left}"
+        print_places(self.out, self.rows)
         return name
 
     def _step(self, index: Expr, variable: str) -> int | None:
@@ -205,18 +225,22 @@ def is_by_lanes(step: Contract) -> bool:
 def batches_of(step: Contract) -> list[Axis]:
     """Return the kept axes around those of rows and columns: those that both operands have, or guards turn on.
 
-    Where both operands depend on the columns, these are all but one axis of rows.
+    Where both operands depend on the columns, these are all but one axis of rows. Of pieces, guards bound the rows.
     """
     *rows, _ = (axis for axis in step.axes if not axis.is_reduced)
     if is_by_lanes(step):
         return rows[:-1]
-    named = step.b.index.variables.union(*(guard.expr.variables for guard in step.where))
+    guards = () if step.product is Product.PIECES else step.where
+    named = step.b.index.variables.union(*(guard.expr.variables for guard in guards))
     return [axis for axis in rows if axis.name in named]
 
 
 def kept_guards(step: Contract) -> tuple[Inside, ...]:
-    """Return the guards of a contraction that turn on nothing but loops around its rows and columns."""
-    batch = {axis.name for axis in batches_of(step)}
+    """Return the guards of a contraction that turn on nothing but loops around its rows and columns.
+
+    Of pieces, they may turn on the outer axis of rows, too.
+    """
+    batch = {axis.name for axis in (step.axes[:1] if step.product is Product.PIECES else batches_of(step))}
     inner = {axis.name for axis in step.axes} - batch
     return tuple(guard for guard in step.where if not guard.expr.variables & inner)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from korch.alignment import round_up
-from korch.tile.cpp_finish import tails_of
+from korch.tile.cpp_finish import batches_of, tails_of
 from korch.tile.cpp_loops import print_ends
 from korch.tile.cpp_panels import panels
 from korch.tile.cpp_text import Writer
@@ -122,3 +122,13 @@ def _row(step: Contract, a: Mapping[str, int]) -> tuple[int, int, int, int]:
         min(guard.high - guard.expr.constant for guard in guards),
     )
     return max(stride, 1), max(dilation, 1), low, max(high - low, 0)
+
+
+def axes_around(step: Contract) -> tuple[str, str]:
+    """Return the names of the axes of blocks of channels and of rows around a contraction of windows."""
+    batch = [axis.name for axis in batches_of(step)]
+    blocks = [name for name in batch if name in step.b.index.variables]
+    rows = [name for name in batch if name not in blocks]
+    if len(rows) > 1 or len(blocks) > 1:
+        raise refused("the sums of windows that are split have one axis of rows and one of blocks of channels")
+    return (blocks or ["q"])[0], (rows or ["y"])[0]

@@ -6,12 +6,12 @@ room for those of two blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from korch.alignment import round_up
-from korch.tile.cpp_finish import sides_of
-from korch.tile.cpp_loops import LoopPrinter
+from korch.tile.cpp_finish import by_row, count_of, print_places, sides_of
+from korch.tile.cpp_loops import LoopPrinter, print_ends
 from korch.tile.cpp_panels import in_rows, panels
 from korch.tile.cpp_text import Writer, loop_end
 from korch.tile.fetch import Fetches
@@ -35,7 +35,10 @@ EDGE = 32
 """Rows and columns that the matrix units compute together, and terms of a step."""
 
 PASSING = 2
-"""Blocks for which there is room of the operand that is split beside the products."""
+"""Blocks for which there is room of the operand that is split beside the products; twice as many in a chain."""
+
+CHAIN_AXES = 4
+"""Rows, columns and channels of results, and channels of an image."""
 
 WINDOW_AXES = 6
 """Rows, columns and channels of results, rows and columns of a window, and channels of an image."""
@@ -79,6 +82,8 @@ def bytes_of_pieces(program: TileProgram, stage: Stage, buffer: Buffer) -> int:
         kept = 4 * EDGE * round_up(window.results, EDGE) if goes_by and window.units < window.all_units else 0
         return element * EDGE * EDGE * units + kept
     rows, is_left = buffer.size // layout.columns, layout.group == 1
+    if is_chained(step):
+        return element * 2 * PASSING * EDGE * layout.columns
     block = PASSING * EDGE * (layout.columns if is_left else rows)
     return element * (min(buffer.size, block) if goes_by else buffer.size)
 
@@ -153,6 +158,12 @@ class Window:
         return (self.rows - 1) * (self.pitch // self.strides[1]) + self.columns
 
 
+def is_window(stage: Stage, name: str) -> bool:
+    """Return whether pieces are those of an image that windows meet."""
+    found = (step for _, step in stage.leaves if isinstance(step, Contract) and step.a.buffer == name)
+    return any(len(step.axes) == WINDOW_AXES for step in found)
+
+
 def maker_of(program: TileProgram, stage: Stage, name: str) -> Pass:
     """Return the pass that makes the pieces of a buffer."""
     found = (step for _, step in stage.leaves if isinstance(step, Pass) and is_split(program, step))
@@ -162,17 +173,29 @@ def maker_of(program: TileProgram, stage: Stage, name: str) -> Pass:
 class SplitPrinter(LoopPrinter):
     """The functions that compute the elements of an operand, and fetch what they are computed from."""
 
+    def __init__(self, out: Writer, stage: Stage, pass_: Pass, given: Set[str], is_window: bool) -> None:
+        """Prepare it; elements of what is no image of windows are found by the number of a row."""
+        super().__init__(out, stage, pass_, given)
+        if len(pass_.axes) not in (2, 3):
+            raise refused("passes that make pieces, but those behind sums, have two or three axes")
+        *rows, self.last = pass_.axes
+        self.rows = () if is_window or len(rows) < 2 else tuple(rows)
+        self.pass_ = by_row(pass_, self.rows, self.ranges)
+
     def run(self) -> None:
         """Print them."""
         self.fetches, self.pieces = Fetches(), {}
         (sink,) = self.pass_.sinks
-        where = ", ".join(f"[[maybe_unused]] long {axis.name}" for axis in self.pass_.axes)
+        names = ["row", self.last.name] if self.rows else [axis.name for axis in self.pass_.axes]
+        where = ", ".join(f"[[maybe_unused]] long {name}" for name in names)
         head = "[=]{}({}) __attribute__((always_inline))"
         self.out.open(f"const auto {sink.buffer}_element = {head.format('<int W>', where)}")
+        print_places(self.out, self.rows)
         values = self._ops(self.ranges, self.pass_.vector, "W")
         self.out.line(f"return {values[sink.value]};")
         self.out.close("};")
         self.out.open(f"const auto {sink.buffer}_fetch = {head.format('', where)}")
+        print_places(self.out, self.rows)
         for op in self.pass_.ops:
             if isinstance(op, Load):
                 index = self.out.expr(substitute(op.index, {}, self.ranges))
@@ -180,6 +203,9 @@ class SplitPrinter(LoopPrinter):
                     self.out.line(f"__builtin_prefetch({op.buffer} + {index});")
         self.out.close("};")
         self.out.line(f"const korch_amx::Computed {sink.buffer}_from{{{sink.buffer}_element, {sink.buffer}_fetch}};")
+        if self.rows:
+            rows = f"korch_amx::read_rows({sink.buffer}_from, first, terms)"
+            self.out.line(f"const auto {sink.buffer}_rows = [=](long first, long terms) {{ return {rows}; }};")
 
     def _step(self, index: Expr, variable: str) -> int | None:
         # A vector has all lanes and begins at a multiple of them, or it is a single element.
@@ -199,12 +225,15 @@ def print_product(out: Writer, step: Contract, stage: Stage, around: Stage, sums
     passes_rows = step.a.buffer in passing(out.program, stage.steps)
     if len(step.axes) == WINDOW_AXES:
         return _print_windows(out, step, stage, passes_rows, sums)
-    (rows, *more), columns, (terms, *others) = sides_of(step)
-    if more or others:
-        raise refused("contractions of pieces have one axis of rows and one of terms")
-    counts = (loop_end(rows, rows.extent), loop_end(columns, columns.extent), loop_end(terms, terms.extent))
-    first = _made("rows", out.program.buffer(step.a.buffer), counts[0], counts[2])
+    rows, columns, (terms, *others) = sides_of(step)
+    if others:
+        raise refused("contractions of pieces have one axis of terms")
+    begin, count = _span(out, step, around) if is_chained(step) else ("", count_of(rows))
+    counts = (count, loop_end(columns, columns.extent), loop_end(terms, terms.extent))
     second = out.program.buffer(step.b.buffer)
+    if is_chained(step):
+        return _print_chained(out, step, around, sums, (begin, *counts))
+    first = _made("rows", out.program.buffer(step.a.buffer), counts[0], counts[2])
     text = _made("columns", second, counts[1], counts[2])
     if second.level is Level.INPUT:
         text = _given(out, second, step, around, counts)
@@ -224,6 +253,16 @@ def _print_windows(out: Writer, step: Contract, stage: Stage, passes_rows: bool,
     return f"korch_amx::windows_of<{window.text}>({sums}, {image}, {weights}).{run};"
 
 
+def _span(out: Writer, step: Contract, around: Stage) -> tuple[str, str]:
+    """Print which rows guards leave; return the text of the first, "" if it is the very first, and of their number."""
+    outer, inner, *_ = step.axes
+    ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in (*around.grid, *step.axes)}
+    guards = tuple(guard for guard in step.where if outer.name in guard.expr.variables)
+    begin, end = print_ends(out, outer, guards, ranges)
+    first = "" if begin == "0" else f"{begin} * {inner.extent}"
+    return first, f"korch::larger(0, {end} - {begin}) * {inner.extent}" if guards else f"{outer.extent * inner.extent}"
+
+
 def _made(side: str, buffer: Buffer, count: str, terms: str) -> str:
     name = buffer.name
     return f"korch_amx::{side}_of<{_pieces(buffer)}>({name}_from, {name}, {count}, {terms})"
@@ -234,6 +273,21 @@ def _pieces(buffer: Buffer) -> int:
     if split is None:
         raise refused(f"buffer {buffer.name} is not split")
     return split.pieces
+
+
+def is_chained(step: Contract) -> bool:
+    """Return whether a contraction of pieces is that of a chain: its rows are places of an image."""
+    return step.product is Product.PIECES and len(step.axes) == CHAIN_AXES
+
+
+def _print_chained(out: Writer, step: Contract, around: Stage, sums: str, counts: Sequence[str]) -> str:
+    """Return the call of the micro-kernel for rows of a chain; `counts` has the first row, and all numbers."""
+    first, count, _, terms = counts
+    a, second = step.a.buffer, out.program.buffer(step.b.buffer)
+    if second.level is not Level.INPUT:
+        raise refused("the weights of a chain of convolutions come in pieces")
+    rows = f"{a}_rows({first or 0}, {terms})"
+    return f"korch_amx::Chained{{{sums}, {rows}, {_given(out, second, step, around, counts[1:])}}}.run({a}, {count});"
 
 
 def _given(out: Writer, buffer: Buffer, step: Contract, stage: Stage, counts: Sequence[str]) -> str:
@@ -256,7 +310,7 @@ def require_pieces(program: TileProgram, stage: Stage) -> None:
         if isinstance(step, Pass):
             if any(split_of(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):
                 raise refused("passes that read pieces can't be printed")
-            if is_split(program, step) and (len(step.sinks) > 1 or len(step.axes) not in (2, 3)):
-                raise refused("passes that make pieces have two or three axes and one result")
+            if is_split(program, step) and len(step.sinks) > 1:
+                raise refused("passes that make pieces have one result")
         elif (step.product is Product.PIECES) != all(split_of(program.buffer(at.buffer)) for at in (step.a, step.b)):
             raise refused("only operands in pieces are multiplied by matrix units")

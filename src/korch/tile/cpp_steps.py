@@ -20,11 +20,11 @@ from korch.tile.cpp_finish import (
     tails_of,
     tiles_in_registers,
 )
-from korch.tile.cpp_lanes import lane_contraction, print_rows, window_contraction
+from korch.tile.cpp_lanes import axes_around, lane_contraction, print_rows, window_contraction
 from korch.tile.cpp_op import condition_of
 from korch.tile.cpp_panels import in_group, in_rows, panel_width, panels, strips
 from korch.tile.cpp_pass import PassPrinter
-from korch.tile.cpp_split import SplitPrinter, bytes_of_pieces, is_split, print_product, split_of
+from korch.tile.cpp_split import SplitPrinter, bytes_of_pieces, is_split, is_window, print_product, split_of
 from korch.tile.cpp_text import Writer, loop_end
 from korch.tile.index import Expr, add, constant, scale, substitute, var
 from korch.tile.memory import LINE_BYTES, computed_bytes
@@ -132,7 +132,8 @@ class StepPrinter:
         for step in sums_of(self.out.program, steps):
             match step:
                 case Pass() if is_split(self.out.program, step):
-                    found.append(SplitPrinter(self.out, Stage(grid, (step,)), step, self.given))
+                    of_windows = is_window(self.stage, step.sinks[0].buffer)
+                    found.append(SplitPrinter(self.out, Stage(grid, (step,)), step, self.given, of_windows))
                 case Pass():
                     found.append(self._pass(step, grid))
                 case Sums(contract, _, after):
@@ -215,6 +216,8 @@ class StepPrinter:
                     self.out.line(block)
                     printer.run()
                     self.out.close()
+                case _Block(finish=FinishPrinter() as finish) if is_split(self.out.program, finish.pass_):
+                    self._feed(node, finish, grid)
                 case _Block():
                     self._contract(node, grid)
                 case (loop, body):
@@ -233,7 +236,8 @@ class StepPrinter:
         step = replace(block.sums.step, axes=tuple(axis for axis in block.sums.step.axes if axis not in batch))
         block = replace(block, sums=replace(block.sums, step=step))
         ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in (*grid, *batch)}
-        guards = kept_guards(step)
+        own = {axis.name for axis in step.axes}  # guards of pieces on these bound the rows
+        guards = tuple(guard for guard in kept_guards(step) if not guard.expr.variables & own)
         self.out.open(f"if ({condition_of(self.out, guards, ranges) or 'true'})" if guards else "")
         if is_by_lanes(step) and not step.product.is_of_bytes:
             self._contract_windows(block, (*grid, *batch))
@@ -248,6 +252,25 @@ class StepPrinter:
         self.out.close()
         for _ in batch:
             self.out.close()
+
+    def _feed(self, block: _Block, finish: FinishPrinter, grid: tuple[Axis, ...]) -> None:
+        """Print what computes places of a row of windows, whose pieces the next contraction multiplies."""
+        whole, (name,) = block.sums.step, (sink.buffer for sink in finish.pass_.sinks)
+        batch = batches_of(whole)
+        takers = (s for _, s in self.stage.leaves if isinstance(s, Contract) and s.a.buffer == name)
+        if any({*kept_guards(whole)} - {*taker.where} for taker in takers):
+            raise refused(f"the pieces of buffer {name} are made of fewer rows than are multiplied")
+        step, axes = replace(whole, axes=tuple(axis for axis in whole.axes if axis not in batch)), axes_around(whole)
+        head = f"[=]({', '.join(f'[[maybe_unused]] long {axis}' for axis in axes)}, const auto& turn)"
+        self.out.open(f"const auto {name}_windows = {head} __attribute__((always_inline))")
+        kernel, (rows, a, b) = self._windows(step, (*grid, *batch))
+        self.out.line(f"{rows}([&](long from_a, long from_b) __attribute__((always_inline)) {{")
+        self.out.line(f"  turn({a} + from_a, {b} + from_b, from_a);")
+        self.out.line("});")
+        self.out.close("};")
+        kernel = f"{kernel}, {whole.a.index.coefficient(axes[0]) or 0}"
+        made = f"korch_amx::fed_rows<{kernel}>({name}_windows, {finish.feed(axes)}, first, terms)"
+        self.out.line(f"const auto {name}_rows = [=](long first, long terms) {{ return {made}; }};")
 
     def _contract_floats(self, block: _Block, grid: tuple[Axis, ...], batch: Sequence[Axis]) -> None:
         """Print the call of the micro-kernel for floats."""
@@ -341,18 +364,21 @@ class StepPrinter:
 
     def _contract_windows(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel for floats whose columns have a first operand each."""
-        step = block.sums.step
+        own = Stage((*grid, *block.sums.step.axes), ())
+        out_at, out = self._place(block.sums.step.out, block.sums.step, own)
+        kernel, operands = self._windows(block.sums.step, grid)
+        sums, columns = self._sums(block, out_at, out, own), block.sums.step.axes[1]
+        self.out.line(f"{kernel}::run(")
+        self.out.line(f"    {sums}, {', '.join(operands)}, {loop_end(columns, columns.extent)});")
+
+    def _windows(self, step: Contract, grid: tuple[Axis, ...]) -> tuple[str, tuple[str, str, str]]:
+        """Print the rows of windows; return the type of their micro-kernel, these rows, and where operands begin."""
         own = Stage((*grid, *step.axes), ())
         ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in own.grid}
-        out_at, out = self._place(step.out, step, own)
         (a_at, a), (b_at, b) = (self._place(at, step, own) for at in (step.a, step.b))
         second = self.out.program.buffer(step.b.buffer)
         kernel = window_contraction(replace(step, registers=self._registers(step)), second, self.out.lanes, a, b)
-        rows = print_rows(self.out, step, ranges, a, b)
-        columns = step.axes[1]
-        sums = self._sums(block, out_at, out, own)
-        self.out.line(f"{kernel}::run(")
-        self.out.line(f"    {sums}, {rows}, {a_at}, {b_at}, {loop_end(columns, columns.extent)});")
+        return kernel, (print_rows(self.out, step, ranges, a, b), a_at, b_at)
 
     def _integers(self, block: _Block, out_at: str, row: int) -> str:
         """Print what takes sums of bytes; return its text."""

@@ -1,23 +1,24 @@
-"""Chains of convolutions on vector units: the layouts and the blocking of their tile programs."""
+"""Chains of convolutions: the layouts and the blocking of their tile programs, on vector units and on matrix units."""
 
 from __future__ import annotations
 
 import bisect
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from korch.alignment import ceil_div
-from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.primitive.op import Category
 from korch.provider.conv.rows import lines_of_task
-from korch.provider.conv.shape import pixels_of, vectors_of
 from korch.provider.conv.vectors import WINDOWS, Plan, image_layouts, layouts_of
 from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.image import image_position
-from korch.provider.provider import Kernel
+from korch.provider.matrix_units import STEP_BYTES, TOGETHER
+from korch.provider.provider import SPLIT, Kernel
 from korch.schedule.chains import Blocking, Chain, Link
-from korch.schedule.contraction import NotFusedError, refuse_types
+from korch.schedule.contraction import Layouts, NotFusedError, refuse_types
 from korch.schedule.depthwise import weights_layout
 from korch.target import Target
 from korch.tile.program import Registers
@@ -31,6 +32,24 @@ MANY_ROWS = 16
 
 PLACES = 8
 """Places of a row of a depthwise convolution that are in registers at most."""
+
+TILE_COST = 2.0
+"""What a tile of results costs beside its multiplications, in vectors multiplied."""
+
+MOST_VECTORS = 5
+"""Vectors of channels that are computed together at most."""
+
+WORTH_IT = 0.92
+"""The part of the usual tile's time that another tile may take at most."""
+
+LATENCY = 8
+"""Multiplications that must be independent of each other to keep the units busy."""
+
+LEAST_CHANNELS = 64
+"""Channels, read or written, from which on matrix units are tried if they fill tiles; else twice as many."""
+
+PIECES_SHARE, SPLIT_SHARE = 0.6, 0.3
+"""The parts of the level-2 cache for pieces of weights, and for the rows between convolutions beside these."""
 
 
 def chain_plans(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
@@ -56,7 +75,39 @@ def chain_plans(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
         for variant, blocking in blockings:
             inputs = _packed(group, chain, layouts[0], blocking, target)
             plans.append(Plan(Offer(inputs, layouts[1], f"{WINDOWS} {variant}"), layouts, blocking))
+        if target.isa == "amx" and _suits_matrix_units(chain, target):
+            plans += _split_plans(group, chain, layouts, target)
     return tuple(plans) or refusal
+
+
+def _suits_matrix_units(chain: Chain, target: Target) -> bool:
+    """Return whether they may pay for a chain: the pieces of weights stay in the cache.
+
+    For few channels it takes as long to split them as to multiply by vectors.
+    """
+    channels = [(link.channels, link.results) for link in chain.links if link.can_be_split]
+    pieces = STEP_BYTES * sum(ceil_div(m, TOGETHER) * ceil_div(n, TOGETHER) for m, n in channels)
+    least = (LEAST_CHANNELS * (2 if any(n % TOGETHER for n in pair) else 1) for pair in channels)
+    is_kept = 0 < pieces <= PIECES_SHARE * target.l2_bytes
+    return is_kept and all(max(pair) >= n for pair, n in zip(channels, least, strict=True))
+
+
+def _split_plans(group: Group, chain: Chain, layouts: Layouts, target: Target) -> Iterator[Plan]:
+    """Yield the way to compute a chain on matrix units, if what they multiply can be read so."""
+    last = chain.links[-1]
+    rows = lines_of_task(last.rows.out, last.rows.out, last.images, target.threads)
+    blocking = _blocking(chain, rows, last.results, target)
+    registers = zip(chain.links, blocking.registers, strict=True)
+    block = _fitting(chain, rows, last.results, SPLIT_SHARE * target.l2_bytes, is_split=True)
+    split = tuple(None if link.can_be_split else each for link, each in registers)
+    blocking = replace(blocking, block=block, registers=split)
+    try:
+        chain.program(blocking)
+    except NotFusedError:
+        return
+    vector_flop = sum(group.body.work_flop(link.root) for link in chain.links if not link.can_be_split)
+    inputs = _packed(group, chain, layouts[0], blocking, target)
+    yield Plan(Offer(inputs, layouts[1], SPLIT, 0, ALL_PAIRS, vector_flop), layouts, blocking)
 
 
 def chain_kernel(group: Group, plan: Plan, target: Target) -> Kernel | Refusal:
@@ -101,10 +152,14 @@ def _packed(
     group: Group, chain: Chain, layouts: tuple[Layout, ...], blocking: Blocking, target: Target
 ) -> tuple[Layout, ...]:
     """Return the layouts of the inputs, those of weights in panels."""
-    found = list(layouts)
+    found, half = list(layouts), TOGETHER // 2
     for link, registers in zip(chain.links, blocking.registers, strict=True):
-        dense = Layout((0, 2, 3, 1), ((0, registers.vectors * target.lanes),))
-        own = weights_layout(target.lanes, 4, is_of_bytes=False) if link.is_depthwise else dense
+        if registers is None:
+            own = Layout((0, 2, 3, 1), ((0, 2), (1, half), (0, half), (1, 2)), is_split=True)
+        elif link.is_depthwise:
+            own = weights_layout(target.lanes, 4, is_of_bytes=False)
+        else:
+            own = Layout((0, 2, 3, 1), ((0, registers.vectors * target.lanes),))
         found[group.position[link.root.inputs[1]]] = own
     return tuple(found)
 
@@ -128,16 +183,25 @@ def _blocking(chain: Chain, rows: int, channels: int, target: Target) -> Blockin
     """Return the blocking of tasks of some rows and channels: as many rows at a time as stay in the cache."""
     last = chain.links[-1].results
     own = [channels if channels < last else link.results for link in chain.links]
-
-    def tile_bytes(block: int) -> int:
-        links = zip(chain.tiles(block, rows), chain.links, own, strict=False)
-        return 4 * sum(tile.height * link.columns.out * n for tile, link, n in links)
-
-    fitting = bisect.bisect_right(range(1, rows + 1), CACHE_SHARE * target.l2_bytes, key=tile_bytes)
-    turns = ceil_div(rows, max(1, fitting))
     links = zip(chain.links, own, strict=True)
     registers = (_registers(link, n, target, link is chain.links[0]) for link, n in links)
-    return Blocking(rows, ceil_div(rows, turns), channels, tuple(registers))
+    block = _fitting(chain, rows, channels, CACHE_SHARE * target.l2_bytes)
+    return Blocking(rows, block, channels, tuple(registers))
+
+
+def _fitting(chain: Chain, rows: int, channels: int, most_bytes: float, is_split: bool = False) -> int:
+    """Return the rows to compute at a time so that what stands between convolutions, and is not split, fits."""
+    last = chain.links[-1].results
+    kept = [not (is_split and before.is_depthwise) for before in chain.links[:-1]]
+
+    def tile_bytes(block: int) -> int:
+        links = zip(chain.tiles(block, rows), chain.links, kept, strict=False)
+        own = ((channels if channels < last else link.results) * is_kept for _, link, is_kept in links)
+        sizes = zip(chain.tiles(block, rows), chain.links, own, strict=False)
+        return 4 * sum(tile.height * link.columns.out * n for tile, link, n in sizes)
+
+    fitting = bisect.bisect_right(range(1, rows + 1), most_bytes, key=tile_bytes)
+    return ceil_div(rows, ceil_div(rows, max(1, fitting)))
 
 
 def _registers(link: Link, channels: int, target: Target, is_first: bool) -> Registers:
@@ -153,3 +217,30 @@ def _registers(link: Link, channels: int, target: Target, is_first: bool) -> Reg
     while channels < link.results and channels % (vectors * target.lanes):
         vectors -= 1
     return Registers(pixels_of(width, sums // vectors, vectors)[0], vectors)
+
+
+def vectors_of(channels: int, width: int, sums: int, target: Target) -> int:
+    """Return how many vectors of channels to compute together: two, unless many would be empty."""
+    all_vectors = ceil_div(channels, target.lanes)
+
+    def total(vectors: int) -> float:
+        return ceil_div(all_vectors, vectors) * pixels_of(width, sums // vectors, vectors)[1]
+
+    usual = min(2, all_vectors)
+    choices = range(usual, min(all_vectors, MOST_VECTORS) + 1)
+    best = min(choices, key=lambda vectors: (total(vectors), vectors))
+    return best if total(best) < WORTH_IT * total(usual) else usual
+
+
+def pixels_of(width: int, most: int, vectors: int) -> tuple[int, float]:
+    """Return how many pixels of a row to compute together for least time, and this for a row."""
+
+    def cost(pixels: int) -> float:
+        return max(pixels * vectors, LATENCY) + TILE_COST
+
+    def total(pixels: int) -> float:
+        rest = width % pixels
+        return width // pixels * cost(pixels) + (cost(rest) if rest else 0)
+
+    best = min(range(1, min(width, most) + 1), key=lambda p: (total(p), -p))
+    return best, total(best)

@@ -1,0 +1,225 @@
+// A product of rows of a chain of convolutions on the matrix units, by columns that come as pieces (korch_amx.h).
+//
+// The rows are places of an image, of which some pieces are made, multiplied by all strips of columns, and finished at
+// once: where vector units have this much to do, it takes no less time beside products, for these and float32 arithmetic
+// hardly overlap (measured on Granite Rapids), and later the sums lie farther away.
+#pragma once
+
+#include "korch_contract_split.h"
+#include "korch_contract_window.h"
+
+namespace korch_amx {
+
+inline constexpr unsigned long RING = 4 * TOGETHER;  // rows whose pieces there is room for
+inline constexpr long TURN = 8;             // rows of which a step is made at a time
+
+// Where the first piece of 32 terms of a row goes.
+KORCH_INLINE uint16_t* place_of(uint16_t* to, long apart, unsigned long row, unsigned long k) {
+  return to + row % RING / TOGETHER * apart + row % TOGETHER * TERMS + k / TERMS * STEP;
+}
+
+// What is made next: a step of terms from k on, of rows from `row` on; of those from `begin` to `until`.
+struct Cursor {
+  long terms, begin, until, row, k;
+  KORCH_INLINE bool has_more() const { return row < until; }
+  KORCH_INLINE void go_on(long end) { begin = row, until = end, k = 0; }
+  KORCH_INLINE void advance(long to) {
+    row = to;
+    if (row >= until && k + TERMS < terms) row = begin, k += TERMS;
+  }
+};
+
+// Rows that a function of (row, term) has, from number `first` on.
+template <class From>
+struct Read {
+  From from;
+  long first, terms;
+
+  // Terms k to k + 15 of a row.
+  KORCH_INLINE Floats values(long row, long k) const {
+    return terms - k >= EDGE ? from.template value<16>(first + row, k) : some(from, first + row, k, terms - k);
+  }
+  KORCH_ALONE void make(Cursor& at, uint16_t* to, long apart) const {
+    const Read own = *this;  // what is stored can't change it
+    const long k = at.k, end = korch::smaller(at.row + TURN, at.until);
+    for (long row = at.row; row < end; ++row) {
+      own.from.fetch(own.first + row + TOGETHER, k);
+      own.from.fetch(own.first + row + TOGETHER, k + EDGE);
+      const Floats low = own.values(row, k), high = k + EDGE < own.terms ? own.values(row, k + EDGE) : Floats{};
+      split_line<MOST_PIECES>(low, high, place_of(to, apart, row, k), 2 * TILE, korch::LanesTo<TERMS>::type());
+    }
+    at.advance(end);
+  }
+};
+template <class From>
+KORCH_INLINE Read<From> read_rows(const From& from, long first, long terms) { return {from, first, terms}; }
+
+// Rows that a depthwise convolution K computes, OUT in each row of its image, R at a time. `windows` calls a function for
+// each row of the window of row y of a block of 16 channels, with where it and its weights begin, and how far it is from the
+// first; blocks are BLOCK numbers apart. `finish` computes what is split from sums.
+template <class K, long BLOCK, class Windows, class Finish>
+struct Fed;
+template <int R, long OUT, int KW, long S, long D, long UNIT, long BEFORE, long WIDTH, long PANEL, long ROW, long LAST,
+          bool FETCHES, bool IS_PARTIAL, long BLOCK, class Windows, class Finish>
+struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, WIDTH, PANEL, ROW, LAST, FETCHES, IS_PARTIAL>, BLOCK,
+           Windows, Finish> {
+  typedef korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, WIDTH, PANEL, ROW, LAST, FETCHES, IS_PARTIAL> K;
+  static constexpr long INSIDE = K::INSIDE, ANYWHERE = K::ANYWHERE, FINAL = OUT - K::LAST_TILE;
+  Windows windows;
+  Finish finish;
+  long first, terms;
+
+  // The values of COUNT places from x on of row y, of NV blocks of 16 channels from number q on.
+  template <int COUNT, long AT, int NV>
+  KORCH_INLINE void compute(long q, long y, long x, Floats (&sum)[COUNT][NV]) const {
+    constexpr long ALL = (COUNT - 1) * S + K::REACH;
+    const long left = (AT >= 0 ? AT : x) * S - BEFORE;
+    windows(q, y, [&](const auto* a, const float* w, long from) __attribute__((always_inline)) {
+      a += (AT >= 0 ? AT : x) * (S * UNIT);
+      if (FETCHES && from == LAST) {  // what the row below reads: caches don't foresee it where all channels take turns
+#pragma GCC unroll 2
+        for (int n = 0; n < NV; ++n)
+#pragma GCC unroll 64
+          for (long p = 0; p < ALL; ++p) __builtin_prefetch(a + S * ROW + p * UNIT + n * BLOCK, 0, 2);
+      }
+#pragma GCC unroll 2
+      for (int n = 0; n < NV; ++n) {
+        Floats v[KW];
+#pragma GCC unroll 16
+        for (int k = 0; k < KW; ++k) v[k] = korch::load<float, 16>(w + n * PANEL + k * EDGE);
+#pragma GCC unroll 64
+        for (long p = 0; p < ALL; ++p) {
+          if (AT != INSIDE && (left + p < 0 || left + p >= WIDTH)) continue;
+          Floats read = korch::load<float, 16>(a + p * UNIT + n * BLOCK);
+          KORCH_KEEP(read);
+#pragma GCC unroll 16
+          for (int k = 0; k < KW; ++k) {
+            const long r = p - k * D;
+            if (r >= 0 && r % S == 0 && r / S < COUNT) sum[r / S][n] += v[k] * read;
+          }
+        }
+      }
+    });
+#pragma GCC unroll 16
+    for (long r = 0; r < COUNT; ++r)
+#pragma GCC unroll 2
+      for (int n = 0; n < NV; ++n) sum[r][n] = finish.template operator()<16>(sum[r][n], q + n, y, x + r, 0);
+  }
+  KORCH_ALONE Floats values(long row, long k) const {
+    Floats sum[1][1] = {};
+    compute<1, ANYWHERE, 1>(k / EDGE, (first + row) / OUT, (first + row) % OUT, sum);
+    return sum[0][0];
+  }
+
+  template <int COUNT, long AT, int NV>
+  KORCH_ALONE void split_places(long q, long y, long x, long made, uint16_t* to, long apart) const {
+    const Fed own = *this;  // what is stored can't change it
+    Floats sum[COUNT][NV] = {};
+    own.template compute<COUNT, AT, NV>(q, y, x, sum);
+#pragma GCC unroll 16
+    for (long r = 0; r < COUNT; ++r)
+      split_line<MOST_PIECES>(sum[r][0], NV > 1 ? sum[r][NV - 1] : Floats{}, place_of(to, apart, made + r, q * EDGE), 2 * TILE,
+                 korch::LanesTo<TERMS>::type());
+  }
+  template <int NV>
+  KORCH_INLINE void make_places(long q, long y, long x, long made, uint16_t* to, long apart) const {
+    constexpr bool IS_EVEN = K::BEGIN <= R && FINAL <= K::END, IS_LAST_INSIDE = OUT <= K::END && (FINAL > 0 || K::BEGIN == 0);
+    if constexpr (IS_EVEN && K::BEGIN > 0 && FINAL > 0)
+      if (x == 0) return split_places<R, 0, NV>(q, y, 0, made, to, apart);
+    if (x < FINAL && (IS_EVEN || (x >= K::BEGIN && x + R <= K::END))) return split_places<R, INSIDE, NV>(q, y, x, made, to, apart);
+    if constexpr (!IS_EVEN)
+      if (x < FINAL) return split_places<R, ANYWHERE, NV>(q, y, x, made, to, apart);
+    split_places<K::LAST_TILE, IS_EVEN ? (IS_LAST_INSIDE ? INSIDE : FINAL) : ANYWHERE, NV>(q, y, FINAL, made, to, apart);
+  }
+  KORCH_INLINE void make(Cursor& at, uint16_t* to, long apart) const {
+    const long y = (first + at.row) / OUT, x = (first + at.row) % OUT;
+    if (at.k + EDGE < terms) make_places<2>(at.k / EDGE, y, x, at.row, to, apart);
+    else make_places<1>(at.k / EDGE, y, x, at.row, to, apart);
+    at.advance(at.row + korch::smaller(R, OUT - x));
+  }
+};
+template <class K, long BLOCK, class Windows, class Finish>
+KORCH_INLINE Fed<K, BLOCK, Windows, Finish> fed_rows(const Windows& windows, const Finish& finish, long first, long terms) {
+  return {windows, finish, first, terms};
+}
+
+template <class Sums, class Rows>
+struct Chained {
+  const Sums sums;
+  const Rows rows;
+  const Given<MOST_PIECES> columns;
+
+  template <int V>
+  KORCH_INLINE void end(long row, long n, korch::Vec<float, V> sum) const {
+    sums.template end<V>(rows.first + row, n, sum);
+  }
+  KORCH_INLINE void end_some(const float* found, long row, long n) const {
+    for (long t = 0; t < TOGETHER; t += EDGE)
+      if (n + t + EDGE <= columns.count) end<16>(row, n + t, korch::load<float, 16>(found + t));
+      else
+        for (long j = t; j < t + EDGE && n + j < columns.count; ++j) end<1>(row, n + j, found[j]);
+  }
+  // Row `row` of the sums from column n on, of float32 numbers.
+  KORCH_ALONE void end_again(long row, long n) const {
+    alignas(64) float found[TOGETHER] = {};
+    for (long k = 0; k < rows.terms; k += EDGE) {
+      const Floats x = rows.values(row, k);
+      for (long i = 0; i < EDGE && k + i < rows.terms; ++i)
+        for (long t = 0; t < TOGETHER; t += EDGE)
+          korch::store<float, 16>(found + t, korch::load<float, 16>(found + t) +
+                                                 korch::splat<float, 16>(x[i]) * columns.columns(n + t, k + i, EDGE));
+    }
+    end_some(found, row, n);
+  }
+  // What is no number may have been too large for pieces, so such a row is computed once more.
+  KORCH_ALONE void finish(const float* found, long first, long count, long n) const {
+    const Chained own = *this;  // what is stored can't change it
+    if (n + TOGETHER <= own.columns.count && are_finite(found, count * TOGETHER)) {
+      for (long row = first; row < first + count; ++row, found += TOGETHER) {
+        own.template end<16>(row, n, korch::load<float, 16>(found));
+        own.template end<16>(row, n + EDGE, korch::load<float, 16>(found + EDGE));
+      }
+      return;
+    }
+    for (long row = first; row < first + count; ++row, found += TOGETHER)
+      if (are_finite(found, TOGETHER)) own.end_some(found, row, n);
+      else own.end_again(row, n);
+  }
+  KORCH_ALONE void make(Cursor& next, uint16_t* to, long apart) const { rows.make(next, to, apart); }
+  template <int R>
+  KORCH_ALONE void multiply(const uint16_t* a, const uint16_t* b, long steps, float* found, Cursor& next, uint16_t* to, long each) const {
+    long turn = 0;
+    multiply_tiles<R>(Block<>{a}, b, steps, found, false, [&]() __attribute__((always_inline)) {
+      if (--turn <= 0 && next.has_more()) make(next, to, steps * STEP), turn = each;
+    });
+  }
+
+  // `count` rows.
+  inline void run(uint16_t* to, long count) const {
+    if (!is_ready()) {
+      for (long n = 0; n < columns.count; n += TOGETHER)
+        for (long row = 0; row < count; ++row) end_again(row, n);
+      return;
+    }
+    const long steps = korch::blocks(rows.terms, TERMS), apart = steps * STEP;
+    alignas(64) float found[SUMS];
+    Cursor next{rows.terms, 0, korch::smaller(TOGETHER, count), 0, 0};
+    const long each = korch::larger(1, korch::blocks(columns.count, TOGETHER) * TURNS * TURN / TOGETHER);
+    for (long row = 0; row < count; row += TOGETHER) {
+      const long some = korch::smaller(TOGETHER, count - row);
+      const uint16_t* const a = to + row % RING / TOGETHER * apart;
+      while (next.has_more()) make(next, to, apart);
+      next.go_on(korch::smaller(row + 2 * TOGETHER, count));
+      for (long n = 0; n < columns.count; n += TOGETHER) {
+        const uint16_t* const b = columns.staying(n / TOGETHER);
+        if (some > EDGE) multiply<2>(a, b, steps, found, next, to, each);
+        else multiply<1>(a, b, steps, found, next, to, each);
+        finish(found, row, some, n);
+      }
+    }
+  }
+};
+template <class Sums, class Rows>
+Chained(Sums, Rows, Given<MOST_PIECES>) -> Chained<Sums, Rows>;
+
+}  // namespace korch_amx
