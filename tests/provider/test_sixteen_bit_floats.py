@@ -137,6 +137,15 @@ class UnitsProvider(GemmProvider):
         return [offer for offer in offers if offer.pairs]
 
 
+class ConvUnitsProvider(ConvProvider):
+    """Offers the matrix units only."""
+
+    def offer(self, group, target):
+        offers = super().offer(group, target)
+        assert not isinstance(offers, Refusal)
+        return [offer for offer in offers if offer.pairs]
+
+
 TYPES = (
     *itertools.product((DType.F32, DType.F16, DType.BF16), repeat=2),
     (DType.F32, DType.I8),
@@ -169,6 +178,23 @@ def test_matrix_units_multiply_as_many_pieces_as_a_type_has(units, rng, types):
         for array in (x for x in inputs if np.issubdtype(x.dtype, np.floating) or x.dtype == DType.BF16.numpy):
             array.reshape(-1)[[3, 70, -1]] = (np.inf, np.nan, -np.inf)
         check_kernel(kernel, group, offer, inputs, builder, library)
+
+
+@pytest.mark.parametrize(("half", "pairs"), [(DType.BF16, 1), (DType.F16, 4)])
+def test_matrix_units_convolve_images_of_few_pieces(units, rng, half, pairs):
+    machine, builder = units
+    groups = []
+    for channels, results, window, stride in ((32, 59, 3, 2), (192, 192, 1, 1)):
+        g = Graph()
+        x = g.input("x", ValueType((1, channels, 13, 14), half))
+        w = g.constant(g.rng.standard_normal((results, channels, window, window)).astype(half.numpy))
+        pad = window // 2
+        attributes = ConvAttributes((stride, stride), (pad, pad), (pad, pad), (1, 1), 1)
+        y = g.add("conv", [cast(g, x, DType.F32), cast(g, w, DType.F32)], attributes)
+        groups.append(g.group(cast(g, y, half)))
+    checked = check_offers(ConvUnitsProvider(), groups, machine, builder, rng)
+    assert {group.key for group, *_ in checked} == {group.key for group in groups}
+    assert all(offer.pairs == pairs for _, offer, _ in checked)
 
 
 def test_matrix_units_multiply_products_of_few_pieces_of_few_rows(units, rng):

@@ -19,7 +19,7 @@ from korch.provider.image import image_position
 from korch.provider.matrix_units import PIECE_BYTES, TOGETHER
 from korch.provider.provider import SPLIT
 from korch.schedule.contraction import NotFusedError
-from korch.schedule.pieces import MOST_PIECES, pairs_of
+from korch.schedule.pieces import MOST_PIECES, pairs_of, pieces_of
 from korch.schedule.split_windows import SplitBlocking, SplitWindows
 from korch.target import Target
 
@@ -27,7 +27,7 @@ LEAST_FULL = 0.7
 """The part of a step's tiles that must be used to try matrix units."""
 
 LEAST_CHANNELS = 256
-"""Read and written, from which on matrix units are tried for a window of one element."""
+"""Read and written, from which on matrix units are tried for a window of one element of float32."""
 
 TILE = TOGETHER // 2
 """Pixels of a tile; a step has as many pairs of terms, and channels come in pairs of tiles."""
@@ -79,13 +79,15 @@ def split_plans(group: Group, target: Target) -> tuple[Plan, ...]:
 def _suits_matrix_units(group: Group) -> bool:
     """Return whether they may pay: tiles are mostly full, much work is for each.
 
-    Splitting an image for a window of one element costs about what is won by few channels.
+    Splitting an image for a window of one element costs about what is won by few channels; numbers of fewer pieces
+    win more.
     """
     root = group.body.linear[0]
+    pairs = pairs_of(*(pieces_of(group.body, value) for value in root.inputs))
     _, channels, height, width = group.body.types[root.output].shape
     _, terms, *window = group.body.types[root.inputs[1]].shape
     full = math.prod(n / round_up(n, TOGETHER) for n in (channels, terms))
-    few = window == [1, 1] and min(channels, terms) < LEAST_CHANNELS
+    few = window == [1, 1] and min(channels, terms) < LEAST_CHANNELS * pairs // ALL_PAIRS
     return full >= LEAST_FULL and height * width > TOGETHER and not few
 
 
