@@ -362,17 +362,17 @@ def test_threads_share_the_larger_operand_out(m, n, parts):
     assert found.block == (m if parts == 2 else -(-m // 64) * 32)
 
 
-@pytest.fixture(params=[1.0, 0.0], ids=["kept as pieces", "split in each run"])
+@pytest.fixture(params=[True, False], ids=["kept as pieces", "split in each run"])
 def is_kept(request, monkeypatch):
-    """Whether constant operands are kept as pieces."""
-    monkeypatch.setattr("korch.provider.gemm.provider.KEPT_SHARE", request.param)
-    return request.param > 0
+    """Whether constant operands are kept as pieces; both are offered where pieces don't stay in the cache."""
+    monkeypatch.setattr("korch.provider.gemm.provider.KEPT_SHARE", 0.0)
+    return request.param
 
 
-def test_constant_pieces_are_kept_where_they_stay_in_the_cache(units):
-    for n, constant, is_kept in ((300, True, True), (400, True, False), (300, False, False)):
-        (offer,) = split_offers(product((100, 140), (140, n), constant=constant), units[0])
-        assert offer.inputs[1].is_split == is_kept
+def test_constant_operands_come_in_pieces_or_are_split_in_each_run_where_pieces_do_not_stay_in_the_cache(units):
+    for n, constant, kept in ((300, True, {True}), (400, True, {True, False}), (300, False, {False})):
+        offers = split_offers(product((100, 140), (140, n), constant=constant), units[0])
+        assert {offer.inputs[1].is_split for offer in offers} == kept and len(offers) == len(kept)
 
 
 def test_matrix_units_multiply_all_shapes(units, rng):
@@ -413,13 +413,14 @@ def test_constant_operands_may_be_split_in_each_run(units, rng, monkeypatch):
     monkeypatch.setattr("korch.provider.gemm.provider.KEPT_SHARE", 0.0)
     groups = [product(*shapes) for shapes in (((49, 33), (33, 70)), ((500, 40), (40, 64)))]
     checked = check_offers(SplitGemmProvider(), groups, *units, rng)
-    assert not any(layout.is_split for _, offer, _ in checked for layout in offer.inputs)
+    kept = {(group.key, any(layout.is_split for layout in offer.inputs)) for group, offer, _ in checked}
+    assert kept == {(group.key, is_kept) for group in groups for is_kept in (True, False)}
 
 
-def split_kernel(units, group: Group):
-    """Return a function that runs a group on the matrix units."""
+def split_kernel(units, group: Group, is_kept: bool):
+    """Return a function that runs a group on the matrix units, whose constant operand is kept as pieces or not."""
     target, builder = units
-    (offer,) = split_offers(group, target)
+    (offer,) = (offer for offer in split_offers(group, target) if offer.inputs[1].is_split == is_kept)
     kernel = GemmProvider().build(group, offer, target)
     assert not isinstance(kernel, Refusal)
     return lambda *inputs: run_kernel(kernel, group, offer, inputs, builder)[0]
@@ -428,7 +429,7 @@ def split_kernel(units, group: Group):
 @pytest.mark.parametrize(("m", "terms"), [(40, 70), (500, 70), (40, 1100)], ids=["rows", "columns", "chunks"])
 def test_what_has_no_pieces_is_computed_by_the_vector_units(is_kept, units, rng, m, terms):
     group = product((m, terms), (terms, 65))
-    run = split_kernel(units, group)
+    run = split_kernel(units, group, is_kept)
     for bad in (np.inf, -np.inf, np.nan, 3.4e38):
         a, b = (rng.uniform(-0.4, 0.4, t.shape).astype(np.float32) for t in group.input_types)
         a[3, 5], a[m - 1, 69], b[60, 64] = bad, bad, bad
@@ -445,7 +446,7 @@ def test_what_has_no_pieces_is_computed_by_the_vector_units(is_kept, units, rng,
 def test_split_products_are_as_exact_as_float32(is_kept, units, rng):
     """The error of matrix units is at most that of a chain of float32 multiply-adds."""
     group = product((64, 700), (700, 64))
-    run = split_kernel(units, group)
+    run = split_kernel(units, group, is_kept)
     for scale in (1e-30, 1.0, 1e15):
         a, b = (rng.standard_normal(t.shape, np.float32) for t in group.input_types)
         a *= np.float32(scale)

@@ -1,7 +1,8 @@
 """Operands in pieces of bfloat16, and contractions of these -> text: functions of their elements, and the call.
 
 The pieces of the operand that is split last, right before the contraction, are made beside the products: there is
-room for those of two blocks.
+room for those of two blocks. If the second operand comes in pieces and is fetched beside the products, it is that
+which goes by, and the pieces of the first are made before.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def passing(program: TileProgram, steps: Sequence[Step]) -> Iterator[str]:
         elif isinstance(step, Pass) and is_split(program, step):
             last = step.sinks[0].buffer
         elif isinstance(step, Contract) and last in (step.a.buffer, step.b.buffer):
-            yield last
+            yield from () if step.registers is not None and step.registers.fetches_b else (last,)
 
 
 def bytes_of_pieces(program: TileProgram, stage: Stage, buffer: Buffer) -> int:

@@ -61,7 +61,9 @@ class Blocking:
     group: int = 0
 
     @staticmethod
-    def split(sizes: tuple[int, int, int, int], pieces: tuple[int, int], target: Target) -> Blocking:
+    def split(
+        sizes: tuple[int, int, int, int], pieces: tuple[int, int], target: Target, is_given: bool = False
+    ) -> Blocking:
         """Choose the sizes for matrix units: whole tiles, and terms that go together.
 
         Threads share the larger operand out among them; each splits all of the other.
@@ -70,6 +72,8 @@ class Blocking:
             sizes: batches, rows, columns and terms.
             pieces: of the two operands' elements.
             target: the machine.
+            is_given: whether the right operand comes in pieces. Then it is its columns that go by, as nothing is to be
+                made of them meanwhile.
         """
         batch, m, n, terms = sizes
         rows_bytes, columns_bytes = (PIECE_BYTES * TOGETHER * count for count in pieces)
@@ -77,7 +81,7 @@ class Blocking:
         strips, vectors = -(-n // TOGETHER), TOGETHER // target.lanes
         room = SPLIT_CACHE_SHARE * target.l2_bytes
         fitting = int(room / (columns_bytes * round_up(terms, TOGETHER)))
-        if m >= teams * SPLIT_ROWS // 2 and fitting >= min(strips, LEAST_GROUP):
+        if not is_given and m >= teams * SPLIT_ROWS // 2 and fitting >= min(strips, LEAST_GROUP):
             block = min(m, -(-m // (teams * TOGETHER)) * TOGETHER)
             group = -(-strips // -(-strips // fitting))
             return Blocking(vectors, 8, block, 1, terms, group)

@@ -33,7 +33,7 @@ LEAST_ROWS = 16
 """Rows beyond which matrix units are tried for float32; for numbers of fewer pieces as many fewer."""
 
 KEPT_SHARE = 1.0
-"""The part of the level-2 cache up to which a constant right operand is kept as a split operand."""
+"""The part of the level-2 cache up to which the pieces of a constant right operand stay there."""
 
 
 WHOLE_PANELS = 64
@@ -66,9 +66,7 @@ class GemmProvider:
             return Refusal("the target has no vector registers")
         offers = []
         refusals: dict[Layouts, Refusal | None] = {}
-        ways = [Way.VECTORS]
-        if _can_split(group, found, target):
-            ways.append(Way.SPLIT_B if _keeps_split(group, found, target) else Way.SPLIT)
+        ways = _ways(group, found, target)
         packed = {way: _packed(group, found, target, way) for way in ways}
         follows = _positions_after(group, found)
         for layouts in _layouts(group, found, target):
@@ -141,17 +139,19 @@ def _can_split(group: Group, found: Product, target: Target) -> bool:
     return m >= rows and min(n - 1, terms) >= TOGETHER // 2
 
 
-def _keeps_split(group: Group, found: Product, target: Target) -> bool:
-    """Return whether a constant right operand is split at build time.
+def _ways(group: Group, found: Product, target: Target) -> list[Way]:
+    """Return what may multiply.
 
-    That pays for a bfloat16, which is one piece, and for a float32 where its pieces stay in the caches. From farther
-    away they take half as long again as the numbers, for which a product waits (measured: 128 x 768 x 3072 is as fast
-    either way).
+    A constant right operand is split at build time. From beyond the caches three pieces take half as long again as a
+    float32, for which a product may wait; then it may be split in each run, too.
     """
+    if not _can_split(group, found, target):
+        return [Way.VECTORS]
     weights = group.input_types[found.b]
     if not _is_packed(group, found) or weights.dtype not in (DType.F32, DType.BF16):
-        return False
-    return weights.dtype is DType.BF16 or SPLIT_BYTES * weights.size <= KEPT_SHARE * target.l2_bytes
+        return [Way.VECTORS, Way.SPLIT]
+    stays = weights.dtype is DType.BF16 or SPLIT_BYTES * weights.size <= KEPT_SHARE * target.l2_bytes
+    return [Way.VECTORS, Way.SPLIT_B] if stays else [Way.VECTORS, Way.SPLIT_B, Way.SPLIT]
 
 
 def _layouts(group: Group, found: Product, target: Target) -> Iterator[Layouts]:

@@ -12,7 +12,7 @@ from korch.schedule.contraction import Layouts, contraction_of, extent
 from korch.schedule.pieces import SplitProducts
 from korch.schedule.products import Blocking
 from korch.target import Target
-from korch.tile.program import TileProgram
+from korch.tile.program import Registers, TileProgram
 from korch.tile.staging import Machine
 
 
@@ -57,7 +57,7 @@ def split_program_of(
     schedule = SplitProducts(group, root, layouts, contraction, Machine(target.lanes, target.threads))
     axes = (contraction.batch, contraction.rows, contraction.columns, contraction.terms)
     batch, m, n, terms = (extent(some) for some in axes)
-    sizes = Sizes.split((batch, m, n, terms), schedule.pieces, target)
+    sizes = Sizes.split((batch, m, n, terms), schedule.pieces, target, has_pieces)
     strips = -(-n // TOGETHER)
     columns = min(n, (sizes.group or -(-strips // sizes.parts)) * TOGETHER)
     steps = schedule.second_steps() if packed is None else None
@@ -67,6 +67,7 @@ def split_program_of(
         columns,
         sizes.chunk,
         (False, packs),
+        registers=Registers(TOGETHER, TOGETHER // target.lanes, fetches_b=True) if has_pieces else None,
         panels=TOGETHER if has_pieces else 0,
         rows_pass=sizes.group > 0,
     )
