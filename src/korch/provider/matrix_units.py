@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from korch.candidate.layout import Layout
+
 TOGETHER = 32
 """Rows and columns that the matrix units compute together, and terms of a step."""
 
@@ -15,6 +17,19 @@ SPLIT_BYTES = 3 * PIECE_BYTES
 
 STEP_BYTES = SPLIT_BYTES * TOGETHER * TOGETHER
 """Bytes of a split operand in one step."""
+
+
+def pieces_layout(order: tuple[int, ...], columns: int, terms: int, is_split: bool) -> Layout:
+    """Return the layout of an operand in pieces, as matrix units read it: in strips, pairs of terms side by side.
+
+    Args:
+        order: its axes, outermost first.
+        columns: the axis of columns, or of channels of the result.
+        terms: the axis of terms, or of channels of the image.
+        is_split: whether its elements are float32, each of which becomes three pieces; else they are bfloat16.
+    """
+    half = TOGETHER // 2
+    return Layout(order, ((columns, 2), (terms, half), (columns, half), (terms, 2)), is_split)
 
 
 def constants_of(numbers: Mapping[str, object]) -> str:

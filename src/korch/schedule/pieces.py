@@ -1,8 +1,9 @@
 """Products on matrix units -> tile programs whose operands are split into pieces of bfloat16.
 
 A float32 has three pieces, a float16 two; a bfloat16 or a byte is one. A task computes a block of rows and columns. The
-pieces of one operand's part stay while the other goes by, a block at a time, which is what is split last. An operand
-whose neighbours are not adjacent in memory is packed before.
+pieces of one operand's part stay in the cache while blocks of the other are read one after another: of the operand
+that is split last, or of a second operand that comes in pieces. An operand whose neighbours are not adjacent in memory
+is packed before.
 """
 
 from __future__ import annotations
@@ -42,6 +43,12 @@ def pieces_of(body: PrimitiveGraph, value: int) -> int:
     return found
 
 
+def operand_pieces(body: PrimitiveGraph, root: Primitive) -> tuple[int, int]:
+    """Return of how many pieces the elements of the operands of a product or convolution are."""
+    first, second = root.inputs
+    return pieces_of(body, first), pieces_of(body, second)
+
+
 def pairs_of(a: int, b: int) -> int:
     """Return how many products of pieces are added up for a product of numbers of some pieces."""
     return sum(min(b, MOST_PIECES - i) for i in range(a))
@@ -60,7 +67,7 @@ class SplitProducts(Products):
     ) -> None:
         super().__init__(group, root, layouts, contraction, machine)
         self.product = Product.PIECES
-        self.pieces = (pieces_of(group.body, root.inputs[0]), pieces_of(group.body, root.inputs[1]))
+        self.pieces = operand_pieces(group.body, root)
 
     def _operand(self, position: int, blocking: Blocking, cuts: Cut) -> Operand:
         """Return the pieces of an operand, which come so or are made of it."""

@@ -15,7 +15,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, cut, fill, flat, store
 from korch.schedule.contraction import Layouts, contraction_of
-from korch.schedule.pieces import pieces_of, split_into
+from korch.schedule.pieces import operand_pieces, split_into
 from korch.schedule.sides import Side, sides_of, without_units
 from korch.tile.cpp_split import EDGE
 from korch.tile.index import Expr, add, constant, quotient, remainder, scale, var
@@ -99,7 +99,7 @@ class SplitWindows(Blocked):
     def __init__(self, group: Group, root: Primitive, layouts: Layouts) -> None:
         super().__init__(group, root, layouts, contraction_of(group, root, last=False))
         (self.images, self.channels, *_), (self.results, *_) = (group.body.types[v].shape for v in root.inputs)
-        self.pieces = (pieces_of(group.body, root.inputs[0]), pieces_of(group.body, root.inputs[1]))
+        self.pieces = operand_pieces(group.body, root)
         self.down, self.across = (Kept(side) for side in sides_of(group, root))
 
     def program(self, blocking: SplitBlocking) -> TileProgram:

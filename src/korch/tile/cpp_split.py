@@ -1,8 +1,8 @@
 """Operands in pieces of bfloat16, and contractions of these -> text: functions of their elements, and the call.
 
 The pieces of the operand that is split last, right before the contraction, are made beside the products: there is
-room for those of two blocks. If the second operand comes in pieces and is fetched beside the products, it is that
-which goes by, and the pieces of the first are made before.
+room for those of two blocks. If the second operand comes in pieces, which are fetched beside the products, all pieces
+of the first are made before.
 """
 
 from __future__ import annotations

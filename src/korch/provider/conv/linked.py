@@ -15,7 +15,7 @@ from korch.provider.conv.rows import lines_of_task
 from korch.provider.conv.vectors import WINDOWS, Plan, image_layouts, layouts_of
 from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.image import image_position
-from korch.provider.matrix_units import STEP_BYTES, TOGETHER
+from korch.provider.matrix_units import STEP_BYTES, TOGETHER, pieces_layout
 from korch.provider.provider import SPLIT, Kernel
 from korch.schedule.chains import Blocking, Chain, Link
 from korch.schedule.contraction import Layouts, NotFusedError, refuse_types
@@ -152,14 +152,14 @@ def _packed(
     group: Group, chain: Chain, layouts: tuple[Layout, ...], blocking: Blocking, target: Target
 ) -> tuple[Layout, ...]:
     """Return the layouts of the inputs, those of weights in panels."""
-    found, half = list(layouts), TOGETHER // 2
+    found, order = list(layouts), (0, 2, 3, 1)
     for link, registers in zip(chain.links, blocking.registers, strict=True):
         if registers is None:
-            own = Layout((0, 2, 3, 1), ((0, 2), (1, half), (0, half), (1, 2)), is_split=True)
+            own = pieces_layout(order, columns=0, terms=1, is_split=True)
         elif link.is_depthwise:
             own = weights_layout(target.lanes, 4, is_of_bytes=False)
         else:
-            own = Layout((0, 2, 3, 1), ((0, registers.vectors * target.lanes),))
+            own = Layout(order, ((0, registers.vectors * target.lanes),))
         found[group.position[link.root.inputs[1]]] = own
     return tuple(found)
 
@@ -191,14 +191,15 @@ def _blocking(chain: Chain, rows: int, channels: int, target: Target) -> Blockin
 
 def _fitting(chain: Chain, rows: int, channels: int, most_bytes: float, is_split: bool = False) -> int:
     """Return the rows to compute at a time so that what stands between convolutions, and is not split, fits."""
-    last = chain.links[-1].results
-    kept = [not (is_split and before.is_depthwise) for before in chain.links[:-1]]
+    is_part = channels < chain.links[-1].results
 
     def tile_bytes(block: int) -> int:
-        links = zip(chain.tiles(block, rows), chain.links, kept, strict=False)
-        own = ((channels if channels < last else link.results) * is_kept for _, link, is_kept in links)
-        sizes = zip(chain.tiles(block, rows), chain.links, own, strict=False)
-        return 4 * sum(tile.height * link.columns.out * n for tile, link, n in sizes)
+        kept = (
+            tile.height * link.columns.out * (channels if is_part else link.results)
+            for tile, link in zip(chain.tiles(block, rows), chain.links, strict=False)
+            if not (is_split and link.is_depthwise)
+        )
+        return 4 * sum(kept)
 
     fitting = bisect.bisect_right(range(1, rows + 1), most_bytes, key=tile_bytes)
     return ceil_div(rows, ceil_div(rows, max(1, fitting)))

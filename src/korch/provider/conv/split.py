@@ -19,7 +19,7 @@ from korch.provider.image import image_position
 from korch.provider.matrix_units import PIECE_BYTES, TOGETHER
 from korch.provider.provider import SPLIT
 from korch.schedule.contraction import NotFusedError
-from korch.schedule.pieces import MOST_PIECES, pairs_of, pieces_of
+from korch.schedule.pieces import MOST_PIECES, operand_pieces, pairs_of
 from korch.schedule.split_windows import SplitBlocking, SplitWindows
 from korch.target import Target
 
@@ -83,7 +83,7 @@ def _suits_matrix_units(group: Group) -> bool:
     win more.
     """
     root = group.body.linear[0]
-    pairs = pairs_of(*(pieces_of(group.body, value) for value in root.inputs))
+    pairs = pairs_of(*operand_pieces(group.body, root))
     _, channels, height, width = group.body.types[root.output].shape
     _, terms, *window = group.body.types[root.inputs[1]].shape
     full = math.prod(n / round_up(n, TOGETHER) for n in (channels, terms))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from enum import Enum
 
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
@@ -17,14 +18,14 @@ from korch.primitive.types import DType, ValueType
 from korch.provider.content import content_version
 from korch.provider.gemm.match import Product, is_widened, match_group
 from korch.provider.gemm.stored import STORED, build_stored, offer_stored, stored_root
-from korch.provider.gemm.units import is_in_pieces, pieces_layout, split_program_of
+from korch.provider.gemm.units import is_in_pieces, right_in_pieces, split_program_of
 from korch.provider.gemm.vectors import require_neighbours, schedule_of
 from korch.provider.matrix_units import SPLIT_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.blocks import Blocked
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, is_of_bytes
-from korch.schedule.pieces import pairs_of, pieces_of
+from korch.schedule.pieces import operand_pieces, pairs_of
 from korch.schedule.products import terms_together
 from korch.target import Target
 from korch.tile.program import TileProgram
@@ -68,7 +69,7 @@ class GemmProvider:
         refusals: dict[Layouts, Refusal | None] = {}
         ways = _ways(group, found, target)
         packed = {way: _packed(group, found, target, way) for way in ways}
-        follows = _positions_after(group, found)
+        follows, pairs = _positions_after(group, found), pairs_of(*operand_pieces(group.body, found.primitive))
         for layouts in _layouts(group, found, target):
             after = tuple(layouts[0][i] for i in follows), layouts[1]
             if after not in refusals:
@@ -76,10 +77,8 @@ class GemmProvider:
             for way in ways if refusals[after] is None else ():
                 inputs = list(layouts[0])
                 inputs[found.b] = packed[way] or inputs[found.b]
-                if way is Way.VECTORS:
-                    offers.append(Offer(tuple(inputs), layouts[1]))
-                else:
-                    offers.append(Offer(tuple(inputs), layouts[1], SPLIT, pairs=pairs_of(*_pieces(group, found))))
+                offer = Offer(tuple(inputs), layouts[1])
+                offers.append(offer if way is Way.VECTORS else replace(offer, variant=SPLIT, pairs=pairs))
         reasons = [refusal for refusal in refusals.values() if refusal is not None]
         return tuple(offers) or reasons[-1]
 
@@ -124,18 +123,12 @@ def _strips(rank: int, columns: int, terms: int = 1) -> Layout:
     return Layout(order, ((rank - 1, columns), *group))
 
 
-def _pieces(group: Group, found: Product) -> tuple[int, int]:
-    """Return of how many pieces the elements of the operands are."""
-    a, b = found.primitive.inputs
-    return pieces_of(group.body, a), pieces_of(group.body, b)
-
-
 def _can_split(group: Group, found: Product, target: Target) -> bool:
     """Return whether matrix units may pay: where tiles of results are mostly full, or little is computed for each."""
     if target.isa != "amx" or is_of_bytes(group.body, found.primitive):
         return False
     _, m, n, terms = _sizes(group, found)
-    rows = 1 + LEAST_ROWS * pairs_of(*_pieces(group, found)) // ALL_PAIRS
+    rows = 1 + LEAST_ROWS * pairs_of(*operand_pieces(group.body, found.primitive)) // ALL_PAIRS
     return m >= rows and min(n - 1, terms) >= TOGETHER // 2
 
 
@@ -180,7 +173,7 @@ def _packed(group: Group, found: Product, target: Target, way: Way) -> Layout | 
     weights = group.input_types[found.b]
     rank = weights.rank
     if way is Way.SPLIT_B:
-        return pieces_layout(rank, weights.dtype is DType.F32)
+        return right_in_pieces(rank, weights.dtype is DType.F32)
     if way is Way.SPLIT:
         return _strips(rank, TOGETHER)
     terms = terms_together(target.lanes) if is_of_bytes(group.body, found.primitive) else 1

@@ -7,7 +7,7 @@ from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
 from korch.provider.gemm.blocking import Blocking as Sizes
 from korch.provider.gemm.vectors import require_rows, stays_in_cache
-from korch.provider.matrix_units import TOGETHER
+from korch.provider.matrix_units import TOGETHER, pieces_layout
 from korch.schedule.contraction import Layouts, contraction_of, extent
 from korch.schedule.pieces import SplitProducts
 from korch.schedule.products import Blocking
@@ -16,21 +16,15 @@ from korch.tile.program import Registers, TileProgram
 from korch.tile.staging import Machine
 
 
-def pieces_layout(rank: int, is_split: bool) -> Layout:
-    """Return the layout of a right operand in pieces, as matrix units read it: in strips, pairs of terms side by side.
-
-    Args:
-        rank: of the operand.
-        is_split: whether its elements are float32, each of which becomes three pieces; else they are bfloat16.
-    """
-    half = TOGETHER // 2
-    order = (*range(rank - 2), rank - 1, rank - 2)
-    return Layout(order, ((rank - 1, 2), (rank - 2, half), (rank - 1, half), (rank - 2, 2)), is_split)
+def right_in_pieces(rank: int, is_split: bool) -> Layout:
+    """Return the layout of a right operand in pieces, whose elements are float32 if these are split, else bfloat16."""
+    columns, terms = rank - 1, rank - 2
+    return pieces_layout((*range(terms), columns, terms), columns, terms, is_split)
 
 
 def is_in_pieces(layout: Layout) -> bool:
     """Return whether a right operand has such a layout."""
-    return layout == pieces_layout(len(layout.order), layout.is_split)
+    return layout == right_in_pieces(len(layout.order), layout.is_split)
 
 
 def split_program_of(
