@@ -40,6 +40,7 @@ from korch.options import Options
 from korch.pipeline import Run, front
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
+from korch.search.instance import Answers
 
 OWN = ("conv", "gemm", "winograd")
 TABLES = ("product", "convolution", "depthwise", "winograd", "pair")
@@ -85,7 +86,7 @@ def measure(name: str, cache: Path, tables: Sequence[str] = TABLES) -> list[Row]
     rows = []
     with open_meter(options) as meter:
         for block in partition.blocks:
-            task = prepare(partition, block, meter, options)
+            task = prepare(partition, block, Answers(meter.providers, meter.target), options)
             rows += compare(block.graph, task.candidates, meter, tables)
     return rows
 

@@ -36,6 +36,7 @@ from korch.program.problem import Status
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel
 from korch.runtime.program import Step, bind_steps
+from korch.search.instance import Answers
 from korch.search.ledger import Ledger
 from korch.testing.random_graph import random_graph, random_inputs
 from tests.partition_oracle import FakeMeter, run_steps
@@ -261,7 +262,8 @@ def test_the_option_says_how_large_segments_are(partition: str | int, primitives
 def in_segments(deadline: Deadline, meter: FakeMeter) -> tuple[PrimitiveGraph, Joined, Outcome]:
     graph = fission(load_model(build("conv_bn_relu")))
     partition = find_blocks(graph, split_segments(graph, 8), REWRITE)
-    tasks = [prepare(partition, b, cast(Any, meter), OPTIONS) for b in partition.blocks]
+    answers = Answers(meter.providers, meter.target)
+    tasks = [prepare(partition, b, answers, OPTIONS) for b in partition.blocks]
     joined = join(partition)
     outcome = search_segments(partition, joined, tasks, Ledger(meter), OPTIONS, deadline, lambda b, r: None)
     return graph, joined, outcome
@@ -358,7 +360,8 @@ def test_fewer_layouts_are_searched_if_asked_for(allowed: Any) -> None:
     meter = FakeMeter()
     partition = find_blocks(graph, split_segments(graph, 20), REWRITE)
     options = replace(OPTIONS, ablation=replace(OPTIONS.ablation, layouts=allowed))
-    tasks = [prepare(partition, b, cast(Any, meter), options) for b in partition.blocks]
+    answers = Answers(meter.providers, meter.target)
+    tasks = [prepare(partition, b, answers, options) for b in partition.blocks]
     found = {
         layout
         for task in tasks

@@ -12,6 +12,7 @@ from korch.primitive.text import parse_graph
 from korch.program.problem import Certificate, Computation, Kernel, Plan, Port, Problem, Status
 from korch.program.solve import solve
 from korch.program.verify import verify_plan
+from korch.search.instance import Instance
 from tests.explanation.test_savings import PRODUCTS, Costs, best, candidates_of
 from tests.small_problems import random_problem
 
@@ -86,7 +87,7 @@ def test_fused_kernels_are_taken_apart_and_single_ones_fused() -> None:
     candidates, costs = candidates_of(graph), Costs()
     _, steps = best(graph, candidates, costs)
     (tail,) = (n for n, step in enumerate(steps) if len(step.group.primitives) == 2)
-    found = counterfactual_groupings(graph, candidates, steps, costs.cost_ns, OPTIONS)
+    found = counterfactual_groupings(Instance(graph, candidates), steps, costs.cost_ns, OPTIONS)
     assert len(found) == len(steps)
     apart = [row for row in found[tail] if row.instead == (tail,) and len(row.kernels) == 2]
     assert {len(c.group.primitives) for c in apart[0].kernels} == {1}
@@ -98,7 +99,7 @@ def test_fused_kernels_are_taken_apart_and_single_ones_fused() -> None:
             assert row.instead_ns == sum(costs.cost_ns(steps[n])[0] for n in row.instead)
     single = [c for c in candidates if len(c.group.primitives) == 1]
     _, split = best(graph, single, costs)
-    fused = counterfactual_groupings(graph, candidates, split, costs.cost_ns, OPTIONS)
+    fused = counterfactual_groupings(Instance(graph, candidates), split, costs.cost_ns, OPTIONS)
     assert any(len(row.instead) == 2 and len(row.kernels) == 1 for rows in fused for row in rows)
 
 
@@ -107,8 +108,8 @@ def test_what_is_not_measured_is_no_rival_and_no_time_means_no_solves() -> None:
     candidates, costs = candidates_of(graph), Costs()
     _, steps = best(graph, candidates, costs)
     others = Costs(frozenset(c.key for c in candidates) - {step.key for step in steps})
-    assert counterfactual_groupings(graph, candidates, steps, others.cost_ns, OPTIONS) == ((),) * len(steps)
-    late = counterfactual_groupings(graph, candidates, steps, costs.cost_ns, OPTIONS, deadline=Deadline(0.0))
+    assert counterfactual_groupings(Instance(graph, candidates), steps, others.cost_ns, OPTIONS) == ((),) * len(steps)
+    late = counterfactual_groupings(Instance(graph, candidates), steps, costs.cost_ns, OPTIONS, deadline=Deadline(0.0))
     assert all(len(row.kernels) == 1 for rows in late for row in rows)
 
 
@@ -117,7 +118,9 @@ def test_a_grouping_moves_with_its_segment() -> None:
     candidates, costs = candidates_of(graph), Costs()
     _, steps = best(graph, candidates, costs)
     row = next(
-        row for rows in counterfactual_groupings(graph, candidates, steps, costs.cost_ns, OPTIONS) for row in rows
+        row
+        for rows in counterfactual_groupings(Instance(graph, candidates), steps, costs.cost_ns, OPTIONS)
+        for row in rows
     )
     moved = row.moved([n + 10 for n in range(len(steps))])
     assert moved is not None and moved.instead == tuple(n + 10 for n in row.instead)

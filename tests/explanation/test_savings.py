@@ -21,7 +21,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
 from korch.program.solve import solve
 from korch.provider.provider import load_providers
-from korch.search.instance import collect_candidates, make_problem
+from korch.search.instance import Answers, Instance, collect_candidates
 from korch.target import Target
 
 OPTIONS = Options(search=SearchLimits(max_primitives=2))
@@ -73,11 +73,11 @@ PRODUCTS = """graph(%0 "a": f32[9,2], %1 "b": f32[2,9], %2 "c": f32[9,2]) -> (%5
 
 def candidates_of(graph: PrimitiveGraph) -> tuple[Candidate, ...]:
     groups, _ = enumerate_groups(graph, OPTIONS)
-    return collect_candidates(graph, groups, load_providers(), Target())[0]
+    return collect_candidates(graph, groups, Answers(load_providers(), Target()))[0]
 
 
 def best(graph: PrimitiveGraph, candidates: Sequence[Candidate], costs: Costs) -> tuple[int, list[Candidate]]:
-    plan = solve(make_problem(graph, candidates, costs.cost_ns))
+    plan = solve(Instance(graph, candidates).problem(costs.cost_ns))
     return plan.certificate.objective_ns or 0, [candidates[k] for k in plan.kernels]
 
 
@@ -96,10 +96,10 @@ def test_a_saving_is_what_the_plan_of_a_search_without_the_rule_costs_more(graph
     without, _ = saturate(parse_graph(PRODUCTS), strict=False, rules=others)
     expected_ns, _ = best(without, candidates_of(without), costs)
     assert expected_ns > cost_ns
-    found = rule_savings(graph, candidates, steps, costs, OPTIONS)
+    found = rule_savings(Instance(graph, candidates), steps, costs, OPTIONS)
     assert found == {used: expected_ns - cost_ns}
     assert len(costs.facts) == 1
-    assert rule_savings(graph, candidates, steps, costs, OPTIONS) == found
+    assert rule_savings(Instance(graph, candidates), steps, costs, OPTIONS) == found
 
 
 def test_where_nothing_else_is_measured_no_saving_is_made_up(graph: PrimitiveGraph) -> None:
@@ -107,7 +107,7 @@ def test_where_nothing_else_is_measured_no_saving_is_made_up(graph: PrimitiveGra
     _, steps = best(graph, candidates, Costs())
     used = {candidate.key for candidate in steps}
     costs = Costs(frozenset(c.key for c in candidates if c.key not in used))
-    found = rule_savings(graph, candidates, steps, costs, OPTIONS)
+    found = rule_savings(Instance(graph, candidates), steps, costs, OPTIONS)
     assert list(found.values()) == [None]
 
 

@@ -13,7 +13,7 @@ from korch.primitive.types import DType, ValueType
 from korch.provider.generated import GeneratedProvider
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel
-from korch.search.instance import collect_candidates
+from korch.search.instance import Answers, collect_candidates
 from korch.target import Target
 
 TARGET = Target(lanes=16)
@@ -105,6 +105,6 @@ graph(%0 "x": f32[1,16], %1 "y": f32[1,16]) -> (%4 "a", %5 "b", %6 "c", %7 "d")
 """
     graph = parse_graph(text.lstrip())
     groups = [make_group(graph, [p], [q.output]) for p, q in enumerate(graph.primitives)]
-    found, _ = collect_candidates(graph, groups, (GeneratedProvider(), InPlaceProvider()), TARGET)
+    found, _ = collect_candidates(graph, groups, Answers((GeneratedProvider(), InPlaceProvider()), TARGET))
     in_place = [c.group.outputs[0] for c in found if c.offer.is_in_place]
     assert in_place == [4]  # of %5 an operand is an input, of %7 one is an output

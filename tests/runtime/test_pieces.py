@@ -29,7 +29,7 @@ from korch.report.kernel import kernel_text
 from korch.report.profile import profile
 from korch.runtime.program import Place, Program, Slot, Step, bind_steps
 from korch.runtime.report import Report
-from korch.search.instance import collect_candidates, make_problem
+from korch.search.instance import Answers, Instance, collect_candidates
 from korch.target import Target
 from tests.runtime import runtime_plans as plans
 from tests.support.arena import simulate
@@ -254,9 +254,9 @@ def test_random_plans_compute_what_they_should(seed: int) -> None:
     rng = Random(seed)
     graph = random_graph(rng)
     groups, _ = enumerate_groups(graph, Options(search=SearchLimits(max_primitives=2)))
-    candidates, _ = collect_candidates(graph, groups, (GeneratedProvider(), InPlaceProvider()), TARGET)
+    candidates, _ = collect_candidates(graph, groups, Answers((GeneratedProvider(), InPlaceProvider()), TARGET))
     costs = {c.key: rng.randint(1, 9) for c in candidates}
-    problem = make_problem(graph, candidates, lambda c: (0 if c.offer.is_in_place else costs[c.key], True))
+    problem = Instance(graph, candidates).problem(lambda c: (0 if c.offer.is_in_place else costs[c.key], True))
     chosen = [candidates[k] for k in solve(problem, seconds=5, limits=SearchLimits(solver_workers=1)).kernels]
     steps = [
         Step(c, Kernel("", "") if c.offer.is_in_place else Kernel(f"k{i}", "", workspace_bytes=64 * rng.randint(0, 2)))
@@ -270,6 +270,6 @@ def test_random_plans_have_concatenations_in_place() -> None:
     for seed in range(40):
         graph = random_graph(Random(seed))
         groups, _ = enumerate_groups(graph, Options(search=SearchLimits(max_primitives=2)))
-        found, _ = collect_candidates(graph, groups, (InPlaceProvider(),), TARGET)
+        found, _ = collect_candidates(graph, groups, Answers((InPlaceProvider(),), TARGET))
         count += len({c.group.outputs for c in found})
     assert count > 30

@@ -25,7 +25,7 @@ from korch.report.peers.inputs import random_arrays
 from korch.runtime import trim
 from korch.runtime.padding import Cut
 from korch.runtime.program import Step
-from korch.search.instance import collect_candidates
+from korch.search.instance import Answers, collect_candidates
 from korch.testing.kernels import load_kernels
 from tests.ranges.range_models import masked_model, model, padded, primitives, weight
 
@@ -178,7 +178,7 @@ def test_tasks_end_within_an_image(tmp_path) -> None:
     options = Options(cache_folder=tmp_path, threads=2)
     with open_meter(options) as meter:
         groups, _ = enumerate_groups(whole.graph, options)
-        candidates, _ = collect_candidates(whole.graph, groups, meter.providers, meter.target)
+        candidates, _ = collect_candidates(whole.graph, groups, Answers(meter.providers, meter.target))
         planner = Planner(whole.graph, candidates, meter)
         plans = [trim.trim_steps(whole.graph, planner.plan(seed), whole.plan, meter.target) for seed in range(3)]
         kernels = {step.kernel.symbol: step.kernel for steps in plans for step in steps}
@@ -198,7 +198,7 @@ def test_plans_give_the_results_of_the_model(tmp_path, monkeypatch: pytest.Monke
         for source, seeds in ((model(PROJECTED, **weights), (0, 1)), (model(OF_ITSELF), (0,))):
             whole = masked_model(source, SHAPES)
             groups, _ = enumerate_groups(whole.graph, options)
-            candidates, _ = collect_candidates(whole.graph, groups, meter.providers, meter.target)
+            candidates, _ = collect_candidates(whole.graph, groups, Answers(meter.providers, meter.target))
             planner = Planner(whole.graph, candidates, meter)
             for seed in seeds:
                 plans.append(planner.plan(seed))

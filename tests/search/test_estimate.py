@@ -19,7 +19,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
 from korch.provider.generated import GeneratedProvider
 from korch.search.estimate import Experience, expected_improvement_ns, kinds
-from korch.search.instance import collect_candidates
+from korch.search.instance import Answers, collect_candidates
 from korch.search.price import estimates_ns
 from korch.target import Target
 
@@ -41,7 +41,7 @@ def candidates() -> dict[str, Candidate]:
         builder.output(f"transpose{size}", moved)
     graph = builder.freeze()
     groups, _ = enumerate_groups(graph, Options(search=SearchLimits(max_primitives=1)))
-    found, _ = collect_candidates(graph, groups, [GeneratedProvider()], Target())
+    found, _ = collect_candidates(graph, groups, Answers([GeneratedProvider()], Target()))
     return {
         f"{c.group.body.primitives[0].op}{c.group.input_types[0].shape[0]}": c
         for c in found
@@ -65,7 +65,7 @@ def test_what_turns_images_or_joins_pieces_is_another_kind() -> None:
     builder.output("z", builder.add("concat", [x, x], ConcatAttributes(1)))
     graph = builder.freeze()
     groups, _ = enumerate_groups(graph, Options(search=SearchLimits(max_primitives=1)))
-    found, _ = collect_candidates(graph, groups, [GeneratedProvider()], Target())
+    found, _ = collect_candidates(graph, groups, Answers([GeneratedProvider()], Target()))
     second = {
         (c.group.body.primitives[0].op, *map(str, (*c.offer.inputs, *c.offer.outputs))): kinds(c)[1]
         for c in found

@@ -22,7 +22,7 @@ from korch.program.problem import Status
 from korch.program.solve import solve
 from korch.provider.generated import GeneratedProvider
 from korch.search.infeasible import check_every_primitive_runs
-from korch.search.instance import collect_candidates, make_problem
+from korch.search.instance import Answers, Instance, collect_candidates
 from korch.search.ledger import Ledger
 from korch.search.loop import Search
 from korch.search.measure import confirm
@@ -85,16 +85,16 @@ class ScriptedMeter:
 def instance(seed: int) -> tuple[PrimitiveGraph, tuple[Candidate, ...]]:
     graph = random_graph(np.random.default_rng(seed), primitives=9)
     groups, _ = enumerate_groups(graph, replace(EXACT, search=replace(EXACT.search, max_primitives=5)))
-    return graph, collect_candidates(graph, groups, [GeneratedProvider()], Target())[0]
+    return graph, collect_candidates(graph, groups, Answers([GeneratedProvider()], Target()))[0]
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_it_finds_the_optimum_over_all_true_costs(seed: int) -> None:
     graph, candidates = instance(seed)
     meter = ScriptedMeter(candidates, seed, broken=2)
-    found = Search(graph, candidates, Ledger(meter), EXACT).run()
+    found = Search(Instance(graph, candidates), Ledger(meter), EXACT).run()
     usable = [c for c in candidates if c.key not in meter.broken]
-    whole = make_problem(graph, usable, lambda c: (meter.true[c.key], True))
+    whole = Instance(graph, usable).problem(lambda c: (meter.true[c.key], True))
     expected = solve(whole, seconds=20.0).certificate
     assert found.certificate.status is Status.OPTIMAL
     assert found.certificate.objective_ns == expected.objective_ns
@@ -106,7 +106,7 @@ def test_it_finds_the_optimum_over_all_true_costs(seed: int) -> None:
 def test_the_bound_never_passes_the_true_optimum() -> None:
     graph, candidates = instance(3)
     meter = ScriptedMeter(candidates, 3)
-    loop = Search(graph, candidates, Ledger(meter), EXACT)
+    loop = Search(Instance(graph, candidates), Ledger(meter), EXACT)
     found = loop.run()
     bounds = [entry.bound_ns for entry in found.rounds]
     assert max(bounds) <= (found.certificate.objective_ns or 0)
@@ -119,7 +119,7 @@ def test_a_time_below_its_bound_corrects_the_bounds() -> None:
     meter = ScriptedMeter(candidates, 5)
     for key in list(meter.bounds):
         meter.bounds[key] = meter.true[key] * 2  # a machine that was busy when calibrated
-    found = Search(graph, candidates, Ledger(meter), EXACT).run()
+    found = Search(Instance(graph, candidates), Ledger(meter), EXACT).run()
     assert meter.corrections > 0
     assert found.certificate.bound_ns <= (found.certificate.objective_ns or 0)
 
@@ -127,7 +127,7 @@ def test_a_time_below_its_bound_corrects_the_bounds() -> None:
 def test_a_spent_budget_gives_a_plan_by_estimates() -> None:
     graph, candidates = instance(7)
     meter = ScriptedMeter(candidates, 7)
-    found = Search(graph, candidates, Ledger(meter), EXACT, Deadline(0.0)).run()
+    found = Search(Instance(graph, candidates), Ledger(meter), EXACT, Deadline(0.0)).run()
     assert found.stopped_by_budget and found.steps
     assert not meter.asked and meter.first_plan_s == 0.0
 
@@ -135,12 +135,12 @@ def test_a_spent_budget_gives_a_plan_by_estimates() -> None:
 def test_an_ended_search_measures_nothing_and_has_a_true_bound() -> None:
     graph, candidates = instance(8)
     meter = ScriptedMeter(candidates, 8)
-    loop = Search(graph, candidates, Ledger(meter), EXACT)
+    loop = Search(Instance(graph, candidates), Ledger(meter), EXACT)
     loop.estimate()
     asked = len(meter.asked)
     found = loop.end()
     assert len(meter.asked) == asked
-    whole = make_problem(graph, candidates, lambda c: (meter.true[c.key], True))
+    whole = Instance(graph, candidates).problem(lambda c: (meter.true[c.key], True))
     best_ns = solve(whole, seconds=20.0).certificate.objective_ns or 0
     assert 0 < found.certificate.bound_ns <= best_ns <= (found.certificate.objective_ns or 0)
     assert found.stopped_by_budget
@@ -149,7 +149,7 @@ def test_an_ended_search_measures_nothing_and_has_a_true_bound() -> None:
 def test_what_others_measured_is_taken_over() -> None:
     graph, candidates = instance(8)
     meter = ScriptedMeter(candidates, 8)
-    loop = Search(graph, candidates, Ledger(meter), EXACT)
+    loop = Search(Instance(graph, candidates), Ledger(meter), EXACT)
     loop.ledger.measure(candidates)
     asked = len(meter.asked)
     found = loop.explore()
@@ -162,7 +162,7 @@ def test_what_others_measured_is_taken_over() -> None:
 def test_bounds_that_another_search_corrected_are_not_believed() -> None:
     graph, candidates = instance(8)
     meter = ScriptedMeter(candidates, 8)
-    loop = Search(graph, candidates, Ledger(meter), EXACT)
+    loop = Search(Instance(graph, candidates), Ledger(meter), EXACT)
     loop.run()
     assert loop.bound_ns > 0
     meter.bounds = dict.fromkeys(meter.bounds, 1)
@@ -177,7 +177,7 @@ def test_without_working_candidates_it_says_so() -> None:
     meter = ScriptedMeter(candidates, 9)
     meter.broken = set(meter.true)
     with pytest.raises(InfeasibleError) as info:
-        Search(graph, candidates, Ledger(meter), EXACT).run()
+        Search(Instance(graph, candidates), Ledger(meter), EXACT).run()
     assert str(info.value) == (
         "value %9: every kernel that runs max of type f32[34,17] (value %9) failed. Kernels that failed: generated, "
         "crashed: scripted. Run `korch doctor`; `korch --verbose optimize` shows the complete messages"
@@ -189,7 +189,7 @@ def test_no_more_is_measured_than_allowed() -> None:
     meter = ScriptedMeter(candidates, 3)
     limits = replace(EXACT.search, max_measured=0.2, free_measurements=0, round_candidates=2)
     options = replace(EXACT, search=limits)
-    found = Search(graph, candidates, Ledger(meter, limits), options).run()
+    found = Search(Instance(graph, candidates), Ledger(meter, limits), options).run()
     # The estimates' rounds measure one whole plan at least, whatever the share.
     assert len(meter.asked) <= max(0.2 * len(meter.true), 5 * len(found.steps) + 10)
     assert found.certificate.bound_ns <= (found.certificate.objective_ns or 0)
@@ -200,11 +200,11 @@ def test_the_last_round_tells_the_best_plan_of_what_is_measured(seed: int, most:
     graph, candidates = instance(seed)
     meter = ScriptedMeter(candidates, seed)
     options = replace(EXACT, search=replace(EXACT.search, patience=1))
-    loop = Search(graph, candidates, Ledger(meter), options)
+    loop = Search(Instance(graph, candidates), Ledger(meter), options)
     loop.most_measured = most
     found = loop.run()
     measured = [c for c in candidates if c.key in meter.asked]
-    whole = make_problem(graph, measured, lambda c: (meter.true[c.key], True))
+    whole = Instance(graph, measured).problem(lambda c: (meter.true[c.key], True))
     assert found.certificate.objective_ns == solve(whole, seconds=20.0).certificate.objective_ns
     assert found.rounds[-1].incumbent_ns == found.certificate.objective_ns
 
@@ -231,12 +231,12 @@ def test_a_plan_without_found_programs_is_measured_first(seed: int) -> None:
     graph, candidates = instance(seed)
     candidates = with_found(candidates)
     meter = Promising(candidates, seed)
-    loop = Search(graph, candidates, Ledger(meter), EXACT)
+    loop = Search(Instance(graph, candidates), Ledger(meter), EXACT)
     loop.estimate()
     found = {c.key for c in candidates if c.is_found}
     first = next(n for n, key in enumerate(meter.asked) if key in found)
     before = [c for c in candidates if c.key in meter.asked[:first]]
-    whole = make_problem(graph, before, lambda c: (meter.true[c.key], True))
+    whole = Instance(graph, before).problem(lambda c: (meter.true[c.key], True))
     assert loop.best is not None
     assert loop.best[0] <= (solve(whole, seconds=20.0).certificate.objective_ns or 0)
     plain = loop.without_found()
@@ -249,7 +249,7 @@ def test_a_found_program_that_is_fast_is_taken_and_compared() -> None:
     meter = ScriptedMeter(candidates, 8)
     meter.true |= {c.key: 200 for c in candidates if c.is_found}
     meter.bounds |= {c.key: 1 for c in candidates if c.is_found}
-    loop = Search(graph, candidates, Ledger(meter), EXACT)
+    loop = Search(Instance(graph, candidates), Ledger(meter), EXACT)
     steps = loop.run().steps
     assert any(c.is_found for c in steps)
     plain = loop.without_found()
@@ -260,7 +260,7 @@ def test_a_found_program_that_is_fast_is_taken_and_compared() -> None:
 def test_without_time_found_programs_are_left_out() -> None:
     graph, candidates = instance(7)
     candidates = with_found(candidates)
-    found = Search(graph, candidates, Ledger(Promising(candidates, 7)), EXACT, Deadline(0.0)).run()
+    found = Search(Instance(graph, candidates), Ledger(Promising(candidates, 7)), EXACT, Deadline(0.0)).run()
     assert found.steps
     assert not any(c.is_found for c in found.steps)
 
@@ -268,7 +268,7 @@ def test_without_time_found_programs_are_left_out() -> None:
 def test_found_programs_are_taken_where_nothing_else_computes_a_value() -> None:
     graph, candidates = instance(7)
     only = tuple(replace(c, offer=replace(c.offer, found_ns=1)) for c in candidates)
-    loop = Search(graph, only, Ledger(ScriptedMeter(only, 7)), EXACT)
+    loop = Search(Instance(graph, only), Ledger(ScriptedMeter(only, 7)), EXACT)
     assert loop.run().steps
     assert loop.without_found() == ()
 
@@ -301,7 +301,7 @@ class Hopeful(ScriptedMeter):
 def test_confirming_until_nothing_is_left_finds_the_optimum_that_luck_had_hidden(seed: int) -> None:
     graph, candidates = instance(seed)
     meter = Hopeful(candidates, seed)
-    loop = Search(graph, candidates, Ledger(meter), EXACT)
+    loop = Search(Instance(graph, candidates), Ledger(meter), EXACT)
     first = found = loop.run()
     turns = 0
     while confirm(loop.ledger, found.steps, Deadline()):
@@ -312,7 +312,7 @@ def test_confirming_until_nothing_is_left_finds_the_optimum_that_luck_had_hidden
     assert all(step.key in meter.again for step in found.steps)
     assert found.certificate.objective_ns == sum(meter.true[step.key] for step in found.steps)
     assert found.certificate.objective_ns <= sum(meter.true[step.key] for step in first.steps)
-    usable = make_problem(graph, candidates, lambda c: (meter.true[c.key], True))
+    usable = Instance(graph, candidates).problem(lambda c: (meter.true[c.key], True))
     best_ns = solve(usable, seconds=20.0).certificate.objective_ns
     assert found.certificate.objective_ns == best_ns
     assert found.certificate.status is Status.OPTIMAL
@@ -321,7 +321,7 @@ def test_confirming_until_nothing_is_left_finds_the_optimum_that_luck_had_hidden
 def test_nothing_is_timed_again_without_time() -> None:
     graph, candidates = instance(1)
     meter = Hopeful(candidates, 1)
-    loop = Search(graph, candidates, Ledger(meter), EXACT)
+    loop = Search(Instance(graph, candidates), Ledger(meter), EXACT)
     found = loop.run()
     assert not confirm(loop.ledger, found.steps, Deadline(0.0))
     assert not meter.again
@@ -345,7 +345,7 @@ def test_a_solved_instance_is_recalled_and_a_damaged_one_is_not() -> None:
     graph, candidates = instance(11)
     memory = Facts(candidates, 11)
     ledger = Ledger(memory)
-    found = Search(graph, candidates, ledger, EXACT).run()
+    found = Search(Instance(graph, candidates), ledger, EXACT).run()
     solved = Solved(found, {"searched": found.steps})
     assert recall_solved(ledger, candidates, EXACT) is None
     keep_solved(ledger, candidates, EXACT, solved)
@@ -362,7 +362,7 @@ def test_an_unproven_plan_has_a_runner_up() -> None:
     for key in meter.bounds:
         meter.bounds[key] = 1  # with so few measurements, nothing can be proven
     options = replace(EXACT, search=replace(EXACT.search, patience=2, max_measured=0.0))
-    loop = Search(graph, candidates, Ledger(meter, SearchLimits(free_measurements=12)), options)
+    loop = Search(Instance(graph, candidates), Ledger(meter, SearchLimits(free_measurements=12)), options)
     loop.run()
     assert loop.best is not None
     second = loop.runner_up()
@@ -374,7 +374,7 @@ def test_an_unproven_plan_has_a_runner_up() -> None:
 
 def test_a_proven_plan_has_none() -> None:
     graph, candidates = instance(4)
-    loop = Search(graph, candidates, Ledger(ScriptedMeter(candidates, 4)), EXACT)
+    loop = Search(Instance(graph, candidates), Ledger(ScriptedMeter(candidates, 4)), EXACT)
     loop.run()
     assert loop.runner_up() == ()
 
@@ -403,7 +403,7 @@ def test_a_provider_that_raises_is_named_with_the_group() -> None:
     graph.output("y", graph.add("neg", [graph.input("x", ValueType.parse("f32[3,5]"))]))
     whole = graph.freeze()
     with pytest.raises(ProviderError) as info:
-        collect_candidates(whole, [make_group(whole, [0], [1])], [Broken()], Target())
+        collect_candidates(whole, [make_group(whole, [0], [1])], Answers([Broken()], Target()))
     assert str(info.value).startswith(
         "provider 'broken': it raised KeyError ('axis') for the group of neg on f32[3,5]; expected offers"
     )

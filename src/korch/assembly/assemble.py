@@ -24,7 +24,7 @@ from korch.partition.join import Joined
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Certificate, Computation, Kernel, Port, Problem
 from korch.program.solve import Solver
-from korch.search.instance import PLAIN, Interface, layout_changes
+from korch.search.instance import PLAIN, Answers, Interface, layout_changes
 from korch.search.ledger import Ledger
 from korch.search.price import estimate_ns
 
@@ -198,7 +198,7 @@ class Assembly:
         written = _layouts((*outputs, *(self.plain[v] for _, v in self.graph.inputs)))
         read = _layouts((*inputs, *(self.plain[v] for _, v in self.graph.outputs)))
         meter = self.ledger.meter
-        found = layout_changes(self.graph, meter.providers, meter.target, written, read)
+        found = layout_changes(self.graph, Answers(meter.providers, meter.target), written, read)
         self.ledger.look_up(found)
         return found
 

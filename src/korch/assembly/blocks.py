@@ -29,7 +29,7 @@ from korch.explanation.savings import Savings, rule_savings
 from korch.measure.record import Measured
 from korch.options import Options
 from korch.program.problem import Status
-from korch.search.instance import Interface
+from korch.search.instance import Instance, Interface
 from korch.search.ledger import Ledger
 from korch.search.loop import Search
 from korch.search.measure import confirm
@@ -70,6 +70,11 @@ class BlockInterface:
     def interface(self) -> Interface:
         """The layouts of what it reads and writes."""
         return self.task.interfaces[self.key[1]]
+
+    @property
+    def instance(self) -> Instance:
+        """What is searched."""
+        return Instance(self.task.block.graph, self.task.candidates, self.interface, self.task.errors)
 
     @property
     def objective_ns(self) -> int:
@@ -308,37 +313,15 @@ class BlockSearch:
 
     def savings(self, one: BlockInterface) -> Savings:
         """Return what each rule saves in a block's plan; of some only, if the budget is spent."""
-        task, steps = one.task, one.result.steps
-        return rule_savings(
-            task.block.graph,
-            task.candidates,
-            steps,
-            self.ledger,
-            self.options,
-            one.interface,
-            self.deadline,
-            task.errors,
-        )
+        return rule_savings(one.instance, one.result.steps, self.ledger, self.options, self.deadline)
 
     def curve(self, one: BlockInterface) -> Curve:
         """Return what a block's best plans within parts of its budget of errors cost."""
-        task = one.task
-        graph, steps = task.block.graph, one.result.steps
-        return times_by_error(graph, task.candidates, steps, self.ledger, task.errors, one.interface, self.deadline)
+        return times_by_error(one.instance, one.result.steps, self.ledger, self.deadline)
 
     def groupings(self, one: BlockInterface, steps: Sequence[Candidate], deadline: Deadline) -> Groupings:
         """Return other groupings of the kernels of a block's plan."""
-        task = one.task
-        return counterfactual_groupings(
-            task.block.graph,
-            task.candidates,
-            steps,
-            self.ledger.cost_ns,
-            self.options,
-            one.interface,
-            deadline,
-            task.errors,
-        )
+        return counterfactual_groupings(one.instance, steps, self.ledger.cost_ns, self.options, deadline)
 
     def _recalled(self, one: BlockInterface, phase: Phase) -> Orchestration | None:
         kept = self._kept(one, phase)
@@ -380,17 +363,8 @@ class BlockSearch:
                 self.trace.record_round(one.key, entry)
 
             written = (other.search.solver.problem for other in self.blocks[b] if other.search is not None)
-            one.search = Search(
-                one.task.block.graph,
-                one.task.candidates,
-                self.ledger,
-                self.options,
-                self.deadline,
-                on_round,
-                one.interface,
-                next(written, None),
-                one.task.errors,
-            )
+            like = next(written, None)
+            one.search = Search(one.instance, self.ledger, self.options, self.deadline, on_round, like)
         return one.search
 
     def _resumed(self, one: BlockInterface, until_s: float | None, measurements: int) -> Search:

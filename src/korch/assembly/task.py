@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Candidate, Group
@@ -50,10 +50,9 @@ class Task:
 def prepare(
     partition: Partition,
     block: Block,
-    meter: AnyMeter,
+    answers: Answers,
     options: Options,
     held: Collection[int] | None = None,
-    answers: Answers | None = None,
     deadline: Deadline | None = None,
 ) -> Task:
     """Return a block's candidates.
@@ -61,26 +60,23 @@ def prepare(
     Args:
         partition: the model.
         block: the block.
-        meter: who makes kernels, and for which machine.
+        answers: of the providers.
         options: how to search.
         held: as for `collect_candidates`.
-        answers: as for `collect_candidates`.
         deadline: when to stop enumerating; what was found by then is returned.
 
     Raises:
         InfeasibleError: a primitive is in no candidate.
     """
     graph = block.graph
-    lanes = meter.target.lanes
     # Bounds alone do not show which layout is worth a change.
     is_plain = partition.is_whole or not options.measure
     kinds = KINDS[options.ablation.layouts]
-    interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, lanes, kinds)
-    shapes = shapes_of(meter.providers)
+    interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, answers.target.lanes, kinds)
+    shapes = shapes_of(answers.providers)
     groups, enumeration = _groups(graph, options, shapes, may_be_fewer=not partition.is_whole, deadline=deadline)
-    candidates, refusals = collect_candidates(
-        graph, groups, meter.providers, meter.target, interfaces, held, answers, deadline, enumeration.needed
-    )
+    asked = _until(deadline, groups, enumeration)
+    candidates, refusals = collect_candidates(graph, asked, answers, interfaces, held)
     candidates = tuple(c for c in candidates if has_layouts(c, options.ablation.layouts))
     check_every_primitive_runs(graph, candidates, refusals)
     return Task(block, candidates, enumeration, interfaces)
@@ -94,11 +90,19 @@ def prepare_all(
     Raises:
         InfeasibleError: a primitive is in no candidate.
     """
-    answers: Answers = {}  # blocks have many groups in common
+    answers = Answers(meter.providers, meter.target)  # blocks have many groups in common
     return [
-        prepare(partition, block, meter, options, held, answers, deadline)
+        prepare(partition, block, answers, options, held, deadline)
         for block, held in zip(partition.blocks, held_values(partition, joined), strict=True)
     ]
+
+
+def _until(deadline: Deadline | None, groups: Iterable[Group], enumeration: EnumerationReport) -> Iterator[Group]:
+    """Yield groups while there is time, and those that a plan may need."""
+    for group in groups:
+        is_needed = len(group.primitives) == 1 or (group.primitives, group.outputs) in enumeration.needed
+        if is_needed or deadline is None or not deadline.is_over:
+            yield group
 
 
 def _groups(

@@ -14,7 +14,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Problem
 from korch.program.solve import Solver
 from korch.program.verify import ready_order
-from korch.search.instance import make_problem
+from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
 
@@ -34,7 +34,7 @@ def baseline_plans(
     }
     plans: dict[str, tuple[Candidate, ...]] = {}
     for name, subset in subsets.items():
-        problem = make_problem(graph, subset, ledger.cost_ns)
+        problem = Instance(graph, subset).problem(ledger.cost_ns)
         costs_ns = [kernel.cost_ns for kernel in problem.kernels]
         try:
             solver = Solver(problem, limits=options.search)
@@ -43,7 +43,7 @@ def baseline_plans(
             continue
         if plan.kernels:
             plans[name] = tuple(subset[k] for k in plan.kernels)
-    greedy = most_fused_plan(make_problem(graph, candidates, ledger.cost_ns), candidates)
+    greedy = most_fused_plan(Instance(graph, candidates).problem(ledger.cost_ns), candidates)
     if greedy is not None:
         plans[PlanName.GREEDY] = tuple(candidates[k] for k in greedy)
     return plans

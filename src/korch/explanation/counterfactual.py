@@ -23,10 +23,9 @@ from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.explanation.baselines import kernel_size
 from korch.options import Options
-from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Port, Problem
 from korch.program.solve import solve
-from korch.search.instance import EXACT, PLAIN, Errors, Interface, make_problem
+from korch.search.instance import Instance
 
 logger = logging.getLogger("korch.orchestrate")
 
@@ -63,31 +62,25 @@ Groupings = tuple[tuple[Grouping, ...], ...]
 
 
 def counterfactual_groupings(
-    graph: PrimitiveGraph,
-    candidates: Sequence[Candidate],
+    instance: Instance,
     steps: Sequence[Candidate],
     cost_ns: Callable[[Candidate], tuple[int, bool]],
     options: Options,
-    interface: Interface = PLAIN,
     deadline: Deadline | None = None,
-    errors: Errors = EXACT,
 ) -> Groupings:
     """Return, for each kernel of a plan, the other groupings that cost least more.
 
     Args:
-        graph: the graph with its alternatives.
-        candidates: its candidates.
-        steps: the plan's, of these.
+        instance: what was searched.
+        steps: the plan's, of its candidates.
         cost_ns: a candidate's cost, and whether it is measured.
         options: how to solve.
-        interface: the layouts of inputs and outputs.
         deadline: when to stop; the kernels that are left then have fewer groupings.
-        errors: of less precise primitives, and their budget.
     """
     most = options.search.groupings
     chosen_ids = {id(step) for step in steps}
-    known = [c for c in candidates if id(c) in chosen_ids or cost_ns(c)[1]]
-    problem = make_problem(graph, known, cost_ns, interface, errors)
+    known = [c for c in instance.candidates if id(c) in chosen_ids or cost_ns(c)[1]]
+    problem = instance.of(known).problem(cost_ns)
     number = {id(candidate): k for k, candidate in enumerate(known)}
     swapper = _Swapper(problem, tuple(number[id(step)] for step in steps))
     place = {k: i for i, k in enumerate(swapper.chosen)}

@@ -13,9 +13,8 @@ from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.measure.record import Measured
-from korch.primitive.graph import PrimitiveGraph
 from korch.program.solve import Solver
-from korch.search.instance import PLAIN, Errors, Interface, make_problem
+from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 
 PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -26,29 +25,20 @@ Curve = tuple[int | None, ...]
 
 
 def times_by_error(
-    graph: PrimitiveGraph,
-    candidates: Sequence[Candidate],
-    steps: Sequence[Candidate],
-    ledger: Ledger,
-    errors: Errors,
-    interface: Interface = PLAIN,
-    deadline: Deadline | None = None,
+    instance: Instance, steps: Sequence[Candidate], ledger: Ledger, deadline: Deadline | None = None
 ) -> Curve:
     """Return what the best plans of a graph cost within parts of its budget; the whole one is that of the given plan.
 
     Args:
-        graph: the graph with its alternatives.
-        candidates: its candidates.
+        instance: what was searched.
         steps: the plan's.
         ledger: costs.
-        errors: of less precise primitives, and their budget.
-        interface: the layouts of inputs and outputs.
         deadline: when to stop; the costs that are left then are not known.
     """
-    cost_ns = sum(ledger.cost_ns(step)[0] for step in steps)
+    errors, cost_ns = instance.errors, sum(ledger.cost_ns(step)[0] for step in steps)
     used = sum(errors.of.get(p, 0) for step in steps for p in step.group.primitives)
     limits, end = ledger.limits, deadline or Deadline()
-    measured = [c for c in candidates if isinstance(ledger.known(c), Measured)]
+    measured = [c for c in instance.candidates if isinstance(ledger.known(c), Measured)]
     found: list[int | None] = []
     for part in PARTS[:-1]:
         most = int(errors.most * part**2)
@@ -59,7 +49,7 @@ def times_by_error(
         if left_s is not None and left_s < limits.savings_seconds:
             found.append(None)
             continue
-        problem = make_problem(graph, measured, ledger.cost_ns, interface, replace(errors, most=most))
+        problem = replace(instance, candidates=measured, errors=replace(errors, most=most)).problem(ledger.cost_ns)
         try:
             plan = Solver(problem, limits=limits).solve(seconds=limits.savings_seconds, gap=limits.savings_gap)
         except InfeasibleError:

@@ -18,9 +18,8 @@ from korch.equivalence.rule import rule_of
 from korch.errors import InfeasibleError
 from korch.measure.record import Measured
 from korch.options import Options
-from korch.primitive.graph import PrimitiveGraph
 from korch.program.solve import Solver
-from korch.search.instance import EXACT, PLAIN, Errors, Interface, make_problem
+from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.recall import instance_key
 
@@ -31,34 +30,24 @@ Savings = Mapping[str, int | None]
 
 
 def rule_savings(
-    graph: PrimitiveGraph,
-    candidates: Sequence[Candidate],
-    steps: Sequence[Candidate],
-    ledger: Ledger,
-    options: Options,
-    interface: Interface = PLAIN,
-    deadline: Deadline | None = None,
-    errors: Errors = EXACT,
+    instance: Instance, steps: Sequence[Candidate], ledger: Ledger, options: Options, deadline: Deadline | None = None
 ) -> Savings:
     """Return what the rules of a plan save; nothing if plans are not compared, or not measured.
 
     Args:
-        graph: the graph with its alternatives.
-        candidates: its candidates.
+        instance: what was searched.
         steps: the plan's.
         ledger: costs; what was found is kept in the database.
         options: how to search.
-        interface: the layouts of inputs and outputs.
         deadline: when to stop; what is left then is left out.
-        errors: of less precise primitives, and their budget.
     """
-    limits = options.search
-    wrote = [rule_of(origin) for origin in graph.origins]
+    limits, candidates = options.search, instance.candidates
+    wrote = [rule_of(origin) for origin in instance.graph.origins]
     used = sorted({wrote[p] for step in steps for p in step.group.primitives} - {""})
     if not (used and options.measure and options.ablation.baselines):
         return {}
     cost_ns = sum(ledger.cost_ns(step)[0] for step in steps)
-    name = instance_key(candidates, options, f"savings {interface} {cost_ns} {used}{errors}")
+    name = instance_key(candidates, options, f"savings {instance.interface} {cost_ns} {used}{instance.errors}")
     kept = ledger.fact(name)
     if kept is not None:
         found: dict[str, int | None] = json.loads(kept)
@@ -68,8 +57,7 @@ def rule_savings(
     measured = [c for c in candidates if isinstance(ledger.known(c), Measured)]
     if not {c.key for c in steps} <= {c.key for c in measured}:
         return {}
-    problem = make_problem(graph, measured, ledger.cost_ns, interface, errors)
-    solver = Solver(problem, limits=limits)
+    solver = Solver(instance.of(measured).problem(ledger.cost_ns), limits=limits)
     saved: dict[str, int | None] = {}
     for rule in used:
         left_s = None if deadline is None else deadline.left_s

@@ -12,7 +12,7 @@ from korch.primitive.text import format_graph, parse_graph
 from korch.program.problem import Plan
 from korch.program.text import format_plan, format_problems
 from korch.report.kernel import operations_of
-from korch.search.instance import make_problem
+from korch.search.instance import Instance
 from korch.search.result import Round
 from korch.tile.text import format_program
 
@@ -76,7 +76,7 @@ def candidates_text(run: Run) -> str:
 def plan_text(run: Run) -> str:
     """Return the program of each block in its plain layouts, with its costs, and the best plan."""
     found = run.outcome.found
-    problems = (make_problem(task.block.graph, task.candidates, run.ledger.cost_ns) for task in run.tasks)
+    problems = (Instance(task.block.graph, task.candidates).problem(run.ledger.cost_ns) for task in run.tasks)
     lines = [format_problems(tuple(problems))]
     if run.partition.is_whole:
         places = {id(c): k for k, c in enumerate(run.tasks[0].candidates)}

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_layout_change
-from korch.candidate.enumerate import Key
 from korch.candidate.layout import Layout
-from korch.deadline import Deadline
+from korch.cuda.target import CudaTarget
 from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Computation, Kernel, Port, Problem
 from korch.program.verify import check_problem, verify_kernels
 from korch.provider.provider import Provider, faults_named
+from korch.target import Target
 
 
 @dataclass(frozen=True)
@@ -66,118 +67,145 @@ class Errors:
 EXACT = Errors()
 """All primitives are of the types that the model has."""
 
-Answers = dict[tuple[str, str], Sequence[Offer] | Refusal]
-"""What providers say of groups, by the provider's name and the group's key."""
+
+@dataclass(frozen=True)
+class Instance:
+    """What a search chooses from: the candidates of a graph, in one interface.
+
+    Attributes:
+        graph: the graph with its alternatives.
+        candidates: its candidates.
+        interface: the layouts of inputs and outputs.
+        errors: of less precise primitives, and their budget.
+    """
+
+    graph: PrimitiveGraph
+    candidates: Sequence[Candidate]
+    interface: Interface = PLAIN
+    errors: Errors = EXACT
+
+    def of(self, candidates: Sequence[Candidate]) -> Instance:
+        """Return it with other candidates of the graph."""
+        return replace(self, candidates=candidates)
+
+    def problem(self, cost_ns: Callable[[Candidate], tuple[int, bool]]) -> Problem:
+        """Return the program; `cost_ns` gives a candidate's cost and whether it is measured."""
+        kernels = []
+        for candidate in self.candidates:
+            cost, is_measured = cost_ns(candidate)
+            kernels.append(
+                Kernel(
+                    steps=frozenset(candidate.group.primitives),
+                    inputs=_ports(candidate.input_ports),
+                    outputs=_ports(candidate.output_ports),
+                    cost_ns=cost,
+                    is_measured=is_measured,
+                    owns=_owned(self.graph, candidate),
+                    error=sum(self.errors.of.get(p, 0) for p in candidate.group.primitives),
+                )
+            )
+        required, given = self.interface.ports(self.graph)
+        return Problem(
+            steps=tuple(Computation(p.output, p.inputs) for p in self.graph.primitives),
+            kernels=tuple(kernels),
+            required=required,
+            given=given,
+            constants=frozenset(self.graph.constants),
+            most_error=self.errors.most,
+        )
+
+
+@dataclass
+class Answers:
+    """What providers offer for groups on one machine. Equal groups are asked for once, also those of other graphs.
+
+    Attributes:
+        providers: who may run groups.
+        target: the machine.
+        known: what they said, by the provider's name and the group's key.
+    """
+
+    providers: Sequence[Provider[Any, Any]]
+    target: Target | CudaTarget
+    known: dict[tuple[str, str], Sequence[Offer] | Refusal] = field(default_factory=dict)
+
+    def to(self, group: Group) -> Iterator[tuple[Provider[Any, Any], Sequence[Offer] | Refusal]]:
+        """Yield each provider with its answer for a group."""
+        for provider in self.providers:
+            key = (provider.name, group.key)
+            if key not in self.known:
+                with faults_named(provider, group):
+                    self.known[key] = provider.offer(group, self.target)
+            yield provider, self.known[key]
 
 
 def collect_candidates(
     graph: PrimitiveGraph,
     groups: Iterable[Group],
-    providers: Sequence[Provider[Any, Any]],
-    target: object,
+    answers: Answers,
     interfaces: Sequence[Interface] = (PLAIN,),
     held: Collection[int] | None = None,
-    answers: Answers | None = None,
-    deadline: Deadline | None = None,
-    needed: Collection[Key] = (),
 ) -> tuple[tuple[Candidate, ...], dict[str, int]]:
     """Ask every provider for every group; return the candidates, and how many refused why.
 
-    Equal groups are asked for once. For each value that two candidates hold in different layouts,
-    changes of layout are candidates too.
+    For each value that two candidates hold in different layouts, changes of layout are candidates too.
 
     Args:
         graph: the graph.
         groups: its groups.
-        providers: who may run them.
-        target: the machine.
+        answers: of the providers.
         interfaces: those that will be asked for; changes between them and what candidates
             hold are among the candidates.
         held: values whose memory no kernel of this graph may make a part of another's: those at
             the graph's ends if not given. A model's inputs are there before, and its outputs have
             memory of their own: to make them parts of another value costs a copy.
-        answers: what the providers said of groups of other graphs; what they say now is added.
-        deadline: when to leave out groups of several primitives; a plan needs none of them.
-        needed: groups that are not left out.
 
     Returns:
         The candidates in a deterministic order; refusals as "provider: reason" with their counts.
     """
     if held is None:
         held = {value for _, value in (*graph.inputs, *graph.outputs)}
-    asked = _Asked(providers, target, held, {} if answers is None else answers)
-    for group in groups:
-        is_needed = len(group.primitives) == 1 or (group.primitives, group.outputs) in needed
-        if is_needed or deadline is None or not deadline.is_over:
-            asked.ask(group)
-    written, read = _layouts(graph, asked.candidates, interfaces)
-    candidates = tuple(asked.candidates)
-    return (*candidates, *asked.layout_changes(graph, written, read)), asked.refusals
+    refusals: Counter[str] = Counter()
+    candidates = [candidate for group in groups for candidate in _candidates(group, answers, held, refusals)]
+    written, read = _layouts(graph, candidates, interfaces)
+    return (*candidates, *layout_changes(graph, answers, written, read)), dict(refusals)
 
 
 def layout_changes(
     graph: PrimitiveGraph,
-    providers: Sequence[Provider[Any, Any]],
-    target: object,
+    answers: Answers,
     written: Mapping[int, Collection[Layout]],
     read: Mapping[int, Collection[Layout]],
 ) -> list[Candidate]:
-    """Return the changes between the layouts in which values are written and others are read.
+    """Return the changes from the layouts in which values are written to others in which they are read.
 
     Args:
         graph: the graph.
-        providers: who may run them.
-        target: the machine.
+        answers: of the providers.
         written: by value, the layouts in which it may be written.
         read: by value, the layouts in which it may be read.
     """
-    return _Asked(providers, target, (), {}).layout_changes(graph, written, read)
+    several = (v for v in sorted(written.keys() & read.keys()) if len({*written[v], *read[v]}) > 1)
+    groups = [make_layout_change(graph, value) for value in several if value not in graph.constants]
+    return [
+        candidate
+        for group in groups
+        for candidate in _candidates(group, answers, (), Counter())
+        if candidate.offer.inputs[0] in written[group.inputs[0]]
+        and candidate.offer.outputs[0] in read[group.inputs[0]]
+        and candidate.offer.inputs != candidate.offer.outputs
+    ]
 
 
-@dataclass
-class _Asked:
-    """The candidates that providers offer for some groups, and their refusals."""
-
-    providers: Sequence[Provider[Any, Any]]
-    target: object
-    held: Collection[int]
-    answers: Answers
-    candidates: list[Candidate] = field(default_factory=list)
-    refusals: dict[str, int] = field(default_factory=dict)
-
-    def ask(self, group: Group) -> None:
-        """Ask all providers for a group, unless the answer is known."""
-        for provider in self.providers:
-            key = (provider.name, group.key)
-            if key not in self.answers:
-                with faults_named(provider, group):
-                    self.answers[key] = provider.offer(group, self.target)
-            answer = self.answers[key]
-            if isinstance(answer, Refusal):
-                text = f"{provider.name}: {answer.reason}"
-                self.refusals[text] = self.refusals.get(text, 0) + 1
-                continue
-            self.candidates.extend(
-                Candidate(group, provider.name, offer, provider.version)
-                for offer in answer
-                if not offer.is_in_place or not any(value in self.held for value in group.inputs)
-            )
-
-    def layout_changes(
-        self, graph: PrimitiveGraph, written: Mapping[int, Collection[Layout]], read: Mapping[int, Collection[Layout]]
-    ) -> list[Candidate]:
-        """Return the changes from a layout that is written to another one that is read."""
-        count = len(self.candidates)
-        for value in sorted(written.keys() & read.keys()):
-            if len({*written[value], *read[value]}) > 1 and value not in graph.constants:
-                self.ask(make_layout_change(graph, value))
-        return [
-            c
-            for c in self.candidates[count:]
-            if c.offer.inputs[0] in written[c.group.inputs[0]]
-            and c.offer.outputs[0] in read[c.group.inputs[0]]
-            and c.offer.inputs != c.offer.outputs
-        ]
+def _candidates(group: Group, answers: Answers, held: Collection[int], refusals: Counter[str]) -> Iterator[Candidate]:
+    """Yield the kernels that providers offer for a group, and count refusals."""
+    for provider, answer in answers.to(group):
+        if isinstance(answer, Refusal):
+            refusals[f"{provider.name}: {answer.reason}"] += 1
+            continue
+        for offer in answer:
+            if not offer.is_in_place or not any(value in held for value in group.inputs):
+                yield Candidate(group, provider.name, offer, provider.version)
 
 
 def _layouts(
@@ -199,46 +227,13 @@ def _layouts(
     return written, read
 
 
-def make_problem(
-    graph: PrimitiveGraph,
-    candidates: Sequence[Candidate],
-    cost_ns: Callable[[Candidate], tuple[int, bool]],
-    interface: Interface = PLAIN,
-    errors: Errors = EXACT,
-) -> Problem:
-    """Return the instance; `cost_ns` gives a candidate's cost and whether it is measured."""
-    kernels = []
-    for candidate in candidates:
-        cost, is_measured = cost_ns(candidate)
-        kernels.append(
-            Kernel(
-                steps=frozenset(candidate.group.primitives),
-                inputs=_ports(candidate.input_ports),
-                outputs=_ports(candidate.output_ports),
-                cost_ns=cost,
-                is_measured=is_measured,
-                owns=_owned(graph, candidate),
-                error=sum(errors.of.get(p, 0) for p in candidate.group.primitives),
-            )
-        )
-    required, given = interface.ports(graph)
-    return Problem(
-        steps=tuple(Computation(p.output, p.inputs) for p in graph.primitives),
-        kernels=tuple(kernels),
-        required=required,
-        given=given,
-        constants=frozenset(graph.constants),
-        most_error=errors.most,
-    )
-
-
 def check_steps(graph: PrimitiveGraph, steps: Sequence[Candidate]) -> None:
     """Check that kernels in this order are a plan for a graph.
 
     Raises:
         InvalidGraphError: they are not.
     """
-    problem = make_problem(graph, steps, lambda _: (0, False))
+    problem = Instance(graph, steps).problem(lambda _: (0, False))
     check_problem(problem)
     order = tuple(range(len(steps)))
     if verify_kernels(problem, order) != order:

@@ -20,11 +20,10 @@ from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.options import Options
-from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Certificate, Plan, Problem, Status
 from korch.program.solve import Solver
 from korch.search.infeasible import no_working_plan
-from korch.search.instance import EXACT, PLAIN, Errors, Interface, make_problem
+from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.measure import measure_some
 from korch.search.price import Prices, estimates_ns, plan_ns, price
@@ -48,30 +47,25 @@ class Search:
 
     def __init__(
         self,
-        graph: PrimitiveGraph,
-        candidates: Sequence[Candidate],
+        instance: Instance,
         ledger: Ledger,
         options: Options,
         deadline: Deadline | None = None,
         progress: Callable[[Round], None] | None = None,
-        interface: Interface = PLAIN,
         like: Problem | None = None,
-        errors: Errors = EXACT,
     ) -> None:
         """Write the program.
 
         Args:
-            graph: the graph.
-            candidates: its candidates.
+            instance: what to choose from.
             ledger: answers questions.
             options: how to search.
             deadline: when to stop.
             progress: called with each round.
-            interface: the layouts of inputs and outputs.
-            like: the instance in another interface, if it is written already.
-            errors: of less precise primitives, and their budget.
+            like: the program of the instance in another interface, if it is written already.
         """
-        self.graph, self.candidates, self.ledger, self.options = graph, tuple(candidates), ledger, options
+        self.graph, self.candidates = instance.graph, tuple(instance.candidates)
+        self.ledger, self.options = ledger, options
         self.limits = ledger.limits
         self.deadline = self.last_deadline = deadline or Deadline()
         self.progress = progress
@@ -86,11 +80,11 @@ class Search:
         self._found = [k for k, c in enumerate(self.candidates) if c.is_found]
         self._left_out = self._found  # until a plan without found programs is measured
         ledger.look_up(self.candidates)
-        required, given = interface.ports(graph)
         if like is None:
             ledger.bounds_ns(self.candidates)  # one question for all
-            problem = make_problem(graph, self.candidates, ledger.cost_ns, interface, errors)
+            problem = instance.problem(ledger.cost_ns)
         else:
+            required, given = instance.interface.ports(instance.graph)
             problem = replace(like, required=required, given=given)
         self.solver = Solver(problem, describe=self._describe, like=like, limits=self.limits)
 
