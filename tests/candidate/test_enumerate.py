@@ -6,10 +6,12 @@ import pytest
 
 from korch.ablation import Ablation
 from korch.candidate.enumerate import enumerate_groups
+from korch.candidate.shape import FUSED, around
 from korch.deadline import Deadline
 from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
+from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.opaque import OpaqueAttributes
@@ -103,6 +105,18 @@ def test_a_chain_after_a_linear_primitive_may_end_anywhere():
     builder.output("y", value)
     found = sets(builder.freeze(), Options())
     assert found >= {(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3), (1, 2, 3), (2, 3)}
+
+
+def test_a_chain_may_end_before_numbers_are_widened_for_a_product():
+    """The product then reads half of the bytes, and matrix units multiply them at once."""
+    builder = GraphBuilder()
+    value = builder.input("x", ValueType.parse("bf16[4,4]"))
+    for op in ("neg", "tanh"):
+        value = builder.add(op, [value])
+    wide = builder.add("cast", [value], CastAttributes("f32"))
+    builder.output("y", builder.add("matmul", [wide, builder.input("w", ValueType.parse("f32[4,4]"))]))
+    groups, _ = enumerate_groups(builder.freeze(), Options(), shapes=(FUSED, around("matmul", widens=True)))
+    assert {(0, 1), (2, 3)} <= {group.primitives for group in groups}
 
 
 def test_two_diamonds_from_one_root_are_one_set_of_two_outputs():

@@ -10,6 +10,7 @@ from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.partition.cut import choose_cuts, constant_primitives
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import PadAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, ValueType
@@ -38,6 +39,9 @@ def test_segments_hold_each_primitive_once_and_read_only_earlier_ones(seed: int,
     assert cuts.prices_bytes[-1] == 0
 
 
+CASTS = {"narrow": "bf16", "widen": "f32"}
+
+
 def chain(*ops: str, size: int = 4096) -> PrimitiveGraph:
     """Return a graph of primitives one after the other."""
     builder = GraphBuilder()
@@ -49,6 +53,8 @@ def chain(*ops: str, size: int = 4096) -> PrimitiveGraph:
             value = builder.add("conv", (value, weights), unit)
         elif op == "pad":
             value = builder.add("pad", (value,), PadAttributes((0, 0, 1, 1), (0, 0, 0, 0)))
+        elif op in CASTS:
+            value = builder.add("cast", (value,), CastAttributes(CASTS[op]))
         else:
             value = builder.add(op, (value,))
     builder.output("y", value)
@@ -61,6 +67,7 @@ def chain(*ops: str, size: int = 4096) -> PrimitiveGraph:
         (("tanh", "sin", "conv", "tanh"), 2),  # not behind a product: its epilogue would be lost
         (("conv", "tanh", "pad", "conv"), 2),  # not between a pad and what reads it
         (("conv", "tanh", "conv", "sin"), 2),
+        (("narrow", "tanh", "widen", "conv"), 2),  # not between what widens numbers and what multiplies them
     ],
 )
 def test_a_cut_is_where_no_kernel_would_be(ops: tuple[str, ...], place: int) -> None:

@@ -7,7 +7,7 @@ layout primitives, a kernel that ends between two of them only moves the tensor 
 from __future__ import annotations
 
 from korch.primitive.component import strong_components
-from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.types import DType
 
@@ -54,10 +54,16 @@ class Contraction:
             return False
         if category is Category.ELEMENTWISE:
             is_whole = all(type_.shape == before.shape for type_ in after)
+            is_whole = is_whole and not any(map(self._is_widened_for_linear, readers))
             return is_whole and (self._is_narrowed(p) or not self._continues_linear(p))
         if category is not Category.LAYOUT or len(readers) > 1:
             return False
         return after[0].size <= LAYOUT_GROWTH * before.size
+
+    def _is_widened_for_linear(self, reader: Primitive) -> bool:
+        """Whether a primitive widens numbers for a linear one, whose kernels read narrow numbers best."""
+        linear = (r.row.category is Category.LINEAR for r in self.graph.reading(reader.output))
+        return self.graph.is_widening(reader) and any(linear)
 
     def _is_narrowed(self, p: int) -> bool:
         """Whether a chain of elementwise primitives, each read by one, makes integers of fewer bytes of a value."""

@@ -4,7 +4,7 @@ A segment is a run of primitives in the graph's order, so segments are convex an
 earlier ones. A cut forbids every kernel that would lie on both sides; what that may cost is the
 price of the values that leave the segment: the bytes that such kernels would not have moved. What
 no kernel could do anyway is cheap: a linear primitive reads what another kernel wrote, unless a
-layout primitive is before it.
+layout primitive is before it, or one that widens numbers.
 
 Where the same primitives follow each other in the same way again and again (the layers of a model),
 each repetition is a segment of its own, cut at the cheapest place of the period: they are searched
@@ -163,7 +163,7 @@ class _Line:
         if Category.OPAQUE in (before, after) or self.walled[i] >> reader & 1:
             return False
         if after is Category.LINEAR:
-            return before is Category.LAYOUT
+            return before is Category.LAYOUT or self.graph.is_widening(self.graph.primitives[self.order[i]])
         return before is not Category.LINEAR or after is not Category.REDUCE
 
     def price(self, i: int, end: int) -> int:
