@@ -15,7 +15,7 @@ from pathlib import Path
 from korch.errors import OptionError
 
 ISA_FLAGS = {
-    "amx": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "amx_tile", "amx_bf16"),
+    "amx": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "amx_tile", "amx_bf16", "amx_int8"),
     "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"),
     "avx2": ("avx2", "fma"),
     "neon": ("asimd",),
@@ -78,7 +78,7 @@ def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = (), 
         threads: threads that executables use.
         compiler: the compiler's name and version.
         libraries: further versions that timings depend on.
-        matrix_units: whether units that multiply float32 numbers in pieces may be used.
+        matrix_units: whether units that multiply float32 numbers in pieces, and bytes, may be used.
 
     `$KORCH_ISA` forces a lesser instruction set, to build for another machine or to test.
 

@@ -176,6 +176,7 @@ def test_bounds_are_what_the_rates_say() -> None:
     with_units = replace(CALIBRATION, split_flop_per_s=4e9)
     assert with_units.bound_ns(Work(1, 1, 1_000_000)) == 1_000_010
     assert with_units.bound_ns(Work(1, 1, 1_000_000, pairs=6)) == 250_010
+    assert with_units.bound_ns(Work(1, 1, 12_000_000, pairs=0.5)) == 250_010  # bytes
     assert with_units.raised(Work(1, 1, 10**6, pairs=6), 1e-5).rate_flop_per_s == 1e9
 
 

@@ -120,8 +120,8 @@ class Offer:
         outputs: the layout in which it writes each output.
         variant: tells apart offers with the same layouts.
         work_flop: a floor of the operations that this way of running it takes; 0 if unknown.
-        pairs: the products of pieces by which matrix units multiply two numbers, which are sums of these pieces; 0 if
-            vector units multiply.
+        pairs: the products of pieces by which matrix units multiply two numbers, which are sums of these pieces, a half
+            for two bytes; 0 if vector units multiply.
         vector_flop: of all operations, those that vector units do then, maybe at the same time.
         is_in_place: whether nothing runs: the inputs are parts of the output, one
             after another, and their kernels write into the output's memory.
@@ -134,7 +134,7 @@ class Offer:
     outputs: tuple[Layout, ...]
     variant: str = ""
     work_flop: int = 0
-    pairs: int = 0
+    pairs: float = 0
     vector_flop: int = 0
     is_in_place: bool = False
     is_loop_nest: bool = False

@@ -89,14 +89,15 @@ class Work:
         write_bytes: written.
         flop: floating-point operations.
         cold_bytes: of the bytes read, those that come from the farthest level.
-        pairs: the products of pieces by which matrix units multiply two numbers; 0 if vector units multiply.
+        pairs: the products of pieces by which matrix units multiply two numbers, a half for bytes; 0 if vector units
+            multiply.
     """
 
     read_bytes: int
     write_bytes: int
     flop: int
     cold_bytes: int = 0
-    pairs: int = 0
+    pairs: float = 0
 
     @property
     def moved_bytes(self) -> int:

@@ -1,4 +1,4 @@
-// Products of matrices on the matrix units (Intel AMX), which multiply bfloat16.
+// Products of matrices on the matrix units (Intel AMX), which multiply bfloat16, and bytes exactly.
 //
 // A float32 has 24 significant bits, a bfloat16 has 8, so x = x0 + x1 + x2 exactly, each the nearest
 // bfloat16 to what the ones before leave. Of the nine products of pieces the six largest are summed, in
@@ -29,6 +29,7 @@
 namespace korch_amx {
 
 inline constexpr long TERMS = 32, EDGE = 16;  // of a step; of a tile, in rows or columns
+inline constexpr long TOGETHER = 2 * EDGE, SUMS = TOGETHER * TOGETHER;
 inline constexpr long TILE = 512;             // numbers in a tile of pieces
 inline constexpr int MOST_PIECES = 3;
 template <int P>
@@ -50,11 +51,17 @@ inline float piece_of(const float* row, long i) {
   memcpy(&x, &bits, 4);
   return x;
 }
+struct Shape {
+  long rows = EDGE, bytes = 64;
+};
+inline thread_local Shape shapes[8];
 inline void tile_load(int n, const void* from, long stride) {
-  for (long r = 0; r < EDGE; ++r) memcpy(tiles[n][r], static_cast<const char*>(from) + r * stride, sizeof(tiles[n][r]));
+  memset(tiles[n], 0, sizeof(tiles[n]));
+  for (long r = 0; r < shapes[n].rows; ++r)
+    memcpy(tiles[n][r], static_cast<const char*>(from) + r * stride, shapes[n].bytes);
 }
-inline void tile_store(int n, float* to) {
-  for (long r = 0; r < EDGE; ++r) memcpy(to + r * 2 * EDGE, tiles[n][r], sizeof(tiles[n][r]));
+inline void tile_store(int n, void* to) {
+  for (long r = 0; r < shapes[n].rows; ++r) memcpy(static_cast<char*>(to) + r * 128, tiles[n][r], sizeof(tiles[n][r]));
 }
 inline void tile_fill(int n, const float* from) {
   for (long r = 0; r < EDGE; ++r) memcpy(tiles[n][r], from + r * 2 * EDGE, sizeof(tiles[n][r]));
@@ -71,6 +78,24 @@ inline void tile_dot(int c, int a, int b) {
       tiles[c][m][n] += even + odd;
     }
 }
+// The sums of four products of bytes each, signed or not.
+template <bool A_SIGNED, bool B_SIGNED>
+inline void tile_dot_bytes(int c, int a, int b) {
+  const auto byte_of = [](const float* row, long i, bool is_signed) {
+    uint8_t x;
+    memcpy(&x, reinterpret_cast<const char*>(row) + i, 1);
+    return static_cast<uint32_t>(is_signed ? static_cast<int8_t>(x) : x);
+  };
+  for (long m = 0; m < shapes[c].rows; ++m)
+    for (long n = 0; n < EDGE; ++n) {
+      uint32_t sum;
+      memcpy(&sum, &tiles[c][m][n], 4);
+      for (long k = 0; k < shapes[a].bytes; ++k)
+        sum += byte_of(tiles[a][m], k, A_SIGNED) * byte_of(tiles[b][k / 4], 4 * n + k % 4, B_SIGNED);
+      memcpy(&tiles[c][m][n], &sum, 4);
+    }
+}
+#define KORCH_TILE_DOT_BYTES(c, a, b) tile_dot_bytes<A_SIGNED, B_SIGNED>(c, a, b)
 #define KORCH_TILE_LOAD(n, from, stride) tile_load(n, from, stride)
 #define KORCH_TILE_STORE(n, to) tile_store(n, to)
 #define KORCH_TILE_FILL(n, from) tile_fill(n, from)
@@ -78,7 +103,12 @@ inline void tile_dot(int c, int a, int b) {
 #define KORCH_TILE_DOT(c, a, b) tile_dot(c, a, b)
 inline bool is_ready() { return true; }
 KORCH_INLINE void begin() {}
-KORCH_INLINE void end() {}
+inline void begin_bytes(long rows, long quads) {
+  for (int n = 0; n < 8; ++n) shapes[n] = {n < 6 ? rows : quads, n == 4 || n == 5 ? 4 * quads : 64};
+}
+inline void end() {
+  for (Shape& shape : shapes) shape = Shape();
+}
 KORCH_INLINE void stay_awake(Floats&) {}
 #else
 #define KORCH_TILE_LOAD(n, from, stride) asm volatile("tileloadd (%0,%1,1), %%tmm" #n : : "r"(from), "r"(stride) : "memory")
@@ -86,14 +116,20 @@ KORCH_INLINE void stay_awake(Floats&) {}
 #define KORCH_TILE_FILL(n, from) asm volatile("tileloadd (%0,%1,1), %%tmm" #n : : "r"(from), "r"(128L) : "memory")
 #define KORCH_TILE_ZERO(n) asm volatile("tilezero %%tmm" #n : :)
 #define KORCH_TILE_DOT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c : :)
+#define KORCH_TILE_DOT_AS(type, c, a, b) asm volatile("tdpb" type "d %%tmm" #b ", %%tmm" #a ", %%tmm" #c : :)
+#define KORCH_TILE_DOT_BYTES(c, a, b)                               \
+  if constexpr (A_SIGNED && B_SIGNED) KORCH_TILE_DOT_AS("ss", c, a, b); \
+  else if constexpr (A_SIGNED) KORCH_TILE_DOT_AS("su", c, a, b);        \
+  else if constexpr (B_SIGNED) KORCH_TILE_DOT_AS("us", c, a, b);        \
+  else KORCH_TILE_DOT_AS("uu", c, a, b)
 
 // Whether the system lets this process use the units, which it must be asked for.
 inline bool is_ready() {
   constexpr long ASK = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  constexpr unsigned BFLOAT16 = 1u << 22;  // of EDX of leaf 7: a machine may show tiles and hide this
+  constexpr unsigned BFLOAT16 = 1u << 22, INT8 = 1u << 25;  // of EDX of leaf 7: a machine may show tiles and hide these
   unsigned a = 0, b = 0, c = 0, d = 0;
   static const bool ready =
-      __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & BFLOAT16) && syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+      __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & BFLOAT16) && (d & INT8) && syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
   return ready;
 }
 
@@ -109,6 +145,14 @@ KORCH_INLINE void begin() {
   asm volatile("ldtilecfg %0" : : "m"(all));
 }
 KORCH_INLINE void end() { asm volatile("tilerelease" : :); }
+// The same for products of bytes: sums and operands of some rows, and some fours of terms.
+KORCH_INLINE void begin_bytes(long rows, long quads) {
+  Configuration some;
+  for (int n = 0; n < 6; ++n) some.rows[n] = static_cast<uint8_t>(rows);
+  some.row_bytes[4] = some.row_bytes[5] = static_cast<uint16_t>(4 * quads);
+  some.rows[6] = some.rows[7] = static_cast<uint8_t>(quads);
+  asm volatile("ldtilecfg %0" : : "m"(some));
+}
 
 // Give the vector units something to do. After about 0.7 us without they fall asleep, and the next tile that
 // is stored waits a quarter of a microsecond for them (measured on Granite Rapids).

@@ -12,8 +12,6 @@
 
 namespace korch_amx {
 
-inline constexpr long TOGETHER = 2 * EDGE, SUMS = TOGETHER * TOGETHER;
-
 // The units of a thread, while it computes tasks.
 struct Units {
   Units() {

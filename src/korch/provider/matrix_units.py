@@ -18,6 +18,9 @@ SPLIT_BYTES = 3 * PIECE_BYTES
 STEP_BYTES = SPLIT_BYTES * TOGETHER * TOGETHER
 """Bytes of a split operand in one step."""
 
+BYTE_PAIRS = 0.5
+"""What a product of two bytes counts as, in products of pieces: units multiply twice as many at a time."""
+
 
 def pieces_layout(order: tuple[int, ...], columns: int, terms: int, is_split: bool) -> Layout:
     """Return the layout of an operand in pieces, as matrix units read it: in strips, pairs of terms side by side.

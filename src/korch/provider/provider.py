@@ -31,6 +31,9 @@ CUDA_ENTRY_POINT_GROUP = "korch.cuda_providers"
 SPLIT = "bf16x3"
 """The variant of an offer whose matrix units multiply float32 numbers as three bfloat16 each."""
 
+TILES = "tiles"
+"""The variant of an offer whose matrix units multiply bytes."""
+
 
 class Threading(Enum):
     """Which threads a kernel runs on."""

@@ -134,6 +134,7 @@ class Products(Blocked):
         self.product = multiplied(self.product, machine.lanes)
         self.dtype = self.product.types[0]
         self.terms = _whole_groups(contraction.terms, self.product.group)
+        self.unit = self.product.group  # terms of a row are read in whole ones
 
     def program(self, blocking: Blocking) -> TileProgram:
         """Return the program of one blocking."""
@@ -222,7 +223,7 @@ class Products(Blocked):
         terms = axes[1]
         is_adjacent = terms.extent == 1 or at.index.coefficient(terms.name) == 1
         is_narrow = self.product.group == QUAD
-        return position == 0 and is_narrow and is_adjacent and terms.extent % self.product.group == 0
+        return position == 0 and is_narrow and is_adjacent and terms.extent % self.unit == 0
 
     def _widened(self, emitter: Emitter, position: int, values: dict[str, Expr]) -> str:
         """Return the name of an operand's element; of bytes that are widened when they are copied, as such."""
@@ -251,7 +252,7 @@ class Products(Blocked):
             raise NotFusedError("the second operand is no matrix that is packed")
         strip = registers.vectors * self.machine.lanes
         group = self.product.group
-        columns, rows = round_up(j.extent, strip), round_up(p.extent, group)
+        columns, rows = round_up(j.extent, strip), round_up(p.extent, self.unit)
         width = columns if j.ragged is None else j.extent
         emitter = self.fusion.emitter({**cuts.ranges, "q": (0, rows - 1), j.name: (0, width - 1)})
         values = cuts.values | {name: var("q") for name, _ in self.terms}
@@ -286,7 +287,7 @@ class Products(Blocked):
 
     def _row(self, terms: int) -> int:
         """Return how far apart the rows of a copy are: not in one set of the first cache, and of whole groups."""
-        return spaced(terms, self.product.group)
+        return spaced(terms, self.unit)
 
     def _batch(self) -> Expr:
         """Return the number of a batch, the last axis first."""
@@ -302,7 +303,7 @@ class Products(Blocked):
             if blocking.panels and buffer.name == self.name_of(1):
                 columns = self._padded(blocking)
                 group = self.product.group
-                rows = round_up(extent(self.terms), group)
+                rows = round_up(extent(self.terms), self.unit)
                 yield replace(buffer, elements=rows * columns, layout=(Panels(columns, blocking.panels, group),))
             else:
                 yield buffer

@@ -41,6 +41,7 @@ HEADERS = (
     (r"korch_amx::Product\(", "korch_contract_split.h"),
     (r"korch_amx::Chained\{", "korch_contract_chain.h"),
     (r"korch_amx::Window<", "korch_contract_image.h"),
+    (r"korch_amx::ByteTiles<", "korch_contract_tiles.h"),
 )
 """What a kernel contains, and the file of `native/` that has it."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from korch.alignment import round_up
+from korch.tile.cpp_axes import Steps, even_step, joined, rows_type, turns_type
 from korch.tile.cpp_finish import (
     FinishPrinter,
     Sums,
@@ -26,6 +27,7 @@ from korch.tile.cpp_panels import in_group, in_rows, panel_width, panels, strips
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_split import SplitPrinter, bytes_of_pieces, is_split, is_window, print_product, split_of
 from korch.tile.cpp_text import Writer, loop_end
+from korch.tile.cpp_tiles import byte_tiles
 from korch.tile.index import Expr, add, constant, scale, substitute, var
 from korch.tile.memory import LINE_BYTES, computed_bytes
 from korch.tile.program import (
@@ -84,9 +86,6 @@ class _Block:
     sums: Sums
     finish: FinishPrinter | None
 
-
-Steps = dict[str, int]
-"""The step in memory of each axis of a contraction."""
 
 Node = PassPrinter | SplitPrinter | _Panel | _Block | tuple[Loop, "list[Node]"]
 
@@ -284,9 +283,10 @@ class StepPrinter:
         second, lanes = self.out.program.buffer(step.b.buffer), self.out.lanes
         registers = self._registers(step)
         vector, strip = strips(second, registers.vectors, lanes, b[columns.name])
-        terms = _joined(terms, a, b)
+        terms = joined(terms, a, b)
         last = terms[-1]
-        steps = (_rows(rows, a), _turns(terms, a, b), a[last.name], b[last.name], b[columns.name], vector, strip)
+        types = rows_type(rows, a), turns_type(terms, a, b)
+        steps = (*types, a[last.name], b[last.name], b[columns.name], vector, strip)
         is_panel = "true" if panels(second) else "false"
         each, is_stream = self._fetched(step, registers, vector)
         tails = tails_of(rows, registers.rows)
@@ -320,33 +320,43 @@ class StepPrinter:
     def _contract_bytes(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel for bytes, which computes whole strips of columns."""
         step = block.sums.step
-        (rows, *more_rows), columns, (*turns, terms) = sides_of(step)
-        group = step.product.group
-        if more_rows or len(turns) > (group != QUAD):
-            raise refused("contractions of bytes have one axis of rows and one of terms")
+        rows, columns, terms = sides_of(step)
         own = Stage((*grid, *step.axes), ())
         out_at, out = self._place(step.out, step, own)
         a_at, a = self._place(step.a, step, own)
         b_at, b = self._place(step.b, step, own)
-        second = self.out.program.buffer(step.b.buffer)
-        registers = self._registers(step)
-        strip, layout = registers.vectors * self.out.lanes, panels(second)
         self._require_operands(step, out, a, b)
+        if not block.sums.is_zeroed:
+            raise refused("contractions of bytes that add to a tile can't be printed")
+        row = even_step(rows, out)
+        if row is None:
+            raise refused(f"the rows of buffer {step.out.buffer} are not equally far apart")
+        second, finish = self.out.program.buffer(step.b.buffer), self._integers(block, out_at, row)
+        if step.registers is not None and step.registers.in_tiles:
+            kernel, counts = byte_tiles(step, second, a, b), f"{count_of(rows)}, {loop_end(columns, columns.extent)}"
+        else:
+            kernel = self._byte_registers(step, second, a, b)
+            counts = ", ".join(loop_end(axis, axis.extent) for axis in (rows[0], columns, terms[-1]))
+        self.out.line(f"{kernel}::run(")
+        self.out.line(f"    {finish}, {a_at}, {b_at}, {counts});")
+
+    def _byte_registers(self, step: Contract, second: Buffer, a: Steps, b: Steps) -> str:
+        """Return the type of the micro-kernel for bytes on vector units."""
+        (rows, *more_rows), _, (*turns, terms) = sides_of(step)
+        group, registers = step.product.group, self._registers(step)
+        if more_rows or len(turns) > (group != QUAD):
+            raise refused("contractions of bytes have one axis of rows and one of terms")
+        strip, layout = registers.vectors * self.out.lanes, panels(second)
         if layout is None or (layout.width, layout.group) != (strip, group) or b[terms.name] not in (0, layout.width):
             raise refused(f"buffer {second.name} is not in panels of {strip} columns and {group} terms")
         if a[terms.name] not in (0, 1) or (a[terms.name] == 0 and terms.extent > 1):
             raise refused(f"terms of buffer {step.a.buffer} do not lie side by side")
-        if not block.sums.is_zeroed:
-            raise refused("contractions of bytes that add to a tile can't be printed")
-        finish = self._integers(block, out_at, out[rows.name])
         strip_step = second.size // layout.columns * layout.width
         sizes = [self.out.lanes, registers.rows, registers.vectors, a[rows.name], strip_step]
         if group != QUAD:  # turns around the innermost axis of terms
             sizes += next(((axis.extent, a[axis.name], b[axis.name]) for axis in turns), (1, 0, 0))
-        counts = ", ".join(loop_end(axis, axis.extent) for axis in (rows, columns, terms))
         kernel = "ByteContraction" if group == QUAD else "PairContraction"
-        self.out.line(f"korch::{kernel}<{', '.join(map(str, (*sizes, *tails_of((rows,), registers.rows))))}>::run(")
-        self.out.line(f"    {finish}, {a_at}, {b_at}, {counts});")
+        return f"korch::{kernel}<{', '.join(map(str, (*sizes, *tails_of((rows,), registers.rows))))}>"
 
     def _contract_lanes(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel for bytes whose columns have a first operand each."""
@@ -424,7 +434,7 @@ class StepPrinter:
             is_fetched = step.registers is not None and step.registers.fetches_out
             return f"korch::Finished{{{block.finish.run(is_fetched)}}}"
         rows, columns, _ = sides_of(step)
-        row = _even_step(rows, out)
+        row = even_step(rows, out)
         if row is None:
             raise refused(f"the rows of buffer {step.out.buffer} are not equally far apart")
         tile, whole = self.out.program.buffer(step.out.buffer), round_up(columns.extent, self.out.lanes)
@@ -433,7 +443,7 @@ class StepPrinter:
         is_whole = "true" if has_room and panels(self.out.program.buffer(step.b.buffer)) else "false"
         if step.rescale is not None:
             factors, steps = self._place(step.rescale, step, own)
-            factor_step = _even_step(rows, steps)
+            factor_step = even_step(rows, steps)
             if steps[columns.name] or factor_step is None or panels(self.out.program.buffer(step.rescale.buffer)):
                 raise refused("only factors of rows rescale the sums of a contraction")
             return f"korch::Rescaled<{row}, {is_whole}, {factor_step}>{{{{{at}}}, {factors}}}"
@@ -460,41 +470,3 @@ class StepPrinter:
             for name in steps.keys() - {columns.name}:
                 steps[name] = steps[name] // layout.columns * layout.width
         return f"{at.buffer} + {self.out.expr(start)}", steps
-
-
-def _even_step(rows: Sequence[Axis], steps: Steps) -> int | None:
-    """Return the step between rows that are numbered through several axes; None if it varies."""
-    step = steps[rows[-1].name]
-    if len(rows) > 1 and steps[rows[0].name] != step * rows[1].extent:
-        return None
-    return step
-
-
-def _rows(rows: Sequence[Axis], a: Steps) -> str:
-    """Return the type that says where the rows of the first operand begin."""
-    step = _even_step(rows, a)
-    if step is not None:
-        return f"korch::Rows<{step}>"
-    return f"korch::Rows<{a[rows[1].name]}, {rows[1].extent}, {a[rows[0].name]}>"
-
-
-def _joined(terms: Sequence[Axis], a: Steps, b: Steps) -> list[Axis]:
-    """Return the axes of terms, of which one is made of two that both operands have beside each other."""
-    found = [terms[0]]
-    for axis in terms[1:]:
-        outer, n = found[-1], axis.extent
-        is_even = all(steps[outer.name] == steps[axis.name] * n for steps in (a, b))
-        if is_even and axis.ragged is None and outer.ragged is None:
-            found[-1] = replace(axis, size=outer.extent * n)
-        else:
-            found.append(axis)
-    return found
-
-
-def _turns(terms: Sequence[Axis], a: Steps, b: Steps) -> str:
-    """Return the type of the loops around the innermost one over terms."""
-    *outer, last = terms
-    text = f"korch::Once<{last.extent if outer and last.ragged is None else 0}>"
-    for axis in reversed(outer):
-        text = f"korch::Turns<{axis.extent}, {a[axis.name]}, {b[axis.name]}, {text}>"
-    return text

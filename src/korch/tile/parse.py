@@ -231,8 +231,8 @@ class _Line(_Tokens):
             return None
         rows = self.integer()
         self.need("x")
-        vectors, fetches = self.integer(), self.take("fetch")
-        return Registers(rows, vectors, fetches and self.take("b"), fetches and self.take("out"))
+        vectors, in_tiles, fetches = self.integer(), self.take("tiles"), self.take("fetch")
+        return Registers(rows, vectors, fetches and self.take("b"), fetches and self.take("out"), in_tiles)
 
     def axes(self, *ends: str) -> tuple[Axis, ...]:
         """Return the loops up to the end of the line, or up to a word that ends them."""

@@ -333,6 +333,7 @@ class Registers:
         vectors: vectors of columns of each row.
         fetches_b: whether what is read of the second operand next is fetched into the cache meanwhile.
         fetches_out: whether the lines that results are stored to are.
+        in_tiles: whether registers are the tiles of matrix units, which multiply bytes.
 
     Of windows of an image in pieces, `rows` are the rows of results whose pieces of the image are made together, and
     `vectors` the steps of terms of the weights.
@@ -342,6 +343,7 @@ class Registers:
     vectors: int
     fetches_b: bool = False
     fetches_out: bool = False
+    in_tiles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,8 +490,7 @@ def identity(op: str, dtype: DType) -> float | int:
         return -math.inf if op == "max" else math.inf
     if dtype is DType.BOOL:
         return 0 if op == "max" else 1
-    bits = 8 * dtype.size_bytes
-    is_signed = dtype.value.startswith("i")
+    bits, is_signed = 8 * dtype.size_bytes, dtype.value.startswith("i")
     low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed else (0, (1 << bits) - 1)
     return low if op == "max" else high
 

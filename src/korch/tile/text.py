@@ -114,7 +114,9 @@ def _registers(registers: Registers | None) -> str:
     if registers is None:
         return ""
     fetched = [name for name, is_fetched in (("b", registers.fetches_b), ("out", registers.fetches_out)) if is_fetched]
-    return f" in {registers.rows} x {registers.vectors}{' fetch ' if fetched else ''}{' '.join(fetched)}"
+    where = "tiles" if registers.in_tiles else ""
+    words = (f"{registers.rows} x {registers.vectors}", where, "fetch" if fetched else "", *fetched)
+    return f" in {' '.join(word for word in words if word)}"
 
 
 def _buffer(buffer: Buffer) -> str:

@@ -18,10 +18,16 @@ from korch.primitive.types import DType, ValueType
 from korch.provider.content import content_version
 from korch.provider.gemm.match import Product, is_widened, match_group
 from korch.provider.gemm.stored import STORED, build_stored, offer_stored, stored_root
-from korch.provider.gemm.units import is_in_pieces, right_in_pieces, split_program_of
+from korch.provider.gemm.units import (
+    columns_in_steps,
+    is_in_pieces,
+    right_in_pieces,
+    split_program_of,
+    tiled_program_of,
+)
 from korch.provider.gemm.vectors import require_neighbours, schedule_of
-from korch.provider.matrix_units import SPLIT_BYTES, TOGETHER
-from korch.provider.provider import SPLIT, Kernel
+from korch.provider.matrix_units import BYTE_PAIRS, SPLIT_BYTES, TOGETHER
+from korch.provider.provider import SPLIT, TILES, Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.blocks import Blocked
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, is_of_bytes
@@ -33,6 +39,9 @@ from korch.tile.program import TileProgram
 LEAST_ROWS = 16
 """Rows beyond which matrix units are tried for float32; for numbers of fewer pieces as many fewer."""
 
+LEAST_ROWS_OF_BYTES = 4
+"""The same for bytes: fewer rows wait for the weights, which vector units read as fast."""
+
 KEPT_SHARE = 1.0
 """The part of the level-2 cache up to which the pieces of a constant right operand stay there."""
 
@@ -42,11 +51,12 @@ WHOLE_PANELS = 64
 
 
 class Way(Enum):
-    """What multiplies: vector units, or matrix units, whose right operand may be split before."""
+    """What multiplies: vector units, or matrix units: pieces, whose right operand may be split before, or bytes."""
 
     VECTORS = ""
     SPLIT = SPLIT
     SPLIT_B = "split b"
+    TILES = TILES
 
 
 class GemmProvider:
@@ -69,7 +79,9 @@ class GemmProvider:
         refusals: dict[Layouts, Refusal | None] = {}
         ways = _ways(group, found, target)
         packed = {way: _packed(group, found, target, way) for way in ways}
-        follows, pairs = _positions_after(group, found), pairs_of(*operand_pieces(group.body, found.primitive))
+        follows, root = _positions_after(group, found), found.primitive
+        is_bytes = is_of_bytes(group.body, root)
+        pairs = BYTE_PAIRS if is_bytes else pairs_of(*operand_pieces(group.body, root))
         for layouts in _layouts(group, found, target):
             after = tuple(layouts[0][i] for i in follows), layouts[1]
             if after not in refusals:
@@ -78,7 +90,8 @@ class GemmProvider:
                 inputs = list(layouts[0])
                 inputs[found.b] = packed[way] or inputs[found.b]
                 offer = Offer(tuple(inputs), layouts[1])
-                offers.append(offer if way is Way.VECTORS else replace(offer, variant=SPLIT, pairs=pairs))
+                variant = TILES if way is Way.TILES else SPLIT
+                offers.append(offer if way is Way.VECTORS else replace(offer, variant=variant, pairs=pairs))
         reasons = [refusal for refusal in refusals.values() if refusal is not None]
         return tuple(offers) or reasons[-1]
 
@@ -125,9 +138,11 @@ def _strips(rank: int, columns: int, terms: int = 1) -> Layout:
 
 def _can_split(group: Group, found: Product, target: Target) -> bool:
     """Return whether matrix units may pay: where tiles of results are mostly full, or little is computed for each."""
-    if target.isa != "amx" or is_of_bytes(group.body, found.primitive):
+    if target.isa != "amx":
         return False
     _, m, n, terms = _sizes(group, found)
+    if is_of_bytes(group.body, found.primitive):
+        return m >= LEAST_ROWS_OF_BYTES and min(n, terms) >= TOGETHER // 2
     rows = 1 + LEAST_ROWS * pairs_of(*operand_pieces(group.body, found.primitive)) // ALL_PAIRS
     return m >= rows and min(n - 1, terms) >= TOGETHER // 2
 
@@ -140,6 +155,8 @@ def _ways(group: Group, found: Product, target: Target) -> list[Way]:
     """
     if not _can_split(group, found, target):
         return [Way.VECTORS]
+    if is_of_bytes(group.body, found.primitive):
+        return [Way.VECTORS, Way.TILES]
     weights = group.input_types[found.b]
     if not _is_packed(group, found) or weights.dtype not in (DType.F32, DType.BF16):
         return [Way.VECTORS, Way.SPLIT]
@@ -172,6 +189,8 @@ def _packed(group: Group, found: Product, target: Target, way: Way) -> Layout | 
         return None
     weights = group.input_types[found.b]
     rank = weights.rank
+    if way is Way.TILES:
+        return columns_in_steps(rank, weights.shape[-2])
     if way is Way.SPLIT_B:
         return right_in_pieces(rank, weights.dtype is DType.F32)
     if way is Way.SPLIT:
@@ -186,6 +205,8 @@ def _program(group: Group, found: Product, target: Target, layouts: Layouts, way
     if way is Way.VECTORS:
         schedule, blocking = schedule_of(group, root, layouts, target, packed is not None)
         return schedule.program(blocking)
+    if way is Way.TILES:
+        return tiled_program_of(group, root, layouts, target, packed is not None)
     return split_program_of(group, root, layouts, target, packed, found.b)
 
 

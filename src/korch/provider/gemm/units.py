@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
 from korch.provider.gemm.blocking import Blocking as Sizes
 from korch.provider.gemm.vectors import require_rows, stays_in_cache
 from korch.provider.matrix_units import TOGETHER, pieces_layout
+from korch.schedule.byte_units import TiledProducts, tile_registers, unit_of
 from korch.schedule.contraction import Layouts, contraction_of, extent
 from korch.schedule.pieces import SplitProducts
 from korch.schedule.products import Blocking
 from korch.target import Target
-from korch.tile.program import Registers, TileProgram
+from korch.tile.program import QUAD, Registers, TileProgram
 from korch.tile.staging import Machine
 
 
@@ -68,3 +73,59 @@ def split_program_of(
     program = schedule.program(blocking)
     require_rows(program, target.lanes)
     return program
+
+
+KEPT_BYTES_SHARE = 0.5
+"""The part of the level-2 cache that the operand which stays there may fill, of bytes."""
+
+
+def columns_in_steps(rank: int, terms: int) -> Layout:
+    """Return the layout of a right operand of bytes: strips of columns, in whole steps of terms, four side by side."""
+    columns, row = rank - 1, rank - 2
+    order = (*range(row), columns, row)
+    return Layout(order, ((row, unit_of(terms) // QUAD), (columns, TOGETHER), (row, QUAD)))
+
+
+def tiled_program_of(group: Group, root: Primitive, layouts: Layouts, target: Target, is_packed: bool) -> TileProgram:
+    """Return the program of a product of bytes on matrix units.
+
+    Args:
+        group: the group.
+        root: its product.
+        layouts: of inputs and outputs; that of a packed operand counts as plain.
+        target: the machine.
+        is_packed: whether the second operand is a constant that is packed when the kernel is built.
+
+    Raises:
+        NotFusedError: the product, or what stands around it, does not fit.
+    """
+    contraction = contraction_of(group, root, last=False)
+    schedule = TiledProducts(group, root, layouts, contraction, Machine(target.lanes, target.threads))
+    axes = (contraction.batch, contraction.rows, contraction.columns, contraction.terms)
+    program = schedule.program(tiled_blocking([extent(some) for some in axes], target, is_packed))
+    require_rows(program, target.lanes)
+    return program
+
+
+def tiled_blocking(sizes: Sequence[int], target: Target, is_packed: bool) -> Blocking:
+    """Return the blocking of a product of bytes on matrix units.
+
+    Threads share the columns where these have more bytes than the rows, so that no two of them read the same weights,
+    else the rows. Of a task, the operand of fewer bytes stays in the cache while the other goes by.
+
+    Args:
+        sizes: batches, rows, columns and terms.
+        target: the machine.
+        is_packed: whether the second operand comes in panels.
+    """
+    batch, m, n, terms = sizes
+    teams = max(1, target.threads // math.gcd(batch, target.threads))
+    by_columns = n >= m and ceil_div(n, TOGETHER) >= teams
+    columns = min(n, round_up(ceil_div(n, teams), TOGETHER)) if by_columns else n
+    rows = m if by_columns else ceil_div(m, teams)
+    room = int(KEPT_BYTES_SHARE * target.l2_bytes)
+    strips_pass = rows < columns or columns * terms > room
+    if strips_pass:
+        rows = ceil_div(rows, ceil_div(rows * terms, room))
+    registers = tile_registers(target.lanes, strips_pass)
+    return Blocking(rows, columns, terms, (False, True), registers, TOGETHER if is_packed else 0)

@@ -1,0 +1,189 @@
+// A block of a product of bytes on the matrix units, signed or not, with sums of 32 bits that are exact.
+//
+// Rows are read where they lie: a tile is at most 16 rows and some terms that lie side by side. The rows come in
+// lines, as places of an image do; a product of matrices has one line. Tiles of a line are equally high, so the last
+// one may begin within the one before it, and nothing beyond a line is read. b comes in strips of 32 columns, in
+// which each column has four terms side by side, and terms beyond the last are 0: a what lies there does not matter.
+// While the units multiply, the vector units finish the sums before, and fetch the next strip.
+#pragma once
+
+#include "korch_amx.h"
+#include "korch_contract_int.h"
+
+namespace korch_amx {
+
+// Bytes between rows of a line and between lines, rows of a line (0 if they are counted in the run), fours of terms
+// of a step, and bytes of a strip of b. Terms come in LAST steps that lie side by side, in INNER turns INNER_BYTES
+// apart, in OUTER turns OUTER_BYTES apart. STRIPS_PASS: all rows stay while strips go by, else strips while rows do.
+template <long ROW, long LINE, long WIDTH, long FOURS, long STRIP_BYTES, bool STRIPS_PASS, long LAST, long INNER = 1,
+          long INNER_BYTES = 0, long OUTER = 1, long OUTER_BYTES = 0>
+struct ByteTiles {
+  static constexpr long STRIDE = ROW, QUADS = FOURS, STRIP = STRIP_BYTES, STEPS = LAST * INNER * OUTER;
+  static constexpr long TERM_BYTES = 4 * QUADS, COLUMN_BYTES = 4 * TOGETHER, STEP_BYTES = QUADS * COLUMN_BYTES;
+  static constexpr bool STRIPS_GO_BY = STRIPS_PASS;
+  static KORCH_INLINE long terms(long step) {
+    return step % LAST * TERM_BYTES + step / LAST % INNER * INNER_BYTES + step / (LAST * INNER) * OUTER_BYTES;
+  }
+
+  template <class Sums, typename A, typename B>
+  static KORCH_INLINE void run(const Sums& sums, const A* a, const B* b, long rows, long columns);
+};
+
+// Add the products of R tiles of rows and C of columns, or of fewer: sums[16 R][32].
+template <class G, int R, int C, bool A_SIGNED, bool B_SIGNED, class Beside>
+KORCH_INLINE void multiply_bytes(const char* first, const char* second, const char* b, int32_t* sums, Beside beside) {
+  KORCH_TILE_ZERO(0);
+  if constexpr (C == 2) KORCH_TILE_ZERO(1);
+  if constexpr (R == 2) KORCH_TILE_ZERO(2);
+  if constexpr (R * C == 4) KORCH_TILE_ZERO(3);
+  KORCH_TILE_LOAD(4, first, G::STRIDE);
+  KORCH_TILE_LOAD(6, b, G::COLUMN_BYTES);
+  if constexpr (C == 2) KORCH_TILE_LOAD(7, b + 4 * EDGE, G::COLUMN_BYTES);
+  if constexpr (R == 2) KORCH_TILE_LOAD(5, second, G::STRIDE);
+  Floats zero = {};
+  for (long s = 0; s < G::STEPS; ++s) {
+    stay_awake(zero);
+    const long after = s + 1 < G::STEPS ? s + 1 : s, at = G::terms(after);
+    const char* const next = b + after * G::STEP_BYTES;
+    KORCH_TILE_DOT_BYTES(0, 4, 6);
+    if constexpr (C == 2) KORCH_TILE_DOT_BYTES(1, 4, 7);
+    KORCH_TILE_LOAD(4, first + at, G::STRIDE);
+    if constexpr (R == 2) KORCH_TILE_DOT_BYTES(2, 5, 6);
+    KORCH_TILE_LOAD(6, next, G::COLUMN_BYTES);
+    if constexpr (R * C == 4) KORCH_TILE_DOT_BYTES(3, 5, 7);
+    if constexpr (R == 2) KORCH_TILE_LOAD(5, second + at, G::STRIDE);
+    if constexpr (C == 2) KORCH_TILE_LOAD(7, next + 4 * EDGE, G::COLUMN_BYTES);
+    beside();
+  }
+  KORCH_TILE_STORE(0, sums);
+  if constexpr (C == 2) KORCH_TILE_STORE(1, sums + EDGE);
+  if constexpr (R == 2) KORCH_TILE_STORE(2, sums + EDGE * TOGETHER);
+  if constexpr (R * C == 4) KORCH_TILE_STORE(3, sums + EDGE * TOGETHER + EDGE);
+}
+
+template <class G, class Sums, bool A_SIGNED, bool B_SIGNED>
+struct ByteProduct {
+  const Sums sums;  // what is stored can't change it
+  const char *const a, *const b;
+  const long line;  // bytes between lines
+  const long lines, width, columns;
+  const long across = korch::blocks(width, EDGE), height = korch::blocks(width, across);  // tiles of a line, and their rows
+
+  // Sums whose rows are to be finished: of two tiles, their first rows, and how many of these are finished elsewhere.
+  struct Pending {
+    const int32_t* from = nullptr;
+    long first[2] = {}, skipped[2] = {}, at = 0, end = 0, column = 0;
+  };
+  struct Strip {
+    const char* from;
+    long left, each;  // lines of the cache to fetch, and how many beside a step
+  };
+
+  template <int W>
+  KORCH_INLINE void finish_columns(const int32_t* from, long row, long n) const {
+    sums.template end<W>(row, n, korch::load<int32_t, W>(from));
+  }
+  KORCH_INLINE void finish_row(const int32_t* from, long row, long n) const {
+    const long end = korch::smaller(columns, n + TOGETHER);
+    for (; n + 16 <= end; n += 16, from += 16) finish_columns<16>(from, row, n);
+    if (n + 8 <= end) finish_columns<8>(from, row, n), n += 8, from += 8;
+    for (; n < end; ++n, ++from) finish_columns<1>(from, row, n);
+  }
+  __attribute__((noinline)) void finish(Pending& pending, long count) const {
+    Pending p = pending;
+    for (; count > 0 && p.at < p.end; --count, ++p.at) {
+      const long tile = p.at >= height, r = p.at - tile * height;
+      if (r >= p.skipped[tile]) finish_row(p.from + (tile * EDGE + r) * TOGETHER, p.first[tile] + r, p.column);
+    }
+    pending.at = p.at;
+  }
+  __attribute__((noinline)) void work_beside(Strip& next, Pending& before, long count) const {
+    for (long i = korch::smaller(next.each, next.left); i > 0; --i, --next.left, next.from += 64)
+      __builtin_prefetch(next.from, 0, 2);
+    if (before.at < before.end) finish(before, count);
+  }
+
+  template <int R, int C>
+  __attribute__((noinline)) void multiply(const char* first, const char* second, const char* strip, int32_t* to, Strip& next,
+                                          Pending& before) const {
+    const long each = korch::blocks(2 * height, G::STEPS);
+    multiply_bytes<G, R, C, A_SIGNED, B_SIGNED>(first, second, strip, to, [&]() __attribute__((always_inline)) {
+      if (next.left > 0 || before.at < before.end) work_beside(next, before, each);
+    });
+  }
+
+  KORCH_INLINE long place(long tile) const { return korch::smaller(tile % across * height, width - height); }
+  KORCH_INLINE const char* rows_of(long tile) const { return a + tile / across * line + place(tile) * G::STRIDE; }
+
+  // The products of two tiles of rows, or of the last one, and of a strip.
+  KORCH_INLINE void pass(long tile, long n, int32_t* to, Strip& next, Pending& before) const {
+    const bool is_pair = tile + 1 < lines * across, is_wide = columns - n > EDGE;
+    const char *const first = rows_of(tile), *const second = is_pair ? rows_of(tile + 1) : first;
+    const char* const strip = b + n / TOGETHER * G::STRIP;
+    if (is_pair && is_wide) multiply<2, 2>(first, second, strip, to, next, before);
+    else if (is_pair) multiply<2, 1>(first, second, strip, to, next, before);
+    else if (is_wide) multiply<1, 2>(first, second, strip, to, next, before);
+    else multiply<1, 1>(first, second, strip, to, next, before);
+    finish(before, before.end);
+    before = Pending{to, {}, {}, 0, height * (1 + is_pair), n};
+    for (long i = 0; i < 1 + is_pair; ++i) {
+      before.first[i] = (tile + i) / across * width + place(tile + i);
+      before.skipped[i] = (tile + i) % across * height - place(tile + i);
+    }
+  }
+
+  // All sums without the units.
+  __attribute__((noinline)) void run_again() const {
+    constexpr auto value = [](char x, bool is_signed) { return is_signed ? static_cast<int8_t>(x) : static_cast<uint8_t>(x); };
+    for (long row = 0; row < lines * width; ++row)
+      for (long n = 0; n < columns; n += TOGETHER) {
+        uint32_t found[TOGETHER] = {};
+        for (long s = 0; s < G::STEPS; ++s) {
+          const char* const terms = a + row / width * line + row % width * G::STRIDE + G::terms(s);
+          const char* const weights = b + n / TOGETHER * G::STRIP + s * G::STEP_BYTES;
+          for (long k = 0; k < G::TERM_BYTES; ++k)
+            for (long j = 0; j < TOGETHER; ++j)
+              found[j] += static_cast<uint32_t>(value(terms[k], A_SIGNED)) *
+                          static_cast<uint32_t>(value(weights[k / 4 * G::COLUMN_BYTES + 4 * j + k % 4], B_SIGNED));
+        }
+        finish_row(reinterpret_cast<const int32_t*>(found), row, n);
+      }
+  }
+
+  inline void run() const {
+    if (!is_ready()) return run_again();
+    const long tiles = lines * across, turns = korch::blocks(tiles, 2);
+    alignas(64) int32_t found[2][SUMS];
+    long turn = 0;
+    Pending before;
+    begin_bytes(height, G::QUADS);
+    if constexpr (G::STRIPS_GO_BY) {
+      for (long n = 0; n < columns; n += TOGETHER) {
+        const long left = n + TOGETHER < columns ? G::STEPS * G::STEP_BYTES / 64 : 0;
+        Strip next{b + (n / TOGETHER + 1) * G::STRIP, left, korch::blocks(left, turns * G::STEPS)};
+        for (long tile = 0; tile < tiles; tile += 2) pass(tile, n, found[turn++ % 2], next, before);
+      }
+    } else {
+      Strip none{nullptr, 0, 0};
+      for (long tile = 0; tile < tiles; tile += 2)
+        for (long n = 0; n < columns; n += TOGETHER) pass(tile, n, found[turn++ % 2], none, before);
+    }
+    end();
+    finish(before, before.end);
+  }
+};
+
+template <long ROW, long LINE, long WIDTH, long FOURS, long STRIP_BYTES, bool STRIPS_PASS, long LAST, long INNER,
+          long INNER_BYTES, long OUTER, long OUTER_BYTES>
+template <class Sums, typename A, typename B>
+KORCH_INLINE void ByteTiles<ROW, LINE, WIDTH, FOURS, STRIP_BYTES, STRIPS_PASS, LAST, INNER, INNER_BYTES, OUTER,
+                            OUTER_BYTES>::run(const Sums& sums, const A* a, const B* b, long rows, long columns) {
+  constexpr bool A_SIGNED = static_cast<A>(-1) < 0, B_SIGNED = static_cast<B>(-1) < 0;
+  const long width = WIDTH > 0 ? WIDTH : rows;
+  if (rows <= 0 || columns <= 0) return;
+  ByteProduct<ByteTiles, Sums, A_SIGNED, B_SIGNED>{
+      sums, reinterpret_cast<const char*>(a), reinterpret_cast<const char*>(b), LINE, rows / width, width, columns}
+      .run();
+}
+
+}  // namespace korch_amx

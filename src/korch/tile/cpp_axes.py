@@ -1,0 +1,49 @@
+"""The axes of a contraction, and their steps in memory -> types of micro-kernels, axes that are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from korch.tile.program import Axis
+
+Steps = Mapping[str, int]
+"""The step in memory of each axis of a contraction."""
+
+
+def even_step(rows: Sequence[Axis], steps: Steps) -> int | None:
+    """Return the step between rows that are numbered through several axes; None if it varies."""
+    step = steps[rows[-1].name]
+    if len(rows) > 1 and steps[rows[0].name] != step * rows[1].extent:
+        return None
+    return step
+
+
+def rows_type(rows: Sequence[Axis], a: Steps) -> str:
+    """Return the type that says where the rows of the first operand begin."""
+    step = even_step(rows, a)
+    if step is not None:
+        return f"korch::Rows<{step}>"
+    return f"korch::Rows<{a[rows[1].name]}, {rows[1].extent}, {a[rows[0].name]}>"
+
+
+def joined(terms: Sequence[Axis], a: Steps, b: Steps) -> list[Axis]:
+    """Return the axes of terms, of which one is made of two that both operands have beside each other."""
+    found = [terms[0]]
+    for axis in terms[1:]:
+        outer, n = found[-1], axis.extent
+        is_even = all(steps[outer.name] == steps[axis.name] * n for steps in (a, b))
+        if is_even and axis.ragged is None and outer.ragged is None:
+            found[-1] = replace(axis, size=outer.extent * n)
+        else:
+            found.append(axis)
+    return found
+
+
+def turns_type(terms: Sequence[Axis], a: Steps, b: Steps) -> str:
+    """Return the type of the loops around the innermost one over terms."""
+    *outer, last = terms
+    text = f"korch::Once<{last.extent if outer and last.ragged is None else 0}>"
+    for axis in reversed(outer):
+        text = f"korch::Turns<{axis.extent}, {a[axis.name]}, {b[axis.name]}, {text}>"
+    return text

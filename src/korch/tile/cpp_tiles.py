@@ -1,0 +1,66 @@
+"""Contractions of bytes on matrix units -> calls of their micro-kernel, which reads rows where they lie."""
+
+from __future__ import annotations
+
+import math
+
+from korch.alignment import ceil_div
+from korch.tile.cpp_axes import Steps, even_step, joined
+from korch.tile.cpp_finish import sides_of
+from korch.tile.cpp_panels import panels
+from korch.tile.program import QUAD, Buffer, Contract, refused
+
+STRIP = 32
+"""Columns that are computed together, which a panel has."""
+
+MOST_QUADS = 16
+"""Fours of terms of a step, at most."""
+
+MOST_TURNS = 2
+"""Axes of terms around the innermost one."""
+
+
+def steps_of(quads: int) -> int:
+    """Return in how many steps, which are equal, some fours of terms are multiplied."""
+    return next(count for count in range(ceil_div(quads, MOST_QUADS), quads + 1) if quads % count == 0)
+
+
+def whole_quads(quads: int) -> int:
+    """Return how many fours of terms make as few equal steps as some fours need."""
+    steps = ceil_div(quads, MOST_QUADS)
+    return steps * ceil_div(quads, steps)
+
+
+def byte_tiles(step: Contract, second: Buffer, a: Steps, b: Steps) -> str:
+    """Return the type of the micro-kernel.
+
+    Args:
+        step: a contraction of one or two axes of rows, columns, and up to three axes of terms.
+        second: the buffer of the second operand, in panels of four terms.
+        a: the step in memory of each axis, of the first operand.
+        b: the same of the second.
+
+    Raises:
+        InvalidGraphError: the micro-kernel does not read operands as these lie.
+    """
+    rows, _, terms = sides_of(step)
+    *turns, last = joined(terms, a, b)
+    layout, registers = panels(second), step.registers
+    if layout is None or (layout.width, layout.group) != (STRIP, QUAD) or registers is None:
+        raise refused(f"buffer {second.name} is not in panels of {STRIP} columns and {QUAD} terms")
+    depth = second.size // layout.columns // math.prod(axis.extent for axis in turns)
+    count = steps_of(ceil_div(depth, QUAD))
+    expected = depth * STRIP
+    for axis in reversed(turns):
+        if b[axis.name] != expected:
+            raise refused(f"the turns of buffer {second.name} do not lie one after another")
+        expected *= axis.extent
+    is_adjacent = a[last.name] == 1 or last.extent == 1
+    if len(turns) > MOST_TURNS or not is_adjacent or depth % (QUAD * count) or depth < last.extent:
+        raise refused(f"terms of buffer {step.a.buffer} do not lie side by side in whole steps")
+    even = even_step(rows, a)
+    row, line, width = (even, 0, 0) if even is not None else (a[rows[1].name], a[rows[0].name], rows[1].extent)
+    passes = "true" if registers.fetches_b else "false"
+    sizes = (row, line, width, depth // (QUAD * count), second.size // layout.columns * STRIP, passes, count)
+    around = [n for axis in reversed(turns) for n in (axis.extent, a[axis.name])]
+    return f"korch_amx::ByteTiles<{', '.join(map(str, (*sizes, *around)))}>"
