@@ -1,4 +1,4 @@
-"""Products of bytes on matrix units: results equal the reference's bit by bit, and nothing else is read."""
+"""Bytes on matrix units: products and convolutions equal the reference's bit by bit, and nothing else is read."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from korch.candidate.candidate import Group
 from korch.measure import compiler
 from korch.measure.compiler import Builder
 from korch.primitive.types import ValueType
+from korch.provider.conv import ConvProvider
 from korch.provider.gemm import GemmProvider
 from korch.provider.provider import TILES
 from korch.target import Target
 from korch.testing import kernels
 from korch.testing.kernels import load_kernels, offers_of, run_kernel
 from tests.provider.onednn_groups import Graph
-from tests.provider.test_bytes import SIGNS, check_exactly, product
+from tests.provider.test_bytes import SIGNS, check_exactly, conv, product
 from tests.support.matrix_units import matrix_units
 
 NOT_READY = '#include "korch_amx.h"\n#define is_ready() false\n'
 """What makes a kernel believe that the system does not give it the units."""
 
 SHAPES = (
-    ((4, 16), (16, 16)),
+    ((2, 16), (16, 16)),
     ((5, 67), (67, 17)),
     ((16, 64), (64, 32)),
     ((17, 100), (100, 72)),
@@ -46,12 +47,13 @@ def units(request, target: Target, tmp_path_factory) -> tuple[Target, Builder]:
         return matrix_units(target, tmp_path_factory.mktemp("units"))
 
 
-def in_tiles(groups: list[Group], target: Target, builder: Builder, rng) -> None:
-    """Compare the offers with the reference; each group must have some on matrix units."""
+def in_tiles(groups: list[Group], target: Target, builder: Builder, rng, provider=GemmProvider) -> None:
+    """Compare the offers with the reference; all are on matrix units."""
+    made = provider()
     for group in groups:
-        offers = GemmProvider().offer(group, target)
-        assert any(offer.variant == TILES and offer.pairs == 0.5 for offer in offers), group.text
-    check_exactly(GemmProvider(), groups, target, builder, rng)
+        offers = made.offer(group, target)
+        assert {(offer.variant, offer.pairs) for offer in offers} == {(TILES, 0.5)}, group.text
+    check_exactly(made, groups, target, builder, rng)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -72,6 +74,45 @@ def test_rows_and_columns_of_several_tasks(units, rng):
         product((700, 32), (32, 16)),
     ]
     in_tiles(groups, replace(target, l2_bytes=8 << 10), builder, rng)
+
+
+def windows(signs: tuple[str, str] = ("u8", "i8")) -> list[Group]:
+    """Lines of one and several tiles, strides, dilations, pads with zero points, and terms that fill no step."""
+    return [
+        conv((1, 16, 11, 10), (32, 16, 3, 3), signs, pad=1, adds=True),
+        conv((2, 20, 9, 37), (33, 20, 3, 3), signs, pad=1, zero=9, stride=2),
+        conv((1, 3, 18, 19), (32, 3, 7, 7), signs, zero=99, pad=3, stride=2),
+        conv((1, 66, 4, 4), (128, 66, 3, 3), signs, zero=7, pad=1),
+        conv((1, 64, 12, 18), (40, 64, 1, 1), signs, stride=2),
+        conv((1, 4, 5, 1), (8, 4, 3, 1), signs),
+        conv((1, 8, 1, 9), (16, 8, 1, 3), signs, dilation=2),
+        conv((1, 24, 9, 9), (16, 24, 3, 3), signs, pad=2, dilation=2),
+        conv((1, 1, 1, 1), (16, 1, 1, 1), signs),
+        conv((1, 37, 7, 7), (24, 37, 1, 1), signs, adds=True),
+    ]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("signs", SIGNS)
+def test_convolutions(signs, threads, units, rng):
+    target, builder = units
+    if threads == 1 and signs != ("u8", "i8"):
+        pytest.skip("one pair of types is enough for one thread")
+    in_tiles(windows(signs), replace(target, threads=threads), builder, rng, ConvProvider)
+
+
+def test_convolutions_of_several_tasks(units, rng):
+    target, builder = units
+    groups = [conv((1, 32, 26, 23), (70, 32, 3, 3), pad=1), conv((2, 8, 19, 33), (16, 8, 3, 3), pad=1, stride=2)]
+    in_tiles(groups, replace(target, l2_bytes=24 << 10), builder, rng, ConvProvider)
+
+
+def test_convolutions_without_tiles(units, rng):
+    """Those of groups, and of few results, stay on the vector units."""
+    target, builder = units
+    groups = [conv((1, 8, 5, 5), (64, 4, 3, 3), groups=2, pad=1), conv((1, 16, 6, 5), (3, 16, 3, 3))]
+    assert all(not offer.pairs for group in groups for offer in ConvProvider().offer(group, target))
+    check_exactly(ConvProvider(), groups, target, builder, rng)
 
 
 @pytest.mark.parametrize("signs", SIGNS)
@@ -110,14 +151,15 @@ def test_nothing_behind_operands_is_read(units, rng, monkeypatch):
     monkeypatch.setattr(kernels, "aligned_bytes", guarded_bytes)
     groups = [product(*shape, constant=i % 2 == 0) for i, shape in enumerate(SHAPES)]
     in_tiles(groups, target, builder, rng)
+    in_tiles(windows(), target, builder, rng, ConvProvider)
 
 
 def test_units_that_the_system_refuses(units, rng):
     target, builder = units
     groups = [product((21, 70), (70, 50), signs, requantizes=True) for signs in SIGNS]
-    for group, offer, kernel in offers_of(GemmProvider(), groups, target):
-        if offer.variant != TILES:
-            continue
+    images = [conv((1, 5, 6, 7), (33, 5, 3, 3), signs, pad=1, stride=2) for signs in SIGNS]
+    made = (*offers_of(GemmProvider(), groups, target), *offers_of(ConvProvider(), images, target))
+    for group, offer, kernel in made:
         refused = replace(kernel, source=NOT_READY + kernel.source)
         inputs = [rng.integers(0, 100, t.shape).astype(t.dtype.numpy) for t in group.input_types]
         pairs = (run_kernel(each, group, offer, inputs, builder) for each in (kernel, refused))

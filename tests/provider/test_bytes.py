@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,14 +97,20 @@ SHAPES = (
 )
 
 
+@pytest.fixture
+def vectors(target: Target) -> Target:
+    """The machine without matrix units: `test_byte_units.py` has these."""
+    return replace(target, isa="avx512") if target.isa == "amx" else target
+
+
 @pytest.mark.parametrize("constant", [True, False])
-def test_products(constant, target, builder, rng):
+def test_products(constant, vectors, builder, rng):
     groups = [
         product(*shape, signs, constant, requantizes=i % 2 == 1)
         for i, (shape, signs) in enumerate(itertools.product(SHAPES, SIGNS))
     ]
     groups += [] if constant else [product((2, 3, 9, 8), (2, 1, 8, 24), constant=False)]
-    check_exactly(GemmProvider(), groups, target, builder, rng)
+    check_exactly(GemmProvider(), groups, vectors, builder, rng)
 
 
 def stored(a: tuple[int, ...], b: tuple[int, ...], dtype: str) -> Group:
@@ -136,7 +143,15 @@ def test_stored_bytes_are_widened_when_they_are_read(target, builder, rng):
 
 
 def conv(
-    x: tuple[int, ...], w: tuple[int, ...], signs=("u8", "i8"), stride=1, pad=0, zero=None, groups=1, adds=False
+    x: tuple[int, ...],
+    w: tuple[int, ...],
+    signs=("u8", "i8"),
+    stride=1,
+    pad=0,
+    zero=None,
+    groups=1,
+    adds=False,
+    dilation=1,
 ) -> Group:
     """A convolution; with a zero point the image is padded with it before."""
     g = Graph()
@@ -144,7 +159,7 @@ def conv(
     if zero is not None:
         pads = (0, 0, *(pad,) * rank)
         image, pad = g.add("pad", [image], PadAttributes(pads, pads, "constant", zero)), 0
-    attributes = ConvAttributes((stride,) * rank, (pad,) * rank, (pad,) * rank, (1,) * rank, groups)
+    attributes = ConvAttributes((stride,) * rank, (pad,) * rank, (pad,) * rank, (dilation,) * rank, groups)
     y = g.add("conv", [image, whole(g, signs[1], *w)], attributes)
     if adds:
         other = g.add("cast", [given(g, signs[0], *g.type(y).shape)], CastAttributes("i32"))
@@ -152,9 +167,9 @@ def conv(
     return g.group(requantized(g, y, 1))
 
 
-def test_convolutions(target, builder, rng):
-    n = 2 * target.lanes
-    groups = [
+def convolutions(n: int) -> list[Group]:
+    """Windows of all kinds, with strips of n columns that are full or not."""
+    return [
         conv((1, 12, 9, 7), (n + 3, 12, 1, 1)),
         conv((2, 20, 8, 8), (9, 20, 1, 1), ("i8", "i8"), stride=2, adds=True),
         conv((1, 16, 11, 10), (n, 16, 3, 3), pad=1, adds=True),
@@ -168,7 +183,10 @@ def test_convolutions(target, builder, rng):
         conv((1, 66, 4, 4), (4 * n, 66, 3, 3), zero=128, pad=1),
         conv((1, 1, 1, 1), (1, 1, 1, 1)),
     ]
-    check_exactly(ConvProvider(), groups, target, builder, rng)
+
+
+def test_convolutions(vectors, builder, rng):
+    check_exactly(ConvProvider(), convolutions(2 * vectors.lanes), vectors, builder, rng)
 
 
 def winograd(x: tuple[int, ...], channels: int, dtype="u8", begin=(1, 1), end=(1, 1), zero=None, adds=False) -> Group:

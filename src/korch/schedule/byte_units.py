@@ -1,18 +1,40 @@
-"""Products of bytes on matrix units -> tile programs that read rows of the first operand where they lie.
+"""Products and convolutions of bytes on matrix units -> tile programs that read rows where they lie.
 
-Terms come in equal steps of up to 64. Rows whose terms are no whole steps are copied, with room for them; the panels
-of the second operand are 0 there.
+Terms come in equal steps of up to 64. Rows of a product whose terms are no whole steps are copied, with room for them;
+the panels of the second operand are 0 there. Of an image, a task copies the lines that its windows meet, with the pad
+around them, and multiplies each row of a window where it lies in the copy; or it reads the image itself.
 """
 
 from __future__ import annotations
 
-from korch.alignment import ceil_div
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
-from korch.schedule.contraction import Contraction, Layouts, extent
+from korch.primitive.ops.linear import ConvAttributes
+from korch.schedule.blocks import Blocked, Operand, cut, direct, fill, flat, store, zero_of
+from korch.schedule.contraction import Contraction, Layouts, NotFusedError, contraction_of, extent
 from korch.schedule.products import Products
+from korch.schedule.sides import sides_of, without_units
 from korch.tile.cpp_tiles import STRIP, steps_of, whole_quads
-from korch.tile.program import QUAD, Registers
+from korch.tile.emit import Emitter
+from korch.tile.index import Expr, Ranges, add, constant, scale, var
+from korch.tile.program import (
+    QUAD,
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Level,
+    Panels,
+    Pass,
+    Registers,
+    Stage,
+    Step,
+    TileProgram,
+)
 from korch.tile.staging import Machine
 
 
@@ -35,3 +57,121 @@ class TiledProducts(Products):
     ) -> None:
         super().__init__(group, root, layouts, contraction, machine)
         self.unit = unit_of(extent(self.terms))
+
+
+@dataclass(frozen=True, slots=True)
+class WindowBlocking:
+    """How a convolution is cut into tasks: lines of the result, its channels, and whether strips of these go by."""
+
+    lines: int
+    channels: int
+    strips_pass: bool
+
+
+class ByteWindows(Blocked):
+    """What all programs of a group with a convolution of bytes on matrix units have in common.
+
+    Attributes:
+        images: how many there are.
+        channels: of an image.
+        results: channels of the result.
+        down: the lines of the image, and windows along them.
+        along: the pixels of a line, and windows along them.
+        pixel: the bytes of a pixel in a copy, and the terms of a pixel of the weights.
+    """
+
+    def __init__(self, group: Group, root: Primitive, layouts: Layouts, machine: Machine) -> None:
+        """Prepare them.
+
+        Raises:
+            NotFusedError: the convolution has groups, or is not one of images.
+        """
+        super().__init__(group, root, layouts, contraction_of(group, root, last=True))
+        self.images, self.channels, *sizes = group.body.types[root.inputs[0]].shape
+        if root.attributes_as(ConvAttributes).groups != 1 or len(sizes) != 2:
+            raise NotFusedError("it is no convolution of images without groups")
+        self.results = group.body.types[root.output].shape[1]
+        self.down, self.along = sides_of(group, root)
+        self.lanes, self.pixel = machine.lanes, QUAD * pixel_quads(group, root)
+
+    @property
+    def terms(self) -> int:
+        """The terms of a result."""
+        return self.down.window * self.along.window * self.pixel
+
+    def copied_bytes(self, lines: int) -> int:
+        """Return the size of a copy of what some lines of the result meet."""
+        return self.down.reach(lines) * self.along.reach(self.along.out) * self.pixel
+
+    def program(self, blocking: WindowBlocking) -> TileProgram:
+        """Return the program of one blocking.
+
+        Raises:
+            NotFusedError: what stands around the convolution can't be computed with it.
+        """
+        gy, y = cut(self.down.out, blocking.lines, ("gy", "y"))
+        gj, j = cut(self.results, blocking.channels, ("gj", "j"))
+        x, grid = Axis("x", self.along.out), (gj, Axis("n", self.images), gy)
+        taps = Axis("t0", self.down.window, True), Axis("t1", self.along.window, True)
+        terms = (*taps, Axis("c", self.pixel, True))
+        ranges = {axis.name: (0, axis.extent - 1) for axis in (*grid, y, x, j, *terms)}
+        row = round_up(j.extent, self.lanes)
+        total = At("t", add(scale(add(scale(var("y"), x.extent), var("x")), row), var("j")))
+        zero = fill((y, x, j), total, zero_of(self.sum_type), self.sum_type)
+        image = self._image((gy, y), ranges)
+        term = add(scale(add(scale(var("t0"), self.along.window), var("t1")), self.pixel), var("c"))
+        b = At(self.name_of(1), add(scale(term, self._columns), flat(gj, j)))
+        a, b = (At(at.buffer, without_units(at.index, ranges)) for at in (image.at, b))
+        registers = tile_registers(self.lanes, blocking.strips_pass)
+        contract = Contract((y, x, j, *terms), total, a, b, self.product, registers=registers)
+        values: dict[str, Expr] = {"x1": flat(gj, j), "x3": var("n"), "p0": flat(gy, y), "p1": var("x")}
+        after = self.after(total, (y, x, j), values, ranges)
+        tile = Buffer("t", Level.TILE, self.sum_type, y.extent * x.extent * row)
+        steps: tuple[Step, ...] = (*image.passes, zero, contract, after)
+        return TileProgram((*self._memory(), tile, *image.buffers), (Stage(grid, steps),))
+
+    def _image(self, lines: tuple[Axis, Axis], ranges: Ranges) -> Operand:
+        """Return where windows are read: in the image, if nothing else is met and pixels are whole, or in a copy."""
+        place = self.down.met(flat(*lines), var("t0")), self.along.met(var("x"), var("t1"))
+        emitter = self.fusion.emitter(ranges)
+        _ = self._element(emitter, place)
+        axes = (lines[1], *(Axis(name, ranges[name][1] + 1) for name in ("x", "t0", "t1", "c")))
+        found = direct(emitter.ops, axes, can_widen=False) if self.pixel == self.channels else None
+        if found is not None and found.index.coefficient("c") in (1, None if self.channels > 1 else 0):
+            return Operand(found)
+        row = self.along.reach(self.along.out) * self.pixel
+        own = Axis("u0", self.down.reach(lines[1].extent)), Axis("u1", row // self.pixel), Axis("c", self.channels)
+        emitter = self.fusion.emitter({**ranges, **{axis.name: (0, axis.extent - 1) for axis in own}})
+        first = add(scale(var("gy"), lines[1].extent * self.down.stride), constant(-self.down.pad))
+        value = self._element(emitter, (add(first, var("u0")), add(var("u1"), constant(-self.along.pad))))
+        to = At("pa", add(scale(var("u0"), row), scale(var("u1"), self.pixel), var("c")))
+        packing = Pass(own, "c", tuple(emitter.ops), (store(to, value),))
+        line = add(scale(var(lines[1].name), self.down.stride), scale(var("t0"), self.down.dilation))
+        pixel = add(scale(var("x"), self.along.stride), scale(var("t1"), self.along.dilation))
+        at = At("pa", add(scale(line, row), scale(pixel, self.pixel), var("c")))
+        return Operand(at, Buffer("pa", Level.TILE, self.dtype, own[0].extent * row), None, packing)
+
+    def _element(self, emitter: Emitter, place: tuple[Expr, Expr]) -> str:
+        """Return the name of an element of the image; 0 outside of it."""
+        index = tuple(without_units(expr, emitter.ranges) for expr in (var("n"), var("c"), *place))
+        return self.fusion.argument(emitter, self.root.inputs[0], index)
+
+    @property
+    def _columns(self) -> int:
+        return round_up(self.results, STRIP)
+
+    def _memory(self) -> Iterator[Buffer]:
+        """Yield the buffers of inputs and outputs; weights are in panels."""
+        for buffer in self.memory():
+            if buffer.name == self.name_of(1):
+                layout = (Panels(self._columns, STRIP, QUAD),)
+                buffer = replace(buffer, elements=self.terms * self._columns, layout=layout)
+            yield buffer
+
+
+def pixel_quads(group: Group, root: Primitive) -> int:
+    """Return how many fours of channels a pixel has, so that the terms of a window's row make few equal steps."""
+    _, channels, *window = group.body.types[root.inputs[1]].shape
+    is_joined = root.attributes_as(ConvAttributes).dilations[-1] == 1
+    beside, quads = window[-1] if is_joined else 1, ceil_div(channels, QUAD)
+    return min(range(quads, quads + QUAD), key=lambda count: (steps_of(beside * count), count))

@@ -17,8 +17,10 @@ from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
 from korch.provider.conv.rows import lines_of_task
+from korch.provider.conv.units import can_use_units, tiled_program_of, weights_in_steps
 from korch.provider.gemm.vectors import require_neighbours, require_rows
-from korch.provider.provider import Kernel
+from korch.provider.matrix_units import BYTE_PAIRS
+from korch.provider.provider import TILES, Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule import depthwise
 from korch.schedule.contraction import (
@@ -62,7 +64,7 @@ class ByteConvolutions:
     """Offers and kernels; a program is made once for both."""
 
     def __init__(self) -> None:
-        self._programs: dict[tuple[str, Target, Layouts], TileProgram | Refusal] = {}
+        self._programs: dict[tuple[str, Target, Layouts, bool], TileProgram | Refusal] = {}
 
     def offers(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Return the offers for a group with a convolution of bytes."""
@@ -71,11 +73,16 @@ class ByteConvolutions:
             return root
         offers, refusal = [], Refusal("no layout fits both the inputs and the outputs")
         for inputs, outputs in _layouts(group, root, target):
-            program = self._program(group, root, (inputs, outputs), target)
+            in_tiles = can_use_units(group, root, target)
+            program = self._program(group, root, (inputs, outputs), target, in_tiles)
+            if in_tiles and isinstance(program, Refusal):
+                in_tiles, program = False, self._program(group, root, (inputs, outputs), target, False)
             if isinstance(program, Refusal):
                 refusal = program
                 continue
-            offers.append(Offer(_with_weights(group, root, inputs, _weights(group, root, target)), outputs))
+            weights = weights_in_steps(group, root) if in_tiles else _weights(group, root, target)
+            own = _with_weights(group, root, inputs, weights)
+            offers.append(Offer(own, outputs, TILES, pairs=BYTE_PAIRS) if in_tiles else Offer(own, outputs))
         return tuple(dict.fromkeys(offers)) or refusal
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
@@ -85,15 +92,18 @@ class ByteConvolutions:
             return root
         plain = Layout.plain(group.body.types[root.inputs[1]].rank)
         layouts = _with_weights(group, root, offer.inputs, plain), offer.outputs
-        program = self._program(group, root, layouts, target)
+        program = self._program(group, root, layouts, target, offer.variant == TILES)
         return program if isinstance(program, Refusal) else kernel_of(program, group, offer, target)
 
-    def _program(self, group: Group, root: Primitive, layouts: Layouts, target: Target) -> TileProgram | Refusal:
+    def _program(
+        self, group: Group, root: Primitive, layouts: Layouts, target: Target, in_tiles: bool
+    ) -> TileProgram | Refusal:
         """Return the program of some layouts, in which that of the weights is plain."""
-        key = (group.key, target, layouts)
+        key = (group.key, target, layouts, in_tiles)
         if key not in self._programs:
+            program = tiled_program_of if in_tiles else _program
             try:
-                self._programs[key] = _program(group, root, layouts, target)
+                self._programs[key] = program(group, root, layouts, target)
             except NotFusedError as error:
                 self._programs[key] = Refusal(str(error))
         return self._programs[key]

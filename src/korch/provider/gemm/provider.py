@@ -39,9 +39,6 @@ from korch.tile.program import TileProgram
 LEAST_ROWS = 16
 """Rows beyond which matrix units are tried for float32; for numbers of fewer pieces as many fewer."""
 
-LEAST_ROWS_OF_BYTES = 4
-"""The same for bytes: fewer rows wait for the weights, which vector units read as fast."""
-
 KEPT_SHARE = 1.0
 """The part of the level-2 cache up to which the pieces of a constant right operand stay there."""
 
@@ -142,7 +139,7 @@ def _can_split(group: Group, found: Product, target: Target) -> bool:
         return False
     _, m, n, terms = _sizes(group, found)
     if is_of_bytes(group.body, found.primitive):
-        return m >= LEAST_ROWS_OF_BYTES and min(n, terms) >= TOGETHER // 2
+        return m > 1 and min(n, terms) >= TOGETHER // 2
     rows = 1 + LEAST_ROWS * pairs_of(*operand_pieces(group.body, found.primitive)) // ALL_PAIRS
     return m >= rows and min(n - 1, terms) >= TOGETHER // 2
 
@@ -156,7 +153,7 @@ def _ways(group: Group, found: Product, target: Target) -> list[Way]:
     if not _can_split(group, found, target):
         return [Way.VECTORS]
     if is_of_bytes(group.body, found.primitive):
-        return [Way.VECTORS, Way.TILES]
+        return [Way.TILES]
     weights = group.input_types[found.b]
     if not _is_packed(group, found) or weights.dtype not in (DType.F32, DType.BF16):
         return [Way.VECTORS, Way.SPLIT]

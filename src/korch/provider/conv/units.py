@@ -1,0 +1,83 @@
+"""Convolutions of bytes on matrix units: the blocking of their tile program."""
+
+from __future__ import annotations
+
+from korch.alignment import ceil_div, round_up
+from korch.candidate.candidate import Group
+from korch.candidate.layout import Layout
+from korch.primitive.graph import Primitive
+from korch.primitive.ops.linear import ConvAttributes
+from korch.provider.conv.rows import lines_of_task
+from korch.provider.gemm.units import KEPT_BYTES_SHARE, tiled_blocking
+from korch.provider.gemm.vectors import require_rows
+from korch.provider.matrix_units import TOGETHER
+from korch.schedule.byte_units import ByteWindows, TiledProducts, WindowBlocking, pixel_quads, unit_of
+from korch.schedule.contraction import Layouts, contraction_of, extent
+from korch.schedule.sides import sides_of
+from korch.target import Target
+from korch.tile.program import QUAD, TileProgram
+from korch.tile.staging import Machine
+
+LEAST_RESULTS = 8
+"""Channels of a result from which on matrix units are used."""
+
+
+def can_use_units(group: Group, root: Primitive, target: Target) -> bool:
+    """Return whether matrix units may multiply the bytes of a convolution."""
+    weights, attributes = group.body.types[root.inputs[1]].shape, root.attributes_as(ConvAttributes)
+    is_dense = attributes.groups == 1 and len(weights) in (3, 4)
+    return target.isa == "amx" and is_dense and weights[0] >= LEAST_RESULTS
+
+
+def is_pointwise(group: Group, root: Primitive) -> bool:
+    """Return whether a convolution is the product of a matrix of pixels, or is computed as one of windows."""
+    sides = sides_of(group, root)
+    return len(sides) != 2 or all((side.window, side.stride, side.size) == (1, 1, side.out) for side in sides)
+
+
+def weights_in_steps(group: Group, root: Primitive) -> Layout:
+    """Return the layout of weights: strips of channels, in whole steps of terms, four side by side."""
+    shape = group.body.types[root.inputs[1]].shape
+    order = (0, *range(2, len(shape)), 1)
+    if not is_pointwise(group, root):
+        return Layout(order, ((1, pixel_quads(group, root)), (0, TOGETHER), (1, QUAD)))
+    innermost = next((axis for axis in reversed(order[1:]) if shape[axis] > 1), 1)  # a lone channel is no axis of terms
+    terms = extent(contraction_of(group, root, last=True).terms)
+    return Layout(order, ((innermost, unit_of(terms) // QUAD), (0, TOGETHER), (innermost, QUAD)))
+
+
+def tiled_program_of(group: Group, root: Primitive, layouts: Layouts, target: Target) -> TileProgram:
+    """Return the program of a convolution of bytes on matrix units.
+
+    Raises:
+        NotFusedError: the convolution, or what stands around it, does not fit.
+    """
+    machine = Machine(target.lanes, target.threads)
+    if is_pointwise(group, root):
+        contraction = contraction_of(group, root, last=True)
+        products = TiledProducts(group, root, layouts, contraction, machine)
+        axes = (contraction.batch, contraction.rows, contraction.columns, products.terms)
+        program = products.program(tiled_blocking([extent(some) for some in axes], target, True))
+    else:
+        windows = ByteWindows(group, root, layouts, machine)
+        program = windows.program(window_blocking(windows, target))
+    require_rows(program, target.lanes)
+    return program
+
+
+def window_blocking(windows: ByteWindows, target: Target) -> WindowBlocking:
+    """Return the blocking of a convolution.
+
+    Threads share the channels of the result where the weights have more bytes than the image, else lines. Weights that
+    fit into the cache stay there while lines go by.
+    """
+    strips, teams = ceil_div(windows.results, TOGETHER), target.threads
+    weights_bytes, room = windows.terms * windows.results, int(KEPT_BYTES_SHARE * target.l2_bytes)
+    by_channels = strips >= teams and weights_bytes > windows.copied_bytes(windows.down.out) * windows.images
+    channels = (
+        min(windows.results, round_up(ceil_div(windows.results, teams), TOGETHER)) if by_channels else windows.results
+    )
+    fitting = max(1, windows.down.out * room // (2 * windows.copied_bytes(windows.down.out)))
+    tasks = windows.images * (teams if by_channels else 1)
+    lines = lines_of_task(windows.down.out, fitting, tasks, target.threads)
+    return WindowBlocking(lines, channels, by_channels or windows.terms * channels > room)
