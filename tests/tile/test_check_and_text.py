@@ -32,6 +32,7 @@ from korch.tile.program import (
     TileProgram,
 )
 from korch.tile.reference import run_program
+from korch.tile.sort import Sort
 from korch.tile.text import format_program
 from tests.tile.tile_groups import Graph, lowered, offers_of
 
@@ -73,7 +74,18 @@ READS_NEXT = Pass(
 )
 READS_OWN = replace(READS_NEXT, ops=(Load("x0", F32, "w", var("g")),))
 SUM_OF_PRODUCTS = Contract((Axis("v", 8),), At("o0", var("v")), At("i0", var("v")), At("i0", var("v")), Product.BF16)
+KEYS = Buffer("keys", Level.INPUT, DType.I64, 8)
+SORT = Sort("i0", 8, 4, 2, "order", "group", "count")
+TABLES = tuple(Buffer(name, Level.WORKSPACE, DType.I32, size) for name, size in SORT.written.items())
 REFUSED = {
+    "in 4 groups by 2 to order, group, count': i0 has another type": replace(
+        program(COPY, more=TABLES), stages=(Stage((), (), SORT), Stage((), (COPY,)))
+    ),
+    "in 4 groups by 2 to order, group, count': order has another size": replace(
+        program(COPY, more=(*(replace(b, elements=b.elements + 1) for b in TABLES), KEYS)),
+        stages=(Stage((), (), replace(SORT, keys="keys")), Stage((), (COPY,))),
+    ),
+    "'loop g<4 only i0[0]': a turn is no integer": program(Loop(Axis("g", 4), (), (COPY,), At("i0", ZERO))),
     "'t': panels do not divide a buffer": program(COPY, more=(Buffer("t", Level.TILE, F32, 24, (Panels(12, 8),)),)),
     "'t': a buffer can't be split": program(
         COPY, more=(Buffer("t", Level.TILE, DType.I32, 24, (Split(2, DType.BF16),)),)
@@ -173,6 +185,24 @@ def test_every_check_is_among_the_refusals():
                 met.add(each)
                 break
     assert met == set(check.CHECKS) - {check.rings_hold_what_is_read}  # it only returns what is not decided
+
+
+def by_row(order: str) -> TileProgram:
+    """Return a program of tasks that write the row of their place in an order."""
+    sort = replace(SORT, keys="keys")
+    places = sort.blocks * sort.block
+    row = Loop(Axis("row", 8), (), (Pass((), "", (Literal("x0", F32, 1.0),), (Store("o0", var("row"), "x0"),)),))
+    stages = (Stage((), (), sort), Stage((Axis("g", places),), (replace(row, only=At(order, var("g"))),)))
+    tables = tuple(replace(b, elements=places) if b.name != "order" else b for b in TABLES)
+    whole = replace(program(COPY, more=(*tables, KEYS)), stages=stages)
+    return replace(whole, buffers=tuple(b for b in whole.buffers if b.name != "i0"))
+
+
+def test_rows_of_different_places_are_different():
+    found = check.tasks_do_not_race(by_row("order"))
+    assert found == []
+    with pytest.raises(InvalidGraphError, match="two tasks of a stage write one element"):
+        check.tasks_do_not_race(by_row("group"))
 
 
 def test_tasks_may_read_what_they_write_themselves_or_what_an_earlier_stage_wrote():

@@ -252,6 +252,8 @@ def _source_bytes(body: PrimitiveGraph, value: int, reader: Primitive) -> int:
         weights = body.types[reader.inputs[-1]].shape
         window = attributes.kernel if isinstance(attributes, PoolAttributes) else weights[2:]
         return math.floor(type_.size_bytes * _share_read(window, attributes))
+    if reader.op == "matmul_gathered" and value == reader.inputs[1]:
+        return type_.size_bytes // max(1, type_.shape[0])  # all rows may choose one matrix
     if reader.row.category is Category.OPAQUE:
         return 0  # it may look up a few rows of a table
     return type_.size_bytes

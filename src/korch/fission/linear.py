@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from korch.fission.context import Context
+from korch.fission.gathered import gathered_product
 from korch.fission.rule import NotSplit, Result, Rule, rule
 from korch.fission.window import window_of
 from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
@@ -94,7 +95,9 @@ def matrices(c: Context, a: ValueId, b: ValueId) -> tuple[ValueId, ValueId]:
 
 
 def _matmul(c: Context) -> Result:
-    return c.reshape(c.add("matmul", *matrices(c, *c.inputs)), c.output_type().shape)
+    a, b = matrices(c, *c.inputs)
+    product = gathered_product(c, a, b)
+    return c.reshape(c.add("matmul", a, b) if product is None else product, c.output_type().shape)
 
 
 def _gemm(c: Context) -> Result:

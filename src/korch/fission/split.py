@@ -15,6 +15,7 @@ from korch.fission.context import Context
 from korch.fission.opaque import keep_whole
 from korch.fission.rule import NotSplit, Result, Rule
 from korch.frontend.operator import Operator, OperatorGraph
+from korch.frontend.shapes import check_size
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.types import ValueId
 
@@ -63,6 +64,9 @@ def split_operators(
 
     Returns:
         The primitive graph, and what was kept whole.
+
+    Raises:
+        ModelError: an operator contradicts its definition, or the result of one that is kept whole is too large.
     """
     builder = GraphBuilder()
     values = {name: builder.input(name, graph.types[name]) for name in graph.inputs}
@@ -78,8 +82,11 @@ def split_operators(
             kept.append(KeptWhole(operator.label, operator.op_type, reason))
     for name in graph.outputs:
         builder.output(name, values[name])
-    report = FissionReport(len(graph.operators) - len(kept), tuple(kept))
-    return builder.freeze(), report
+    report, found = FissionReport(len(graph.operators) - len(kept), tuple(kept)), builder.freeze()
+    for primitive, origin in zip(found.primitives, found.origins, strict=True):
+        if primitive.op == "opaque":
+            check_size(found.types[primitive.output], origin)
+    return found, report
 
 
 def _split(c: Context, rules: Mapping[str, tuple[Rule, ...]], values: dict[str, ValueId]) -> str:

@@ -18,7 +18,7 @@ from korch.measure.calibrate import FACT, Calibration, Rates, Work, calibrate
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure
 from korch.measure.database import Database
 from korch.measure.meter import BATCH, CandidateMeter
-from korch.measure.operations import has_windows, operations
+from korch.measure.operations import gathered_indices, has_windows, operations
 from korch.measure.pace import Pace
 from korch.measure.record import Failed, FailureKind, Measured, Record
 from korch.measure.timer import BufferSpec, Job, Setup, time_kernels
@@ -281,10 +281,11 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
 
     def _job(self, candidate: Candidate, kernel: Kernel) -> Job:
         group, offer = candidate.group, candidate.offer
+        indices = gathered_indices(group)
         buffers = [
-            BufferSpec(layout.size_bytes(type_), layout.stored_type(type_).dtype.value)
-            for layout, type_ in zip(
-                (*offer.inputs, *offer.outputs), (*group.input_types, *group.output_types), strict=True
+            BufferSpec(layout.size_bytes(type_), layout.stored_type(type_).dtype.value, indices.get(i))
+            for i, (layout, type_) in enumerate(
+                zip((*offer.inputs, *offer.outputs), (*group.input_types, *group.output_types), strict=True)
             )
         ]
         if kernel.workspace_bytes or not kernel.size_input:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive, PrimitiveGraph
-from korch.primitive.op import Category
+from korch.primitive.op import Array, Category
 from korch.primitive.ops.reduce import PoolAttributes
 from korch.tile.staging import KEEP_OPS
 
@@ -60,3 +62,18 @@ def _taps(body: PrimitiveGraph, reduction: Primitive) -> float:
 def has_windows(group: Group) -> bool:
     """Return whether a group reduces over windows."""
     return any(isinstance(p.attributes, PoolAttributes) for p in group.body.primitives)
+
+
+def gathered_indices(group: Group) -> dict[int, Array]:
+    """Return, by position, inputs that choose matrices for rows: numbers that choose all about equally often."""
+    body, found = group.body, dict[int, Array]()
+    for primitive in body.primitives:
+        if primitive.op != "matmul_gathered":
+            continue
+        index = primitive.inputs[2]
+        while index not in group.position:
+            index = body.primitives[body.producers[index][0]].inputs[0]
+        type_, count = body.types[index], body.types[primitive.inputs[1]].shape[0]
+        numbers = np.random.default_rng(0).permutation(np.arange(type_.size) % count)
+        found[group.position[index]] = numbers.reshape(type_.shape).astype(type_.dtype.numpy)
+    return found

@@ -16,6 +16,7 @@ from functools import partial
 from korch.assembly.segments import Outcome, search_segments
 from korch.assembly.task import prepare_all
 from korch.backend import has_kernels, open_meter
+from korch.candidate.candidate import make_group
 from korch.concurrent.side_by_side import side_by_side
 from korch.deadline import Deadline, stopped_by_interrupt
 from korch.equivalence.rule import AnyRule
@@ -43,7 +44,8 @@ from korch.pipeline.run import ENUMERATE_SHARE, REWRITE_SHARE, Run
 from korch.pipeline.served import VARIANTS_SHARE, search_variants, time_as_served
 from korch.primitive import reference
 from korch.primitive.check import check_graph
-from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.gathers import GATHERED, gather_matrices
+from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.lowering import lower_products
 from korch.primitive.precision import with_half
 from korch.primitive.types import DType
@@ -102,10 +104,25 @@ def split_operators(run: Run) -> None:
     is_narrow = is_quantized(given)
     multiplies = is_narrow and not (options.is_cuda or options.strict)
     multiplies = multiplies and integers.RULES[0] in select_rules(options.ablation.rules)
+    given = _with_gathers(given, options)
     run.split = in_bytes(given, has_kernels(options) if multiplies else None, run.deadline)
     run.quantized = lower_products(given) if is_narrow else None
     if options.error:
         _find_forms(run)
+
+
+def _with_gathers(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
+    """Return a graph whose products by chosen matrices have kernels."""
+    if all(p.op != GATHERED for p in graph.primitives):
+        return graph
+    lowered = lower_products(graph)
+    has_kernel = has_kernels(options)
+
+    def keeps(primitive: Primitive) -> bool:
+        group = make_group(lowered, (lowered.primitives.index(primitive),), (primitive.output,))
+        return not options.is_cuda and has_kernel(group)
+
+    return gather_matrices(lowered, keeps)
 
 
 def _find_forms(run: Run) -> None:

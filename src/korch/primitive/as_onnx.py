@@ -143,10 +143,8 @@ class OnnxNodes:
             inputs = [self.add("Cast", [name], to=onnx_type(out)) for name in inputs]
         if p.op in _SAME:
             return self.add(_SAME[p.op], inputs)
-        if p.op == "mod":
-            return self.add("Mod", inputs, fmod=int(types[0].dtype.is_float))
-        if p.op in ("shift_left", "shift_right"):
-            return self.add("BitShift", inputs, direction=p.op[6:].upper())
+        if p.op in ("mod", "shift_left", "shift_right", "matmul_gathered"):
+            return self.without_attributes(p.op, inputs, types)
         match p.attributes:
             case CastAttributes(to):
                 return self.add("Cast", inputs, to=onnx_type(DType(to)))
@@ -193,6 +191,14 @@ class OnnxNodes:
             case OpaqueAttributes():
                 return self.opaque(p.attributes, inputs)
         raise UnsupportedError(f"{p.op} has no form in ONNX here", where=self.where)
+
+    def without_attributes(self, op: str, inputs: Sequence[str], types: Sequence[ValueType]) -> str:
+        """Add an operation without attributes that is a node with some, or several nodes."""
+        if op == "mod":
+            return self.add("Mod", inputs, fmod=int(types[0].dtype.is_float))
+        if op == "matmul_gathered":
+            return self.gathered(inputs, types)
+        return self.add("BitShift", inputs, direction=op[6:].upper())
 
     def slice(self, name: str, start: Sequence[int], size: Sequence[int], step: Sequence[int]) -> str:
         """Add a slice of all axes."""
@@ -284,6 +290,14 @@ class OnnxNodes:
         wide = self.add("Sub", [widened(self.slice(q, (0, 0), (terms, columns), (1, 1))), zero])
         scaled = self.add("Mul", [wide, repeated(scale)])
         return self.add("MatMul", [a, self.slice(scaled, (0, 0), (rows, columns), (1, 1))])
+
+    def gathered(self, inputs: Sequence[str], types: Sequence[ValueType]) -> str:
+        """Add a product by matrices that an index chooses: they are gathered first."""
+        count, wide = types[1].shape[0], self.add("Cast", [inputs[2]], to=onnx_type(DType.I64))
+        ends = [self.literal(np.array(n, np.int64), DType.I64) for n in (-count, count - 1)]
+        matrices = self.add("Gather", [inputs[1], self.add("Clip", [wide, *ends])], axis=0)
+        rows = self.add("Unsqueeze", [inputs[0], self.integers([1])])
+        return self.add("Squeeze", [self.add("MatMul", [rows, matrices]), self.integers([1])])
 
     def opaque(self, at: OpaqueAttributes, inputs: Sequence[str]) -> str:
         """Add the model's own node."""

@@ -79,7 +79,7 @@ def _lowered(verbs: Verbs, primitive: Primitive, inputs: Sequence[ValueId], mult
     dtype = verbs.dtype(inputs[0])
     if primitive.row.category is Category.LINEAR and dtype not in multiplied:
         if dtype in HALF and DType.F32 in multiplied:
-            wide = [verbs.cast(value, DType.F32) for value in inputs]
+            wide = [verbs.cast(value, DType.F32) if verbs.dtype(value) is dtype else value for value in inputs]
             return verbs.cast(verbs.add(op, *wide, attributes=attributes), dtype)
         if dtype in BYTES:
             exact = verbs.add(op, *inputs, attributes=attributes)

@@ -56,6 +56,8 @@ def _stage(stage: Stage, buffers: Iterable[Buffer]) -> Iterator[str]:
     yield f"+- memory: {', '.join(memory)}"
     tiles = [_sized(b) + (" (carried)" if b.name in carried else "") for b in buffers if b.level is Level.TILE]
     yield f"|  cache:  {', '.join(tiles) or 'nothing'}"
+    if stage.sort is not None:
+        yield f"|  {stage.sort.text}"
     for step in stage.steps:
         yield from (f"|  {line}" for line in _step(step))
     yield "+-"
@@ -78,7 +80,8 @@ def _step(step: Step) -> Iterator[str]:
             yield f"{_each(axis for axis in step.axes if not axis.is_reduced)}{text}"
         case Loop():
             carries = f", carries {', '.join(step.carried)}" if step.carried else ""
-            yield f"+- loop {step.axis.name}, {step.axis.size} times{carries}"
+            turns = f"only turn {step.only.buffer}[{step.only.index}]" if step.only else f"{step.axis.size} times"
+            yield f"+- loop {step.axis.name}, {turns}{carries}"
             for inner in step.body:
                 yield from (f"|  {line}" for line in _step(inner))
             yield "+-"

@@ -13,7 +13,8 @@ from korch.primitive.op import Array
 from korch.primitive.ops import OPS
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.types import DType
-from korch.tile.program import Buffer, Product, Split, identity
+from korch.tile.identity import identity
+from korch.tile.program import Buffer, Product, Split
 
 COLLECT: Mapping[str, Callable[..., Array]] = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
 """What accumulators compute."""

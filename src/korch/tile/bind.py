@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from korch.errors import InvalidGraphError
 from korch.tile.index import Expr, Ranges, constant, substitute
 from korch.tile.loops import map_step
-from korch.tile.program import Axis, Loop, Size, Step, TileProgram
+from korch.tile.program import At, Axis, Loop, Size, Step, TileProgram
 
 
 def bind(program: TileProgram, values: Mapping[str, int]) -> TileProgram:
@@ -44,7 +44,8 @@ class _Binder:
     def size(self, size: Size) -> Size:
         if isinstance(size, int):
             return size
-        return substitute(size, self.values, {}).constant
+        bound = substitute(size, self.values, {})
+        return bound if bound.terms else bound.constant
 
     def axes(self, axes: tuple[Axis, ...], scope: Ranges) -> tuple[tuple[Axis, ...], Ranges]:
         """Return bound axes, and the ranges with theirs among them."""
@@ -56,7 +57,8 @@ class _Binder:
 
     def step(self, step: Step, scope: Ranges) -> Step:
         if isinstance(step, Loop):
-            (axis,), scope = self.axes((step.axis,), scope)
-            return Loop(axis, step.carried, tuple(self.step(inner, scope) for inner in step.body))
+            (axis,), inside = self.axes((step.axis,), scope)
+            only = step.only and At(step.only.buffer, substitute(step.only.index, self.values, scope))
+            return Loop(axis, step.carried, tuple(self.step(inner, inside) for inner in step.body), only)
         axes, scope = self.axes(step.axes, scope)
         return map_step(dataclasses.replace(step, axes=axes), lambda expr: substitute(expr, self.values, scope))

@@ -13,6 +13,7 @@ from korch.errors import InvalidGraphError
 from korch.primitive.op import Category
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType
+from korch.tile.affine import ranges_of_axes
 from korch.tile.index import Expr, Ranges, bounds
 from korch.tile.places import indices_stay_inside, rings_hold_what_is_read, tasks_do_not_race
 from korch.tile.program import (
@@ -39,7 +40,7 @@ from korch.tile.program import (
     parts_of,
     written_by,
 )
-from korch.tile.region import accesses, accesses_of
+from korch.tile.region import accesses, accesses_of, accesses_of_choice
 from korch.tile.text import format_contract, format_op, format_sink
 
 
@@ -88,10 +89,11 @@ def sizes_are_known(program: TileProgram) -> None:
     for buffer in program.buffers:
         _require_size(buffer.elements, ranges, buffer.name)
     for stage, outer, step in _leaves(program):
+        around = {**ranges, **ranges_of_axes(outer, ranges)}
         for axis in (*stage.grid, *outer, *step.axes):
             _require_size(axis.size, ranges, axis.name)
             if axis.ragged is not None:
-                _require_size(axis.ragged[1], ranges, axis.name)
+                _require_size(axis.ragged[1], around, axis.name)
 
 
 def axes_are_sound(program: TileProgram) -> None:
@@ -113,6 +115,8 @@ def axes_are_sound(program: TileProgram) -> None:
                 name, total = axis.ragged
                 _require(name in sizes, "the outer loop of a tile does not exist", axis.name)
                 is_fixed = isinstance(axis.size, int) and axis.size > 0
+                if isinstance(total, Expr) and not total.variables <= ranges.keys():  # known inside of a loop only
+                    total = bounds(total, {**ranges, **ranges_of_axes(axes, ranges)})[1]
                 is_covered = is_fixed and sizes[name] == parts_of(total, axis.extent, ranges)
                 _require(is_covered, "tiles do not cover their axis", axis.name)
 
@@ -140,6 +144,25 @@ def squares_are_free(program: TileProgram) -> None:
                 for guard in op.guards
             )
             _require(not turns, "a guard turns inside of squares", pass_.across)
+
+
+def choices_are_integers(program: TileProgram) -> None:
+    """What is sorted and what says which turn of a loop is run are integers in memory; one task sorts."""
+    buffers = {buffer.name: buffer for buffer in program.buffers}
+    integers = (DType.I64, DType.I32)
+    for stage in program.stages:
+        if (step := stage.sort) is not None:
+            _require(not stage.grid and not stage.steps, "a stage that sorts has steps", step.text)
+            _require(min(step.rows, step.groups, step.block) > 0, "nothing is sorted", step.text)
+            sizes = {step.keys: step.rows, **step.written}
+            for name, size in sizes.items():
+                _require(buffers[name].elements == size, f"{name} has another size", step.text)
+                allowed = integers if name == step.keys else integers[1:]
+                _require(buffers[name].dtype in allowed, f"{name} has another type", step.text)
+        for access in accesses(stage):
+            if access.text.startswith("loop "):
+                is_integer = buffers[access.buffer].dtype in integers and not buffers[access.buffer].layout
+                _require(is_integer, "a turn is no integer", access.text)
 
 
 def names_are_bound(program: TileProgram) -> None:
@@ -195,8 +218,8 @@ def sinks_suit_the_loops(program: TileProgram) -> None:
 def products_fit(program: TileProgram) -> None:
     """Operands and accumulators of contractions have the types that their product wants.
 
-    Operands of a product of float32 may be floats of 16 bits, and the second one bytes: they are widened
-    when they are read.
+    Operands of a product of float32, also in pieces, may be floats of 16 bits, and the second one bytes: they are
+    widened when they are read.
     """
     types = {buffer.name: buffer.dtype for buffer in program.buffers}
     for _, _, step in _leaves(program):
@@ -204,7 +227,7 @@ def products_fit(program: TileProgram) -> None:
             a, b, total = step.product.types
             wanted = {step.a.buffer: a, step.b.buffer: b, step.out.buffer: total}
             wanted |= {step.rescale.buffer: total} if step.rescale else {}
-            if step.product is Product.F32:
+            if step.product in (Product.F32, Product.PIECES):
                 for name, narrow in ((step.a.buffer, (DType.F16, DType.BF16)), (step.b.buffer, WIDENED)):
                     if types[name] in narrow:
                         wanted.pop(name, None)
@@ -222,6 +245,9 @@ def buffers_are_written_first(program: TileProgram) -> None:
     tiles = {name for name, level in levels.items() if level is Level.TILE}
     written = {name for name, level in levels.items() if level is Level.INPUT}
     for stage in program.stages:
+        if stage.sort is not None:
+            _require(stage.sort.keys in written, "a buffer is read before it is written", stage.sort.text)
+            written |= stage.sort.written.keys()
         written = _written_after(stage.steps, (), written, tiles) - tiles
     for buffer in program.buffers:
         is_missing = buffer.level is Level.OUTPUT and buffer.name not in written and buffer.elements != 0
@@ -232,6 +258,8 @@ def _written_after(steps: tuple[Step, ...], outer: tuple[Axis, ...], written: se
     """Return what is written after some steps, given what is before."""
     for step in steps:
         if isinstance(step, Loop):
+            for access in accesses_of_choice(step, outer):
+                _require(access.buffer in written, "a buffer is read before it is written", access.text)
             for name in step.carried:
                 _require(name in tiles, "what a loop carries is no tile", name)
                 _require(name in written, "a carried tile is not written before its loop", name)
@@ -251,6 +279,7 @@ CHECKS: tuple[Callable[[TileProgram], list[str] | None], ...] = (
     sizes_are_known,
     axes_are_sound,
     vector_is_an_axis,
+    choices_are_integers,
     squares_are_free,
     names_are_bound,
     operations_are_elementwise,

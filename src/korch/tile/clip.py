@@ -6,8 +6,9 @@ loops leave these points out. Then nothing is asked for each point.
 
 from __future__ import annotations
 
+from korch.tile.identity import identity
 from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, var
-from korch.tile.program import Accumulate, Inside, Literal, Pass, Select, Sink, identity
+from korch.tile.program import Accumulate, Inside, Literal, Pass, Select, Sink
 
 
 def clipping_guards(pass_: Pass) -> dict[str, tuple[Inside, ...]]:

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from korch.tile.cpp_accepts import require_contractions
+from korch.tile.cpp_sort import print_sort
 from korch.tile.cpp_split import split_of
 from korch.tile.cpp_steps import StepPrinter, is_large_tile, tile_bytes, tiles_of
 from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer
@@ -42,6 +43,7 @@ HEADERS = (
     (r"korch_amx::Chained\{", "korch_contract_chain.h"),
     (r"korch_amx::Window<", "korch_contract_image.h"),
     (r"korch_amx::ByteTiles<", "korch_contract_tiles.h"),
+    (r"korch::sort_rows<", "korch_sort.h"),
 )
 """What a kernel contains, and the file of `native/` that has it."""
 
@@ -217,7 +219,7 @@ class _Printer:
         waits: list[bool] = []
         written: set[str] = set()
         for stage, following in itertools.zip_longest(self.program.stages, self.program.stages[1:]):
-            written |= written_by(stage.steps)
+            written |= written_by(stage.steps) | (stage.sort.written.keys() if stage.sort is not None else set())
             read = read_by(following.steps) if following is not None else set()
             waits.append(bool(written & read))
             written = set() if waits[-1] else written
@@ -248,6 +250,8 @@ class _Printer:
             else:
                 self.out.line(f"alignas(64) {type_} {buffer.name}_array[{size}];")
                 self.out.line(f"{type_}* const {buffer.name} = {buffer.name}_array;  // functions copy the pointer")
+        if stage.sort is not None:
+            self.out.line(print_sort(stage.sort))
         steps.run()
         self.out.close()
         if steps.is_streamed:

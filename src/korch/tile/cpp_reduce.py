@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 
 from korch.tile.cpp_loops import LoopPrinter
 from korch.tile.cpp_text import C_TYPE, literal, loop_end
+from korch.tile.identity import identity
 from korch.tile.index import Ranges
 from korch.tile.loops import LEAST_SIDE, SQUARE_TYPES
-from korch.tile.program import Accumulate, Axis, identity
+from korch.tile.program import Accumulate, Axis
 
 UNROLL = 4
 """Independent accumulators of a reduction."""

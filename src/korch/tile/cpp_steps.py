@@ -25,6 +25,7 @@ from korch.tile.cpp_lanes import axes_around, lane_contraction, print_rows, wind
 from korch.tile.cpp_op import condition_of
 from korch.tile.cpp_panels import in_group, in_rows, panel_width, panels, strips
 from korch.tile.cpp_pass import PassPrinter
+from korch.tile.cpp_sort import loop_head
 from korch.tile.cpp_split import SplitPrinter, bytes_of_pieces, is_split, is_window, print_product, split_of
 from korch.tile.cpp_text import Writer, loop_end
 from korch.tile.cpp_tiles import byte_tiles
@@ -220,12 +221,12 @@ class StepPrinter:
                 case _Block():
                     self._contract(node, grid)
                 case (loop, body):
-                    self._for(loop.axis)
+                    self._for(loop.axis, loop.only)
                     self._print(body, (*grid, loop.axis))
                     self.out.close()
 
-    def _for(self, axis: Axis) -> None:
-        self.out.open(f"for (long {axis.name} = 0; {axis.name} < {loop_end(axis, axis.extent)}; ++{axis.name})")
+    def _for(self, axis: Axis, only: At | None = None) -> None:
+        self.out.open(loop_head(self.out, axis, only))
 
     def _contract(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel: steps of indices are template arguments."""

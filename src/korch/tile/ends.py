@@ -33,7 +33,8 @@ def ended(program: TileProgram, known: Mapping[str, Needed], step: int) -> TileP
             have the same extent.
         step: `KEYS` is a multiple of this.
     """
-    if len({entry.extent for entry in known.values()}) != 1 or any(p.name == KEYS for p in program.parameters):
+    has_keys = any(p.name == KEYS for p in program.parameters)
+    if len({entry.extent for entry in known.values()}) != 1 or has_keys or program.is_sorted:
         return None
     try:
         found = Coordinates(program, known, step)

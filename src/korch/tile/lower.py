@@ -16,10 +16,11 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.types import row_major_strides
 from korch.tile.emit import Emitter, Index, physical_offset
+from korch.tile.identity import identity
 from korch.tile.index import ZERO, Expr, Ranges, add, remainder, scale, var
 from korch.tile.loops import arrange, grid_for
 from korch.tile.parts import cut_pass
-from korch.tile.program import Accumulate, Axis, Buffer, Level, Pass, Sink, Stage, Store, TileProgram, identity
+from korch.tile.program import Accumulate, Axis, Buffer, Level, Pass, Sink, Stage, Store, TileProgram
 from korch.tile.staging import Machine, Member, StageDraft, Staging
 from korch.tile.window import COLUMN, RowTile, border_pass, place_rows, row_pass
 

@@ -41,6 +41,7 @@ from korch.tile.program import (
     TileOp,
     TileProgram,
 )
+from korch.tile.sort import Sort
 
 _TOKEN = re.compile(r"\s*(\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+|\d+|\w+|<=|\.\.|\+=|\S)")
 _ACCUMULATE = ("sum", "prod", "max", "min")
@@ -264,6 +265,21 @@ class _Line(_Tokens):
             names.append(self.name())
         return tuple(names)
 
+    def sort(self) -> Sort:
+        rows = self.integer()
+        self.need("rows", "of")
+        keys = self.name()
+        self.need("in")
+        groups = self.integer()
+        self.need("groups", "by")
+        block = self.integer()
+        self.need("to")
+        order = self.name()
+        self.need(",")
+        group = self.name()
+        self.need(",")
+        return Sort(keys, rows, groups, block, order, group, self.name())
+
     def place(self) -> At:
         buffer = self.name()
         self.need("[")
@@ -353,10 +369,14 @@ class _Lines:
             elif line.take("buffer"):
                 buffers.append(self.take(line, line.buffer))
             elif line.take("stage"):
-                stages.append(Stage(self.take(line, line.axes), self.steps(1)))
+                stages.append(Stage(self.take(line, line.axes), sort=self.sort(), steps=self.steps(1)))
             else:
                 raise line.error("parameter, buffer or stage")
         return TileProgram(tuple(buffers), tuple(stages), tuple(parameters))
+
+    def sort(self) -> Sort | None:
+        line = self.peek(1)
+        return self.take(line, line.sort) if line is not None and line.take("sort") else None
 
     def steps(self, depth: int) -> tuple[Step, ...]:
         found: list[Step] = []
@@ -367,7 +387,8 @@ class _Lines:
                 found.append(self.contract(line, depth + 1))
             elif line.take("loop"):
                 axis = line.axis()
-                found.append(Loop(axis, self.take(line, line.carried), self.steps(depth + 1)))
+                only = line.place() if line.take("only") else None
+                found.append(Loop(axis, self.take(line, line.carried), self.steps(depth + 1), only))
             else:
                 raise line.error("pass, contract or loop")
         return tuple(found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import NoReturn
 
@@ -21,8 +21,9 @@ from korch.primitive.op import Array
 from korch.tile.affine import Symbols, cut_variables, is_inside, keeps_to_tasks, place_of, ranges_of_axes
 from korch.tile.bind import bind
 from korch.tile.index import Expr, Ranges, Times, Var, bounds, constant, substitute
+from korch.tile.loops import map_step
 from korch.tile.points import Points
-from korch.tile.program import Axis, Level, Ring, Stage, TileProgram, known
+from korch.tile.program import Axis, Level, Loop, Ring, Stage, Step, TileProgram, known
 from korch.tile.region import Access, accesses
 
 MOST_POINTS = 1 << 22
@@ -60,16 +61,55 @@ def tasks_do_not_race(program: TileProgram) -> list[str]:
     """No task touches an element that another task of its stage writes. Return what is not decided."""
     undecided: list[str] = []
     shared = {buffer.name for buffer in program.buffers if buffer.level is not Level.TILE}
-    for number, stage in enumerate(program.stages):
+    orders = {stage.sort.order for stage in program.stages if stage.sort is not None}
+    for number, whole in enumerate(program.stages):
+        stage = _by_place(whole, orders)
         written = {access.buffer for access in accesses(stage) if access.is_write} & shared
         open_ = [name for name in sorted(written) if not _shown_apart(program, stage, name)]
         is_decided = dict.fromkeys(open_, True)
         for bound, values, is_all in _bindings(program) if open_ else ():
             for name in open_:
-                is_whole = _enumerate_races(bound, bound.stages[number], name, values)
+                is_whole = _enumerate_races(bound, _by_place(bound.stages[number], orders), name, values)
                 is_decided[name] &= is_whole and is_all
         undecided += [f"stage {number}: whether tasks race for {name}" for name in open_ if not is_decided[name]]
     return undecided
+
+
+def _by_place(stage: Stage, orders: Set[str]) -> Stage:
+    """Return a stage in which rows that an order names are replaced by their places in it.
+
+    A place has a row of its own, so tasks that touch different rows of a buffer by place do so by row. That tells
+    nothing if the buffer is touched otherwise, too.
+    """
+    names = set(_rows_of(stage.steps, orders))
+    if not names:
+        return stage
+    by_row = {a.buffer for a in accesses(stage) if a.index.variables & names}
+    if any(a.buffer in by_row and not a.index.variables & names for a in accesses(stage)):
+        return stage
+    ranges = ranges_of_axes(stage.grid, {})
+    return replace(stage, steps=tuple(_moved(step, orders, {}, ranges) for step in stage.steps))
+
+
+def _rows_of(steps: Sequence[Step], orders: Set[str]) -> Iterator[str]:
+    """Yield each variable that is a row named by an order."""
+    for step in steps:
+        if isinstance(step, Loop):
+            if step.only is not None and step.only.buffer in orders:
+                yield step.axis.name
+            yield from _rows_of(step.body, orders)
+
+
+def _moved(step: Step, orders: Set[str], places: Mapping[str, Expr], ranges: Ranges) -> Step:
+    """Return a step with rows replaced by their places."""
+    if not isinstance(step, Loop):
+        inner = {**ranges, **ranges_of_axes(step.axes, {})}
+        return map_step(step, lambda expr: substitute(expr, places, inner))
+    if step.only is not None and step.only.buffer in orders:
+        places = {**places, step.axis.name: step.only.index}
+        step = replace(step, axis=replace(step.axis, size=1), only=None)
+    inner = {**ranges, **ranges_of_axes((step.axis,), {})}
+    return replace(step, body=tuple(_moved(own, orders, places, inner) for own in step.body))
 
 
 def rings_hold_what_is_read(program: TileProgram) -> list[str]:
@@ -192,8 +232,9 @@ def _enumerate_inside(program: TileProgram, stage: Stage, access: Access, values
 def _corners(stage: Stage, access: Access) -> Iterator[int]:
     """Yield indices where each loop takes its first or its last turn."""
     axes = (*stage.grid, *access.axes)
-    ragged = {a.name: (a.ragged[0], a.extent, known(a.ragged[1], a.name)) for a in axes if a.ragged is not None}
-    ends = [{0, a.extent - 1} | ({(ragged[a.name][2] - 1) % a.extent} if a.ragged else set()) for a in axes]
+    cut = [(a, *a.ragged) for a in axes if a.ragged is not None and isinstance(a.ragged[1], int)]
+    ragged = {a.name: (outer, a.extent, known(total, a.name)) for a, outer, total in cut}
+    ends = [{0, a.extent - 1} | ({(ragged[a.name][2] - 1) % a.extent} if a.name in ragged else set()) for a in axes]
     for values in itertools.product(*ends):
         number = {axis.name: value for axis, value in zip(axes, values, strict=True)}
         at = {name: constant(value) for name, value in number.items()}

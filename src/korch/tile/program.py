@@ -24,6 +24,7 @@ from enum import Enum
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
 from korch.tile.index import Expr, Ranges, add, bounds, constant, quotient, var
+from korch.tile.sort import Sort
 
 Size = int | Expr
 """A number of elements or of turns: an integer, or an expression in parameters."""
@@ -131,8 +132,7 @@ def known(size: Size, what: str) -> int:
         InvalidGraphError: it depends on a parameter.
     """
     if isinstance(size, Expr):
-        hint = "Bind the parameters first"
-        raise refused(f"{what} is {size}, known at run time only", hint)
+        raise refused(f"{what} is {size}, known at run time only", "Bind the parameters first")
     return size
 
 
@@ -380,11 +380,13 @@ class Loop:
         carried: tiles, written before the loop, that keep their elements from turn to turn; other
             tiles that a turn writes are lost when it ends.
         body: the steps of a turn.
+        only: an element that says which turn is run; none is if there is no such turn. All are if this is None.
     """
 
     axis: Axis
     carried: tuple[str, ...]
     body: tuple[Step, ...]
+    only: At | None = None
 
 
 Step = Pass | Contract | Loop
@@ -392,10 +394,11 @@ Step = Pass | Contract | Loop
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Tasks that may run in any order; the steps of one task run one after another."""
+    """Tasks that may run in any order; the steps of one task run one after another. Or one task that sorts rows."""
 
     grid: tuple[Axis, ...]
     steps: tuple[Step, ...]
+    sort: Sort | None = None
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -434,6 +437,11 @@ class TileProgram:
         return next(buffer for buffer in self.buffers if buffer.name == name)
 
     @property
+    def is_sorted(self) -> bool:
+        """Whether a stage sorts rows."""
+        return any(stage.sort is not None for stage in self.stages)
+
+    @property
     def work(self) -> int:
         """Points of all loop nests: a measure of how much there is to do."""
         return sum(
@@ -453,7 +461,8 @@ def parts_of(total: Size, part: int, parameters: Ranges) -> Size:
 def read_by(steps: tuple[Step, ...]) -> set[str]:
     """Return the buffers that some steps read."""
     found: set[str] = set()
-    for _, step in _leaves((), steps):
+    for loops, step in _leaves((), steps):
+        found |= {loop.only.buffer for loop in loops if loop.only is not None}
         if isinstance(step, Pass):
             found |= {op.buffer for op in step.ops if isinstance(op, Load)}
         else:
@@ -480,19 +489,6 @@ def _leaves(loops: tuple[Loop, ...], steps: tuple[Step, ...]) -> Iterator[tuple[
 def ranges_of(stage: Stage, pass_: Pass) -> Ranges:
     """Return the range of every variable that a pass may use."""
     return {axis.name: (0, max(axis.extent - 1, 0)) for axis in (*stage.grid, *pass_.axes)}
-
-
-def identity(op: str, dtype: DType) -> float | int:
-    """Return the number that changes nothing when it is accumulated."""
-    if op in ("sum", "prod"):
-        return (0 if op == "sum" else 1) * (1.0 if dtype.is_float else 1)
-    if dtype.is_float:
-        return -math.inf if op == "max" else math.inf
-    if dtype is DType.BOOL:
-        return 0 if op == "max" else 1
-    bits, is_signed = 8 * dtype.size_bytes, dtype.value.startswith("i")
-    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed else (0, (1 << bits) - 1)
-    return low if op == "max" else high
 
 
 def refused(text: str, hint: str = "") -> InvalidGraphError:

@@ -37,6 +37,7 @@ from korch.tile.program import (
     TileProgram,
     written_by,
 )
+from korch.tile.sort import Sort
 
 MOST_TURNS = 8
 """Stages of more tasks run several of them at once: NumPy is slow for one."""
@@ -90,6 +91,8 @@ class _Run:
                     self.memory[buffer.name] = self.arithmetic.unknown(buffer.dtype, stage.tasks * buffer.size)
                 if Ring() in buffer.layout:
                     self.held[buffer.name] = np.full(self.memory[buffer.name].size, -1)
+            if stage.sort is not None:
+                self.sort(stage.sort)
             order = self.rng.permutation(stage.tasks)
             for tasks in np.array_split(order, max(1, min(MOST_TURNS, stage.tasks))):
                 with np.errstate(all="ignore"):
@@ -106,10 +109,13 @@ class _Run:
                     _PassRun(self, step, points).run()
                 case Contract():
                     self.contract(step, Points(stage.grid, step.axes, tasks, fixed))
-                case Loop(axis, carried, body):
+                case Loop(axis, carried, body, only):
                     lost = sorted(written_by(body) - {*carried})
                     live = Points(stage.grid, (axis,), tasks, fixed)
                     runs = live.spread(live.live)
+                    if only is not None:
+                        turn_of = live.spread(self.load(live, only.buffer, only.index, ()))
+                        runs = runs & (turn_of == np.arange(axis.extent))
                     for turn in range(axis.extent):
                         self.forget(lost, tasks)
                         if runs[:, turn].any():
@@ -117,6 +123,21 @@ class _Run:
                     self.forget(lost, tasks)
                 case _:
                     assert_never(step)
+
+    def sort(self, step: Sort) -> None:
+        """Write which rows each block has."""
+        keys = self.memory[step.keys].astype(np.int64)
+        keys = np.clip(np.where(keys < 0, keys + step.groups, keys), 0, step.groups - 1)
+        for name, fill in ((step.order, -1), (step.group, -1), (step.count, 0)):
+            self.memory[name][:] = fill
+        block = 0
+        for group in range(step.groups):
+            rows = np.flatnonzero(keys == group)
+            for first in range(0, len(rows), step.block):
+                own = rows[first : first + step.block]
+                self.memory[step.order][block * step.block :][: len(own)] = own
+                self.memory[step.group][block], self.memory[step.count][block] = group, len(own)
+                block += 1
 
     def forget(self, names: Sequence[str], tasks: Array) -> None:
         """Write unknown numbers to some tiles of some tasks."""

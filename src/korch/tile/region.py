@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from korch.tile.affine import Nest, Symbols, number, ranges_of_axes
 from korch.tile.index import Choice, Expr, Ranges, add, bounds, constant, scale, var
-from korch.tile.program import At, Axis, Contract, Inside, Load, Pass, Size, Stage, Store
-from korch.tile.text import format_contract, format_op, format_sink
+from korch.tile.program import At, Axis, Contract, Inside, Load, Loop, Pass, Size, Stage, Step, Store
+from korch.tile.sort import Sort
+from korch.tile.text import format_contract, format_loop, format_op, format_sink
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ class Region:
 
 def accesses(stage: Stage) -> Iterator[Access]:
     """Yield every access of a stage, in the order of the text; of a contraction, reads come first."""
-    for loops, step in stage.leaves:
-        outer = tuple(loop.axis for loop in loops)
-        yield from accesses_of(step, outer)
+    if stage.sort is not None:
+        yield from accesses_of_sort(stage.sort)
+    yield from _accesses(stage.steps, ())
 
 
 def accesses_of(step: Pass | Contract, outer: tuple[Axis, ...] = ()) -> Iterator[Access]:
@@ -85,6 +86,29 @@ def accesses_of(step: Pass | Contract, outer: tuple[Axis, ...] = ()) -> Iterator
         yield access(step.rescale, kept, False)
     yield access(step.out, kept, False)
     yield access(step.out, kept, True)
+
+
+def accesses_of_choice(loop: Loop, outer: tuple[Axis, ...]) -> Iterator[Access]:
+    """Yield the access that says which turn of a loop is run, if only one is."""
+    if loop.only is not None:
+        yield Access(loop.only.buffer, loop.only.index, (), outer, False, format_loop(loop))
+
+
+def accesses_of_sort(step: Sort) -> Iterator[Access]:
+    """Yield the accesses of a step that sorts."""
+    yield Access(step.keys, var("row"), (), (Axis("row", step.rows),), False, step.text)
+    for name, size in step.written.items():
+        yield Access(name, var("place"), (), (Axis("place", size),), True, step.text)
+
+
+def _accesses(steps: tuple[Step, ...], outer: tuple[Axis, ...]) -> Iterator[Access]:
+    for step in steps:
+        match step:
+            case Loop():
+                yield from accesses_of_choice(step, outer)
+                yield from _accesses(step.body, (*outer, step.axis))
+            case _:
+                yield from accesses_of(step, outer)
 
 
 def regions(stage: Stage, buffer: str, parameters: Ranges | None = None) -> list[Region]:

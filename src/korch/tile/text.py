@@ -10,6 +10,9 @@
       loop j<(k + 7)/8 carries t1
         contract m<10 n<16 | p<min(8, k - 8*j) by pieces in 5 x 2 fetch b
           t1[16*m + n] += i0[8*j + p] * t0[16*p + n] rescale t2[m]
+      loop e<4 only w1[g0]
+    stage
+      sort 8 rows of i1 in 4 groups by 2 to w0, w1, w2
 
 Passes and contractions list their kept loops, then, behind a bar, those that they reduce. A pass may end
 with `if 0 <= 4*t + v1 < 10`, and so may the first line of a contraction: other points are left out. It
@@ -78,6 +81,13 @@ def format_contract(step: Contract) -> str:
     return f"{_at(step.out)} += {_at(step.a)} * {_at(step.b)}{rescale}"
 
 
+def format_loop(loop: Loop) -> str:
+    """Return the first line of a loop as it stands in the text form."""
+    carries = f" carries {', '.join(loop.carried)}" if loop.carried else ""
+    only = f" only {_at(loop.only)}" if loop.only else ""
+    return f"loop {_axis(loop.axis)}{only}{carries}"
+
+
 def _lines(program: TileProgram) -> Iterator[str]:
     for parameter in program.parameters:
         yield f"parameter {parameter.name}: {parameter.low}..{parameter.high}"
@@ -85,6 +95,8 @@ def _lines(program: TileProgram) -> Iterator[str]:
         yield " ".join((_buffer(buffer), *_layouts(buffer)))
     for stage in program.stages:
         yield " ".join(("stage", *map(_axis, stage.grid)))
+        if stage.sort is not None:
+            yield f"  {stage.sort.text}"
         for step in stage.steps:
             yield from (f"  {line}" for line in _step(step))
 
@@ -102,8 +114,7 @@ def _step(step: Step) -> Iterator[str]:
             yield f"contract{_axes(step.axes)} by {how}"
             yield f"  {format_contract(step)}"
         case Loop():
-            carries = f" carries {', '.join(step.carried)}" if step.carried else ""
-            yield f"loop {_axis(step.axis)}{carries}"
+            yield format_loop(step)
             for inner in step.body:
                 yield from (f"  {line}" for line in _step(inner))
         case _:

@@ -84,7 +84,7 @@ def trimmed(program: TileProgram, needed: Mapping[str, Needed], threads: int) ->
         threads: how many run it.
     """
     extents = {entry.extent for entry in needed.values()}
-    if program.parameters or len(extents) != 1:
+    if program.parameters or len(extents) != 1 or program.is_sorted:
         return None
     (extent,) = extents
     stages = tuple(_stage(program, stage, needed, extent, threads) or stage for stage in program.stages)

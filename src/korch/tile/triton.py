@@ -169,7 +169,9 @@ def _require_known(program: TileProgram) -> None:
     for buffer in program.buffers:
         if buffer.layout:
             raise refused(f"the layout of buffer {buffer.name} can't be printed")
+    if program.is_sorted:
+        raise refused("a program that sorts rows can't be printed")
     for stage in program.stages:
         for loops, _ in stage.leaves:
-            if any(loop.axis.ragged is not None for loop in loops):
+            if any(loop.axis.ragged is not None or loop.only is not None for loop in loops):
                 raise refused("loops that end early can't be printed")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
+from korch.tile.identity import identity
 from korch.tile.index import Expr
 from korch.tile.program import (
     Accumulate,
@@ -28,7 +29,6 @@ from korch.tile.program import (
     Step,
     Store,
     TileProgram,
-    identity,
     written_by,
 )
 from korch.tile.triton_launch import Launch, PrintedProgram

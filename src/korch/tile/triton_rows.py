@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from korch.primitive.types import DType
+from korch.tile.identity import identity
 from korch.tile.index import Expr, add, scale, var
-from korch.tile.program import Accumulate, Axis, Level, Load, Pass, identity, written_by
+from korch.tile.program import Accumulate, Axis, Level, Load, Pass, written_by
 from korch.tile.triton_launch import MANY_NUMBERS, Launch, numbers_of, warps_for
 from korch.tile.triton_text import COLUMNS, COMPUTE, REDUCE, ROWS, STORED, Coordinate, literal, power_of_two
 

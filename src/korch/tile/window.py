@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 from korch.primitive.ops.reduce import PoolAttributes, window_extent
 from korch.primitive.types import DType
+from korch.tile.identity import identity
 from korch.tile.index import ZERO, Expr, add, constant, scale, var
-from korch.tile.program import Accumulate, Axis, Literal, Load, Pass, Store, identity
+from korch.tile.program import Accumulate, Axis, Literal, Load, Pass, Store
 
 ROW_ELEMENTS = 8192
 """Rows that are kept close stay in the first cache beside what they are made from."""

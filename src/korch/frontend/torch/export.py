@@ -22,6 +22,7 @@ from torch._dynamo.convert_frame import compile_lock
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.onnx import HeldModel
 from korch.frontend.torch.convert import to_held_model
+from korch.frontend.torch.experts import experts_as_batches
 from korch.frontend.torch.tree import Arguments, Results, Trees
 from korch.frontend.torch.trouble import export_trouble, random_operator
 
@@ -102,7 +103,7 @@ def export_call(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], nam
     results: list[Results] = []
     flat = _Flat(module, arguments, results.append)
     require_cpu([*module.parameters(), *module.buffers(), *tensors], name)
-    with TRACING, _quiet(), torch.no_grad():
+    with TRACING, _quiet(), torch.no_grad(), experts_as_batches(flat):
         program = _traced(flat, tensors, name)
         _refuse_random(program, name)
         if not results or not results[-1].names:

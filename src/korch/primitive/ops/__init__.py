@@ -1,9 +1,18 @@
 """The closed table of primitive operations."""
 
 from korch.primitive.op import Op
-from korch.primitive.ops import elementwise, layout, linear, opaque, reduce, stored, winograd
+from korch.primitive.ops import elementwise, gathered, layout, linear, opaque, reduce, stored, winograd
 
 OPS: dict[str, Op] = {
     row.name: row
-    for row in (*elementwise.ROWS, *reduce.ROWS, *layout.ROWS, *linear.ROWS, *stored.ROWS, *winograd.ROWS, *opaque.ROWS)
+    for row in (
+        *elementwise.ROWS,
+        *reduce.ROWS,
+        *layout.ROWS,
+        *linear.ROWS,
+        *stored.ROWS,
+        *gathered.ROWS,
+        *winograd.ROWS,
+        *opaque.ROWS,
+    )
 }

@@ -16,6 +16,7 @@ from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.candidate.shape import around
 from korch.primitive.types import DType, ValueType
 from korch.provider.content import content_version
+from korch.provider.gemm.gathered import AROUND_GATHERED, build_gathered, gathered_root, offer_gathered
 from korch.provider.gemm.match import Product, is_widened, match_group
 from korch.provider.gemm.stored import STORED, build_stored, offer_stored, stored_root
 from korch.provider.gemm.units import (
@@ -61,12 +62,14 @@ class GemmProvider:
 
     name = "gemm"
     version = content_version("provider/gemm")
-    group_shapes = (around("matmul", widens=True), around(STORED))
+    group_shapes = (around("matmul", widens=True), around(STORED), AROUND_GATHERED)
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer the product in plain and channels-last layouts, a constant right operand packed."""
         if stored_root(group) is not None:
             return offer_stored(group, target)
+        if gathered_root(group) is not None:
+            return offer_gathered(group, target)
         found = match_group(group)
         if isinstance(found, Refusal):
             return found
@@ -96,6 +99,8 @@ class GemmProvider:
         """Print the kernel."""
         if stored_root(group) is not None:
             return build_stored(group, offer, target)
+        if gathered_root(group) is not None:
+            return build_gathered(group, offer, target)
         found = match_group(group)
         if isinstance(found, Refusal):
             return found

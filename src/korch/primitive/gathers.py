@@ -1,0 +1,51 @@
+"""Primitive graph -> the same with matrices that an index chooses gathered before their products, where need be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+
+from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
+from korch.primitive.ops.opaque import OpaqueAttributes
+from korch.primitive.types import DType, ValueId, ValueType
+from korch.primitive.verbs import Verbs, lit
+
+GATHERED = "matmul_gathered"
+
+
+def gather_matrices(graph: PrimitiveGraph, keeps: Callable[[Primitive], bool]) -> PrimitiveGraph:
+    """Return a graph in which matrices are copied for each row, and then multiplied as a batch.
+
+    Args:
+        graph: a graph without alternatives.
+        keeps: whether a target multiplies by chosen matrices as it is.
+    """
+    if all(p.op != GATHERED or keeps(p) for p in graph.primitives):
+        return graph
+    builder = GraphBuilder()
+    values = {value: builder.input(name, graph.types[value]) for name, value in graph.inputs}
+    values |= {value: builder.constant(constant.array) for value, constant in graph.constants.items()}
+    for p, primitive in enumerate(graph.primitives):
+        verbs = Verbs(builder, graph.origins[p] if graph.origins else "")
+        inputs = [values[value] for value in primitive.inputs]
+        if primitive.op == GATHERED and not keeps(primitive):
+            values[primitive.output] = _gathered(verbs, *inputs)
+        else:
+            values[primitive.output] = verbs.add(primitive.op, *inputs, attributes=primitive.attributes)
+    for name, value in graph.outputs:
+        builder.output(name, values[value])
+    return builder.freeze()
+
+
+def _gathered(verbs: Verbs, rows: ValueId, matrices: ValueId, index: ValueId) -> ValueId:
+    (count, terms, columns), (m, _) = verbs.builder.type(matrices).shape, verbs.builder.type(rows).shape
+    wide = verbs.cast(index, DType.I64)
+    clipped = verbs.elementwise("max", verbs.elementwise("min", wide, lit(count - 1)), lit(-count))
+    node = onnx.helper.make_node("Gather", ["x0", "x1"], ["y0"], axis=0)
+    types = [verbs.builder.type(value) for value in (matrices, clipped)]
+    out = ValueType((m, terms, columns), types[0].dtype)
+    text = node.SerializeToString(deterministic=True).hex()
+    attributes = OpaqueAttributes("Gather", "", 13, text, tuple(map(str, types)), (str(out),), 0)
+    own = verbs.add("opaque", matrices, clipped, attributes=attributes)
+    return verbs.reshape(verbs.add("matmul", verbs.reshape(rows, (m, 1, terms)), own), (m, columns))

@@ -1,0 +1,71 @@
+"""The product of each row by a matrix of its own, which an index chooses: a mixture of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from korch.primitive.op import NONE, Array, Attributes, Category, Op, Sample, require
+from korch.primitive.types import DType, ValueType
+
+INDICES = (DType.I64, DType.I32)
+"""The types of indices."""
+
+
+def _infer(inputs: Sequence[ValueType], attributes: Attributes) -> ValueType:
+    require(len(inputs) == 3, f"matmul_gathered: there are {len(inputs)} arguments")
+    a, b, index = inputs
+    require(a.rank == 2 and a.dtype.is_float, f"matmul_gathered: argument 0 is {a}")
+    fits = b.rank == 3 and b.dtype is a.dtype and b.shape[1] == a.shape[1] and b.shape[0] > 0
+    require(fits, f"matmul_gathered: argument 1 is {b}")
+    is_index = index.dtype in INDICES and index.shape == a.shape[:1]
+    require(is_index, f"matmul_gathered: argument 2 is {index}")
+    return ValueType((a.shape[0], b.shape[2]), a.dtype)
+
+
+def _flop(inputs: Sequence[ValueType], attributes: Attributes, output: ValueType) -> int:
+    return 2 * output.size * inputs[0].shape[1]
+
+
+def chosen(index: Array, count: int) -> Array:
+    """Return the matrices that indices choose: negative ones count from the end, others are clipped."""
+    return np.asarray(np.clip(np.where(index < 0, index + count, index), 0, count - 1))
+
+
+def _reference(inputs: Sequence[Array], attributes: Attributes) -> Array:
+    a, b, index = inputs
+    out = np.zeros((a.shape[0], b.shape[2]), a.dtype)
+    numbers = chosen(index, b.shape[0])
+    with np.errstate(all="ignore"):
+        for number in np.unique(numbers):
+            out[numbers == number] = a[numbers == number] @ b[number]
+    return out
+
+
+ROWS: tuple[Op, ...] = (
+    Op(
+        name="matmul_gathered",
+        category=Category.LINEAR,
+        arity=3,
+        attributes=Attributes,
+        infer=_infer,
+        reference=_reference,
+        work_flop=_flop,
+        source="ONNX Gather of matrices along axis 0, opset 13, and MatMul",
+        samples=(
+            Sample(("f32[5,4]", "f32[3,4,6]", "i64[5]"), NONE),
+            Sample(("f32[1,4]", "f32[8,4,2]", "i32[1]"), NONE),
+            Sample(("f32[0,4]", "f32[2,4,2]", "i64[0]"), NONE),
+        ),
+        refusals=(
+            Sample(("f32[5,4]", "f32[3,4,6]"), NONE),
+            Sample(("f32[1,5,4]", "f32[3,4,6]", "i64[5]"), NONE),
+            Sample(("f32[5,4]", "f32[3,5,6]", "i64[5]"), NONE),
+            Sample(("f32[5,4]", "f32[0,4,6]", "i64[5]"), NONE),
+            Sample(("f32[5,4]", "f16[3,4,6]", "i64[5]"), NONE),
+            Sample(("f32[5,4]", "f32[3,4,6]", "f32[5]"), NONE),
+            Sample(("f32[5,4]", "f32[3,4,6]", "i64[4]"), NONE),
+        ),
+    ),
+)

@@ -1,0 +1,145 @@
+"""Group around a product by matrices that an index chooses -> its offers and its kernels."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.candidate.layout import Layout
+from korch.candidate.shape import GroupShape
+from korch.primitive.graph import Primitive
+from korch.primitive.op import Category
+from korch.primitive.types import DType
+from korch.provider.gemm.match import source_of
+from korch.provider.gemm.units import is_in_pieces, right_in_pieces
+from korch.provider.gemm.vectors import require_neighbours
+from korch.provider.matrix_units import TOGETHER
+from korch.provider.provider import SPLIT, Kernel
+from korch.provider.tile_kernel import kernel_of
+from korch.schedule.contraction import FLOATS, NotFusedError, root_of
+from korch.schedule.gathered import Gathered, GatheredBlocking
+from korch.schedule.pieces import pairs_of
+from korch.target import Target
+from korch.tile.cpp_steps import FEW_REGISTERS, REGISTERS
+from korch.tile.program import Loop, Pass, Registers, Stage, TileProgram
+from korch.tile.staging import Machine
+
+GATHERED = "matmul_gathered"
+
+AROUND_GATHERED = GroupShape(
+    (GATHERED,), frozenset({Category.LAYOUT, Category.BROADCAST, Category.ELEMENTWISE}), widens=True
+)
+"""What may be computed as rows are copied, and from results."""
+
+BLOCK_ROWS = {False: 96, True: 128}
+"""The most rows of a block on vector units and on matrix units."""
+
+BLOCK_COLUMNS = 512
+"""Columns of a task."""
+
+CHUNK = 2048
+"""Terms of a task's turn on matrix units: the pieces of its rows stay in the second cache."""
+
+LEAST_MEAN = 4
+"""Rows for each matrix, in the mean, from which on matrix units are tried."""
+
+
+def gathered_root(group: Group) -> Primitive | None:
+    """Return the product by chosen matrices that a group is around, None if it is around none."""
+    linear = group.body.linear
+    return linear[0] if len(linear) == 1 and linear[0].op == GATHERED else None
+
+
+def offer_gathered(group: Group, target: Target) -> tuple[Offer, ...] | Refusal:
+    """Offer the product with its matrices in strips of columns, or in pieces for matrix units."""
+    root = root_of(group, GATHERED)
+    if isinstance(root, Refusal):
+        return root
+    types, index = group.body.types, set(_reshaped_from(group, root.inputs[2]))
+    if any(t.dtype not in FLOATS for value, t in enumerate(types) if value not in index):
+        return Refusal("the elements are not floats of at most 32 bits")
+    if any(types[value].dtype is not DType.F32 for value in root.inputs[:2]):
+        return Refusal("the product is not one of float32")
+    position = source_of(group, root.inputs[1])
+    if position is None or position not in group.constant_inputs or group.input_types[position].rank != 3:
+        return Refusal("the matrices are no constants")
+    if target.lanes < 4:
+        return Refusal("the target has no vector registers")
+    offers = []
+    for is_split in (False, True) if _can_split(group, root, target) else (False,):
+        offer = _offer(group, root, position, target, is_split)
+        try:
+            program_of(group, root, offer, target)
+        except NotFusedError as error:
+            return Refusal(str(error))
+        offers.append(offer)
+    return tuple(offers)
+
+
+def build_gathered(group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
+    """Print the kernel of an offer."""
+    root = root_of(group, GATHERED)
+    if isinstance(root, Refusal):
+        return root
+    # Which tasks do something is known at run time only, so nothing else runs beside this kernel's tasks.
+    return replace(kernel_of(program_of(group, root, offer, target), group, offer, target), program=None)
+
+
+def _reshaped_from(group: Group, value: int) -> list[int]:
+    """Return a value and those that it is a reshape of."""
+    found, body = [value], group.body
+    while makers := [body.primitives[p] for p in body.producers[found[-1]] if body.primitives[p].op == "reshape"]:
+        found.append(makers[0].inputs[0])
+    return found
+
+
+def _can_split(group: Group, root: Primitive, target: Target) -> bool:
+    (rows, terms), (matrices, _, columns) = (group.body.types[value].shape for value in root.inputs[:2])
+    return target.isa == "amx" and rows >= LEAST_MEAN * matrices and min(terms, columns) >= TOGETHER
+
+
+def _offer(group: Group, root: Primitive, position: int, target: Target, is_split: bool) -> Offer:
+    blocking = _blocking(group, root, target, is_split)
+    packed = Layout((0, 2, 1), ((2, blocking.strip),))
+    if is_split:
+        packed = right_in_pieces(3, group.input_types[position].dtype is DType.F32)
+    plain = group.plain_layouts
+    offer = Offer(tuple(packed if i == position else layout for i, layout in enumerate(plain[0])), plain[1])
+    pairs = pairs_of(*Gathered(group, root, plain, Machine(target.lanes, target.threads)).pieces)
+    return replace(offer, variant=SPLIT, pairs=pairs) if is_split else offer
+
+
+def _blocking(group: Group, root: Primitive, target: Target, is_split: bool) -> GatheredBlocking:
+    """Choose the sizes of blocks: of rows as many as an index may choose of one matrix, up to what stays in caches."""
+    (rows, terms), (_, _, columns) = (group.body.types[value].shape for value in root.inputs[:2])
+    block = min(rows, BLOCK_ROWS[is_split])
+    if is_split:
+        registers = Registers(TOGETHER, TOGETHER // target.lanes, fetches_b=True)
+        return GatheredBlocking(block, min(BLOCK_COLUMNS, columns), min(CHUNK, terms), TOGETHER, registers, True)
+    usual = REGISTERS.get(target.lanes, FEW_REGISTERS)
+    registers = Registers(min(usual.rows, block), usual.vectors, fetches_b=True)
+    return GatheredBlocking(block, min(BLOCK_COLUMNS, columns), terms, usual.vectors * target.lanes, registers, False)
+
+
+def program_of(group: Group, root: Primitive, offer: Offer, target: Target) -> TileProgram:
+    """Return the program of an offer.
+
+    Raises:
+        NotFusedError: what stands around the product can't be computed with it.
+    """
+    is_split = any(is_in_pieces(layout) for layout in offer.inputs)
+    plain = tuple(Layout.plain(len(layout.order)) for layout in offer.inputs)
+    schedule = Gathered(group, root, (plain, offer.outputs), Machine(target.lanes, target.threads))
+    program = schedule.program(_blocking(group, root, target, is_split))
+    require_neighbours(_last(program.stages[-1]), target.lanes)
+    return program
+
+
+def _last(stage: Stage) -> Pass:
+    """Return the pass that computes outputs."""
+    step = stage.steps[-1]
+    while isinstance(step, Loop):
+        step = step.body[-1]
+    if not isinstance(step, Pass):
+        raise AssertionError("a product ends with a pass")
+    return step

@@ -1,0 +1,198 @@
+"""Products of rows by matrices that an index chooses for each row -> tile programs.
+
+Rows are sorted by the number of their matrix, in blocks, and copied in this order. A task multiplies the rows of a
+block, as many as there are, by some columns of its matrix; without rows it does nothing. So the work is that of the
+chosen matrices, and each is read once for a block. Results are stored in the rows' own order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from korch.alignment import round_up
+from korch.candidate.candidate import Group
+from korch.primitive.graph import Primitive
+from korch.primitive.types import DType
+from korch.schedule.blocks import Blocked, cut, fill, flat, spaced, store
+from korch.schedule.contraction import Layouts, NotFusedError, matmul_axes
+from korch.schedule.pieces import operand_pieces, split_into
+from korch.tile.cpp_split import EDGE
+from korch.tile.index import Expr, add, scale, var
+from korch.tile.program import (
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Level,
+    Load,
+    Loop,
+    Panels,
+    Pass,
+    Product,
+    Registers,
+    Stage,
+    Step,
+    Store,
+    TileProgram,
+)
+from korch.tile.sort import Sort
+from korch.tile.staging import Machine
+
+BLOCK, ROWS, GROUP, COUNT = "block", "rows", "e", "n"
+"""The loop variables of a task: its block, one number 0, its matrix and how many rows it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredBlocking:
+    """How such a product is cut.
+
+    Attributes:
+        rows: the most rows of a block.
+        columns: of a task.
+        terms: of a turn of its loop.
+        strip: columns of the matrices that lie side by side.
+        registers: how tiles are multiplied.
+        is_split: whether operands are pieces, multiplied on matrix units.
+    """
+
+    rows: int
+    columns: int
+    terms: int
+    strip: int
+    registers: Registers
+    is_split: bool
+
+
+class Gathered(Blocked):
+    """The programs of a group around one `matmul_gathered` primitive."""
+
+    def __init__(self, group: Group, root: Primitive, layouts: Layouts, machine: Machine) -> None:
+        types = [group.body.types[value] for value in root.inputs]
+        (self.rows, self.terms), (self.matrices, _, self.columns) = types[0].shape, types[1].shape
+        shapes = ((self.rows, self.terms), (self.terms, self.columns), (self.rows, self.columns))
+        super().__init__(group, root, layouts, matmul_axes(*shapes), Product.F32)
+        self.machine = machine
+        self.keys = self._keys(root.inputs[2])
+        self.pieces = operand_pieces(group.body, replace(root, inputs=root.inputs[:2]))
+
+    def _keys(self, value: int) -> str:
+        """Return the name of the input that has the index of each row."""
+        body = self.group.body
+        while value not in self.fusion.place:
+            maker = body.primitives[body.producers[value][0]]
+            if maker.op != "reshape":
+                raise NotFusedError("the index is computed in the group")
+            value = maker.inputs[0]
+        return self.fusion.place[value]
+
+    def program(self, blocking: GatheredBlocking) -> TileProgram:
+        """Return the program of one blocking."""
+        sort = Sort(self.keys, self.rows, self.matrices, blocking.rows, "order", "group", "count")
+        part = _Task(self, blocking, sort)
+        tables = (Buffer(name, Level.WORKSPACE, DType.I32, size) for name, size in sort.written.items())
+        copy = Buffer("ca", Level.WORKSPACE, DType.F32, sort.blocks * blocking.rows * spaced(self.terms))
+        buffers = (*self._memory(blocking), *tables, copy, *part.buffers)
+        return TileProgram(buffers, (Stage((), (), sort), self._copied(sort), part.stage()))
+
+    def _copied(self, sort: Sort) -> Stage:
+        """Return the stage that copies the rows of the first operand in the order of their matrices."""
+        place, row, k = Axis("place", sort.blocks * sort.block), Axis("row", self.rows), Axis("k", self.terms)
+        ranges = {axis.name: (0, axis.extent - 1) for axis in (place, row, k)}
+        emitter = self.fusion.emitter(ranges)
+        name = self.argument(emitter, 0, self.values([var("row"), var("x1"), var("k")], {**ranges, "x1": (0, 0)}))
+        sink = Store("ca", add(scale(var("place"), spaced(self.terms)), var("k")), name)
+        copy = Pass((k,), "k", tuple(emitter.ops), (sink,))
+        return Stage((place,), (Loop(row, (), (copy,), At(sort.order, var("place"))),))
+
+    def _memory(self, blocking: GatheredBlocking) -> Iterator[Buffer]:
+        """Yield the buffers of inputs and outputs; matrices lie side by side, in strips of columns."""
+        columns = self.matrices * round_up(self.columns, blocking.strip)
+        for buffer in self.memory():
+            if buffer.name != self.name_of(1):
+                yield buffer
+            elif blocking.is_split:
+                layout = (Panels(columns, EDGE, 2), split_into(self.pieces[1]))
+                yield replace(buffer, elements=round_up(self.terms, EDGE) * columns, layout=layout)
+            else:
+                yield replace(buffer, elements=self.terms * columns, layout=(Panels(columns, blocking.strip),))
+
+
+class _Task:
+    """The tasks that multiply: some columns of the matrix of a block, by the rows of the block."""
+
+    def __init__(self, of: Gathered, blocking: GatheredBlocking, sort: Sort) -> None:
+        self.of, self.blocking, self.sort = of, blocking, sort
+        self.block = Axis(BLOCK, sort.blocks)
+        self.columns = cut(of.columns, blocking.columns, ("gn", "j"))
+        self.turns = cut(of.terms, blocking.terms, ("g", "p"))
+        self.i = Axis("i", blocking.rows, ragged=(ROWS, var(COUNT)))
+        self.width = round_up(self.columns[1].extent, blocking.strip)
+        self.total = At("t", add(scale(var("i"), self.width), var("j")))
+        self.pieces: Buffer | None = None
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """The tiles."""
+        tile = Buffer("t", Level.TILE, DType.F32, self.blocking.rows * self.width)
+        return (tile, *((self._pieces(),) if self.blocking.is_split else ()))
+
+    def stage(self) -> Stage:
+        """Return the stage."""
+        (gn, j), (g, p) = self.columns, self.turns
+        contract = Contract(
+            (self.i, j, replace(p, is_reduced=True)),
+            self.total,
+            self._left(),
+            self._right(),
+            Product.PIECES if self.blocking.is_split else Product.F32,
+            registers=self.blocking.registers,
+        )
+        turn: tuple[Step, ...] = (*((self._split(),) if self.blocking.is_split else ()), contract)
+        zero = fill((self.i, j), self.total, 0.0)
+        made = (*turn[:-1], zero, contract) if g.extent == 1 else (zero, Loop(g, ("t",), turn))
+        steps: tuple[Step, ...] = (*made, self._stored())
+        loops = (
+            (Axis(GROUP, self.of.matrices), At(self.sort.group, var(BLOCK))),
+            (Axis(COUNT, self.blocking.rows + 1), At(self.sort.count, var(BLOCK))),
+            (Axis(ROWS, 1), None),
+        )
+        for axis, only in reversed(loops):
+            steps = (Loop(axis, (), steps, only),)
+        return Stage((gn, self.block), steps)
+
+    def _left(self) -> At:
+        """Return where the first operand is multiplied: in the copy, or in its pieces."""
+        if self.blocking.is_split:
+            return At("sa", add(scale(var("i"), round_up(self.turns[1].extent, EDGE)), var("p")))
+        return At("ca", add(scale(self._place(), spaced(self.of.terms)), flat(*self.turns)))
+
+    def _right(self) -> At:
+        """Return where the second operand is."""
+        own = round_up(self.of.columns, self.blocking.strip)
+        row = scale(flat(*self.turns), self.of.matrices * own)
+        return At(self.of.name_of(1), add(row, scale(var(GROUP), own), flat(*self.columns)))
+
+    def _place(self) -> Expr:
+        return add(scale(var(BLOCK), self.blocking.rows), var("i"))
+
+    def _pieces(self) -> Buffer:
+        """Return the tile of the pieces of the first operand."""
+        rows, terms = round_up(self.blocking.rows, EDGE), round_up(self.turns[1].extent, EDGE)
+        return Buffer("sa", Level.TILE, DType.F32, rows * terms, (Panels(terms, EDGE), split_into(self.of.pieces[0])))
+
+    def _split(self) -> Pass:
+        """Return the pass that makes these pieces."""
+        place = add(scale(self._place(), spaced(self.of.terms)), flat(*self.turns))
+        return Pass((self.i, self.turns[1]), "p", (Load("x0", DType.F32, "ca", place),), (store(self._left(), "x0"),))
+
+    def _stored(self) -> Loop:
+        """Return the loop that computes the outputs of each row of a block."""
+        of, (gn, j) = self.of, self.columns
+        place, row = Axis("place", self.blocking.rows), Axis("row", of.rows)
+        ranges = {axis.name: (0, axis.extent - 1) for axis in (gn, j, self.block, place, row)}
+        values = of.values([var("row"), flat(gn, j), var("x2")], {**ranges, "x2": (0, 0)})
+        total = At("t", add(scale(var("place"), self.width), var("j")))
+        after = of.after(total, (j,), values, ranges)
+        order = At(self.sort.order, add(scale(var(BLOCK), self.blocking.rows), var("place")))
+        return Loop(place, (), (Loop(row, (), (after,), order),))

@@ -1,0 +1,22 @@
+"""The step that sorts rows, and loops of which one turn is run -> text."""
+
+from __future__ import annotations
+
+from korch.tile.cpp_text import Writer, loop_end
+from korch.tile.program import At, Axis
+from korch.tile.sort import Sort
+
+
+def print_sort(step: Sort) -> str:
+    """Return the call that sorts."""
+    sizes = f"{step.rows}, {step.groups}, {step.block}, {step.blocks}"
+    return f"korch::sort_rows<{sizes}>({step.keys}, {step.order}, {step.group}, {step.count});"
+
+
+def loop_head(out: Writer, axis: Axis, only: At | None) -> str:
+    """Return the head of a loop; if one turn is run only, the condition under which it is."""
+    if only is None:
+        return f"for (long {axis.name} = 0; {axis.name} < {loop_end(axis, axis.extent)}; ++{axis.name})"
+    value = f"{only.buffer}[{out.expr(only.index)}]"
+    name = axis.name
+    return f"if ([[maybe_unused]] const long {name} = {value}; {name} >= 0 && {name} < {axis.extent})"
