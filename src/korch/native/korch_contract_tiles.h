@@ -41,20 +41,20 @@ KORCH_INLINE void multiply_bytes(const char* first, const char* second, const ch
   if constexpr (C == 2) KORCH_TILE_LOAD(7, b + 4 * EDGE, G::COLUMN_BYTES);
   if constexpr (R == 2) KORCH_TILE_LOAD(5, second, G::STRIDE);
   Floats zero = {};
-  for (long s = 0; s < G::STEPS; ++s) {
+  const auto step = [&]<bool IS_LAST>(const char* next, long at) __attribute__((always_inline)) {
     stay_awake(zero);
-    const long after = s + 1 < G::STEPS ? s + 1 : s, at = G::terms(after);
-    const char* const next = b + after * G::STEP_BYTES;
     KORCH_TILE_DOT_BYTES(0, 4, 6);
     if constexpr (C == 2) KORCH_TILE_DOT_BYTES(1, 4, 7);
-    KORCH_TILE_LOAD(4, first + at, G::STRIDE);
+    if constexpr (!IS_LAST) KORCH_TILE_LOAD(4, first + at, G::STRIDE);
     if constexpr (R == 2) KORCH_TILE_DOT_BYTES(2, 5, 6);
-    KORCH_TILE_LOAD(6, next, G::COLUMN_BYTES);
+    if constexpr (!IS_LAST) KORCH_TILE_LOAD(6, next, G::COLUMN_BYTES);
     if constexpr (R * C == 4) KORCH_TILE_DOT_BYTES(3, 5, 7);
-    if constexpr (R == 2) KORCH_TILE_LOAD(5, second + at, G::STRIDE);
-    if constexpr (C == 2) KORCH_TILE_LOAD(7, next + 4 * EDGE, G::COLUMN_BYTES);
+    if constexpr (R == 2 && !IS_LAST) KORCH_TILE_LOAD(5, second + at, G::STRIDE);
+    if constexpr (C == 2 && !IS_LAST) KORCH_TILE_LOAD(7, next + 4 * EDGE, G::COLUMN_BYTES);
     beside();
-  }
+  };
+  for (long s = 1; s < G::STEPS; ++s) step.template operator()<false>(b + s * G::STEP_BYTES, G::terms(s));
+  step.template operator()<true>(nullptr, 0);
   KORCH_TILE_STORE(0, sums);
   if constexpr (C == 2) KORCH_TILE_STORE(1, sums + EDGE);
   if constexpr (R == 2) KORCH_TILE_STORE(2, sums + EDGE * TOGETHER);
@@ -69,33 +69,56 @@ struct ByteProduct {
   const long lines, width, columns;
   const long across = korch::blocks(width, EDGE), height = korch::blocks(width, across);  // tiles of a line, and their rows
 
-  // Sums whose rows are to be finished: of two tiles, their first rows, and how many of these are finished elsewhere.
+  // Where the rows of a tile are, the number of the first one, and how many of them the tile before has, too.
+  struct Tile {
+    const char* from;
+    long first, shared;
+  };
+  // The next tile.
+  struct Walk {
+    long line = 0, at = 0;
+  };
+  // Sums of two tiles, whose rows are to be finished.
   struct Pending {
     const int32_t* from = nullptr;
-    long first[2] = {}, skipped[2] = {}, at = 0, end = 0, column = 0;
+    Tile tiles[2] = {};
+    long at = 0, end = 0, column = 0;
   };
   struct Strip {
     const char* from;
     long left, each;  // lines of the cache to fetch, and how many beside a step
   };
 
-  template <int W>
-  KORCH_INLINE void finish_columns(const int32_t* from, long row, long n) const {
-    sums.template end<W>(row, n, korch::load<int32_t, W>(from));
-  }
-  KORCH_INLINE void finish_row(const int32_t* from, long row, long n) const {
-    const long end = korch::smaller(columns, n + TOGETHER);
-    for (; n + 16 <= end; n += 16, from += 16) finish_columns<16>(from, row, n);
-    if (n + 8 <= end) finish_columns<8>(from, row, n), n += 8, from += 8;
-    for (; n < end; ++n, ++from) finish_columns<1>(from, row, n);
-  }
-  __attribute__((noinline)) void finish(Pending& pending, long count) const {
-    Pending p = pending;
-    for (; count > 0 && p.at < p.end; --count, ++p.at) {
-      const long tile = p.at >= height, r = p.at - tile * height;
-      if (r >= p.skipped[tile]) finish_row(p.from + (tile * EDGE + r) * TOGETHER, p.first[tile] + r, p.column);
+  template <bool IS_WHOLE>
+  static KORCH_INLINE void finish_row(const Sums& to, const int32_t* from, long row, long n, long end) {
+    const auto finish = [&]<int W>() __attribute__((always_inline)) {
+      to.template end<W>(row, n, korch::load<int32_t, W>(from));
+      n += W, from += W;
+    };
+    if constexpr (IS_WHOLE) {
+      finish.template operator()<16>();
+      finish.template operator()<16>();
+    } else {
+      if (n + 16 <= end) finish.template operator()<16>();
+      if (n + 8 <= end) finish.template operator()<8>();
+      while (n < end) finish.template operator()<1>();
     }
-    pending.at = p.at;
+  }
+  // Finish up to `count` rows.
+  __attribute__((noinline)) void finish(Pending& pending, long count) const {
+    const Sums to = sums;  // what is stored can't change it
+    const long end = korch::smaller(columns, pending.column + TOGETHER), n = pending.column, rows = height;
+    while (count > 0 && pending.at < pending.end) {
+      const long tile = pending.at >= rows, r = pending.at - tile * rows, some = korch::smaller(count, rows - r);
+      const long first = pending.tiles[tile].first, begin = korch::larger(r, pending.tiles[tile].shared), last = r + some;
+      const int32_t* from = pending.from + (tile * EDGE + begin) * TOGETHER;
+      if (n + TOGETHER == end) {
+        for (long i = begin; i < last; ++i, from += TOGETHER) finish_row<true>(to, from, first + i, n, end);
+      } else {
+        for (long i = begin; i < last; ++i, from += TOGETHER) finish_row<false>(to, from, first + i, n, end);
+      }
+      pending.at += some, count -= some;
+    }
   }
   __attribute__((noinline)) void work_beside(Strip& next, Pending& before, long count) const {
     for (long i = korch::smaller(next.each, next.left); i > 0; --i, --next.left, next.from += 64)
@@ -112,24 +135,23 @@ struct ByteProduct {
     });
   }
 
-  KORCH_INLINE long place(long tile) const { return korch::smaller(tile % across * height, width - height); }
-  KORCH_INLINE const char* rows_of(long tile) const { return a + tile / across * line + place(tile) * G::STRIDE; }
+  KORCH_INLINE Tile next_of(Walk& walk) const {
+    const long x = korch::smaller(walk.at * height, width - height);
+    const Tile found{a + walk.line * line + x * G::STRIDE, walk.line * width + x, walk.at * height - x};
+    if (++walk.at == across) walk.at = 0, ++walk.line;
+    return found;
+  }
 
-  // The products of two tiles of rows, or of the last one, and of a strip.
-  KORCH_INLINE void pass(long tile, long n, int32_t* to, Strip& next, Pending& before) const {
-    const bool is_pair = tile + 1 < lines * across, is_wide = columns - n > EDGE;
-    const char *const first = rows_of(tile), *const second = is_pair ? rows_of(tile + 1) : first;
-    const char* const strip = b + n / TOGETHER * G::STRIP;
+  // The products of one or two tiles of rows and of a strip.
+  KORCH_INLINE void pass(const Tile (&tiles)[2], bool is_pair, long n, int32_t* to, Strip& next, Pending& before) const {
+    const bool is_wide = columns - n > EDGE;
+    const char *const first = tiles[0].from, *const second = tiles[1].from, *const strip = b + n / TOGETHER * G::STRIP;
     if (is_pair && is_wide) multiply<2, 2>(first, second, strip, to, next, before);
     else if (is_pair) multiply<2, 1>(first, second, strip, to, next, before);
     else if (is_wide) multiply<1, 2>(first, second, strip, to, next, before);
     else multiply<1, 1>(first, second, strip, to, next, before);
     finish(before, before.end);
-    before = Pending{to, {}, {}, 0, height * (1 + is_pair), n};
-    for (long i = 0; i < 1 + is_pair; ++i) {
-      before.first[i] = (tile + i) / across * width + place(tile + i);
-      before.skipped[i] = (tile + i) % across * height - place(tile + i);
-    }
+    before = Pending{to, {tiles[0], tiles[1]}, 0, height * (1 + is_pair), n};
   }
 
   // All sums without the units.
@@ -146,7 +168,8 @@ struct ByteProduct {
               found[j] += static_cast<uint32_t>(value(terms[k], A_SIGNED)) *
                           static_cast<uint32_t>(value(weights[k / 4 * G::COLUMN_BYTES + 4 * j + k % 4], B_SIGNED));
         }
-        finish_row(reinterpret_cast<const int32_t*>(found), row, n);
+        const long end = korch::smaller(columns, n + TOGETHER);
+        finish_row<false>(sums, reinterpret_cast<const int32_t*>(found), row, n, end);
       }
   }
 
@@ -157,16 +180,26 @@ struct ByteProduct {
     long turn = 0;
     Pending before;
     begin_bytes(height, G::QUADS);
+    // Give each pair of tiles to a function; the last one may be alone.
+    const auto for_pairs = [&](auto function) __attribute__((always_inline)) {
+      Walk walk;
+      for (long tile = 0; tile < tiles; tile += 2) {
+        const bool is_pair = tile + 1 < tiles;
+        const Tile first = next_of(walk), pair[2] = {first, is_pair ? next_of(walk) : first};
+        function(pair, is_pair);
+      }
+    };
     if constexpr (G::STRIPS_GO_BY) {
       for (long n = 0; n < columns; n += TOGETHER) {
         const long left = n + TOGETHER < columns ? G::STEPS * G::STEP_BYTES / 64 : 0;
         Strip next{b + (n / TOGETHER + 1) * G::STRIP, left, korch::blocks(left, turns * G::STEPS)};
-        for (long tile = 0; tile < tiles; tile += 2) pass(tile, n, found[turn++ % 2], next, before);
+        for_pairs([&](const Tile(&pair)[2], bool is_pair) { pass(pair, is_pair, n, found[turn++ % 2], next, before); });
       }
     } else {
       Strip none{nullptr, 0, 0};
-      for (long tile = 0; tile < tiles; tile += 2)
-        for (long n = 0; n < columns; n += TOGETHER) pass(tile, n, found[turn++ % 2], none, before);
+      for_pairs([&](const Tile(&pair)[2], bool is_pair) {
+        for (long n = 0; n < columns; n += TOGETHER) pass(pair, is_pair, n, found[turn++ % 2], none, before);
+      });
     }
     end();
     finish(before, before.end);
