@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from korch.candidate.candidate import Group, Refusal
+from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.enumerate import enumerate_groups
 from korch.options import Options
 from korch.primitive import reference
+from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
+from korch.primitive.types import ValueType
 from korch.provider.attention import AttentionProvider, provider
 from korch.schedule.attention import rows_of_block
 from korch.schedule.contraction import NotFusedError
+from korch.target import Target
 from korch.testing.kernels import check_offers, load_kernels, run_kernel
 from korch.tile.cpp_steps import FEW_REGISTERS, REGISTERS
 from tests.provider.onednn_groups import Graph
+from tests.support.matrix_units import matrix_units
 
 
 def moved(g: Graph, value: int, *perm: int) -> int:
@@ -275,7 +279,75 @@ def test_refusals(target, expected, make):
 
 
 def test_keys_that_fill_the_memory_are_refused(target, monkeypatch):
+    target = replace(target, isa="avx512" if target.isa == "amx" else target.isa)
     monkeypatch.setattr(provider, "MOST_BYTES", 4)
     g = Graph()
     found = AttentionProvider().offer(g.group(whole(g)), target)
     assert found == Refusal("there are too many keys to pack")
+
+
+class SplitProvider(AttentionProvider):
+    """Offers the matrix units only."""
+
+    def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
+        """Return the offers whose products are of pieces."""
+        offers = super().offer(group, target)
+        found = () if isinstance(offers, Refusal) else tuple(offer for offer in offers if offer.pairs)
+        return found or Refusal("no matrix units")
+
+
+@pytest.fixture(scope="module")
+def units(target, tmp_path_factory):
+    """A target with matrix units, and a compiler for it."""
+    return matrix_units(target, tmp_path_factory.mktemp("units"))
+
+
+def halved(m: int, n: int, d: int, e: int, dtype: str, is_wide: bool) -> Group:
+    """Attention in 16-bit floats; perhaps with the softmax in float32."""
+    g, half = Graph(), CastAttributes(dtype)
+    q, k, v = (
+        g.input(name, ValueType.parse(f"{dtype}[2,{a},{b}]")) for name, a, b in (("q", m, d), ("k", n, d), ("v", n, e))
+    )
+    q, k, v = (g.add("cast", [x], CastAttributes("f32")) for x in (q, moved(g, k, 0, 2, 1), v))
+    scores = g.add("cast", [g.add("matmul", [q, k])], half)
+    if is_wide:
+        weights = g.add("cast", [softmax(g, g.add("cast", [scores], CastAttributes("f32")))], half)
+    else:
+        weights = softmax(g, scores)
+    weights = g.add("cast", [weights], CastAttributes("f32"))
+    return g.group(g.add("cast", [g.add("matmul", [weights, v])], half))
+
+
+def test_matrix_units_attend(units, rng):
+    groups = [
+        plain((2,), 33, 40, 17, 33),
+        plain((1, 3), 70, 16, 16, 16, swap=True),
+        plain((3,), 17, 65, 36, 18, swap=True),
+        plain((1,), 129, 31, 33, 65),
+        shared(4, 2, 20, 33, 16),
+        halved(37, 50, 20, 32, "bf16", is_wide=True),
+        halved(37, 50, 20, 32, "f16", is_wide=True),
+        halved(18, 33, 32, 17, "bf16", is_wide=False),
+    ]
+    for weights in (softmax, guarded):
+        g = Graph()
+        groups.append(g.group(whole(g, (1, 1, 37, 44), 37, 44, weights)))
+    checked = check_offers(SplitProvider(), groups, *units, rng)
+    assert {offer.pairs for _, offer, _ in checked} == {1, 4, 6}
+
+
+def test_matrix_units_multiply_what_is_not_finite(units, rng):
+    """A score that is infinite or no number, and values that are, go where the reference has them."""
+    group, (target, builder) = plain((1,), 35, 40, 20, 24), units
+    for offer in SplitProvider().offer(group, target):
+        kernel = SplitProvider().build(group, offer, target)
+        library = load_kernels([kernel], builder)
+        numbers = [(k, number) for k in range(3) for number in (np.inf, -np.inf, np.nan)] + [(2, 3e38)]
+        for (operand, number), place in itertools.product(numbers, ((0, 3, 5), (0, 18, 17))):
+            arrays = [rng.standard_normal(type_.shape).astype(np.float32) for type_ in group.input_types]
+            arrays[operand][place] = number
+            with np.errstate(invalid="ignore"):
+                expected = reference.run(group.body, {f"i{i}": a for i, a in enumerate(arrays)}, exact=True)["o0"]
+            (found,) = run_kernel(kernel, group, offer, arrays, builder, library=library)
+            assert not np.array_equal(np.isfinite(expected), np.ones_like(expected)) or number == 3e38
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5 * (1e38 if number == 3e38 else 1))

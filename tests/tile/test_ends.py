@@ -6,6 +6,7 @@ import ctypes
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.attention import Attentions, Blocking, Packing
+from korch.schedule.split_attention import program_of
 from korch.target import Target
 from korch.testing.kernels import load_kernels
 from korch.tile.bind import bind
@@ -29,6 +31,7 @@ from korch.tile.program import Level, Parameter, TileProgram
 from korch.tile.staging import Machine
 from korch.tile.trim import Count, Needed
 from tests.provider.onednn_groups import Graph
+from tests.support.matrix_units import matrix_units
 
 
 def masked(g: Graph, value: int, axis: int, number: float) -> int:
@@ -131,7 +134,7 @@ def attentions(keys: int, is_fused: bool, target: Target, *blockings: Blocking) 
     found = []
     for blocking in blockings:
         offer = Offer(*group.plain_layouts, str(blocking))
-        program = schedule.program(blocking)
+        program = program_of(schedule, blocking)
         smaller = ended(program, known_of(group, offer, program, axes), target.lanes)
         assert smaller is not None, (blocking, keys)
         found.append((group, offer, smaller, axes))
@@ -153,6 +156,13 @@ def test_attention_ends_with_its_keys(target: Target, builder: Builder) -> None:
         72, False, target, Blocking(12, 72, stage), Blocking(12, 32, none, True), Blocking(12, 72, none)
     )
     assert not differences(cases, target, builder)
+
+
+def test_attention_on_matrix_units_ends_with_its_keys(target: Target, tmp_path: Path) -> None:
+    units, builder = matrix_units(target, tmp_path)
+    cases = attentions(67, True, units, Blocking(13, 67, Packing.SPLIT))
+    cases += attentions(72, False, units, Blocking(13, 72, Packing.SPLIT))
+    assert not differences(cases, units, builder)
 
 
 def offered(group: Group, axes: dict[int, int], provider: object, target: Target) -> list[Case]:

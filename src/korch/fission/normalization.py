@@ -25,18 +25,18 @@ def _softmax_axes(c: Context) -> Shape:
 
 def _softmax(c: Context) -> Result:
     """e^(x-m) / Σ e^(x-m), with m the maximum."""
-    x, axes = c.input(0), _softmax_axes(c)
+    x, axes = _wide(c, c.input(0)), _softmax_axes(c)
     shifted = c.elementwise("sub", x, c.reduce("max", x, axes))
     power = c.elementwise("exp", shifted)
-    return c.elementwise("div", power, c.reduce("sum", power, axes))
+    return c.cast(c.elementwise("div", power, c.reduce("sum", power, axes)), c.output_type().dtype)
 
 
 def _log_softmax(c: Context) -> Result:
     """(x-m) - log Σ e^(x-m), with m the maximum."""
-    x, axes = c.input(0), _softmax_axes(c)
+    x, axes = _wide(c, c.input(0)), _softmax_axes(c)
     shifted = c.elementwise("sub", x, c.reduce("max", x, axes))
     total = c.reduce("sum", c.elementwise("exp", shifted), axes)
-    return c.elementwise("sub", shifted, c.elementwise("log", total))
+    return c.cast(c.elementwise("sub", shifted, c.elementwise("log", total)), c.output_type().dtype)
 
 
 def _inverse_deviation(c: Context, variance: ValueId, epsilon: float) -> ValueId:
@@ -50,7 +50,7 @@ def _per_channel(c: Context, value: ValueId, rank: int) -> ValueId:
 
 
 def _wide(c: Context, value: ValueId) -> ValueId:
-    """Return half-precision floats as float32, in which ONNX normalizes them."""
+    """Return 16-bit floats as float32, in which ONNX normalizes them, and engines compute softmax."""
     is_half = c.dtype(value) in (DType.F16, DType.BF16)
     return c.cast(value, DType.F32) if is_half else value
 

@@ -54,11 +54,12 @@ PACKED_KEYS = 32
 
 
 class Packing(Enum):
-    """Who packs keys and values in panels."""
+    """Who packs keys and values in panels; or they are split into pieces, which matrix units multiply."""
 
     NONE = "read"
     TASK = "task"
     STAGE = "stage"
+    SPLIT = "split"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +95,14 @@ class Attentions:
         self.scores = Blocked(group, found.first, layouts, scores)
         self.mixed = Blocked(group, found.second, layouts, mixed)
         self.tasks, self.rows, self.keys = extent(scores.batch), extent(scores.rows), extent(scores.columns)
-        self.packed_bytes = 4 * self.keys * (extent(scores.terms) + extent(mixed.columns))
-
-    def program(self, blocking: Blocking) -> TileProgram:
-        """Return the program of one blocking.
-
-        Raises:
-            NotFusedError: what stands around the products can't be computed with them.
-        """
-        return _Builder(self, blocking).program()
+        self.terms, self.columns = extent(scores.terms), extent(mixed.columns)
+        self.packed_bytes = 4 * self.keys * (self.terms + self.columns)
 
 
-class _Builder:
+class Builder:
     """One program: its axes, and the buffers that its steps need."""
+
+    product = Product.F32
 
     def __init__(self, given: Attentions, blocking: Blocking) -> None:
         self.scores, self.mixed, self.found = given.scores, given.mixed, given.found
@@ -179,7 +175,11 @@ class _Builder:
     # The program
 
     def program(self) -> TileProgram:
-        """Return it."""
+        """Return it.
+
+        Raises:
+            NotFusedError: what stands around the products can't be computed with them.
+        """
         keys, values, packs = self._operands()
         if packs and not self.is_staged and not self.is_split:
             chunk = Axis("ch", self.blocking.chunks)
@@ -210,7 +210,7 @@ class _Builder:
             steps += self._of(i, number, chunk)._block(keys, values)
         return steps
 
-    def _of(self, i: Axis, row: Expr, *around: Axis) -> _Builder:
+    def _of(self, i: Axis, row: Expr, *around: Axis) -> Builder:
         """Return the builder for some rows: their loop, the number of a row and the axes around it."""
         own = copy.copy(self)
         own.i, own.row, own.softmax = i, row, replace(self.softmax, axis=i)
@@ -225,7 +225,8 @@ class _Builder:
         sums = At(self.make("y", self.i.extent * self.columns), add(scale(var("i"), self.columns), var("c")))
         zero = fill((self.i, self.c), sums, 0.0)
         weigh = [*self._scores(queries, keys), softmax.largest(self.score, self.whole, self._top)]
-        mix = Contract((self.i, self.c, replace(self.j, is_reduced=True)), sums, self.score, values, Product.F32)
+        weights, more = self._weights()
+        mix = Contract((self.i, self.c, replace(self.j, is_reduced=True)), sums, weights, values, self.product)
         if self.is_online:
             carried = ("top", "total", "y")
             before = [fill((self.i,), self.of_row("top"), -math.inf), fill((self.i,), self.of_row("total"), 0.0)]
@@ -249,7 +250,7 @@ class _Builder:
         steps += [softmax.weights(self.score, self.whole, base), softmax.sums(self.score, self.whole, total)]
         if not self.is_split:
             inverse = softmax.inverted(total, self.of_row("inverse"))
-            return [*steps, inverse, zero, mix, self._outputs(sums)]
+            return [*steps, inverse, *more, zero, mix, self._outputs(sums)]
         copied = Pass((self.i, self.c), "c", (Load("x0", DType.F32, "y", sums.index),), (store(self._part, "x0"),))
         return [*steps, zero, mix, copied]
 
@@ -273,7 +274,7 @@ class _Builder:
             at = add(scale(var("i"), self.step), var("w"), constant(last // self.lanes * self.lanes))
             steps.append(fill((self.i, tail), At("s", at), -math.inf))
         if queries is not None and keys is not None:
-            steps += [fill(axes, product, 0.0), Contract((*axes, d), product, queries, keys, Product.F32)]
+            steps += [fill(axes, product, 0.0), Contract((*axes, d), product, queries, keys, self.product)]
         else:
             steps.append(self._dots(product, d))
 
@@ -307,6 +308,10 @@ class _Builder:
         pass_ = Pass(axes, "d", tuple(emitter.ops), (store(copy, value),))
         return copy, [arranged(pass_, self.ranges, self.lanes)]
 
+    def _weights(self) -> tuple[At, list[Pass]]:
+        """Return where a contraction reads the weights, and the passes that it needs for this."""
+        return self.score, []
+
     # Keys and values
 
     def _operands(self) -> tuple[At | None, At, list[Pass]]:
@@ -325,7 +330,7 @@ class _Builder:
 
     def _packed_axes(self) -> list[Axis]:
         """Return the grid axes that the passes that pack are cut along."""
-        if self.blocking.packing is Packing.NONE:
+        if self.blocking.packing in (Packing.NONE, Packing.SPLIT):
             return []
         return [*([] if self.is_split else [self._packed_keys[0]]), Axis("gc", 1)]
 

@@ -20,7 +20,7 @@ from korch.schedule.contraction import Contraction, Layouts, extent
 from korch.schedule.products import Blocking, Cut, Products
 from korch.tile.cpp_split import EDGE
 from korch.tile.index import add, scale, var, vector_step
-from korch.tile.program import At, Buffer, Level, Load, Panels, Pass, Product, Split, TileOp
+from korch.tile.program import At, Axis, Buffer, Level, Load, Panels, Pass, Product, Split, TileOp
 from korch.tile.staging import Machine
 
 MOST_PIECES = 3
@@ -59,6 +59,28 @@ def split_into(pieces: int) -> Split:
     return Split(pieces, DType.BF16)
 
 
+def tile_of_pieces(name: str, axes: tuple[Axis, Axis], pieces: int, *, is_second: bool) -> tuple[At, Buffer]:
+    """Return where the pieces of an operand lie in a tile, and the tile.
+
+    Args:
+        name: of the tile.
+        axes: the operand's rows and columns.
+        pieces: the pieces of an element.
+        is_second: whether it is the second operand, of which the pieces of two terms lie side by side.
+    """
+    rows, columns = (round_up(axis.extent, EDGE) for axis in axes)
+    layout = (Panels(columns, EDGE, 2 if is_second else 1), split_into(pieces))
+    at = At(name, add(scale(var(axes[0].name), columns), var(axes[1].name)))
+    return at, Buffer(name, Level.TILE, DType.F32, rows * columns, layout)
+
+
+def are_adjacent(ops: Sequence[TileOp], along: Axis, lanes: int) -> bool:
+    """Return whether an operand is memory whose neighbours along an axis are whole vectors there."""
+    loads = [op for op in ops if isinstance(op, Load)]
+    is_whole = len(loads) == 1 and not loads[0].guards
+    return is_whole and (along.extent == 1 or vector_step(loads[0].index, along.name, lanes) == 1)
+
+
 class SplitProducts(Products):
     """What all programs of a group on matrix units have in common."""
 
@@ -79,27 +101,15 @@ class SplitProducts(Products):
         value = self.argument(emitter, position, cuts.values)
         ops: Sequence[TileOp] = tuple(emitter.ops)
         floats = Operand(At("", var("")))
-        if blocking.packs[position] or not self._are_adjacent(ops, axes[1].name, axes[1].extent):
+        if blocking.packs[position] or not are_adjacent(ops, axes[1], self.machine.lanes):
             floats = super()._operand(position, replace(blocking, packs=(True, True)), cuts)
             ops, value = (Load("x0", DType.F32, floats.at.buffer, floats.at.index),), "x0"
-        name, rows, columns = ("sb" if position else "sa"), *(round_up(axis.extent, EDGE) for axis in axes)
-        at = At(name, add(scale(var(axes[0].name), columns), var(axes[1].name)))
-        layout = (Panels(columns, EDGE, 2 if position else 1), split_into(self.pieces[position]))
-        pieces = Buffer(name, Level.TILE, DType.F32, rows * columns, layout)
+        at, pieces = tile_of_pieces("sb" if position else "sa", axes, self.pieces[position], is_second=position == 1)
         split = Pass(axes, axes[1].name, tuple(ops), (store(at, value),))
         return Operand(at, floats.buffer, floats.stage, floats.packing, (pieces, split))
 
     def _panels_of(self, columns: int, blocking: Blocking) -> tuple[Panels, ...]:
         return ()  # the pieces are made of rows
-
-    def _are_adjacent(self, ops: Sequence[TileOp], name: str, size: int) -> bool:
-        """Return whether an operand is memory whose neighbours along an axis are whole vectors there."""
-        loads = [op for op in ops if isinstance(op, Load)]
-        return (
-            len(loads) == 1
-            and not loads[0].guards
-            and (size == 1 or vector_step(loads[0].index, name, self.machine.lanes) == 1)
-        )
 
     def _memory(self, blocking: Blocking) -> Iterator[Buffer]:
         """Yield the buffers of inputs and outputs; the second operand may come in pieces."""

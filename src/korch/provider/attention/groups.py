@@ -16,6 +16,7 @@ from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.pattern import find, op
+from korch.primitive.types import DType
 
 MOST_STEPS = 6
 """Elementwise primitives between the first product and the softmax."""
@@ -116,9 +117,15 @@ _SOFTMAX = op("div", _POWER, op("broadcast", op("reduce_sum", "power", name="tot
 _GUARDED = op("where", op("isnan", "y"), 0.0, replace(_SOFTMAX, name="y"))
 
 
+def _rounds(body: PrimitiveGraph, cast: Primitive) -> bool:
+    """Return whether a cast makes 16-bit floats of float32, or the reverse."""
+    before, after = (body.types[value].dtype for value in (cast.inputs[0], cast.output))
+    return body.is_widening(cast) or (before is DType.F32 and after in (DType.F16, DType.BF16))
+
+
 def find_softmax(body: PrimitiveGraph, value: int) -> Softmax | None:
-    """Return the softmax over the last axis that gives a value, perhaps widened; None if there is none."""
-    casts = [cast for cast in body.producing(value, "cast") if body.is_widening(cast)]
+    """Return the softmax over the last axis that gives a value, perhaps rounded to 16 bits; None if there is none."""
+    casts = [cast for cast in body.producing(value, "cast") if _rounds(body, cast)]
     if casts:
         found = find_softmax(body, casts[0].inputs[0])
         return found and replace(found, primitives=(*found.primitives, casts[0]))

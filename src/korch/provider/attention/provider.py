@@ -10,11 +10,14 @@ from korch.errors import InvalidGraphError
 from korch.provider.attention.groups import attention_groups
 from korch.provider.attention.match import match_group
 from korch.provider.content import content_version
+from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import printed_kernel
 from korch.schedule.attention import Attentions, Blocking, Packing
 from korch.schedule.contraction import NotFusedError, refuse_types
 from korch.schedule.heads import Attention
+from korch.schedule.pieces import operand_pieces, pairs_of
+from korch.schedule.split_attention import program_of
 from korch.target import Target
 from korch.tile.cpp import print_cpp
 from korch.tile.cpp_steps import FEW_REGISTERS, REGISTERS
@@ -38,6 +41,9 @@ MOST_KEYS = 4096
 
 SPLIT_KEYS = (128, 512)
 """Keys of a task for few rows."""
+
+SCORES_SHARE = 0.5
+"""The part of the level-2 cache that the scores of a block may take, where matrix units multiply."""
 
 MOST_BYTES = 64 << 20
 """Largest workspace of a thread: keys and values, packed."""
@@ -64,7 +70,11 @@ class AttentionProvider:
         plans = self._plans[key]
         if isinstance(plans, Refusal):
             return plans
-        return tuple(Offer(*group.plain_layouts, variant) for variant in plans)
+        pairs = min(pairs_of(*operand_pieces(group.body, product)) for product in (found.first, found.second))
+        return tuple(
+            Offer(*group.plain_layouts, variant, pairs=pairs if blocking.packing is Packing.SPLIT else 0)
+            for variant, blocking in plans.items()
+        )
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Print the kernel."""
@@ -77,7 +87,7 @@ class AttentionProvider:
             return Refusal(f"there is no blocking {offer.variant}")
         schedule = _schedule(group, found, target)
         try:
-            program = schedule.program(plans[offer.variant])
+            program = program_of(schedule, plans[offer.variant])
             printed = print_cpp(program, group.text, target.lanes, target.threads)
         except (InvalidGraphError, TextLimitError) as error:
             return Refusal(str(error))
@@ -104,10 +114,10 @@ def _plans(group: Group, found: Attention, target: Target) -> dict[str, Blocking
         schedule = _schedule(group, found, target)
     except NotFusedError as error:
         return Refusal(str(error))
-    for blocking in blockings(schedule, target):
+    for blocking in (*blockings(schedule, target), *split_blockings(schedule, target)):
         variant = f"{blocking.packing.value} {blocking.rows}x{blocking.keys}{' split' if blocking.is_split else ''}"
         try:
-            schedule.program(blocking)
+            program_of(schedule, blocking)
         except (NotFusedError, InvalidGraphError, TextLimitError) as error:
             refusal = Refusal(str(error))
         else:
@@ -134,3 +144,22 @@ def blockings(schedule: Attentions, target: Target) -> Iterator[Blocking]:
         yield from (Blocking(n, keys, packing, chunks=chunks) for n in blocks[: 1 if rows <= together else None])
     if keys > MANY_KEYS:
         yield Blocking(blocks[-1], KEYS, packing, chunks=chunks)
+
+
+def split_blockings(schedule: Attentions, target: Target) -> Iterator[Blocking]:
+    """Yield the blockings for matrix units of which one may be the fastest: keys are split again for each block."""
+    rows, keys = schedule.rows, schedule.keys
+    if target.isa != "amx" or rows <= FEW_ROWS or min(keys, schedule.terms, schedule.columns) < TOGETHER // 2:
+        return
+    if keys > MOST_KEYS:
+        return
+    most = max(TOGETHER, int(SCORES_SHARE * target.l2_bytes) // (4 * keys))
+    seen = set()
+    for least in (1, 2):
+        chunks = -(-rows // most) * least
+        while schedule.tasks * chunks % target.threads and rows // (chunks + 1) >= 2 * TOGETHER:
+            chunks += 1
+        block = min(rows, -(-rows // chunks)) if chunks > 1 else rows
+        if block not in seen:
+            seen.add(block)
+            yield Blocking(block, keys, Packing.SPLIT)

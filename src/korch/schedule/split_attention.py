@@ -1,0 +1,73 @@
+"""Attention on matrix units -> tile programs whose products are of pieces of bfloat16.
+
+The scores of all keys of a block of rows are in one tile. Keys and values are split into pieces for each block; the
+weights are split beside the products with the values.
+"""
+
+from __future__ import annotations
+
+from korch.alignment import round_up
+from korch.primitive.types import DType
+from korch.schedule.attention import Attentions, Blocking, Builder, Packing
+from korch.schedule.blocks import Blocked, arranged, spaced, store
+from korch.schedule.pieces import are_adjacent, operand_pieces, tile_of_pieces
+from korch.tile.index import add, scale, var
+from korch.tile.program import Apply, At, Axis, Load, Pass, Product, TileOp, TileProgram
+
+
+def program_of(given: Attentions, blocking: Blocking) -> TileProgram:
+    """Return the program of one blocking, for vector units or matrix units.
+
+    Raises:
+        NotFusedError: what stands around the products can't be computed with them.
+    """
+    kind = SplitBuilder if blocking.packing is Packing.SPLIT else Builder
+    return kind(given, blocking).program()
+
+
+class SplitBuilder(Builder):
+    """A program whose products are of pieces of bfloat16, by matrix units; all keys are one block."""
+
+    product = Product.PIECES
+
+    def _operands(self) -> tuple[At | None, At, list[Pass]]:
+        keys, _ = self._tile("sk", (self.d, self.j), self.scores, 1)
+        values, _ = self._tile("sv", (self.j, self.c), self.mixed, 1)
+        return keys, values, []
+
+    def _tile(self, name: str, axes: tuple[Axis, Axis], blocked: Blocked, position: int) -> tuple[At, int]:
+        """Return where an operand's pieces are, in a tile that is made if it is not there, and how many it has."""
+        pieces = operand_pieces(blocked.group.body, blocked.root)[position]
+        at, buffer = tile_of_pieces(name, axes, pieces, is_second=position == 1)
+        self.made.setdefault(name, buffer)
+        return at, pieces
+
+    def _split(self, name: str, axes: tuple[Axis, Axis], blocked: Blocked, position: int) -> tuple[At, list[Pass]]:
+        """Return where an operand's pieces are, and the passes that make them: of a copy if its rows are scattered."""
+        at, _ = self._tile(name, axes, blocked, position)
+        emitter = blocked.fusion.emitter(self.ranges)
+        value, passes = blocked.argument(emitter, position, self.values(blocked, position == 1)), list[Pass]()
+        ops = tuple(emitter.ops)
+        if not are_adjacent(ops, axes[1], self.lanes):
+            row = spaced(round_up(axes[1].extent, self.lanes))
+            copy = At(
+                self.make(f"{name}f", axes[0].extent * row), add(scale(var(axes[0].name), row), var(axes[1].name))
+            )
+            packing = Pass(axes, axes[1].name, ops, (store(copy, value),))
+            passes.append(arranged(packing, self.ranges, self.lanes))
+            ops, value = (Load("x0", DType.F32, copy.buffer, copy.index),), "x0"
+        return at, [*passes, Pass(axes, axes[1].name, ops, (store(at, value),))]
+
+    def _queries(self, keys: At | None) -> tuple[At | None, list[Pass]]:
+        _, second = self._split("sk", (self.d, self.j), self.scores, 1)
+        at, first = self._split("sq", (self.i, self.d), self.scores, 0)
+        return at, [*second, *first]
+
+    def _weights(self) -> tuple[At, list[Pass]]:
+        _, second = self._split("sv", (self.j, self.c), self.mixed, 1)
+        at, pieces = self._tile("sw", (self.i, self.j), self.mixed, 0)
+        ops: list[TileOp] = [Load("x0", DType.F32, self.score.buffer, self.score.index)]
+        if pieces == 1:  # what is split is cut off behind the last piece
+            ops += [Apply("x1", DType.BF16, "cast", ("x0",)), Apply("x2", DType.F32, "cast", ("x1",))]
+        split = Pass((self.i, self.j), "j", tuple(ops), (store(at, ops[-1].name),))
+        return at, [*second, split]
