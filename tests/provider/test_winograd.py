@@ -16,8 +16,9 @@ from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
 from korch.provider.provider import SPLIT, Kernel
 from korch.provider.winograd import WinogradProvider, provider
-from korch.provider.winograd.split import split_of
+from korch.provider.winograd.split import split_blocking
 from korch.provider.winograd.vectors import blocking_for, blocking_of
+from korch.schedule.split_winograd import SplitBlocking, SplitWinograd
 from korch.schedule.winograd import Winograd
 from korch.target import Target
 from korch.testing.kernels import check_kernel, load_kernels, run_kernel
@@ -276,7 +277,7 @@ def split_kernels(each: Group, machine: Target) -> list[tuple[Offer, Kernel]]:
     split = [offer for offer in offers if offer.variant == SPLIT]
     assert len(split) == 2 and all(offer.pairs for offer in split)
     kernels = [WinogradProvider().build(each, offer, machine) for offer in split]
-    assert all("run_split<" in kernel.source for kernel in kernels)
+    assert all("korch_amx::Product(" in kernel.source for kernel in kernels)
     return list(zip(split, kernels, strict=True))
 
 
@@ -305,16 +306,20 @@ def test_matrix_units_multiply_all_shapes(units, rng, threads, first, last):
         check_kernel(kernel, each, offer, arrays_for(each, rng), builder, library)
 
 
+DENIED = """#include "korch_amx.h"
+namespace korch_amx {
+inline bool is_denied() { return false; }
+}
+#define is_ready is_denied
+"""
+
+
 def test_where_the_system_denies_matrix_units_the_vector_units_multiply(units, rng):
-    """The kernel's other half, with weights and a workspace made for the units."""
+    """With weights and a workspace made for the units."""
     machine, builder = units
     for each in split_groups()[:1]:
         for offer, kernel in split_kernels(each, machine):
-            source = kernel.source.replace("run_split<", "run_with<").replace(
-                "(\n      buffers", "(\n      false, buffers", 1
-            )
-            assert "run_with<" in source and "false, buffers" in source
-            denied = replace(kernel, source=source)
+            denied = replace(kernel, source=DENIED + kernel.source)
             check_kernel(denied, each, offer, arrays_for(each, rng), builder)
 
 
@@ -386,19 +391,20 @@ def test_matrix_units_are_offered_where_they_may_pay(target):
 
 
 @pytest.mark.parametrize(
-    ("tiles", "channels", "threads", "groups"),
+    ("image", "channels", "tile", "threads", "expected"),
     [
-        (169, (128, 256), 2, 2),
-        (169, (128, 128), 2, 1),
-        (169, (128, 128), 1, 2),
-        (49, (256, 512), 2, 1),
-        (676, (64, 64), 2, 3),
-        (17, (4096, 4096), 1, 1),
+        ((1, 128, 52, 52), 128, 4, 2, SplitBlocking(4, 85)),
+        ((1, 128, 52, 52), 128, 4, 1, SplitBlocking(4, 169)),
+        ((1, 64, 104, 104), 64, 4, 1, SplitBlocking(4, 113)),  # more weights are read than points stay in the cache
+        ((1, 256, 26, 26), 512, 4, 1, SplitBlocking(4, 49)),
+        ((1, 256, 26, 26), 512, 4, 2, SplitBlocking(4, 49, run=18)),
+        ((1, 512, 13, 13), 512, 2, 7, SplitBlocking(4, 49, run=1, parts=2)),
+        ((1, 64, 20, 20), 96, 4, 1, SplitBlocking(2, 25)),
     ],
 )
-def test_groups_fit_the_caches_of_all_threads(tiles, channels, threads, groups):
+def test_groups_are_large_and_threads_share_many_weights(image, channels, tile, threads, expected):
     machine = Target(isa="amx", lanes=16, threads=threads, l2_bytes=2 << 20)
-    found = split_of(36, tiles, *channels, machine)
-    assert found.groups == groups
-    assert found.group * found.groups >= tiles > (found.group - 1) * found.groups
-    assert found.step // 16 % 2 == 1 and found.step >= -(-found.group // 32) * 32 * max(channels)
+    each = group(image, channels, tile)
+    layouts = (channels_last(4), Layout.plain(4)), (channels_last(4),)
+    schedule = SplitWinograd(each, each.body.linear[0], layouts, 16)
+    assert split_blocking(schedule, machine) == expected

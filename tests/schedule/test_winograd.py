@@ -9,9 +9,11 @@ from korch.primitive import reference
 from korch.primitive.ops.layout import PadAttributes
 from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
 from korch.schedule.contraction import NotFusedError
-from korch.schedule.winograd import Blocking, Winograd
+from korch.schedule.split_winograd import SplitBlocking, SplitWinograd
+from korch.schedule.winograd import Blocking
 from korch.tile.arithmetic import Float64
 from korch.tile.check import check_program
+from korch.tile.cpp_split import EDGE
 from korch.tile.parse import parse_program
 from korch.tile.reference import run_program
 from korch.tile.text import format_program
@@ -21,6 +23,7 @@ from tests.support.tile_field import Field
 
 LANES = 4
 ONE, TWO, SHARED = Blocking(1, 3, 3), Blocking(2, 2, 5), Blocking(1, 2, 100, is_shared=True)
+SPLIT = SplitBlocking(2, 3)
 
 
 def group_of(x: tuple[int, ...], channels: int, tile: int, begin: tuple[int, int], pad: str) -> Group:
@@ -35,18 +38,19 @@ def group_of(x: tuple[int, ...], channels: int, tile: int, begin: tuple[int, int
 
 
 CASES = {
-    "odd": (group_of((1, 8, 7, 5), 8, 4, (1, 1), ""), (ONE, TWO)),
+    "odd": (group_of((1, 8, 7, 5), 8, 4, (1, 1), ""), (ONE, TWO, SPLIT, SplitBlocking(1, 4, run=9))),
     "reflected": (group_of((1, 4, 9, 6), 8, 4, (0, 0), "reflect"), (TWO,)),
-    "batch of small tiles": (group_of((2, 4, 4, 6), 8, 2, (0, 1), ""), (ONE, SHARED)),
+    "batch of small tiles": (group_of((2, 4, 4, 6), 8, 2, (0, 1), ""), (ONE, SHARED, SPLIT)),
+    "many channels": (group_of((1, 4, 3, 5), 72, 2, (1, 1), ""), (SplitBlocking(2, 6, run=1, parts=2),)),
     "padded": (group_of((2, 4, 3, 7), 8, 2, (1, 1), "constant"), (TWO,)),
 }
 
 
-def schedule_of(group: Group, blocked: bool) -> Winograd:
+def schedule_of(group: Group, blocked: bool) -> SplitWinograd:
     image = channels_blocked(4, LANES) if blocked else channels_last(4)
     weights = group.body.linear[0].inputs[1]
     inputs = tuple(Layout.plain(4) if value == weights else image for _, value in group.body.inputs)
-    return Winograd(group, group.body.linear[0], (inputs, (image,)), LANES)
+    return SplitWinograd(group, group.body.linear[0], (inputs, (image,)), LANES)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -62,12 +66,15 @@ def test_every_blocking_computes_the_group(name, rng):
     for number, blocking in enumerate(blockings):
         schedule = schedule_of(group, blocked=bool(number % 2))
         schedule.check()
-        program = schedule.program(blocking)
+        is_split = isinstance(blocking, SplitBlocking)
+        program = schedule.split_program(blocking) if is_split else schedule.program(blocking)
         assert check_program(program) == ()
         assert parse_program(format_program(program)) == program
         layouts = dict(schedule.fusion.layouts)
         image, weights = layouts["o0"], schedule.fusion.place[schedule.root.inputs[1]]
         layouts[weights] = Layout((3, 0, 1, 2), ((3, blocking.vectors * LANES),))
+        if is_split:
+            layouts[weights] = Layout((3, 0, 1, 2), ((2, EDGE // 2), (3, EDGE), (2, 2)))
         for feeds, wanted, arithmetic in zip((reals, field), expected, (Float64(), Field()), strict=True):
             given = [layouts[name].pack(array).reshape(-1) for name, array in feeds.items()]
             (found,) = run_program(program, given, number, arithmetic)
@@ -82,4 +89,4 @@ def test_plain_images_are_refused():
     group, _ = CASES["odd"]
     plain = tuple(Layout.plain(4) for _ in group.input_types)
     with pytest.raises(NotFusedError, match="not adjacent in memory"):
-        Winograd(group, group.body.linear[0], (plain, (channels_last(4),)), LANES).check()
+        SplitWinograd(group, group.body.linear[0], (plain, (channels_last(4),)), LANES).check()

@@ -93,10 +93,12 @@ struct Given {
   KORCH_INLINE const uint16_t* staying(long block) const { return from + block * far; }
   KORCH_INLINE const uint16_t* passing(long block) const { return staying(block); }
   KORCH_INLINE void make(long) const {}
+  // What goes by next: behind the last strip, the terms behind these, which the next product may have.
   KORCH_INLINE Fetcher next(long block, long turns, long pairs) const {
     constexpr long LINES = STEP_OF<P> / TERMS;  // of a step
-    if (block * TOGETHER >= count) return {nullptr, 0, 0};
-    return {staying(block), korch::blocks(terms, TERMS) * LINES, korch::blocks(LINES, pairs * turns)};
+    const long lines = korch::blocks(terms, TERMS) * LINES;
+    const uint16_t* const place = block * TOGETHER < count ? staying(block) : from + lines * TERMS;
+    return {place, lines, korch::blocks(LINES, pairs * turns)};
   }
   // The pieces' sum: the last first, as the first two of a number near the largest may have an infinite sum.
   KORCH_INLINE Floats columns(long line, long k, long) const {

@@ -1,8 +1,6 @@
-"""Sizes of products on matrix units, as `native/korch_amx.h` has them, and how templates get theirs."""
+"""Sizes of products on matrix units, as `native/korch_amx.h` has them."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 from korch.candidate.layout import Layout
 
@@ -33,8 +31,3 @@ def pieces_layout(order: tuple[int, ...], columns: int, terms: int, is_split: bo
     """
     half = TOGETHER // 2
     return Layout(order, ((columns, 2), (terms, half), (columns, half), (terms, 2)), is_split)
-
-
-def constants_of(numbers: Mapping[str, object]) -> str:
-    """Return numbers by name as constants of a C++ struct."""
-    return "".join(f"  static constexpr long {name} = {number};\n" for name, number in numbers.items())

@@ -100,7 +100,8 @@ class Winograd:
         """
         block = blocking.vectors * self.lanes
         level = Level.WORKSPACE if blocking.is_shared else Level.TILE
-        steps = _spread(blocking.group * self.channels), _spread(blocking.group * block)
+        steps = spread(blocking.group * self.channels), spread(blocking.group * block)
+        starts = [point * steps[0] for point in range(self.points)]
         points = Buffer(POINTS, level, self.dtype, self.points * steps[0])
         sums = Buffer(SUMS, Level.TILE, self.sum_type, self.points * steps[1])
         results = Buffer(RESULTS, Level.TILE, self.sum_type, self.tile * self.tile * block)
@@ -108,12 +109,12 @@ class Winograd:
         blocks = Axis("o", self.outputs // block)
         if blocking.is_shared:
             tiles = Axis("t", self.tiles)
-            first = self._all_points(tiles, steps[0])
+            first = self._all_points(tiles, starts)
             back = self._back(blocking, blocks, tiles, var("t"), steps)
             return TileProgram(buffers, (first, Stage((blocks,), back)))
         groups, tiles = cut(self.tiles, blocking.group, ("g", "t"))
         vectors = (Axis("d", self.channels // self.wide), Axis("c", self.wide))
-        there = self._there((tiles, *vectors), flat(groups, tiles), var("d"), steps[0])
+        there = self._there((tiles, *vectors), flat(groups, tiles), var("d"), starts)
         back = self._back(blocking, blocks, tiles, flat(groups, tiles), steps)
         turns: tuple[Step, ...] = back if blocks.extent == 1 else (Loop(blocks, (), back),)
         return TileProgram(buffers, (Stage((groups,), (there, *turns)),))
@@ -128,7 +129,7 @@ class Winograd:
         value = self._pixel(emitter, channel, *self.attributes.pads_begin)
         sink = Store(POINTS, channel, value)
         require_adjacent(Pass((Axis("c", self.wide),), "c", tuple(emitter.ops), (sink,)), self.wide)
-        require_adjacent(self._after(Blocking(1, 1, 1), Axis("o", self.outputs // self.lanes), var("t")), self.lanes)
+        require_adjacent(self._after(1, Axis("o", self.outputs // self.lanes), var("t")), self.lanes)
 
     def _memory(self, block: int) -> Iterator[Buffer]:
         """Yield the buffers of inputs and outputs; the weights come in panels."""
@@ -140,28 +141,29 @@ class Winograd:
                 size = type_.size if layout else math.prod(self.fusion.layouts[name].physical_shape(type_.shape))
                 yield Buffer(name, level, type_.dtype, size, layout)
 
-    def _all_points(self, tiles: Axis, step: int) -> Stage:
+    def _all_points(self, tiles: Axis, starts: Sequence[int]) -> Stage:
         """Return the stage that transforms all tiles, a few channels in a task."""
         depth = self.channels // self.wide
         parts, vector = cut(depth, math.gcd(depth, TASK_VECTORS), ("e", "d"))
-        there = self._there((vector, Axis("c", self.wide)), var("t"), flat(parts, vector), step)
+        there = self._there((vector, Axis("c", self.wide)), var("t"), flat(parts, vector), starts)
         return Stage((tiles, parts), (there,))
 
-    def _there(self, axes: tuple[Axis, ...], number: Expr, vector: Expr, step: int) -> Pass:
+    def _there(self, axes: tuple[Axis, ...], number: Expr, vector: Expr, starts: Sequence[int]) -> Pass:
         """Return the pass that transforms tiles of the image.
 
         Args:
             axes: its loops: c is a channel of a vector, t a tile of the group.
             number: the number of the tile among all.
             vector: the number of the vector of channels.
-            step: elements between the points of a group.
+            starts: where each point of the group begins.
         """
         emitter, channel = self._image_emitter()
         tile = [[self._pixel(emitter, channel, i, j) for j in range(self.edge)] for i in range(self.edge)]
         found = both_ways(emitter, self.transforms.data, tile, self.dtype)
         at = add(scale(var("t"), self.channels), channel)
         sinks = tuple(
-            Store(POINTS, add(constant(p * step), at), name) for p, name in enumerate(itertools.chain(*found))
+            Store(POINTS, add(constant(start), at), name)
+            for start, name in zip(starts, itertools.chain(*found), strict=True)
         )
         return self._located(Pass(axes, "c", tuple(emitter.ops), sinks), number, {"k": vector})
 
@@ -200,17 +202,21 @@ class Winograd:
         zero = fill((p, tiles, q), out, zero_of(self.sum_type), self.sum_type)
         registers = Registers(blocking.rows, blocking.vectors, fetches_b=True)
         product = Contract((p, tiles, q, c), out, a, b, self.product, registers=registers)
-        after = self._after(blocking, blocks, number)
-        return zero, product, Loop(tiles, (), (self._inverse(block, steps[1]), after))
-
-    def _inverse(self, block: int, step: int) -> Pass:
-        """Return the pass that transforms the sums of a tile back."""
-        emitter = self._emitter({})
         at = add(scale(var("t"), block), var("q"))
-        sums = [
-            [self._sum(emitter, add(constant((i * self.edge + j) * step), at)) for j in range(self.edge)]
-            for i in range(self.edge)
-        ]
+        sums = [At(SUMS, add(constant(point * steps[1]), at)) for point in range(self.points)]
+        after = self._after(blocking.vectors, blocks, number)
+        return zero, product, Loop(tiles, (), (self._inverse(block, sums), after))
+
+    def _inverse(self, block: int, places: Sequence[At]) -> Pass:
+        """Return the pass that transforms the sums of a tile back.
+
+        Args:
+            block: channels.
+            places: where the sum of channel q is, at each point.
+        """
+        emitter = self._emitter({})
+        names = [self._sum(emitter, at) for at in places]
+        sums = [names[first : first + self.edge] for first in range(0, self.points, self.edge)]
         found = both_ways(emitter, self.transforms.output, sums, self.sum_type)
         sinks = (
             Store(RESULTS, add(constant(number * block), var("q")), name)
@@ -218,14 +224,14 @@ class Winograd:
         )
         return Pass((Axis("q", block),), "q", tuple(emitter.ops), tuple(sinks))
 
-    def _sum(self, emitter: Emitter, place: Expr) -> str:
+    def _sum(self, emitter: Emitter, at: At) -> str:
         name = f"x{len(emitter.ops)}"
-        emitter.ops.append(Load(name, self.sum_type, SUMS, place))
+        emitter.ops.append(Load(name, self.sum_type, at.buffer, at.index))
         return name
 
-    def _after(self, blocking: Blocking, blocks: Axis, number: Expr) -> Pass:
+    def _after(self, vectors: int, blocks: Axis, number: Expr) -> Pass:
         """Return the pass that computes the outputs from the results of a tile, those inside of the image."""
-        vectors, lanes = blocking.vectors, self.lanes
+        lanes = self.lanes
         sizes = {"i": self.tile, "j": self.tile, "o": blocks.extent, "w": vectors, "l": lanes}
         emitter = self._emitter(sizes)
         image, row, column = self._place(0, 0)
@@ -334,6 +340,6 @@ def _times(emitter: Emitter, factor: float, value: str, dtype: DType) -> str:
     return emitter.apply(dtype, "mul", emitter.literal(dtype, factor if dtype.is_float else int(factor)), value)
 
 
-def _spread(floats: int) -> int:
+def spread(floats: int) -> int:
     """Return the least odd number of lines that holds some numbers: points share no set of the first cache."""
     return (-(-floats // LINE_FLOATS) | 1) * LINE_FLOATS

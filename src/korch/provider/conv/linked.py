@@ -12,9 +12,8 @@ from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.primitive.op import Category
 from korch.provider.conv.rows import lines_of_task
-from korch.provider.conv.vectors import WINDOWS, Plan, image_layouts, layouts_of
+from korch.provider.conv.vectors import WINDOWS, Plan, image_layouts, image_position, layouts_of
 from korch.provider.gemm.vectors import require_neighbours
-from korch.provider.image import image_position
 from korch.provider.matrix_units import STEP_BYTES, TOGETHER, pieces_layout
 from korch.provider.provider import SPLIT, Kernel
 from korch.schedule.chains import Blocking, Chain, Link

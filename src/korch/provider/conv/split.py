@@ -13,9 +13,8 @@ from collections.abc import Iterator
 from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout
-from korch.provider.conv.vectors import Plan, image_layouts, is_dense_image, layouts_of, packed_weights
+from korch.provider.conv.vectors import Plan, image_layouts, image_position, is_dense_image, layouts_of, packed_weights
 from korch.provider.gemm.vectors import require_rows
-from korch.provider.image import image_position
 from korch.provider.matrix_units import PIECE_BYTES, TOGETHER
 from korch.provider.provider import SPLIT
 from korch.schedule.contraction import NotFusedError

@@ -15,7 +15,6 @@ from korch.primitive.types import ValueType
 from korch.provider.conv.depthwise import blockings
 from korch.provider.conv.rows import lines_of_task
 from korch.provider.gemm.vectors import require_neighbours
-from korch.provider.image import image_position
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule import chains, depthwise
@@ -197,6 +196,21 @@ def packed_weights(group: Group, root: Primitive) -> int | None:
 def _panels(rank: int, blocking: Blocking) -> Layout:
     """Return the layout of weights in panels of output channels: places of the window, then channels."""
     return Layout((0, *range(2, rank), 1), ((0, blocking.panels),))
+
+
+def image_position(group: Group, value: int) -> int | Refusal:
+    """Return the position of the input that `value` is, perhaps moved or widened."""
+    body = group.body
+    while value not in group.position:
+        found = [
+            p
+            for p in body.primitives
+            if p.output == value and (p.op in ("pad", "slice", "take") or body.is_widening(p))
+        ]
+        if not found:
+            return Refusal("the image is computed in the group")
+        value = found[0].inputs[0]
+    return group.position[value]
 
 
 def image_layouts(x: ValueType, y: ValueType, target: Target) -> Iterator[tuple[Layout, Layout]]:

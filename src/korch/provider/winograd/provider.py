@@ -1,4 +1,4 @@
-"""The provider of Winograd's convolutions: tile programs on vector units, a template on matrix units."""
+"""The provider of Winograd's convolutions, on vector units and on matrix units."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from korch.candidate.shape import around
 from korch.primitive.graph import Primitive
 from korch.provider.content import content_version
 from korch.provider.provider import SPLIT, Kernel
-from korch.provider.tile_kernel import comment_of, kernel_of
-from korch.provider.winograd.match import match_group
-from korch.provider.winograd.split import can_split, split_kernel
+from korch.provider.tile_kernel import kernel_of
+from korch.provider.winograd.split import WEIGHTS, split_blocking, suits_matrix_units
 from korch.provider.winograd.vectors import blocking_for
 from korch.schedule.contraction import Layouts, NotFusedError, is_of_bytes, refuse_types
 from korch.schedule.products import PAIR_LANES
-from korch.schedule.winograd import Winograd, elements_of
+from korch.schedule.split_winograd import SplitWinograd
+from korch.schedule.winograd import elements_of
 from korch.target import Target
 from korch.tile.program import Product
 
@@ -50,7 +50,7 @@ class WinogradProvider:
             layouts = _layouts(group, root, wanted, target)
             if layouts is None:
                 continue
-            schedule = Winograd(group, root, layouts, target.lanes)
+            schedule = SplitWinograd(group, root, layouts, target.lanes)
             try:
                 schedule.check()
             except NotFusedError as error:
@@ -60,8 +60,8 @@ class WinogradProvider:
             terms = ((2, schedule.product.group),) if is_bytes else ()
             inputs = _with_weights(layouts[0], weights, Layout((3, 0, 1, 2), ((3, block), *terms)))
             offers += [Offer(inputs, layouts[1], variant) for variant in variants]
-            if can_split(group, root, target):
-                inputs = _with_weights(layouts[0], weights, Layout((0, 1, 3, 2), ((3, block),)))
+            if suits_matrix_units(schedule, target):
+                inputs = _with_weights(layouts[0], weights, WEIGHTS)
                 offers.append(Offer(inputs, layouts[1], SPLIT, pairs=ALL_PAIRS))
         return tuple(dict.fromkeys(offers)) or refusal
 
@@ -70,17 +70,13 @@ class WinogradProvider:
         root = _root(group, target)
         if isinstance(root, Refusal):
             return root
-        if offer.variant == SPLIT:
-            found = match_group(group)
-            return (
-                found
-                if isinstance(found, Refusal)
-                else split_kernel(group, found, offer, target, comment_of(group, offer))
-            )
         inputs = _with_weights(offer.inputs, group.position[root.inputs[1]], Layout.plain(4))
-        schedule = Winograd(group, root, (inputs, offer.outputs), target.lanes)
+        schedule = SplitWinograd(group, root, (inputs, offer.outputs), target.lanes)
         try:
-            program = schedule.program(blocking_for(schedule, target, offer.variant == CHANNELS))
+            if offer.variant == SPLIT:
+                program = schedule.split_program(split_blocking(schedule, target))
+            else:
+                program = schedule.program(blocking_for(schedule, target, offer.variant == CHANNELS))
         except NotFusedError as error:
             return Refusal(str(error))
         return kernel_of(program, group, offer, target)

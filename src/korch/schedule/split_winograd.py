@@ -1,0 +1,149 @@
+"""Convolutions in Winograd's space on matrix units -> tile programs, whose transformed weights come in pieces.
+
+The numbers of a point's tiles are split before they are multiplied by the weights of all channels. A task computes
+a group of tiles from the image to the results; or all tiles are transformed first, and a task multiplies those
+of one point, so that each thread reads only its part of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from korch.alignment import ceil_div, round_up
+from korch.primitive.types import DType
+from korch.schedule.blocks import cut, fill, flat, store
+from korch.schedule.pieces import MOST_PIECES, split_into
+from korch.schedule.winograd import POINTS, RESULTS, Winograd, spread
+from korch.tile.cpp_split import EDGE
+from korch.tile.index import Expr, add, constant, scale, var
+from korch.tile.program import (
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Level,
+    Load,
+    Loop,
+    Panels,
+    Pass,
+    Product,
+    Registers,
+    Stage,
+    Step,
+    TileProgram,
+)
+
+PIECES = "s"
+"""The tile of the pieces of a point's tiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitBlocking:
+    """How a convolution on matrix units is cut into tasks.
+
+    Attributes:
+        vectors: vectors of output channels that are transformed back together.
+        group: tiles that go together through transform, products and inverse; all of them if `run` is given.
+        run: points that a task multiplies one after another, if all tiles are transformed first; else 0.
+        parts: by how many tasks, with channels of their own, each of these points is multiplied.
+    """
+
+    vectors: int
+    group: int
+    run: int = 0
+    parts: int = 1
+
+
+class SplitWinograd(Winograd):
+    """What all programs of a group on matrix units have in common."""
+
+    def split_program(self, blocking: SplitBlocking) -> TileProgram:
+        """Return the program of one blocking.
+
+        Raises:
+            NotFusedError: what stands around the convolution can't be computed with it.
+        """
+        tiles, run, block = blocking.group, blocking.run or self.points, blocking.vectors * self.lanes
+        step, level = spread(tiles * max(self.channels, self.outputs)), Level.WORKSPACE if blocking.run else Level.TILE
+        layout = (Panels(self._terms, EDGE), split_into(MOST_PIECES))
+        buffers = (
+            *self._in_pieces(block),
+            Buffer(POINTS, level, DType.F32, self.points // run * (run + 1) * step),
+            Buffer(PIECES, Level.TILE, DType.F32, round_up(tiles, EDGE) * self._terms, layout),
+            Buffer(RESULTS, Level.TILE, DType.F32, self.tile * self.tile * block),
+        )
+        # The sums of a point take the place of the tiles of the point before, which the same task has multiplied.
+        sums = [(point + point // run) * step for point in range(self.points)]
+        starts = [start + step for start in sums]
+        turns, blocks = (Axis("u", self.points // run), Axis("p", run)), Axis("o", self.outputs // block)
+        if blocking.run:
+            return TileProgram(buffers, self._by_points(blocking.parts, turns, blocks, (starts, sums)))
+        groups, group = cut(self.tiles, tiles, ("g", "t"))
+        number, vectors = flat(groups, group), (Axis("d", self.channels // self.wide), Axis("c", self.wide))
+        there = self._there((group, *vectors), number, var("d"), starts)
+        products = self._products(group, turns, (Axis("j", 1), Axis("q", self.outputs)), step)
+        products = replace(products, carried=(POINTS,))
+        back = Loop(group, (), (Loop(blocks, (), self._results(blocks, number, sums)),))
+        return TileProgram(buffers, (Stage((groups,), (there, products, back)),))
+
+    def _by_points(
+        self, parts: int, turns: tuple[Axis, Axis], blocks: Axis, starts: tuple[list[int], list[int]]
+    ) -> tuple[Stage, ...]:
+        """Return the stages that transform all tiles, multiply those of some points in a task, and transform back."""
+        tiles = Axis("t", self.tiles)
+        part, channels = cut(self.outputs, round_up(ceil_div(self.outputs, parts), EDGE), ("j", "q"))
+        products = self._products(tiles, turns, (part, channels), starts[0][0])
+        there, back = self._all_points(tiles, starts[0]), self._results(blocks, var("t"), starts[1])
+        return there, Stage((turns[0], part), (products,)), Stage((tiles, blocks), back)
+
+    @property
+    def _terms(self) -> int:
+        """The channels of the image, in whole steps."""
+        return round_up(self.channels, EDGE)
+
+    def _in_pieces(self, block: int) -> Iterator[Buffer]:
+        """Yield the buffers of inputs and outputs; the weights come in pieces."""
+        weights, columns = self.fusion.place[self.root.inputs[1]], round_up(self.outputs, EDGE)
+        layout = (Panels(columns, EDGE, 2), split_into(MOST_PIECES))
+        for buffer in self._memory(block):
+            if buffer.name == weights:
+                buffer = replace(buffer, elements=self.points * self._terms * columns, layout=layout)
+            yield buffer
+
+    def _products(self, tiles: Axis, turns: tuple[Axis, Axis], channels: tuple[Axis, Axis], step: int) -> Loop:
+        """Return the products of tiles, point by point.
+
+        Args:
+            tiles: the loop over them.
+            turns: runs of points, and a point of a run.
+            channels: parts of the output channels, and one of a part.
+            step: elements from a point to the next of a run.
+        """
+        c, t, q, (u, p) = Axis("c", self.channels), var("t"), channels[1], turns
+        slot = add(scale(self._variable("u", u.extent), p.extent + 1), var("p"))
+        sum_ = add(scale(slot, step), scale(t, self.outputs), flat(*channels))
+        number = add(scale(add(slot, constant(1)), step), scale(t, self.channels), var("c"))
+        piece = At(PIECES, add(scale(t, self._terms), var("c")))
+        split = Pass((tiles, c), "c", (Load("x0", DType.F32, POINTS, number),), (store(piece, "x0"),))
+        out, term = At(POINTS, sum_), add(scale(flat(u, p), self._terms), var("c"))
+        columns = round_up(self.outputs, EDGE)
+        weights = At(self.fusion.place[self.root.inputs[1]], add(scale(term, columns), flat(*channels)))
+        registers = Registers(EDGE, EDGE // self.lanes, fetches_b=True)
+        axes = (tiles, q, replace(c, is_reduced=True))
+        product = Contract(axes, out, piece, weights, Product.PIECES, registers=registers)
+        return Loop(p, (), (split, fill((tiles, q), out, 0.0), product))
+
+    def _results(self, blocks: Axis, number: Expr, starts: Sequence[int]) -> tuple[Step, ...]:
+        """Return the passes that compute some channels of a tile's results from its sums.
+
+        Args:
+            blocks: the loop over blocks of channels.
+            number: the number of the tile among all.
+            starts: where the sums of each point begin.
+        """
+        block = self.outputs // blocks.extent
+        channel = add(scale(self._variable("o", blocks.extent), block), var("q"))
+        at = add(scale(var("t"), self.outputs), channel)
+        places = [At(POINTS, add(constant(start), at)) for start in starts]
+        return self._inverse(block, places), self._after(block // self.lanes, blocks, number)
