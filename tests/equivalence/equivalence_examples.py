@@ -398,6 +398,8 @@ FIRING: tuple[tuple[str, str], ...] = (
     ("affine-folds-into-linear-after-it", before("uniform=3.0", "add", 0)),
     ("conv1x1-is-matmul", conv("1,3,4,5", "2,3,1,1", "1,2,4,5")),
     ("conv1x1-is-matmul", conv("1,3,1", "2,3,1", "1,2,1")),
+    ("conv-of-patches-is-matmul", conv("2,3,4,6", "5,3,2,3", "2,5,2,2", strides=(2, 3))),
+    ("conv-of-patches-is-matmul", conv("1,3,8", "2,3,4", "1,2,2", strides=(4,))),
     (
         "zero-pad-folds-into-conv",
         conv(
@@ -780,6 +782,24 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
         .replace("y: f64", "y: i32")
         .replace("f64[1,2", "i32[1,2")
         .replace("f64", "u8"),
+    ),
+    *(
+        ("conv-of-patches-is-matmul", reason, text)
+        for reason, text in (
+            (
+                "the convolution has groups or dilations",
+                conv("1,4,4,4", "2,2,2,2", "1,2,2,2", strides=(2, 2), groups=2),
+            ),
+            ("the convolution is padded", conv("1,3,4,4", "2,3,2,2", "1,2,3,2", strides=(2, 2), pads_end=(2, 0))),
+            ("the windows leave a part of the image out", conv("1,3,5,4", "2,3,2,2", "1,2,2,2", strides=(2, 2))),
+            (
+                "convolutions of bytes read rows of channels, as products do",
+                conv("1,3,4,4", "2,3,2,2", "1,2,2,2", strides=(2, 2))
+                .replace("y: f64", "y: i32")
+                .replace("f64[1,2", "i32[1,2")
+                .replace("f64", "u8"),
+            ),
+        )
     ),
     (
         "zero-pad-folds-into-conv",

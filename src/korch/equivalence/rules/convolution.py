@@ -1,4 +1,4 @@
-"""Laws of convolutions: one without a window is a matrix product, zero pads are its own."""
+"""Laws of convolutions: of windows that do not overlap it is a matrix product, zero pads are its own."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ class PointwiseWitness:
     x: int
     weights: int
     channels_in: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PatchWitness:
+    """A convolution whose windows tile the image: image, weights, perhaps before they are widened, shapes."""
+
+    x: int
+    weights: int
+    widening: Primitive | None
+    window: tuple[int, ...]
     shape: tuple[int, ...]
 
 
@@ -75,6 +86,45 @@ def _build_pointwise(writer: Writer, witness: PointwiseWitness) -> int:
     flat = writer.reshape(witness.x, (witness.channels_in, math.prod(spatial)))
     weights = writer.reshape(witness.weights, (channels_out, witness.channels_in))
     return writer.reshape(writer.add("matmul", (weights, flat)), witness.shape)
+
+
+def _match_patches(view: View, root: Primitive) -> Iterator[Primitive]:
+    window = view.shape(root.inputs[1])[2:]
+    if window == root.attributes_as(ConvAttributes).strides and math.prod(window) > 1:
+        yield root
+
+
+def _refuse_patches(view: View, root: Primitive) -> PatchWitness | RuleRefusal:
+    attributes = root.attributes_as(ConvAttributes)
+    x, weights = root.inputs
+    window = view.shape(weights)[2:]
+    if attributes.groups != 1 or set(attributes.dilations) != {1}:
+        return RuleRefusal("the convolution has groups or dilations", root.output)
+    if view.type(x).dtype in BYTES:
+        return RuleRefusal("convolutions of bytes read rows of channels, as products do", root.output, is_final=True)
+    if any((*attributes.pads_begin, *attributes.pads_end)):
+        return RuleRefusal("the convolution is padded", root.output)
+    if any(n % k for n, k in zip(view.shape(x)[2:], window, strict=True)):
+        return RuleRefusal("the windows leave a part of the image out", root.output)
+    widening = next((cast for cast in view.producing(weights, "cast") if view.constant(cast.inputs[0])), None)
+    return PatchWitness(x, widening.inputs[0] if widening else weights, widening, window, view.shape(root.output))
+
+
+def _build_patches(writer: Writer, witness: PatchWitness) -> int:
+    images, channels, *places = witness.shape
+    window, rank = witness.window, len(places)
+    terms = writer.type(witness.weights).size // channels
+    pairs = [n for pair in zip(places, window, strict=True) for n in pair]
+    parts = writer.reshape(witness.x, (images, terms // math.prod(window), *pairs))
+    order = (0, *(2 + 2 * i for i in range(rank)), 1, *(3 + 2 * i for i in range(rank)))
+    patches = writer.add("transpose", (parts,), TransposeAttributes(order))
+    rows = writer.reshape(patches, (images, math.prod(places), terms))
+    weights = writer.reshape(witness.weights, (1, channels, terms))
+    weights = writer.add("transpose", (weights,), TransposeAttributes((0, 2, 1)))
+    if witness.widening is not None:
+        weights = writer.add("cast", (weights,), witness.widening.attributes)
+    product = writer.add("matmul", (rows, weights))
+    return writer.reshape(writer.add("transpose", (product,), TransposeAttributes((0, 2, 1))), witness.shape)
 
 
 def _refuse_pad(view: View, match: Pair) -> PadWitness | RuleRefusal:
@@ -210,6 +260,15 @@ CONV1X1_IS_MATMUL = Rule(
     refuse=_refuse_pointwise,
     build=_build_pointwise,
 )
+CONV_OF_PATCHES_IS_MATMUL = Rule(
+    name="conv-of-patches-is-matmul",
+    law="conv(x, W) = patches(x) @ W for windows that lie side by side",
+    source="definition of the convolution; the first layer of ViT",
+    roots=("conv",),
+    match=_match_patches,
+    refuse=_refuse_patches,
+    build=_build_patches,
+)
 ZERO_PAD_FOLDS_INTO_CONV = Rule(
     name="zero-pad-folds-into-conv",
     law="conv(pad(x, p, 0), W, q) = conv(x, W, p + q)",
@@ -244,6 +303,7 @@ CONV_OF_PIECES_IS_STRIDED_CONV = Rule(
 
 RULES: tuple[AnyRule, ...] = (
     CONV1X1_IS_MATMUL,
+    CONV_OF_PATCHES_IS_MATMUL,
     ZERO_PAD_FOLDS_INTO_CONV,
     FEW_CHANNEL_CONV_IS_ROW_CONV,
     CONV_OF_PIECES_IS_STRIDED_CONV,
