@@ -19,9 +19,9 @@ def with_units(monkeypatch):
 
 def test_matrix_units_are_used_where_the_system_lets_them(with_units, monkeypatch):
     assert detect_target(2, "").isa == "amx"
-    assert detect_target(2, "", matrix_units=False).isa == "avx512"
+    assert detect_target(2, "", matrix_units=False).isa == "avx512_vnni"
     monkeypatch.setattr(module, "has_matrix_units", lambda: False)
-    assert detect_target(2, "").isa == "avx512"
+    assert detect_target(2, "").isa == "avx512_vnni"
 
 
 def test_the_environment_forces_a_set(with_units, monkeypatch):
@@ -30,9 +30,9 @@ def test_the_environment_forces_a_set(with_units, monkeypatch):
     assert (found.isa, found.lanes, found.registers) == ("avx2", 8, 16)
     monkeypatch.setenv("KORCH_ISA", "amx")
     assert detect_target(2, "").isa == "amx"
-    assert detect_target(2, "", matrix_units=False).isa == "avx512"
+    assert detect_target(2, "", matrix_units=False).isa == "avx512_vnni"
     monkeypatch.setattr(module, "has_matrix_units", lambda: False)
-    assert detect_target(2, "").isa == "avx512"
+    assert detect_target(2, "").isa == "avx512_vnni"
 
 
 @pytest.mark.parametrize("name", ["mmx", "avx512", "amx", "neon"])

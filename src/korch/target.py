@@ -14,15 +14,18 @@ from pathlib import Path
 
 from korch.errors import OptionError
 
+_AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
+
 ISA_FLAGS = {
-    "amx": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "amx_tile", "amx_bf16", "amx_int8"),
-    "avx512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"),
+    "amx": (*_AVX512, "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"),
+    "avx512_vnni": (*_AVX512, "avx512_vnni"),
+    "avx512": _AVX512,
     "avx2": ("avx2", "fma"),
     "neon": ("asimd",),
 }
 """Flags of /proc/cpuinfo that an instruction set needs, best set first."""
 
-LANES = {"amx": 16, "avx512": 16, "avx2": 8, "neon": 4, "generic": 4}
+LANES = {"amx": 16, "avx512_vnni": 16, "avx512": 16, "avx2": 8, "neon": 4, "generic": 4}
 """float32 elements in a vector register."""
 
 
@@ -32,7 +35,8 @@ class Target:
 
     Attributes:
         cpu: the CPU's model name.
-        isa: amx (avx512 with matrix units), avx512, avx2, neon or generic.
+        isa: amx (avx512_vnni with matrix units), avx512_vnni (avx512 with sums of products of bytes), avx512, avx2,
+            neon or generic.
         lanes: float32 elements in a vector register.
         threads: threads that an executable uses.
         l1_bytes: level-1 data cache of a core.
@@ -60,7 +64,7 @@ class Target:
     @property
     def registers(self) -> int:
         """Vector registers."""
-        return 32 if self.isa in ("amx", "avx512", "neon") else 16
+        return 32 if self.isa in ("amx", "avx512_vnni", "avx512", "neon") else 16
 
     def differences(self, other: Target) -> tuple[str, ...]:
         """Return the fields in which another target differs, as text."""

@@ -29,8 +29,8 @@ NOT_READY = '#include "korch_amx.h"\n#define is_ready() false\n'
 """What makes a kernel believe that the system does not give it the units."""
 
 SHAPES = (
-    ((2, 16), (16, 16)),
-    ((5, 67), (67, 17)),
+    ((8, 16), (16, 16)),
+    ((9, 67), (67, 17)),
     ((16, 64), (64, 32)),
     ((17, 100), (100, 72)),
     ((33, 130), (130, 40)),
@@ -84,10 +84,10 @@ def windows(signs: tuple[str, str] = ("u8", "i8")) -> list[Group]:
         conv((1, 3, 18, 19), (32, 3, 7, 7), signs, zero=99, pad=3, stride=2),
         conv((1, 66, 4, 4), (128, 66, 3, 3), signs, zero=7, pad=1),
         conv((1, 64, 12, 18), (40, 64, 1, 1), signs, stride=2),
-        conv((1, 4, 5, 1), (8, 4, 3, 1), signs),
-        conv((1, 8, 1, 9), (16, 8, 1, 3), signs, dilation=2),
+        conv((1, 4, 12, 1), (8, 4, 3, 1), signs),
+        conv((1, 8, 1, 17), (16, 8, 1, 3), signs, dilation=2),
         conv((1, 24, 9, 9), (16, 24, 3, 3), signs, pad=2, dilation=2),
-        conv((1, 1, 1, 1), (16, 1, 1, 1), signs),
+        conv((1, 1, 2, 4), (16, 1, 1, 1), signs),
         conv((1, 37, 7, 7), (24, 37, 1, 1), signs, adds=True),
     ]
 
@@ -108,9 +108,10 @@ def test_convolutions_of_several_tasks(units, rng):
 
 
 def test_convolutions_without_tiles(units, rng):
-    """Those of groups, and of few results, stay on the vector units."""
+    """Those of groups, and of few results or places, stay on the vector units."""
     target, builder = units
     groups = [conv((1, 8, 5, 5), (64, 4, 3, 3), groups=2, pad=1), conv((1, 16, 6, 5), (3, 16, 3, 3))]
+    groups += [conv((1, 64, 1, 1), (32, 64, 1, 1))]
     assert all(not offer.pairs for group in groups for offer in ConvProvider().offer(group, target))
     check_exactly(ConvProvider(), groups, target, builder, rng)
 

@@ -100,7 +100,7 @@ SHAPES = (
 @pytest.fixture
 def vectors(target: Target) -> Target:
     """The machine without matrix units: `test_byte_units.py` has these."""
-    return replace(target, isa="avx512") if target.isa == "amx" else target
+    return replace(target, isa="avx512_vnni") if target.isa == "amx" else target
 
 
 @pytest.mark.parametrize("constant", [True, False])

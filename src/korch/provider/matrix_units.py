@@ -19,6 +19,9 @@ STEP_BYTES = SPLIT_BYTES * TOGETHER * TOGETHER
 BYTE_PAIRS = 0.5
 """What a product of two bytes counts as, in products of pieces: units multiply twice as many at a time."""
 
+LEAST_ROWS_OF_BYTES = 8
+"""Rows from which on matrix units multiply bytes: tiles of fewer take as long, and vector units no longer."""
+
 
 def pieces_layout(order: tuple[int, ...], columns: int, terms: int, is_split: bool) -> Layout:
     """Return the layout of an operand in pieces, as matrix units read it: in strips, pairs of terms side by side.
