@@ -29,7 +29,7 @@ NOT_READY = '#include "korch_amx.h"\n#define is_ready() false\n'
 """What makes a kernel believe that the system does not give it the units."""
 
 SHAPES = (
-    ((8, 16), (16, 16)),
+    ((8, 48), (48, 16)),
     ((9, 67), (67, 17)),
     ((16, 64), (64, 32)),
     ((17, 100), (100, 72)),
@@ -62,7 +62,7 @@ def test_products(constant, threads, units, rng):
     target, builder = units
     cases = itertools.product(SHAPES, SIGNS) if threads > 1 else zip(SHAPES, itertools.cycle(SIGNS), strict=False)
     groups = [product(*shape, signs, constant, requantizes=i % 2 == 1) for i, (shape, signs) in enumerate(cases)]
-    groups += [] if constant else [product((2, 3, 9, 24), (2, 1, 24, 24), constant=False)]
+    groups += [] if constant else [product((2, 3, 9, 56), (2, 1, 56, 24), constant=False)]
     in_tiles(groups, replace(target, threads=threads), builder, rng)
 
 
@@ -71,7 +71,7 @@ def test_rows_and_columns_of_several_tasks(units, rng):
     groups = [
         product((190, 96), (96, 250), requantizes=True),
         product((40, 1600), (1600, 48)),
-        product((700, 32), (32, 16)),
+        product((700, 50), (50, 16)),
     ]
     in_tiles(groups, replace(target, l2_bytes=8 << 10), builder, rng)
 
@@ -87,8 +87,8 @@ def windows(signs: tuple[str, str] = ("u8", "i8")) -> list[Group]:
         conv((1, 4, 12, 1), (8, 4, 3, 1), signs),
         conv((1, 8, 1, 17), (16, 8, 1, 3), signs, dilation=2),
         conv((1, 24, 9, 9), (16, 24, 3, 3), signs, pad=2, dilation=2),
-        conv((1, 1, 2, 4), (16, 1, 1, 1), signs),
-        conv((1, 37, 7, 7), (24, 37, 1, 1), signs, adds=True),
+        conv((1, 1, 4, 4), (16, 1, 2, 2), signs),
+        conv((1, 61, 7, 7), (24, 61, 1, 1), signs, adds=True),
     ]
 
 
@@ -108,10 +108,10 @@ def test_convolutions_of_several_tasks(units, rng):
 
 
 def test_convolutions_without_tiles(units, rng):
-    """Those of groups, and of few results or places, stay on the vector units."""
+    """Those of groups, and of few results, places or terms, stay on the vector units."""
     target, builder = units
     groups = [conv((1, 8, 5, 5), (64, 4, 3, 3), groups=2, pad=1), conv((1, 16, 6, 5), (3, 16, 3, 3))]
-    groups += [conv((1, 64, 1, 1), (32, 64, 1, 1))]
+    groups += [conv((1, 64, 1, 1), (32, 64, 1, 1)), conv((1, 16, 8, 8), (32, 16, 1, 1))]
     assert all(not offer.pairs for group in groups for offer in ConvProvider().offer(group, target))
     check_exactly(ConvProvider(), groups, target, builder, rng)
 

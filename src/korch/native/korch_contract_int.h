@@ -112,8 +112,14 @@ KORCH_INLINE void end_block(const Sums& sums, const Vec<int32_t, W> (&sum)[N][NV
     for (int r = 0; r < N; ++r)
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) store<int32_t, W>(x + r * COLUMNS + v * W, sum[r][v]);
-    for (long r = 0; r < N; ++r)
-      for (long j = 0; j < count; ++j) sums.template end<1>(r0 + r, n0 + j, x[r * COLUMNS + j]);
+    for (long r = 0; r < N; ++r) {
+      const int32_t* const row = x + r * COLUMNS;
+      long j = 0;
+      for (; j + W <= count; j += W) sums.template end<W>(r0 + r, n0 + j, load<int32_t, W>(row + j));
+      if constexpr (W >= 8)
+        if (j + W / 2 <= count) sums.template end<W / 2>(r0 + r, n0 + j, load<int32_t, W / 2>(row + j)), j += W / 2;
+      for (; j < count; ++j) sums.template end<1>(r0 + r, n0 + j, row[j]);
+    }
   }
 }
 

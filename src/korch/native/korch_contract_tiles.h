@@ -89,15 +89,16 @@ struct ByteProduct {
     long left, each;  // lines of the cache to fetch, and how many beside a step
   };
 
-  template <bool IS_WHOLE>
+  // V whole vectors of a row, or, if that is 0, all columns up to the end.
+  template <int V>
   static KORCH_INLINE void finish_row(const Sums& to, const int32_t* from, long row, long n, long end) {
     const auto finish = [&]<int W>() __attribute__((always_inline)) {
       to.template end<W>(row, n, korch::load<int32_t, W>(from));
       n += W, from += W;
     };
-    if constexpr (IS_WHOLE) {
-      finish.template operator()<16>();
-      finish.template operator()<16>();
+    if constexpr (V > 0) {
+#pragma GCC unroll 2
+      for (int v = 0; v < V; ++v) finish.template operator()<16>();
     } else {
       if (n + 16 <= end) finish.template operator()<16>();
       if (n + 8 <= end) finish.template operator()<8>();
@@ -113,9 +114,11 @@ struct ByteProduct {
       const long first = pending.tiles[tile].first, begin = korch::larger(r, pending.tiles[tile].shared), last = r + some;
       const int32_t* from = pending.from + (tile * EDGE + begin) * TOGETHER;
       if (n + TOGETHER == end) {
-        for (long i = begin; i < last; ++i, from += TOGETHER) finish_row<true>(to, from, first + i, n, end);
+        for (long i = begin; i < last; ++i, from += TOGETHER) finish_row<2>(to, from, first + i, n, end);
+      } else if (n + EDGE == end) {
+        for (long i = begin; i < last; ++i, from += TOGETHER) finish_row<1>(to, from, first + i, n, end);
       } else {
-        for (long i = begin; i < last; ++i, from += TOGETHER) finish_row<false>(to, from, first + i, n, end);
+        for (long i = begin; i < last; ++i, from += TOGETHER) finish_row<0>(to, from, first + i, n, end);
       }
       pending.at += some, count -= some;
     }
@@ -169,7 +172,7 @@ struct ByteProduct {
                           static_cast<uint32_t>(value(weights[k / 4 * G::COLUMN_BYTES + 4 * j + k % 4], B_SIGNED));
         }
         const long end = korch::smaller(columns, n + TOGETHER);
-        finish_row<false>(sums, reinterpret_cast<const int32_t*>(found), row, n, end);
+        finish_row<0>(sums, reinterpret_cast<const int32_t*>(found), row, n, end);
       }
   }
 

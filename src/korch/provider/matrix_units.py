@@ -22,6 +22,9 @@ BYTE_PAIRS = 0.5
 LEAST_ROWS_OF_BYTES = 8
 """Rows from which on matrix units multiply bytes: tiles of fewer take as long, and vector units no longer."""
 
+LEAST_TERMS_OF_BYTES = 48
+"""Terms from which on they multiply matrices of bytes: of fewer, most of the time goes into finishing sums."""
+
 
 def pieces_layout(order: tuple[int, ...], columns: int, terms: int, is_split: bool) -> Layout:
     """Return the layout of an operand in pieces, as matrix units read it: in strips, pairs of terms side by side.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
@@ -10,7 +12,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.provider.conv.rows import lines_of_task
 from korch.provider.gemm.units import KEPT_BYTES_SHARE, tiled_blocking
 from korch.provider.gemm.vectors import require_rows
-from korch.provider.matrix_units import LEAST_ROWS_OF_BYTES, TOGETHER
+from korch.provider.matrix_units import LEAST_ROWS_OF_BYTES, LEAST_TERMS_OF_BYTES, TOGETHER
 from korch.schedule.byte_units import ByteWindows, TiledProducts, WindowBlocking, pixel_quads, unit_of
 from korch.schedule.contraction import Layouts, contraction_of, extent
 from korch.schedule.sides import sides_of
@@ -27,7 +29,8 @@ def can_use_units(group: Group, root: Primitive, target: Target) -> bool:
     weights, attributes = group.body.types[root.inputs[1]].shape, root.attributes_as(ConvAttributes)
     is_dense = attributes.groups == 1 and len(weights) in (3, 4)
     has_rows = group.body.types[root.output].size >= LEAST_ROWS_OF_BYTES * weights[0]
-    return target.isa == "amx" and is_dense and has_rows and weights[0] >= LEAST_RESULTS
+    has_terms = math.prod(weights[1:]) >= LEAST_TERMS_OF_BYTES or not is_pointwise(group, root)
+    return target.isa == "amx" and is_dense and has_rows and has_terms and weights[0] >= LEAST_RESULTS
 
 
 def is_pointwise(group: Group, root: Primitive) -> bool:

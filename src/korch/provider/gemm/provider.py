@@ -27,7 +27,7 @@ from korch.provider.gemm.units import (
     tiled_program_of,
 )
 from korch.provider.gemm.vectors import require_neighbours, schedule_of
-from korch.provider.matrix_units import BYTE_PAIRS, LEAST_ROWS_OF_BYTES, SPLIT_BYTES, TOGETHER
+from korch.provider.matrix_units import BYTE_PAIRS, LEAST_ROWS_OF_BYTES, LEAST_TERMS_OF_BYTES, SPLIT_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, TILES, Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.blocks import Blocked
@@ -144,7 +144,7 @@ def _can_split(group: Group, found: Product, target: Target) -> bool:
         return False
     _, m, n, terms = _sizes(group, found)
     if is_of_bytes(group.body, found.primitive):
-        return m >= LEAST_ROWS_OF_BYTES and min(n, terms) >= TOGETHER // 2
+        return m >= LEAST_ROWS_OF_BYTES and n >= TOGETHER // 2 and terms >= LEAST_TERMS_OF_BYTES
     rows = 1 + LEAST_ROWS * pairs_of(*operand_pieces(group.body, found.primitive)) // ALL_PAIRS
     return m >= rows and min(n - 1, terms) >= TOGETHER // 2
 
