@@ -11,9 +11,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from korch.candidate.candidate import Group
+from korch.candidate.candidate import Candidate, Group
 from korch.measure import compiler
 from korch.measure.compiler import Builder
+from korch.measure.cpu import needed_flop
 from korch.primitive.types import ValueType
 from korch.provider.conv import ConvProvider
 from korch.provider.gemm import GemmProvider
@@ -165,3 +166,12 @@ def test_units_that_the_system_refuses(units, rng):
         inputs = [rng.integers(0, 100, t.shape).astype(t.dtype.numpy) for t in group.input_types]
         pairs = (run_kernel(each, group, offer, inputs, builder) for each in (kernel, refused))
         np.testing.assert_array_equal(*(found[0] for found in pairs))
+
+
+def test_bounds_count_bytes_as_fast_as_the_units_that_multiply_them(units):
+    group = product((64, 64), (64, 64))
+    wide = replace(units[0], isa="avx512_vnni")
+    (tiles,), (vectors,) = (GemmProvider().offer(group, own) for own in (units[0], wide))
+    flop = 2 * 64**3
+    assert needed_flop(Candidate(group, "gemm", tiles)) == flop
+    assert needed_flop(Candidate(group, "gemm", vectors)) == flop // 4

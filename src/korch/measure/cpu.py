@@ -27,6 +27,7 @@ from korch.options import Options
 from korch.provider.concurrent import ConcurrentProvider
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider
+from korch.schedule.contraction import is_of_bytes
 from korch.target import Target, detect_target
 
 logger = logging.getLogger("korch.measure")
@@ -51,9 +52,16 @@ WINDOW_OPERATION = 8
 and their rows are not aligned."""
 
 
+BYTES_TOGETHER = 4
+"""Products of bytes that vector units add up in the time of one multiply-add of float32, at best."""
+
+
 def needed_flop(candidate: Candidate) -> int:
     """Return the operations that a kernel's bound counts, of the units that set its rate."""
-    return max(candidate.linear_flop, candidate.offer.work_flop) - candidate.offer.vector_flop
+    flop = max(candidate.linear_flop, candidate.offer.work_flop) - candidate.offer.vector_flop
+    body = candidate.group.body
+    has_bytes = candidate.offer.pairs == 0 and any(is_of_bytes(body, root) for root in body.linear)
+    return flop // BYTES_TOGETHER if has_bytes else flop
 
 
 BATCH_SHARE = 0.3
