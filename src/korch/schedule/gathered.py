@@ -126,7 +126,7 @@ class _Task:
         self.block = Axis(BLOCK, sort.blocks)
         self.columns = cut(of.columns, blocking.columns, ("gn", "j"))
         self.turns = cut(of.terms, blocking.terms, ("g", "p"))
-        self.i = Axis("i", blocking.rows, ragged=(ROWS, var(COUNT)))
+        self.i = Axis("i", blocking.rows, ragged=(ROWS, var(COUNT)) if blocking.rows > 1 else None)
         self.width = round_up(self.columns[1].extent, blocking.strip)
         self.total = At("t", add(scale(var("i"), self.width), var("j")))
         self.pieces: Buffer | None = None

@@ -423,7 +423,10 @@ class StepPrinter:
         rows, second, lanes = sides_of(step)[0], self.out.program.buffer(step.b.buffer), self.out.lanes
         count = math.prod(axis.extent for axis in rows)
         lines = -(-registers.vectors * lanes * second.dtype.size_bytes // LINE_BYTES)
-        is_once = count <= registers.rows and all(axis.ragged is None for axis in rows)
+        known = self.out.program.parameter_ranges.keys()  # else a loop around says how many rows there are, all in all
+        ends = [axis.ragged[1] for axis in rows if axis.ragged is not None]
+        is_cut = any(isinstance(end, int) or end.variables <= known for end in ends)
+        is_once = count <= registers.rows and not is_cut
         if is_once and panels(second) is not None and vector == lanes:
             return lines, "true"
         return -(-lines // -(-count // registers.rows)), "false"

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.candidate.shape import GroupShape
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
 from korch.primitive.types import DType
+from korch.provider.gemm.blocking import SPLIT_CACHE_SHARE
 from korch.provider.gemm.match import source_of
 from korch.provider.gemm.units import is_in_pieces, right_in_pieces
 from korch.provider.gemm.vectors import require_neighbours
-from korch.provider.matrix_units import TOGETHER
+from korch.provider.matrix_units import SPLIT_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.contraction import FLOATS, NotFusedError, root_of
@@ -31,14 +33,14 @@ AROUND_GATHERED = GroupShape(
 )
 """What may be computed as rows are copied, and from results."""
 
-BLOCK_ROWS = {False: 96, True: 128}
-"""The most rows of a block on vector units and on matrix units."""
+BLOCK_ROWS = 96
+"""The most rows of a block on vector units."""
 
-BLOCK_COLUMNS = 512
-"""Columns of a task."""
+LEAST_SPLIT_ROWS, SPLIT_ROWS = 64, 288
+"""The least and the most rows of a block on matrix units, if there are as many."""
 
-CHUNK = 2048
-"""Terms of a task's turn on matrix units: the pieces of its rows stay in the second cache."""
+BLOCK_COLUMNS = {False: 1024, True: 1152}
+"""The most columns of a task on vector units and on matrix units."""
 
 LEAST_MEAN = 4
 """Rows for each matrix, in the mean, from which on matrix units are tried."""
@@ -110,15 +112,22 @@ def _offer(group: Group, root: Primitive, position: int, target: Target, is_spli
 
 
 def _blocking(group: Group, root: Primitive, target: Target, is_split: bool) -> GatheredBlocking:
-    """Choose the sizes of blocks: of rows as many as an index may choose of one matrix, up to what stays in caches."""
-    (rows, terms), (_, _, columns) = (group.body.types[value].shape for value in root.inputs[:2])
-    block = min(rows, BLOCK_ROWS[is_split])
+    """Choose the sizes of blocks, for rows that choose all matrices about equally often."""
+    (rows, terms), (matrices, _, columns) = (group.body.types[value].shape for value in root.inputs[:2])
+    usual, each = REGISTERS.get(target.lanes, FEW_REGISTERS), 2 * ceil_div(rows, matrices)
+    strip = TOGETHER if is_split else usual.vectors * target.lanes
+    parts = round_up(ceil_div(columns, BLOCK_COLUMNS[is_split]), target.threads)  # threads share each matrix
+    width = min(columns, round_up(ceil_div(columns, parts), strip))
     if is_split:
+        block = min(rows, SPLIT_ROWS, max(LEAST_SPLIT_ROWS, round_up(each, TOGETHER)))
+        steps = int(SPLIT_CACHE_SHARE * target.l2_bytes / (SPLIT_BYTES * round_up(block, TOGETHER) * TOGETHER))
+        turns = ceil_div(terms, max(1, steps) * TOGETHER)
+        chunk = min(terms, round_up(ceil_div(terms, turns), TOGETHER))
         registers = Registers(TOGETHER, TOGETHER // target.lanes, fetches_b=True)
-        return GatheredBlocking(block, min(BLOCK_COLUMNS, columns), min(CHUNK, terms), TOGETHER, registers, True)
-    usual = REGISTERS.get(target.lanes, FEW_REGISTERS)
+        return GatheredBlocking(block, width, chunk, strip, registers, True)
+    block = 1 if 2 * rows <= matrices else min(rows, BLOCK_ROWS, round_up(each, usual.rows))
     registers = Registers(min(usual.rows, block), usual.vectors, fetches_b=True)
-    return GatheredBlocking(block, min(BLOCK_COLUMNS, columns), terms, usual.vectors * target.lanes, registers, False)
+    return GatheredBlocking(block, width, terms, strip, registers, False)
 
 
 def program_of(group: Group, root: Primitive, offer: Offer, target: Target) -> TileProgram:

@@ -1,0 +1,153 @@
+"""Blocks of experts (Mixtral- and Qwen-MoE-like) against other engines, each in the forms of the block that it runs.
+
+    python -m benchmarks.experts [--blocks mixtral,qwen] [--tokens 1,16,128,1024] [--budget 60] [--rounds 15]
+                                 [--artifacts FOLDER] [--output FILE.json]
+
+Weights and tokens are from seeds. ONNX Runtime and OpenVINO read the block in ONNX with gathered weights, with all
+experts computed, and with a loop over experts; ONNX Runtime also its own operator. PyTorch runs the module of the
+transformers library with each of its implementations of experts, and Inductor compiles those that it can. All run
+interleaved. Gathered weights of more than 512 MB are left to Korch. For one token Korch is also given the block with all
+experts computed. Artifacts in the folder are used; others are searched first. Each row is written when it is complete,
+and rows in the file are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from benchmarks.models.experts import BLOCKS, FORMS, module_of, onnx_of, tokens_of
+from benchmarks.suite import KEPT, machine
+from korch.api import load, optimize
+from korch.options import Options
+from korch.records import plain
+from korch.report.compare import RunnerSpec, Settings, compare
+
+MOST_GATHERED_BYTES = 512 << 20
+"""Weights of more bytes are gathered by no other engine here."""
+
+TORCH = {"EAGER_LOOP": False, "EAGER_GROUPED": False, "INDUCTOR_GROUPED": False, "EAGER_GATHER": True}
+TORCH |= {"INDUCTOR_GATHER": True}
+"""The peers of `benchmarks.expert_peers`, and whether they gather weights."""
+
+OPERATOR = "operator"
+"""The form that only ONNX Runtime reads."""
+
+
+def main() -> None:
+    """Compare, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", default=",".join(BLOCKS))
+    parser.add_argument("--tokens", default="1,16,128,1024")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--budget", type=float, help="seconds of search per model")
+    parser.add_argument("--artifacts", type=Path, help="folder of models and artifacts; missing ones are written to it")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--search-only", action="store_true", help="only make the artifacts")
+    args = parser.parse_args()
+    rows: dict[str, Any] = {}
+    if args.output and args.output.exists():
+        rows = json.loads(args.output.read_text())["blocks"]
+    for name in args.blocks.split(","):
+        for tokens in map(int, args.tokens.split(",")):
+            key = f"{name}-{tokens}"
+            with tempfile.TemporaryDirectory() as folder:
+                kept = args.artifacts or Path(folder)
+                kept.mkdir(parents=True, exist_ok=True)
+                runners = list(_runners(name, tokens, kept, args.budget))
+                if args.search_only or key in rows:
+                    continue
+                rows[key] = _measure(name, tokens, runners, args.rounds)
+            if args.output:
+                args.output.write_text(json.dumps({"machine": machine(), "blocks": rows}, indent=1) + "\n")
+    print(table(rows))
+
+
+def _runners(name: str, tokens: int, folder: Path, budget: float | None) -> Iterator[RunnerSpec]:
+    """Yield what runs, and write what it reads."""
+    gathers = BLOCKS[name].gathered_bytes(tokens) <= MOST_GATHERED_BYTES
+    for form in FORMS:
+        path = folder / f"{name}-{tokens}-{form}.onnx"
+        if not path.exists():
+            model = onnx_of(name, tokens, form)
+            if model is None:
+                continue
+            onnx.save(model, path)
+        if form == "gather":
+            yield RunnerSpec("korch", _artifact(path, budget))
+        if form == "dense" and tokens == 1:
+            yield RunnerSpec("korch", _artifact(path, budget), "korch dense")
+        if form != "gather" or gathers:
+            yield RunnerSpec("onnxruntime", path, f"onnxruntime {form}")
+            if form != OPERATOR:
+                yield RunnerSpec("openvino", path, f"openvino {form}")
+    for peer, is_gathered in TORCH.items():
+        if gathers or not is_gathered:
+            label = peer.lower().replace("_", " ")
+            yield RunnerSpec(f"benchmarks.expert_peers:{peer}", folder / f"{name}-{tokens}.onnx", label)
+
+
+def _artifact(model: Path, budget: float | None) -> Path:
+    path = model.with_suffix(".korch")
+    if not path.exists():
+        optimize(model, budget=budget, cache_folder=model.parent / "cache").save(path)
+    return path
+
+
+def _measure(name: str, tokens: int, runners: list[RunnerSpec], rounds: int) -> dict[str, Any]:
+    import torch
+
+    x, module = tokens_of(name, tokens), module_of(name).double()
+    with torch.no_grad():
+        expected = module(torch.from_numpy(x).double()).numpy().astype(np.float32)
+        numbers = module.gate(torch.from_numpy(x).double())[-1].numpy()
+    settings = Settings(threads=Options().threads, rounds=rounds, leave_out=True)
+    comparison = compare(runners, {"x": x}, settings, [expected])
+    print(f"{name}, {tokens} tokens\n{comparison.to_text()}\n", flush=True)
+    (korch,) = (spec.path for spec in runners if spec.name == "korch")
+    report = load(korch).report
+    return {
+        "chosen": len(np.unique(numbers)),
+        "report": {key: plain(getattr(report, key)) for key in KEPT},
+        "comparison": comparison.to_json(),
+    }
+
+
+def best_of(row: dict[str, Any], engine: str) -> tuple[str, np.ndarray[Any, Any]] | None:
+    """Return the fastest form of an engine that is right, and its times divided by Korch's, by round."""
+    found = {r["name"]: r for r in row["comparison"]["rows"] if r["max_error"] is not None and r["max_error"] < 1e-4}
+    own = [r for n, r in found.items() if n.startswith(engine)]
+    if not own:
+        return None
+    best = min(own, key=lambda r: r["median_ms"])
+    return best["name"].removeprefix(engine).strip(), np.array(best["times_ns"]) / np.array(found["korch"]["times_ns"])
+
+
+def table(rows: dict[str, Any]) -> str:
+    """Return a table in Markdown: the times of the fastest form of each engine divided by Korch's."""
+    engines = ("onnxruntime", "openvino", "eager", "inductor")
+    lines = [f"| block | experts | Korch | {' | '.join(engines)} |", "|---|---|---|" + "---|" * len(engines)]
+    for key, row in rows.items():
+        name, _, tokens = key.partition("-")
+        (own,) = (r["median_ms"] for r in row["comparison"]["rows"] if r["name"] == "korch")
+        cells = [f"{name}, {tokens}", f"{row['chosen']} of {BLOCKS[name].experts}", f"{own:.2f} ms"]
+        for engine in engines:
+            found = best_of(row, engine)
+            if found is None:
+                cells.append("")
+                continue
+            low, mid, high = np.percentile(found[1], [10, 50, 90])
+            cells.append(f"{mid:.2f} ({low:.2f} to {high:.2f}) {found[0]}")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
