@@ -136,10 +136,10 @@ def test_the_readme_has_at_most_700_words() -> None:
     assert len([word for word in text.split() if re.search(r"\w", word)]) <= 700
 
 
-def test_the_change_log_has_at_most_40_unreleased_lines() -> None:
+def test_the_change_log_has_at_most_40_short_unreleased_lines() -> None:
     unreleased = (ROOT / "CHANGELOG.md").read_text().partition("## Unreleased\n")[2].partition("\n## ")[0]
     lines = unreleased.strip().splitlines()
-    assert 0 < len(lines) <= 40 and [line for line in lines if not line.startswith("- ")] == []
+    assert 0 < len(lines) <= 40 and [line for line in lines if not line.startswith("- ") or len(line) > 300] == []
 
 
 def test_the_flags_of_the_documentation_exist() -> None:

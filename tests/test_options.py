@@ -19,7 +19,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"threads": 0}, "option threads: the value 0 is out of range; expected at least 1"),
     ({"threads": "2"}, "option threads: the value is '2'; expected an integer"),
     ({"threads": True}, "option threads: the value is True; expected an integer"),
-    ({"budget_s": math.nan}, "option budget: the value nan is out of range; expected seconds, more than 0"),
+    (
+        {"budget_s": math.nan},
+        "option budget: the value nan is out of range; expected a number of seconds greater than 0",
+    ),
     ({"budget_s": "5"}, "option budget: the value is '5'; expected a number or None"),
     (
         {"tolerance": math.inf},
@@ -40,7 +43,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 WRONG_LIMITS: list[tuple[dict[str, Any], str]] = [
-    ({"solver_seconds": -1.0}, "option solver_seconds: the value -1.0 is out of range; expected seconds, more than 0"),
+    (
+        {"solver_seconds": -1.0},
+        "option solver_seconds: the value -1.0 is out of range; expected a number of seconds greater than 0",
+    ),
     ({"seed": -1}, "option seed: the value -1 is out of range; expected at least 0"),
     ({"patience": -1}, "option patience: the value -1 is out of range; expected at least 0"),
     (

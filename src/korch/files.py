@@ -1,6 +1,6 @@
 """Files that users name: read only if they are regular, and known to be writable before the work.
 
-A pipe would block, and a device may have no end. A name may hold what no file's name can.
+A pipe would block, and a device may have no end.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _RANGES: Ranges = {
     **dict.fromkeys(("patience", "seed"), (lambda value: value >= 0, "at least 0")),
     "range_factor": (lambda value: value >= 2, "at least 2"),
     "max_measured": (lambda value: value >= 0, "a share, at least 0"),
-    "solver_seconds": (lambda value: value > 0, "seconds, more than 0"),
+    "solver_seconds": (lambda value: value > 0, "a number of seconds greater than 0"),
     "gap": (lambda value: 0 <= value < 1, "a share, at least 0 and less than 1; 0.05 is 5 %"),
     "partition": (
         lambda value: value in ("auto", "off") or (isinstance(value, int) and value > 0),

@@ -27,8 +27,8 @@ logger = logging.getLogger("korch.options")
 
 _RANGES: Ranges = {
     "threads": (lambda value: value >= 1, "at least 1"),
-    "budget_s": (lambda value: value > 0, "seconds, more than 0"),
-    "superopt_s": (lambda value: value >= 0, "seconds, at least 0"),
+    "budget_s": (lambda value: value > 0, "a number of seconds greater than 0"),
+    "superopt_s": (lambda value: value >= 0, "a number of seconds, at least 0"),
     "error": (lambda value: 0 <= value < 1, "at least 0 and less than 1; 0.01 is 1 % of the largest element"),
     "tolerance": (lambda value: 0 < value < math.inf, "a part of the largest element, more than 0"),
 }
@@ -216,9 +216,7 @@ class Options:
 
     def _check_error(self) -> None:
         if self.calibrate is not None and not self.error:
-            raise OptionError(
-                "ranges are of use for less precise types only", "option calibrate", hint="Add --error 1e-2"
-            )
+            raise OptionError("--calibrate has no effect without --error", "option calibrate", hint="Add --error 1e-2")
         for flag, is_set in (("--strict", self.strict), ("--target cuda", self.is_cuda)):
             if self.error and is_set:
                 raise OptionError(f"less precise types do not go with {flag}", "option error", hint=f"Remove {flag}")

@@ -251,7 +251,7 @@ WRONG_OPTIONS = [
     ({"error": 1.0}, "option error: the value 1.0 is out of range; expected at least 0 and less than 1; 0.01 is 1 %"),
     ({"error": -0.1}, "option error: the value -0.1 is out of range"),
     ({"error": float("nan")}, "option error: the value nan is out of range"),
-    ({"calibrate": "x.npz"}, "option calibrate: ranges are of use for less precise types only. Add --error 1e-2"),
+    ({"calibrate": "x.npz"}, "option calibrate: --calibrate has no effect without --error. Add --error 1e-2"),
     ({"error": 0.1, "strict": True}, "option error: less precise types do not go with --strict. Remove --strict"),
     ({"error": 0.1, "target": "cuda"}, "option error: less precise types do not go with --target cuda"),
 ]

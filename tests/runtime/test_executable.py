@@ -221,7 +221,7 @@ def test_a_kernel_that_cant_be_set_up_is_named_and_the_others_are_destroyed(make
     steps = (plans.state(path).steps[0], plan.steps[1])
     with pytest.raises(ProviderError) as caught:
         make_executable(replace(plan, steps=steps))
-    assert str(caught.value) == ("executable: it can't be set up: kernel k_bad: no such primitive")
+    assert str(caught.value) == "executable: it can't be set up: kernel k_bad: no such primitive. Build it again"
     assert path.read_text() == "destroyed\n"
 
 
@@ -235,7 +235,9 @@ def test_a_kernel_that_fails_is_named_and_the_executable_stays_usable(make_execu
     executable = make_executable(plans.failing_run())
     with pytest.raises(ProviderError) as caught:
         executable(np.full((3, 5), 10, np.float32))
-    assert str(caught.value) == "kernel k_fails: it failed while it ran"
+    assert str(caught.value) == (
+        "kernel k_fails: it failed while it ran. Build it again; `korch doctor` checks libraries"
+    )
     executable(np.zeros((3, 5), np.float32))
     with pytest.raises(ProviderError, match="k_fails"):
         executable.time([np.full((3, 5), 10, np.float32)], 1)

@@ -95,7 +95,7 @@ def _preferred(
 
 
 def _explorations(search: BlockSearch, interfaces: Iterable[BlockInterface]) -> dict[BlockInterface, Exploration]:
-    """Explore interfaces; those are left out that have no plan, as their kernels fail."""
+    """Explore interfaces; skip those without a plan, whose kernels fail."""
     found: dict[BlockInterface, Exploration] = {}
     for one in interfaces:
         try:

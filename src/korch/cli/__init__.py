@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code: int = parsed.command(parsed)
         sys.stdout.flush()
     except KorchError as error:
-        print("korch: " + " ".join(str(error).split()), file=sys.stderr)
+        text = re.sub(r"^option ([a-z_]+)", lambda match: "option --" + match[1].replace("_", "-"), str(error))
+        print("korch: " + " ".join(text.split()), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("korch: interrupted; measurements are kept, and the same command continues from them", file=sys.stderr)

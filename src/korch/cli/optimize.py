@@ -109,7 +109,7 @@ def _run_stages(parsed: argparse.Namespace, options: Options, last: str, printed
             first = read_graph_text(run, _read_text(parsed.model))
             if last == "saturate" and first != last:
                 raise OptionError(
-                    "it has its alternatives already", str(parsed.model), "a text that korch fission printed"
+                    "the text already contains alternatives", str(parsed.model), "a text that korch fission printed"
                 )
             if last != "saturate":
                 run.options = replace(options, ablation=replace(options.ablation, rules="none"))

@@ -261,7 +261,7 @@ class _Search:
         return self._set([[first], [second]], (own, other))
 
     def _best(self, i: int, most: int) -> tuple[int, int]:
-        """Return what a kernel takes on the best number of at most some threads, and that number."""
+        """Return a kernel's least time on at most some number of threads, and that number."""
         return min((ns, size) for size, ns in self.lanes_ns[i].items() if size <= most)
 
     def _divisions(self, first: int) -> Iterator[tuple[int, ...]]:
@@ -293,7 +293,7 @@ class _Search:
         return all(not (self.waits_for[i] >> k & 1 or self.waits_for[k] >> i & 1) for k in others)
 
     def _set(self, lanes: Sequence[Sequence[int]], threads: Sequence[int]) -> _Set | None:
-        """Return a set if it gains by estimate over all threads, and over each part alone."""
+        """Return a set of lanes, None if it saves too little by estimate."""
         longest_ns = max(sum(self.lanes_ns[i][size] for i in lane) for lane, size in zip(lanes, threads, strict=True))
         each = _Set(tuple(map(tuple, lanes)), tuple(threads), longest_ns + self.limits.concurrent_start_ns)
         return each if self._worth(each) < -self.limits.concurrent_gain_ns else None

@@ -46,7 +46,7 @@ def library_version() -> str:
 
 
 def maker(device: str, arch: int) -> str:
-    """Return who builds engines here: the library's version and the device."""
+    """Return TensorRT's version and the device."""
     return f"TensorRT {library_version()}, {device}, sm_{arch}"
 
 

@@ -226,7 +226,7 @@ class _Swapper:
                 makers[other] = change
 
     def _change_before(self, port: Port, makers: dict[Port, int]) -> bool:
-        """See to it that a port is written: if need be by a change of layout."""
+        """Ensure that a port is written, adding a layout change if needed."""
         if port in makers or self.problem.is_given(port):
             return True
         changes = [

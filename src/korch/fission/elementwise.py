@@ -124,7 +124,7 @@ def _dropout(c: Context) -> Result:
 def _bit_shift(c: Context) -> Result:
     """Shift by as many bits as the second operand says, the way the attribute says."""
     op = {"LEFT": "shift_left", "RIGHT": "shift_right"}.get(c.attribute("direction", ""), "")
-    return c.elementwise(op, *c.inputs) if op else NotSplit("the direction is neither way")
+    return c.elementwise(op, *c.inputs) if op else NotSplit("direction must be LEFT or RIGHT")
 
 
 def _compare(op: str) -> Build:

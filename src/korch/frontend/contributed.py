@@ -59,7 +59,9 @@ class Definition:
         """
         name = self.needed(position, what)
         if name not in self.constants:
-            raise UnsupportedError(f"its input {position}, {what}, is no constant", where=self.where)
+            raise UnsupportedError(
+                f"its input {position}, {what}, is no constant", self.where, hint="Make it an initializer of the model"
+            )
         return self.constants[name]
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -187,7 +189,9 @@ def _matmul_of_bits(d: Definition) -> None:
     if bits not in (2, 4, 8):
         raise UnsupportedError(f"its weights have {bits} bits", where=d.where, expected="2, 4 or 8")
     if d.optional(4):
-        raise UnsupportedError("its weights are in groups of any order (g_idx)", where=d.where)
+        raise UnsupportedError(
+            "its weights are in groups of any order (g_idx)", d.where, hint="Quantize the model without g_idx"
+        )
     blocks = -(-k // block)
     packed, scales = d.known(1, "the weights"), d.known(2, "the scales")
     size_bytes = -(-block * bits // 8)
@@ -224,7 +228,9 @@ def _matmul_of_bits(d: Definition) -> None:
 def _attention(d: Definition) -> None:
     """Softmax(Q K' / sqrt(size) + mask) V of heads, where Q, K and V are one product of integers."""
     if d.optional(8) or len([name for name in d.node.output if name]) > 1:
-        raise UnsupportedError("it has a past or gives a present state", where=d.where)
+        raise UnsupportedError(
+            "it has a past or gives a present state", d.where, hint="Export the model without a cache of past states"
+        )
     batch, length, _ = d.shape(d.needed(0, "the data"))
     heads, width = int(d.attributes["num_heads"]), d.shape(d.needed(1, "the weights"))[1] // 3
     total = d.sums(0, d.node.input[1], (d.optional(6), d.optional(7)))
@@ -261,7 +267,7 @@ def _mask(d: Definition, length: int, lowest: np.float32) -> str:
         wanted = d.constant(np.array([shape[0], 1, *shape[1:]]))
         is_kept = d.op("Greater", d.op("Reshape", mask, wanted), d.constant(np.array(0, np.int32)))
     else:
-        raise UnsupportedError(f"its mask has the shape {list(shape)}", where=d.where)
+        raise UnsupportedError(f"its mask has the shape {list(shape)}", d.where, "a shape of 1 to 3 axes")
     return d.op("Where", is_kept, d.constant(np.array(0, np.float32)), d.constant(np.array(lowest)))
 
 

@@ -1,4 +1,4 @@
-"""Constant elements that say where or how much: refused where they can't be meant.
+"""Checks of constant indices and sizes.
 
 Indices outside of an axis would be found when the model runs, if at all; a negative size makes
 ONNX's inference say that the shape depends on data.

@@ -75,9 +75,9 @@ def optimize_with_host(
                 refused = error.nodes
         if not refused.keys() - host.keys():
             raise UnsupportedError(
-                "the host does not run nodes that Korch can't run",
+                "neither Korch nor the host runs these nodes: " + "; ".join(f"{n}: {r}" for n, r in refused.items()),
                 where=segmented.name,
-                expected="; ".join(f"{n}: {r}" for n, r in refused.items()),
+                hint="Replace them in the model, or cut the model before them",
             )
         host |= refused
 

@@ -127,7 +127,7 @@ class Calibration:
     kept_bytes: int = 0
 
     def bound_ns(self, work: Work) -> int:
-        """Return a time below which no kernel can do so much.
+        """Return the lower bound of the time of a kernel that does this work.
 
         Reads and writes may overlap, and so may both with the computation. What is cold is read
         from the farthest level.
@@ -297,5 +297,5 @@ def _flop_rate(library: ctypes.CDLL, target: Target, units: str = "flop") -> flo
 
 
 def _at_once(threads: int) -> ctypes.c_int:
-    """Threads that share cores take turns: the best of each would count those cores twice."""
+    """Return the number of threads that can run at once, because the best rate of each counts."""
     return ctypes.c_int(min(threads, len(os.sched_getaffinity(0))))

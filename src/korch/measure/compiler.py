@@ -161,7 +161,7 @@ class Builder:
         objects = self.compile(sources)
         for found in objects:
             if isinstance(found, CompileFailure):
-                raise CompileError(f"the compiler refused a source: {found.message}")
+                raise CompileError(f"the compiler refused a source: {found.message}", hint="`korch doctor` checks it")
         return self.link([p for p in objects if isinstance(p, Path)], libraries)
 
     def _slow_headers(self, sources: Sequence[str]) -> list[str]:

@@ -124,7 +124,7 @@ class _Search:
         return is_better
 
     def _best(self, value: int) -> bool:
-        """Choose what makes the sum least for a value; return whether it is something else."""
+        """Choose a value's cheapest alternative; return whether the choice changed."""
         found = False
         for p in self.graph.producers[value]:
             before = self.chosen[value]

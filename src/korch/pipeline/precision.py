@@ -46,7 +46,7 @@ Key = tuple[str, Attributes, str]
 """What products share that have one form: operation, attributes and the digest of the weights."""
 
 UNITS = 10_000
-"""What errors of the program add up to if they use the budget exactly."""
+"""The budget of errors in the integers of the linear program."""
 
 FEW_ROWS = 8
 """Rows up to which a product takes as long as it takes to read its weights."""

@@ -266,7 +266,7 @@ def _conv(site: Site) -> Value:
 
 
 def _pool(site: Site) -> Value:
-    """Fission leaves end pads out that no window reads, so the number of windows tells the pads of other sizes."""
+    """Return the windows of a pool; fission omits end pads that no window reads, so their number gives the pads."""
     found = [a for a in site.step.attributes if isinstance(a, PoolAttributes)]
     if len({replace(a, pads_end=()) for a in found}) > 1:
         raise site.refusal("its attributes depend on the size")

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
-STAGES = ("frontend", "fission", "saturate", "reference", "candidates", "orchestrate", "build", "save")
-"""Those of every optimization, in their order; others are shown without a number."""
+STAGES = ("frontend", "fission", "saturate", "reference", "candidates", "orchestrate", "lower", "build", "save")
+"""The stages of the pipeline in their order, and the writing of the artifact; others are shown without a number."""
 
 TICK_SECONDS = 1.0
 LINE_SECONDS = 10.0

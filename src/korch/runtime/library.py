@@ -100,7 +100,9 @@ class Handle:
         pointers = pointers_of(weights.pointers)
         handle = create(pointers, ctypes.c_int(threads), error, ctypes.c_size_t(ERROR_BYTES))
         if not handle:
-            raise ProviderError(f"it can't be set up: {error.value.decode(errors='replace')}", where="executable")
+            raise ProviderError(
+                f"it can't be set up: {error.value.decode(errors='replace')}", "executable", hint="Build it again"
+            )
         self._weights = weights
         self._handle = ctypes.c_void_p(handle)
         self._run = library.function("run")
@@ -143,7 +145,8 @@ class Handle:
 
     def _check(self, code: int) -> None:
         if code:
-            raise ProviderError("it failed while it ran", where=f"kernel {self.library.kernels[code - 1]}")
+            where = f"kernel {self.library.kernels[code - 1]}"
+            raise ProviderError("it failed while it ran", where, hint="Build it again; `korch doctor` checks libraries")
 
 
 def _destroy(destroy: Callable[[Any], None], handle: ctypes.c_void_p, weights: Weights, library: Library) -> None:

@@ -217,7 +217,7 @@ def disagree(first_ns: float, second_ns: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FormRecord:
-    """A product of a plan in less precise types, and the error of the model's outputs if it alone is."""
+    """A product of a plan in less precise types, and the error of the outputs if no other product is."""
 
     name: str
     error: float

@@ -93,7 +93,7 @@ class ShapedExecutable(Runnable):
         libraries = {name for artifact in artifacts for name in artifact.plan.libraries}
         found = load_plans(shared.library, sorted(libraries))
         if not artifacts or not len(found) == len(shared.places) == len(artifacts):
-            raise ArtifactError("its library is not the one that its plans describe")
+            raise ArtifactError("its library is not the one that its plans describe", hint="Build it again")
         self._shared = shared
         self.executables: list[Executable] = []
         for artifact, plan, chosen in zip(artifacts, found, shared.places, strict=True):

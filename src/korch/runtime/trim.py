@@ -1,6 +1,6 @@
-"""A plan for the largest size of a range -> its kernels, which compute what smaller sizes need only.
+"""A plan for the largest size of a range -> kernels that compute only what a smaller size needs.
 
-A kernel that is no tile program, or whose elements are all needed and all read, stays as it is.
+Kernels without a tile program are not changed, nor are those whose elements are all needed.
 """
 
 from __future__ import annotations

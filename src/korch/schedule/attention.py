@@ -413,7 +413,7 @@ class Builder:
 
 
 def rows_of_block(rows: int, chunks: int, most: int) -> int:
-    """Return the rows of a block, of which each chunk of rows has equally many and then about equally much is left.
+    """Return the number of rows of a block such that all chunks get about the same number of rows.
 
     Raises:
         NotFusedError: a chunk would have no rows.

@@ -324,7 +324,7 @@ class _Generator:
         return count * sum(TRANSCENDENTAL_POINTS if op in TRANSCENDENTAL else VECTOR_POINTS for op in ops)
 
     def _is_done(self, state: _State) -> bool:
-        """Return whether a prefix computes the result; it is kept if nothing of it is unread."""
+        """Return whether a prefix computes the result; keep it as a block graph if all its values are read."""
         phases = (Phase.AFTER,) if self.loop else (Phase.BEFORE,)
         if not any(Operand(self.ways.goal, phase) in state.there for phase in phases):
             return False

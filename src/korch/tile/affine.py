@@ -368,7 +368,7 @@ def keeps_to_tasks(write: Elements, other: Elements, grid: Sequence[Axis], symbo
 
 
 def _digit(place: Elements, step: Poly) -> tuple[Poly, tuple[str, int] | None]:
-    """Return the greatest value of the digit of a step, and what it says of the task."""
+    """Return the greatest value of the digit of a step, and the task's axis and factor that determine it."""
     found = [digit for digit in place.digits if digit.step == step]
     total = Poly()
     for digit in found:

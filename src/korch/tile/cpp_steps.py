@@ -254,7 +254,7 @@ class StepPrinter:
             self.out.close()
 
     def _feed(self, block: _Block, finish: FinishPrinter, grid: tuple[Axis, ...]) -> None:
-        """Print what computes places of a row of windows, whose pieces the next contraction multiplies."""
+        """Print the computation of rows of windows for the next contraction."""
         whole, (name,) = block.sums.step, (sink.buffer for sink in finish.pass_.sinks)
         batch = batches_of(whole)
         takers = (s for _, s in self.stage.leaves if isinstance(s, Contract) and s.a.buffer == name)

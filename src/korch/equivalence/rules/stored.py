@@ -172,7 +172,7 @@ def _bits_of(integers: Array, zeros: Array) -> tuple[int, int, type[np.generic]]
 
 
 def _packed(integers: Array, bits: int, terms: int) -> Array:
-    """Return integers, and as many zeros as there are terms without one, as several of a column in each byte."""
+    """Return integers, padded with zeros to a number of terms, with several of one column packed in each byte."""
     whole = np.pad(integers, [(0, terms - len(integers)), (0, 0)])
     return whole if bits == 8 else pack(whole.astype(np.uint8), bits, axis=0)
 
