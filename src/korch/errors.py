@@ -7,6 +7,7 @@ All of them are `KorchError`s, and the command line turns each into one message 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -83,3 +84,8 @@ class ArtifactError(KorchError):
 
 class ReplayError(KorchError):
     """A ledger does not fit the search that is to be replayed."""
+
+
+def quoted(names: Iterable[object]) -> str:
+    """Return names in quotes, separated by commas, as messages list them."""
+    return ", ".join(map(repr, names)) or "none"

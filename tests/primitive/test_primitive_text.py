@@ -118,6 +118,9 @@ def test_large_constants_are_digests_and_unknown_ones_get_seeded_elements():
     ("text", "complaint"),
     [
         ("nothing", "begin with"),
+        ("graph(", r"line 1: can't read 'graph\('"),
+        ('graph(%0 "x": f32[2]) ->', "line 1: can't read"),
+        ('graph(%0 "x") -> ()', "line 1: can't read"),
         ('graph(%0 "x": f32[2]) -> (%1 "y")\n%1: f32[2] = fly(%0)\n', "line 2"),
         ('graph(%0 "x": f32[2]) -> (%1 "y")\n%1: f31[2] = neg(%0)\n', "line 2"),
         ('graph(%0 "x": f32[2]) -> (%1 "y")\n%1 f32[2] = neg(%0)\n', "expected '%N: TYPE"),

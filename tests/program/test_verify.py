@@ -121,6 +121,7 @@ def test_texts_parse_back() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("", "the text has no line 'require PORT'"),
         ("given %0\n", "line 1: can't read '%0'"),
         ("p1: %1 = %0\n", "line 1: can't read 'p1: %1 = %0'"),
         ("# a comment\nkernel\n", "line 2: can't read 'kernel'"),

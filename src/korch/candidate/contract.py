@@ -9,13 +9,10 @@ from __future__ import annotations
 from korch.primitive.component import strong_components
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
-from korch.primitive.types import DType
+from korch.primitive.types import NARROW
 
 MOST_READERS = 3
 """An elementwise primitive with more readers is not contracted: it may pay to store its output."""
-
-NARROW = (DType.I8, DType.U8, DType.I16, DType.U16)
-"""Types of quantized values: a kernel that ends before the cast to one of them stores several times the bytes."""
 
 LAYOUT_GROWTH = 1.25
 """A layout primitive that enlarges a tensor by more than this factor is not contracted."""

@@ -16,7 +16,7 @@ from korch.equivalence.rule import View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops.elementwise import CastAttributes
-from korch.primitive.types import DType, ValueType
+from korch.primitive.types import NARROW, DType, ValueType
 
 NONE = AxisConstant(None, np.asarray(0.0))
 
@@ -131,7 +131,7 @@ def _integers(view: View, value: int) -> tuple[int, AxisConstant] | None:
 
 
 def _is_small(dtype: DType) -> bool:
-    return dtype in (DType.I8, DType.U8, DType.I16, DType.U16)
+    return dtype in NARROW
 
 
 def quantized_by(view: View, root: Primitive) -> Quantized | None:

@@ -7,10 +7,10 @@ import numpy as np
 from korch.fission.context import Context, axis_of
 from korch.fission.rule import NotSplit, Result, Rule, rule
 from korch.primitive.quantized import NARROW_BITS, dequantize, is_zero, pack, quantize, unpack
-from korch.primitive.types import DType, ValueId, ValueType
+from korch.primitive.types import NARROW, DType, ValueId, ValueType
 from korch.primitive.verbs import lit
 
-INTEGERS = frozenset({DType.I8, DType.U8, DType.I16, DType.U16})
+INTEGERS = frozenset(NARROW)
 FLOATS = frozenset({DType.F32, DType.F16, DType.BF16})
 
 SIGN = 128

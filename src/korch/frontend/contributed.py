@@ -31,7 +31,9 @@ class Definition:
         nodes: in order.
     """
 
-    def __init__(self, node: Any, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str) -> None:
+    def __init__(
+        self, node: onnx.NodeProto, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str
+    ) -> None:
         self.node, self.types, self.constants, self.where = node, types, constants, where
         self.attributes = read_attributes(node)
         self.nodes: list[Any] = []
@@ -287,7 +289,11 @@ DEFINITIONS: Mapping[str, Callable[[Definition], None]] = {
 
 
 def define_contributed(
-    node: Any, opsets: Mapping[str, int], types: Mapping[str, ValueType], constants: Mapping[str, Array], model: str
+    node: onnx.NodeProto,
+    opsets: Mapping[str, int],
+    types: Mapping[str, ValueType],
+    constants: Mapping[str, Array],
+    model: str,
 ) -> list[Any] | None:
     """Return the standard nodes that define a node of ONNX Runtime's own domain, None if there are none here.
 

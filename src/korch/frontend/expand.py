@@ -31,7 +31,7 @@ COMPOSITES = frozenset(
 
 
 def expand_composite(
-    node: Any, opsets: Mapping[str, int], types: Mapping[str, ValueType], constants: Mapping[str, Array]
+    node: onnx.NodeProto, opsets: Mapping[str, int], types: Mapping[str, ValueType], constants: Mapping[str, Array]
 ) -> list[Any] | None:
     """Return the nodes of a composite operator's definition, or None if it has none here."""
     named = [name for name in dict.fromkeys(node.input) if name]
@@ -57,7 +57,7 @@ def expand_composite(
     return _renamed(nodes, keep={*named, *node.output}, prefix=_prefix(node))
 
 
-def take_branch(node: Any, condition: bool) -> list[Any]:
+def take_branch(node: onnx.NodeProto, condition: bool) -> list[Any]:
     """Return the nodes of the branch that an If takes, its outputs named like the If's."""
     branches = {attribute.name: attribute.g for attribute in node.attribute}
     graph = branches["then_branch" if condition else "else_branch"]
@@ -73,7 +73,7 @@ def take_branch(node: Any, condition: bool) -> list[Any]:
     return result
 
 
-def _prefix(node: Any) -> str:
+def _prefix(node: onnx.NodeProto) -> str:
     first = next((name for name in node.output if name), "")
     return f"{node.name or first}/"
 
@@ -91,7 +91,7 @@ def _renamed(nodes: Sequence[Any], keep: set[str], prefix: str) -> list[Any]:
     return copies
 
 
-def _rename(node: Any, table: Mapping[str, str]) -> None:
+def _rename(node: onnx.NodeProto, table: Mapping[str, str]) -> None:
     # Names are unique across nested graphs, so one table serves all of them.
     node.input[:] = [table.get(name, name) for name in node.input]
     node.output[:] = [table.get(name, name) for name in node.output]
@@ -103,7 +103,7 @@ def _rename(node: Any, table: Mapping[str, str]) -> None:
                 item.name = table.get(item.name, item.name)
 
 
-def embed_captured(node: Any, captured: Sequence[str], constants: Mapping[str, Array]) -> Any:
+def embed_captured(node: onnx.NodeProto, captured: Sequence[str], constants: Mapping[str, Array]) -> Any:
     """Return a copy whose subgraphs hold the constants that they read from outside."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -16,7 +15,7 @@ from korch.primitive.op import Array
 LIMIT_BYTES = 1 << 28
 
 
-def constant_of(node: Any) -> Array | None:
+def constant_of(node: onnx.NodeProto) -> Array | None:
     """Return the elements of a Constant node; None if they are sparse."""
     (attribute,) = node.attribute
     if attribute.name == "sparse_value":
@@ -34,7 +33,7 @@ def constant_of(node: Any) -> Array | None:
     return decoded if isinstance(value, list) else decoded.reshape(())
 
 
-def evaluate(node: Any, opsets: Mapping[str, int], arrays: Mapping[str, Array]) -> Sequence[Array] | None:
+def evaluate(node: onnx.NodeProto, opsets: Mapping[str, int], arrays: Mapping[str, Array]) -> Sequence[Array] | None:
     """Return a node's outputs, or None if the evaluator can't compute them.
 
     Args:

@@ -7,9 +7,9 @@ ONNX's inference say that the shape depends on data.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+import onnx
 
 from korch.errors import ModelError
 from korch.primitive.op import Array
@@ -20,7 +20,9 @@ _ALONG_AXIS = frozenset({"Gather", "GatherElements", "ScatterElements", "Scatter
 _LEADING = frozenset({"GatherND", "ScatterND"})  # along the first axes
 
 
-def check_elements(node: Any, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str) -> None:
+def check_elements(
+    node: onnx.NodeProto, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str
+) -> None:
     """Refuse constant indices that the first input does not have, and negative sizes.
 
     Raises:

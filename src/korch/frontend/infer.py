@@ -77,7 +77,7 @@ def modernized(proto: Any, model: str) -> Any:
         ) from error
 
 
-def find_schema(node: Any, opsets: Mapping[str, int], model: str) -> Any:
+def find_schema(node: onnx.NodeProto, opsets: Mapping[str, int], model: str) -> Any:
     """Return the definition of a node's operator.
 
     Raises:
@@ -118,7 +118,7 @@ def _known_domains() -> frozenset[str]:
     return frozenset(schema.domain for schema in onnx.defs.get_all_schemas())
 
 
-def _check_node(node: Any, opsets: Mapping[str, int], where: str) -> None:
+def _check_node(node: onnx.NodeProto, opsets: Mapping[str, int], where: str) -> None:
     context = type(onnx.checker.DEFAULT_CONTEXT)()
     context.ir_version = onnx.IR_VERSION
     context.opset_imports = dict(opsets)
@@ -144,7 +144,7 @@ def array_type_proto(array: Array) -> Any:
 
 
 def infer_types(
-    node: Any,
+    node: onnx.NodeProto,
     schema: Any,
     opsets: Mapping[str, int],
     types: Mapping[str, ValueType],
@@ -191,7 +191,9 @@ def infer_types(
     return found
 
 
-def _check_axis(node: Any, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str) -> None:
+def _check_axis(
+    node: onnx.NodeProto, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str
+) -> None:
     """Refuse an axis that the first input can't have: ONNX counts from it in memory, unchecked."""
     first = node.input[0] if node.input else ""
     rank = constants[first].ndim if first in constants else getattr(types.get(first), "rank", None)
@@ -207,7 +209,7 @@ def _check_axis(node: Any, types: Mapping[str, ValueType], constants: Mapping[st
             )
 
 
-def static_type(proto: Any, name: str, node: Any, model: str) -> ValueType:
+def static_type(proto: Any, name: str, node: onnx.NodeProto, model: str) -> ValueType:
     """Return an inferred type as a static one.
 
     Raises:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import onnx
+
 from korch.errors import ModelError
 
 
-def node_label(node: Any) -> str:
+def node_label(node: onnx.NodeProto) -> str:
     """Return how messages name a node: its type, and its name or first output."""
     name = node.name or next((output for output in node.output if output), "")
     domain = f"{node.domain}::" if node.domain not in ("", "ai.onnx") else ""
@@ -33,7 +35,7 @@ def has_legal_names(graph: Any) -> bool:
     )
 
 
-def captured_names(node: Any) -> Iterator[str]:
+def captured_names(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names that a node's subgraphs read from outside."""
     for attribute in node.attribute:
         for graph in [attribute.g] if attribute.HasField("g") else list(attribute.graphs):

@@ -41,7 +41,7 @@ class Operator:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
-    node: Any = field(repr=False)
+    node: onnx.NodeProto = field(repr=False)
 
     @property
     def label(self) -> str:
@@ -74,7 +74,7 @@ class OperatorGraph:
         return format_operators(self)
 
 
-def read_attributes(node: Any) -> dict[str, Any]:
+def read_attributes(node: onnx.NodeProto) -> dict[str, Any]:
     """Return an ONNX node's attributes as Python values."""
     return {attribute.name: _python(attribute) for attribute in node.attribute}
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import onnx
+
 from korch.frontend.operator import read_attributes
 from korch.primitive.ops.reduce import window_extent
 
 POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 
 
-def drop_late_windows(node: Any, given: Any, found: dict[str, Any]) -> None:
+def drop_late_windows(node: onnx.NodeProto, given: Any, found: dict[str, Any]) -> None:
     """Correct the inferred types of a pooling node with ceil_mode; others are left as they are.
 
     Args:

@@ -21,8 +21,6 @@ from korch.frontend.shapes import dtype_of
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
 
-CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostNode:
@@ -33,7 +31,7 @@ class HostNode:
         reason: why.
     """
 
-    node: Any
+    node: onnx.NodeProto
     reason: str
 
     @property
@@ -107,7 +105,7 @@ class Propagation:
                 read.update((*node.input, *captured_names(node)))
             waiting.extendleft(reversed(more))
 
-    def _visit(self, node: Any, read: set[str]) -> list[Any]:
+    def _visit(self, node: onnx.NodeProto, read: set[str]) -> list[Any]:
         """Process a node, or leave it to the host if there is one; return those to do instead."""
         if self.host is None:
             return self._node(node, read)
@@ -123,7 +121,7 @@ class Propagation:
         self._leave(_normal(node), reason)
         return []
 
-    def _leave(self, node: Any, reason: str) -> None:
+    def _leave(self, node: onnx.NodeProto, reason: str) -> None:
         """Leave a node to the host; its outputs may still be static tensors."""
         self.items.append(HostNode(node, reason))
         found = self._infer_left(node)
@@ -133,7 +131,7 @@ class Propagation:
             except UnsupportedError:
                 self.untyped[name] = found.get(name)
 
-    def _infer_left(self, node: Any) -> dict[str, Any]:
+    def _infer_left(self, node: onnx.NodeProto) -> dict[str, Any]:
         """Return what ONNX infers of the outputs of a node that the host runs."""
         types = {n: self.types[n] for n in node.input if n in self.types}
         others = {n: self.untyped.get(n) for n in node.input if n not in self.types}
@@ -154,7 +152,7 @@ class Propagation:
         except (ModelError, KeyError, onnx.defs.SchemaError):
             return {}
 
-    def _node(self, node: Any, read: set[str]) -> list[Any]:
+    def _node(self, node: onnx.NodeProto, read: set[str]) -> list[Any]:
         node = _normal(node)
         if node.op_type == "Constant" and not node.domain:
             self._constant_node(node)
@@ -178,7 +176,7 @@ class Propagation:
         self._keep(node, schema, read)
         return []
 
-    def _constant_node(self, node: Any) -> None:
+    def _constant_node(self, node: onnx.NodeProto) -> None:
         if len(node.attribute) != 1:
             raise ModelError(
                 f"it has {len(node.attribute)} attributes",
@@ -194,7 +192,7 @@ class Propagation:
             )
         self._set_constant(node.output[0], array)
 
-    def _closed(self, node: Any, captured: Sequence[str]) -> Any:
+    def _closed(self, node: onnx.NodeProto, captured: Sequence[str]) -> Any:
         for name in captured:
             if name not in self.constants:
                 raise UnsupportedError(
@@ -205,7 +203,7 @@ class Propagation:
                 )
         return embed_captured(node, captured, self.constants)
 
-    def _fold(self, node: Any, schema: Any) -> bool:
+    def _fold(self, node: onnx.NodeProto, schema: Any) -> bool:
         """Compute a node whose inputs are all known; say whether that was possible."""
         is_known = all(name in self.constants for name in node.input if name)
         if not is_known or self._is_weight(node):
@@ -231,7 +229,7 @@ class Propagation:
                 self._set_constant(name, array)
         return True
 
-    def _widen_stored(self, node: Any) -> None:
+    def _widen_stored(self, node: onnx.NodeProto) -> None:
         """Let a dequantization read constants of fewer than 8 bits as bytes, which later stages pack again."""
         if node.op_type != "DequantizeLinear" or node.domain:
             return
@@ -244,12 +242,12 @@ class Propagation:
             self._set_constant(name, array.astype(NARROW[array.dtype.name]))
             node.input[i] = name
 
-    def _is_weight(self, node: Any) -> bool:
+    def _is_weight(self, node: onnx.NodeProto) -> bool:
         """Whether a node gives real numbers for stored bytes; a kernel may read the bytes."""
         is_dequantized = node.op_type == "DequantizeLinear" and not node.domain
         return is_dequantized and self.constants[node.input[0]].ndim > 1 and node.input[0] in self.types
 
-    def _fold_shape(self, node: Any) -> bool:
+    def _fold_shape(self, node: onnx.NodeProto) -> bool:
         """Answer Shape and Size, which need no elements."""
         if node.domain or node.op_type not in ("Shape", "Size") or node.input[0] not in self.types:
             return False
@@ -262,7 +260,7 @@ class Propagation:
         self._set_constant(node.output[0], np.array(type_.shape[part], np.int64))
         return True
 
-    def _keep(self, node: Any, schema: Any, read: set[str]) -> None:
+    def _keep(self, node: onnx.NodeProto, schema: Any, read: set[str]) -> None:
         where = f"{self.model}: {node_label(node)}"
         for name in node.input:
             if name and name not in self.types:
@@ -313,7 +311,7 @@ NARROW = {"int4": np.int8, "uint4": np.uint8, "int2": np.int8, "uint2": np.uint8
 """Bytes that hold integers of fewer bits."""
 
 
-def _normal(node: Any) -> Any:
+def _normal(node: onnx.NodeProto) -> Any:
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.domain = "" if node.domain == "ai.onnx" else node.domain

@@ -27,6 +27,7 @@ from korch.assembly.task import Task
 from korch.candidate.candidate import Candidate, Group, make_group
 from korch.deadline import Deadline
 from korch.equivalence.rule import origin_of, rule_of
+from korch.equivalence.rules.integers import MOST_TERMS
 from korch.explanation.curve import PARTS, Curve
 from korch.numerics import differences, worst
 from korch.partition.block import Partition
@@ -53,9 +54,6 @@ FEW_ROWS = 8
 
 LEAST_BYTES = 1 << 16
 """Weights of fewer bytes are not worth another form."""
-
-MOST_TERMS = 32_000
-"""Products of bytes whose sums fit into 32 bits."""
 
 HEADROOM = 1.3
 """The range of bytes over that of the data on a few inputs: what is cut off on others has large errors."""

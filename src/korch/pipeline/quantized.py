@@ -24,13 +24,10 @@ from korch.equivalence.saturate import first_known, saturate
 from korch.partition.choose import choose
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.lowering import lower_products
-from korch.primitive.types import DType
+from korch.primitive.types import NARROW
 
 HasKernel = Callable[[Group], bool]
 """Whether a target has a kernel for a group."""
-
-NARROW = (DType.I8, DType.U8, DType.I16, DType.U16)
-"""The types of quantized values."""
 
 
 def is_quantized(graph: PrimitiveGraph) -> bool:

@@ -66,6 +66,10 @@ def op(ops: str, *operands: Pattern, name: str = "") -> OpPattern:
     return OpPattern(tuple(ops.split("|")), operands, name)
 
 
+SOFTPLUS = op("add", op("max", "x", 0.0), op("log", op("add", op("exp", op("neg", op("abs", "x"))), 1.0)))
+"""log(1 + e^x) as max(x, 0) + log(1 + e^-|x|)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """Where a pattern stands.

@@ -31,6 +31,9 @@ from korch.primitive.types import ValueType
 
 INLINE_ELEMENTS = 8
 _NAMED = re.compile(r'%(\d+) "((?:[^"\\]|\\.)*)"(?:: (\w+\[[\d,]*\]))?')
+_END = r'%\d+ "(?:[^"\\]|\\.)*"'
+_INPUT = _END + r": \w+\[[\d,]*\]"
+_ENDS = re.compile(rf"\w+\((?:{_INPUT}(?:, {_INPUT})*)?\) -> \((?:{_END}(?:, {_END})*)?\)\s*")
 # What would end a line inside a quoted name (`str.splitlines` knows all of these).
 _ESCAPES = {c: f"\\u{ord(c):04x}" for c in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"}
 
@@ -91,7 +94,13 @@ def parse_graph(text: str, constants: Mapping[str, Array] | None = None) -> Prim
 
 
 def parse_ends(text: str) -> tuple[list[tuple[str, int, ValueType]], list[tuple[str, int]]]:
-    """Return the inputs, with their types, and the outputs that print as `text`."""
+    """Return the inputs, with their types, and the outputs of a first line, `graph(...) -> (...)`.
+
+    Raises:
+        InvalidGraphError: it can't be read.
+    """
+    if not _ENDS.fullmatch(text):
+        raise InvalidGraphError(f"can't read {text!r}", "line 1", expected='graph(%0 "x": TYPE, ...) -> (%1 "y", ...)')
     named = _NAMED.findall(text)  # inputs have a type, outputs have none
     inputs = [(_unquote(name), int(value), ValueType.parse(type_)) for value, name, type_ in named if type_]
     return inputs, [(_unquote(name), int(value)) for value, name, type_ in named if not type_]

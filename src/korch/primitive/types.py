@@ -78,6 +78,9 @@ _NUMPY: dict[DType, np.dtype] = {
 }
 _FROM_NUMPY = {dtype: name for name, dtype in _NUMPY.items()}
 
+NARROW = (DType.I8, DType.U8, DType.I16, DType.U16)
+"""The types of quantized values."""
+
 
 UNIT_ROUNDOFF: dict[DType, float] = {DType.F64: 2.0**-53, DType.F32: 2.0**-24, DType.F16: 2.0**-11, DType.BF16: 2.0**-8}
 """The largest relative error of one rounding."""

@@ -110,6 +110,8 @@ def parse_problem(text: str) -> Problem:
             )
         else:
             raise _unreadable(line, number)
+    if not required:
+        raise InvalidGraphError("the text has no line 'require PORT'")
     return Problem(tuple(steps), tuple(kernels), tuple(required), frozenset(given), frozenset(constants), most_error)
 
 

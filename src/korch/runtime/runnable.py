@@ -16,7 +16,7 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from korch.errors import InputError
+from korch.errors import InputError, quoted
 from korch.primitive.op import Array
 from korch.primitive.types import DType
 from korch.runtime.artifact import Archive
@@ -127,7 +127,7 @@ class Runnable(ABC):
         names, _ = self._names()
         if arrays:
             raise InputError(
-                f"{len(arrays)} arrays are given by position and {_list(list(named))} by name",
+                f"{len(arrays)} arrays are given by position and {quoted(list(named))} by name",
                 expected="all by position or all by name",
             )
         _check_feeds(named, names)
@@ -181,7 +181,7 @@ class Runnable(ABC):
         _check_feeds(feeds, names)
         wanted = offered if output_names is None else list(output_names)
         if unknown := [name for name in wanted if name not in offered]:
-            raise InputError(f"there is no output {unknown[0]!r}", expected=_list(offered))
+            raise InputError(f"there is no output {unknown[0]!r}", expected=quoted(offered))
         found = dict(zip(offered, self(*(feeds[name] for name in names)), strict=True))
         return [found[name] for name in wanted]
 
@@ -192,7 +192,7 @@ class Runnable(ABC):
         """Raise `InputError` unless there are as many arrays as inputs."""
         names, _ = self._names()
         if len(arrays) != len(names):
-            raise InputError(f"it was called with {len(arrays)} arrays", expected=f"{len(names)}: {_list(names)}")
+            raise InputError(f"it was called with {len(arrays)} arrays", expected=f"{len(names)}: {quoted(names)}")
 
     def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
         """Return a function that runs the model once on some arrays and gives its nanoseconds."""
@@ -334,13 +334,13 @@ class ArrayType:
 
 def _check_feeds(feeds: object, names: Sequence[str]) -> None:
     """Raise `InputError` unless the feeds of a run are an array for each of some names."""
-    expected = f"an array for each of {_list(names)}"
+    expected = f"an array for each of {quoted(names)}"
     if not isinstance(feeds, Mapping):
         raise InputError(f"the feeds are of type {type(feeds).__name__}", expected=f"a dict with {expected}")
     if unknown := [name for name in feeds if name not in names]:
         raise InputError(f"there is no input {unknown[0]!r}", expected=expected)
     if missing := [name for name in names if name not in feeds]:
-        given = f"only {_list(list(feeds))} is given" if feeds else "no input is given"
+        given = f"only {quoted(list(feeds))} is given" if feeds else "no input is given"
         raise InputError(f"input {missing[0]!r} is missing: {given}", expected=expected)
 
 
@@ -350,7 +350,3 @@ def _type_text(dtype: np.dtype[Any], shape: Sequence[int]) -> str:
     except KeyError:
         name = str(dtype)
     return f"{name}[{','.join('?' if n < 0 else str(n) for n in shape)}]"
-
-
-def _list(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names)) or "none"

@@ -164,7 +164,7 @@ def _estimate_ns(
         runs = tasks * (turns if graph.loop in axes else 1)
         own_ns = _step_ns(step, computation, ways, axes, sizes, machine)
         ns += runs * (own_ns + _far_ns(step, computation, ways, sizes))
-    read = sum(bytes_ for bytes_ in _read_bytes(computation, ways, sizes, tasks, turns, graph.loop))
+    read = sum(bytes_ for bytes_ in _read_bytes(ways, sizes, tasks, turns, graph.loop))
     waves = round_up(tasks, machine.threads) / tasks
     shorter, longer = sorted((ns, read / BYTES_PER_NS))
     return (longer + MEANWHILE * shorter) * waves / machine.threads
@@ -206,9 +206,7 @@ def _far_ns(step: BlockStep, computation: Named, ways: Expressions, sizes: Mappi
     return 0.0
 
 
-def _read_bytes(
-    computation: Named, ways: Expressions, sizes: Mapping[str, int], tasks: int, turns: int, loop: str
-) -> Iterator[int]:
+def _read_bytes(ways: Expressions, sizes: Mapping[str, int], tasks: int, turns: int, loop: str) -> Iterator[int]:
     for expression in ways.inputs.values():
         axes = ways.axes[expression]
         yield 4 * tasks * (turns if loop in axes else 1) * math.prod(sizes[axis] for axis in axes)

@@ -92,6 +92,10 @@ class OpPrinter:
                     decided = self._all_hold(guards, ranges)
                     needed.update(() if decided is False else (inside,))
                     needed.update(() if decided is True else (outside,))
+                case Load() | Literal():
+                    pass
+                case _:
+                    assert_never(op)
         return found[::-1]
 
     def _op(self, op: TileOp, values: dict[str, str], ranges: Ranges, variable: str, width: str) -> str:
@@ -135,11 +139,9 @@ class OpPrinter:
     def _is_nonpositive(self, name: str) -> bool:
         """Return whether a value is the lesser of another and 0."""
         ops = {op.name: op for op in self.pass_.ops}
-        match ops[name]:
-            case Apply(op="min", arguments=(_, bound)):
-                least = ops[bound]
-                return isinstance(least, Literal) and least.value <= 0
-        return False
+        op = ops[name]
+        least = ops[op.arguments[1]] if isinstance(op, Apply) and op.op == "min" else None
+        return isinstance(least, Literal) and least.value <= 0
 
     def _is_uniform(self, name: str, ranges: Ranges, variable: str) -> bool:
         """Return whether all lanes along a variable hold the same number."""

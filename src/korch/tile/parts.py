@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import assert_never
 
 from korch.tile.index import Expr, Ranges, add, constant, substitute, turning_point, var
 from korch.tile.loops import arrange, map_indices
@@ -98,6 +99,10 @@ def _decided(pass_: Pass, ranges: Ranges) -> Pass:
                 op = dataclasses.replace(op, inside=names.get(inside, inside), outside=names.get(outside, outside))
             case Apply(arguments=arguments):
                 op = dataclasses.replace(op, arguments=tuple(names.get(a, a) for a in arguments))
+            case Load() | Literal():
+                pass
+            case _:
+                assert_never(op)
         ops.append(op)
     sinks = tuple(dataclasses.replace(s, value=names.get(s.value, s.value)) for s in pass_.sinks)
     needed = {sink.value for sink in sinks}

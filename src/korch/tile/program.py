@@ -20,6 +20,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import assert_never
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
@@ -224,7 +225,10 @@ def arguments_of(op: TileOp) -> tuple[str, ...]:
             return arguments
         case Select(inside=inside, outside=outside):
             return inside, outside
-    return ()
+        case Load() | Literal():
+            return ()
+        case _:
+            assert_never(op)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
@@ -16,6 +17,7 @@ from korch.tile.identity import identity
 from korch.tile.index import Expr
 from korch.tile.program import (
     Accumulate,
+    Apply,
     At,
     Axis,
     Contract,
@@ -25,6 +27,7 @@ from korch.tile.program import (
     Loop,
     Pass,
     Product,
+    Select,
     Stage,
     Step,
     Store,
@@ -330,4 +333,7 @@ def _zero_sides(pass_: Pass, sink: Store, frame: Frame) -> frozenset[int]:
         case Load(index=index, guards=guards):
             axes = axes_of(index, frame.at).union(*(axes_of(guard.expr, frame.at) for guard in guards))
             return axes & frame.masks.keys()
-    return frozenset()
+        case Literal() | Apply() | Select():
+            return frozenset()
+        case _:
+            assert_never(op)

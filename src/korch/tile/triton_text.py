@@ -384,6 +384,8 @@ class Text:
                         values[op.name], types[op.name] = values[inside], op.dtype
                         continue
                     self.line(f"{name} = tl.where({_all(conditions)}, {values[inside]}, {values[outside]})")
+                case _:
+                    assert_never(op)
             values[op.name], types[op.name] = name, op.dtype
             if memo is not None and len(self.lines) == before + 1:
                 text = self.lines[-1].partition(" = ")[2]

@@ -9,15 +9,11 @@ import numpy as np
 
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.primitive.graph import Primitive
-from korch.primitive.pattern import find_first, op
+from korch.primitive.pattern import SOFTPLUS, find_first
 from korch.primitive.types import DType
 
 SATURATED = 20.0
 """From here on tanh(softplus(x)) is 1 in float32, and in float64 to 2^-53."""
-
-
-SOFTPLUS = op("add", op("max", "x", 0.0), op("log", op("add", op("exp", op("neg", op("abs", "x"))), 1.0)))
-"""log(1 + e^x) as max(x, 0) + log(1 + e^-|x|)."""
 
 
 @dataclass(frozen=True, slots=True)

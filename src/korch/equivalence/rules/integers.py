@@ -97,11 +97,10 @@ def _build_product(writer: Writer, witness: ProductWitness) -> int:
     root, verbs = witness.root, writer.verbs
     values = [ValueId(side.q) for side in (witness.left, witness.right)]
     zeros = [_zero(writer, side, root.op) for side in (witness.left, witness.right)]
-    match root.attributes:
-        case ConvAttributes() as attributes:
-            total = integer_conv(verbs, values[0], values[1], zeros[0], zeros[1], attributes)
-        case _:
-            total = integer_matmul(verbs, values[0], values[1], zeros[0], zeros[1])
+    if isinstance(root.attributes, ConvAttributes):
+        total = integer_conv(verbs, values[0], values[1], zeros[0], zeros[1], root.attributes)
+    else:
+        total = integer_matmul(verbs, values[0], values[1], zeros[0], zeros[1])
     type_ = writer.type(root.output)
     result = writer.add("cast", (total,), CastAttributes(type_.dtype.value))
     for scale in witness.scales:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from korch.errors import InputError
+from korch.errors import InputError, quoted
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +74,8 @@ class Arguments:
         """
         if set(kwargs) != set(self.keywords):
             raise InputError(
-                f"it was called with the keyword arguments {_names(kwargs)}",
-                expected=_names(self.keywords),
+                f"it was called with the keyword arguments {quoted(kwargs)}",
+                expected=quoted(self.keywords),
                 hint="Call it as in the example inputs",
             )
         call = (tuple(args), {name: kwargs[name] for name in self.keywords})
@@ -179,10 +179,6 @@ def _describe(leaf: Any) -> str:
     if isinstance(leaf, torch.Tensor):
         return "a tensor"
     return repr(leaf)
-
-
-def _names(names: Any) -> str:
-    return ", ".join(map(repr, names)) or "none"
 
 
 def _shape(spec: Any) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from korch.primitive.op import NONE, Array, Attributes, Category, Op, Sample, require
+from korch.primitive.ops.linear import matmul_flop
 from korch.primitive.types import DType, ValueType
 
 INDICES = (DType.I64, DType.I32)
@@ -22,10 +23,6 @@ def _infer(inputs: Sequence[ValueType], attributes: Attributes) -> ValueType:
     is_index = index.dtype in INDICES and index.shape == a.shape[:1]
     require(is_index, f"matmul_gathered: argument 2 is {index}")
     return ValueType((a.shape[0], b.shape[2]), a.dtype)
-
-
-def _flop(inputs: Sequence[ValueType], attributes: Attributes, output: ValueType) -> int:
-    return 2 * output.size * inputs[0].shape[1]
 
 
 def chosen(index: Array, count: int) -> Array:
@@ -51,7 +48,7 @@ ROWS: tuple[Op, ...] = (
         attributes=Attributes,
         infer=_infer,
         reference=_reference,
-        work_flop=_flop,
+        work_flop=matmul_flop,
         source="ONNX Gather of matrices along axis 0, opset 13, and MatMul",
         samples=(
             Sample(("f32[5,4]", "f32[3,4,6]", "i64[5]"), NONE),

@@ -150,7 +150,8 @@ def _conv_transpose_flop(inputs: Sequence[ValueType], attributes: ConvTransposeA
     return 2 * x.shape[0] * x.shape[1] * w.shape[1] * taps
 
 
-def _matmul_flop(inputs: Sequence[ValueType], attributes: Attributes, output: ValueType) -> int:
+def matmul_flop(inputs: Sequence[ValueType], attributes: Attributes, output: ValueType) -> int:
+    """Return the floating-point operations of a product of the rows of its first operand."""
     return 2 * output.size * inputs[0].shape[-1]
 
 
@@ -286,7 +287,7 @@ ROWS: tuple[Op, ...] = (
         attributes=Attributes,
         infer=_infer_matmul,
         reference=_matmul,
-        work_flop=_matmul_flop,
+        work_flop=matmul_flop,
         source="numpy.matmul; batch axes of size 1 broadcast",
         samples=(
             Sample(("f32[3,4]", "f32[4,5]")),

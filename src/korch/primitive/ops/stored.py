@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.primitive.op import Array, Attributes, Category, Op, Sample, require
+from korch.primitive.ops.linear import matmul_flop
 from korch.primitive.types import DType, ValueType
 
 BITS = (2, 4, 8)
@@ -51,10 +52,6 @@ def _infer(inputs: Sequence[ValueType], attributes: StoredAttributes) -> ValueTy
     return ValueType((*a.shape[:-1], n), a.dtype)
 
 
-def _flop(inputs: Sequence[ValueType], attributes: StoredAttributes, output: ValueType) -> int:
-    return 2 * output.size * inputs[0].shape[-1]
-
-
 def unpacked(q: Array, attributes: StoredAttributes) -> Array:
     """Return integers that share bytes along the first axis, one each."""
     if attributes.bits == 8:
@@ -83,7 +80,7 @@ ROWS: tuple[Op, ...] = (
         attributes=StoredAttributes,
         infer=_infer,
         reference=_reference,
-        work_flop=_flop,
+        work_flop=matmul_flop,
         source="com.microsoft MatMulNBits, with columns side by side",
         samples=(
             Sample(("f32[2,3,8]", "u8[4,5]", "f32[2,5]"), _FOUR),

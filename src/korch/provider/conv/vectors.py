@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import assert_never
 
 from korch.alignment import ceil_div
 from korch.candidate.candidate import Group, Offer, Refusal
@@ -68,8 +69,10 @@ class Plan:
                 return chains.Chain(group, self.layouts, machine).program(self.blocking)
             case SplitBlocking():
                 return SplitWindows(group, root, self.layouts).program(self.blocking)
-            case _:
+            case Blocking():
                 return Windows(group, root, self.layouts, machine).program(self.blocking)
+            case _:
+                assert_never(self.blocking)
 
     def kernel(self, group: Group, target: Target) -> Kernel:
         """Print the kernel."""

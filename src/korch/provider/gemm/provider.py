@@ -82,7 +82,7 @@ class GemmProvider:
         follows, root = _positions_after(group, found), found.primitive
         is_bytes = is_of_bytes(group.body, root)
         pairs = BYTE_PAIRS if is_bytes else pairs_of(*operand_pieces(group.body, root))
-        for layouts in _layouts(group, found, target):
+        for layouts in _layouts(group, target):
             after = tuple(layouts[0][i] for i in follows), layouts[1]
             if after not in refusals:
                 refusals[after] = _refusal(group, found, layouts, target)
@@ -166,7 +166,7 @@ def _ways(group: Group, found: Product, target: Target) -> list[Way]:
     return [Way.VECTORS, Way.SPLIT_B] if stays else [Way.VECTORS, Way.SPLIT_B, Way.SPLIT]
 
 
-def _layouts(group: Group, found: Product, target: Target) -> Iterator[Layouts]:
+def _layouts(group: Group, target: Target) -> Iterator[Layouts]:
     """Yield the layouts that are looked at: images, and what has their rank, plain or not."""
 
     def layout(type_: ValueType, is_last: bool) -> Layout:

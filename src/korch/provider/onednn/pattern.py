@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from korch.primitive.graph import PrimitiveGraph
-from korch.primitive.pattern import Found, Number, OpPattern, find_first, op
+from korch.primitive.pattern import SOFTPLUS, Found, Number, OpPattern, find_first, op
 from korch.provider.onednn.call import Eltwise
 
 _A, _B = Number("a"), Number("b")
 _POSITIVE = op("max", "x", 0.0)
-_SOFTPLUS = op("add", _POSITIVE, op("log", op("add", op("exp", op("neg", op("abs", "x"))), 1.0)))
 _RAMP = op("min", op("max", op("add", op("mul", "x", _A), _B), 0.0), 1.0)
 _ERF = op("add", op("erf", op("mul", "x", math.sqrt(0.5))), 1.0)
 _ERF_DIVIDED = op("add", op("erf", op("div", "x", math.sqrt(2))), 1.0)
@@ -28,8 +27,8 @@ PATTERNS: tuple[tuple[str, OpPattern], ...] = (
     ("swish", op("mul", "x", op("sigmoid", "x"))),
     ("swish", op("mul", "x", op("sigmoid", op("mul", "x", _A)))),
     ("hardswish", op("mul", "x", _RAMP)),
-    ("soft_relu", _SOFTPLUS),
-    ("mish", op("mul", "x", op("tanh", _SOFTPLUS))),
+    ("soft_relu", SOFTPLUS),
+    ("mish", op("mul", "x", op("tanh", SOFTPLUS))),
     ("elu", op("add", _POSITIVE, op("mul", _BELOW, _A))),
     ("elu", op("add", _POSITIVE, _BELOW)),
     ("relu", op("max", "x", op("mul", "x", _A))),
