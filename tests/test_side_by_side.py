@@ -118,12 +118,11 @@ def test_the_report_says_what_runs_side_by_side(
         return tuple(chosen)
 
     monkeypatch.setattr(stages, "side_by_side", alone)
-    monkeypatch.setattr(stages, "LEAST_SIDE_BY_SIDE_SECONDS", 0.0)
     found = korch.optimize(
         build("mlp"),
         threads=threads,
         cache_folder=cache_folder,
-        search=SearchLimits(gap=0.5, max_primitives=4),
+        search=SearchLimits(gap=0.5, max_primitives=4, least_side_by_side_seconds=0.0),
         ablation=Ablation(baselines=False),
     ).report
     beside = found.side_by_side

@@ -1,4 +1,6 @@
-"""The limits of the search: every number that says how long, how many or how close.
+"""The limits of the search: how long a step may take, how many things it tries, and how close its result must be.
+
+Constants of models of costs, and of single providers and rules, stay in the modules that use them.
 
 The defaults were tuned on the models of the benchmark suite. Users need none of them; a test or an
 experiment passes others as `korch.optimize(model, search=SearchLimits(...))`.
@@ -59,6 +61,15 @@ class SearchLimits:
         seed: of the solver, and of the random inputs that plans are checked on.
         on_interrupt: the effect of Ctrl-C during the search: "stop" ends the command, and measurements are kept; "keep"
             ends the search and builds the best plan found so far.
+
+        rewrite_share: `pipeline`: share of the budget after which no more alternatives are added.
+        enumerate_share: share of the remaining budget after which no more candidates are added.
+        side_by_side_share: share of the budget that is reserved for concurrent kernels, rival plans and explanations.
+        side_by_side_seconds: longest search for kernels that run concurrently.
+        least_side_by_side_seconds: with less time, this search is skipped.
+        check_share: share of the time that is left to check the error of a plan, and to search again.
+        variants_share: share of the time of a search that is left for plans for other sizes.
+        end_safety: factor between the predicted time of the last stages and the time reserved for them.
 
         first_kernels: `program.solve`: least number of kernels in the first restricted program.
         growth: each further restricted program has this many times the kernels of the last one.
@@ -152,6 +163,15 @@ class SearchLimits:
     solver_seconds: float = 60.0
     seed: int = 0
     on_interrupt: Literal["stop", "keep"] = "stop"
+
+    rewrite_share: float = 0.25
+    enumerate_share: float = 0.5
+    side_by_side_share: float = 0.1
+    side_by_side_seconds: float = 60.0
+    least_side_by_side_seconds: float = 2.0
+    check_share: float = 0.25
+    variants_share: float = 0.3
+    end_safety: float = 1.3
 
     first_kernels: int = 500
     growth: int = 3

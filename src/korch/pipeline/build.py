@@ -18,7 +18,7 @@ from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
 from korch.partition.join import with_constants_of
 from korch.pipeline.find_programs import found_programs
-from korch.pipeline.run import SAFETY, Run
+from korch.pipeline.run import Run
 from korch.program.problem import Status
 from korch.report.rivals import grouping_rows, rivals_of
 from korch.runtime.build import model_record
@@ -66,7 +66,7 @@ def build_plans(run: Run) -> None:
     make_any = partial(maker, graph, meter, options, model=model, certificate=certificate, ranges=ranges)
     make = make_any(runs_tasks=options.schedule == "tasks")
     write_s = meter.pace.predict_s("build", run.weights_bytes / WEIGHTS_BYTES)
-    end = run.deadline.before(SAFETY * write_s)
+    end = run.deadline.before(run.options.search.end_safety * write_s)
     timed_with = {} if ranges is None else ranges.hidden_at(ranges.timed)
     validation = validate_plans(graph, entries, meter, make, run.standard, end, timed_with)
     ledger.record_choice("plan", validation.won.entry.name)

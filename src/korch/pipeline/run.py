@@ -34,18 +34,6 @@ from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES
 
 logger = logging.getLogger("korch.pipeline")
 
-REWRITE_SHARE = 0.25
-"""The share of the budget after which no more alternatives are added."""
-
-ENUMERATE_SHARE = 0.5
-"""The share of the remaining budget after which no more candidates are added."""
-
-SIDE_BY_SIDE_SHARE = 0.1
-"""The share of the budget that is reserved for concurrent kernels, rival plans and explanations."""
-
-SAFETY = 1.3
-"""The factor between the predicted time of the last stages and the time reserved for them."""
-
 END_RUNS = 8
 """The number of runs in the last stages, at a third of the machine's best rate."""
 
@@ -163,7 +151,7 @@ class Run:
         budget_s = self.options.budget_s
         if budget_s is None:
             return self.deadline
-        return self.build_deadline.before(SIDE_BY_SIDE_SHARE * budget_s)
+        return self.build_deadline.before(self.options.search.side_by_side_share * budget_s)
 
     def check_budget(self, compile_s: float) -> None:
         """Warn if the budget is too short for a first plan, and give the least that suffices.
@@ -189,7 +177,7 @@ class Run:
         build_s = meter.pace.predict_s("build", kernels + 2 * self.weights_bytes / WEIGHTS_BYTES)
         work_flop = sum(map(split.work_flop, split.primitives))
         run_s = 3 * work_flop / meter.rates().rate_flop_per_s * meter.pace.slowness
-        return SAFETY * (build_s + END_RUNS * run_s)
+        return self.options.search.end_safety * (build_s + END_RUNS * run_s)
 
 
 @contextmanager

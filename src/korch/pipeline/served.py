@@ -32,9 +32,6 @@ logger = logging.getLogger("korch.pipeline")
 
 Steps = tuple[Candidate, ...]
 
-VARIANTS_SHARE = 0.3
-"""The share of the time of a search that is left for plans for other sizes."""
-
 LEAST_GAIN = 0.97
 """A plan for another size is kept if its kernels take at most this share of the time of the others' there."""
 

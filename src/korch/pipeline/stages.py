@@ -40,8 +40,8 @@ from korch.pipeline.calibration import calibration_of
 from korch.pipeline.find_programs import find_programs
 from korch.pipeline.precision import Form, Kernels, Precision, find_forms, with_forms
 from korch.pipeline.quantized import in_bytes, is_quantized
-from korch.pipeline.run import ENUMERATE_SHARE, REWRITE_SHARE, Run
-from korch.pipeline.served import VARIANTS_SHARE, search_variants, time_as_served
+from korch.pipeline.run import Run
+from korch.pipeline.served import search_variants, time_as_served
 from korch.primitive import reference
 from korch.primitive.check import check_graph
 from korch.primitive.gathers import GATHERED, gather_matrices
@@ -59,15 +59,6 @@ from korch.tile.staging import DEVICE, Machine
 from korch.validation.standard import standard_of
 
 logger = logging.getLogger("korch.pipeline")
-
-SIDE_BY_SIDE_SECONDS = 60.0
-"""The longest search for kernels that run concurrently."""
-
-LEAST_SIDE_BY_SIDE_SECONDS = 2.0
-"""With less time, this search is skipped."""
-
-CHECK_SHARE = 0.25
-"""The share of the time that is left to check the error of a plan, and to search again."""
 
 NOT_REPLAYED = ("cache_folder", "ledger", "replay", "on_interrupt", "budget_s", "host", "calibrate")
 """Options that may differ between a search and its replay."""
@@ -132,7 +123,9 @@ def _find_forms(run: Run) -> None:
         raise OptionError("less precise types are for models of fixed sizes", "option error", hint="Remove --error")
     found = calibration_of(graph, options.calibrate, options.search.seed)
     kernels = Kernels(has_kernels(options), has_kernels(options, with_few_pairs=True))
-    forms = find_forms(graph, found.samples, options.error, kernels, run.deadline.less(1 - REWRITE_SHARE))
+    forms = find_forms(
+        graph, found.samples, options.error, kernels, run.deadline.less(1 - options.search.rewrite_share)
+    )
     expected = [reference.run(graph, feeds) for feeds in found.checks]
     run.precision = Precision(options.error, forms, found.checks, expected, found.source)
     run.progress("fission", f"{len(forms)} less precise products, calibrated on {found.source}")
@@ -149,7 +142,8 @@ def add_alternatives(run: Run) -> None:
     Rules that match more than one primitive are applied to the whole model before it is cut,
     because a cut could separate what they match.
     """
-    options, split, deadline = run.options, run.split, run.deadline.less(1 - REWRITE_SHARE)
+    options, split = run.options, run.split
+    deadline = run.deadline.less(1 - options.search.rewrite_share)
     limit = options.search.segment_limit(len(split.primitives))
     rules = select_rules(options.ablation.rules)
     spill = Spill(options.cache_folder if options.cache_folder.is_dir() else None)
@@ -199,7 +193,7 @@ def compute_reference(run: Run) -> None:
 def collect_candidates(run: Run) -> None:
     """Set the candidates of each block, and the meter that builds and times them."""
     run.meter = run.resources.enter_context(open_meter(run.options, run.weights_bytes))
-    deadline = run.deadline.less(1 - ENUMERATE_SHARE)
+    deadline = run.deadline.less(1 - run.options.search.enumerate_share)
     run.ledger = _ledger(run)
     find_programs(run)
     run.tasks = prepare_all(run.partition, run.joined, run.meter, run.options, deadline)
@@ -228,9 +222,9 @@ def search_plans(run: Run) -> Outcome:
 
     precision, deadline = run.precision, run.first_deadline
     if precision is not None:
-        deadline = deadline.less(CHECK_SHARE)
+        deadline = deadline.less(run.options.search.check_share)
     if run.masked is not None and run.masked.others:
-        deadline = deadline.less(VARIANTS_SHARE)
+        deadline = deadline.less(run.options.search.variants_share)
     while True:
         tasks = run.tasks if precision is None else precision.tasks(run.tasks, run.partition)
         outcome = search_segments(run.partition, run.joined, tasks, run.ledger, run.options, deadline, tell)
@@ -259,8 +253,8 @@ def _with_side_by_side(run: Run) -> Outcome:
     outcome, ledger = run.outcome, run.ledger
     if not (run.looks_side_by_side and isinstance(ledger.meter, CpuMeter)):
         return outcome
-    end = run.build_deadline.until(time.monotonic() + SIDE_BY_SIDE_SECONDS)
-    if (ledger.left_s(end) or 0.0) < LEAST_SIDE_BY_SIDE_SECONDS:
+    end = run.build_deadline.until(time.monotonic() + run.options.search.side_by_side_seconds)
+    if (ledger.left_s(end) or 0.0) < run.options.search.least_side_by_side_seconds:
         return outcome
     plans = dict(outcome.plans)
     for name, new in ((PlanName.WITHOUT_FOUND, PlanName.WITHOUT_FOUND), (PlanName.SEARCHED, PlanName.SIDE_BY_SIDE)):
