@@ -6,7 +6,7 @@
 Weights and tokens are from seeds. ONNX Runtime and OpenVINO read the block in ONNX with gathered weights, with all
 experts computed, and with a loop over experts; ONNX Runtime also its own operator. PyTorch runs the module of the
 transformers library with each of its implementations of experts, and Inductor compiles those that it can. All run
-interleaved. Gathered weights of more than 512 MB are left to Korch. For one token Korch is also given the block with all
+interleaved. Gathered weights of more than 512 MB are left to Korch. For one token Korch also gets the block with all
 experts computed. Artifacts in the folder are used; others are searched first. Each row is written when it is complete,
 and rows in the file are not measured again.
 """
