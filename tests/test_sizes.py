@@ -8,12 +8,46 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src" / "korch"
 MOST_LINES = 60
 MOST_LINES_OF_A_FILE = 500
+MOST_PARAMETERS = 6
+# Functions for which a record would be worse.
+MORE_PARAMETERS = {
+    "assembly/segments.py: search_segments",
+    "cli/bench.py: bench",
+    "cuda/kernel.py: make_launch",
+    "frontend/infer.py: infer_types",
+    "primitive/ops/layout.py: _row",
+    "provider/onednn/provider.py: _legal",
+    "schedule/stored.py: __init__",
+    "testing/kernels.py: run_kernel",
+    "tile/cpp_loops.py: _store",
+    "tile/triton_blocks.py: __init__",
+    "tile/triton_text.py: store",
+    "validation/validate.py: validate_plans",
+}
 
 
 def long_functions(text: str) -> list[str]:
     """Return the names of the functions in a source that have more than MOST_LINES lines."""
     functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
     return [f.name for f in functions if f.end_lineno is not None and f.end_lineno - f.lineno >= MOST_LINES]
+
+
+def functions_of_many_parameters(text: str) -> list[str]:
+    """Return the names of the functions with more than MOST_PARAMETERS parameters, keyword-only ones left out."""
+    functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    named = [(f.name, [a.arg for a in (*f.args.posonlyargs, *f.args.args)]) for f in functions]
+    return [name for name, args in named if len([a for a in args if a not in ("self", "cls")]) > MOST_PARAMETERS]
+
+
+def test_functions_have_at_most_6_parameters() -> None:
+    found = {
+        f"{path.relative_to(SOURCE)}: {name}"
+        for path in SOURCE.rglob("*.py")
+        for name in functions_of_many_parameters(path.read_text())
+    }
+    assert found == MORE_PARAMETERS
+    assert functions_of_many_parameters("def f(a, b, c, d, e, f, g): ...") == ["f"]
+    assert functions_of_many_parameters("def f(self, a, b, c, d, e, f, *, g): ...") == []
 
 
 def test_functions_have_at_most_60_lines() -> None:

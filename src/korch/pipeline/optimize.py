@@ -19,8 +19,6 @@ from korch.pipeline.build import search_report
 from korch.pipeline.run import Progress, Run, few_collections
 from korch.pipeline.stages import STAGES, Stage
 from korch.primitive.graph import PrimitiveGraph
-from korch.ranges.form import Sizes
-from korch.ranges.masked import Masked
 from korch.report.dry_run import DryRun, dry_run
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
@@ -123,66 +121,36 @@ def optimize_model(
     Raises:
         KorchError: the model, an option or the machine is not fit; the text says what to do.
     """
-    return _optimized(model, options, shapes, progress, deadline, watch).executable
+    run = Run(options, shapes or {}, progress or _no_progress, model, given=deadline)
+    return optimize_run(run, watch).executable
 
 
-def optimize_masked(
-    model: Any,
-    options: Options,
-    shapes: Mapping[str, tuple[int, ...]],
-    progress: Progress,
-    deadline: Deadline,
-    watch: Watch | None,
-    masked: Masked,
-) -> list[tuple[Sizes, Executable]]:
-    """Run the primitives of a model for all sizes up to some through all stages.
+def optimize_run(run: Run, watch: Watch | None) -> Run:
+    """Run all stages; return the run in which executables were made, with `--strict` if no other plan is accurate.
 
     Args:
-        model: as for `optimize_model`, and the next ones, too.
-        options: how to optimize.
-        shapes: the largest sizes.
-        progress: called for each stage and for its steps.
-        deadline: the time at which the artifact must be on disk.
+        run: its model, options and progress.
         watch: called after each stage.
-        masked: the primitives.
-
-    Returns:
-        Executables that each serve all of these sizes, with the size for which each was timed.
 
     Raises:
         KorchError: as `optimize_model`.
     """
-    return _optimized(model, options, shapes, progress, deadline, watch, masked).executables
-
-
-def _optimized(
-    model: Any,
-    options: Options,
-    shapes: Mapping[str, tuple[int, ...]] | None,
-    progress: Progress | None,
-    deadline: Deadline | None,
-    watch: Watch | None,
-    masked: Masked | None = None,
-) -> Run:
-    """Return the run in which an executable was made."""
-    tell = progress or _no_progress
-    run = Run(options, shapes or {}, tell, model, given=deadline, masked=masked)
     try:
         _run_all(run, watch)
         return run
     except InaccurateError as error:
-        if options.strict:
+        if run.options.strict:
             raise
-        tell("candidates", "no plan is within the tolerance; the search is repeated with --strict")
+        run.progress("candidates", "no plan is within the tolerance; the search is repeated with --strict")
         logger.info("%s", error)
         again = Run(
-            replace(options, strict=True, error=0.0, calibrate=None),
+            replace(run.options, strict=True, error=0.0, calibrate=None),
             run.shapes,
-            tell,
-            model,
+            run.progress,
+            run.model,
             started_s=run.started_s,
-            given=deadline,
-            masked=masked,
+            given=run.given,
+            masked=run.masked,
         )
         _run_all(again, watch)
         again.executable.report = replace(again.executable.report, rejected=error.what)

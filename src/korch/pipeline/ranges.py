@@ -18,8 +18,8 @@ from korch.frontend.onnx import load_model, read_model
 from korch.numerics import Standard
 from korch.options import Options
 from korch.pipeline.fit_costs import fit_costs
-from korch.pipeline.optimize import Watch, optimize_masked
-from korch.pipeline.run import Progress
+from korch.pipeline.optimize import Watch, optimize_run
+from korch.pipeline.run import Progress, Run
 from korch.primitive.graph import PrimitiveGraph
 from korch.ranges.form import Dimension, Sizes
 from korch.ranges.lockstep import HINT
@@ -122,8 +122,8 @@ def _plans(
         whole = replace(whole, plan=replace(whole.plan, timed=timed), others=tuple(others))
         share = deadline.shared(len(uppers) - i)
         model, binding = source.bound(sizes)
-        end = share.less(FIT_SHARE)
-        executables = optimize_masked(model, options.for_search(i), binding, progress, end, watch, whole)
+        run = Run(options.for_search(i), binding, progress, model, given=share.less(FIT_SHARE), masked=whole)
+        executables = optimize_run(run, watch).executables
         found += [executable for _, executable in executables]
         served = [replace(whole.plan, timed=at) for at, _ in executables]
         progress("build", f"timing {len(served)} plans at several sizes")
