@@ -20,10 +20,10 @@ def test_a_terminal_shows_each_text_and_what_is_left() -> None:
     now[0] = 121.0
     bar.show()
     assert stream.getvalue().split("\r\x1b[K")[1:] == [
-        "1/8 frontend [2 s, 18 s left]",
-        "1/8 frontend [5 s, 15 s left]",
-        "7/8 build [5 s, 15 s left]: timing the plan",
-        "7/8 build [23 s, 3 s over budget]: timing the plan",
+        "1/9 frontend [2 s, 18 s left]",
+        "1/9 frontend [5 s, 15 s left]",
+        "8/9 build [5 s, 15 s left]: timing the plan",
+        "8/9 build [23 s, 3 s over budget]: timing the plan",
     ]
 
 
@@ -33,4 +33,4 @@ def test_a_log_has_a_line_every_ten_seconds() -> None:
     for second in range(25):
         now[0] = float(second)
         bar.tell("orchestrate", f"text {second}")
-    assert stream.getvalue().splitlines() == ["6/8 orchestrate [10 s]: text 10", "6/8 orchestrate [20 s]: text 20"]
+    assert stream.getvalue().splitlines() == ["6/9 orchestrate [10 s]: text 10", "6/9 orchestrate [20 s]: text 20"]
