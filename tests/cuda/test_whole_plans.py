@@ -24,7 +24,7 @@ from korch.primitive.lowering import lower_products
 from korch.runtime.cuda.build import build_cuda
 from korch.runtime.cuda.program import archive_of, read_program
 from korch.runtime.program import Step
-from korch.search.instance import Instance
+from korch.search.instance import Answers, Instance
 from korch.search.ledger import Ledger
 from korch.search.loop import Search
 from korch.testing.samples import random_inputs
@@ -55,7 +55,7 @@ def program_of_graph(split, options, left_out):
         assert isinstance(meter, CudaMeter)
         meter.providers = tuple(p for p in meter.providers if p.name not in left_out)
         (block,) = partition.blocks
-        task, joined = prepare(partition, block, meter, options), join(partition)
+        task, joined = prepare(partition, block, Answers(meter.providers, meter.target), options), join(partition)
         chosen = Search(Instance(task.block.graph, task.candidates), Ledger(meter), options).run().steps
         steps = [Step(c, meter.kernel(c)) for c in chosen]
         return build_cuda(joined.graph, steps, meter.target, meter.compiler), split
