@@ -11,7 +11,7 @@ from korch.primitive.ops.layout import ReshapeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import DType, ValueType
 from korch.provider.gemm import GemmProvider
-from korch.provider.gemm.gathered import gathered_root, program_of
+from korch.provider.gemm.gathered import program_of
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, offers_of
 from korch.tile.check import check_program
 from korch.tile.parse import parse_program
@@ -71,7 +71,7 @@ def test_products_of_few_and_of_many_rows(target, builder, rng):
         gathered(24, 3, 32, 64, weights=DType.BF16),
     ]
     for group, offer, _ in check_offers(GemmProvider(), groups, target, builder, rng):
-        program = program_of(group, gathered_root(group), offer, target)
+        program = program_of(group, group.body.linear[0], offer, target)
         assert check_program(program) == ()
         assert parse_program(format_program(program)) == program
 
@@ -115,7 +115,7 @@ def test_only_the_chosen_matrices_are_read(target, builder, rng):
 def test_the_program_means_what_the_group_computes(target, rng):
     group = gathered(7, 3, 5, 9, copies=1)
     (offer, *_) = GemmProvider().offer(group, target)
-    program = program_of(group, gathered_root(group), offer, target)
+    program = program_of(group, group.body.linear[0], offer, target)
     inputs = inputs_of(group, rng, np.array([2, 0, 0, 2, -3, 2, 0]))
     packed = [layout.pack(array).reshape(-1) for layout, array in zip(offer.inputs, inputs, strict=True)]
     (found,) = run_program(program, packed)

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 
 from korch.fission.context import Context
-from korch.primitive.graph import Primitive
+from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.ops.layout import TransposeAttributes
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.types import DType, ValueId
@@ -43,20 +43,20 @@ def gathered_product(c: Context, a: ValueId, b: ValueId) -> ValueId | None:
             weights = c.transpose(weights, (0, 2, 1))
         x = c.broadcast(vector, (*lead, *c.shape(vector)[-2:]))
         count = math.prod(lead)
-        product = c.add("matmul_gathered", c.reshape(x, (count, terms)), weights, c.reshape(index, (count,)))
+        product = c.add(GATHERED, c.reshape(x, (count, terms)), weights, c.reshape(index, (count,)))
         return c.reshape(product, (*lead, rows, columns))
     return None
 
 
 def _gathered(c: Context, value: ValueId) -> tuple[ValueId, ValueId, bool] | None:
     """Return constant matrices, the index that chooses one for each batch, and whether they are transposed after."""
-    maker = _maker(c, value)
+    maker = c.builder.maker_of(value)
     is_turned = False
     if maker is not None and isinstance(maker.attributes, TransposeAttributes):
         rank = c.rank(value)
         if maker.attributes.perm != (*range(rank - 2), rank - 1, rank - 2):
             return None
-        is_turned, maker = True, _maker(c, maker.inputs[0])
+        is_turned, maker = True, c.builder.maker_of(maker.inputs[0])
     if maker is None or not isinstance(maker.attributes, OpaqueAttributes) or maker.attributes.domain:
         return None
     weights, *rest = maker.inputs
@@ -75,9 +75,3 @@ def _selects_matrices(attributes: OpaqueAttributes, index: tuple[int, ...]) -> b
     if attributes.op_type == "Gather":
         return int(given.get("axis", 0)) in (0, -3)
     return attributes.op_type == "GatherND" and not given.get("batch_dims", 0) and index[-1:] == (1,)
-
-
-def _maker(c: Context, value: int) -> Primitive | None:
-    """Return the primitive that computes a value so far, None if it is given."""
-    found = c.builder.find(value)
-    return next((primitive for primitive, _ in c.builder.primitives() if primitive.output == found), None)

@@ -14,6 +14,7 @@ import numpy as np
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Array, Category
+from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.ops.reduce import PoolAttributes
 from korch.tile.staging import KEEP_OPS
 
@@ -68,7 +69,7 @@ def gathered_indices(group: Group) -> dict[int, Array]:
     """Return, by position, inputs that choose matrices for rows: numbers that choose all about equally often."""
     body, found = group.body, dict[int, Array]()
     for primitive in body.primitives:
-        if primitive.op != "matmul_gathered":
+        if primitive.op != GATHERED:
             continue
         index = primitive.inputs[2]
         while index not in group.position:

@@ -44,9 +44,10 @@ from korch.pipeline.run import Run
 from korch.pipeline.served import search_variants, time_as_served
 from korch.primitive import reference
 from korch.primitive.check import check_graph
-from korch.primitive.gathers import GATHERED, gather_matrices
+from korch.primitive.gathers import gather_matrices
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.lowering import lower_products
+from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.precision import with_half
 from korch.primitive.types import DType
 from korch.provider.generated import GeneratedProvider

@@ -7,11 +7,10 @@ from collections.abc import Callable
 import onnx
 
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
+from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Verbs, lit
-
-GATHERED = "matmul_gathered"
 
 
 def gather_matrices(graph: PrimitiveGraph, keeps: Callable[[Primitive], bool]) -> PrimitiveGraph:

@@ -319,6 +319,14 @@ class GraphBuilder:
         """Return the constant that a value is, or None."""
         return self._constants.get(self.find(value))
 
+    def maker_of(self, value: int) -> Primitive | None:
+        """Return the primitive that was added last of those that compute a value; None if there is none."""
+        value = self.find(value)
+        for (op, inputs, attributes), (output, _) in reversed(self._primitives.items()):
+            if self.find(output) == value:
+                return Primitive(op, tuple(self.find(v) for v in inputs), attributes, value)
+        return None
+
     def rebuild(self) -> None:
         """Restore congruence: primitives whose inputs became equal have equal outputs."""
         while True:

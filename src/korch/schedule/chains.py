@@ -19,7 +19,7 @@ from korch.primitive.types import DType, row_major_strides
 from korch.schedule.blocks import Blocked, cut, fill, flat, loaded, store
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, follow
 from korch.schedule.depthwise import can_clip, is_depthwise
-from korch.schedule.pieces import MOST_PIECES, split_into
+from korch.schedule.pieces import MOST_PIECES, given_in_pieces, split_into
 from korch.schedule.sides import sides_of, without_units
 from korch.tile.cpp_split import EDGE
 from korch.tile.emit import Emitter
@@ -31,7 +31,6 @@ from korch.tile.program import (
     Buffer,
     Contract,
     Inside,
-    Layout,
     Level,
     Load,
     Loop,
@@ -255,10 +254,10 @@ class _Maker:
                 link, width = self.chain.links[number], self._strip(number)
                 columns = round_up(link.results, width)
                 terms = link.rows.window * link.columns.window * (1 if link.is_depthwise else link.channels)
-                layout: tuple[Layout, ...] = (Panels(columns, width),)
                 if self.blocking.registers[number] is None:
-                    terms, layout = round_up(terms, EDGE), (Panels(columns, EDGE, 2), split_into(MOST_PIECES))
-                buffer = replace(buffer, elements=terms * columns, layout=layout)
+                    buffer = given_in_pieces(buffer, terms, columns, MOST_PIECES)
+                else:
+                    buffer = replace(buffer, elements=terms * columns, layout=(Panels(columns, width),))
             yield buffer
 
     def _strip(self, number: int) -> int:

@@ -16,8 +16,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, cut, fill, flat, spaced, store
 from korch.schedule.contraction import Layouts, NotFusedError, matmul_axes
-from korch.schedule.pieces import operand_pieces, split_into
-from korch.tile.cpp_split import EDGE
+from korch.schedule.pieces import given_in_pieces, operand_pieces, tile_of_pieces
 from korch.tile.index import Expr, add, scale, var
 from korch.tile.program import (
     At,
@@ -112,8 +111,7 @@ class Gathered(Blocked):
             if buffer.name != self.name_of(1):
                 yield buffer
             elif blocking.is_split:
-                layout = (Panels(columns, EDGE, 2), split_into(self.pieces[1]))
-                yield replace(buffer, elements=round_up(self.terms, EDGE) * columns, layout=layout)
+                yield given_in_pieces(buffer, self.terms, columns, self.pieces[1])
             else:
                 yield replace(buffer, elements=self.terms * columns, layout=(Panels(columns, blocking.strip),))
 
@@ -129,13 +127,14 @@ class _Task:
         self.i = Axis("i", blocking.rows, ragged=(ROWS, var(COUNT)) if blocking.rows > 1 else None)
         self.width = round_up(self.columns[1].extent, blocking.strip)
         self.total = At("t", add(scale(var("i"), self.width), var("j")))
-        self.pieces: Buffer | None = None
+        of_left = (self.i, self.turns[1])
+        self.piece, self.pieces = tile_of_pieces("sa", of_left, of.pieces[0], is_second=False)
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """The tiles."""
         tile = Buffer("t", Level.TILE, DType.F32, self.blocking.rows * self.width)
-        return (tile, *((self._pieces(),) if self.blocking.is_split else ()))
+        return (tile, *((self.pieces,) if self.blocking.is_split else ()))
 
     def stage(self) -> Stage:
         """Return the stage."""
@@ -164,7 +163,7 @@ class _Task:
     def _left(self) -> At:
         """Return where the first operand is multiplied: in the copy, or in its pieces."""
         if self.blocking.is_split:
-            return At("sa", add(scale(var("i"), round_up(self.turns[1].extent, EDGE)), var("p")))
+            return self.piece
         return At("ca", add(scale(self._place(), spaced(self.of.terms)), flat(*self.turns)))
 
     def _right(self) -> At:
@@ -176,15 +175,10 @@ class _Task:
     def _place(self) -> Expr:
         return add(scale(var(BLOCK), self.blocking.rows), var("i"))
 
-    def _pieces(self) -> Buffer:
-        """Return the tile of the pieces of the first operand."""
-        rows, terms = round_up(self.blocking.rows, EDGE), round_up(self.turns[1].extent, EDGE)
-        return Buffer("sa", Level.TILE, DType.F32, rows * terms, (Panels(terms, EDGE), split_into(self.of.pieces[0])))
-
     def _split(self) -> Pass:
         """Return the pass that makes these pieces."""
         place = add(scale(self._place(), spaced(self.of.terms)), flat(*self.turns))
-        return Pass((self.i, self.turns[1]), "p", (Load("x0", DType.F32, "ca", place),), (store(self._left(), "x0"),))
+        return Pass((self.i, self.turns[1]), "p", (Load("x0", DType.F32, "ca", place),), (store(self.piece, "x0"),))
 
     def _stored(self) -> Loop:
         """Return the loop that computes the outputs of each row of a block."""

@@ -74,6 +74,12 @@ def tile_of_pieces(name: str, axes: tuple[Axis, Axis], pieces: int, *, is_second
     return at, Buffer(name, Level.TILE, DType.F32, rows * columns, layout)
 
 
+def given_in_pieces(buffer: Buffer, terms: int, columns: int, pieces: int) -> Buffer:
+    """Return the buffer of a second operand that comes in pieces, of whole steps of terms."""
+    layout = (Panels(columns, EDGE, 2), split_into(pieces))
+    return replace(buffer, elements=round_up(terms, EDGE) * columns, layout=layout)
+
+
 def are_adjacent(ops: Sequence[TileOp], along: Axis, lanes: int) -> bool:
     """Return whether an operand is memory whose neighbours along an axis are whole vectors there."""
     loads = [op for op in ops if isinstance(op, Load)]
@@ -113,11 +119,8 @@ class SplitProducts(Products):
 
     def _memory(self, blocking: Blocking) -> Iterator[Buffer]:
         """Yield the buffers of inputs and outputs; the second operand may come in pieces."""
-        rows, columns = (round_up(extent(axes), EDGE) for axes in (self.terms, self.contraction.columns))
+        columns = round_up(extent(self.contraction.columns), EDGE)
         for buffer in self.memory():
             if blocking.panels and buffer.name == self.name_of(1):
-                yield replace(
-                    buffer, elements=rows * columns, layout=(Panels(columns, EDGE, 2), split_into(self.pieces[1]))
-                )
-            else:
-                yield buffer
+                buffer = given_in_pieces(buffer, extent(self.terms), columns, self.pieces[1])
+            yield buffer

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from korch.alignment import ceil_div, round_up
 from korch.primitive.types import DType
 from korch.schedule.blocks import cut, fill, flat, store
-from korch.schedule.pieces import MOST_PIECES, split_into
+from korch.schedule.pieces import MOST_PIECES, given_in_pieces, split_into
 from korch.schedule.winograd import POINTS, RESULTS, Winograd, spread
 from korch.tile.cpp_split import EDGE
 from korch.tile.index import Expr, add, constant, scale, var
@@ -105,10 +105,9 @@ class SplitWinograd(Winograd):
     def _in_pieces(self, block: int) -> Iterator[Buffer]:
         """Yield the buffers of inputs and outputs; the weights come in pieces."""
         weights, columns = self.fusion.place[self.root.inputs[1]], round_up(self.outputs, EDGE)
-        layout = (Panels(columns, EDGE, 2), split_into(MOST_PIECES))
         for buffer in self._memory(block):
             if buffer.name == weights:
-                buffer = replace(buffer, elements=self.points * self._terms * columns, layout=layout)
+                buffer = given_in_pieces(buffer, self.points * self._terms, columns, MOST_PIECES)
             yield buffer
 
     def _products(self, tiles: Axis, turns: tuple[Axis, Axis], channels: tuple[Axis, Axis], step: int) -> Loop:

@@ -10,6 +10,9 @@ from korch.primitive.op import NONE, Array, Attributes, Category, Op, Sample, re
 from korch.primitive.ops.linear import matmul_flop
 from korch.primitive.types import DType, ValueType
 
+GATHERED = "matmul_gathered"
+"""The operation's name."""
+
 INDICES = (DType.I64, DType.I32)
 """The types of indices."""
 
@@ -42,7 +45,7 @@ def _reference(inputs: Sequence[Array], attributes: Attributes) -> Array:
 
 ROWS: tuple[Op, ...] = (
     Op(
-        name="matmul_gathered",
+        name=GATHERED,
         category=Category.LINEAR,
         arity=3,
         attributes=Attributes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from korch.alignment import ceil_div
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import around
 from korch.errors import InvalidGraphError
@@ -135,9 +136,7 @@ def blockings(schedule: Attentions, target: Target) -> Iterator[Blocking]:
     if rows < LEAST_PACKED or schedule.packed_bytes > MOST_BYTES:
         return
     together = REGISTERS.get(target.lanes, FEW_REGISTERS).rows
-    chunks = 1
-    while schedule.tasks * chunks % target.threads and rows // (chunks + 1) >= 2 * together:
-        chunks += 1
+    chunks = _chunks(schedule, target, 1, together)
     packing = Packing.STAGE if schedule.tasks * chunks % target.threads else Packing.TASK
     blocks = [n * together for n in BLOCKS_OF_ROWS]
     if keys <= MOST_KEYS:
@@ -146,20 +145,24 @@ def blockings(schedule: Attentions, target: Target) -> Iterator[Blocking]:
         yield Blocking(blocks[-1], KEYS, packing, chunks=chunks)
 
 
+def _chunks(schedule: Attentions, target: Target, least: int, together: int) -> int:
+    """Return how many chunks of the rows of a head, that many at least, keep all threads busy if they are not small."""
+    chunks = least
+    while schedule.tasks * chunks % target.threads and schedule.rows // (chunks + 1) >= 2 * together:
+        chunks += 1
+    return chunks
+
+
 def split_blockings(schedule: Attentions, target: Target) -> Iterator[Blocking]:
     """Yield the blockings for matrix units of which one may be the fastest: keys are split again for each block."""
     rows, keys = schedule.rows, schedule.keys
-    if target.isa != "amx" or rows <= FEW_ROWS or min(keys, schedule.terms, schedule.columns) < TOGETHER // 2:
-        return
-    if keys > MOST_KEYS:
+    is_full = min(keys, schedule.terms, schedule.columns) >= TOGETHER // 2
+    if target.isa != "amx" or rows <= FEW_ROWS or keys > MOST_KEYS or not is_full:
         return
     most = max(TOGETHER, int(SCORES_SHARE * target.l2_bytes) // (4 * keys))
     seen = set()
     for least in (1, 2):
-        chunks = -(-rows // most) * least
-        while schedule.tasks * chunks % target.threads and rows // (chunks + 1) >= 2 * TOGETHER:
-            chunks += 1
-        block = min(rows, -(-rows // chunks)) if chunks > 1 else rows
+        block = ceil_div(rows, _chunks(schedule, target, ceil_div(rows, most) * least, TOGETHER))
         if block not in seen:
             seen.add(block)
             yield Blocking(block, keys, Packing.SPLIT)

@@ -10,6 +10,7 @@ from korch.candidate.layout import Layout
 from korch.candidate.shape import GroupShape
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
+from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.types import DType
 from korch.provider.gemm.blocking import SPLIT_CACHE_SHARE
 from korch.provider.gemm.match import source_of
@@ -25,8 +26,6 @@ from korch.target import Target
 from korch.tile.cpp_steps import FEW_REGISTERS, REGISTERS
 from korch.tile.program import Loop, Pass, Registers, Stage, TileProgram
 from korch.tile.staging import Machine
-
-GATHERED = "matmul_gathered"
 
 AROUND_GATHERED = GroupShape(
     (GATHERED,), frozenset({Category.LAYOUT, Category.BROADCAST, Category.ELEMENTWISE}), widens=True
@@ -44,12 +43,6 @@ BLOCK_COLUMNS = {False: 1024, True: 1152}
 
 LEAST_MEAN = 4
 """Rows for each matrix, in the mean, from which on matrix units are tried."""
-
-
-def gathered_root(group: Group) -> Primitive | None:
-    """Return the product by chosen matrices that a group is around, None if it is around none."""
-    linear = group.body.linear
-    return linear[0] if len(linear) == 1 and linear[0].op == GATHERED else None
 
 
 def offer_gathered(group: Group, target: Target) -> tuple[Offer, ...] | Refusal:

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.candidate.shape import around
+from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.types import DType, ValueType
 from korch.provider.content import content_version
-from korch.provider.gemm.gathered import AROUND_GATHERED, build_gathered, gathered_root, offer_gathered
+from korch.provider.gemm.gathered import AROUND_GATHERED, build_gathered, offer_gathered
 from korch.provider.gemm.match import Product, is_widened, match_group
-from korch.provider.gemm.stored import STORED, build_stored, offer_stored, stored_root
+from korch.provider.gemm.stored import STORED, build_stored, offer_stored
 from korch.provider.gemm.units import (
     columns_in_steps,
     is_in_pieces,
@@ -66,10 +67,9 @@ class GemmProvider:
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer the product in plain and channels-last layouts, a constant right operand packed."""
-        if stored_root(group) is not None:
-            return offer_stored(group, target)
-        if gathered_root(group) is not None:
-            return offer_gathered(group, target)
+        other = _other_product(group)
+        if other is not None:
+            return other[0](group, target)
         found = match_group(group)
         if isinstance(found, Refusal):
             return found
@@ -97,10 +97,9 @@ class GemmProvider:
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Print the kernel."""
-        if stored_root(group) is not None:
-            return build_stored(group, offer, target)
-        if gathered_root(group) is not None:
-            return build_gathered(group, offer, target)
+        other = _other_product(group)
+        if other is not None:
+            return other[1](group, offer, target)
         found = match_group(group)
         if isinstance(found, Refusal):
             return found
@@ -112,6 +111,21 @@ class GemmProvider:
         way = Way.SPLIT_B if has_split_b else Way(offer.variant)
         program = _program(group, found, target, (inputs, offer.outputs), way)
         return kernel_of(program, group, offer, target)
+
+
+OfferOf = Callable[[Group, Target], tuple[Offer, ...] | Refusal]
+BuildOf = Callable[[Group, Offer, Target], Kernel | Refusal]
+
+OTHERS: Mapping[str, tuple[OfferOf, BuildOf]] = {
+    STORED: (offer_stored, build_stored),
+    GATHERED: (offer_gathered, build_gathered),
+}
+"""What offers and what builds kernels of products that are no `matmul`, by operation."""
+
+
+def _other_product(group: Group) -> tuple[OfferOf, BuildOf] | None:
+    linear = group.body.linear
+    return OTHERS.get(linear[0].op) if len(linear) == 1 else None
 
 
 def _positions_after(group: Group, found: Product) -> list[int]:

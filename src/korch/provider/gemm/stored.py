@@ -20,12 +20,6 @@ from korch.tile.staging import Machine
 STORED = "matmul_stored"
 
 
-def stored_root(group: Group) -> Primitive | None:
-    """Return the product by stored weights that a group is around, None if it is around none."""
-    linear = group.body.linear
-    return linear[0] if len(linear) == 1 and linear[0].op == STORED else None
-
-
 def offer_stored(group: Group, target: Target) -> tuple[Offer, ...] | Refusal:
     """Offer the product with its weights in strips of columns."""
     root = root_of(group, STORED)
