@@ -1,7 +1,7 @@
 """Artifacts for ranges of sizes, compared with exact plans and with other engines at random sizes.
 
-    python -m benchmarks.ranges [--models bert-2,bert,vit-4] [--budget 120] [--sizes 8] [--exact 3] [--rounds 15]
-                                [--folder FOLDER] [--output FILE.json]
+    python -m benchmarks.ranges [--models bert-2,bert,vit-4,llama,yolox] [--budget 120] [--sizes 8] [--exact 3]
+                                [--rounds 15] [--folder FOLDER] [--output FILE.json]
 
 Each model is exported once with a free dimension, and optimized once for its range. ONNX Runtime and OpenVINO get the
 same file with the free dimension. At a few of the random sizes, a plan for exactly that size is searched with the same
@@ -26,8 +26,10 @@ import numpy as np
 import onnx
 
 from benchmarks.models.exported import export_model
+from benchmarks.models.yolox import build_yolox
 from benchmarks.suite import machine
 from korch.api import load, optimize
+from korch.ranges.form import Sizes
 from korch.report.peers.inputs import random_arrays
 from korch.runtime.padding import Fitting, PaddedPlan
 from korch.runtime.ranged import RangedExecutable
@@ -49,24 +51,26 @@ class Ranged:
     Attributes:
         build: returns the model.
         dimension: its name.
-        low: its smallest size.
-        high: its largest size.
+        sizes: all of its sizes.
     """
 
     build: Callable[[], onnx.ModelProto]
     dimension: str
-    low: int
-    high: int
+    sizes: range
 
 
 TOKENS = {"input_ids": {1: "length"}, "attention_mask": {1: "length"}}
+EMBEDDED = {"inputs_embeds": {1: "length"}}
 IMAGES = {"pixel_values": {0: "batch"}}
 
 MODELS: Mapping[str, Ranged] = {
-    "bert-2": Ranged(partial(export_model, "bert:script", TOKENS, layers=2, vocabulary=2000), "length", 1, 128),
-    "bert": Ranged(partial(export_model, "bert:script", TOKENS, vocabulary=2000), "length", 1, 512),
-    "vit-4": Ranged(partial(export_model, "vit:script", IMAGES, layers=4, hidden=384, heads=6), "batch", 1, 8),
+    "bert-2": Ranged(partial(export_model, "bert:script", TOKENS, layers=2, vocabulary=2000), "length", range(1, 129)),
+    "bert": Ranged(partial(export_model, "bert:script", TOKENS, vocabulary=2000), "length", range(1, 513)),
+    "vit-4": Ranged(partial(export_model, "vit:script", IMAGES, layers=4, hidden=384, heads=6), "batch", range(1, 9)),
+    "llama": Ranged(partial(export_model, "llama:dynamo", EMBEDDED), "length", range(1, 257)),
+    "yolox": Ranged(partial(build_yolox, is_free=True), "size", range(160, 641, 32)),
 }
+"""The models of transformers have random weights; square images are of multiples of 32, as YOLOX needs them."""
 
 
 def main() -> int:
@@ -98,18 +102,18 @@ def measure(name: str, model: Ranged, folder: Path, args: argparse.Namespace) ->
     if not path.exists():
         onnx.save(model.build(), str(path))
     rng = np.random.default_rng(7)
-    inner = rng.choice(np.arange(model.low + 1, model.high), args.sizes, replace=False).tolist()
-    sizes = [model.low, *sorted(inner), model.high]
+    between = model.sizes[1:-1]
+    inner = rng.choice(between, min(args.sizes, len(between)), replace=False).tolist()
+    sizes = [model.sizes[0], *sorted(inner), model.sizes[-1]]
     exact = inner[: args.exact]
-    ranged, seconds = _artifact(
-        path, folder / f"{name}.korch", {model.dimension: range(model.low, model.high + 1)}, args
-    )
+    ranged, seconds = _artifact(path, folder / f"{name}.korch", {model.dimension: model.sizes}, args)
     if not isinstance(ranged, RangedExecutable):
         raise AssertionError("an artifact of one size")
     peers = {peer: start(path) for peer, start in PEERS.items()}
     rows, compared = [], []
     for size in sizes:
-        feeds = _feeds(ranged, size)
+        steps = (size // model.sizes.step,)
+        feeds = _feeds(ranged, steps)
         engines: dict[str, Run] = {"korch": partial(_run, ranged), **peers}
         if size in exact:
             one, exact_s = _artifact(path, folder / f"{name}-{size}.korch", {model.dimension: size}, args)
@@ -122,7 +126,7 @@ def measure(name: str, model: Ranged, folder: Path, args: argparse.Namespace) ->
                 "size": size,
                 "ms": {engine: float(np.median(found)) for engine, found in times.items()},
                 "quotients": {e: float(np.median(np.array(found) / own)) for e, found in times.items() if e != "korch"},
-                "choice": _choice(ranged, (size,), feeds, args.rounds),
+                "choice": _choice(ranged, steps, feeds, args.rounds),
             }
         )
     report = ranged.executables[0].report
@@ -144,9 +148,9 @@ def _run(executable: Any, feeds: Feeds) -> Any:
     return executable.run(None, feeds)
 
 
-def _feeds(ranged: RangedExecutable, size: int) -> Feeds:
-    infos = ranged.inputs_at((size,))
-    return random_arrays({info.name: (tuple(info.shape), info.dtype) for info in infos}, size)
+def _feeds(ranged: RangedExecutable, sizes: Sizes) -> Feeds:
+    infos = ranged.inputs_at(sizes)
+    return random_arrays({info.name: (tuple(info.shape), info.dtype) for info in infos}, sizes[0])
 
 
 def _onnxruntime(path: Path) -> Run:
@@ -190,7 +194,7 @@ def _times(engines: Mapping[str, Run], feeds: Feeds, rounds: int) -> dict[str, l
     return times
 
 
-def _choice(ranged: RangedExecutable, sizes: tuple[int, ...], feeds: Feeds, rounds: int) -> float:
+def _choice(ranged: RangedExecutable, sizes: Sizes, feeds: Feeds, rounds: int) -> float:
     """Return the time of the plan that is chosen for some sizes, in parts of the best one's."""
     chosen, _ = ranged.serving(sizes)
     arrays = list(feeds.values())

@@ -94,7 +94,7 @@ def export_model(
 
     Args:
         name: a key of `EXPORTED` or `TRANSFORMERS`, perhaps with ":" and one of `FORMS`.
-        free: by input, the names of axes whose size stays open; not of the exporter on top of torch.export.
+        free: by input, the names of axes whose size stays open.
         options: of the model's builder, for example `seed` or `size`.
 
     Raises:
@@ -153,7 +153,8 @@ def _export(
             tuple(inputs.values()),
             None if is_dynamo else stream,
             input_names=names,
-            dynamic_axes={name: dict(axes) for name, axes in free.items()} or None,
+            dynamic_axes={name: dict(axes) for name, axes in free.items()} if free and not is_dynamo else None,
+            dynamic_shapes={"tensors": tuple(dict(free.get(n, {})) for n in names)} if free and is_dynamo else None,
             opset_version=opset,
             dynamo=is_dynamo,
         )

@@ -34,12 +34,12 @@ class GraphWriter:
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
 
-    def input(self, name: str, shape: Sequence[int]) -> str:
-        """Declare a float32 input of the model; returns its name."""
+    def input(self, name: str, shape: Sequence[int | str]) -> str:
+        """Declare a float32 input of the model; returns its name. A dimension with a name is free."""
         self._inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
         return name
 
-    def output(self, value: str, name: str, shape: Sequence[int]) -> None:
+    def output(self, value: str, name: str, shape: Sequence[int | str]) -> None:
         """Declare `value` as the model's output called `name`."""
         self.op("Identity", value, output=name)
         self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))

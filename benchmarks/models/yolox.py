@@ -10,13 +10,19 @@ configuration (depth 0.33, width 0.25).
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 
 from benchmarks.models.writer import GraphWriter
 from korch.errors import OptionError
 
+END = np.iinfo(np.int64).max
+"""Of a slice up to the end of an axis."""
 
-def build_yolox(seed: int = 0, size: int = 416, width: int = 16, depth: int = 1, classes: int = 80) -> onnx.ModelProto:
+
+def build_yolox(
+    seed: int = 0, size: int = 416, width: int = 16, depth: int = 1, classes: int = 80, is_free: bool = False
+) -> onnx.ModelProto:
     """Build the network for a square image.
 
     Args:
@@ -25,6 +31,7 @@ def build_yolox(seed: int = 0, size: int = 416, width: int = 16, depth: int = 1,
         width: channels after the stem.
         depth: bottlenecks of the shallow stages; the middle ones have three times as many.
         classes: kinds of objects.
+        is_free: whether the model takes square images of any size that is a multiple of 32, the dimension "size".
 
     Returns:
         A model from "input" f32[1, 3, size, size] to "output" f32[1, n, classes + 5] for all n
@@ -36,8 +43,8 @@ def build_yolox(seed: int = 0, size: int = 416, width: int = 16, depth: int = 1,
     if size < 32 or size % 32:
         raise OptionError(f"{size} pixels", "yolox: size", "a multiple of 32")
     writer = GraphWriter("yolox", seed)
-    x = writer.input("input", (1, 3, size, size))
-    x = _conv(writer, _focus(writer, x, size), 12, width, 3)
+    x = writer.input("input", (1, 3, *(("size", "size") if is_free else (size, size))))
+    x = _conv(writer, _focus(writer, x, END if is_free else size), 12, width, 3)
     stages = []
     for number, count in enumerate((depth, 3 * depth, 3 * depth, depth)):
         before, after = width << number, width << number + 1
@@ -54,16 +61,16 @@ def build_yolox(seed: int = 0, size: int = 416, width: int = 16, depth: int = 1,
     ]
     joined = writer.op("Concat", *rows, axis=2)
     result = writer.op("Transpose", joined, perm=[0, 2, 1])
-    writer.output(result, "output", (1, places, classes + 5))
+    writer.output(result, "output", (1, "places" if is_free else places, classes + 5))
     return writer.finish()
 
 
-def _focus(writer: GraphWriter, x: str, size: int) -> str:
+def _focus(writer: GraphWriter, x: str, end: int) -> str:
     """Four pixels of a square become four times as many channels."""
     parts = []
     for column, row in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        part = writer.slice(x, 2, row, size, 2)
-        parts.append(writer.slice(part, 3, column, size, 2))
+        part = writer.slice(x, 2, row, end, 2)
+        parts.append(writer.slice(part, 3, column, end, 2))
     return writer.op("Concat", *parts, axis=1)
 
 

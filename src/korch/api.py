@@ -159,10 +159,8 @@ def _shape(name: str, shape: Sequence[int | range] | int | range) -> tuple[Bound
 
 def _sizes(name: str, sizes: range) -> Bound:
     """Return the sizes of a range; a range of one is this size."""
-    if not sizes or sizes.step != 1:
-        raise OptionError(
-            f"{name!r} is {sizes!r}", where="option shapes", expected="a range without steps, as range(1, 513)"
-        )
+    if not sizes or sizes.step < 1:
+        raise OptionError(f"{name!r} is {sizes!r}", where="option shapes", expected="sizes that grow, as range(1, 513)")
     return sizes if len(sizes) > 1 else sizes[0]
 
 

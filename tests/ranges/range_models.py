@@ -143,6 +143,32 @@ def conv_net() -> bytes:
     return model(CONV, w1=weight(6, 3, 3, 3), w2=weight(8, 6, 3, 3), w3=weight(8, 4))
 
 
+PYRAMID = """
+g (float[1, 3, size, size] image) => (float[1, places, 5] y, float[1, 5, 1] best, float[1, 5, places] p)
+<int64[3] flat = {1, 5, -1}, float[4] twice = {1, 1, 2, 2}>
+{
+    a = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (image, w1)
+    b = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (a, w2)
+    up = Resize <mode = "nearest", nearest_mode = "floor", coordinate_transformation_mode = "asymmetric"> (b, , twice)
+    both = Concat <axis = 1> (up, a)
+    large = Conv(both, w3)
+    small = Conv(b, w4)
+    rows = Reshape(large, flat)
+    others = Reshape(small, flat)
+    all = Concat <axis = 2> (rows, others)
+    y = Transpose <perm = [0, 2, 1]> (all)
+    best = ReduceMax <axes = [2]> (all)
+    p = Softmax <axis = 2> (all)
+}
+"""
+
+
+def pyramid() -> bytes:
+    """Maps of two sizes, of which the places are joined, as in detectors; for images of multiples of 4."""
+    weights = {"w1": weight(6, 3, 3, 3), "w2": weight(8, 6, 3, 3), "w3": weight(5, 14, 1, 1), "w4": weight(5, 8, 1, 1)}
+    return model(PYRAMID, **weights)
+
+
 VIT = """
 g (float[batch, 3, 8, 8] image) => (float[batch, 5] y)
 <int64 zero = {0}, int64[1] zeros = {0}, int64[3] flat = {0, 8, -1}, int64[2] rest = {1, 8},

@@ -9,7 +9,17 @@ import pytest
 
 from korch.errors import UnsupportedError
 from korch.primitive.op import Category
-from tests.ranges.range_models import bert, conv_net, free_factors, masked_model, model, vit, weight, worst_error
+from tests.ranges.range_models import (
+    bert,
+    conv_net,
+    free_factors,
+    masked_model,
+    model,
+    pyramid,
+    vit,
+    weight,
+    worst_error,
+)
 
 EXACT = 1e-12
 
@@ -48,6 +58,34 @@ def test_a_free_batch_needs_no_mask() -> None:
     whole = masked_model(vit(), shapes)
     assert [hidden.kind for hidden in whole.plan.hidden] == ["number"]  # the size, for kernels
     assert max(worst_error(vit(), shapes, whole, (n,)) for n in range(1, 18)) < EXACT
+
+
+def test_maps_of_several_sizes_are_joined() -> None:
+    """What follows a free part of a concatenation begins behind its largest size; sizes are multiples of 4."""
+    source, shapes = pyramid(), {"size": (range(4, 41, 4),)}
+    whole = masked_model(source, shapes)
+    assert max(worst_error(source, shapes, whole, (n,)) for n in range(1, 11)) < EXACT
+    assert worst_error(source, shapes, whole, (3,), without_masks=True) > 0.01
+
+
+BEHIND = """
+g (float[1, 4, n] x, float[1, 4, 3] new) => (float[1, 4, m] y, float[1, 4, 4] z, float[1, 4, k] b)
+{
+    y = Concat <axis = 2> (x, x, new)
+    t = Transpose <perm = [0, 2, 1]> (y)
+    z = MatMul(y, t)
+    p = Less(x, x)
+    q = Less(new, new)
+    r = Concat <axis = 2> (p, q)
+    b = Cast <to = 1> (r)
+}
+"""
+
+
+def test_something_is_put_behind_a_free_axis() -> None:
+    source, shapes = model(BEHIND), {"n": (range(1, 9),)}
+    whole = masked_model(source, shapes)
+    assert max(worst_error(source, shapes, whole, (n,)) for n in range(1, 9)) < EXACT
 
 
 NAN_BEHIND = """
@@ -119,7 +157,9 @@ def one(body: str, inputs: str = "float[n, 4] x", output: str = "float[a, b] y")
 
 
 REFUSED = {
-    "something is put behind a free axis": one("{ y = Concat <axis = 0> (x, w) }"),
+    "a window moves along an axis whose valid elements are not its first ones": one(
+        "{ c = Concat <axis = 2> (x, u) y = Conv(c, v) }", "float[1, 2, n] x, float[1, 2, 3] u", "float[a, b, c] y"
+    ),
     "it takes a part of a free axis that begins at its end": one(
         "<int64[1] s = {-1}, int64[1] e = {-1000}, int64[1] a = {0}, int64[1] p = {-1}> { y = Slice(x, s, e, a, p) }"
     ),

@@ -15,7 +15,7 @@ from korch.ranges.needed import Need, needs
 from korch.ranges.plan import RangePlan
 from korch.report.peers.inputs import random_arrays
 from korch.runtime.padding import Cut
-from tests.ranges.range_models import bert, conv_net, masked_model, vit
+from tests.ranges.range_models import bert, conv_net, masked_model, pyramid, vit
 
 N = frozenset((extent(0),))
 
@@ -46,12 +46,21 @@ def test_a_batch_is_needed_everywhere() -> None:
     assert computed and all(need.get(0) == N for need in computed)
 
 
+def test_of_maps_that_are_joined_the_places_of_a_size_are_needed() -> None:
+    whole = masked_model(pyramid(), {"size": (range(4, 33, 4),)})
+    half, quarter = frozenset((extent(0, 2),)), N
+    convolved = by_op(whole.graph, found_needs(whole), "conv")
+    assert convolved.count({2: half, 3: half}) == 2
+    assert convolved.count({2: quarter, 3: quarter}) == 2
+
+
 def test_what_is_not_needed_does_not_reach_the_outputs() -> None:
     """Each value, with NaN where it is not needed, gives the same outputs."""
     for source, shapes in (
         (bert(), {"batch": (1,), "length": (range(1, 17),)}),
         (conv_net(), {"height": (range(5, 14),), "width": (range(9, 12),)}),
         (vit(), {"batch": (range(1, 5),)}),
+        (pyramid(), {"size": (range(4, 33, 4),)}),
     ):
         whole = masked_model(source, shapes)
         sizes = tuple(max(1, n - 3) for n in whole.plan.sizes)

@@ -17,6 +17,7 @@ from korch.errors import ArtifactError, InaccurateError, InputError, KorchError,
 from korch.ranges.mask import Masks, Value
 from korch.runtime.ranged import RangedExecutable
 from korch.runtime.unpack import unpack
+from tests.ranges.range_models import pyramid
 
 QUICK = {"measure": False, "threads": 1, "ablation": korch.Ablation(baselines=False)}
 
@@ -169,6 +170,7 @@ def test_a_plan_with_wrong_results_is_refused(cache_folder, monkeypatch) -> None
 def test_ranges_are_read() -> None:
     assert parse_bindings(["n=1..512", "x=1x3x64..640x8"]) == [{"n": (range(1, 513),), "x": (1, 3, range(64, 641), 8)}]
     assert parse_bindings(["n=4..4"]) == [{"n": (4,)}]
+    assert parse_bindings(["n=4..16:4", "m=4..7:4"]) == [{"n": (range(4, 17, 4),), "m": (4,)}]
     with pytest.raises(OptionError, match=r"the range 5\.\.4 is empty"):
         parse_bindings(["n=5..4"])
 
@@ -176,14 +178,42 @@ def test_ranges_are_read() -> None:
 @pytest.mark.parametrize(
     ("shapes", "text"),
     [
-        ({"batch": 1, "n": range(1, 9, 2)}, "a range without steps"),
-        ({"batch": 1, "n": range(4, 4)}, "a range without steps"),
+        ({"batch": 1, "n": range(1, 9, 2)}, "'n' has sizes that are no multiples of 2"),
+        ({"batch": 1, "n": range(4, 4)}, r"'n' is range\(4, 4\).* sizes that grow"),
+        ({"batch": 1, "n": range(4, 1, -1)}, "sizes that grow"),
         ([{"batch": 1, "n": range(1, 9)}, {"batch": 2, "n": 3}], "there are ranges of sizes and several bindings"),
     ],
 )
 def test_unclear_ranges_are_refused(shapes, text: str) -> None:
     with pytest.raises(OptionError, match=text):
         korch.optimize(proto(), shapes=shapes, **QUICK)
+
+
+def test_multiples_of_a_step(cache_folder, tmp_path, capsys) -> None:
+    source = pyramid()
+    found = korch.optimize(source, shapes={"size": range(8, 41, 4)}, cache_folder=cache_folder, **QUICK)
+    assert isinstance(found, RangedExecutable)
+    assert found.get_inputs()[0].shape == [1, 3, "8..40", "8..40"]
+    session = onnxruntime.InferenceSession(source)
+    for size in (8, 20, 36, 40):
+        image = np.random.default_rng(size).standard_normal((1, 3, size, size)).astype(np.float32)
+        for own, wanted in zip(found.run(None, {"image": image}), session.run(None, {"image": image}), strict=True):
+            assert own.shape == wanted.shape
+            np.testing.assert_allclose(own, wanted, rtol=1e-4, atol=1e-4)
+    for size in (22, 44):
+        with pytest.raises(InputError, match=rf"the size {size} of 'size' is out of its range.* 8\.\.40:4"):
+            found.run(None, {"image": np.zeros((1, 3, size, size), np.float32)})
+    assert {"size": (40,)} in found.planned_bindings()
+    model, path = tmp_path / "model.onnx", tmp_path / "a.korch"
+    model.write_bytes(source)
+    found.save(path)
+    command = ["bench", str(path), "--model", str(model), "--against", "", "--rounds", "1"]
+    assert main(command) == 0
+    assert "size=40" in capsys.readouterr().out
+    assert main([*command, "--shape", "size=20"]) == 0
+    capsys.readouterr()
+    assert main([*command, "--shape", "size=22"]) != 0
+    assert "size= and one of 8..40:4" in capsys.readouterr().err
 
 
 def test_a_device_takes_no_ranges() -> None:

@@ -105,13 +105,14 @@ def _sizes(executable: RangedExecutable, shapes: Mapping[str, Sequence[int]]) ->
         shape = shapes.get(dimension.name, ())
         axis = dimension.axis or 0
         size = shape[axis] if axis < len(shape) else -1
-        if not dimension.low <= size <= dimension.high:
+        steps = dimension.steps_of(size)
+        if steps is None:
             raise OptionError(
                 f"it does not give {str(dimension)!r} a size of its range",
                 where="option --shape",
                 expected=f"{dimension.name}= and one of {dimension.range_text}",
             )
-        sizes.append(size)
+        sizes.append(steps)
     return tuple(sizes)
 
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from korch.errors import OptionError
 from korch.ranges.samples import Bound, static
 
-_SIZE = re.compile(r"([0-9]{1,18})(?:\.\.([0-9]{1,18}))?").fullmatch
-"""Matches a dimension's size, or a range of sizes. `str.isdigit` accepts other characters, too."""
+_SIZE = re.compile(r"([0-9]{1,18})(?:\.\.([0-9]{1,18})(?::([1-9][0-9]{0,17}))?)?").fullmatch
+"""Matches a dimension's size, or a range of sizes, perhaps with a step. `str.isdigit` accepts other characters, too."""
 
 
 def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[Bound, ...]]]:
-    """Return bindings of shapes from texts like `image=1x3x224x224`, `length=128,256` or `length=1..512`.
+    """Return bindings of shapes from texts like `image=1x3x224x224`, `length=128,256` or `size=320..640:32`.
 
     Names are of inputs or of dimensions. Shapes that are separated by commas are alternatives: the
     first ones of all names make up the first binding, the second ones the second, and so on; a name
@@ -30,7 +30,8 @@ def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[Bound, ...]]]:
             raise OptionError(
                 f"can't read {text!r}",
                 where="option --shape",
-                expected="NAME=1x3x224x224, NAME=128,256 for two bindings, or NAME=1..512 for a range of sizes",
+                expected="NAME=1x3x224x224, NAME=128,256 for two bindings, or NAME=1..512 for a range of sizes, "
+                "NAME=320..640:32 for multiples of 32",
             )
         if name in found:
             raise OptionError(
@@ -58,10 +59,12 @@ def _bound(text: str, where: str) -> Bound:
     Raises:
         OptionError: the range ends before it begins.
     """
-    low, _, high = text.partition("..")
-    if high and int(high) < int(low):
+    low, _, rest = text.partition("..")
+    high, _, step = rest.partition(":")
+    sizes = range(int(low), int(high or low) + 1, int(step or 1))
+    if not sizes:
         raise OptionError(f"the range {text} is empty", where=f"option --shape {where}", expected="as 1..512")
-    return range(int(low), int(high) + 1) if high and low != high else int(low)
+    return sizes if len(sizes) > 1 else sizes[0]
 
 
 def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:

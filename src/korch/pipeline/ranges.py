@@ -203,4 +203,4 @@ def _compare(
 
 
 def _text(dimensions: Sequence[Dimension], sizes: Sizes) -> str:
-    return ", ".join(f"{d}={n}" for d, n in zip(dimensions, sizes, strict=True))
+    return ", ".join(f"{d}={n * d.step}" for d, n in zip(dimensions, sizes, strict=True))

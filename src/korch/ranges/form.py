@@ -6,18 +6,22 @@ An axis is a product of factors, the outermost first, as reshapes merge and spli
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from korch.alignment import round_up
 from korch.primitive.op import Array
 from korch.primitive.types import DType
 
+Bools = npt.NDArray[np.bool_]
+
 Sizes = tuple[int, ...]
-"""The size of each dimension of a range."""
+"""The size of each dimension of a range, in steps of the range: 10 for an image of 320 if only multiples of 32 are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +31,16 @@ class Dimension:
     Attributes:
         name: the dimension's name, or the input's.
         axis: the input's axis; None if `name` is the dimension's.
-        low: the smallest size.
-        high: the largest size.
+        low: the smallest size, in steps.
+        high: the largest size, in steps.
+        step: of which the sizes are multiples.
     """
 
     name: str
     axis: int | None
     low: int
     high: int
+    step: int = 1
 
     def __str__(self) -> str:
         return self.name if self.axis is None else f"{self.name}[{self.axis}]"
@@ -42,7 +48,13 @@ class Dimension:
     @property
     def range_text(self) -> str:
         """The sizes, as the option --shape writes them."""
-        return f"{self.low}..{self.high}"
+        text = f"{self.low * self.step}..{self.high * self.step}"
+        return text if self.step == 1 else f"{text}:{self.step}"
+
+    def steps_of(self, size: int) -> int | None:
+        """Return a size in steps; None if it is out of the range."""
+        steps, rest = divmod(size, self.step)
+        return steps if rest == 0 and self.low <= steps <= self.high else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +109,40 @@ def extent(dimension: int, times: int = 1, plus: int = 0, over: int = 1) -> Exte
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A part of an axis: its size in the masked graph, and the model's; an extent of None is the same size."""
+    """A part of an axis.
+
+    Attributes:
+        size: its size in the masked graph.
+        extent: the model's; None is the same size.
+        parts: of a concatenation with free axes, the factors of what is joined.
+    """
 
     size: int
     extent: Extent | None = None
+    parts: tuple[tuple[Factor, ...], ...] = ()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the model's size depends on a dimension."""
+        return self.extent is not None or bool(self.parts)
 
     def at(self, sizes: Sequence[int]) -> int:
         """Return the model's size for the sizes of all dimensions."""
+        if self.parts:
+            return sum(math.prod(factor.at(sizes) for factor in part) for part in self.parts)
         return self.size if self.extent is None else self.extent.at(sizes)
+
+    def valid(self, sizes: Sequence[int]) -> Bools:
+        """Return which elements along it are the model's."""
+        if self.parts:
+            return np.concatenate([valid(part, sizes).reshape(-1) for part in self.parts])
+        return np.arange(self.size) < self.at(sizes)
+
+
+def valid(factors: Sequence[Factor], sizes: Sequence[int]) -> Bools:
+    """Return which elements of an axis are the model's, with an axis for each factor."""
+    lines = (factor.valid(sizes) for factor in factors)
+    return np.asarray(functools.reduce(np.logical_and.outer, lines, np.ones((), np.bool_)))
 
 
 Axis = tuple[Factor, ...] | None
@@ -115,16 +153,16 @@ Form = tuple[Axis, ...]
 
 def is_free(axis: Axis) -> bool:
     """Return whether an axis has a free factor."""
-    return axis is not None and any(factor.extent is not None for factor in axis)
+    return axis is not None and any(factor.is_free for factor in axis)
 
 
 def axis_of(factors: Sequence[Factor]) -> tuple[Factor, ...]:
     """Return an axis of some factors, with its fixed ones joined, so that equal axes are equal."""
     found: list[Factor] = []
     for factor in factors:
-        if factor.extent is None and factor.size == 1:
+        if not factor.is_free and factor.size == 1:
             continue
-        if found and factor.extent is None and found[-1].extent is None:
+        if found and not factor.is_free and not found[-1].is_free:
             found[-1] = Factor(found[-1].size * factor.size)
         else:
             found.append(factor)
@@ -133,7 +171,7 @@ def axis_of(factors: Sequence[Factor]) -> tuple[Factor, ...]:
 
 def prefix(axis: Axis) -> Extent | None:
     """Return the extent of an axis whose valid elements are its first ones; None if they are not."""
-    if not axis or axis[0].extent is None or any(factor.extent is not None for factor in axis[1:]):
+    if not axis or axis[0].extent is None or any(factor.is_free for factor in axis[1:]):
         return None
     return axis[0].extent if len(axis) == 1 else axis[0].extent.repeated(axis[1].size)
 
@@ -182,11 +220,10 @@ class Hidden:
         if self.kind == "number":
             number = self.coefficient * float(math.prod(counts)) ** self.power
             return np.full(self.shape, number).astype(DType(self.dtype).numpy)
-        found = np.zeros([factor.size for factor in self.factors], np.float32)
         if self.kind == "mask":
-            found[tuple(slice(count) for count in counts)] = 1
-        else:
-            found[counts[0] - 1 - self.offset] = 1
+            return valid(self.factors, sizes).astype(np.float32).reshape(self.shape)
+        found = np.zeros([factor.size for factor in self.factors], np.float32)
+        found[counts[0] - 1 - self.offset] = 1
         return found.reshape(self.shape)
 
 

@@ -133,9 +133,7 @@ def _broadcast(site: Site) -> Value:
 
 def _transpose(site: Site) -> Value:
     site.same_attributes()
-    (value,), attributes = site.operands, site.attributes
-    if not isinstance(attributes, TransposeAttributes):
-        raise AssertionError(attributes)
+    (value,), attributes = site.operands, site.attributes_as(TransposeAttributes)
     return _moved(site, [value.form[axis] for axis in attributes.perm], [value.fills[axis] for axis in attributes.perm])
 
 
@@ -166,9 +164,9 @@ def _reshape(site: Site) -> Value:
                 raise site.refusal("its shape splits a free axis")
             factor, axis = waiting.pop()
             part = factor
-            if factor.extent is None and fixed(left):
+            if not factor.is_free and fixed(left):
                 part = Factor(math.gcd(factor.size, left[0]))
-            elif factor.extent is None and any(n % factor.size for n in left):
+            elif not factor.is_free and any(n % factor.size for n in left):
                 raise site.refusal("its shape splits a free axis")
             sizes = site.vector(part)
             if part.size == 1 or any(m == 0 or n % m for n, m in zip(left, sizes, strict=True)):
@@ -177,7 +175,7 @@ def _reshape(site: Site) -> Value:
                 waiting.append((Factor(factor.size // part.size), axis))
             left = tuple(n // m for n, m in zip(left, sizes, strict=True))
             taken.append(part)
-            sources += [axis] if part.extent is not None else []
+            sources += [axis] if part.is_free else []
         form.append(axis_of(taken))
         known = {site.fill(0, axis) for axis in sources}
         fills.append(known.pop() if len(known) == 1 else None)
@@ -186,9 +184,7 @@ def _reshape(site: Site) -> Value:
 
 def _reduce(site: Site) -> Value:
     site.same_attributes()
-    attributes, name = site.attributes, site.step.op
-    if not isinstance(attributes, ReduceAttributes):
-        raise AssertionError(attributes)
+    attributes, name = site.attributes_as(ReduceAttributes), site.step.op
     for axis in attributes.axes:
         site.mask(0, axis, identity_of(name, site.dtype(0)), accepts_soft=name == "reduce_sum")
     value = site.operands[0]
@@ -249,9 +245,7 @@ def _mask_contraction(site: Site) -> None:
 
 def _conv(site: Site) -> Value:
     site.same_attributes()
-    attributes = site.attributes
-    if not isinstance(attributes, ConvAttributes):
-        raise AssertionError(attributes)
+    attributes = site.attributes_as(ConvAttributes)
     kernel = [vector[0] for vector in site.inputs[1][2:]]
     if not all(map(fixed, site.inputs[1])) or any(map(is_free, site.operands[1].form)):
         raise site.refusal("its weights depend on the size")
@@ -306,31 +300,29 @@ def _windows(site: Site, axis: int, stride: int, more: int, number: float | None
 
 
 def _concat(site: Site) -> Value:
-    attributes = site.attributes
     site.same_attributes()
-    if not isinstance(attributes, ConcatAttributes):
-        raise AssertionError(attributes)
+    attributes = site.attributes_as(ConcatAttributes)
     along = attributes.axis
+    count = len(site.operands)
+    parts = [site.factors(k, along) for k in range(count)]
+    if any(map(is_free, parts[:-1])) and site.dtype(0) is not DType.BOOL:
+        for k in range(count):
+            site.mask(k, along, 0)  # so that what lies behind valid elements need not be computed
     form: list[Axis] = []
     fills: list[Fill | None] = []
     for axis in range(len(site.output)):
-        if axis == along:
-            form.append(_concatenated(site, along))
-            fills.append(site.fill(len(site.operands) - 1, along))
-            continue
         joined: Axis = None
         for value in site.operands:
-            joined = site.join(joined, value.form[axis])
-        known = {site.fill(k, axis) for k in range(len(site.operands))}
+            joined = site.join(joined, value.form[axis]) if axis != along else _concatenated(site, along, parts)
+        known = {site.fill(k, axis) for k in range(count) if axis != along or is_free(parts[k])}
         form.append(joined)
         fills.append(known.pop() if len(known) == 1 else None)
     return _result(site, form, fills)
 
 
-def _concatenated(site: Site, along: int) -> Axis:
-    parts = [site.factors(k, along) for k in range(len(site.operands))]
+def _concatenated(site: Site, along: int, parts: Sequence[tuple[Factor, ...]]) -> Axis:
     if any(map(is_free, parts[:-1])):
-        raise site.refusal("something is put behind a free axis")
+        return (Factor(site.output[along][0], parts=tuple(parts)),)
     if not is_free(parts[-1]):
         return axis_of([Factor(site.output[along][0])])
     last = prefix(parts[-1])
@@ -342,9 +334,7 @@ def _concatenated(site: Site, along: int) -> Axis:
 
 def _pad(site: Site) -> Value:
     site.same_attributes()
-    attributes = site.attributes
-    if not isinstance(attributes, PadAttributes):
-        raise AssertionError(attributes)
+    attributes = site.attributes_as(PadAttributes)
     form: list[Axis] = []
     for axis, (before, after) in enumerate(zip(attributes.before, attributes.after, strict=True)):
         if not (before or after):
@@ -443,12 +433,14 @@ def _part(
 
 
 def _take(site: Site) -> Value:
-    site.same_attributes()
-    attributes = site.attributes
-    if not isinstance(attributes, TakeAttributes):
-        raise AssertionError(attributes)
+    attributes = site.attributes_as(TakeAttributes)
     value, axis = site.operands[0], attributes.axis
     factors = site.factors(0, axis)
+    counts = {a.repeats if isinstance(a, TakeAttributes) else 0 for a in site.step.attributes}
+    if is_free(factors) and len(counts) == 1 and 0 not in counts:
+        repeated = axis_of((*factors, Factor(counts.pop())))
+        return _result(site, [repeated if i == axis else a for i, a in enumerate(value.form)], value.fills)
+    site.same_attributes()
     if is_free(factors):
         along = prefix(factors)
         lowest = 0 if along is None else along.at([d.low for d in site.samples.dimensions])
@@ -459,9 +451,7 @@ def _take(site: Site) -> Value:
 
 
 def _opaque(site: Site) -> Value:
-    attributes = site.attributes
-    if not isinstance(attributes, OpaqueAttributes):
-        raise AssertionError(attributes)
+    attributes = site.attributes_as(OpaqueAttributes)
     is_free_here = any(is_free(axis) for value in site.operands for axis in value.form)
     if not is_free_here and all(fixed(vector) for shape in (*site.inputs, site.output) for vector in shape):
         site.same_attributes()

@@ -18,7 +18,7 @@ from korch.primitive.op import Category
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Verbs, lit
-from korch.ranges.form import Form, Hidden, is_free
+from korch.ranges.form import Form, Hidden, axis_of, is_free
 
 NARROW = (DType.I8, DType.U8)
 """The types of quantized values that are multiplied."""
@@ -101,32 +101,33 @@ class Masks:
             return value
         before = self._before(value, axis, number)
         if before is not None:
-            maker, source, place, wanted = before
-            found = self.filled(source, place, wanted, accepts_soft)
+            maker, source, places, wanted = before
+            found = source
+            for place in places:
+                found = self.filled(found, place, wanted, accepts_soft)
             inputs = tuple(found.id if v == source.id else v for v in maker.inputs)
             id_ = self.verbs.add(maker.op, *map(ValueId, inputs), attributes=maker.attributes)
             self.makers[id_] = (replace(maker, inputs=inputs), found)
-            fill = found.fills[place]
-            return replace(value, id=id_, fills=_with(value, axis, number, fill is not None and fill.is_soft))
+            is_soft = any(fill.is_soft for place in places if (fill := found.fills[place]) is not None)
+            return replace(value, id=id_, fills=_with(value, axis, number, is_soft))
         mask = self._along(value, axis, "mask")
         type_ = self.verbs.builder.type(value.id)
         id_ = self.verbs.add("where", mask, value.id, self.verbs.full(number, type_))
         return replace(value, id=id_, fills=_with(value, axis, number), part=None)
 
-    def _before(self, value: Value, axis: int, number: float) -> tuple[Primitive, Value, int, float] | None:
-        """Return what gives a value, from which other value, and what to put there behind which axis; None to stay."""
+    def _before(self, value: Value, axis: int, number: float) -> tuple[Primitive, Value, tuple[int, ...], float] | None:
+        """Return what gives a value, from which other value, and what to put there behind which axes; None to stay."""
         if value.id not in self.makers:
             return None
         maker, source = self.makers[value.id]
         if maker.row.category is not Category.ELEMENTWISE:
-            place = _axis_before(maker, source.form, value.form, axis)
-            is_same = place is not None and source.form[place] == value.form[axis]
-            return (maker, source, place, number) if place is not None and is_same else None
+            places = _axes_before(maker, source.form, value.form, axis)
+            return (maker, source, places, number) if places else None
         wanted = self._preimage(maker, source, number)
         if wanted is None or source.form[axis] != value.form[axis]:
             return None
         is_bytes = self.verbs.dtype(source.id) in NARROW
-        return (maker, source, axis, wanted) if is_bytes or self._before(source, axis, wanted) is not None else None
+        return (maker, source, (axis,), wanted) if is_bytes or self._before(source, axis, wanted) is not None else None
 
     def _preimage(self, maker: Primitive, source: Value, number: float) -> float | None:
         """Return the number of which a step of a dequantization makes another one; None if there is none."""
@@ -166,13 +167,18 @@ def _with(value: Value, axis: int, number: float, is_soft: bool = False) -> tupl
     )
 
 
-def _axis_before(maker: Primitive, before: Form, after: Form, axis: int) -> int | None:
-    """Return which axis of its operand becomes an axis of a layout primitive's result; None if several do."""
+def _axes_before(maker: Primitive, before: Form, after: Form, axis: int) -> tuple[int, ...]:
+    """Return which free axes of its operand become a free axis of a layout primitive's result; none if it is unclear.
+
+    What lies behind the valid elements of a product of axes lies behind those of one of them.
+    """
     match maker.attributes:
         case TransposeAttributes(perm):
-            return perm[axis]
+            return (perm[axis],) if before[perm[axis]] == after[axis] else ()
         case ReshapeAttributes():
-            found = [i for i, factors in enumerate(before) if is_free(factors) and factors == after[axis]]
+            free = [i for i, factors in enumerate(before) if is_free(factors)]
+            runs = [free[i:j] for i in range(len(free)) for j in range(i + 1, len(free) + 1)]
+            found = [run for run in runs if axis_of([f for i in run for f in before[i] or ()]) == after[axis]]
             same = [i for i, factors in enumerate(after) if factors == after[axis]]
-            return found[0] if len(found) == len(same) == 1 else None
-    return None
+            return tuple(found[0]) if len(found) == len(same) == 1 else ()
+    return ()

@@ -60,7 +60,7 @@ class _Walk:
         self._builder = GraphBuilder()
         self._masks = Masks(self._builder)
         self._values: dict[int, Value] = {}
-        self._known = [extent(d) for d in range(len(self._samples.dimensions))]
+        self._known = [extent(d, own.step) for d, own in enumerate(self._samples.dimensions)]
 
     def run(self) -> Masked:
         largest = self._samples.largest

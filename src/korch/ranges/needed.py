@@ -21,7 +21,7 @@ from korch.primitive.ops.layout import (
     TransposeAttributes,
 )
 from korch.primitive.ops.linear import ConvAttributes
-from korch.primitive.ops.reduce import ReduceAttributes
+from korch.primitive.ops.reduce import ReduceAttributes, window_extent
 from korch.ranges.form import Extent, Hidden, prefix
 from korch.ranges.plan import RangePlan
 
@@ -116,8 +116,10 @@ def of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, 
             return {axis: extents for axis, extents in need.items() if axis not in axes}
         case ConcatAttributes(joined):
             return {axis: extents for axis, extents in need.items() if axis != joined}
-        case TakeAttributes(taken, indices):
+        case TakeAttributes(taken, indices) as attributes:
             few = _first(max(indices, default=-1) + 1)
+            if attributes.repeats and taken in need:
+                few = frozenset(e.then(attributes.repeats - 1, attributes.repeats) for e in need[taken])
             return {taken: few, **{axis: extents for axis, extents in need.items() if axis != taken}}
         case PadAttributes():
             return {axis: extents for axis, extents in need.items() if before[axis] == after[axis]}
@@ -126,7 +128,8 @@ def of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, 
             cut = {axis: _first(end) for axis, end in enumerate(ends) if before[axis] != after[axis]}
             return {**need, **cut}
         case ConvAttributes():
-            return {axis: extents for axis, extents in need.items() if axis == 0 and k == 0}
+            kernel = graph.types[primitive.inputs[1]].shape[2:]
+            return _convolved(before, after, kernel, primitive.attributes, need) if k == 0 else {}
     match primitive.op:
         case "reshape":
             return before_reshape(before, after, need)
@@ -139,6 +142,20 @@ def of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, 
             kept = rank - 2 if k == 0 else rank - 1
             return {axis: extents for axis, extents in need.items() if axis < rank - 2 or axis == kept}
     return {}
+
+
+def _convolved(
+    before: tuple[int, ...], after: tuple[int, ...], kernel: tuple[int, ...], conv: ConvAttributes, need: Need
+) -> Need:
+    """Return what is needed before a convolution; along axes with pads at the end, masks say what is."""
+    found = {axis: extents for axis, extents in need.items() if axis == 0}
+    for i, size in enumerate(kernel):
+        axis, stride = i + 2, conv.strides[i]
+        more = window_extent(size, conv.dilations[i]) - stride - conv.pads_begin[i]
+        repeated = [extent.repeated(stride) for extent in need.get(axis, ())]
+        if repeated and None not in repeated and after[axis] * stride + more <= before[axis]:
+            found[axis] = frozenset(extent.then(more) for extent in repeated if extent is not None)
+    return found
 
 
 def _first(count: int) -> frozenset[Extent]:

@@ -17,22 +17,37 @@ LEAST_PLANNED = 3
 Bound = int | range
 """A size, or all sizes of a range."""
 
+NAME_WITH_STEP = "size=320..640:32"
+"""An example of a range with a step."""
+
 
 def dimensions_of(shapes: Mapping[str, Sequence[Bound]]) -> tuple[Dimension, ...]:
-    """Return the dimensions that a binding leaves free."""
-    return tuple(
-        Dimension(name, axis if len(shape) > 1 else None, bound.start, bound[-1])
-        for name, shape in shapes.items()
-        for axis, bound in enumerate(shape)
-        if isinstance(bound, range)
-    )
+    """Return the dimensions that a binding leaves free.
+
+    Raises:
+        OptionError: a range has sizes that are no multiples of its step.
+    """
+    found = []
+    for name, shape in shapes.items():
+        for axis, bound in enumerate(shape):
+            if isinstance(bound, range):
+                step = bound.step
+                if step < 1 or bound.start % step:
+                    raise OptionError(
+                        f"{name!r} has sizes that are no multiples of {step}",
+                        where="option --shape",
+                        expected=f"a range that begins at a multiple, as {NAME_WITH_STEP}",
+                    )
+                own = axis if len(shape) > 1 else None
+                found.append(Dimension(name, own, bound.start // step, bound[-1] // step, step))
+    return tuple(found)
 
 
 def binding_of(shapes: Mapping[str, Sequence[Bound]], sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """Return the binding with a size for each dimension that is free."""
+    """Return the binding with a size, in steps, for each dimension that is free."""
     left = list(reversed(sizes))
     return {
-        name: tuple(left.pop() if isinstance(bound, range) else bound for bound in shape)
+        name: tuple(left.pop() * bound.step if isinstance(bound, range) else bound for bound in shape)
         for name, shape in shapes.items()
     }
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from korch.errors import UnsupportedError
 from korch.primitive.op import Attributes
 from korch.primitive.types import DType
-from korch.ranges.form import Axis, Extent, Factor, Sizes, axis_of, is_free
+from korch.ranges.form import Axis, Extent, Factor, Sizes, axis_of, is_free, prefix
 from korch.ranges.lockstep import AmbiguousError, Lockstep, Samples, Step, refusal
 from korch.ranges.mask import Fill, Masks, Value
+
+AnyAttributes = TypeVar("AnyAttributes", bound=Attributes)
 
 
 def fixed(vector: Sizes) -> bool:
@@ -65,6 +68,12 @@ class Site:
         """The attributes in the largest graph."""
         return self.step.attributes[0]
 
+    def attributes_as(self, kind: type[AnyAttributes]) -> AnyAttributes:
+        """Return the attributes in the largest graph, which are of a kind."""
+        if not isinstance(self.attributes, kind):
+            raise AssertionError(self.attributes)
+        return self.attributes
+
     def refusal(self, what: str) -> UnsupportedError:
         """Return the error that this primitive can't run for a range of sizes."""
         return refusal(self.samples, self.step.origin, f"{self.step.op}: {what}")
@@ -92,6 +101,8 @@ class Site:
         """Return the factors that two axes have in common."""
         if first is None or second is None or first == second:
             return second if first is None else first
+        if (same := prefix(first)) is not None and same == prefix(second):
+            return min(first, second, key=len)
         raise self.refusal("its operands depend on the size in different ways along an axis")
 
     def factors(self, k: int, axis: int) -> tuple[Factor, ...]:

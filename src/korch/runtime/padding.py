@@ -14,6 +14,8 @@ from korch.ranges.form import Factor, Sizes
 from korch.ranges.plan import RangePlan
 from korch.runtime.executable import Executable
 
+Indices = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
+
 
 class Padded:
     """An array of a plan's size, with an input's elements at its beginning and zeros behind them.
@@ -67,11 +69,13 @@ class Cut:
     Attributes:
         factors: the sizes of the axes' factors in the plan; empty if all elements are the model's.
         counts: their sizes in the model, of which the product over an axis is in `shape`.
+        joined: of factors that are concatenations, the place with the numbers of the model's elements.
         shape: the model's.
     """
 
     factors: tuple[int, ...]
     counts: tuple[slice, ...]
+    joined: tuple[tuple[int, Indices], ...]
     shape: tuple[int, ...]
 
     @staticmethod
@@ -81,13 +85,17 @@ class Cut:
         counts = [factor.at(sizes) for factor in factors]
         is_whole = counts == [factor.size for factor in factors]
         shape = tuple(size_at(axis, sizes) for axis in form)
-        return Cut(() if is_whole else tuple(f.size for f in factors), tuple(map(slice, counts)), shape)
+        slices = tuple(slice(None if factor.parts else n) for factor, n in zip(factors, counts, strict=True))
+        joined = tuple((i, np.flatnonzero(factor.valid(sizes))) for i, factor in enumerate(factors) if factor.parts)
+        return Cut(() if is_whole else tuple(f.size for f in factors), slices, joined, shape)
 
     def apply(self, array: Array) -> Array:
         """Return the model's elements, copied if they are not dense or a small part."""
         if not self.factors:
             return array
         valid = array.reshape(self.factors)[self.counts]
+        for axis, places in self.joined:
+            valid = valid.take(places, axis)
         is_small = valid.size < array.size // 2
         return (valid.copy() if is_small else np.ascontiguousarray(valid)).reshape(self.shape)
 

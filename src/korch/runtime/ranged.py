@@ -132,11 +132,11 @@ class RangedExecutable(ShapedExecutable):
         for sizes in dict.fromkeys((largest, *(s.plan.timed or largest for s in reversed(self._served)))):
             shapes = {i.name: tuple(i.shape) for i in self.inputs_at(sizes)}
             free = zip(self.ranges.dimensions, sizes, strict=True)
-            found.append({d.name: (n,) if d.axis is None else shapes[d.name] for d, n in free})
+            found.append({d.name: (n * d.step,) if d.axis is None else shapes[d.name] for d, n in free})
         return found
 
     def sizes_of(self, shapes: Sequence[tuple[int, ...]]) -> Sizes:
-        """Return the size of each dimension in arrays of some shapes.
+        """Return the size of each dimension, in steps, in arrays of some shapes.
 
         Raises:
             InputError: an array has another number of axes or another size, or is out of a range.
@@ -158,7 +158,8 @@ class RangedExecutable(ShapedExecutable):
                 raise InputError(f"its size is {size}", where, str(wanted))
             return
         dimension = self.ranges.dimensions[extent.dimension]
-        if not dimension.low <= size <= dimension.high:
+        steps = dimension.steps_of(size)
+        if steps is None:
             raise InputError(
                 f"the size {size} of {str(dimension)!r} is out of its range",
                 where,
@@ -166,9 +167,10 @@ class RangedExecutable(ShapedExecutable):
                 "Optimize the model again for more sizes (--shape)",
             )
         known = sizes[extent.dimension]
-        if known is not None and known != size:
-            raise InputError(f"the size of {str(dimension)!r} is {size}", where, f"{known}, as in another input")
-        sizes[extent.dimension] = size
+        if known is not None and known != steps:
+            other = f"{known * dimension.step}, as in another input"
+            raise InputError(f"the size of {str(dimension)!r} is {size}", where, other)
+        sizes[extent.dimension] = steps
 
     def serving(self, sizes: Sizes) -> tuple[Executable, RangePlan]:
         """Return the plan that takes the least time for some sizes, and how it serves them."""
@@ -234,7 +236,7 @@ class RangedExecutable(ShapedExecutable):
         return f"up to {self._sizes_text(plan.sizes)}{timed}"
 
     def _sizes_text(self, sizes: Sizes) -> str:
-        return ", ".join(f"{d}={n}" for d, n in zip(self.ranges.dimensions, sizes, strict=True))
+        return ", ".join(f"{d}={n * d.step}" for d, n in zip(self.ranges.dimensions, sizes, strict=True))
 
 
 def _kernel_costs(executable: Executable, plan: RangePlan) -> tuple[KernelCost, ...]:

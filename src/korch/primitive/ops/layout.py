@@ -62,6 +62,12 @@ class TakeAttributes(Attributes):
     axis: int
     indices: tuple[int, ...]
 
+    @property
+    def repeats(self) -> int:
+        """How often each of the first elements is taken, one after the other; 0 if other elements are."""
+        count = self.indices.count(0)
+        return count if self.indices == tuple(i // count for i in range(len(self.indices))) else 0
+
 
 def pad_source(index: int, size: int, before: int, mode: str) -> int:
     """Return the input index that output `index` of a padded axis reads, or -1 for the fill."""
