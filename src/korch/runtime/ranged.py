@@ -90,6 +90,7 @@ class RangedExecutable(ShapedExecutable):
             for info, form in zip(first.get_inputs(), plan.inputs, strict=False)  # hidden ones come last
         ]
         self._types = [ArrayType(i.name, (-1,) * len(i.shape), i.dtype) for i in self._described]
+        self._offered = [info.name for info in self._described], [info.name for info in first.get_outputs()]
         self._fitting = lru_cache(MOST_REMEMBERED)(self._fit)
 
     def facts(self) -> str:
@@ -184,9 +185,13 @@ class RangedExecutable(ShapedExecutable):
 
     def compute(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
         """Run the plan that takes the least time for these arrays, padded."""
-        self.check_count(arrays)
+        if len(arrays) != len(self._types):  # the names are looked up for the message only
+            self.check_count(arrays)
         accepted = [type_.accept(array) for type_, array in zip(self._types, arrays, strict=True)]
         return self._fitting(tuple(array.shape for array in accepted)).run(accepted)
+
+    def _names(self) -> tuple[Sequence[str], Sequence[str]]:
+        return self._offered
 
     def _fit(self, shapes: tuple[tuple[int, ...], ...]) -> Fitting:
         """Return how arrays of some shapes run.
