@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
-from korch.primitive.pattern import Found, Number, Pattern, find, find_first, op
+from korch.primitive.pattern import Found, Number, Pattern, either, find, find_at, find_first, op
 from korch.primitive.types import ValueType
 
 
@@ -55,6 +55,19 @@ def test_every_alternative_is_tried_also_inside():
     assert [p.op for p in found[1].used] == ["sigmoid", "exp"]
     assert find_first(graph, op("exp", op("sigmoid", "v")), y) is not None
     assert find_first(graph, op("exp", op("neg", "v")), y) is None
+
+
+def test_either_pattern_is_tried_in_order_at_any_depth():
+    net = Net()
+    inner = net.add("tanh", [net.x])
+    net.merge(inner, net.add("sigmoid", [net.z]))
+    graph, y = net.graph(net.add("exp", [inner]))
+    curve = either(op("sigmoid", "a"), op("tanh", "b"), op("neg", "c"))
+    assert [list(each.values) for each in find(graph, op("exp", curve), y)] == [["a"], ["b"]]
+    (root,) = graph.producing(y)
+    assert [each.root for each in find_at(graph, either(op("neg", "x"), op("exp", curve)), root)] == [root, root]
+    assert len({*find_at(graph, op("exp", curve), root)}) == 2
+    assert not list(find_at(graph, op("neg", curve), root))
 
 
 def test_a_named_primitive_is_a_value_that_may_stand_again():

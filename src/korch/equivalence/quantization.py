@@ -14,11 +14,16 @@ import numpy as np
 from korch.equivalence.affine import AxisConstant, axis_constant
 from korch.equivalence.rule import View, Writer
 from korch.primitive.graph import Primitive
-from korch.primitive.op import Array
 from korch.primitive.ops.elementwise import CastAttributes
+from korch.primitive.pattern import Found, Number, either, find_at, op
 from korch.primitive.types import NARROW, DType, ValueType
 
 NONE = AxisConstant(None, np.asarray(0.0))
+
+_WIDENED = op("cast", "q")
+_DEQUANTIZED = op("mul", either(_WIDENED, op("sub", _WIDENED, "zero")), "scale")
+_LEVEL = op("round", op("div", "x", "scale"))
+_QUANTIZED = op("cast", op("min", op("max", either(_LEVEL, op("add", _LEVEL, "zero")), Number("low")), Number("high")))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,74 +103,32 @@ def dequantized(view: View, value: int) -> Iterator[Dequantized]:
 
 def dequantized_by(view: View, root: Primitive) -> Dequantized | None:
     """Return what a multiplication dequantizes, None if it does not."""
-    if not view.type(root.output).dtype.is_float:
-        return None
-    for data, factor in (root.inputs, root.inputs[::-1]):
-        scale = axis_constant(view, factor)
-        if scale is None or not _is_scale(scale.vector):
-            continue
-        found = _integers(view, data)
-        if found is not None:
-            q, zero = found
-            return Dequantized(root, q, Grid(scale, zero, view.type(q).dtype))
+    if view.type(root.output).dtype.is_float:
+        for found in find_at(view, _DEQUANTIZED, root):
+            q, grid = found.values["q"], _grid(view, found, view.type(found.values["q"]).dtype)
+            if grid is not None:
+                return Dequantized(root, q, grid)
     return None
-
-
-def _is_scale(vector: Array) -> bool:
-    return bool((np.isfinite(vector) & (vector > 0)).all())
-
-
-def _integers(view: View, value: int) -> tuple[int, AxisConstant] | None:
-    """Return the integers of a value that is integers minus a zero point, and the zero point."""
-    for cast in view.producing(value, "cast"):
-        if _is_small(view.type(cast.inputs[0]).dtype):
-            return cast.inputs[0], NONE
-    for sub in view.producing(value, "sub"):
-        zero = axis_constant(view, sub.inputs[1])
-        if zero is None or not np.array_equal(zero.vector, np.rint(zero.vector)):
-            continue
-        for cast in view.producing(sub.inputs[0], "cast"):
-            if _is_small(view.type(cast.inputs[0]).dtype):
-                return cast.inputs[0], zero
-    return None
-
-
-def _is_small(dtype: DType) -> bool:
-    return dtype in NARROW
 
 
 def quantized_by(view: View, root: Primitive) -> Quantized | None:
     """Return what a cast to integers quantizes, None if it does not."""
     dtype = view.type(root.output).dtype
-    if root.op != "cast" or not _is_small(dtype):
+    for found in find_at(view, _QUANTIZED, root) if dtype in NARROW else ():
+        info, grid = np.iinfo(dtype.numpy), _grid(view, found, dtype)
+        if grid is not None and (found.numbers["low"], found.numbers["high"]) == (info.min, info.max):
+            return Quantized(root, found.values["x"], grid)
+    return None
+
+
+def _grid(view: View, found: Found, dtype: DType) -> Grid | None:
+    """Return the grid with the scale and the zero point of a pattern, None if they make none."""
+    scale = axis_constant(view, found.values["scale"])
+    zero = axis_constant(view, found.values["zero"]) if "zero" in found.values else NONE
+    if dtype not in NARROW or scale is None or zero is None:
         return None
-    limits = np.iinfo(dtype.numpy)
-    for low in view.producing(root.inputs[0], "min"):
-        if view.number(low.inputs[1]) != limits.max:
-            continue
-        for high in view.producing(low.inputs[0], "max"):
-            if view.number(high.inputs[1]) == limits.min:
-                found = _rounded(view, high.inputs[0])
-                if found is not None:
-                    x, scale, zero = found
-                    return Quantized(root, x, Grid(scale, zero, dtype))
-    return None
-
-
-def _rounded(view: View, value: int) -> tuple[int, AxisConstant, AxisConstant] | None:
-    """Return x, scale and zero point of round(x / scale) + zero."""
-    sources: list[tuple[int, AxisConstant]] = [(value, NONE)]
-    for add in view.producing(value, "add"):
-        zero = axis_constant(view, add.inputs[1])
-        if zero is not None:
-            sources.append((add.inputs[0], zero))
-    for source, zero in sources:
-        for rounding in view.producing(source, "round"):
-            for division in view.producing(rounding.inputs[0], "div"):
-                scale = axis_constant(view, division.inputs[1])
-                if scale is not None and _is_scale(scale.vector):
-                    return division.inputs[0], scale, zero
-    return None
+    is_scale = (np.isfinite(scale.vector) & (scale.vector > 0)).all()
+    return Grid(scale, zero, dtype) if is_scale and np.array_equal(zero.vector, np.rint(zero.vector)) else None
 
 
 def write_dequantized(writer: Writer, q: int, grid: Grid, dtype: DType) -> int:

@@ -18,6 +18,7 @@ from korch.primitive.graph import Constant, GraphBuilder, Primitive
 from korch.primitive.op import Array, Attributes
 from korch.primitive.ops.layout import ReshapeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
+from korch.primitive.pattern import Either, Found, OpPattern, find_at
 from korch.primitive.types import DType, ValueType
 from korch.primitive.verbs import Verbs
 
@@ -74,6 +75,10 @@ class View:
         """
         found = self._producers.get(value, ())
         return tuple(p for p in found if (not ops or p.op in ops) and value not in p.inputs)
+
+    def unbroadcast(self, value: int) -> int:
+        """Return what a value is broadcast from, or the value itself."""
+        return next((p.inputs[0] for p in self.producing(value, "broadcast")), value)
 
     def stored_constant(self, value: int) -> Constant | None:
         """Return the constant that a value is or is broadcast from; None if none is, or an empty one."""
@@ -233,6 +238,22 @@ def reads(*ops: str) -> Callable[[View, Primitive], Iterator[Pair]]:
     def match(view: View, root: Primitive) -> Iterator[Pair]:
         for inner in view.producing(root.inputs[0], *ops):
             yield Pair(root, inner)
+
+    return match
+
+
+def stands(
+    pattern: OpPattern | Either, accept: Callable[[View, Found], bool] = lambda *_: True
+) -> Callable[[View, Primitive], Iterator[Found]]:
+    """Return the `match` of each way in which a root is what a pattern says.
+
+    Args:
+        pattern: the left side of the rule.
+        accept: whether a way counts.
+    """
+
+    def match(view: View, root: Primitive) -> Iterator[Found]:
+        return (found for found in find_at(view, pattern, root) if accept(view, found))
 
     return match
 

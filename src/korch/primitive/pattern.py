@@ -6,9 +6,11 @@ A pattern is one of:
 - a number: a constant all of whose elements are that number;
 - `Number("a")`: a constant all of whose elements are equal, by name;
 - `op("add", "x", 1.0)`: a primitive whose operands are matched in turn, those of a commutative
-  operation in either order.
+  operation in either order;
+- `either(p, q)`: what one of several patterns says.
 
-`find` tries all alternatives of each value and yields each way in which a pattern stands.
+`find` tries all alternatives of each value and yields each way in which a pattern stands; `find_at`
+does so for one primitive.
 """
 
 from __future__ import annotations
@@ -52,7 +54,14 @@ class OpPattern:
     name: str
 
 
-Pattern = str | float | Number | OpPattern
+@dataclass(frozen=True, slots=True)
+class Either:
+    """A pattern: what one of several patterns says, tried in order; made by `either`."""
+
+    patterns: tuple[Pattern, ...]
+
+
+Pattern = str | float | Number | OpPattern | Either
 
 
 def op(ops: str, *operands: Pattern, name: str = "") -> OpPattern:
@@ -64,6 +73,11 @@ def op(ops: str, *operands: Pattern, name: str = "") -> OpPattern:
         name: names the primitive and its output, if given.
     """
     return OpPattern(tuple(ops.split("|")), operands, name)
+
+
+def either(*patterns: Pattern) -> Either:
+    """Return the pattern of what one of several patterns says, or of more than one."""
+    return Either(patterns)
 
 
 SOFTPLUS = op("add", op("max", "x", 0.0), op("log", op("add", op("exp", op("neg", op("abs", "x"))), 1.0)))
@@ -81,10 +95,15 @@ class Found:
         used: all of its primitives, each after those that it reads.
     """
 
-    values: Mapping[str, int] = field(default_factory=dict)
-    numbers: Mapping[str, float] = field(default_factory=dict)
-    primitives: Mapping[str, Primitive] = field(default_factory=dict)
+    values: Mapping[str, int] = field(default_factory=dict, hash=False)
+    numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
+    primitives: Mapping[str, Primitive] = field(default_factory=dict, hash=False)
     used: tuple[Primitive, ...] = ()
+
+    @property
+    def root(self) -> Primitive:
+        """The primitive that the whole pattern is."""
+        return self.used[-1]
 
     def _with_value(self, name: str, value: int) -> Found | None:
         if self.values.get(name, value) != value:
@@ -107,8 +126,12 @@ def find(graph: Alternatives, pattern: Pattern, value: int, known: Found | None 
             found = known._with_value(pattern, value)
             if found is not None:
                 yield found
-        case OpPattern():
-            yield from _find_primitive(graph, pattern, value, known)
+        case OpPattern(ops):
+            for primitive in graph.producing(value, *ops):
+                yield from find_at(graph, pattern, primitive, known)
+        case Either(patterns):
+            for each in patterns:
+                yield from find(graph, each, value, known)
         case Number(name):
             number = graph.number(value)
             if number is not None and known.numbers.get(name, number) == number:
@@ -124,17 +147,23 @@ def find_first(graph: Alternatives, pattern: Pattern, value: int, known: Found |
     return next(find(graph, pattern, value, known), None)
 
 
-def _find_primitive(graph: Alternatives, pattern: OpPattern, value: int, known: Found) -> Iterator[Found]:
-    named = known._with_value(pattern.name, value) if pattern.name else known
-    if named is None:
+def find_at(
+    graph: Alternatives, pattern: OpPattern | Either, root: Primitive, known: Found | None = None
+) -> Iterator[Found]:
+    """Yield each way in which a primitive is what a pattern says; the arguments are those of `find`."""
+    known = known or Found()
+    if isinstance(pattern, Either):
+        for each in pattern.patterns:
+            if isinstance(each, OpPattern | Either):
+                yield from find_at(graph, each, root, known)
         return
-    for primitive in graph.producing(value, *pattern.ops):
-        if len(primitive.inputs) != len(pattern.operands):
-            continue
-        for operands in _orders(pattern, primitive):
-            for found in _find_all(graph, tuple(zip(operands, primitive.inputs, strict=True)), named):
-                primitives = {**found.primitives, pattern.name: primitive} if pattern.name else found.primitives
-                yield replace(found, primitives=primitives, used=(*found.used, primitive))
+    named = known._with_value(pattern.name, root.output) if pattern.name else known
+    if named is None or root.op not in pattern.ops or len(root.inputs) != len(pattern.operands):
+        return
+    for operands in _orders(pattern, root):
+        for found in _find_all(graph, tuple(zip(operands, root.inputs, strict=True)), named):
+            primitives = {**found.primitives, pattern.name: root} if pattern.name else found.primitives
+            yield replace(found, primitives=primitives, used=(*found.used, root))
 
 
 def _orders(pattern: OpPattern, primitive: Primitive) -> Iterator[Sequence[Pattern]]:

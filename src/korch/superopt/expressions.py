@@ -117,14 +117,9 @@ def _joined(builder: GraphBuilder | Writer, op: str, values: list[int]) -> int:
     return builder.add(op, wide)
 
 
-def _core(view: View, value: int) -> int:
-    """Return what a value is broadcast from, or the value."""
-    return next((p.inputs[0] for p in view.producing(value, "broadcast")), value)
-
-
 def _pairs(view: View, value: int, *ops: str) -> Iterator[tuple[str, int, int]]:
     for p in view.producing(value, *ops):
-        a, b = (_core(view, x) for x in p.inputs)
+        a, b = (view.unbroadcast(x) for x in p.inputs)
         yield p.op, a, b
 
 
@@ -155,7 +150,7 @@ def _sums(view: View, root: Primitive) -> Iterator[Recipe]:
 
 def _factors(view: View, root: Primitive) -> Iterator[Recipe]:
     """Products and quotients associate, and enter sums that they don't depend on."""
-    a, b = (_core(view, value) for value in root.inputs)
+    a, b = (view.unbroadcast(value) for value in root.inputs)
     ways = ((a, b), (b, a)) if root.op == "mul" else ((a, b),)
     for x, y in ways if view.constant(a) is None is view.constant(b) else ():
         for inner in view.producing(x, "reduce_sum"):
@@ -184,7 +179,7 @@ def _associated(outer: str, inner: str, c: int, d: int, y: int) -> Iterator[Reci
 
 def _additions(view: View, root: Primitive) -> Iterator[Recipe]:
     """Sums of sums along an axis are one."""
-    a, b = (_core(view, value) for value in root.inputs)
+    a, b = (view.unbroadcast(value) for value in root.inputs)
     for x in view.producing(a, "reduce_sum"):
         for y in view.producing(b, "reduce_sum"):
             if _axis(x) == _axis(y):

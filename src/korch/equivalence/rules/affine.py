@@ -12,6 +12,7 @@ from korch.equivalence.affine import STEPS, AffineChain, affine_step, chains_fro
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
+from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import DType
 
 
@@ -29,7 +30,6 @@ class ReciprocalWitness:
 
     x: int
     reciprocal: Array
-    broadcast: Primitive | None
 
 
 def write_affine(writer: Writer, value: int, chain: AffineChain) -> int:
@@ -62,28 +62,16 @@ def _refuse_chain(view: View, match: ChainMatch) -> AffineChain | RuleRefusal:
 
 
 def _match_division(view: View, root: Primitive) -> Iterator[Primitive]:
-    if _small_constant(view, root.inputs[1]) is not None:
+    if view.stored_constant(root.inputs[1]) is not None:
         yield root
 
 
-def _small_constant(view: View, value: int) -> tuple[Array, Primitive | None] | None:
-    """Return a constant's elements before it is broadcast, and the broadcast if there is one."""
-    constant = view.constant(value)
-    if constant is not None:
-        return constant.array, None
-    for primitive in view.producing(value, "broadcast"):
-        constant = view.constant(primitive.inputs[0])
-        if constant is not None:
-            return constant.array, primitive
-    return None
-
-
 def _refuse_division(exact: bool, view: View, root: Primitive) -> ReciprocalWitness | RuleRefusal:
-    small = _small_constant(view, root.inputs[1])
+    small = view.stored_constant(root.inputs[1])
     dtype = view.type(root.output).dtype
     if small is None or not dtype.is_float:
         return RuleRefusal("a division of integers", root.output)
-    divisor = small[0].astype(np.float64)
+    divisor = small.array.astype(np.float64)
     with np.errstate(all="ignore"):
         reciprocal = 1 / divisor
     if not _is_normal(divisor, dtype) or not _is_normal(reciprocal, dtype):
@@ -95,7 +83,7 @@ def _refuse_division(exact: bool, view: View, root: Primitive) -> ReciprocalWitn
         return RuleRefusal("the divisor is a power of two, which is exact", root.output)
     if not exact and view.type(root.output).size < WORTHWHILE_ELEMENTS:
         return RuleRefusal("the tensor is too small to gain", root.output)
-    return ReciprocalWitness(root.inputs[0], reciprocal, small[1])
+    return ReciprocalWitness(root.inputs[0], reciprocal)
 
 
 def _is_normal(array: Array, dtype: DType) -> bool:
@@ -108,8 +96,8 @@ def _is_normal(array: Array, dtype: DType) -> bool:
 def _build_division(writer: Writer, witness: ReciprocalWitness) -> int:
     type_ = writer.type(witness.x)
     reciprocal = writer.constant(witness.reciprocal, type_.dtype)
-    if witness.broadcast is not None:
-        reciprocal = writer.add("broadcast", (reciprocal,), witness.broadcast.attributes)
+    if writer.type(reciprocal).shape != type_.shape:
+        reciprocal = writer.add("broadcast", (reciprocal,), BroadcastAttributes(type_.shape))
     return writer.add("mul", (witness.x, reciprocal))
 
 

@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 import numpy as np
 
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
-from korch.primitive.graph import Primitive
-from korch.primitive.pattern import SOFTPLUS, find_first
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, stands
+from korch.primitive.pattern import SOFTPLUS, Found, op
 from korch.primitive.types import DType
 
 SATURATED = 20.0
 """From here on tanh(softplus(x)) is 1 in float32, and in float64 to 2^-53."""
 
 
-@dataclass(frozen=True, slots=True)
-class SoftplusMatch:
-    """tanh of a softplus of x."""
-
-    root: Primitive
-    x: int
-
-
-def _match(view: View, root: Primitive) -> Iterator[SoftplusMatch]:
-    found = find_first(view, SOFTPLUS, root.inputs[0])
-    if found is not None:
-        yield SoftplusMatch(root, found.values["x"])
-
-
-def _refuse(view: View, match: SoftplusMatch) -> int | RuleRefusal:
-    if view.type(match.x).dtype not in (DType.F32, DType.F64):
+def _refuse(view: View, match: Found) -> int | RuleRefusal:
+    x = match.values["x"]
+    if view.type(x).dtype not in (DType.F32, DType.F64):
         return RuleRefusal("e^40 is too large for the element type", match.root.output)
-    return match.x
+    return x
 
 
 def _build(writer: Writer, x: int) -> int:
@@ -54,7 +37,7 @@ TANH_OF_SOFTPLUS_IS_A_QUOTIENT = Rule(
     law="tanh(log(1 + e)) = e (e + 2) / (e (e + 2) + 2), e = e^x; mish in one exponential",
     source="definition of the hyperbolic tangent",
     roots=("tanh",),
-    match=_match,
+    match=stands(op("tanh", SOFTPLUS)),
     refuse=_refuse,
     build=_build,
     reorders=True,

@@ -13,11 +13,12 @@ import numpy as np
 
 from korch.equivalence.affine import AxisConstant, axis_constant
 from korch.equivalence.quantization import Dequantized, dequantized, dequantized_by
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, stands
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Category
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.linear import BYTES, ConvAttributes
+from korch.primitive.pattern import Found, op
 from korch.primitive.quantized import integer_conv, integer_matmul, largest_terms
 from korch.primitive.types import DType, ValueId, ValueType
 
@@ -133,13 +134,12 @@ PRODUCT_OF_DEQUANTIZED_IS_INTEGER = Rule(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BiasMatch:
-    """A bias that is added to scaled sums, and the primitives of both."""
+_SCALED = op("mul", op("cast", "sums", name="float"), "scale")
+"""A sum of products as a float, times a scale."""
 
-    root: Primitive
-    scaling: Primitive
-    cast: Primitive
+
+def _is_sum(view: View, found: Found) -> bool:
+    return view.type(found.values["sums"]).dtype is DType.I32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,23 +152,16 @@ class BiasWitness:
     scale: int
 
 
-def _match_bias(view: View, root: Primitive) -> Iterator[BiasMatch]:
-    for scaling in view.producing(root.inputs[0], "mul"):
-        for cast in view.producing(scaling.inputs[0], "cast"):
-            if view.type(cast.inputs[0]).dtype is DType.I32:
-                yield BiasMatch(root, scaling, cast)
-
-
-def _refuse_bias(view: View, match: BiasMatch) -> BiasWitness | RuleRefusal:
-    root, sums = match.root.output, match.cast.inputs[0]
-    bias, scale = axis_constant(view, match.root.inputs[1]), axis_constant(view, match.scaling.inputs[1])
+def _refuse_bias(view: View, match: Found) -> BiasWitness | RuleRefusal:
+    root, sums = match.root, match.values["sums"]
+    bias, scale = axis_constant(view, match.values["bias"]), axis_constant(view, match.values["scale"])
     if bias is None or scale is None or (None not in (bias.axis, scale.axis) and bias.axis != scale.axis):
-        return RuleRefusal("the bias and the scale vary along different axes", root)
+        return RuleRefusal("the bias and the scale vary along different axes", root.output)
     with np.errstate(all="ignore"):
         steps = bias.vector / scale.vector
     whole = np.rint(steps)
     if not np.isfinite(steps).all() or (np.abs(steps - whole) > 2.0**-21 * np.abs(steps)).any():
-        return RuleRefusal("the bias is no multiple of the scale", root)
+        return RuleRefusal("the bias is no multiple of the scale", root.output)
     axis = bias.axis if bias.axis is not None else scale.axis
     for inner in view.producing(sums, "add"):
         offset = axis_constant(view, inner.inputs[1])
@@ -177,8 +170,8 @@ def _refuse_bias(view: View, match: BiasMatch) -> BiasWitness | RuleRefusal:
             axis = axis if axis is not None else offset.axis
             break
     if (np.abs(whole) >= LARGEST_BIAS).any():
-        return RuleRefusal("the bias is large", root)
-    return BiasWitness(match.root, sums, AxisConstant(axis, whole), match.scaling.inputs[1])
+        return RuleRefusal("the bias is large", root.output)
+    return BiasWitness(root, sums, AxisConstant(axis, whole), match.values["scale"])
 
 
 def _build_bias(writer: Writer, witness: BiasWitness) -> int:
@@ -195,19 +188,11 @@ BIAS_JOINS_INTEGER_SUMS = Rule(
     law="s a + b = s (a + b/s), where b/s is a whole number",
     source="distributivity; biases are quantized with the product of both scales",
     roots=("add",),
-    match=_match_bias,
+    match=stands(op("add", _SCALED, "bias"), _is_sum),
     refuse=_refuse_bias,
     build=_build_bias,
     reorders=True,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ScaledMatch:
-    """A multiplication or division of scaled sums by a constant, and the primitive that scales them."""
-
-    root: Primitive
-    scaling: Primitive
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -219,16 +204,9 @@ class ScaledWitness:
     scale: AxisConstant
 
 
-def _match_scaled(view: View, root: Primitive) -> Iterator[ScaledMatch]:
-    for scaling in view.producing(root.inputs[0], "mul"):
-        for cast in view.producing(scaling.inputs[0], "cast"):
-            if view.type(cast.inputs[0]).dtype is DType.I32:
-                yield ScaledMatch(root, scaling)
-
-
-def _refuse_scaled(view: View, match: ScaledMatch) -> ScaledWitness | RuleRefusal:
+def _refuse_scaled(view: View, match: Found) -> ScaledWitness | RuleRefusal:
     root = match.root
-    first, second = axis_constant(view, match.scaling.inputs[1]), axis_constant(view, root.inputs[1])
+    first, second = axis_constant(view, match.values["scale"]), axis_constant(view, match.values["factor"])
     if first is None or second is None or (None not in (first.axis, second.axis) and first.axis != second.axis):
         return RuleRefusal("the scales vary along different axes", root.output)
     with np.errstate(all="ignore"):
@@ -236,7 +214,7 @@ def _refuse_scaled(view: View, match: ScaledMatch) -> ScaledWitness | RuleRefusa
     if not _is_normal(np.abs(vector)):
         return RuleRefusal("a product of scales is no normal number", root.output)
     axis = first.axis if first.axis is not None else second.axis
-    return ScaledWitness(root, match.scaling.inputs[0], AxisConstant(axis, vector))
+    return ScaledWitness(root, match.primitives["float"].output, AxisConstant(axis, vector))
 
 
 def _build_scaled(writer: Writer, witness: ScaledWitness) -> int:
@@ -249,7 +227,7 @@ SCALES_OF_SUMS_COMPOSE = Rule(
     law="(s a) / t = (s/t) a, of a sum a of 32 bits",
     source="the requantization of Jacob et al. (CVPR 2018), section 2.2",
     roots=("div", "mul"),
-    match=_match_scaled,
+    match=stands(op("mul|div", _SCALED, "factor"), _is_sum),
     refuse=_refuse_scaled,
     build=_build_scaled,
     reorders=True,

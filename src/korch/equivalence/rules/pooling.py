@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from korch.equivalence.affine import axis_constant, is_read_elsewhere
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, stands
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes
+from korch.primitive.pattern import Found, either, op
 
 POOLS = ("pool_max",)
 
@@ -120,13 +121,9 @@ LARGE_POOL_IS_POOL_OF_SMALL_POOL = Rule(
 # Sums before linear maps
 
 
-@dataclass(frozen=True, slots=True)
-class SumMatch:
-    """A sum over places, the linear map of channels before it, and the shift between them."""
-
-    root: Primitive
-    linear: Primitive
-    shift: Primitive | None
+_LINEAR = op("conv|matmul", "x", "weights", name="linear")
+_SUM_OF_LINEAR = op("pool_sum|reduce_sum", either(_LINEAR, op("add", _LINEAR, "shift")))
+"""A sum over places of a linear map of channels, perhaps shifted."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,16 +136,8 @@ class SumWitness:
     axis: int
 
 
-def _match_sum(view: View, root: Primitive) -> Iterator[SumMatch]:
-    for linear in view.producing(root.inputs[0], "conv", "matmul"):
-        yield SumMatch(root, linear, None)
-    for shift in view.producing(root.inputs[0], "add"):
-        for linear in view.producing(shift.inputs[0], "conv", "matmul"):
-            yield SumMatch(root, linear, shift)
-
-
-def _refuse_sum(view: View, match: SumMatch) -> SumWitness | RuleRefusal:
-    root, linear = match.root, match.linear
+def _refuse_sum(view: View, match: Found) -> SumWitness | RuleRefusal:
+    root, linear, shift = match.root, match.primitives["linear"], match.values.get("shift")
     attributes = root.attributes_as(ReduceAttributes, PoolAttributes)
     shape = view.shape(linear.output)
     axis = 1 if linear.op == "conv" else len(shape) - 1
@@ -163,16 +152,16 @@ def _refuse_sum(view: View, match: SumMatch) -> SumWitness | RuleRefusal:
         count = math.prod(attributes.kernel)
         if axis >= len(shape) - len(attributes.kernel):
             return RuleRefusal("the sum is over the channels", root.output)
-        if match.shift is not None and any((*attributes.pads_begin, *attributes.pads_end)):
+        if shift is not None and any((*attributes.pads_begin, *attributes.pads_end)):
             return RuleRefusal("the shift is not summed as often at the borders", root.output)
     if math.prod(view.shape(root.output)) >= math.prod(shape):
         return RuleRefusal("no fewer values are mapped", root.output)
     inside = frozenset((root.output, linear.output, root.inputs[0]))
     if any(is_read_elsewhere(view, v, inside) for v in (linear.output, root.inputs[0])):
         return RuleRefusal("the values before the sum are needed too", root.output)
-    if match.shift is None:
+    if shift is None:
         return SumWitness(root, linear, None, axis)
-    constant = axis_constant(view, match.shift.inputs[1])
+    constant = axis_constant(view, shift)
     if constant is None or constant.axis not in (None, axis):
         return RuleRefusal("the shift is not per channel", root.output)
     return SumWitness(root, linear, np.asarray(constant.vector * count), axis)
@@ -205,7 +194,7 @@ SUM_COMES_BEFORE_LINEAR = Rule(
     law="Σ (W x + b) = W (Σ x) + n b, Σ over n places, as of an average pooling",
     source="linearity",
     roots=("pool_sum", "reduce_sum"),
-    match=_match_sum,
+    match=stands(_SUM_OF_LINEAR),
     refuse=_refuse_sum,
     build=_build_sum,
     reorders=True,

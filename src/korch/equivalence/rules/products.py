@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, stands
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
+from korch.primitive.pattern import Found, either, op
 
 WORTH = 0.8
 """Two products must take at most this part of the multiplications of one."""
@@ -25,53 +26,40 @@ EXACT = 1e-7
 """A matrix is of a rank if what is beyond is smaller than this part of it: float32 rounds so."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChainMatch:
-    """(a b) c or a (b c): the product at the root, the one inside, and which side it is on."""
-
-    root: Primitive
-    inner: Primitive
-    side: int
+_CHAIN = either(op("matmul", op("matmul", "a", "b", name="first"), "c"), op("matmul", "a", op("matmul", "b", "c")))
+"""(a b) c or a (b c)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainWitness:
-    """Three factors, and which two are multiplied first."""
+    """Three factors, and whether the first two of them are multiplied first."""
 
     factors: tuple[int, int, int]
-    side: int
+    is_left_first: bool
 
 
-def _match(view: View, root: Primitive) -> Iterator[ChainMatch]:
-    for side in (0, 1):
-        for inner in view.producing(root.inputs[side], "matmul"):
-            yield ChainMatch(root, inner, side)
-
-
-def _refuse(view: View, match: ChainMatch) -> ChainWitness | RuleRefusal:
-    root, inner = match.root, match.inner
+def _refuse(view: View, match: Found) -> ChainWitness | RuleRefusal:
+    root, is_left_first = match.root, "first" in match.values
     if not view.type(root.output).dtype.is_float:
         return RuleRefusal("products of integers wrap", root.output)
-    first, last = root.inputs
-    x, y = inner.inputs
-    factors = (x, y, last) if match.side == 0 else (first, x, y)
+    factors = match.values["a"], match.values["b"], match.values["c"]
     a, b, c = map(view.shape, factors)
     batches = {shape[:-2] for shape in (a, b, c)}
     if len(batches) != 1:
         return RuleRefusal("the batches of the factors differ", root.output)
     m, k, n, p = a[-2], a[-1], b[-1], c[-1]
     costs = (m * k * n + m * n * p, k * n * p + m * k * p)
-    now, other = costs if match.side == 0 else costs[::-1]
+    now, other = costs if is_left_first else costs[::-1]
     if other >= now:
         return RuleRefusal("the other order multiplies no less", root.output)
     if math.prod(a[:-2]) == 0:
         return RuleRefusal("the product is empty", root.output)
-    return ChainWitness(factors, 1 - match.side)
+    return ChainWitness(factors, not is_left_first)
 
 
 def _build(writer: Writer, witness: ChainWitness) -> int:
     a, b, c = witness.factors
-    if witness.side == 0:
+    if witness.is_left_first:
         return writer.add("matmul", (writer.add("matmul", (a, b)), c))
     return writer.add("matmul", (a, writer.add("matmul", (b, c))))
 
@@ -81,7 +69,7 @@ PRODUCTS_ASSOCIATE = Rule(
     law="(a b) c = a (b c)",
     source="associativity; linear attention: (q k') v = q (k' v)",
     roots=("matmul",),
-    match=_match,
+    match=stands(_CHAIN),
     refuse=_refuse,
     build=_build,
     reorders=True,

@@ -22,7 +22,7 @@ from korch.equivalence.quantization import (
     write_dequantized,
     write_quantized,
 )
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
+from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Attributes
 from korch.primitive.ops.layout import ConcatAttributes, PadAttributes, TransposeAttributes
@@ -208,22 +208,14 @@ BOUND_COMES_BEFORE_DEQUANTIZATION = Rule(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class AgainMatch:
-    """A quantization, and the last primitive of the dequantization that it reads."""
-
-    root: Primitive
-    inner: Primitive
-
-
-def _match_again(view: View, root: Primitive) -> Iterator[AgainMatch]:
+def _match_again(view: View, root: Primitive) -> Iterator[Pair]:
     found = quantized_by(view, root)
     if found is not None:
         for inner in dequantized(view, found.x):
-            yield AgainMatch(root, inner.root)
+            yield Pair(root, inner.root)
 
 
-def _refuse_again(view: View, match: AgainMatch) -> Dequantized | RuleRefusal:
+def _refuse_again(view: View, match: Pair) -> Dequantized | RuleRefusal:
     outer, inner = quantized_by(view, match.root), dequantized_by(view, match.inner)
     if outer is None or inner is None or not outer.grid.equals(inner.grid):
         return RuleRefusal("it is quantized with another scale or zero point", match.root.output)
@@ -241,14 +233,6 @@ QUANTIZATION_OF_DEQUANTIZED_IS_NOTHING = Rule(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class InnerMatch:
-    """A quantization, and the primitive that computes what it rounds."""
-
-    root: Primitive
-    inner: Primitive
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class PartsWitness:
     """Parts to quantize one by one, and the axis along which they are laid."""
@@ -258,14 +242,14 @@ class PartsWitness:
     grid: Grid
 
 
-def _match_rounded(op: str, view: View, root: Primitive) -> Iterator[InnerMatch]:
+def _match_rounded(op: str, view: View, root: Primitive) -> Iterator[Pair]:
     found = quantized_by(view, root)
     if found is not None:
         for inner in view.producing(found.x, *op.split("|")):
-            yield InnerMatch(root, inner)
+            yield Pair(root, inner)
 
 
-def _refuse_parts(view: View, match: InnerMatch) -> PartsWitness | RuleRefusal:
+def _refuse_parts(view: View, match: Pair) -> PartsWitness | RuleRefusal:
     outer = quantized_by(view, match.root)
     if outer is None or not outer.grid.is_uniform:
         return RuleRefusal("the parts would be rounded differently", match.root.output)
@@ -279,7 +263,7 @@ def _build_parts(writer: Writer, witness: PartsWitness) -> int:
     return writer.add("concat", parts, witness.axis)
 
 
-def _match_parts(view: View, root: Primitive) -> Iterator[InnerMatch]:
+def _match_parts(view: View, root: Primitive) -> Iterator[Pair]:
     return _match_rounded("concat", view, root)
 
 
@@ -302,11 +286,11 @@ class ClampWitness:
     quantized: Quantized
 
 
-def _match_clamp(view: View, root: Primitive) -> Iterator[InnerMatch]:
+def _match_clamp(view: View, root: Primitive) -> Iterator[Pair]:
     return _match_rounded("max|min", view, root)
 
 
-def _refuse_clamp(view: View, match: InnerMatch) -> ClampWitness | RuleRefusal:
+def _refuse_clamp(view: View, match: Pair) -> ClampWitness | RuleRefusal:
     outer, root = quantized_by(view, match.root), match.root.output
     numbers = [view.number(value) for value in match.inner.inputs]
     bound = next((n for n in numbers if n is not None), None)

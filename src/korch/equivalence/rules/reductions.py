@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.equivalence.affine import affine_step
-from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer, reads
+from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer, reads, stands
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.layout import SliceAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
-from korch.primitive.pattern import find, op
+from korch.primitive.pattern import Found, Number, either, find, op
 
 FEWEST_ELEMENTS = 4096
 """Fewer that belong to one mean stay in a core's first cache, where a second pass costs little."""
@@ -70,12 +70,9 @@ def _refuse_product(view: View, match: Pair) -> ProductWitness | RuleRefusal:
 
 def _unbroadcast(view: View, value: int) -> tuple[int, Shape]:
     """Return what a value is broadcast from, and that one's shape with ones in front."""
-    rank = len(view.shape(value))
-    for primitive in view.producing(value, "broadcast"):
-        source = primitive.inputs[0]
-        shape = view.shape(source)
-        return source, (1,) * (rank - len(shape)) + shape
-    return value, view.shape(value)
+    source = view.unbroadcast(value)
+    shape = view.shape(source)
+    return source, (1,) * (len(view.shape(value)) - len(shape)) + shape
 
 
 def _build_product(writer: Writer, witness: ProductWitness) -> int:
@@ -216,19 +213,10 @@ def _build_moment(writer: Writer, witness: MomentWitness) -> int:
 # A sum of sums
 
 
-@dataclass(frozen=True, slots=True)
-class NestedSums:
-    """A sum of sums.
-
-    Attributes:
-        root: the outer sum.
-        scaled: the product or quotient with a number between the two, or None.
-        inner: the inner sum.
-    """
-
-    root: Primitive
-    scaled: Primitive | None
-    inner: Primitive
+_INNER = op("reduce_sum", "x", name="inner")
+_SCALED = either(_INNER, op("mul|div", _INNER, Number("scale"), name="scaled"))
+_NESTED = op("reduce_sum", either(_SCALED, op("reshape", _SCALED)))
+"""A sum of sums, perhaps with a reshape and a multiplication or division by a number between the two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,34 +229,23 @@ class SumWitness:
     scale: tuple[str, float] | None
 
 
-def _match_nested(view: View, root: Primitive) -> Iterator[NestedSums]:
-    read = root.inputs[0]
-    for value in (read, *(reshape.inputs[0] for reshape in view.producing(read, "reshape"))):
-        for inner in view.producing(value, root.op):
-            yield NestedSums(root, None, inner)
-        for scaled in view.producing(value, "mul", "div"):
-            for inner in view.producing(scaled.inputs[0], root.op):
-                if view.number(scaled.inputs[1]) is not None:
-                    yield NestedSums(root, scaled, inner)
-
-
-def _refuse_nested(view: View, match: NestedSums) -> SumWitness | RuleRefusal:
-    root = match.root
-    kept, read = view.shape(match.inner.output), view.shape(root.inputs[0])
+def _refuse_nested(view: View, match: Found) -> SumWitness | RuleRefusal:
+    root, inner, scaled = match.root, match.primitives["inner"], match.primitives.get("scaled")
+    kept, read = view.shape(inner.output), view.shape(root.inputs[0])
     places = [axis for axis, n in enumerate(kept) if n != 1]
     if [kept[axis] for axis in places] != [n for n in read if n != 1]:
         return RuleRefusal("a reshape joins or splits axes between the sums", root.output)
     outer = dict(zip((axis for axis, n in enumerate(read) if n != 1), places, strict=True))
-    axes = {*_axes(match.inner), *(outer[axis] for axis in _axes(root) if axis in outer)}
+    axes = {*_axes(inner), *(outer[axis] for axis in _axes(root) if axis in outer)}
     scale = None
-    if match.scaled is not None:
+    if scaled is not None:
         if not view.type(root.output).dtype.is_float:
             return RuleRefusal("a division of integers", root.output)
-        number = view.number(match.scaled.inputs[1])
-        if number is None or not math.isfinite(number) or (number == 0 and match.scaled.op == "div"):
+        number = match.numbers["scale"]
+        if not math.isfinite(number) or (number == 0 and scaled.op == "div"):
             return RuleRefusal("a scale or shift is not finite", root.output)
-        scale = (match.scaled.op, number)
-    return SumWitness(match.inner.inputs[0], tuple(sorted(axes)), view.shape(root.output), scale)
+        scale = (scaled.op, number)
+    return SumWitness(match.values["x"], tuple(sorted(axes)), view.shape(root.output), scale)
 
 
 def _build_nested(writer: Writer, witness: SumWitness) -> int:
@@ -325,7 +302,7 @@ SUMS_OF_SUMS_MERGE = Rule(
     law="Σ_a s Σ_b x = s Σ_ab x, as of a mean over the rows of means over the columns",
     source="distributivity; a finite sum in another order",
     roots=("reduce_sum",),
-    match=_match_nested,
+    match=stands(_NESTED),
     refuse=_refuse_nested,
     build=_build_nested,
     reorders=True,

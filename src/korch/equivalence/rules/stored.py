@@ -13,7 +13,7 @@ import numpy as np
 
 from korch.alignment import round_up
 from korch.equivalence.quantization import Dequantized, dequantized, dequantized_by
-from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
+from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer
 from korch.equivalence.rules.integers import stored_array
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
@@ -30,14 +30,6 @@ MOST_MOVES = 4
 """Moves between the weights as they are stored and their use that are looked at."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredScaleMatch:
-    """A product, and the last primitive of its second operand's dequantization."""
-
-    root: Primitive
-    right: Primitive
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredScaleWitness:
     """A product, and the constant integers that its second operand is dequantized from."""
@@ -46,13 +38,13 @@ class StoredScaleWitness:
     right: Dequantized
 
 
-def _match(view: View, root: Primitive) -> Iterator[StoredScaleMatch]:
+def _match(view: View, root: Primitive) -> Iterator[Pair]:
     for right in dequantized(view, root.inputs[1]):
-        yield StoredScaleMatch(root, right.root)
+        yield Pair(root, right.root)
 
 
-def _refuse(view: View, match: StoredScaleMatch) -> StoredScaleWitness | RuleRefusal:
-    root, right = match.root, dequantized_by(view, match.right)
+def _refuse(view: View, match: Pair) -> StoredScaleWitness | RuleRefusal:
+    root, right = match.root, dequantized_by(view, match.inner)
     if right is None or view.constant(right.q) is None or right.grid.dtype not in BYTES:
         return RuleRefusal("the second operand is not stored in bytes", root.output)
     if view.type(root.output).dtype not in (DType.F32, DType.F64):
