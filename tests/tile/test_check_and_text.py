@@ -32,7 +32,7 @@ from korch.tile.program import (
     TileProgram,
 )
 from korch.tile.reference import run_program
-from korch.tile.sort import Sort
+from korch.tile.sort import Sort, Top
 from korch.tile.text import format_program
 from tests.tile.tile_groups import Graph, lowered, offers_of
 
@@ -77,6 +77,13 @@ SUM_OF_PRODUCTS = Contract((Axis("v", 8),), At("o0", var("v")), At("i0", var("v"
 KEYS = Buffer("keys", Level.INPUT, DType.I64, 8)
 SORT = Sort("i0", 8, 4, 2, "order", "group", "count")
 TABLES = tuple(Buffer(name, Level.WORKSPACE, DType.I32, size) for name, size in SORT.written.items())
+
+
+def top(count: int = 8, values: str = "", places: str = "o0", grid: tuple[Axis, ...] = (Axis("v", 1),)) -> TileProgram:
+    """Return a program that takes elements of the one row of its input."""
+    return replace(program(COPY), stages=(Stage(grid, (), Top("i0", 1, 8, count, True, values, places)),))
+
+
 REFUSED = {
     "in 4 groups by 2 to order, group, count': i0 has another type": replace(
         program(COPY, more=TABLES), stages=(Stage((), (), SORT), Stage((), (COPY,)))
@@ -85,6 +92,11 @@ REFUSED = {
         program(COPY, more=(*(replace(b, elements=b.elements + 1) for b in TABLES), KEYS)),
         stages=(Stage((), (), replace(SORT, keys="keys")), Stage((), (COPY,))),
     ),
+    "of i0 to places o0': o0 has another type": top(),
+    "of i0 to values o0': a task is no row": top(grid=(Axis("v", 2),), values="o0", places=""),
+    "of i0 to 8 in 1 rows of i0 to values o0': a task is no row": top(grid=(), values="o0", places=""),
+    "top 9 largest of 8 in 1 rows of i0 to values o0': nothing is sorted": top(count=9, values="o0", places=""),
+    "top 3 largest of 8 in 1 rows of i0 to values o0': o0 has another size": top(count=3, values="o0", places=""),
     "'loop g<4 only i0[0]': a turn is no integer": program(Loop(Axis("g", 4), (), (COPY,), At("i0", ZERO))),
     "'t': panels do not divide a buffer": program(COPY, more=(Buffer("t", Level.TILE, F32, 24, (Panels(12, 8),)),)),
     "'t': a buffer can't be split": program(

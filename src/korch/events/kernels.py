@@ -17,7 +17,7 @@ from korch.provider.provider import Kernel, Threading
 from korch.provider.teams import team_refusal
 from korch.target import Target
 from korch.tile.memory import places_in_memory
-from korch.tile.program import Level, Stage, TileProgram
+from korch.tile.program import Level, TileProgram
 
 Place = tuple[str, int]
 """A memory, and where in it a buffer begins, in bytes."""
@@ -93,7 +93,7 @@ class Splitter:
         if kernel.threading is Threading.CALLER:
             own = [Part(-1, 0, 1, thread)]
             return [TaskStage(use, tuple(own), (self._whole(use, program),), (use.cost_ns,))]
-        works = [stage_work(stage) for stage in program.stages]
+        works = [stage.work for stage in program.stages]
         found = []
         for number, (stage, work) in enumerate(zip(program.stages, works, strict=True)):
             parts = tuple(self._parts(number, stage.tasks))
@@ -150,11 +150,6 @@ class Splitter:
 def share(tasks: int, thread: int, threads: int) -> int:
     """Return where the part of a thread begins if threads share some tasks evenly."""
     return tasks // threads * thread + min(thread, tasks % threads)
-
-
-def stage_work(stage: Stage) -> int:
-    """Return the points of all loop nests of a stage."""
-    return TileProgram((), (stage,)).work
 
 
 def _placed(use: Use, spans: PortSpans) -> Touched:

@@ -1,8 +1,10 @@
-// Rows sorted by the number of a group, in blocks of rows of one group.
+// Rows sorted by the number of a group, in blocks of rows of one group; the first elements of a row in order.
 
 #pragma once
 
 #include <algorithm>
+#include <numeric>
+#include <type_traits>
 
 #include "korch_tile.h"
 
@@ -32,6 +34,46 @@ void sort_rows(const T* keys, int32_t* order, int32_t* group, int32_t* count) {
   std::fill(count + block, count + BLOCKS, 0);
   std::fill(order, order + BLOCKS * BLOCK, -1);
   for (long row = 0; row < ROWS; ++row) order[place[group_of(row)]++] = static_cast<int32_t>(row);
+}
+
+// Whether an element comes before another one; equal ones keep their order, and NaN is greater than all numbers.
+template <bool LARGEST, typename T>
+KORCH_INLINE bool comes_before(T a, T b) {
+  return LARGEST ? a > b || (a != a && b == b) : a < b || (b != b && a == a);
+}
+
+// Writes the first COUNT elements of a row in order, and their places, where there is memory for them.
+template <long SIZE, long COUNT, bool LARGEST, typename T, typename Values, typename Places>
+void top(const T* row, [[maybe_unused]] Values values, [[maybe_unused]] Places places) {
+  constexpr bool HAS_VALUES = !std::is_null_pointer_v<Values>, HAS_PLACES = !std::is_null_pointer_v<Places>;
+  static_assert(COUNT > 0 && COUNT <= SIZE);
+  if constexpr (COUNT <= 16) {  // the best so far are kept in order
+    T best[COUNT];
+    int64_t place[COUNT];
+    for (long i = 0; i < SIZE; ++i) {
+      if (i >= COUNT && !comes_before<LARGEST>(row[i], best[COUNT - 1])) continue;
+      long at = std::min(i, COUNT - 1);
+      for (; at > 0 && comes_before<LARGEST>(row[i], best[at - 1]); --at) {
+        best[at] = best[at - 1];
+        place[at] = place[at - 1];
+      }
+      best[at] = row[i];
+      place[at] = i;
+    }
+    if constexpr (HAS_VALUES) std::copy_n(best, COUNT, values);
+    if constexpr (HAS_PLACES) std::copy_n(place, COUNT, places);
+  } else {
+    static thread_local int32_t order[SIZE];
+    std::iota(order, order + SIZE, 0);
+    std::partial_sort(order, order + COUNT, order + SIZE, [row](int32_t a, int32_t b) {
+      const bool is_first = comes_before<LARGEST>(row[a], row[b]);
+      return is_first || (a < b && !comes_before<LARGEST>(row[b], row[a]));
+    });
+    for (long i = 0; i < COUNT; ++i) {
+      if constexpr (HAS_VALUES) values[i] = row[order[i]];
+      if constexpr (HAS_PLACES) places[i] = order[i];
+    }
+  }
 }
 
 }  // namespace korch

@@ -1,4 +1,4 @@
-"""Kernels that Korch writes itself: any group without a linear or an opaque primitive.
+"""Kernels that Korch writes itself: any group without a linear or an opaque primitive, and `TopK`.
 
 The group is lowered to a tile program and printed as C++. Programs of groups with matrix products are those
 that the superoptimizer finds.
@@ -16,6 +16,8 @@ from korch.provider.content import content_version
 from korch.provider.offers import keeps_some, offered_layouts
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
+from korch.provider.top import is_top, offer_top
+from korch.provider.top import program_of as top_program
 from korch.superopt.find import Finder, FoundProgram
 from korch.superopt.groups import superopt_groups
 from korch.target import Target
@@ -60,6 +62,8 @@ class GeneratedProvider:
         """Offer the group in each layout that suits it, or as the programs that are found for it."""
         if self.finder is not None and any(primitive.op == "matmul" for primitive in group.body.primitives):
             return self._found(group, self.finder)
+        if is_top(group):
+            return offer_top(group)
         for primitive in group.body.primitives:
             if primitive.row.category in (Category.LINEAR, Category.OPAQUE):
                 return Refusal(f"{primitive.op} is not generated")
@@ -107,6 +111,8 @@ class GeneratedProvider:
         found = self.found(group, offer)
         if found is not None:
             return found.program
+        if is_top(group):
+            return top_program(group)
         return lower(group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:

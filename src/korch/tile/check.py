@@ -41,6 +41,7 @@ from korch.tile.program import (
     written_by,
 )
 from korch.tile.region import accesses, accesses_of, accesses_of_choice
+from korch.tile.sort import Sort
 from korch.tile.text import format_contract, format_op, format_sink
 
 
@@ -152,13 +153,20 @@ def choices_are_integers(program: TileProgram) -> None:
     integers = (DType.I64, DType.I32)
     for stage in program.stages:
         if (step := stage.sort) is not None:
-            _require(not stage.grid and not stage.steps, "a stage that sorts has steps", step.text)
-            _require(min(step.rows, step.groups, step.block) > 0, "nothing is sorted", step.text)
-            sizes = {step.keys: step.rows, **step.written}
-            for name, size in sizes.items():
+            _require(not stage.steps, "a stage that sorts has steps", step.text)
+            counts = (step.groups, step.block) if isinstance(step, Sort) else (step.count, step.size + 1 - step.count)
+            _require(min(step.rows, *counts) > 0, "nothing is sorted", step.text)
+            for name, size in (step.read, *step.written.items()):
                 _require(buffers[name].elements == size, f"{name} has another size", step.text)
-                allowed = integers if name == step.keys else integers[1:]
-                _require(buffers[name].dtype in allowed, f"{name} has another type", step.text)
+            types = {name: buffers[name].dtype for name, _ in (step.read, *step.written.items())}
+            if isinstance(step, Sort):
+                _require(not stage.grid, "a sort has tasks", step.text)
+                allowed = {step.keys: integers} | dict.fromkeys(step.written, integers[1:])
+            else:
+                _require([a.size for a in stage.grid] == [step.rows], "a task is no row", step.text)
+                allowed = {step.values: (types[step.source],), step.places: integers[:1]}
+            for name, dtype in types.items():
+                _require(dtype in allowed.get(name, (dtype,)), f"{name} has another type", step.text)
         for access in accesses(stage):
             if access.text.startswith("loop "):
                 is_integer = buffers[access.buffer].dtype in integers and not buffers[access.buffer].layout
@@ -246,7 +254,7 @@ def buffers_are_written_first(program: TileProgram) -> None:
     written = {name for name, level in levels.items() if level is Level.INPUT}
     for stage in program.stages:
         if stage.sort is not None:
-            _require(stage.sort.keys in written, "a buffer is read before it is written", stage.sort.text)
+            _require(stage.sort.read[0] in written, "a buffer is read before it is written", stage.sort.text)
             written |= stage.sort.written.keys()
         written = _written_after(stage.steps, (), written, tiles) - tiles
     for buffer in program.buffers:

@@ -43,7 +43,7 @@ HEADERS = (
     (r"korch_amx::Chained\{", "korch_contract_chain.h"),
     (r"korch_amx::Window<", "korch_contract_image.h"),
     (r"korch_amx::ByteTiles<", "korch_contract_tiles.h"),
-    (r"korch::sort_rows<", "korch_sort.h"),
+    (r"korch::(sort_rows|top)<", "korch_sort.h"),
 )
 """What a kernel contains, and the file of `native/` that has it."""
 
@@ -104,7 +104,7 @@ class _Printer:
         self.grids = [stage.grid for stage in program.stages]
         self.program = program = whole(program)
         self.comment = comment
-        self.is_parallel = threads > 1 and program.work >= SERIAL_POINTS
+        self.is_parallel = threads > 1 and sum(stage.work for stage in program.stages) >= SERIAL_POINTS
         self.threads = threads if self.is_parallel else 1
         self.room_bytes = max(map(self._large_bytes, program.stages), default=0)
         streamed, large = _streamed(program, stream_bytes), _large(program, stream_bytes)
@@ -251,7 +251,7 @@ class _Printer:
                 self.out.line(f"alignas(64) {type_} {buffer.name}_array[{size}];")
                 self.out.line(f"{type_}* const {buffer.name} = {buffer.name}_array;  // functions copy the pointer")
         if stage.sort is not None:
-            self.out.line(print_sort(stage.sort))
+            self.out.line(print_sort(stage.sort, stage.grid))
         steps.run()
         self.out.close()
         if steps.is_streamed:

@@ -1,14 +1,19 @@
-"""The step that sorts rows, and loops of which one turn is run -> text."""
+"""Steps that order, and loops of which one turn is run -> text."""
 
 from __future__ import annotations
 
 from korch.tile.cpp_text import Writer, loop_end
 from korch.tile.program import At, Axis
-from korch.tile.sort import Sort
+from korch.tile.sort import Ordering, Sort
 
 
-def print_sort(step: Sort) -> str:
-    """Return the call that sorts."""
+def print_sort(step: Ordering, grid: tuple[Axis, ...]) -> str:
+    """Return the call that sorts, or that takes the first elements of the row of a task."""
+    if not isinstance(step, Sort):
+        (row,) = grid
+        out = (f"{name} + {step.count} * {row.name}" if name else "nullptr" for name in (step.values, step.places))
+        call = f"korch::top<{step.size}, {step.count}, {str(step.is_largest).lower()}>"
+        return f"{call}({step.source} + {step.size} * {row.name}, {', '.join(out)});"
     sizes = f"{step.rows}, {step.groups}, {step.block}, {step.blocks}"
     return f"korch::sort_rows<{sizes}>({step.keys}, {step.order}, {step.group}, {step.count});"
 

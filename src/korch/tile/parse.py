@@ -41,7 +41,7 @@ from korch.tile.program import (
     TileOp,
     TileProgram,
 )
-from korch.tile.sort import Sort
+from korch.tile.sort import Ordering, Sort, Top
 
 _TOKEN = re.compile(r"\s*(\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+|\d+|\w+|<=|\.\.|\+=|\S)")
 _ACCUMULATE = ("sum", "prod", "max", "min")
@@ -280,6 +280,18 @@ class _Line(_Tokens):
         self.need(",")
         return Sort(keys, rows, groups, block, order, group, self.name())
 
+    def top(self) -> Top:
+        count, is_largest = self.integer(), self.take("largest")
+        self.need(*(() if is_largest else ("smallest",)), "of")
+        size = self.integer()
+        self.need("in")
+        rows = self.integer()
+        self.need("rows", "of")
+        source = self.name()
+        self.need("to")
+        values = self.name() if self.take("values") else ""
+        return Top(source, rows, size, count, is_largest, values, self.name() if self.take("places") else "")
+
     def place(self) -> At:
         buffer = self.name()
         self.need("[")
@@ -374,8 +386,10 @@ class _Lines:
                 raise line.error("parameter, buffer or stage")
         return TileProgram(tuple(buffers), tuple(stages), tuple(parameters))
 
-    def sort(self) -> Sort | None:
+    def sort(self) -> Ordering | None:
         line = self.peek(1)
+        if line is not None and line.take("top"):
+            return self.take(line, line.top)
         return self.take(line, line.sort) if line is not None and line.take("sort") else None
 
     def steps(self, depth: int) -> tuple[Step, ...]:

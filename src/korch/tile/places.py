@@ -25,6 +25,7 @@ from korch.tile.loops import map_step
 from korch.tile.points import Points
 from korch.tile.program import Axis, Level, Loop, Ring, Stage, Step, TileProgram, known
 from korch.tile.region import Access, accesses
+from korch.tile.sort import Sort
 
 MOST_POINTS = 1 << 22
 """The most points of an access that are enumerated."""
@@ -61,7 +62,7 @@ def tasks_do_not_race(program: TileProgram) -> list[str]:
     """No task touches an element that another task of its stage writes. Return what is not decided."""
     undecided: list[str] = []
     shared = {buffer.name for buffer in program.buffers if buffer.level is not Level.TILE}
-    orders = {stage.sort.order for stage in program.stages if stage.sort is not None}
+    orders = {stage.sort.order for stage in program.stages if isinstance(stage.sort, Sort)}
     for number, whole in enumerate(program.stages):
         stage = _by_place(whole, orders)
         written = {access.buffer for access in accesses(stage) if access.is_write} & shared

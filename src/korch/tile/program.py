@@ -25,7 +25,7 @@ from typing import assert_never
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
 from korch.tile.index import Expr, Ranges, add, bounds, constant, quotient, var
-from korch.tile.sort import Sort
+from korch.tile.sort import Ordering
 
 Size = int | Expr
 """A number of elements or of turns: an integer, or an expression in parameters."""
@@ -398,11 +398,11 @@ Step = Pass | Contract | Loop
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Tasks that may run in any order; the steps of one task run one after another. Or one task that sorts rows."""
+    """Tasks that may run in any order; the steps of one task run one after another. Or tasks that order."""
 
     grid: tuple[Axis, ...]
     steps: tuple[Step, ...]
-    sort: Sort | None = None
+    sort: Ordering | None = None
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -421,6 +421,13 @@ class Stage:
     def tasks(self) -> int:
         """How many grid points there are."""
         return math.prod(axis.extent for axis in self.grid)
+
+    @property
+    def work(self) -> int:
+        """Points of all loop nests, and elements that are ordered: a measure of how much there is to do."""
+        nests = ((*(loop.axis for loop in loops), *step.axes) for loops, step in self.leaves)
+        points = sum(math.prod(axis.extent for axis in nest) for nest in nests)
+        return self.tasks * points + (self.sort.work if self.sort is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,17 +449,8 @@ class TileProgram:
 
     @property
     def is_sorted(self) -> bool:
-        """Whether a stage sorts rows."""
+        """Whether a stage orders rows or elements."""
         return any(stage.sort is not None for stage in self.stages)
-
-    @property
-    def work(self) -> int:
-        """Points of all loop nests: a measure of how much there is to do."""
-        return sum(
-            stage.tasks * math.prod(axis.extent for axis in (*(loop.axis for loop in loops), *step.axes))
-            for stage in self.stages
-            for loops, step in stage.leaves
-        )
 
 
 def parts_of(total: Size, part: int, parameters: Ranges) -> Size:

@@ -37,7 +37,7 @@ from korch.tile.program import (
     TileProgram,
     written_by,
 )
-from korch.tile.sort import Sort
+from korch.tile.sort import Ordering, Sort, first_places
 
 MOST_TURNS = 8
 """Stages of more tasks run several of them at once: NumPy is slow for one."""
@@ -124,8 +124,15 @@ class _Run:
                 case _:
                     assert_never(step)
 
-    def sort(self, step: Sort) -> None:
-        """Write which rows each block has."""
+    def sort(self, step: Ordering) -> None:
+        """Write which rows each block has, or the first elements of each row."""
+        if not isinstance(step, Sort):
+            given = self.memory[step.source].reshape(step.rows, step.size)
+            places = first_places(given, step.count, step.is_largest)
+            for name, found in ((step.values, np.take_along_axis(given, places, 1)), (step.places, places)):
+                if name:
+                    self.memory[name][:] = found.reshape(-1)
+            return
         keys = self.memory[step.keys].astype(np.int64)
         keys = np.clip(np.where(keys < 0, keys + step.groups, keys), 0, step.groups - 1)
         for name, fill in ((step.order, -1), (step.group, -1), (step.count, 0)):

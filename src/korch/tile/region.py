@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from korch.tile.affine import Nest, Symbols, number, ranges_of_axes
 from korch.tile.index import Choice, Expr, Ranges, add, bounds, constant, scale, var
 from korch.tile.program import At, Axis, Contract, Inside, Load, Loop, Pass, Size, Stage, Step, Store
-from korch.tile.sort import Sort
+from korch.tile.sort import Ordering, Sort
 from korch.tile.text import format_contract, format_loop, format_op, format_sink
 
 
@@ -59,7 +59,7 @@ class Region:
 def accesses(stage: Stage) -> Iterator[Access]:
     """Yield every access of a stage, in the order of the text; of a contraction, reads come first."""
     if stage.sort is not None:
-        yield from accesses_of_sort(stage.sort)
+        yield from accesses_of_sort(stage.sort, stage.grid)
     yield from _accesses(stage.steps, ())
 
 
@@ -94,11 +94,13 @@ def accesses_of_choice(loop: Loop, outer: tuple[Axis, ...]) -> Iterator[Access]:
         yield Access(loop.only.buffer, loop.only.index, (), outer, False, format_loop(loop))
 
 
-def accesses_of_sort(step: Sort) -> Iterator[Access]:
-    """Yield the accesses of a step that sorts."""
-    yield Access(step.keys, var("row"), (), (Axis("row", step.rows),), False, step.text)
-    for name, size in step.written.items():
-        yield Access(name, var("place"), (), (Axis("place", size),), True, step.text)
+def accesses_of_sort(step: Ordering, grid: tuple[Axis, ...]) -> Iterator[Access]:
+    """Yield the accesses of a step that orders: of a sort in one task, of the largest elements by the grid's row."""
+    parts = [(*step.read, False), *((name, size, True) for name, size in step.written.items())]
+    for name, size, is_write in parts:
+        own = size if isinstance(step, Sort) else size // step.rows
+        row = add(*(scale(var(axis.name), own) for axis in grid))
+        yield Access(name, add(row, var("place")), (), (Axis("place", own),), is_write, step.text)
 
 
 def _accesses(steps: tuple[Step, ...], outer: tuple[Axis, ...]) -> Iterator[Access]:

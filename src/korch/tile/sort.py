@@ -1,8 +1,12 @@
-"""The step that sorts rows by the number of a group, for products whose rows choose a matrix at run time."""
+"""Steps that order: rows by the number of a group that each chooses at run time, and the elements of each row."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,77 @@ class Sort:
         return {self.order: self.blocks * self.block, self.group: self.blocks, self.count: self.blocks}
 
     @property
+    def read(self) -> tuple[str, int]:
+        """The buffer that it reads, with the number of its elements."""
+        return self.keys, self.rows
+
+    @property
+    def work(self) -> int:
+        """How many elements it looks at."""
+        return self.rows
+
+    @property
     def text(self) -> str:
         """Its line in the text form of programs."""
         sizes = f"{self.rows} rows of {self.keys} in {self.groups} groups by {self.block}"
         return f"sort {sizes} to {self.order}, {self.group}, {self.count}"
+
+
+@dataclass(frozen=True, slots=True)
+class Top:
+    """The largest or smallest elements of each row, and their places, in order; one task for each row.
+
+    Equal elements keep their order, and NaN is greater than all numbers.
+
+    Attributes:
+        source: the buffer with the rows.
+        rows: how many there are.
+        size: the elements of a row.
+        count: how many of them are taken.
+        is_largest: whether these are the largest.
+        values: the buffer of the elements, "" for none.
+        places: the buffer of their places, integers of 64 bits, "" for none.
+    """
+
+    source: str
+    rows: int
+    size: int
+    count: int
+    is_largest: bool
+    values: str
+    places: str
+
+    @property
+    def read(self) -> tuple[str, int]:
+        """The buffer that it reads, with the number of its elements."""
+        return self.source, self.rows * self.size
+
+    @property
+    def work(self) -> int:
+        """How many elements it looks at."""
+        return self.rows * self.size
+
+    @property
+    def written(self) -> dict[str, int]:
+        """The buffers that it writes, with the number of their elements."""
+        return {name: self.rows * self.count for name in (self.values, self.places) if name}
+
+    @property
+    def text(self) -> str:
+        """Its line in the text form of programs."""
+        which = "largest" if self.is_largest else "smallest"
+        named = (("values", self.values), ("places", self.places))
+        to = " ".join(f"{what} {name}" for what, name in named if name)
+        return f"top {self.count} {which} of {self.size} in {self.rows} rows of {self.source} to {to}"
+
+
+Ordering = Sort | Top
+"""What a stage may do instead of steps."""
+
+
+def first_places(rows: NDArray[Any], count: int, is_largest: bool) -> NDArray[np.int64]:
+    """Return the places of the largest or smallest elements of each row, in order."""
+    if not is_largest:
+        return np.argsort(rows, axis=1, kind="stable")[:, :count]
+    backwards = np.argsort(rows[:, ::-1], axis=1, kind="stable")[:, ::-1]
+    return np.asarray(rows.shape[1] - 1 - backwards)[:, :count]

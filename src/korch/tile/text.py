@@ -13,6 +13,8 @@
       loop e<4 only w1[g0]
     stage
       sort 8 rows of i1 in 4 groups by 2 to w0, w1, w2
+    stage g0<16
+      top 2 largest of 8 in 16 rows of i0 to values o0 places o1
 
 Passes and contractions list their kept loops, then, behind a bar, those that they reduce. A pass may end
 with `if 0 <= 4*t + v1 < 10`, and so may the first line of a contraction: other points are left out. It

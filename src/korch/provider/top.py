@@ -1,0 +1,68 @@
+"""Group of an opaque `TopK` along the last axis -> its offer and its program.
+
+The operator stays whole: ONNX Runtime's kernel competes with this one, which other kernels of the plan need not wait
+for beyond its tasks.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from korch.candidate.candidate import Group, Offer, Refusal
+from korch.primitive.ops.opaque import OpaqueAttributes
+from korch.primitive.types import DType, ValueType
+from korch.provider.opaque import is_one_node, node_of
+from korch.tile.program import Axis, Buffer, Level, Stage, TileProgram
+from korch.tile.sort import Top
+
+ORDERED = (DType.F32, DType.F64, DType.I64, DType.I32, DType.I16, DType.I8, DType.U32, DType.U16, DType.U8)
+"""The types of elements that are ordered; floats of 16 bits are stored as integers in kernels."""
+
+
+def is_top(group: Group) -> bool:
+    """Return whether a group has outputs of one `TopK` only."""
+    primitives = group.body.primitives
+    if not primitives or any(not isinstance(p.attributes, OpaqueAttributes) for p in primitives):
+        return False
+    return node_of(primitives[0]).op_type == "TopK" and not node_of(primitives[0]).domain and is_one_node(primitives)
+
+
+def offer_top(group: Group) -> tuple[Offer, ...] | Refusal:
+    """Offer the first elements of rows that lie one after another."""
+    node = node_of(group.body.primitives[0])
+    rows = ValueType.parse(node.inputs[0])
+    axis = _given(node).get("axis", -1)
+    if axis % max(rows.rank, 1) != rows.rank - 1:
+        return Refusal("it is not along the last axis")
+    if rows.dtype not in ORDERED:
+        return Refusal(f"elements of type {rows.dtype.value} are not ordered")
+    if not all(type_.size for type_ in (rows, *group.output_types)):
+        return Refusal("there are no elements")
+    if group.body.primitives[0].inputs[0] not in group.position:
+        return Refusal("the elements are constants")
+    return (Offer(*group.plain_layouts),)
+
+
+def program_of(group: Group) -> TileProgram:
+    """Return the program of the offer: a task takes the elements of a row."""
+    body = group.body
+    primitives = {p.output: p for p in body.primitives}
+    node, source = node_of(body.primitives[0]), body.primitives[0].inputs[0]
+    size = body.types[source].shape[-1]
+    names = dict.fromkeys((0, 1), "")
+    buffers = []
+    for i, (_, value) in enumerate(body.inputs):
+        buffers.append(Buffer(f"i{i}", Level.INPUT, body.types[value].dtype, body.types[value].size))
+    for i, (_, value) in enumerate(body.outputs):
+        names[node_of(primitives[value]).output] = f"o{i}"
+        buffers.append(Buffer(f"o{i}", Level.OUTPUT, body.types[value].dtype, body.types[value].size))
+    rows = body.types[source].size // size
+    count = body.types[body.outputs[0][1]].shape[-1]
+    is_largest = bool(_given(node).get("largest", 1))
+    top = Top(f"i{group.position[source]}", rows, size, count, is_largest, names[0], names[1])
+    return TileProgram(tuple(buffers), (Stage((Axis("g0", rows),), (), top),))
+
+
+def _given(node: OpaqueAttributes) -> dict[str, int]:
+    attributes = onnx.NodeProto.FromString(bytes.fromhex(node.node)).attribute
+    return {item.name: item.i for item in attributes}
