@@ -86,7 +86,7 @@ def test_the_host_runs_what_pytorch_does_not_have(on_cpu, monkeypatch, tmp_path)
     (entry,) = found.report.host
     assert "pool" in entry.node and "LpPool" in entry.reason
     calls = [step.call for step in found.parts[2].executable._program.steps if step.call]
-    assert len(calls) >= 2  # a search and a gather are PyTorch's
+    assert calls  # a gather is PyTorch's
     x = np.random.default_rng(0).standard_normal((1, 3, 5, 5)).astype(np.float32)
     session = pytest.importorskip("onnxruntime").InferenceSession(
         model().SerializeToString(), providers=["CPUExecutionProvider"]

@@ -78,6 +78,12 @@ CASES = [
     ("DequantizeLinear", ["u8[3,4]"], {1: np.array(0.25, np.float32)}, 17, {}),
     ("QuantizeLinear", ["f32[3,4]"], {1: np.array(0.02, np.float32), 2: np.array(7, np.uint8)}, 17, {}),
     ("QuantizeLinear", ["f32[2,3]"], {1: _floats(0.004, 0.5, 2.0), 2: np.array([0, 3, -4], np.int8)}, 17, {}),
+    ("ArgMax", [X4], {}, 13, {"axis": 1}),
+    ("ArgMax", ["i32[3,9]"], {}, 13, {"axis": -1, "keepdims": 0}),
+    ("ArgMax", ["f32[5,1]"], {}, 11, {"axis": 1}),
+    ("ArgMax", ["i64[2,30,3]"], {}, 12, {"axis": 1, "select_last_index": 1}),
+    ("ArgMin", [X4], {}, 13, {"axis": 2, "keepdims": 0}),
+    ("ArgMin", ["i32[40]"], {}, 12, {"axis": 0, "select_last_index": 1}),
     # normalizations, odd shapes, axes of size 1
     ("Softmax", [X4], {}, 17, {"axis": 1}),
     ("Softmax", [X4], {}, 11, {"axis": 2}),

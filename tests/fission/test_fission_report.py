@@ -70,6 +70,7 @@ REFUSED = [
     ("Einsum", [X], {}, {"equation": "...j->..."}, 12, "ellipsis"),
     ("Einsum", [X[:, :3]], {}, {"equation": "ii->i"}, 12, "diagonal"),
     ("GatherND", [X], {1: np.zeros((3, 1), np.int64)}, {"batch_dims": 1}, 13, "batch axes"),
+    ("ArgMax", [np.float32(1)], {}, {}, 13, "a scalar has no axis"),
     ("Celu", [X], {}, {"alpha": -1.0}, 12, "negative alpha"),
 ]
 

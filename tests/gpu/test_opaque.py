@@ -29,7 +29,6 @@ NODES = {
     "GatherND": ({"x": f(4, 6, 5), "i": near(3, 2)}, {}, 1),
     "ScatterElements": ({"x": f(4, 6), "i": near(1, 6), "u": f(1, 6)}, {}, 1),
     "ScatterND": ({"x": f(4, 6), "i": near(3, 2), "u": f(3)}, {"reduction": "add"}, 1),
-    "ArgMax": ({"x": f(3, 50)}, {"axis": 1}, 1),
     "Hardmax": ({"x": f(3, 50)}, {}, 1),
     "Det": ({"x": f(2, 4, 4)}, {}, 1),
     "GridSample": ({"x": f(1, 3, 8, 9), "g": f(1, 4, 5, 2)}, {}, 1),

@@ -37,7 +37,8 @@ REASONS = (
     "  is to be chosen between them, and candidates grow with *n*; ONNX Runtime's kernel keeps "
     "packed weights and the state",
     "  in cache from step to step.",
-    "- ArgMax, TopK, Unique, NonMaxSuppression and the like: they sort or search; no primitive does.",
+    "- TopK, Unique, NonMaxSuppression and the like: they sort or search; no primitive does.",
+    "  TopK along the last axis has a kernel of Korch, too.",
     "- DFT, STFT, Det: a library's algorithm is better than any sum of products.",
 )
 

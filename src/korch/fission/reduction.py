@@ -1,12 +1,14 @@
-"""Fission of reductions: Reduce* with axes as an attribute or as an input."""
+"""Fission of reductions: Reduce* with axes as an attribute or as an input, and the places of extremes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from korch.fission.context import Context, axis_of
 from korch.fission.rule import Build, NotSplit, Result, Rule, rule
-from korch.primitive.types import ValueId
+from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Shape
 
 
@@ -76,7 +78,32 @@ def _sqrt(c: Context, x: ValueId) -> ValueId:
     return c.elementwise("sqrt", x)
 
 
+def _place_of(name: str) -> Build:
+    """Build the place of the first or last element that is the maximum or minimum, which is NaN if any element is."""
+
+    def build(c: Context) -> Result:
+        x = c.input(0)
+        shape, rank = c.shape(x), c.rank(x)
+        if not rank:
+            return NotSplit("a scalar has no axis")
+        axis, is_last = axis_of(int(c.attribute("axis", 0)), rank), bool(c.attribute("select_last_index", 0))
+        if not shape[axis]:
+            return NotSplit("the axis has no elements")
+        is_best = c.elementwise("equal", x, c.reduce(name, x, (axis,)))
+        if c.is_float(x):
+            is_best = c.add("or", is_best, c.elementwise("isnan", x))
+        along = [shape[axis] if i == axis else 1 for i in range(rank)]
+        places = c.broadcast(c.constant(np.arange(shape[axis], dtype=np.int32).reshape(along)), shape)
+        none = c.full(-1 if is_last else shape[axis], ValueType(shape, DType.I32))
+        found = c.reduce("max" if is_last else "min", c.add("where", is_best, places, none), (axis,))
+        return c.reshape(c.cast(found, DType.I64), c.output_type().shape)
+
+    return build
+
+
 RULES: tuple[Rule, ...] = (
+    rule("ArgMax", _place_of("max")),
+    rule("ArgMin", _place_of("min")),
     rule("ReduceSum", _reduction(None, _plain("sum"))),
     rule("ReduceProd", _reduction(None, _plain("prod"))),
     rule("ReduceMax", _reduction(None, _plain("max"))),

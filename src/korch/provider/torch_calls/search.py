@@ -7,18 +7,6 @@ import numpy as np
 from korch.provider.torch_calls.node import Node, Row, ordered
 
 
-def _extreme(function: str) -> Row:
-    def text(node: Node) -> str:
-        axis, keep = node.axis(0), bool(node.get("keepdims", 1))
-        if not node.get("select_last_index", 0):
-            return f"torch.{function}({node.inputs[0]}, {axis}, {keep}),"
-        last = node.shape()[axis] - 1 if node.rank else 0
-        flipped = f"{node.inputs[0]}.flip({axis})" if node.rank else node.inputs[0]
-        return f"{last} - torch.{function}({flipped}, {axis}, {keep}),"
-
-    return ordered(text)
-
-
 def _top(node: Node) -> str | None:
     count = node.numbers(1)
     if count is None or not node.rank:
@@ -61,8 +49,6 @@ def _reduce(function: str) -> Row:
 
 
 ROWS: dict[str, Row] = {
-    "ArgMax": _extreme("argmax"),
-    "ArgMin": _extreme("argmin"),
     "Hardmax": _hardmax,
     "ReduceMax": _reduce("amax"),
     "ReduceMin": _reduce("amin"),
