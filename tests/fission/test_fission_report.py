@@ -31,6 +31,12 @@ def test_an_operator_without_a_rule_is_opaque_once_for_each_output_that_is_read(
     np.testing.assert_array_equal(found["y1"], [[3, 2]] * 3)
 
 
+def test_any_order_is_the_sorted_one():
+    k = {1: np.array([2], np.int64)}
+    graphs = [_report(one_operator("TopK", [X], constants=k, outputs=2, sorted=n))[0] for n in (0, 1)]
+    assert graphs[0] == graphs[1]
+
+
 def test_an_omitted_input_and_an_unread_output_stay_out():
     nodes = [helper.make_node("LSTM", ["x", "w", "r", "", "", "h"], ["", "last"], hidden_size=2, name="l")]
     rng = np.random.default_rng(0)

@@ -10,13 +10,17 @@ from korch.fission.context import Context
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.types import ValueId
 
+FREE = frozenset({("TopK", "sorted")})
+"""Attributes that allow more than their defaults do: any order of the elements is right, also the sorted one."""
+
 
 def keep_whole(c: Context) -> dict[int, ValueId]:
     """Add opaque primitives; return the value of each output that is read, by position."""
     operator = c.operator
     node = onnx.NodeProto()
     node.op_type, node.domain = operator.op_type, operator.domain
-    node.attribute.extend(sorted(operator.node.attribute, key=lambda item: str(item.name)))
+    given = (item for item in operator.node.attribute if (operator.op_type, item.name) not in FREE)
+    node.attribute.extend(sorted(given, key=lambda item: str(item.name)))
     node.input.extend(_numbered("x", operator.inputs))
     node.output.extend(f"y{i}" if name else "" for i, name in enumerate(operator.outputs))
     text = node.SerializeToString(deterministic=True).hex()
