@@ -94,7 +94,7 @@ REFUSED = {
     ),
     "of i0 to places o0': o0 has another type": top(),
     "of i0 to values o0': a task is no row": top(grid=(Axis("v", 2),), values="o0", places=""),
-    "of i0 to 8 in 1 rows of i0 to values o0': a task is no row": top(grid=(), values="o0", places=""),
+    "8 in 1 rows of i0 to values o0': a task is no row": top(grid=(), values="o0", places=""),
     "top 9 largest of 8 in 1 rows of i0 to values o0': nothing is sorted": top(count=9, values="o0", places=""),
     "top 3 largest of 8 in 1 rows of i0 to values o0': o0 has another size": top(count=3, values="o0", places=""),
     "'loop g<4 only i0[0]': a turn is no integer": program(Loop(Axis("g", 4), (), (COPY,), At("i0", ZERO))),
