@@ -78,7 +78,7 @@ def test_a_model_with_concatenations(cache_folder: Path, tmp_path: Path) -> None
     check(executable, model)
     plan, report = executable.plan, executable.report
     found = in_place(plan)
-    # c may be a piece of one only; the output is in the plain layout, the others in any.
+    # c may be a part of one only; the output is in the plain layout, the others in any.
     assert 1 <= len(found) <= 2
     assert all(step.provider == InPlaceProvider.name and step.cost_ns == 0 for step in found)
     assert report.in_place == len(found)
@@ -120,7 +120,7 @@ def test_an_operand_that_is_an_output_is_not_in_place(cache_folder: Path) -> Non
     model = detector(gives_operand=True)
     executable = optimize(model, cache_folder, measure=False)
     check(executable, model)
-    # c is a piece of one of the two only, b of none: it has memory of its own.
+    # c is a part of one of the two only, b of none: it has memory of its own.
     (found,) = in_place(executable.plan)
     assert found.origins in {("Concat abc",), ("Concat cd",)}
 

@@ -48,7 +48,7 @@ def has_kernels(options: Options, with_few_pairs: bool = False) -> Callable[[Gro
 
     Args:
         options: the threads, and whether only strict kernels are used.
-        with_few_pairs: whether only kernels count whose matrix units multiply numbers of fewer pieces than float32.
+        with_few_pairs: whether only kernels count whose matrix units multiply numbers of fewer components than float32.
     """
 
     def counts(offer: Offer) -> bool:

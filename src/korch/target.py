@@ -82,7 +82,7 @@ def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = (), 
         threads: threads that executables use.
         compiler: the compiler's name and version.
         libraries: further versions that timings depend on.
-        matrix_units: whether units that multiply float32 numbers in pieces, and bytes, may be used.
+        matrix_units: whether units that multiply float32 numbers in components, and bytes, may be used.
 
     `$KORCH_ISA` forces a lesser instruction set, to build for another machine or to test.
 

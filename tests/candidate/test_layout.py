@@ -48,7 +48,7 @@ def test_unpacking_undoes_packing(pair):
 
 @settings(max_examples=100, deadline=None)
 @given(layouts_and_shapes())
-def test_pieces_add_up_to_the_numbers(pair):
+def test_components_add_up_to_the_numbers(pair):
     whole, shape = pair
     layout = Layout(whole.order, whole.blocks, is_split=True)
     rng = np.random.default_rng(math.prod(shape))
@@ -64,10 +64,10 @@ def test_pieces_add_up_to_the_numbers(pair):
     assert (np.abs(first.astype(np.float32) - near) <= np.abs(near) * 2.0**-8).all()
 
 
-def test_what_is_not_finite_is_a_piece():
+def test_what_is_not_finite_is_a_component():
     most = np.finfo(np.float32).max
     array = np.array([np.inf, -np.inf, np.nan, most, -most, 0.0, -0.0], np.float32)
-    first, second, third = (piece.astype(np.float32) for piece in split_float32(array))
+    first, second, third = (component.astype(np.float32) for component in split_float32(array))
     np.testing.assert_array_equal(first + (second + third), array)
     assert np.isfinite(first[3:]).all()
     assert not second[:3].any()
@@ -88,7 +88,7 @@ def test_normalizing_keeps_the_bytes(pair):
 
 @settings(max_examples=300, deadline=None)
 @given(layouts_and_shapes(), st.data())
-def test_pieces_lie_end_to_end_exactly_where_that_is_said(pair, data):
+def test_parts_lie_end_to_end_exactly_where_that_is_said(pair, data):
     layout, shape = pair
     if not shape:
         return

@@ -321,7 +321,7 @@ def test_what_a_plan_has_of_sets_is_described() -> None:
     assert described([step, other, step]) == (2, 6)  # type: ignore[list-item]
 
 
-def test_who_reads_a_concatenation_in_place_waits_for_those_who_write_its_pieces() -> None:
+def test_who_reads_a_concatenation_in_place_waits_for_those_who_write_its_parts() -> None:
     graph, steps = plan_of(JOINED)
     joined = replace(steps[2], provider="in place", offer=replace(steps[2].offer, is_in_place=True))
     steps[2] = joined

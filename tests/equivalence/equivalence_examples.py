@@ -131,7 +131,7 @@ def focus(
     x: str = "1,2,6,6",
     **attributes: object,
 ) -> str:
-    """Return the text of a convolution of four pieces of an image."""
+    """Return the text of a convolution of four slices of an image."""
     lines = [
         f"f64[1,2,3,3] = slice(%0) {{start=(0,0,{i},{j}), size=(1,2,3,3), step=({step})}}" for i, j in starts.split()
     ]
@@ -434,9 +434,9 @@ FIRING: tuple[tuple[str, str], ...] = (
     ("large-pool-is-pool-of-small-pool", two_pools(pool(3, 1), pool(6, 2, strides=(2, 2)), "1,2,4,4")),
     ("matmul-chain-in-its-cheaper-order", product("9,2", "2,9", "9,2", "9,9", "9,2")),
     ("matmul-chain-in-its-cheaper-order", product("2,2,9", "2,9,2", "2,2,9", "2,9,9", "2,2,9", left=False)),
-    ("conv-of-pieces-is-strided-conv", focus()),
+    ("conv-of-slices-is-strided-conv", focus()),
     (
-        "conv-of-pieces-is-strided-conv",
+        "conv-of-slices-is-strided-conv",
         focus(starts="11 00 10 01", strides=(2, 1)).replace("1,4,3,3] = conv", "1,4,2,3] = conv"),
     ),
     ("matmul-of-low-rank-is-two-matmuls", ranked("10,10", "uniform=2.0", "3,9")),
@@ -547,7 +547,7 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
         )
     ),
     *(
-        ("conv-of-pieces-is-strided-conv", reason, text)
+        ("conv-of-slices-is-strided-conv", reason, text)
         for reason, text in (
             ("the convolution has groups or dilations", focus(groups=2)),
             ("the channels are not strided parts of one image", focus(step="1,1,1,1")),

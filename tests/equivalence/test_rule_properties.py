@@ -541,7 +541,7 @@ def test_matrices_of_low_rank() -> None:
 
 
 @pytest.mark.parametrize("integers", [False, True])
-def test_pieces_of_an_image(integers: bool) -> None:
+def test_slices_of_an_image(integers: bool) -> None:
     fired = 0
     for seed in range(20):
         draft = Draft(seed, integers=integers)
@@ -550,17 +550,17 @@ def test_pieces_of_an_image(integers: bool) -> None:
         channels = int(rng.integers(1, 3))
         x = draft.input(2, channels, *(a * b for a, b in zip(step, small, strict=True)))
         starts = [tuple(int(n) for n in rng.integers(0, step)) for _ in range(4)]
-        pieces = [
+        slices = [
             draft.add("slice", (x,), SliceAttributes((0, 0, *start), (2, channels, *small), (1, 1, *step)))
             for start in starts
         ]
-        wide = draft.add("concat", tuple(pieces), ConcatAttributes(1))
+        wide = draft.add("concat", tuple(slices), ConcatAttributes(1))
         w = draft.constant(3, 4 * channels, *numbers(rng, rank, 1, 3))
         pads = [numbers(rng, rank, 0, 2) for _ in range(2)]
         attributes = ConvAttributes(sizes(rng, rank, 2), *pads, (1,) * rank, 1)
         graph = draft.finish(draft.add("conv", (wide, w), attributes))
         result, report = apply_rules(graph, convolution.RULES)
-        fired += next(r.fired for r in report.rules if r.name == "conv-of-pieces-is-strided-conv")
+        fired += next(r.fired for r in report.rules if r.name == "conv-of-slices-is-strided-conv")
         assert_alternatives_agree(result, graph, seed=seed, integers=integers)
     assert fired >= 8
 

@@ -146,7 +146,7 @@ def test_a_buffer_is_filled_with_numbers_around_one():
         assert not memory[4 * size :].any()
 
 
-def test_pieces_are_filled_with_numbers_around_one():
+def test_components_are_filled_with_numbers_around_one():
     memory = np.full(24, 255, np.uint8)
     worker.fill(memory, {"bytes": 20, "dtype": "bf16"}, np.random.default_rng(0))
     numbers = memory[:20].view(DType.BF16.numpy).astype(np.float32)

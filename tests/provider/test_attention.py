@@ -290,7 +290,7 @@ class SplitProvider(AttentionProvider):
     """Offers the matrix units only."""
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
-        """Return the offers whose products are of pieces."""
+        """Return the offers whose products are of components."""
         offers = super().offer(group, target)
         found = () if isinstance(offers, Refusal) else tuple(offer for offer in offers if offer.pairs)
         return found or Refusal("no matrix units")

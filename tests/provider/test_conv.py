@@ -534,7 +534,7 @@ def test_a_bound_asks_of_matrix_units_what_they_do():
     assert needed_flop(Candidate(group, "conv", offers[0])) == candidate.linear_flop
 
 
-def check_what_has_no_pieces(each: Group, arrays, machine: Target, builder: Builder):
+def check_what_has_no_components(each: Group, arrays, machine: Target, builder: Builder):
     """Compare split kernels with the reference, and return the results of both."""
     feeds = {f"i{i}": a for i, a in enumerate(arrays)}
     with np.errstate(all="ignore"):
@@ -552,7 +552,7 @@ def check_what_has_no_pieces(each: Group, arrays, machine: Target, builder: Buil
     return results
 
 
-def test_a_chain_computes_again_what_has_no_pieces(units, rng):
+def test_a_chain_computes_again_what_has_no_components(units, rng):
     machine, builder = replace(units[0], l2_bytes=512 << 10), units[1]
     for shape, make in (
         ((1, 128, 9, 20), lambda g, x: conv(g, depthwise(g, x), 40)),
@@ -562,7 +562,7 @@ def test_a_chain_computes_again_what_has_no_pieces(units, rng):
         for bad in (np.inf, -np.inf, np.nan, 3.4e38):
             arrays = [rng.uniform(-0.4, 0.4, t.shape).astype(np.float32) for t in each.input_types]
             arrays[0][0, 3, 4, 4] = arrays[0][0, 30, 8, 0] = bad
-            check_what_has_no_pieces(each, arrays, machine, builder)
+            check_what_has_no_components(each, arrays, machine, builder)
 
 
 def test_chains_of_split_products_are_as_exact_as_float32(units, rng):
@@ -587,14 +587,14 @@ def test_chains_of_split_products_are_as_exact_as_float32(units, rng):
 
 
 @pytest.mark.parametrize("shape", [(1, 64, 20, 21), (1, 192, 11, 9)])
-def test_what_has_no_pieces_is_computed_by_the_vector_units(units, rng, shape):
+def test_what_has_no_components_is_computed_by_the_vector_units(units, rng, shape):
     each = one(shape, lambda g, x: conv(g, x, 90, 3))
     for bad in (np.inf, -np.inf, np.nan, 3.4e38):
         arrays = [rng.uniform(-0.4, 0.4, t.shape).astype(np.float32) for t in each.input_types]
         arrays[0][0, 3, 4, 4] = arrays[0][0, 60, shape[2] - 1, 0] = bad
         arrays[1][89, 5, 1, 1] = bad
         arrays[1][2, 3] = 0.0
-        for found, expected in check_what_has_no_pieces(each, arrays, *units):
+        for found, expected in check_what_has_no_components(each, arrays, *units):
             assert np.array_equal(np.isinf(found), np.isinf(expected))
 
 

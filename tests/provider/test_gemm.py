@@ -20,8 +20,8 @@ from korch.provider.gemm.blocking import Blocking
 from korch.provider.provider import SPLIT
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.contraction import contraction_of
-from korch.schedule.pieces import SplitProducts
 from korch.schedule.products import Blocking as Blocks
+from korch.schedule.split_products import SplitProducts
 from korch.target import Target
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
 from korch.testing.tolerance import assert_same
@@ -362,14 +362,14 @@ def test_threads_share_the_larger_operand_out(m, n, parts):
     assert found.block == (m if parts == 2 else -(-m // 64) * 32)
 
 
-@pytest.fixture(params=[True, False], ids=["kept as pieces", "split in each run"])
+@pytest.fixture(params=[True, False], ids=["kept as components", "split in each run"])
 def is_kept(request, monkeypatch):
-    """Whether constant operands are kept as pieces; both are offered where pieces don't stay in the cache."""
+    """Whether constant operands are kept as components; both are offered where components don't stay in the cache."""
     monkeypatch.setattr("korch.provider.gemm.provider.KEPT_SHARE", 0.0)
     return request.param
 
 
-def test_constant_operands_come_in_pieces_or_are_split_in_each_run_where_pieces_do_not_stay_in_the_cache(units):
+def test_constant_operands_come_in_components_or_are_split_in_each_run_where_components_do_not_stay_in_the_cache(units):
     for n, constant, kept in ((300, True, {True}), (400, True, {True, False}), (300, False, {False})):
         offers = split_offers(product((100, 140), (140, n), constant=constant), units[0])
         assert {offer.inputs[1].is_split for offer in offers} == kept and len(offers) == len(kept)
@@ -418,7 +418,7 @@ def test_constant_operands_may_be_split_in_each_run(units, rng, monkeypatch):
 
 
 def split_kernel(units, group: Group, is_kept: bool):
-    """Return a function that runs a group on the matrix units, whose constant operand is kept as pieces or not."""
+    """Return a function that runs a group on the matrix units, whose constant operand is kept as components or not."""
     target, builder = units
     (offer,) = (offer for offer in split_offers(group, target) if offer.inputs[1].is_split == is_kept)
     kernel = GemmProvider().build(group, offer, target)
@@ -427,7 +427,7 @@ def split_kernel(units, group: Group, is_kept: bool):
 
 
 @pytest.mark.parametrize(("m", "terms"), [(40, 70), (500, 70), (40, 1100)], ids=["rows", "columns", "chunks"])
-def test_what_has_no_pieces_is_computed_by_the_vector_units(is_kept, units, rng, m, terms):
+def test_what_has_no_components_is_computed_by_the_vector_units(is_kept, units, rng, m, terms):
     group = product((m, terms), (terms, 65))
     run = split_kernel(units, group, is_kept)
     for bad in (np.inf, -np.inf, np.nan, 3.4e38):

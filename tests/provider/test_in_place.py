@@ -93,7 +93,7 @@ graph(%0 "x": f32[1,16], %1 "y": f32[1,16]) -> (%3 "z")
         assert found == Refusal("only a concatenation is done in place")
 
 
-def test_what_has_memory_of_its_own_is_no_piece() -> None:
+def test_what_has_memory_of_its_own_is_no_part() -> None:
     text = """
 graph(%0 "x": f32[1,16], %1 "y": f32[1,16]) -> (%4 "a", %5 "b", %6 "c", %7 "d")
 %2: f32[1,16] = exp(%0)

@@ -23,7 +23,7 @@ from korch.provider.conv import ConvProvider
 from korch.provider.gemm import GemmProvider
 from korch.provider.provider import Provider
 from korch.provider.winograd import WinogradProvider
-from korch.schedule.pieces import pieces_of
+from korch.schedule.split_products import components_of
 from korch.target import LANES, Target
 from korch.testing.kernels import check_kernel, check_offers, load_kernels
 from korch.testing.samples import random_arrays
@@ -113,7 +113,7 @@ def test_types_that_are_mixed(target, builder, rng):
     assert check_offers(ConvProvider(), padded(target.lanes), target, builder, rng)
 
 
-PIECES = {DType.F32: 3, DType.F16: 2, DType.BF16: 1, DType.I8: 1}
+COMPONENTS = {DType.F32: 3, DType.F16: 2, DType.BF16: 1, DType.I8: 1}
 
 
 def narrow_product(
@@ -160,9 +160,9 @@ def units(target, tmp_path_factory):
 
 
 @pytest.mark.parametrize("types", TYPES, ids=lambda types: " ".join(t.value for t in types))
-def test_matrix_units_multiply_as_many_pieces_as_a_type_has(units, rng, types):
+def test_matrix_units_multiply_as_many_components_as_a_type_has(units, rng, types):
     machine, builder = units
-    a, b = (PIECES[dtype] for dtype in types)
+    a, b = (COMPONENTS[dtype] for dtype in types)
     shapes = (((33, 70), (70, 65)), ((500, 40), (40, 33)), ((40, 1100), (1100, 64)))
     groups = [narrow_product(types, both, is_constant=True) for both in shapes]
     if types[1].is_float:
@@ -171,7 +171,7 @@ def test_matrix_units_multiply_as_many_pieces_as_a_type_has(units, rng, types):
     for _, offer, kernel in checked:
         assert offer.pairs == sum(i + j < 3 for i in range(a) for j in range(b))
         made = [layout for buffer in kernel.program.buffers for layout in buffer.layout if isinstance(layout, Split)]
-        assert sorted(layout.pieces for layout in made) == sorted((a, b))
+        assert sorted(layout.components for layout in made) == sorted((a, b))
     library = load_kernels([kernel for _, _, kernel in checked], builder)
     for group, offer, kernel in checked:
         inputs = random_arrays(rng, group.input_types)
@@ -181,7 +181,7 @@ def test_matrix_units_multiply_as_many_pieces_as_a_type_has(units, rng, types):
 
 
 @pytest.mark.parametrize(("half", "pairs"), [(DType.BF16, 1), (DType.F16, 4)])
-def test_matrix_units_convolve_images_of_few_pieces(units, rng, half, pairs):
+def test_matrix_units_convolve_images_of_few_components(units, rng, half, pairs):
     machine, builder = units
     groups = []
     for channels, results, window, stride in ((32, 59, 3, 2), (192, 192, 1, 1)):
@@ -197,7 +197,7 @@ def test_matrix_units_convolve_images_of_few_pieces(units, rng, half, pairs):
     assert all(offer.pairs == pairs for _, offer, _ in checked)
 
 
-def test_matrix_units_multiply_products_of_few_pieces_of_few_rows(units, rng):
+def test_matrix_units_multiply_products_of_few_components_of_few_rows(units, rng):
     machine, builder = units
     groups = [narrow_product((DType.BF16, DType.BF16), ((m, 70), (70, 65)), is_constant=True) for m in (4, 16)]
     assert check_offers(UnitsProvider(), groups, machine, builder, rng)
@@ -205,7 +205,7 @@ def test_matrix_units_multiply_products_of_few_pieces_of_few_rows(units, rng):
     assert UnitsProvider().offer(few, machine) == []
 
 
-def test_numbers_are_of_one_piece_only_if_their_type_says_so():
+def test_numbers_are_of_one_component_only_if_their_type_says_so():
     g = Graph()
     x = g.input("x", ValueType((4, 4), DType.BF16))
     wide = cast(g, x, DType.F32)
@@ -214,7 +214,7 @@ def test_numbers_are_of_one_piece_only_if_their_type_says_so():
     scaled = g.with_number("mul", wide, 1.1)
     padded_ = g.add("pad", [wide], PadAttributes((1, 0), (0, 0), "constant", 0.1))
     body = g.group(moved, rounded, scaled, padded_).body
-    assert [pieces_of(body, value) for _, value in body.outputs] == [1, 2, 3, 3]
+    assert [components_of(body, value) for _, value in body.outputs] == [1, 2, 3, 3]
 
 
 def test_a_product_of_16_bits_or_of_integers_is_refused(target):

@@ -324,7 +324,7 @@ def test_where_the_system_denies_matrix_units_the_vector_units_multiply(units, r
 
 
 @pytest.mark.parametrize("tile", [2, 4])
-def test_tiles_without_pieces_are_computed_as_the_vector_units_do(units, rng, tile):
+def test_tiles_without_components_are_computed_as_the_vector_units_do(units, rng, tile):
     machine, builder = units
     each = group((1, 64, 19, 22), 64, tile)
     offers = [offer for offer in WinogradProvider().offer(each, machine) if offer.variant in ("tiles", SPLIT)]

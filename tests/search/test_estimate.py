@@ -57,7 +57,7 @@ def test_what_is_alike_shares_the_finest_kind() -> None:
     assert len({kinds(found[name])[-1] for name in ("neg4", "exp4", "transpose4")}) == 1
 
 
-def test_what_turns_images_or_joins_pieces_is_another_kind() -> None:
+def test_what_turns_images_or_joins_parts_is_another_kind() -> None:
     builder = GraphBuilder()
     x = builder.input("x", ValueType.parse("f32[1,16,16,16]"))
     y = builder.add("neg", [x])

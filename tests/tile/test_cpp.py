@@ -271,7 +271,7 @@ def test_large_outputs_are_written_past_the_caches(lanes, target, rng, tmp_path)
         check_kernel(kernel, group, offer, inputs, builder, library)
 
 
-def pieces() -> list[Group]:
+def spans() -> list[Group]:
     """Rows that begin inside of lines: of pads, transposes and slices, in tiles that end early."""
     groups = []
     for mode in ("constant", "reflect", "edge"):
@@ -299,9 +299,9 @@ def test_rows_inside_of_lines_are_collected(lanes, target, rng, tmp_path, monkey
         pytest.skip("this machine runs no such instruction set")
     monkeypatch.setattr(loops, "LARGE_ELEMENTS", 0)
     own = Target(isa={16: "avx512", 8: "avx2", 4: "generic"}[lanes], lanes=lanes)
-    groups = [*pieces(), *list(FAMILIES["squares"]())[::3]]
+    groups = [*spans(), *list(FAMILIES["squares"]())[::3]]
     todo = [(g, o, streaming(g, o, own)) for g in groups for o in offers_of(g, own)]
-    count = sum("korch::stream_piece<" in kernel.source for *_, kernel in todo)
+    count = sum("korch::stream_span<" in kernel.source for *_, kernel in todo)
     assert count > 8 if lanes > 4 else count == 0, count
     builder = Builder(own.isa, tmp_path)
     library = load_kernels([kernel for *_, kernel in todo], builder)
@@ -312,7 +312,7 @@ def test_rows_inside_of_lines_are_collected(lanes, target, rng, tmp_path, monkey
 
 
 @pytest.mark.parametrize("offset", [0, 4, 32, 60])
-def test_pieces_are_written_whatever_line_they_begin_in(offset, target, builder):
+def test_spans_are_written_whatever_line_they_begin_in(offset, target, builder):
     """Buffers of a caller are aligned to their elements only; nothing beside them is touched."""
     for text in ("f32[6,40,40]", "f32[1,40,40]"):
         g = Graph()
@@ -333,7 +333,7 @@ def test_pieces_are_written_whatever_line_they_begin_in(offset, target, builder)
 
 
 def test_what_is_collected_is_dense_and_begins_inside_of_lines(target):
-    """Long rows are written as they are; short pieces share too many lines."""
+    """Long rows are written as they are; short spans share too many lines."""
     for text, before, perm, is_collected in (
         ("f32[6,40,40]", 1, "", True),
         ("f32[6,40,44]", 2, "", False),
@@ -351,7 +351,7 @@ def test_what_is_collected_is_dense_and_begins_inside_of_lines(target):
         group = g.group(y)
         wide = Target(isa="avx512", lanes=16)
         source = streaming(group, offers_of(group, target)[0], wide).source
-        assert ("korch::stream_piece<" in source) == is_collected, text
+        assert ("korch::stream_span<" in source) == is_collected, text
 
 
 def test_only_large_outputs_that_are_not_read_again_leave_the_caches(target):

@@ -96,7 +96,7 @@ def test_small_vectors_are_not_fetched_beside_rows():
 
 
 def test_squares_to_come_are_fetched(monkeypatch):
-    """From two levels; where a tile reads one piece of memory, from farther ahead."""
+    """From two levels; where a tile reads contiguous memory, from farther ahead."""
     monkeypatch.setattr("korch.tile.loops.LARGE_ELEMENTS", 0)
     for text, ahead in (("f32[4,64,1600]", [16, 64]), ("f32[4,1600,64]", [1024])):
         g = Graph()

@@ -62,9 +62,9 @@ def atom_value(atom, point):
             return value(inner, point) - divisor * math.floor(value(inner, point) / divisor)
         case Entry(table, inner):
             return table[value(inner, point)]
-        case Choice(inner, pieces, otherwise):
+        case Choice(inner, cases, otherwise):
             at = value(inner, point)
-            return value(next((p for limit, p in pieces if at < limit), otherwise), point)
+            return value(next((p for limit, p in cases if at < limit), otherwise), point)
 
 
 def points(ranges):
@@ -118,13 +118,13 @@ def test_a_place_in_a_block_does_not_decide_which_block_it_is():
 def test_sums_and_choices(ranges, first, second, factor, limits):
     a, b = affine(first), affine(second)
     check(add(a, scale(b, factor)), ranges, lambda p: value(a, p) + factor * value(b, p))
-    pieces = [(limit, add(a, constant(i))) for i, limit in enumerate(sorted(limits))]
+    cases = [(limit, add(a, constant(i))) for i, limit in enumerate(sorted(limits))]
 
     def expected(p):
-        piece = next((e for limit, e in pieces if value(b, p) < limit), a)
-        return value(piece, p)
+        then = next((e for limit, e in cases if value(b, p) < limit), a)
+        return value(then, p)
 
-    check(choice(b, pieces, a, ranges), ranges, expected)
+    check(choice(b, cases, a, ranges), ranges, expected)
 
 
 @settings(max_examples=60, deadline=None)

@@ -62,7 +62,7 @@ stage g0<4 g1<(k + 7)/8
     x6 = f32 add(x2, x4)
     sum o0[g0] = x6
   loop j<(k + 7)/8 carries t1, t0
-    contract m<10 n<16 | p<min(8, k - 8*j) by pieces
+    contract m<10 n<16 | p<min(8, k - 8*j) by split
       t1[16*m + n] += i0[8*j + p] * t0[16*p + n] rescale t2[m]
     loop q<3
       pass
@@ -87,7 +87,7 @@ def test_every_part_is_read_as_it_is_printed():
         ("(k + 7)/8 carries", "(k + 7) carries", "line 16: can't read 'loop j<(k + 7) carries t1, t0' at 'carries'"),
         ("(k + 7)/8 carries", "(k + 7)/0 carries", "at '0'; expected a divisor greater than 0"),
         ("k - 8*j)", "k - 4*j)", "at ')'; expected 8 times the outer variable"),
-        ("by pieces", "by f33", "line 17: can't read 'contract m<10 n<16 | p<min(8, k - 8*j) by f33' at 'f33'"),
+        ("by split", "by f33", "line 17: can't read 'contract m<10 n<16 | p<min(8, k - 8*j) by f33' at 'f33'"),
         ("rescale t2[m]", "rescale t2[m] x", "at 'x'; expected the end of the line"),
         ("    loop q<3", "      loop q<3", "at 'loop'; expected an indentation of 4 spaces"),
         ("  pass v1<10", "  path v1<10", "at 'path'; expected pass, contract or loop"),

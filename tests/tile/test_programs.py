@@ -328,7 +328,7 @@ stage
   pass i<640
     x0 = f32 load a[i]
     store pa[i] = x0
-  contract | p<640 by pieces
+  contract | p<640 by split
     t[0] += pa[p] * b[p]
   pass
     x0 = f32 load t[0]
@@ -345,7 +345,9 @@ def test_products_round_as_their_names_say(rng):
         assert check_program(program) == ()
         return abs(float(run_program(program, given)[0][0]) - exact)
 
-    low = re.sub(r"f32\[640\].*", "bf16[640]", TYPES).replace("pieces", "bf16").replace("f32 load a", "bf16 load a")
+    low = (
+        re.sub(r"f32\[640\].*", "bf16[640]", TYPES).replace("by split", "by bf16").replace("f32 load a", "bf16 load a")
+    )
     kind = DType.BF16.numpy
     assert error(low, a.astype(kind), b.astype(kind)) > 1e-3
     assert 0 < error(TYPES, a, b) < 1e-3
@@ -353,7 +355,11 @@ def test_products_round_as_their_names_say(rng):
 
 def test_bytes_are_added_up_in_32_bits(rng):
     text = re.sub(r"buffer (c|t)(.*) f32", r"buffer \1\2 i32", TYPES).replace(" split(2, bf16)", "")
-    text = text.replace("a: input f32", "a: input u8").replace("pa: tile f32", "pa: tile u8").replace("pieces", "u8s8")
+    text = (
+        text.replace("a: input f32", "a: input u8")
+        .replace("pa: tile f32", "pa: tile u8")
+        .replace("by split", "by u8s8")
+    )
     text = text.replace("b: input f32", "b: input i8").replace("f32 load a", "u8 load a").replace("f32 0.0", "i32 0")
     program = parse_program(text.replace("f32 load t", "i32 load t"))
     assert check_program(program) == ()
@@ -403,8 +409,8 @@ def test_a_loop_may_end_early_and_a_pass_leave_points_out():
         (TYPES, "the layout of buffer pa can't be printed", "the layout of buffer pa can't be printed"),
         (
             TYPES.replace(" split(2, bf16)", ""),
-            "only operands in pieces are multiplied by matrix units",
-            "contractions of pieces can't be printed",
+            "only split operands are multiplied by matrix units",
+            "contractions by split can't be printed",
         ),
     ],
 )

@@ -174,14 +174,14 @@ def pads() -> Iterator[Group]:
 
 def moves() -> Iterator[Group]:
     """Concatenations, takes, slices, transposes and reshapes, alone and chained."""
-    for axis, parts in ((0, "1 2 3"), (1, "16 3 2"), (2, "3 1"), (3, "17 2 30")):
+    for axis, sizes in ((0, "1 2 3"), (1, "16 3 2"), (2, "3 1"), (3, "17 2 30")):
         g = Graph()
         shape = [2, 4, 3, 20]
-        pieces = []
-        for n in map(int, parts.split()):
+        parts = []
+        for n in map(int, sizes.split()):
             shape[axis] = n
-            pieces.append(g.tensor(f"f32{shape}"))
-        yield g.group(g.concat(axis, g.add("exp", [pieces[0]]), *pieces[1:]))
+            parts.append(g.tensor(f"f32{shape}"))
+        yield g.group(g.concat(axis, g.add("exp", [parts[0]]), *parts[1:]))
     for axis in range(3):
         g = Graph()
         x = g.tensor("f32[4,6,19]")

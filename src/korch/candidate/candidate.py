@@ -108,7 +108,7 @@ class Group:
 
 
 ALL_PAIRS = 6
-"""Products of pieces by which matrix units multiply two float32."""
+"""Products of components by which matrix units multiply two float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ class Offer:
         outputs: the layout in which it writes each output.
         variant: tells apart offers with the same layouts.
         work_flop: a floor of the operations that this way of running it takes; 0 if unknown.
-        pairs: the products of pieces by which matrix units multiply two numbers, which are sums of these pieces, a half
-            for two bytes; 0 if vector units multiply.
+        pairs: the products of components by which matrix units multiply two numbers, which are sums of these, a
+            half for two bytes; 0 if vector units multiply.
         vector_flop: of all operations, those that vector units do then, maybe at the same time.
         is_in_place: whether nothing runs: the inputs are parts of the output, one
             after another, and their kernels write into the output's memory.

@@ -89,8 +89,8 @@ class Work:
         write_bytes: written.
         flop: floating-point operations.
         cold_bytes: of the bytes read, those that come from the farthest level.
-        pairs: the products of pieces by which matrix units multiply two numbers, a half for bytes; 0 if vector units
-            multiply.
+        pairs: the products of components by which matrix units multiply two numbers, a half for bytes; 0 if vector
+            units multiply.
     """
 
     read_bytes: int
@@ -112,7 +112,7 @@ class Calibration:
     Attributes:
         levels: from the nearest to the farthest; the last one has no limit.
         rate_flop_per_s: float32 multiply-adds, two operations each, on all threads.
-        split_flop_per_s: the same by matrix units, of numbers split into three pieces; 0 without units.
+        split_flop_per_s: the same by matrix units, of numbers split into three components; 0 without units.
         launch_ns: calling a kernel that does nothing.
         region_ns: an empty parallel region.
         kept_bytes: what is still in the caches when it is read again and again. A virtual machine

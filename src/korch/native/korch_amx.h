@@ -1,17 +1,17 @@
 // Products of matrices on the matrix units (Intel AMX), which multiply bfloat16, and bytes exactly.
 //
 // A float32 has 24 significant bits, a bfloat16 has 8, so x = x0 + x1 + x2 exactly, each the nearest
-// bfloat16 to what the ones before leave. Of the nine products of pieces the six largest are summed, in
+// bfloat16 to what the ones before leave. Of the nine products of components the six largest are summed, in
 // float32: x0 y0, x0 y1, x1 y0, x1 y1, x0 y2 and x2 y0. The others are at most 2^-23 of |x y| together,
 // mostly less than the rounding of one float32 product; and as the units round a sum six times per 32 terms,
 // it is nearer to the true one than a chain of float32 multiply-adds. What is below 2^-126 counts as zero:
-// pieces, products and sums.
-// Numbers that come from fewer bits have fewer pieces: bfloat16 and bytes are one, float16 are two. All their
-// products with up to two pieces are summed.
-// What is infinite, or rounds to it, has no pieces: such results are no numbers, and are computed
+// components, products and sums.
+// Numbers that come from fewer bits have fewer components: bfloat16 and bytes are one, float16 are two. All their
+// products with up to two components are summed.
+// What is infinite, or rounds to it, has no components: such results are no numbers, and are computed
 // again by the vector units.
 //
-// 32 terms are a step. Of a step, a block of 16 rows is a tile per piece, [16 rows][16 pairs of terms];
+// 32 terms are a step. Of a step, a block of 16 rows is a tile per component, [16 rows][16 pairs of terms];
 // a strip of 16 columns is one too, [16 pairs of terms][16 columns].
 #pragma once
 
@@ -30,11 +30,11 @@ namespace korch_amx {
 
 inline constexpr long TERMS = 32, EDGE = 16;  // of a step; of a tile, in rows or columns
 inline constexpr long TOGETHER = 2 * EDGE, SUMS = TOGETHER * TOGETHER;
-inline constexpr long TILE = 512;             // numbers in a tile of pieces
-inline constexpr int MOST_PIECES = 3;
+inline constexpr long TILE = 512;             // numbers in a tile of components
+inline constexpr int MOST_COMPONENTS = 3;
 template <int P>
-inline constexpr long STEP_OF = 2 * P * TILE;  // numbers of two tiles of rows, or of columns, of P pieces in a step
-inline constexpr long STEP = STEP_OF<MOST_PIECES>;
+inline constexpr long STEP_OF = 2 * P * TILE;  // numbers of two tiles of rows, or of columns, of P components in a step
+inline constexpr long STEP = STEP_OF<MOST_COMPONENTS>;
 
 typedef korch::Vec<float, 16> Floats;
 typedef korch::Vec<uint32_t, 16> Bits;
@@ -43,10 +43,10 @@ typedef korch::Vec<uint32_t, 16> Bits;
 // The units' arithmetic, to test on a CPU without them.
 inline thread_local float tiles[8][EDGE][EDGE];
 
-inline float piece_of(const float* row, long i) {
-  uint16_t pieces[2];
-  memcpy(pieces, row + i / 2, 4);
-  const uint32_t bits = static_cast<uint32_t>(pieces[i % 2]) << 16;
+inline float component_of(const float* row, long i) {
+  uint16_t components[2];
+  memcpy(components, row + i / 2, 4);
+  const uint32_t bits = static_cast<uint32_t>(components[i % 2]) << 16;
   float x;
   memcpy(&x, &bits, 4);
   return x;
@@ -72,8 +72,8 @@ inline void tile_dot(int c, int a, int b) {
     for (long n = 0; n < EDGE; ++n) {
       float even = 0, odd = 0;
       for (long k = 0; k < EDGE; ++k) {
-        even += piece_of(tiles[a][m], 2 * k) * piece_of(tiles[b][k], 2 * n);
-        odd += piece_of(tiles[a][m], 2 * k + 1) * piece_of(tiles[b][k], 2 * n + 1);
+        even += component_of(tiles[a][m], 2 * k) * component_of(tiles[b][k], 2 * n);
+        odd += component_of(tiles[a][m], 2 * k + 1) * component_of(tiles[b][k], 2 * n + 1);
       }
       tiles[c][m][n] += even + odd;
     }
@@ -159,13 +159,13 @@ KORCH_INLINE void begin_bytes(long rows, long quads) {
 KORCH_INLINE void stay_awake(Floats& zero) { asm volatile("vfmadd231ps %0, %0, %0" : "+v"(zero)); }
 #endif
 
-// A vector's next piece as float32: rounded to the nearest, and the last one as it is.
+// A vector's next component as float32: rounded to the nearest, and the last one as it is.
 KORCH_INLINE Bits upper(Floats x, bool is_last) {
   constexpr uint32_t HALF = 0x8000, MOST = 0xFFFF0000;
   return ((Bits)x + (is_last ? 0 : HALF)) & MOST;
 }
 
-// Write the P pieces of two vectors, joined to lines of 32 that are a tile apart from each other.
+// Write the P components of two vectors, joined to lines of 32 that are a tile apart from each other.
 template <int P, class Join>
 KORCH_INLINE void split(Floats low, Floats high, uint16_t* to, long tile, Join join) {
 #pragma GCC unroll 3
@@ -179,7 +179,7 @@ KORCH_INLINE void split(Floats low, Floats high, uint16_t* to, long tile, Join j
 }
 
 // Lanes are pairs of terms.
-template <int P = MOST_PIECES>
+template <int P = MOST_COMPONENTS>
 KORCH_INLINE void split(Floats low, Floats high, uint16_t* to, long tile) {
   split<P>(low, high, to, tile, [](Bits a, Bits b) __attribute__((always_inline)) { return (a >> 16) | b; });
 }
@@ -203,10 +203,10 @@ struct InMemory {
   KORCH_INLINE void fetch(long line, long at) const { __builtin_prefetch(from + line * stride + at); }
 };
 
-// The pieces of a block of 32 rows whose terms are neighbours (lines are rows), or of a strip of 32 columns
-// (lines are terms), as [steps][P pieces][2 tiles][TILE]. They are made some at a time while products are
+// The components of a block of 32 rows whose terms are neighbours (lines are rows), or of a strip of 32 columns
+// (lines are terms), as [steps][P components][2 tiles][TILE]. They are made some at a time while products are
 // computed, for the vector units have little to do then: a step has 16 parts: two rows, or a pair of terms.
-template <bool IS_ROWS, class From, int P = MOST_PIECES>
+template <bool IS_ROWS, class From, int P = MOST_COMPONENTS>
 struct Splitter {
   From from;
   long first;  // row or column
@@ -272,15 +272,15 @@ KORCH_INLINE void split_some(Splitter<IS_ROWS, From, P>& s, long count) {
   s.part = end;
 }
 
-template <bool IS_ROWS, int P = MOST_PIECES, class From>
+template <bool IS_ROWS, int P = MOST_COMPONENTS, class From>
 KORCH_INLINE Splitter<IS_ROWS, From, P> splitter(const From& from, long first, long count, long terms, uint16_t* to) {
   return {from, first, count, terms, to, 0, korch::blocks(terms, TERMS) * static_cast<long>(PARTS), 0};
 }
 
-// The products of tiles of a step, in this order: of a piece of rows and one of columns. One follows another with
+// The products of tiles of a step, in this order: of a component of rows and one of columns. One follows another with
 // which it shares one of the two, where it can.
 struct Pairs {
-  int count, rows[MOST_PIECES * MOST_PIECES], columns[MOST_PIECES * MOST_PIECES];
+  int count, rows[MOST_COMPONENTS * MOST_COMPONENTS], columns[MOST_COMPONENTS * MOST_COMPONENTS];
 };
 template <int A, int B>
 constexpr Pairs pairs_of() {
@@ -288,7 +288,7 @@ constexpr Pairs pairs_of() {
   const auto add = [&](int i, int j) { found.rows[found.count] = i, found.columns[found.count++] = j; };
   int last = 0;  // the column of the row that was before, from the end on
   for (int i = A - 1; i >= 0; --i) {
-    const int most = B < MOST_PIECES - i ? B : MOST_PIECES - i, first = last;
+    const int most = B < MOST_COMPONENTS - i ? B : MOST_COMPONENTS - i, first = last;
     add(i, first);
     for (int j = 0; j < most; ++j)
       if (j != first) add(i, last = j);
@@ -303,8 +303,8 @@ constexpr Pairs pairs_of() {
 template <int A, int B>
 inline constexpr Pairs PAIRS = pairs_of<A, B>();
 
-// Fours of products of tiles in a step: a block of rows and a strip of columns, all pairs of pieces.
-inline constexpr long TURNS = PAIRS<MOST_PIECES, MOST_PIECES>.count;
+// Fours of products of tiles in a step: a block of rows and a strip of columns, all pairs of components.
+inline constexpr long TURNS = PAIRS<MOST_COMPONENTS, MOST_COMPONENTS>.count;
 
 // How many parts go beside four products of tiles if `count` blocks are multiplied meanwhile.
 KORCH_INLINE long parts_beside(long count, long turns) { return korch::blocks(PARTS, turns * count); }
@@ -318,14 +318,14 @@ __attribute__((noinline)) void split_all(const Splitter<IS_ROWS, From, P>& s) {
     for (long part = first; part < s.last; part += apart) split_part(s, part);
 }
 
-// Where the pieces of 16 R rows of a product lie: those of a block, as a Splitter makes them.
-template <int P = MOST_PIECES>
+// Where the components of 16 R rows of a product lie: those of a block, as a Splitter makes them.
+template <int P = MOST_COMPONENTS>
 struct Block {
   const uint16_t* from;
   static constexpr long STRIDE = 64;  // bytes between rows of a tile
-  static constexpr int PIECES = P;
-  KORCH_INLINE const uint16_t* tile(long step, long piece, long tile) const {
-    return from + step * STEP_OF<P> + (2 * piece + tile) * TILE;
+  static constexpr int COMPONENTS = P;
+  KORCH_INLINE const uint16_t* tile(long step, long component, long tile) const {
+    return from + step * STEP_OF<P> + (2 * component + tile) * TILE;
   }
 };
 
@@ -358,11 +358,11 @@ KORCH_INLINE void multiply_pair(const Rows& rows, const uint16_t* b, const uint1
   if constexpr (NEW_COLUMNS) KORCH_TILE_LOAD(7, columns + TILE, 64L);
 }
 
-// Add the products of 16 R rows and 32 columns, of B pieces, to sums[16 R][32], or set them. `beside` is called
-// where vector units may do something else, once for each pair of pieces in a step.
-template <int R, int B = MOST_PIECES, class Rows, class Beside>
+// Add the products of 16 R rows and 32 columns, of B components, to sums[16 R][32], or set them. `beside` is called
+// where vector units may do something else, once for each pair of components in a step.
+template <int R, int B = MOST_COMPONENTS, class Rows, class Beside>
 KORCH_INLINE void multiply_tiles(const Rows rows, const uint16_t* b, long steps, float* sums, bool adds, Beside beside) {
-  constexpr int A = Rows::PIECES;
+  constexpr int A = Rows::COMPONENTS;
   if (adds) {
     KORCH_TILE_FILL(0, sums);
     KORCH_TILE_FILL(1, sums + EDGE);

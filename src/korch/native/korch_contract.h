@@ -62,7 +62,7 @@ Finished(Finish, Fetch) -> Finished<Finish, Fetch>;
 
 inline constexpr long LINE = 64;  // bytes that one prefetch brings
 
-// How far ahead a block reads where all that is read of b is one piece of memory, read once. (1.0 to 1.4
+// How far ahead a block reads where all that is read of b is contiguous and read once. (1.0 to 1.4
 // times as fast as fetching the following strip, which is evicted before it is read, for products of 1 to
 // 8 rows.)
 inline constexpr long STREAM_BYTES = 8192;

@@ -1,6 +1,6 @@
-// A product of rows of a chain of convolutions on the matrix units, by columns that come as pieces (korch_amx.h).
+// A product of rows of a chain of convolutions on the matrix units, by columns that come as components (korch_amx.h).
 //
-// The rows are places of an image, of which some pieces are made, multiplied by all strips of columns, and finished at
+// The rows are places of an image, of which some components are made, multiplied by all strips of columns, and finished at
 // once: where vector units have this much to do, it takes no less time beside products, for these and float32 arithmetic
 // hardly overlap (measured on Granite Rapids), and later the sums lie farther away.
 #pragma once
@@ -10,10 +10,10 @@
 
 namespace korch_amx {
 
-inline constexpr unsigned long RING = 4 * TOGETHER;  // rows whose pieces there is room for
+inline constexpr unsigned long RING = 4 * TOGETHER;  // rows whose components there is room for
 inline constexpr long TURN = 8;             // rows of which a step is made at a time
 
-// Where the first piece of 32 terms of a row goes.
+// Where the first component of 32 terms of a row goes.
 KORCH_INLINE uint16_t* place_of(uint16_t* to, long apart, unsigned long row, unsigned long k) {
   return to + row % RING / TOGETHER * apart + row % TOGETHER * TERMS + k / TERMS * STEP;
 }
@@ -46,7 +46,7 @@ struct Read {
       own.from.fetch(own.first + row + TOGETHER, k);
       own.from.fetch(own.first + row + TOGETHER, k + EDGE);
       const Floats low = own.values(row, k), high = k + EDGE < own.terms ? own.values(row, k + EDGE) : Floats{};
-      split_line<MOST_PIECES>(low, high, place_of(to, apart, row, k), 2 * TILE, korch::LanesTo<TERMS>::type());
+      split_line<MOST_COMPONENTS>(low, high, place_of(to, apart, row, k), 2 * TILE, korch::LanesTo<TERMS>::type());
     }
     at.advance(end);
   }
@@ -118,7 +118,7 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, WIDTH, P
     own.template compute<COUNT, AT, NV>(q, y, x, sum);
 #pragma GCC unroll 16
     for (long r = 0; r < COUNT; ++r)
-      split_line<MOST_PIECES>(sum[r][0], NV > 1 ? sum[r][NV - 1] : Floats{}, place_of(to, apart, made + r, q * EDGE), 2 * TILE,
+      split_line<MOST_COMPONENTS>(sum[r][0], NV > 1 ? sum[r][NV - 1] : Floats{}, place_of(to, apart, made + r, q * EDGE), 2 * TILE,
                  korch::LanesTo<TERMS>::type());
   }
   template <int NV>
@@ -147,7 +147,7 @@ template <class Sums, class Rows>
 struct Chained {
   const Sums sums;
   const Rows rows;
-  const Given<MOST_PIECES> columns;
+  const Given<MOST_COMPONENTS> columns;
 
   template <int V>
   KORCH_INLINE void end(long row, long n, korch::Vec<float, V> sum) const {
@@ -171,7 +171,7 @@ struct Chained {
     }
     end_some(found, row, n);
   }
-  // What is no number may have been too large for pieces, so such a row is computed once more.
+  // What is no number may have been too large for components, so such a row is computed once more.
   KORCH_ALONE void finish(const float* found, long first, long count, long n) const {
     const Chained own = *this;  // what is stored can't change it
     if (n + TOGETHER <= own.columns.count && are_finite(found, count * TOGETHER)) {
@@ -220,6 +220,6 @@ struct Chained {
   }
 };
 template <class Sums, class Rows>
-Chained(Sums, Rows, Given<MOST_PIECES>) -> Chained<Sums, Rows>;
+Chained(Sums, Rows, Given<MOST_COMPONENTS>) -> Chained<Sums, Rows>;
 
 }  // namespace korch_amx

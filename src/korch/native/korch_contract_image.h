@@ -1,6 +1,6 @@
-// Windows of an image on the matrix units: a product whose rows are read from the pieces of the image itself.
+// Windows of an image on the matrix units: a product whose rows are read from the components of the image itself.
 //
-// The pieces of some rows of the image lie as [steps of channels][pieces][classes][rows][pixels][32 channels]: with
+// The components of some rows of the image lie as [steps of channels][components][classes][rows][pixels][32 channels]: with
 // strides, rows and columns i with equal i % stride are a class. So the pixels that one place of the window meets, for
 // 16 neighbouring results, are a tile, and for the next place the same further on. Tiles run on from one row of
 // results into the next, and what a tile computes between two rows is dropped.
@@ -15,17 +15,17 @@
 namespace korch_amx {
 
 // Rows and columns of the window, steps in pixels of the result and of the window along both axes, pixels of a row,
-// channels, columns of the result, its rows that are computed together, and pieces of a pixel.
+// channels, columns of the result, its rows that are computed together, and components of a pixel.
 template <long KH, long KW, long SY, long SX, long DY, long DX, long PITCH, long C, long WIDTH, long BLOCK, int P>
 struct Window {
-  static constexpr int PIECES = P;  // of a pixel
+  static constexpr int COMPONENTS = P;  // of a pixel
   static constexpr long STEPS = korch::blocks(C, TERMS), UNITS = KH * STEPS * KW, RESULTS = WIDTH, AT_ONCE = BLOCK;
   static constexpr long DOWN = SY, ACROSS = SX, ROW = PITCH, CHANNELS = C;
   static constexpr long BEYOND = (KH - 1) * DY / SY, DEPTH = BLOCK + BEYOND;  // rows of a class
   static constexpr long EXTRA = (WIDTH - 1) * SX + (KW - 1) * DX + 1 - PITCH;  // pixels behind the last row, if any
   static constexpr long RUN = PITCH / SX;                                     // from a result to the one below
   static constexpr long COLUMNS = DEPTH * RUN + (EXTRA > 0 ? korch::blocks(EXTRA, SX) : 0);  // of a class
-  static constexpr long PLANE = SX * COLUMNS, PIECE = SY * PLANE * TERMS;
+  static constexpr long PLANE = SX * COLUMNS, COMPONENT = SY * PLANE * TERMS;
 
   static constexpr long place(long u, long v) {
     return (u % SY * PLANE + u / SY * RUN + v % SX * COLUMNS + v / SX) * TERMS;
@@ -36,7 +36,7 @@ struct Window {
   static constexpr Offsets offsets() {
     Offsets found{};
     for (long unit = 0; unit < UNITS; ++unit)
-      found.at[unit] = unit / KW % STEPS * P * PIECE + place(unit / (KW * STEPS) * DY, unit % KW * DX);
+      found.at[unit] = unit / KW % STEPS * P * COMPONENT + place(unit / (KW * STEPS) * DY, unit % KW * DX);
     return found;
   }
   static constexpr Offsets OFFSETS = offsets();
@@ -76,13 +76,13 @@ struct PixelTiles {
   const uint16_t* from;
   const int32_t* at;
   static constexpr long STRIDE = TERMS * 2;
-  static constexpr int PIECES = G::PIECES;
-  KORCH_INLINE const uint16_t* tile(long step, long piece, long tile) const {
-    return from + at[step] + piece * G::PIECE + tile * (EDGE * TERMS);
+  static constexpr int COMPONENTS = G::COMPONENTS;
+  KORCH_INLINE const uint16_t* tile(long step, long component, long tile) const {
+    return from + at[step] + component * G::COMPONENT + tile * (EDGE * TERMS);
   }
 };
 
-// The pieces of what some rows of results meet, made a step of a pixel at a time: of all steps of one pixel after
+// The components of what some rows of results meet, made a step of a pixel at a time: of all steps of one pixel after
 // the other if LAST, else of all pixels of one step.
 template <class G, bool LAST, class From>
 struct Pixels {
@@ -122,7 +122,7 @@ struct Pixels {
           low = some_of(row, v, c);
           if (c + EDGE < G::CHANNELS) high = some_of(row, v, c + EDGE);
         }
-        korch_amx::split<G::PIECES>(low, high, to + step * G::PIECES * G::PIECE + G::place(u, v), G::PIECE);
+        korch_amx::split<G::COMPONENTS>(low, high, to + step * G::COMPONENTS * G::COMPONENT + G::place(u, v), G::COMPONENT);
         if (INNER == 1) ++v;
         else if (++step == INNER) step = 0, ++v;
       }
@@ -153,7 +153,7 @@ struct Image {
   uint16_t* to;
   long count;
   static constexpr long terms = G::UNITS * TERMS;
-  static constexpr int PIECES = G::PIECES;
+  static constexpr int COMPONENTS = G::COMPONENTS;
 
   KORCH_INLINE Pixels<G, LAST, From> pixels(uint16_t* place, long row, long rows) const { return {from, place, row, rows}; }
   KORCH_INLINE long result(long q) const { return q % G::RUN < G::RESULTS ? q / G::RUN * G::RESULTS + q % G::RUN : -1; }
@@ -178,8 +178,8 @@ struct Windows : Product<Sums, Rows, Columns> {
   typedef typename Base::Pending Pending;
   using Base::columns;
   using Base::rows;
-  // Numbers of pieces of a block's rows, with what a last tile reads beyond.
-  static constexpr long IMAGE = G::PIECES * G::STEPS * G::PIECE + TOGETHER * TERMS;
+  // Numbers of components of a block's rows, with what a last tile reads beyond.
+  static constexpr long IMAGE = G::COMPONENTS * G::STEPS * G::COMPONENT + TOGETHER * TERMS;
 
   static KORCH_INLINE long pixels_of(long some) { return (some - 1) * G::RUN + G::RESULTS; }
 
@@ -212,13 +212,13 @@ struct Windows : Product<Sums, Rows, Columns> {
   // Rows stay: at most AT_ONCE. Of a strip, `most` units are multiplied at a time.
   inline void pass_strips(long most) const {
     const long down = rows.count / G::RESULTS, across = korch::blocks(columns.count, TOGETHER), all = pixels_of(down);
-    uint16_t *now = columns.to, *other = now + most * STEP_OF<Columns::PIECES>;
-    float* const kept = reinterpret_cast<float*>(other + most * STEP_OF<Columns::PIECES>);
+    uint16_t *now = columns.to, *other = now + most * STEP_OF<Columns::COMPONENTS>;
+    float* const kept = reinterpret_cast<float*>(other + most * STEP_OF<Columns::COMPONENTS>);
     alignas(64) float lone[2][SUMS];
     long turn = 0;
     Pending before;
     const auto part = [&](long s, long unit, uint16_t* to) {
-      auto found = columns.split(s, to - unit * STEP_OF<Columns::PIECES>);
+      auto found = columns.split(s, to - unit * STEP_OF<Columns::COMPONENTS>);
       found.part = unit * PARTS, found.last = korch::smaller(unit + most, G::UNITS) * PARTS;
       return found;
     };

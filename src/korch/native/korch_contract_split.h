@@ -1,8 +1,8 @@
-// A block of a product of float32 on the matrix units, whose operands are split into pieces (korch_amx.h).
+// A block of a product of float32 on the matrix units, whose operands are split into components (korch_amx.h).
 //
-// The pieces of one operand stay in the cache, while the other goes by: 32 of its rows or columns at a time are
+// The components of one operand stay in the cache, while the other goes by: 32 of its rows or columns at a time are
 // split and multiplied by all that stay. Meanwhile the vector units split what goes by next, or fetch it if it
-// comes as pieces, and finish the sums before. Where the units can't be used, the vector units compute all sums.
+// comes as components, and finish the sums before. Where the units can't be used, the vector units compute all sums.
 #pragma once
 
 #include <type_traits>
@@ -36,13 +36,13 @@ template <class Get, class Ahead>
 Computed(Get, Ahead) -> Computed<Get, Ahead>;
 
 // An operand that is split in the run: `count` rows whose terms are neighbours, or columns that are neighbours.
-// `to` has room for the P pieces of each of all, or, of what goes by, for two times 32 rows or columns.
+// `to` has room for the P components of each of all, or, of what goes by, for two times 32 rows or columns.
 template <bool IS_ROWS, class From, int P>
 struct Made {
   From from;
   uint16_t* to;
   long count, terms;
-  static constexpr int PIECES = P;
+  static constexpr int COMPONENTS = P;
 
   KORCH_INLINE long apart() const { return korch::blocks(terms, TERMS) * STEP_OF<P>; }
   KORCH_INLINE const uint16_t* staying(long block) const { return to + block * apart(); }
@@ -77,18 +77,18 @@ KORCH_INLINE Made<false, From, P> columns_of(const From& from, uint16_t* to, lon
   return {from, to, count, terms};
 }
 
-// Pieces that are fetched while products are computed.
+// Components that are fetched while products are computed.
 struct Fetcher {
   const uint16_t* from;
   long left, each;  // lines
 };
 
-// Columns that come as P pieces, in strips of 32 that are `far` numbers apart.
+// Columns that come as P components, in strips of 32 that are `far` numbers apart.
 template <int P>
 struct Given {
   const uint16_t* from;
   long far, count, terms;
-  static constexpr int PIECES = P;
+  static constexpr int COMPONENTS = P;
 
   KORCH_INLINE const uint16_t* staying(long block) const { return from + block * far; }
   KORCH_INLINE const uint16_t* passing(long block) const { return staying(block); }
@@ -100,7 +100,7 @@ struct Given {
     const uint16_t* const place = block * TOGETHER < count ? staying(block) : from + lines * TERMS;
     return {place, lines, korch::blocks(LINES, pairs * turns)};
   }
-  // The pieces' sum: the last first, as the first two of a number near the largest may have an infinite sum.
+  // The components' sum: the last first, as the first two of a number near the largest may have an infinite sum.
   KORCH_INLINE Floats columns(long line, long k, long) const {
     const long tile = line % TOGETHER / EDGE;
     const uint16_t* const pair = staying(line / TOGETHER) + k / TERMS * STEP_OF<P> + tile * TILE + k % TERMS / 2 * TERMS;
@@ -129,9 +129,9 @@ struct Product {
   const Sums sums;
   const Rows rows;
   const Columns columns;
-  static constexpr long TURNS = PAIRS<Rows::PIECES, Columns::PIECES>.count;
-  // What is infinite, or no number, is one piece as it is.
-  static constexpr bool ARE_WHOLE = Rows::PIECES == 1 && Columns::PIECES == 1;
+  static constexpr long TURNS = PAIRS<Rows::COMPONENTS, Columns::COMPONENTS>.count;
+  // What is infinite, or no number, is one component as it is.
+  static constexpr bool ARE_WHOLE = Rows::COMPONENTS == 1 && Columns::COMPONENTS == 1;
 
   // Sums whose rows are to be finished, while those that come next are computed.
   struct Pending {
@@ -161,7 +161,7 @@ struct Product {
     }
   }
 
-  // Finish up to `count` rows. What is no number may have been too large for pieces, so such a row is computed
+  // Finish up to `count` rows. What is no number may have been too large for components, so such a row is computed
   // once more.
   __attribute__((noinline)) void finish(Pending& pending, long count) const {
     for (; count > 0 && pending.row < pending.end; --count, ++pending.row, pending.from += TOGETHER) {
@@ -185,7 +185,7 @@ struct Product {
   template <int R, class Tiles, class Next>
   __attribute__((noinline)) void multiply(Tiles a, const uint16_t* b, long steps, float* to, bool adds, Next& next, Pending& before) const {
     const long each = korch::blocks(TOGETHER, TURNS * steps);
-    multiply_tiles<R, Columns::PIECES>(a, b, steps, to, adds, [&]() __attribute__((always_inline)) {
+    multiply_tiles<R, Columns::COMPONENTS>(a, b, steps, to, adds, [&]() __attribute__((always_inline)) {
       if (next.each > 0 || before.row < before.end) work_beside(next, before, each);
     });
   }

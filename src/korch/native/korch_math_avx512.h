@@ -46,7 +46,7 @@ KORCH_INLINE Floats less_eighths(Floats x) {
 
 // The polynomial whose coefficients, lowest first, are rows of a table.
 template <int N>
-KORCH_INLINE Floats piece(const float (&table)[N][32], Integers indices, Floats r) {
+KORCH_INLINE Floats polynomial(const float (&table)[N][32], Integers indices, Floats r) {
   Floats y = entries(table[N - 1], indices);
 #pragma GCC unroll 8
   for (int i = N - 2; i >= 0; --i) y = y * r + entries(table[i], indices);
@@ -203,7 +203,7 @@ KORCH_INLINE Floats tanh(Floats x) {
   const Floats a = less_of<float, 16>(number(9.02f), size);
   const Integers indices = bits_of(greater_of<float, 16>(number(0.0625f), a)) >> 21;
   const Floats r = a - entries(TANH_CENTERS, indices);
-  return with_sign(piece(TANH, indices, r), x);
+  return with_sign(polynomial(TANH, indices, r), x);
 }
 
 // Polynomials for erf around eighths, from 0 to 3.925, beyond which the result rounds to 1.
@@ -244,7 +244,7 @@ KORCH_INLINE Floats erf(Floats x) {
   const Floats size = float_of(bits_of(x) & 0x7fffffff);
   const Floats a = less_of<float, 16>(number(3.925f), size);
   const Floats shifted = a + number(1.5f * (1 << 20));  // rounds to eighths, which its low bits count
-  return with_sign(piece(ERF, bits_of(shifted), less_eighths(a)), x);
+  return with_sign(polynomial(ERF, bits_of(shifted), less_eighths(a)), x);
 }
 
 }  // namespace korch::avx512

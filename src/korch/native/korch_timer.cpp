@@ -378,7 +378,7 @@ double korch_flop_rate(int threads, int64_t chunks, int64_t repeats) {
   });
 }
 
-// Of float32 products that the matrix units compute in pieces: one is six of theirs.
+// Of float32 products that the matrix units compute in components: one is six of theirs.
 double korch_split_rate(int threads, int64_t chunks, int64_t repeats) {
   if (!korch_amx::is_ready()) return 0;
   const double work = 2.0 * 4 * 16 * 16 * 32 / 6 * repeats;

@@ -111,7 +111,7 @@ KORCH_INLINE long after_line(const T* at) {
 
 // Write elements from a place that lies as far behind a line's begin: whole lines past the caches.
 template <typename T, int W>
-KORCH_INLINE void stream_piece(T* to, const T* from, long count) {
+KORCH_INLINE void stream_span(T* to, const T* from, long count) {
   constexpr long LINE = 64 / sizeof(T);
   long i = 0;
   for (const long head = smaller(before_line(to), count); i < head; ++i) to[i] = from[i];

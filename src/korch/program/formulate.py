@@ -181,7 +181,7 @@ def add_single_producer(program: Formulation) -> None:
 def add_single_owner(program: Formulation) -> None:
     """Let the memory of a port be a part of one other at most.
 
-    Σ_{k owns q} use[k] ≤ 1 for each port q. Forbids that a value is a piece of two concatenations
+    Σ_{k owns q} use[k] ≤ 1 for each port q. Forbids that a value is a part of two concatenations
     in place, for it lies at one address. Needed.
     """
     for kernels in program.problem.owners.values():

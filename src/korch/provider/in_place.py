@@ -1,8 +1,8 @@
 """Concatenations that nothing runs for: the operands' kernels write into the result's memory.
 
-So it can be where, in the layout chosen, each operand is one piece of the result. That says nothing
+So it can be where, in the layout chosen, each operand is one part of the result. That says nothing
 yet of who else holds an operand: `korch.search.instance` leaves out what has memory of its
-own, and the program lets each operand be a piece of one result at most.
+own, and the program lets each operand be a part of one result at most.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Kernel:
 
     `buffers` holds the inputs, then the outputs, in the offer's layouts, then the workspace;
     outputs overlap nothing. The model's inputs and outputs are the caller's memory, aligned to
-    their element's size, and so are the pieces of a model output that is a concatenation in place;
+    their element's size, and so are the parts of a model output that is a concatenation in place;
     all other buffers are aligned to 64 bytes. `run` may be called with other buffers each time. A
     kernel may run beside others: if its target has one thread, it uses the calling thread only; if
     several, its regions may get fewer than it asks for. `create` returns null and writes a message

@@ -81,7 +81,7 @@ class Place(Enum):
 class Slot:
     """A buffer: its place, and the offset in the arena or the position among its like.
 
-    A piece of a model output is `offset` bytes from where that begins.
+    A part of a model output is `offset` bytes from where that begins.
     """
 
     place: Place

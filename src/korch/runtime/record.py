@@ -42,7 +42,7 @@ class PortRecord:
         layout: its layout, as text.
         place: ARENA, CONSTANT, INPUT or OUTPUT.
         at: the offset in the arena in bytes, or the position among its like.
-        offset: of a piece of a model output, how far from its begin, in bytes.
+        offset: of a part of a model output, how far from its begin, in bytes.
     """
 
     value: int

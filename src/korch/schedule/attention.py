@@ -54,7 +54,7 @@ PACKED_KEYS = 32
 
 
 class Packing(Enum):
-    """Who packs keys and values in panels; or they are split into pieces, which matrix units multiply."""
+    """Who packs keys and values in panels; or they are split into components, which matrix units multiply."""
 
     NONE = "read"
     TASK = "task"

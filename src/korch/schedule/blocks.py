@@ -43,25 +43,25 @@ PRODUCTS = {
 class Operand:
     """An operand of a contraction, and what makes it: a buffer, and a stage or a pass that writes it.
 
-    `pieces` has the tile of its pieces, and the pass that makes them of it, where matrix units multiply.
+    `components` has the tile of its components, and the pass that makes them of it, where matrix units multiply.
     """
 
     at: At
     buffer: Buffer | None = None
     stage: Stage | None = None
     packing: Pass | None = None
-    pieces: tuple[Buffer, Pass] | None = None
+    components: tuple[Buffer, Pass] | None = None
 
     @property
     def passes(self) -> tuple[Pass, ...]:
         """The passes that a task makes it by."""
-        found = (self.packing, self.pieces[1] if self.pieces else None)
+        found = (self.packing, self.components[1] if self.components else None)
         return tuple(pass_ for pass_ in found if pass_ is not None)
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """The buffers that are made."""
-        found = (self.buffer, self.pieces[0] if self.pieces else None)
+        found = (self.buffer, self.components[0] if self.components else None)
         return tuple(buffer for buffer in found if buffer is not None)
 
 

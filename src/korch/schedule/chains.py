@@ -19,8 +19,8 @@ from korch.primitive.types import DType, row_major_strides
 from korch.schedule.blocks import Blocked, cut, fill, flat, loaded, store
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, follow
 from korch.schedule.depthwise import can_clip, is_depthwise
-from korch.schedule.pieces import MOST_PIECES, given_in_pieces, split_into
 from korch.schedule.sides import sides_of, without_units
+from korch.schedule.split_products import MOST_COMPONENTS, given_split, split_into
 from korch.tile.cpp_split import EDGE
 from korch.tile.emit import Emitter
 from korch.tile.index import ZERO, Expr, Ranges, add, constant, quotient, remainder, scale, var, vector_step
@@ -186,7 +186,7 @@ class _Maker:
             self.needed.insert(0, link.rows.reach(self.needed[0]))
         self.own = [blocking.channels if is_split else link.results for link in chain.links]
         self.copied = 0
-        self.pieces: dict[int, int] = {}
+        self.components: dict[int, int] = {}
         self.sums: list[Buffer] = []
 
     def finish(self, only_last: bool) -> list[Pass]:
@@ -239,8 +239,8 @@ class _Maker:
                 continue
             size = tile.height * link.columns.out * self.own[number]
             tiles.append(Buffer(f"r{number}", Level.TILE, DType.F32, size))
-        for number, elements in self.pieces.items():
-            layout = (Panels(round_up(self.chain.links[number].channels, EDGE), EDGE), split_into(MOST_PIECES))
+        for number, elements in self.components.items():
+            layout = (Panels(round_up(self.chain.links[number].channels, EDGE), EDGE), split_into(MOST_COMPONENTS))
             tiles.append(Buffer(f"s{number}", Level.TILE, DType.F32, elements, layout))
         if self.copied:
             tiles.append(Buffer("pa", Level.TILE, DType.F32, self.copied))
@@ -255,7 +255,7 @@ class _Maker:
                 columns = round_up(link.results, width)
                 terms = link.rows.window * link.columns.window * (1 if link.is_depthwise else link.channels)
                 if self.blocking.registers[number] is None:
-                    buffer = given_in_pieces(buffer, terms, columns, MOST_PIECES)
+                    buffer = given_split(buffer, terms, columns, MOST_COMPONENTS)
                 else:
                     buffer = replace(buffer, elements=terms * columns, layout=(Panels(columns, width),))
             yield buffer
@@ -330,7 +330,7 @@ class _Maker:
         channel = self._channel(number, flat(*self._channels(number)))
         before: list[Step] = []
         if self.blocking.registers[number] is None:
-            a, terms, guards, before = self._of_pieces(number, part)
+            a, terms, guards, before = self._of_components(number, part)
         elif number > 0:
             a, terms, guards = self._of_tile(number, row, part.base, taps, ranges)
         else:
@@ -342,7 +342,7 @@ class _Maker:
         after = self._after(number, part, total)
         zero = replace(fill(kept, total, 0.0), where=after.where)
         registers = self.blocking.registers[number]
-        product = Product.PIECES if registers is None else link.product
+        product = Product.SPLIT if registers is None else link.product
         contract = Contract((*kept, *terms), total, a, weights, product, registers=registers, where=where)
         return [*before, zero, contract, after]
 
@@ -358,7 +358,7 @@ class _Maker:
         lanes = (quotient(own, self.lanes, ranges), remainder(own, self.lanes, ranges))
         to = At(f"r{number}", self._place(number, *lanes, add(var("y"), constant(part.offset)), var("x")))
         if self._is_fed(number + 1):
-            to = self._piece(number + 1, part.count, channel)
+            to = self._component(number + 1, part.count, channel)
         after = link.following(total, kept, (values, ranges), self._sinks(number, to))
         return replace(after, where=where)
 
@@ -375,25 +375,25 @@ class _Maker:
         return sinks
 
     def _is_fed(self, number: int) -> bool:
-        """Return whether what a link reads is split into pieces as it is computed by a depthwise one."""
+        """Return whether what a link reads is split into components as it is computed by a depthwise one."""
         is_behind = 0 < number < len(self.chain.links) and self.chain.links[number - 1].is_depthwise
         return is_behind and self.blocking.registers[number] is None
 
-    def _piece(self, number: int, count: int, channel: Expr) -> At:
-        """Return where a link of one place reads an element of its tile of pieces, which has some rows at least."""
+    def _component(self, number: int, count: int, channel: Expr) -> At:
+        """Return where a link of one place reads an element of its tile of components, which has some rows at least."""
         link = self.chain.links[number]
         width, columns = link.columns.out, round_up(link.channels, EDGE)
         elements = round_up(count * width, EDGE) * columns
-        self.pieces[number] = max(self.pieces.get(number, 0), elements)
+        self.components[number] = max(self.components.get(number, 0), elements)
         return At(f"s{number}", add(scale(_counted((var("y"), 0), (var("x"), width)), columns), channel))
 
-    def _of_pieces(self, number: int, part: _Part) -> tuple[At, tuple[Axis, ...], tuple[Inside, ...], list[Step]]:
-        """Return the pieces of what a link of one place reads, its terms, and what makes these pieces."""
+    def _of_components(self, number: int, part: _Part) -> tuple[At, tuple[Axis, ...], tuple[Inside, ...], list[Step]]:
+        """Return the components of what a link of one place reads, its terms, and what makes these components."""
         link, row = self.chain.links[number], add(part.first, var("y"))
         y, x, c = Axis("y", part.count), Axis("x", link.columns.out), Axis("c", link.channels)
         ranges, value, ops = self._ranges(y, x, c), "x0", list[TileOp]()
         where, terms = self._inside(number, row, ranges), (replace(c, is_reduced=True),)
-        at = self._piece(number, part.count, var("c"))
+        at = self._component(number, part.count, var("c"))
         if self._is_fed(number):
             return at, terms, where, []
         if number > 0:

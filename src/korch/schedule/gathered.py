@@ -16,7 +16,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, cut, fill, flat, spaced, store
 from korch.schedule.contraction import Layouts, NotFusedError, matmul_axes
-from korch.schedule.pieces import given_in_pieces, operand_pieces, tile_of_pieces
+from korch.schedule.split_products import given_split, operand_components, tile_of_components
 from korch.tile.index import Expr, add, scale, var
 from korch.tile.program import (
     At,
@@ -52,7 +52,7 @@ class GatheredBlocking:
         terms: of a turn of its loop.
         strip: columns of the matrices that lie side by side.
         registers: how tiles are multiplied.
-        is_split: whether operands are pieces, multiplied on matrix units.
+        is_split: whether operands are components, multiplied on matrix units.
     """
 
     rows: int
@@ -73,7 +73,7 @@ class Gathered(Blocked):
         super().__init__(group, root, layouts, matmul_axes(*shapes), Product.F32)
         self.machine = machine
         self.keys = self._keys(root.inputs[2])
-        self.pieces = operand_pieces(group.body, replace(root, inputs=root.inputs[:2]))
+        self.components = operand_components(group.body, replace(root, inputs=root.inputs[:2]))
 
     def _keys(self, value: int) -> str:
         """Return the name of the input that has the index of each row."""
@@ -111,7 +111,7 @@ class Gathered(Blocked):
             if buffer.name != self.name_of(1):
                 yield buffer
             elif blocking.is_split:
-                yield given_in_pieces(buffer, self.terms, columns, self.pieces[1])
+                yield given_split(buffer, self.terms, columns, self.components[1])
             else:
                 yield replace(buffer, elements=self.terms * columns, layout=(Panels(columns, blocking.strip),))
 
@@ -128,13 +128,13 @@ class _Task:
         self.width = round_up(self.columns[1].extent, blocking.strip)
         self.total = At("t", add(scale(var("i"), self.width), var("j")))
         of_left = (self.i, self.turns[1])
-        self.piece, self.pieces = tile_of_pieces("sa", of_left, of.pieces[0], is_second=False)
+        self.component, self.components = tile_of_components("sa", of_left, of.components[0], is_second=False)
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
         """The tiles."""
         tile = Buffer("t", Level.TILE, DType.F32, self.blocking.rows * self.width)
-        return (tile, *((self.pieces,) if self.blocking.is_split else ()))
+        return (tile, *((self.components,) if self.blocking.is_split else ()))
 
     def stage(self) -> Stage:
         """Return the stage."""
@@ -144,7 +144,7 @@ class _Task:
             self.total,
             self._left(),
             self._right(),
-            Product.PIECES if self.blocking.is_split else Product.F32,
+            Product.SPLIT if self.blocking.is_split else Product.F32,
             registers=self.blocking.registers,
         )
         turn: tuple[Step, ...] = (*((self._split(),) if self.blocking.is_split else ()), contract)
@@ -161,9 +161,9 @@ class _Task:
         return Stage((gn, self.block), steps)
 
     def _left(self) -> At:
-        """Return where the first operand is multiplied: in the copy, or in its pieces."""
+        """Return where the first operand is multiplied: in the copy, or in its components."""
         if self.blocking.is_split:
-            return self.piece
+            return self.component
         return At("ca", add(scale(self._place(), spaced(self.of.terms)), flat(*self.turns)))
 
     def _right(self) -> At:
@@ -176,9 +176,9 @@ class _Task:
         return add(scale(var(BLOCK), self.blocking.rows), var("i"))
 
     def _split(self) -> Pass:
-        """Return the pass that makes these pieces."""
+        """Return the pass that makes these components."""
         place = add(scale(self._place(), spaced(self.of.terms)), flat(*self.turns))
-        return Pass((self.i, self.turns[1]), "p", (Load("x0", DType.F32, "ca", place),), (store(self.piece, "x0"),))
+        return Pass((self.i, self.turns[1]), "p", (Load("x0", DType.F32, "ca", place),), (store(self.component, "x0"),))
 
     def _stored(self) -> Loop:
         """Return the loop that computes the outputs of each row of a block."""

@@ -150,7 +150,7 @@ class Products(Blocked):
         packings: tuple[Step, ...] = tuple(step for operand in made for step in operand.passes)
         is_whole = g.extent == 1
         turns = (*packings, zero, contract) if is_whole else (zero, Loop(g, ("t",), (*packings, contract)))
-        is_packed = operands[1].packing and not operands[1].pieces
+        is_packed = operands[1].packing and not operands[1].components
         grid = (*self.batch, gm, gn) if is_packed else (gn, *self.batch, gm)
         after = self.after(total, (i, j), cuts.values, cuts.ranges)
         stages = (*(o.stage for o in operands if o.stage is not None), Stage(grid, (*turns, after)))

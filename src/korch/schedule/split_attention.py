@@ -1,6 +1,6 @@
-"""Attention on matrix units -> tile programs whose products are of pieces of bfloat16.
+"""Attention on matrix units -> tile programs whose products are of components of bfloat16.
 
-The scores of all keys of a block of rows are in one tile. Keys and values are split into pieces for each block; the
+The scores of all keys of a block of rows are in one tile. Keys and values are split into components for each block; the
 weights are split beside the products with the values.
 """
 
@@ -10,7 +10,7 @@ from korch.alignment import round_up
 from korch.primitive.types import DType
 from korch.schedule.attention import Attentions, Blocking, Builder, Packing
 from korch.schedule.blocks import Blocked, arranged, spaced, store
-from korch.schedule.pieces import are_adjacent, operand_pieces, tile_of_pieces
+from korch.schedule.split_products import are_adjacent, operand_components, tile_of_components
 from korch.tile.index import add, scale, var
 from korch.tile.program import Apply, At, Axis, Load, Pass, Product, TileOp, TileProgram
 
@@ -26,9 +26,9 @@ def program_of(given: Attentions, blocking: Blocking) -> TileProgram:
 
 
 class SplitBuilder(Builder):
-    """A program whose products are of pieces of bfloat16, by matrix units; all keys are one block."""
+    """A program whose products are of components of bfloat16, by matrix units; all keys are one block."""
 
-    product = Product.PIECES
+    product = Product.SPLIT
 
     def _operands(self) -> tuple[At | None, At, list[Pass]]:
         keys, _ = self._tile("sk", (self.d, self.j), self.scores, 1)
@@ -36,14 +36,17 @@ class SplitBuilder(Builder):
         return keys, values, []
 
     def _tile(self, name: str, axes: tuple[Axis, Axis], blocked: Blocked, position: int) -> tuple[At, int]:
-        """Return where an operand's pieces are, in a tile that is made if it is not there, and how many it has."""
-        pieces = operand_pieces(blocked.group.body, blocked.root)[position]
-        at, buffer = tile_of_pieces(name, axes, pieces, is_second=position == 1)
+        """Return where an operand's components are, in a tile that is made if it is not there, and how many it has."""
+        components = operand_components(blocked.group.body, blocked.root)[position]
+        at, buffer = tile_of_components(name, axes, components, is_second=position == 1)
         self.made.setdefault(name, buffer)
-        return at, pieces
+        return at, components
 
     def _split(self, name: str, axes: tuple[Axis, Axis], blocked: Blocked, position: int) -> tuple[At, list[Pass]]:
-        """Return where an operand's pieces are, and the passes that make them: of a copy if its rows are scattered."""
+        """Return where an operand's components are, and the passes that compute them.
+
+        If the operand's rows are scattered they are copied first.
+        """
         at, _ = self._tile(name, axes, blocked, position)
         emitter = blocked.fusion.emitter(self.ranges)
         value, passes = blocked.argument(emitter, position, self.values(blocked, position == 1)), list[Pass]()
@@ -65,9 +68,9 @@ class SplitBuilder(Builder):
 
     def _weights(self) -> tuple[At, list[Pass]]:
         _, second = self._split("sv", (self.j, self.c), self.mixed, 1)
-        at, pieces = self._tile("sw", (self.i, self.j), self.mixed, 0)
+        at, components = self._tile("sw", (self.i, self.j), self.mixed, 0)
         ops: list[TileOp] = [Load("x0", DType.F32, self.score.buffer, self.score.index)]
-        if pieces == 1:  # what is split is cut off behind the last piece
+        if components == 1:  # what is split is cut off behind the last component
             ops += [Apply("x1", DType.BF16, "cast", ("x0",)), Apply("x2", DType.F32, "cast", ("x1",))]
         split = Pass((self.i, self.j), "j", tuple(ops), (store(at, ops[-1].name),))
         return at, [*second, split]

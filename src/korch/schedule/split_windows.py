@@ -1,8 +1,8 @@
-"""Dense convolutions on matrix units -> tile programs whose rows are read from the pieces of the image itself.
+"""Dense convolutions on matrix units -> tile programs whose rows are read from the components of the image itself.
 
 A task computes some rows of the result and some of its channels. The image that it meets and the weights are split into
-pieces; those of one stay while the other goes by. Rows of the image lie side by side with the zeros at their left, so
-windows run on from one row into the zeros of the next.
+components; those of one stay in the cache while blocks of the other are read. Rows of the image lie side by side with
+the zeros at their left, so windows run on from one row into the zeros of the next.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, cut, fill, flat, store
 from korch.schedule.contraction import Layouts, contraction_of
-from korch.schedule.pieces import operand_pieces, split_into
 from korch.schedule.sides import Side, sides_of, without_units
+from korch.schedule.split_products import operand_components, split_into
 from korch.tile.cpp_split import EDGE
 from korch.tile.index import Expr, add, constant, quotient, remainder, scale, var
 from korch.tile.program import (
@@ -45,8 +45,8 @@ class SplitBlocking:
     Attributes:
         rows: of the result that a task computes.
         channels: of the result that a task computes.
-        block: rows of the result whose pieces of the image are made together.
-        units: steps of terms of the weights whose pieces are made together, where they go by.
+        block: rows of the result whose components of the image are made together.
+        units: steps of terms of the weights whose components are made together, where they go by.
         rows_pass: whether it is rows that go by while weights stay.
     """
 
@@ -99,7 +99,7 @@ class SplitWindows(Blocked):
     def __init__(self, group: Group, root: Primitive, layouts: Layouts) -> None:
         super().__init__(group, root, layouts, contraction_of(group, root, last=False))
         (self.images, self.channels, *_), (self.results, *_) = (group.body.types[v].shape for v in root.inputs)
-        self.pieces = operand_pieces(group.body, root)
+        self.components = operand_components(group.body, root)
         self.down, self.across = (Kept(side) for side in sides_of(group, root))
 
     def program(self, blocking: SplitBlocking) -> TileProgram:
@@ -132,7 +132,7 @@ class SplitWindows(Blocked):
         term = add(scale(var("t0"), taps[1].extent * self.channels), scale(var("t1"), self.channels), var("c"))
         reads = (At("sa", without_units(a, ranges)), At("sb", without_units(add(scale(term, row), var("j")), ranges)))
         registers = Registers(min(blocking.block, y.extent), blocking.units)
-        contract = Contract((y, x, j, *terms), total, *reads, Product.PIECES, registers=registers)
+        contract = Contract((y, x, j, *terms), total, *reads, Product.SPLIT, registers=registers)
         after = self.after(total, (y, x, j), values, ranges)
         made = (weights, image) if blocking.rows_pass else (image, weights)
         buffers = (*self._memory(), tile, own_image, own_weights)
@@ -160,7 +160,7 @@ class SplitWindows(Blocked):
         place = add(scale(add(scale(var("u"), self.across.pitch), var("v")), row), var("c"))
         sink = Store("sa", without_units(place, ranges), value)
         elements = axes[0].extent * axes[1].extent * row
-        buffer = Buffer("sa", Level.TILE, DType.F32, elements, (Panels(row, EDGE), split_into(self.pieces[0])))
+        buffer = Buffer("sa", Level.TILE, DType.F32, elements, (Panels(row, EDGE), split_into(self.components[0])))
         return Pass(axes, "c", tuple(emitter.ops), (sink,)), buffer
 
     def _weights(self, j: Axis, result: Expr, grid: tuple[Axis, ...]) -> tuple[Pass, Buffer]:
@@ -175,5 +175,5 @@ class SplitWindows(Blocked):
             ops = (*ops, Apply("x1", DType.F32, "cast", ("x0",)))
         row, rows = round_up(j.extent, EDGE), round_up(self._terms, EDGE)
         at = At("sb", without_units(add(scale(var("p"), row), var("j")), ranges))
-        buffer = Buffer("sb", Level.TILE, DType.F32, rows * row, (Panels(row, EDGE, 2), split_into(self.pieces[1])))
+        buffer = Buffer("sb", Level.TILE, DType.F32, rows * row, (Panels(row, EDGE, 2), split_into(self.components[1])))
         return Pass(axes, "j", ops, (store(at, ops[-1].name),)), buffer

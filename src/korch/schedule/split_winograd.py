@@ -1,4 +1,4 @@
-"""Convolutions in Winograd's space on matrix units -> tile programs, whose transformed weights come in pieces.
+"""Convolutions in Winograd's space on matrix units -> tile programs, whose transformed weights come in components.
 
 The numbers of a point's tiles are split before they are multiplied by the weights of all channels. A task computes
 a group of tiles from the image to the results; or all tiles are transformed first, and a task multiplies those
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from korch.alignment import ceil_div, round_up
 from korch.primitive.types import DType
 from korch.schedule.blocks import cut, fill, flat, store
-from korch.schedule.pieces import MOST_PIECES, given_in_pieces, split_into
+from korch.schedule.split_products import MOST_COMPONENTS, given_split, split_into
 from korch.schedule.winograd import POINTS, RESULTS, Winograd, spread
 from korch.tile.cpp_split import EDGE
 from korch.tile.index import Expr, add, constant, scale, var
@@ -34,8 +34,8 @@ from korch.tile.program import (
     TileProgram,
 )
 
-PIECES = "s"
-"""The tile of the pieces of a point's tiles."""
+COMPONENTS = "s"
+"""The tile of the components of a point's tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +66,11 @@ class SplitWinograd(Winograd):
         """
         tiles, run, block = blocking.group, blocking.run or self.points, blocking.vectors * self.lanes
         step, level = spread(tiles * max(self.channels, self.outputs)), Level.WORKSPACE if blocking.run else Level.TILE
-        layout = (Panels(self._terms, EDGE), split_into(MOST_PIECES))
+        layout = (Panels(self._terms, EDGE), split_into(MOST_COMPONENTS))
         buffers = (
-            *self._in_pieces(block),
+            *self._in_components(block),
             Buffer(POINTS, level, DType.F32, self.points // run * (run + 1) * step),
-            Buffer(PIECES, Level.TILE, DType.F32, round_up(tiles, EDGE) * self._terms, layout),
+            Buffer(COMPONENTS, Level.TILE, DType.F32, round_up(tiles, EDGE) * self._terms, layout),
             Buffer(RESULTS, Level.TILE, DType.F32, self.tile * self.tile * block),
         )
         # The sums of a point take the place of the tiles of the point before, which the same task has multiplied.
@@ -102,12 +102,12 @@ class SplitWinograd(Winograd):
         """The channels of the image, in whole steps."""
         return round_up(self.channels, EDGE)
 
-    def _in_pieces(self, block: int) -> Iterator[Buffer]:
-        """Yield the buffers of inputs and outputs; the weights come in pieces."""
+    def _in_components(self, block: int) -> Iterator[Buffer]:
+        """Yield the buffers of inputs and outputs; the weights come in components."""
         weights, columns = self.fusion.place[self.root.inputs[1]], round_up(self.outputs, EDGE)
         for buffer in self._memory(block):
             if buffer.name == weights:
-                buffer = given_in_pieces(buffer, self.points * self._terms, columns, MOST_PIECES)
+                buffer = given_split(buffer, self.points * self._terms, columns, MOST_COMPONENTS)
             yield buffer
 
     def _products(self, tiles: Axis, turns: tuple[Axis, Axis], channels: tuple[Axis, Axis], step: int) -> Loop:
@@ -123,14 +123,14 @@ class SplitWinograd(Winograd):
         slot = add(scale(self._variable("u", u.extent), p.extent + 1), var("p"))
         sum_ = add(scale(slot, step), scale(t, self.outputs), flat(*channels))
         number = add(scale(add(slot, constant(1)), step), scale(t, self.channels), var("c"))
-        piece = At(PIECES, add(scale(t, self._terms), var("c")))
-        split = Pass((tiles, c), "c", (Load("x0", DType.F32, POINTS, number),), (store(piece, "x0"),))
+        component = At(COMPONENTS, add(scale(t, self._terms), var("c")))
+        split = Pass((tiles, c), "c", (Load("x0", DType.F32, POINTS, number),), (store(component, "x0"),))
         out, term = At(POINTS, sum_), add(scale(flat(u, p), self._terms), var("c"))
         columns = round_up(self.outputs, EDGE)
         weights = At(self.fusion.place[self.root.inputs[1]], add(scale(term, columns), flat(*channels)))
         registers = Registers(EDGE, EDGE // self.lanes, fetches_b=True)
         axes = (tiles, q, replace(c, is_reduced=True))
-        product = Contract(axes, out, piece, weights, Product.PIECES, registers=registers)
+        product = Contract(axes, out, component, weights, Product.SPLIT, registers=registers)
         return Loop(p, (), (split, fill((tiles, q), out, 0.0), product))
 
     def _results(self, blocks: Axis, number: Expr, starts: Sequence[int]) -> tuple[Step, ...]:

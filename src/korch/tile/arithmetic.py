@@ -62,17 +62,17 @@ class Typed:
         """Return the products that a contraction adds up, in the type of its accumulator."""
         kind = how.types[2].numpy
         exact = np.asarray(a.astype(kind) * b.astype(kind))
-        if how is not Product.PIECES:
+        if how is not Product.SPLIT:
             return exact
-        (a0, a1, a2), (b0, b1, b2) = (_pieces(x, 3, DType.BF16) for x in (a, b))
+        (a0, a1, a2), (b0, b1, b2) = (_components(x, 3, DType.BF16) for x in (a, b))
         split = a2 * b0 + a0 * b2 + a1 * b1 + a1 * b0 + a0 * b1 + a0 * b0
-        return np.where(np.isfinite(split), split, exact)  # what has no pieces is multiplied as it is
+        return np.where(np.isfinite(split), split, exact)  # what has no components is multiplied as it is
 
     def stored(self, buffer: Buffer, value: Array) -> Array:
         """Return what is read again of a value that is written to a buffer."""
         for layout in buffer.layout:
             if isinstance(layout, Split):
-                total = np.sum(_pieces(value, layout.pieces, layout.dtype), axis=0).astype(value.dtype)
+                total = np.sum(_components(value, layout.components, layout.dtype), axis=0).astype(value.dtype)
                 value = np.where(np.isfinite(total), total, value)
         return value.astype(self.array_type(buffer.dtype))
 
@@ -94,7 +94,7 @@ class Float64(Typed):
         return value.astype(self.array_type(buffer.dtype))
 
 
-def _pieces(x: Array, count: int, dtype: DType) -> list[Array]:
+def _components(x: Array, count: int, dtype: DType) -> list[Array]:
     """Return numbers of fewer bits, in the type of x, whose sum is near to x."""
     found: list[Array] = []
     for _ in range(count):

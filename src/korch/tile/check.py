@@ -78,7 +78,7 @@ def layouts_fit(program: TileProgram) -> None:
                 _require(is_whole, "panels do not divide a buffer", buffer.name)
             if isinstance(layout, Split):
                 is_float = buffer.dtype.is_float and layout.dtype.is_float
-                _require(is_float and layout.pieces > 0, "a buffer can't be split", buffer.name)
+                _require(is_float and layout.components > 0, "a buffer can't be split", buffer.name)
 
 
 def sizes_are_known(program: TileProgram) -> None:
@@ -226,7 +226,7 @@ def sinks_suit_the_loops(program: TileProgram) -> None:
 def products_fit(program: TileProgram) -> None:
     """Operands and accumulators of contractions have the types that their product wants.
 
-    Operands of a product of float32, also in pieces, may be floats of 16 bits, and the second one bytes: they are
+    Operands of a product of float32, also in components, may be floats of 16 bits, and the second one bytes: they are
     widened when they are read.
     """
     types = {buffer.name: buffer.dtype for buffer in program.buffers}
@@ -235,7 +235,7 @@ def products_fit(program: TileProgram) -> None:
             a, b, total = step.product.types
             wanted = {step.a.buffer: a, step.b.buffer: b, step.out.buffer: total}
             wanted |= {step.rescale.buffer: total} if step.rescale else {}
-            if step.product in (Product.F32, Product.PIECES):
+            if step.product in (Product.F32, Product.SPLIT):
                 for name, narrow in ((step.a.buffer, (DType.F16, DType.BF16)), (step.b.buffer, WIDENED)):
                     if types[name] in narrow:
                         wanted.pop(name, None)

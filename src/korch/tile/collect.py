@@ -1,8 +1,8 @@
 """A pass that writes past the caches -> what it collects first, to write whole lines.
 
 Rows that begin inside of lines share these with the rows beside them. Where a task writes one dense
-piece of a buffer, its rows go into memory of its own, which stays in the core's caches, and from
-there all whole lines of the piece past the caches. Two tasks share a line at most.
+span of a buffer, its rows go into memory of its own, which stays in the core's caches, and from
+there all whole lines of the span past the caches. Two tasks share a line at most.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from korch.tile.loops import LINE_ELEMENTS
 from korch.tile.program import Axis, Pass, Sink
 
 MOST_COLLECTED = 32768
-"""Elements of a task's piece: the second cache holds it beside what is read."""
+"""Elements of a task's span: the second cache holds it beside what is read."""
 
 LEAST_COLLECTED = 1024
-"""Of shorter pieces, too many lines are shared."""
+"""Of shorter spans, too many lines are shared."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Span:
     """What a task writes of a buffer.
 
     Attributes:
         start: where it begins in the buffer.
-        index: where in the piece a point of the loops lies.
+        index: where in the span a point of the loops lies.
         size: elements, if the outermost loop does not end early.
         outer: that loop.
         row: elements that each of its turns writes.
@@ -41,16 +41,16 @@ class Piece:
     row: int
 
 
-def collected(pass_: Pass, streamed: Set[str]) -> dict[str, Piece]:
-    """Return the buffers of which a pass collects its piece."""
+def collected(pass_: Pass, streamed: Set[str]) -> dict[str, Span]:
+    """Return the buffers of which a pass collects its span."""
     if pass_.is_reduction:
         return {}
-    found: dict[str, Piece] = {}
+    found: dict[str, Span] = {}
     for sink in pass_.sinks:
-        piece = _piece(pass_, sink) if sink.buffer in streamed else None
+        span = _span(pass_, sink) if sink.buffer in streamed else None
         others = sum(other.buffer == sink.buffer for other in pass_.sinks)
-        if piece is not None and others == 1 and not begins_lines(pass_, sink):
-            found[sink.buffer] = piece
+        if span is not None and others == 1 and not begins_lines(pass_, sink):
+            found[sink.buffer] = span
     return found
 
 
@@ -60,8 +60,8 @@ def begins_lines(pass_: Pass, sink: Sink) -> bool:
     return all(c % LINE_ELEMENTS == 0 for c in (sink.index.constant, *others))
 
 
-def _piece(pass_: Pass, sink: Sink) -> Piece | None:
-    """Return the dense piece that a task writes, or None if it is none, or too large or small."""
+def _span(pass_: Pass, sink: Sink) -> Span | None:
+    """Return the dense span that a task writes, or None if it is none, or too large or small."""
     steps = {a.name: sink.index.coefficient(a.name) for a in pass_.axes if a.extent > 1}
     axes = sorted((a for a in pass_.axes if a.extent > 1), key=lambda a: steps[a.name] or 0)
     size = math.prod(axis.extent for axis in axes)
@@ -76,4 +76,4 @@ def _piece(pass_: Pass, sink: Sink) -> Piece | None:
     inside = tuple(term for term in sink.index.terms if term[0] in own)
     outside = tuple(term for term in sink.index.terms if term[0] not in own)
     start = Expr(sink.index.constant, outside)
-    return Piece(start, Expr(0, inside), size, axes[-1], size // axes[-1].extent)
+    return Span(start, Expr(0, inside), size, axes[-1], size // axes[-1].extent)

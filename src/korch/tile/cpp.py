@@ -229,7 +229,7 @@ class _Printer:
         """Print the loop over a range of a stage's tasks."""
         given = {b.name for b in self.program.buffers if b.level is Level.INPUT}
         steps = StepPrinter(self.out, stage, given)
-        if any(isinstance(step, Contract) and step.product is Product.PIECES for _, step in stage.leaves):
+        if any(isinstance(step, Contract) and step.product is Product.SPLIT for _, step in stage.leaves):
             self.out.line("const korch_amx::Units units;")
         self.out.open(f"for (long task = {begin}; task < {end}; ++task)")
         rest, grid = "task", self.grids[number]

@@ -6,10 +6,10 @@ from collections.abc import Collection
 
 from korch.tile.cpp_finish import is_by_lanes, kept_guards, sides_of
 from korch.tile.cpp_panels import panels
-from korch.tile.cpp_split import require_pieces, split_of
+from korch.tile.cpp_split import require_components, split_of
 from korch.tile.program import Contract, Level, Load, Product, TileProgram, refused
 
-PRODUCTS = (Product.F32, Product.F16, Product.BF16, Product.PIECES)
+PRODUCTS = (Product.F32, Product.F16, Product.BF16, Product.SPLIT)
 """The products of floats that are printed: operands are widened or split, sums are float32."""
 
 
@@ -32,7 +32,7 @@ def require_contractions(program: TileProgram, known: Collection[str]) -> None:
         if buffer.layout and not (is_panel and len(buffer.layout) == (2 if split_of(buffer) else 1)):
             raise refused(f"the layout of buffer {buffer.name} can't be printed")
     for stage in program.stages:
-        require_pieces(program, stage)
+        require_components(program, stage)
         for _, step in stage.leaves:
             if isinstance(step, Contract):
                 _require_contraction(step)
@@ -44,7 +44,7 @@ def require_contractions(program: TileProgram, known: Collection[str]) -> None:
 
 def _require_contraction(step: Contract) -> None:
     if step.product not in PRODUCTS and not step.product.is_of_bytes:
-        raise refused(f"contractions of {step.product.value} can't be printed")
+        raise refused(f"contractions by {step.product.value} can't be printed")
     if step.rescale is not None and step.product.is_of_bytes:
         raise refused("contractions of bytes that rescale their sums can't be printed")
     if {*step.where} - {*kept_guards(step)} and (step.product.is_of_bytes or not is_by_lanes(step)):

@@ -160,7 +160,7 @@ class FinishPrinter(LoopPrinter):
         self.rows = [axis for axis in rows if axis.name not in batch]
         self.buffer = sums.step.out.buffer
         self.fetches = Fetches()
-        self.pieces = {}
+        self.spans = {}
         self.pass_ = by_row(self.pass_, self.rows, self.ranges)
 
     def run(self, fetches: bool) -> str:
@@ -225,12 +225,12 @@ def is_by_lanes(step: Contract) -> bool:
 def batches_of(step: Contract) -> list[Axis]:
     """Return the kept axes around those of rows and columns: those that both operands have, or guards turn on.
 
-    Where both operands depend on the columns, these are all but one axis of rows. Of pieces, guards bound the rows.
+    Where both operands depend on the columns, these are all but one axis of rows. Of components, guards bound the rows.
     """
     *rows, _ = (axis for axis in step.axes if not axis.is_reduced)
     if is_by_lanes(step):
         return rows[:-1]
-    guards = () if step.product is Product.PIECES else step.where
+    guards = () if step.product is Product.SPLIT else step.where
     named = step.b.index.variables.union(*(guard.expr.variables for guard in guards))
     return [axis for axis in rows if axis.name in named]
 
@@ -238,9 +238,9 @@ def batches_of(step: Contract) -> list[Axis]:
 def kept_guards(step: Contract) -> tuple[Inside, ...]:
     """Return the guards of a contraction that turn on nothing but loops around its rows and columns.
 
-    Of pieces, they may turn on the outer axis of rows, too.
+    Of components, they may turn on the outer axis of rows, too.
     """
-    batch = {axis.name for axis in (step.axes[:1] if step.product is Product.PIECES else batches_of(step))}
+    batch = {axis.name for axis in (step.axes[:1] if step.product is Product.SPLIT else batches_of(step))}
     inner = {axis.name for axis in step.axes} - batch
     return tuple(guard for guard in step.where if not guard.expr.variables & inner)
 

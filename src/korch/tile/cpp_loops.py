@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Set
 
 from korch.tile.clip import loop_ends
-from korch.tile.collect import Piece, begins_lines, collected
+from korch.tile.collect import Span, begins_lines, collected
 from korch.tile.cpp_op import OpPrinter
 from korch.tile.cpp_text import C_TYPE, Writer, loop_end
 from korch.tile.index import Expr, Ranges, add, bounds, breakpoints, constant, scale, substitute, turning_point, var
@@ -29,7 +29,7 @@ class LoopPrinter(OpPrinter):
         self.kept = [a for a in pass_.axes if not a.is_reduced]
         self.reduced = [a for a in pass_.axes if a.is_reduced]
         self.across = next((a for a in pass_.axes if a.name == pass_.across), None)
-        self.pieces = self._pieces()
+        self.spans = self._spans()
 
     def _over(self, axis: Axis | None, body: Callable[[Ranges, str], str], abreast: int = 1) -> None:
         """Run `body` (a printer of a lambda of the width) along an axis, part by part.
@@ -91,14 +91,14 @@ class LoopPrinter(OpPrinter):
     @property
     def is_streamed(self) -> bool:
         """Whether anything is written past the caches."""
-        return bool(self.pieces) or any(map(self._streams, self.pass_.sinks))
+        return bool(self.spans) or any(map(self._streams, self.pass_.sinks))
 
     def _streams(self, sink: Sink) -> bool:
         """Return whether whole vectors are written past the caches, at best whole lines of them."""
         axis = self.vector
         if axis is None or sink.buffer not in self.out.streamed or isinstance(sink, Accumulate):
             return False
-        if sink.buffer in self.pieces:
+        if sink.buffer in self.spans:
             return False
         if self.across is not None and self.out.lanes < LINE_ELEMENTS:
             return False
@@ -182,7 +182,7 @@ class LoopPrinter(OpPrinter):
             self.out.line(f"{place}[at] = korch::lane<{type_}, {width}>({value}, lane);")
             self.out.close()
 
-    def _pieces(self) -> dict[str, Piece]:
+    def _spans(self) -> dict[str, Span]:
         """Return what is collected before it is written past the caches.
 
         Rows that are long enough to be written so at once are not, nor is anything where registers

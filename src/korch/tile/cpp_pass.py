@@ -20,7 +20,7 @@ FAR_SQUARES = 4
 """Squares that are fetched ahead from memory."""
 
 DENSE_AHEAD = 1024
-"""Elements that squares are fetched ahead where all that they read is one piece of memory."""
+"""Elements that squares are fetched ahead where all that they read is contiguous memory."""
 
 MANY_GUARDED = 8
 """Guarded loads from which on a pass asks first whether all guards hold."""
@@ -38,19 +38,19 @@ class PassPrinter(ReductionPrinter):
 
     def run(self) -> None:
         """Print it."""
-        for buffer, piece in self.pieces.items():
+        for buffer, span in self.spans.items():
             type_ = C_TYPE[self.out.program.buffer(buffer).dtype]
             start, lines = f"{buffer}_start", f"{buffer}_lines"
-            self.out.line(f"{type_}* const {start} = {buffer} + {self.out.expr(piece.start)};")
-            self.out.line(f"alignas(64) {type_} {lines}[{piece.size + LINE_ELEMENTS}];")
-            self.out.line(f"{type_}* const {buffer}_piece = {lines} + korch::after_line({start});")
+            self.out.line(f"{type_}* const {start} = {buffer} + {self.out.expr(span.start)};")
+            self.out.line(f"alignas(64) {type_} {lines}[{span.size + LINE_ELEMENTS}];")
+            self.out.line(f"{type_}* const {buffer}_span = {lines} + korch::after_line({start});")
         outer = [a for a in self.kept if a is not self.vector and a is not self.across]
         self._where(outer, self.pass_.where, self._common())
-        for buffer, piece in self.pieces.items():
+        for buffer, span in self.spans.items():
             type_ = C_TYPE[self.out.program.buffer(buffer).dtype]
-            end = loop_end(piece.outer, piece.outer.extent)
+            end = loop_end(span.outer, span.outer.extent)
             self.out.line(
-                f"korch::stream_piece<{type_}, {self.out.lanes}>({buffer}_start, {buffer}_piece, {piece.row} * {end});"
+                f"korch::stream_span<{type_}, {self.out.lanes}>({buffer}_start, {buffer}_span, {span.row} * {end});"
             )
 
     def _common(self) -> tuple[Inside, ...]:
@@ -243,8 +243,8 @@ class PassPrinter(ReductionPrinter):
         for sink in self.pass_.sinks:
             store = "stream" if self._streams(sink) else "store"
             place, index = sink.buffer, sink.index
-            if place in self.pieces:
-                place, index = f"{place}_piece", self.pieces[place].index
+            if place in self.spans:
+                place, index = f"{place}_span", self.spans[place].index
             index = substitute(index, {}, ranges)
             self._store(sink.buffer, index, values[sink.value], variable, "W", store, place)
 

@@ -1,8 +1,8 @@
-"""Operands in pieces of bfloat16, and contractions of these -> text: functions of their elements, and the call.
+"""Operands in components of bfloat16, and contractions of these -> text: functions of their elements, and the call.
 
-The pieces of the operand that is split last, right before the contraction, are made beside the products: there is
-room for those of two blocks. If the second operand comes in pieces, which are fetched beside the products, all pieces
-of the first are made before.
+The components of the operand that is split last, right before the contraction, are made beside the products: there is
+room for those of two blocks. If the second operand comes in components, which are fetched beside the products, all
+components of the first are made before.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def split_of(buffer: Buffer) -> Split | None:
 
 
 def is_split(program: TileProgram, step: Step) -> bool:
-    """Return whether a step makes pieces."""
+    """Return whether a step makes components."""
     return isinstance(step, Pass) and any(split_of(program.buffer(sink.buffer)) for sink in step.sinks)
 
 
 def passing(program: TileProgram, steps: Sequence[Step]) -> Iterator[str]:
-    """Yield the tiles of pieces that are made beside products."""
+    """Yield the tiles of components that are made beside products."""
     last = ""
     for step in steps:
         if isinstance(step, Loop):
@@ -67,12 +67,12 @@ def passing(program: TileProgram, steps: Sequence[Step]) -> Iterator[str]:
             yield from () if step.registers is not None and step.registers.fetches_b else (last,)
 
 
-def bytes_of_pieces(program: TileProgram, stage: Stage, buffer: Buffer) -> int:
-    """Return the size of a tile of pieces: what goes by has room for two blocks."""
+def bytes_of_components(program: TileProgram, stage: Stage, buffer: Buffer) -> int:
+    """Return the size of a tile of components: what goes by has room for two blocks."""
     layout, split = panels(buffer), split_of(buffer)
     if layout is None or split is None:
-        raise refused(f"the pieces of buffer {buffer.name} are in no panels")
-    element = split.pieces * split.dtype.size_bytes
+        raise refused(f"the components of buffer {buffer.name} are in no panels")
+    element = split.components * split.dtype.size_bytes
     goes_by = buffer.name in passing(program, stage.steps)
     step = next(s for _, s in stage.leaves if isinstance(s, Contract) and buffer.name in (s.a.buffer, s.b.buffer))
     if len(step.axes) == WINDOW_AXES:
@@ -102,7 +102,7 @@ class Window:
     block: int
     rows: int
     units: int
-    pieces: int
+    components: int
 
     @staticmethod
     def of(program: TileProgram, stage: Stage, step: Contract) -> Window:
@@ -112,7 +112,7 @@ class Window:
         layout, split = panels(program.buffer(step.a.buffer)), split_of(program.buffer(step.a.buffer))
         registers = step.registers
         if layout is None or registers is None or split is None:
-            raise refused("windows of pieces have panels and blocks")
+            raise refused("windows of components have panels and blocks")
         pitch = made.axes[1].extent
         steps = [step.a.index.coefficient(axis.name) or 0 for axis in (y, x, t0, t1)]
         sy, sx, dy, dx = (n // layout.columns for n in steps)
@@ -126,14 +126,14 @@ class Window:
             registers.rows,
             y.extent,
             registers.vectors,
-            split.pieces,
+            split.components,
         )
 
     @property
     def text(self) -> str:
         """The type."""
         sizes = (*self.taps, *self.strides, *self.dilations, self.pitch, self.channels, self.columns, self.block)
-        return f"korch_amx::Window<{', '.join(map(str, (*sizes, self.pieces)))}>"
+        return f"korch_amx::Window<{', '.join(map(str, (*sizes, self.components)))}>"
 
     @property
     def steps(self) -> int:
@@ -160,13 +160,13 @@ class Window:
 
 
 def is_window(stage: Stage, name: str) -> bool:
-    """Return whether pieces are those of an image that windows meet."""
+    """Return whether components are those of an image that windows meet."""
     found = (step for _, step in stage.leaves if isinstance(step, Contract) and step.a.buffer == name)
     return any(len(step.axes) == WINDOW_AXES for step in found)
 
 
 def maker_of(program: TileProgram, stage: Stage, name: str) -> Pass:
-    """Return the pass that makes the pieces of a buffer."""
+    """Return the pass that makes the components of a buffer."""
     found = (step for _, step in stage.leaves if isinstance(step, Pass) and is_split(program, step))
     return next(step for step in found if step.sinks[0].buffer == name)
 
@@ -178,14 +178,14 @@ class SplitPrinter(LoopPrinter):
         """Prepare it; elements of what is no image of windows are found by the number of a row."""
         super().__init__(out, stage, pass_, given)
         if len(pass_.axes) not in (2, 3):
-            raise refused("passes that make pieces, but those behind sums, have two or three axes")
+            raise refused("passes that make components, but those behind sums, have two or three axes")
         *rows, self.last = pass_.axes
         self.rows = () if is_window or len(rows) < 2 else tuple(rows)
         self.pass_ = by_row(pass_, self.rows, self.ranges)
 
     def run(self) -> None:
         """Print them."""
-        self.fetches, self.pieces = Fetches(), {}
+        self.fetches, self.spans = Fetches(), {}
         (sink,) = self.pass_.sinks
         names = ["row", self.last.name] if self.rows else [axis.name for axis in self.pass_.axes]
         where = ", ".join(f"[[maybe_unused]] long {name}" for name in names)
@@ -214,7 +214,7 @@ class SplitPrinter(LoopPrinter):
 
 
 def print_product(out: Writer, step: Contract, stage: Stage, around: Stage, sums: str) -> str:
-    """Return the call of the micro-kernel that multiplies pieces.
+    """Return the call of the micro-kernel that multiplies components.
 
     Args:
         out: prints expressions.
@@ -228,7 +228,7 @@ def print_product(out: Writer, step: Contract, stage: Stage, around: Stage, sums
         return _print_windows(out, step, stage, passes_rows, sums)
     rows, columns, (terms, *others) = sides_of(step)
     if others:
-        raise refused("contractions of pieces have one axis of terms")
+        raise refused("contractions of components have one axis of terms")
     begin, count = _span(out, step, around) if is_chained(step) else ("", count_of(rows))
     counts = (count, loop_end(columns, columns.extent), loop_end(terms, terms.extent))
     second = out.program.buffer(step.b.buffer)
@@ -249,7 +249,7 @@ def _print_windows(out: Writer, step: Contract, stage: Stage, passes_rows: bool,
     is_last = str(load.index.coefficient("c") == 1 or window.channels == 1).lower()
     rows, columns = loop_end(y, y.extent), loop_end(j, j.extent)
     image = f"korch_amx::image_of<{window.text}, {is_last}>({a}_from, {a}, {rows})"
-    weights = f"korch_amx::taps_of<{window.text}, {_pieces(out.program.buffer(b))}>({b}_from, {b}, {columns})"
+    weights = f"korch_amx::taps_of<{window.text}, {_components(out.program.buffer(b))}>({b}_from, {b}, {columns})"
     run = "pass_rows()" if passes_rows else f"pass_strips({window.units})"
     return f"korch_amx::windows_of<{window.text}>({sums}, {image}, {weights}).{run};"
 
@@ -266,19 +266,19 @@ def _span(out: Writer, step: Contract, around: Stage) -> tuple[str, str]:
 
 def _made(side: str, buffer: Buffer, count: str, terms: str) -> str:
     name = buffer.name
-    return f"korch_amx::{side}_of<{_pieces(buffer)}>({name}_from, {name}, {count}, {terms})"
+    return f"korch_amx::{side}_of<{_components(buffer)}>({name}_from, {name}, {count}, {terms})"
 
 
-def _pieces(buffer: Buffer) -> int:
+def _components(buffer: Buffer) -> int:
     split = split_of(buffer)
     if split is None:
         raise refused(f"buffer {buffer.name} is not split")
-    return split.pieces
+    return split.components
 
 
 def is_chained(step: Contract) -> bool:
-    """Return whether a contraction of pieces is that of a chain: its rows are places of an image."""
-    return step.product is Product.PIECES and len(step.axes) == CHAIN_AXES
+    """Return whether a contraction of components is that of a chain: its rows are places of an image."""
+    return step.product is Product.SPLIT and len(step.axes) == CHAIN_AXES
 
 
 def _print_chained(out: Writer, step: Contract, around: Stage, sums: str, counts: Sequence[str]) -> str:
@@ -286,32 +286,32 @@ def _print_chained(out: Writer, step: Contract, around: Stage, sums: str, counts
     first, count, _, terms = counts
     a, second = step.a.buffer, out.program.buffer(step.b.buffer)
     if second.level is not Level.INPUT:
-        raise refused("the weights of a chain of convolutions come in pieces")
+        raise refused("the weights of a chain of convolutions come in components")
     rows = f"{a}_rows({first or 0}, {terms})"
     return f"korch_amx::Chained{{{sums}, {rows}, {_given(out, second, step, around, counts[1:])}}}.run({a}, {count});"
 
 
 def _given(out: Writer, buffer: Buffer, step: Contract, stage: Stage, counts: Sequence[str]) -> str:
-    """Return the text of an operand that comes in pieces: strips of whole steps."""
+    """Return the text of an operand that comes in components: strips of whole steps."""
     layout, split = panels(buffer), split_of(buffer)
     if split is None or layout is None:
         raise refused(f"buffer {buffer.name} is not split")
     ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in stage.grid}
     start = substitute(step.b.index, {axis.name: constant(0) for axis in step.axes}, ranges)
     place = in_rows(buffer, layout, start, ranges)
-    pieces = Expr(split.pieces * place.constant, tuple((atom, split.pieces * n) for atom, n in place.terms))
-    strip = split.pieces * layout.width * buffer.size // layout.columns
+    components = Expr(split.components * place.constant, tuple((atom, split.components * n) for atom, n in place.terms))
+    strip = split.components * layout.width * buffer.size // layout.columns
     at = f"reinterpret_cast<const uint16_t*>({buffer.name})"
-    return f"korch_amx::Given<{split.pieces}>{{{at} + {out.expr(pieces)}, {strip}, {counts[1]}, {counts[2]}}}"
+    return f"korch_amx::Given<{split.components}>{{{at} + {out.expr(components)}, {strip}, {counts[1]}, {counts[2]}}}"
 
 
-def require_pieces(program: TileProgram, stage: Stage) -> None:
-    """Raise an error if pieces are read or multiplied otherwise than they can be."""
+def require_components(program: TileProgram, stage: Stage) -> None:
+    """Raise an error if components are read or multiplied otherwise than they can be."""
     for _, step in stage.leaves:
         if isinstance(step, Pass):
             if any(split_of(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):
-                raise refused("passes that read pieces can't be printed")
+                raise refused("passes that read components can't be printed")
             if is_split(program, step) and len(step.sinks) > 1:
-                raise refused("passes that make pieces have one result")
-        elif (step.product is Product.PIECES) != all(split_of(program.buffer(at.buffer)) for at in (step.a, step.b)):
-            raise refused("only operands in pieces are multiplied by matrix units")
+                raise refused("passes that make components have one result")
+        elif (step.product is Product.SPLIT) != all(split_of(program.buffer(at.buffer)) for at in (step.a, step.b)):
+            raise refused("only split operands are multiplied by matrix units")

@@ -26,7 +26,7 @@ from korch.tile.cpp_op import condition_of
 from korch.tile.cpp_panels import in_group, in_rows, panel_width, panels, strips
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_sort import loop_head
-from korch.tile.cpp_split import SplitPrinter, bytes_of_pieces, is_split, is_window, print_product, split_of
+from korch.tile.cpp_split import SplitPrinter, bytes_of_components, is_split, is_window, print_product, split_of
 from korch.tile.cpp_text import Writer, loop_end
 from korch.tile.cpp_tiles import byte_tiles
 from korch.tile.index import Expr, add, constant, scale, substitute, var
@@ -105,7 +105,11 @@ def is_large_tile(program: TileProgram, stage: Stage, buffer: Buffer) -> bool:
 
 def tile_bytes(program: TileProgram, stage: Stage, buffer: Buffer) -> int:
     """Return the size of a tile of a stage as it is printed, in whole lines."""
-    size = buffer.size * computed_bytes(buffer) if split_of(buffer) is None else bytes_of_pieces(program, stage, buffer)
+    size = (
+        buffer.size * computed_bytes(buffer)
+        if split_of(buffer) is None
+        else bytes_of_components(program, stage, buffer)
+    )
     return round_up(size, LINE_BYTES)
 
 
@@ -236,15 +240,15 @@ class StepPrinter:
         step = replace(block.sums.step, axes=tuple(axis for axis in block.sums.step.axes if axis not in batch))
         block = replace(block, sums=replace(block.sums, step=step))
         ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in (*grid, *batch)}
-        own = {axis.name for axis in step.axes}  # guards of pieces on these bound the rows
+        own = {axis.name for axis in step.axes}  # guards of components on these bound the rows
         guards = tuple(guard for guard in kept_guards(step) if not guard.expr.variables & own)
         self.out.open(f"if ({condition_of(self.out, guards, ranges) or 'true'})" if guards else "")
         if is_by_lanes(step) and not step.product.is_of_bytes:
             self._contract_windows(block, (*grid, *batch))
         elif is_by_lanes(step):
             self._contract_lanes(block, (*grid, *batch))
-        elif step.product is Product.PIECES:
-            self._contract_pieces(block, (*grid, *batch))
+        elif step.product is Product.SPLIT:
+            self._contract_components(block, (*grid, *batch))
         elif step.product.is_of_bytes:
             self._contract_bytes(block, (*grid, *batch))
         else:
@@ -259,7 +263,7 @@ class StepPrinter:
         batch = batches_of(whole)
         takers = (s for _, s in self.stage.leaves if isinstance(s, Contract) and s.a.buffer == name)
         if any({*kept_guards(whole)} - {*taker.where} for taker in takers):
-            raise refused(f"the pieces of buffer {name} are made of fewer rows than are multiplied")
+            raise refused(f"the components of buffer {name} are made of fewer rows than are multiplied")
         step, axes = replace(whole, axes=tuple(axis for axis in whole.axes if axis not in batch)), axes_around(whole)
         head = f"[=]({', '.join(f'[[maybe_unused]] long {axis}' for axis in axes)}, const auto& turn)"
         self.out.open(f"const auto {name}_windows = {head} __attribute__((always_inline))")
@@ -298,8 +302,8 @@ class StepPrinter:
         after = self._after(step, own, batch, b[last.name])
         self.out.line(f"    {sums}, {a_at}, {b_at}, {counts}{after});")
 
-    def _contract_pieces(self, block: _Block, grid: tuple[Axis, ...]) -> None:
-        """Print the call of the micro-kernel for pieces."""
+    def _contract_components(self, block: _Block, grid: tuple[Axis, ...]) -> None:
+        """Print the call of the micro-kernel for components."""
         step = block.sums.step
         own = Stage((*grid, *step.axes), ())
         sums = self._sums(block, *self._place(step.out, step, own), own)

@@ -146,9 +146,9 @@ class Writer:
             case Entry(table, inner):
                 name = self.tables.setdefault(table, f"table{len(self.tables)}")
                 return f"NAME_{name}[{self.expr(inner)}]"
-            case Choice(inner, pieces, otherwise):
+            case Choice(inner, cases, otherwise):
                 at = self.expr(inner)
-                text = "".join(f"({at}) < {n} ? ({self.expr(piece)}) : " for n, piece in pieces)
+                text = "".join(f"({at}) < {n} ? ({self.expr(then)}) : " for n, then in cases)
                 return f"({text}({self.expr(otherwise)}))"
             case Times():
                 raise AssertionError("a printed program has no parameters")

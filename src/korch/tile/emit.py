@@ -214,14 +214,14 @@ class Emitter:
         attributes = primitive.attributes
         if not isinstance(attributes, ConcatAttributes):
             raise AssertionError("concat without its attributes")
-        axis, at, pieces = attributes.axis, 0, []
+        axis, at, parts = attributes.axis, 0, []
         for value in primitive.inputs:
             size = self.body.types[value].shape[axis]
             if size:
-                pieces.append((value, at, at + size))
+                parts.append((value, at, at + size))
             at += size
         result: str | None = None
-        for value, low, high in reversed(pieces):
+        for value, low, high in reversed(parts):
             condition = self.inside(index[axis], low, high)
             moved = (*index[:axis], add(index[axis], constant(-low)), *index[axis + 1 :])
             found = self.value(value, moved, (*guards, *condition))

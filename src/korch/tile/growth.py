@@ -14,7 +14,7 @@ MOST_OPERATIONS = 2048
 """Of one loop nest of a kernel."""
 
 MOST_SPLIT_OPERATIONS = 1 << 14
-"""Operations of a kernel, times the pieces into which its pads may split loops."""
+"""Operations of a kernel, times the parts into which its pads may split loops."""
 
 
 class TextLimitError(Exception):
@@ -33,14 +33,14 @@ def grows_too_large(body: PrimitiveGraph) -> bool:
     kept = {value for _, value in body.outputs}
     for value in kept:
         chains[value].add(0)
-    operations = pieces = 1
+    operations = parts = 1
     for number in range(len(body.primitives) - 1, -1, -1):
         primitive = body.primitives[number]
         found = chains[primitive.output]
         operations += len(found)
         if primitive.op == "pad":
-            pieces += len(found)
-        if operations > MOST_OPERATIONS or operations * pieces > MOST_SPLIT_OPERATIONS:
+            parts += len(found)
+        if operations > MOST_OPERATIONS or operations * parts > MOST_SPLIT_OPERATIONS:
             return True
         if primitive.output in kept or primitive.row.category is Category.REDUCE:
             found = {-1 - number}  # it is read from memory

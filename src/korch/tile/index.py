@@ -1,7 +1,7 @@
 """Index expressions: integers computed from loop variables.
 
 An expression is affine in *atoms*: loop variables, and what is not affine itself (a quotient, a
-remainder, an entry of a table, a choice of pieces, a product with a parameter). It is kept
+remainder, an entry of a table, a choice of cases, a product with a parameter). It is kept
 simplified under the ranges of the variables, so that a reshape or a blocked layout costs no
 division where its sizes allow it.
 """
@@ -63,14 +63,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Choice:
-    """The expression of the first piece whose limit is greater than `expr`."""
+    """The expression of the first then whose limit is greater than `expr`."""
 
     expr: Expr
-    pieces: tuple[tuple[int, Expr], ...]
+    cases: tuple[tuple[int, Expr], ...]
     otherwise: Expr
 
     def __str__(self) -> str:
-        text = "".join(f"{self.expr}<{limit} ? {piece} : " for limit, piece in self.pieces)
+        text = "".join(f"{self.expr}<{limit} ? {then} : " for limit, then in self.cases)
         return f"({text}{self.otherwise})"
 
 
@@ -228,20 +228,20 @@ def entry(table: Sequence[int], expr: Expr, ranges: Ranges) -> Expr:
     return Expr(0, ((Entry(entries, expr), 1),))
 
 
-def choice(expr: Expr, pieces: Sequence[tuple[int, Expr]], otherwise: Expr, ranges: Ranges) -> Expr:
-    """Return the first piece whose limit is greater than `expr`, as far as ranges decide it."""
+def choice(expr: Expr, cases: Sequence[tuple[int, Expr]], otherwise: Expr, ranges: Ranges) -> Expr:
+    """Return the first then whose limit is greater than `expr`, as far as ranges decide it."""
     low, high = bounds(expr, ranges)
-    open_pieces = []
-    for limit, piece in pieces:
+    open_cases = []
+    for limit, then in cases:
         if low >= limit:
             continue
         if high < limit:
-            otherwise = piece
+            otherwise = then
             break
-        open_pieces.append((limit, piece))
-    if not open_pieces or all(piece == otherwise for _, piece in open_pieces):
+        open_cases.append((limit, then))
+    if not open_cases or all(then == otherwise for _, then in open_cases):
         return otherwise
-    return Expr(0, ((Choice(expr, tuple(open_pieces), otherwise), 1),))
+    return Expr(0, ((Choice(expr, tuple(open_cases), otherwise), 1),))
 
 
 def substitute(expr: Expr, values: Mapping[str, Expr], ranges: Ranges) -> Expr:
@@ -279,11 +279,11 @@ def breakpoints(expr: Expr, name: str, ranges: Ranges) -> set[int]:
                 pass
             case Quotient(inner, _) | Remainder(inner, _) | Entry(_, inner):
                 found |= breakpoints(inner, name, ranges)
-            case Choice(inner, pieces, otherwise):
+            case Choice(inner, cases, otherwise):
                 found |= breakpoints(inner, name, ranges)
                 found |= breakpoints(otherwise, name, ranges)
-                for limit, piece in pieces:
-                    found |= breakpoints(piece, name, ranges)
+                for limit, then in cases:
+                    found |= breakpoints(then, name, ranges)
                     found |= turning_point(inner, limit, name)
             case Times(_, inner):
                 found |= breakpoints(inner, name, ranges)
@@ -357,8 +357,8 @@ def _atom_variables(atom: Atom) -> frozenset[str]:
             return frozenset((name,))
         case Quotient(inner, _) | Remainder(inner, _) | Entry(_, inner):
             return inner.variables
-        case Choice(inner, pieces, otherwise):
-            return inner.variables.union(otherwise.variables, *(p.variables for _, p in pieces))
+        case Choice(inner, cases, otherwise):
+            return inner.variables.union(otherwise.variables, *(p.variables for _, p in cases))
         case Times(factor, inner):
             return inner.variables | _atom_variables(factor)
         case _:
@@ -378,8 +378,8 @@ def _atom_bounds(atom: Atom, ranges: Ranges) -> tuple[int, int]:
             low, high = bounds(inner, ranges)
             seen = table[max(low, 0) : high + 1] or table
             return min(seen), max(seen)
-        case Choice(_, pieces, otherwise):
-            ends = [bounds(piece, ranges) for piece in (otherwise, *(p for _, p in pieces))]
+        case Choice(_, cases, otherwise):
+            ends = [bounds(then, ranges) for then in (otherwise, *(p for _, p in cases))]
             return min(low for low, _ in ends), max(high for _, high in ends)
         case Times(factor, inner):
             corners = [a * b for a in _atom_bounds(factor, ranges) for b in bounds(inner, ranges)]
@@ -398,8 +398,8 @@ def _substitute_atom(atom: Atom, values: Mapping[str, Expr], ranges: Ranges) -> 
             return remainder(substitute(inner, values, ranges), divisor, ranges)
         case Entry(table, inner):
             return entry(table, substitute(inner, values, ranges), ranges)
-        case Choice(inner, pieces, otherwise):
-            replaced = [(limit, substitute(piece, values, ranges)) for limit, piece in pieces]
+        case Choice(inner, cases, otherwise):
+            replaced = [(limit, substitute(then, values, ranges)) for limit, then in cases]
             return choice(substitute(inner, values, ranges), replaced, substitute(otherwise, values, ranges), ranges)
         case Times(factor, inner):
             return times(substitute(inner, values, ranges), _substitute_atom(factor, values, ranges))

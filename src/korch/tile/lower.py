@@ -66,7 +66,7 @@ class _Lowering(Staging):
                 self.level[value] = Level.OUTPUT
             else:
                 self.level[value] = Level.TILE if is_tile else Level.WORKSPACE
-        stages = tuple(piece for stage in self.stages for piece in self._stages(stage))
+        stages = tuple(each for stage in self.stages for each in self._stages(stage))
         return TileProgram(self._buffers(), stages)
 
     def _address(self, value: int, index: Index, ranges: Ranges) -> tuple[str, Expr]:

@@ -47,6 +47,6 @@ def computed_bytes(buffer: Buffer) -> int:
 
 
 def _stored_bytes(buffer: Buffer, whole: int) -> int:
-    """Return the size of an element: of all of its pieces if it is split."""
-    pieces = (layout.pieces * layout.dtype.size_bytes for layout in buffer.layout if isinstance(layout, Split))
-    return next(pieces, whole)
+    """Return the size of an element: of all of its components if it is split."""
+    components = (layout.components * layout.dtype.size_bytes for layout in buffer.layout if isinstance(layout, Split))
+    return next(components, whole)

@@ -167,17 +167,17 @@ class _Tokens:
         return kind(expr, self.integer())
 
     def _choice(self, expr: Expr) -> Choice:
-        """Read pieces, each behind the expression that its limit is compared with; then the last one."""
-        pieces: list[tuple[int, Expr]] = []
+        """Read cases, each behind the expression that its limit is compared with; then the last one."""
+        cases: list[tuple[int, Expr]] = []
         following = expr
         while following == expr and self.take("<"):
             limit = self.integer()
             self.need("?")
-            pieces.append((limit, self.expr()))
+            cases.append((limit, self.expr()))
             self.need(":")
             following = self.expr()
         self.need(")")
-        return Choice(expr, tuple(pieces), following)
+        return Choice(expr, tuple(cases), following)
 
 
 class _Line(_Tokens):

@@ -35,7 +35,7 @@ def cut_pass(pass_: Pass, lanes: int, sizes: Mapping[str, int]) -> list[Pass]:
             continue
         parts = [_part(pass_, axis, low, high) for low, high in itertools.pairwise(ends)]
         if arranged.vector != axis.name or any(_is_torn(part, axis.name) for part in parts):
-            return [piece for part in parts for piece in cut_pass(part, lanes, sizes)]
+            return [each for part in parts for each in cut_pass(part, lanes, sizes)]
     return [arranged]
 
 

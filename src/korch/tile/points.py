@@ -79,10 +79,10 @@ class Points:
             case Entry(table, inner):
                 found: Array = np.asarray(table)[np.clip(self.at(inner), 0, len(table) - 1)]
                 return found
-            case Choice(inner, pieces, otherwise):
+            case Choice(inner, cases, otherwise):
                 at, result = self.at(inner), self.at(otherwise)
-                for limit, piece in reversed(pieces):
-                    result = np.where(at < limit, self.at(piece), result)
+                for limit, then in reversed(cases):
+                    result = np.where(at < limit, self.at(then), result)
                 return result
             case Times(factor, inner):
                 return np.asarray(self._atom(factor) * self.at(inner))

@@ -67,7 +67,7 @@ class Panels:
 class Split:
     """Each element as a sum of numbers of fewer bits, the first of them the nearest to it."""
 
-    pieces: int
+    components: int
     dtype: DType
 
 
@@ -271,13 +271,13 @@ WIDENED = (DType.F16, DType.BF16, DType.I8, DType.U8)
 
 
 class Product(Enum):
-    """How a contraction multiplies: types of a, of b and of the accumulator, and pieces of each."""
+    """How a contraction multiplies: types of a, of b and of the accumulator, and components of each."""
 
     F64 = "f64"
     F32 = "f32"
     TF32 = "tf32"  # factors are rounded to 11 bits
     TF32X3 = "tf32x3"  # both split into two such numbers; the product of the rests is left out
-    PIECES = "pieces"  # both are one to three numbers of bfloat16; of nine products of these the six largest count
+    SPLIT = "split"  # both are one to three numbers of bfloat16; of nine products of these the six largest count
     BF16 = "bf16"
     F16 = "f16"
     S8S8 = "s8s8"
@@ -339,8 +339,8 @@ class Registers:
         fetches_out: whether the lines that results are stored to are.
         in_tiles: whether registers are the tiles of matrix units, which multiply bytes.
 
-    Of windows of an image in pieces, `rows` are the rows of results whose pieces of the image are made together, and
-    `vectors` the steps of terms of the weights.
+    Of windows of an image in components, `rows` are the rows of results whose components of the image are made
+    together, and `vectors` the steps of terms of the weights.
     """
 
     rows: int

@@ -8,7 +8,7 @@
         x0 = f32 load i0[10*g0 + v1]
         sum o0[g0] = x0
       loop j<(k + 7)/8 carries t1
-        contract m<10 n<16 | p<min(8, k - 8*j) by pieces in 5 x 2 fetch b
+        contract m<10 n<16 | p<min(8, k - 8*j) by split in 5 x 2 fetch b
           t1[16*m + n] += i0[8*j + p] * t0[16*p + n] rescale t2[m]
       loop e<4 only w1[g0]
     stage
@@ -141,8 +141,8 @@ def _layouts(buffer: Buffer) -> Iterator[str]:
         match layout:
             case Panels(columns, width, group):
                 yield f"panels({columns}, {width}{f', {group}' if group > 1 else ''})"
-            case Split(pieces, dtype):
-                yield f"split({pieces}, {dtype.value})"
+            case Split(components, dtype):
+                yield f"split({components}, {dtype.value})"
             case Ring():
                 yield "ring"
             case _:

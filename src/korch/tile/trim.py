@@ -296,7 +296,7 @@ def _finer(stage: Stage, axis: Axis, part: int, extent: int, threads: int) -> tu
     """Return a stage with more and smaller tasks along an axis, and their size, if there are too few."""
     others = stage.tasks // max(1, axis.extent)
     products = [step.product for _, step in stage.leaves if isinstance(step, Contract)]
-    on_matrix_units = Product.PIECES in products
+    on_matrix_units = Product.SPLIT in products
     if on_matrix_units and others % threads == 0:  # even, and each task splits its part of the weights
         return None
     count = ceil_div(TASKS_PER_THREAD * threads, max(1, others))

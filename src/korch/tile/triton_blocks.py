@@ -205,7 +205,7 @@ class BlockStage(Launch):
         """Write a contraction of two blocks."""
         kept, reduced = (tuple(a for a in step.axes if a.is_reduced is is_reduced) for is_reduced in (False, True))
         if step.product not in PRECISION or len(kept) != 2 or len(reduced) != 1:
-            raise InvalidGraphError(f"contractions of {step.product.value} can't be printed", where="tile program")
+            raise InvalidGraphError(f"contractions by {step.product.value} can't be printed", where="tile program")
         (i, j), (p,) = kept, reduced
         a = self.read(step.a, self.frame((i, p), at), zero=1)
         b = self.read(step.b, self.frame((p, j), at), zero=0)

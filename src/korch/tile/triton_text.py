@@ -287,11 +287,11 @@ class Text:
                 place = self.expr(inner, at)
                 inside = f"({place} >= 0) & ({place} < {len(table)})"
                 return f"tl.load({self.pointer(name)} + ({place}), mask={inside}, other=0)"
-            case Choice(inner, pieces, otherwise):
+            case Choice(inner, cases, otherwise):
                 text = f"({self.expr(otherwise, at)})"
                 of = self.expr(inner, at)
-                for limit, piece in reversed(pieces):
-                    text = f"tl.where(({of}) < {limit}, ({self.expr(piece, at)}), {text})"
+                for limit, then in reversed(cases):
+                    text = f"tl.where(({of}) < {limit}, ({self.expr(then, at)}), {text})"
                 return text
             case Times():
                 raise AssertionError("a printed program has no parameters")

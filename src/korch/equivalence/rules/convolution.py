@@ -194,14 +194,14 @@ def _match_focus(view: View, root: Primitive) -> Iterator[Pair]:
 
 
 def _refuse_focus(view: View, match: Pair) -> FocusWitness | RuleRefusal:
-    conv, pieces = match.root, match.inner.inputs
+    conv, slices = match.root, match.inner.inputs
     attributes = conv.attributes_as(ConvAttributes)
     constant = view.constant(conv.inputs[1])
     if constant is None:
         return RuleRefusal("the weights are not constant", conv.output)
     if attributes.groups != 1 or set(attributes.dilations) != {1}:
         return RuleRefusal("the convolution has groups or dilations", conv.output)
-    found = [_piece(view, piece) for piece in pieces]
+    found = [_strided_slice(view, part) for part in slices]
     x, _, step = found[0]
     shape, rank = view.shape(x), len(attributes.strides)
     whole = (*shape[:2], *(n // s for n, s in zip(shape[2:], step[2:], strict=True)))
@@ -209,8 +209,8 @@ def _refuse_focus(view: View, match: Pair) -> FocusWitness | RuleRefusal:
         (each[0], each[2]) == (x, step)
         and not any(each[1][:2])
         and all(0 <= a < s for a, s in zip(each[1][2:], step[2:], strict=True))
-        and view.shape(piece) == whole
-        for piece, each in zip(pieces, found, strict=True)
+        and view.shape(part) == whole
+        for part, each in zip(slices, found, strict=True)
     )
     strided = step[:2] == (1, 1) and max(step) > 1
     if not (is_image and strided) or any(n % s for n, s in zip(shape, step, strict=True)):
@@ -234,7 +234,7 @@ def _refuse_focus(view: View, match: Pair) -> FocusWitness | RuleRefusal:
     )
 
 
-def _piece(view: View, value: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+def _strided_slice(view: View, value: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
     """Return what a chain of slices reads, and its starts and steps there."""
     rank = view.type(value).rank
     start, step = (0,) * rank, (1,) * rank
@@ -290,8 +290,8 @@ FEW_CHANNEL_CONV_IS_ROW_CONV = Rule(
     reorders=True,
 )
 
-CONV_OF_PIECES_IS_STRIDED_CONV = Rule(
-    name="conv-of-pieces-is-strided-conv",
+CONV_OF_SLICES_IS_STRIDED_CONV = Rule(
+    name="conv-of-slices-is-strided-conv",
     law="conv(concat of x[i::s, j::s], W, stride t) = conv(x, W', stride s*t), W'[s*a+i] = W[i,a]",
     source="definition of the convolution; YOLOX's Focus, space-to-depth before a convolution",
     roots=("conv",),
@@ -306,5 +306,5 @@ RULES: tuple[AnyRule, ...] = (
     CONV_OF_PATCHES_IS_MATMUL,
     ZERO_PAD_FOLDS_INTO_CONV,
     FEW_CHANNEL_CONV_IS_ROW_CONV,
-    CONV_OF_PIECES_IS_STRIDED_CONV,
+    CONV_OF_SLICES_IS_STRIDED_CONV,
 )

@@ -17,8 +17,8 @@ from korch.provider.tile_kernel import printed_kernel
 from korch.schedule.attention import Attentions, Blocking, Packing
 from korch.schedule.contraction import NotFusedError, refuse_types
 from korch.schedule.heads import Attention
-from korch.schedule.pieces import operand_pieces, pairs_of
 from korch.schedule.split_attention import program_of
+from korch.schedule.split_products import operand_components, pairs_of
 from korch.target import Target
 from korch.tile.cpp import print_cpp
 from korch.tile.cpp_steps import FEW_REGISTERS, REGISTERS
@@ -71,7 +71,7 @@ class AttentionProvider:
         plans = self._plans[key]
         if isinstance(plans, Refusal):
             return plans
-        pairs = min(pairs_of(*operand_pieces(group.body, product)) for product in (found.first, found.second))
+        pairs = min(pairs_of(*operand_components(group.body, product)) for product in (found.first, found.second))
         return tuple(
             Offer(*group.plain_layouts, variant, pairs=pairs if blocking.packing is Packing.SPLIT else 0)
             for variant, blocking in plans.items()

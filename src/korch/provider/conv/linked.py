@@ -14,7 +14,7 @@ from korch.primitive.op import Category
 from korch.provider.conv.rows import lines_of_task
 from korch.provider.conv.vectors import WINDOWS, Plan, image_layouts, image_position, layouts_of
 from korch.provider.gemm.vectors import require_neighbours
-from korch.provider.matrix_units import STEP_BYTES, TOGETHER, pieces_layout
+from korch.provider.matrix_units import STEP_BYTES, TOGETHER, components_layout
 from korch.provider.provider import SPLIT, Kernel
 from korch.schedule.chains import Blocking, Chain, Link
 from korch.schedule.contraction import Layouts, NotFusedError, refuse_types
@@ -47,8 +47,8 @@ LATENCY = 8
 LEAST_CHANNELS = 64
 """Channels, read or written, from which on matrix units are tried if they fill tiles; else twice as many."""
 
-PIECES_SHARE, SPLIT_SHARE = 0.6, 0.3
-"""The parts of the level-2 cache for pieces of weights, and for the rows between convolutions beside these."""
+COMPONENTS_SHARE, SPLIT_SHARE = 0.6, 0.3
+"""The parts of the level-2 cache for components of weights, and for the rows between convolutions beside these."""
 
 
 def chain_plans(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
@@ -80,14 +80,14 @@ def chain_plans(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
 
 
 def _suits_matrix_units(chain: Chain, target: Target) -> bool:
-    """Return whether they may pay for a chain: the pieces of weights stay in the cache.
+    """Return whether they may pay for a chain: the components of weights stay in the cache.
 
     For few channels it takes as long to split them as to multiply by vectors.
     """
     channels = [(link.channels, link.results) for link in chain.links if link.can_be_split]
-    pieces = STEP_BYTES * sum(ceil_div(m, TOGETHER) * ceil_div(n, TOGETHER) for m, n in channels)
+    components = STEP_BYTES * sum(ceil_div(m, TOGETHER) * ceil_div(n, TOGETHER) for m, n in channels)
     least = (LEAST_CHANNELS * (2 if any(n % TOGETHER for n in pair) else 1) for pair in channels)
-    is_kept = 0 < pieces <= PIECES_SHARE * target.l2_bytes
+    is_kept = 0 < components <= COMPONENTS_SHARE * target.l2_bytes
     return is_kept and all(max(pair) >= n for pair, n in zip(channels, least, strict=True))
 
 
@@ -154,7 +154,7 @@ def _packed(
     found, order = list(layouts), (0, 2, 3, 1)
     for link, registers in zip(chain.links, blocking.registers, strict=True):
         if registers is None:
-            own = pieces_layout(order, columns=0, terms=1, is_split=True)
+            own = components_layout(order, columns=0, terms=1, is_split=True)
         elif link.is_depthwise:
             own = weights_layout(target.lanes, 4, is_of_bytes=False)
         else:

@@ -1,7 +1,7 @@
 """A dense convolution and a target with matrix units -> the blocking of its tile program.
 
 The choice is between three ways: all strips of channels, or a thread's own, stay in the cache as
-pieces while the rows of the image go by; or rows stay while a thread's own strips go by.
+components while the rows of the image go by; or rows stay while a thread's own strips go by.
 What is split while products are computed is taken to cost nothing, the rest counts.
 """
 
@@ -15,10 +15,10 @@ from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.provider.conv.vectors import Plan, image_layouts, image_position, is_dense_image, layouts_of, packed_weights
 from korch.provider.gemm.vectors import require_rows
-from korch.provider.matrix_units import PIECE_BYTES, TOGETHER
+from korch.provider.matrix_units import COMPONENT_BYTES, TOGETHER
 from korch.provider.provider import SPLIT
 from korch.schedule.contraction import NotFusedError
-from korch.schedule.pieces import MOST_PIECES, operand_pieces, pairs_of
+from korch.schedule.split_products import MOST_COMPONENTS, operand_components, pairs_of
 from korch.schedule.split_windows import SplitBlocking, SplitWindows
 from korch.target import Target
 
@@ -71,18 +71,20 @@ def split_plans(group: Group, target: Target) -> tuple[Plan, ...]:
             continue
         inputs = list(layouts[0])
         inputs[weights] = Layout((0, 2, 3, 1), ((0, TOGETHER),))
-        plans.append(Plan(Offer(tuple(inputs), layouts[1], SPLIT, pairs=pairs_of(*windows.pieces)), layouts, blocking))
+        plans.append(
+            Plan(Offer(tuple(inputs), layouts[1], SPLIT, pairs=pairs_of(*windows.components)), layouts, blocking)
+        )
     return tuple(plans)
 
 
 def _suits_matrix_units(group: Group) -> bool:
     """Return whether they may pay: tiles are mostly full, much work is for each.
 
-    Splitting an image for a window of one element costs about what is won by few channels; numbers of fewer pieces
+    Splitting an image for a window of one element costs about what is won by few channels; numbers of fewer components
     win more.
     """
     root = group.body.linear[0]
-    pairs = pairs_of(*operand_pieces(group.body, root))
+    pairs = pairs_of(*operand_components(group.body, root))
     _, channels, height, width = group.body.types[root.output].shape
     _, terms, *window = group.body.types[root.inputs[1]].shape
     full = math.prod(n / round_up(n, TOGETHER) for n in (channels, terms))
@@ -105,14 +107,14 @@ class _Sizes:
         self.steps = ceil_div(windows.channels, TOGETHER)
         self.units = down.side.window * across.side.window * self.steps
         self.strips = ceil_div(windows.results, TOGETHER)
-        self.pieces = windows.pieces
-        self.step_bytes = PIECE_BYTES * self.pieces[1] * TOGETHER * TOGETHER
-        self.step_cost = STEP_COST * pairs_of(*self.pieces) / ALL_PAIRS
+        self.components = windows.components
+        self.step_bytes = COMPONENT_BYTES * self.components[1] * TOGETHER * TOGETHER
+        self.step_cost = STEP_COST * pairs_of(*self.components) / ALL_PAIRS
 
     def image(self, rows: int) -> int:
         """Return the numbers of the split operand that a block reads, with what a last tile reads."""
         pixels = (rows + self.beyond) * self.run + ceil_div(self.extra, self.pitch // self.run)
-        return (self.pieces[0] * self.steps * self.planes * pixels + TOGETHER) * TOGETHER
+        return (self.components[0] * self.steps * self.planes * pixels + TOGETHER) * TOGETHER
 
     def products(self, rows: int) -> float:
         """Return the time of a step for all results of a block, and one strip."""
@@ -129,7 +131,7 @@ class _Sizes:
         return self._split_cost(1) * self.units * TOGETHER
 
     def _split_cost(self, position: int) -> float:
-        return SPLIT_COST * (1 + self.pieces[position]) / (1 + MOST_PIECES)
+        return SPLIT_COST * (1 + self.components[position]) / (1 + MOST_COMPONENTS)
 
 
 def split_of(windows: SplitWindows, target: Target) -> SplitBlocking:

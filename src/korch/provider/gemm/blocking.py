@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from korch.alignment import round_up
-from korch.provider.matrix_units import PIECE_BYTES, TOGETHER
+from korch.provider.matrix_units import COMPONENT_BYTES, TOGETHER
 from korch.target import Target
 
 PAGE_FLOATS = 1024
@@ -62,7 +62,7 @@ class Blocking:
 
     @staticmethod
     def split(
-        sizes: tuple[int, int, int, int], pieces: tuple[int, int], target: Target, is_given: bool = False
+        sizes: tuple[int, int, int, int], components: tuple[int, int], target: Target, is_given: bool = False
     ) -> Blocking:
         """Choose the sizes for matrix units: whole tiles, and terms that go together.
 
@@ -70,13 +70,13 @@ class Blocking:
 
         Args:
             sizes: batches, rows, columns and terms.
-            pieces: of the two operands' elements.
+            components: of the two operands' elements.
             target: the machine.
-            is_given: whether the right operand comes in pieces. Then it is its columns that go by, as nothing is to be
-                made of them meanwhile.
+            is_given: whether the right operand comes in components. Then blocks of its columns are read one after
+                another, as nothing is to be computed from them meanwhile.
         """
         batch, m, n, terms = sizes
-        rows_bytes, columns_bytes = (PIECE_BYTES * TOGETHER * count for count in pieces)
+        rows_bytes, columns_bytes = (COMPONENT_BYTES * TOGETHER * count for count in components)
         teams = max(1, target.threads // math.gcd(batch, target.threads))
         strips, vectors = -(-n // TOGETHER), TOGETHER // target.lanes
         room = SPLIT_CACHE_SHARE * target.l2_bytes

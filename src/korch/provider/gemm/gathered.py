@@ -14,14 +14,14 @@ from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.types import DType
 from korch.provider.gemm.blocking import SPLIT_CACHE_SHARE
 from korch.provider.gemm.match import source_of
-from korch.provider.gemm.units import is_in_pieces, right_in_pieces
+from korch.provider.gemm.units import is_split_right, split_right
 from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.matrix_units import SPLIT_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.contraction import FLOATS, NotFusedError, root_of
 from korch.schedule.gathered import Gathered, GatheredBlocking
-from korch.schedule.pieces import pairs_of
+from korch.schedule.split_products import pairs_of
 from korch.target import Target
 from korch.tile.cpp_steps import FEW_REGISTERS, REGISTERS
 from korch.tile.program import Loop, Pass, Registers, Stage, TileProgram
@@ -46,7 +46,7 @@ LEAST_MEAN = 4
 
 
 def offer_gathered(group: Group, target: Target) -> tuple[Offer, ...] | Refusal:
-    """Offer the product with its matrices in strips of columns, or in pieces for matrix units."""
+    """Offer the product with its matrices in strips of columns, or in components for matrix units."""
     root = root_of(group, GATHERED)
     if isinstance(root, Refusal):
         return root
@@ -97,10 +97,10 @@ def _offer(group: Group, root: Primitive, position: int, target: Target, is_spli
     blocking = _blocking(group, root, target, is_split)
     packed = Layout((0, 2, 1), ((2, blocking.strip),))
     if is_split:
-        packed = right_in_pieces(3, group.input_types[position].dtype is DType.F32)
+        packed = split_right(3, group.input_types[position].dtype is DType.F32)
     plain = group.plain_layouts
     offer = Offer(tuple(packed if i == position else layout for i, layout in enumerate(plain[0])), plain[1])
-    pairs = pairs_of(*Gathered(group, root, plain, Machine(target.lanes, target.threads)).pieces)
+    pairs = pairs_of(*Gathered(group, root, plain, Machine(target.lanes, target.threads)).components)
     return replace(offer, variant=SPLIT, pairs=pairs) if is_split else offer
 
 
@@ -129,7 +129,7 @@ def program_of(group: Group, root: Primitive, offer: Offer, target: Target) -> T
     Raises:
         NotFusedError: what stands around the product can't be computed with it.
     """
-    is_split = any(is_in_pieces(layout) for layout in offer.inputs)
+    is_split = any(is_split_right(layout) for layout in offer.inputs)
     plain = tuple(Layout.plain(len(layout.order)) for layout in offer.inputs)
     schedule = Gathered(group, root, (plain, offer.outputs), Machine(target.lanes, target.threads))
     program = schedule.program(_blocking(group, root, target, is_split))

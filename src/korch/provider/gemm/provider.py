@@ -20,29 +20,23 @@ from korch.provider.content import content_version
 from korch.provider.gemm.gathered import AROUND_GATHERED, build_gathered, offer_gathered
 from korch.provider.gemm.match import Product, is_widened, match_group
 from korch.provider.gemm.stored import STORED, build_stored, offer_stored
-from korch.provider.gemm.units import (
-    columns_in_steps,
-    is_in_pieces,
-    right_in_pieces,
-    split_program_of,
-    tiled_program_of,
-)
+from korch.provider.gemm.units import columns_in_steps, is_split_right, split_program_of, split_right, tiled_program_of
 from korch.provider.gemm.vectors import require_neighbours, schedule_of
 from korch.provider.matrix_units import BYTE_PAIRS, LEAST_ROWS_OF_BYTES, LEAST_TERMS_OF_BYTES, SPLIT_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, TILES, Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.blocks import Blocked
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, is_of_bytes
-from korch.schedule.pieces import operand_pieces, pairs_of
 from korch.schedule.products import terms_together
+from korch.schedule.split_products import operand_components, pairs_of
 from korch.target import Target
 from korch.tile.program import TileProgram
 
 LEAST_ROWS = 16
-"""Rows beyond which matrix units are tried for float32; for numbers of fewer pieces as many fewer."""
+"""Rows beyond which matrix units are tried for float32; for numbers of fewer components as many fewer."""
 
 KEPT_SHARE = 1.0
-"""The part of the level-2 cache up to which the pieces of a constant right operand stay there."""
+"""The part of the level-2 cache up to which the components of a constant right operand stay there."""
 
 
 WHOLE_PANELS = 64
@@ -50,7 +44,7 @@ WHOLE_PANELS = 64
 
 
 class Way(Enum):
-    """What multiplies: vector units, or matrix units: pieces, whose right operand may be split before, or bytes."""
+    """What multiplies: vector units, or matrix units: components, whose right operand may be split before, or bytes."""
 
     VECTORS = ""
     SPLIT = SPLIT
@@ -81,7 +75,7 @@ class GemmProvider:
         packed = {way: _packed(group, found, target, way) for way in ways}
         follows, root = _positions_after(group, found), found.primitive
         is_bytes = is_of_bytes(group.body, root)
-        pairs = BYTE_PAIRS if is_bytes else pairs_of(*operand_pieces(group.body, root))
+        pairs = BYTE_PAIRS if is_bytes else pairs_of(*operand_components(group.body, root))
         for layouts in _layouts(group, target):
             after = tuple(layouts[0][i] for i in follows), layouts[1]
             if after not in refusals:
@@ -107,7 +101,7 @@ class GemmProvider:
             Layout.plain(type_.rank) if layout.blocks else layout
             for layout, type_ in zip(offer.inputs, group.input_types, strict=True)
         )
-        has_split_b = is_in_pieces(offer.inputs[found.b])
+        has_split_b = is_split_right(offer.inputs[found.b])
         way = Way.SPLIT_B if has_split_b else Way(offer.variant)
         program = _program(group, found, target, (inputs, offer.outputs), way)
         return kernel_of(program, group, offer, target)
@@ -159,15 +153,15 @@ def _can_split(group: Group, found: Product, target: Target) -> bool:
     _, m, n, terms = _sizes(group, found)
     if is_of_bytes(group.body, found.primitive):
         return m >= LEAST_ROWS_OF_BYTES and n >= TOGETHER // 2 and terms >= LEAST_TERMS_OF_BYTES
-    rows = 1 + LEAST_ROWS * pairs_of(*operand_pieces(group.body, found.primitive)) // ALL_PAIRS
+    rows = 1 + LEAST_ROWS * pairs_of(*operand_components(group.body, found.primitive)) // ALL_PAIRS
     return m >= rows and min(n - 1, terms) >= TOGETHER // 2
 
 
 def _ways(group: Group, found: Product, target: Target) -> list[Way]:
     """Return what may multiply.
 
-    A constant right operand is split at build time. From beyond the caches three pieces take half as long again as a
-    float32, for which a product may wait; then it may be split in each run, too.
+    A constant right operand is split at build time. Three components have 1.5 times the bytes of a float32. A product
+    that waits for reads from memory may be faster if the operand is split in each run, so that is offered too.
     """
     if not _can_split(group, found, target):
         return [Way.VECTORS]
@@ -208,7 +202,7 @@ def _packed(group: Group, found: Product, target: Target, way: Way) -> Layout | 
     if way is Way.TILES:
         return columns_in_steps(rank, weights.shape[-2])
     if way is Way.SPLIT_B:
-        return right_in_pieces(rank, weights.dtype is DType.F32)
+        return split_right(rank, weights.dtype is DType.F32)
     if way is Way.SPLIT:
         return _strips(rank, TOGETHER)
     terms = terms_together(target.lanes) if is_of_bytes(group.body, found.primitive) else 1

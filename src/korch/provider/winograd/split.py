@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterator
 
 from korch.alignment import ceil_div, round_up
-from korch.provider.matrix_units import STEP_BYTES, TOGETHER, pieces_layout
+from korch.provider.matrix_units import STEP_BYTES, TOGETHER, components_layout
 from korch.schedule.split_winograd import SplitBlocking, SplitWinograd
 from korch.target import Target
 
-WEIGHTS = pieces_layout((3, 0, 1, 2), columns=3, terms=2, is_split=True)
+WEIGHTS = components_layout((3, 0, 1, 2), columns=3, terms=2, is_split=True)
 """The layout of transformed weights."""
 
 LEAST_CHANNELS = 64

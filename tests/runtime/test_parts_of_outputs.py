@@ -109,7 +109,7 @@ def test_so_they_do_in_blocks_of_channels() -> None:
     assert program.slots[1][-1].at - program.slots[0][-1].at == 48 * 4 * 4
 
 
-def test_a_result_that_is_a_model_output_is_written_in_pieces() -> None:
+def test_a_result_that_is_a_model_output_is_written_in_parts() -> None:
     text = PAIR.replace('%4 "y"', '%3 "y"').rsplit("%4", 1)[0]
     program = bind(text, [3])
     assert [slots[-1] for slots in program.slots] == [

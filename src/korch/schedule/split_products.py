@@ -1,9 +1,9 @@
-"""Products on matrix units -> tile programs whose operands are split into pieces of bfloat16.
+"""Products on matrix units -> tile programs whose operands are split into components of bfloat16.
 
-A float32 has three pieces, a float16 two; a bfloat16 or a byte is one. A task computes a block of rows and columns. The
-pieces of one operand's part stay in the cache while blocks of the other are read one after another: of the operand
-that is split last, or of a second operand that comes in pieces. An operand whose neighbours are not adjacent in memory
-is packed before.
+A float32 has three components, a float16 two; a bfloat16 or a byte is one. A task computes a block of rows and columns.
+The components of one operand's part stay in the cache while blocks of the other are read one after another: of the
+operand that is split last, or of a second operand that comes in components. An operand whose neighbours are not
+adjacent in memory is packed before.
 """
 
 from __future__ import annotations
@@ -23,60 +23,60 @@ from korch.tile.index import add, scale, var, vector_step
 from korch.tile.program import At, Axis, Buffer, Level, Load, Panels, Pass, Product, Split, TileOp
 from korch.tile.staging import Machine
 
-MOST_PIECES = 3
+MOST_COMPONENTS = 3
 """Three numbers of 8 bits make one of 24."""
 
-FEWER_PIECES = {DType.F16: 2, DType.BF16: 1, DType.I8: 1, DType.U8: 1, DType.BOOL: 1}
-"""The pieces of numbers of fewer than 24 bits."""
+FEWER_COMPONENTS = {DType.F16: 2, DType.BF16: 1, DType.I8: 1, DType.U8: 1, DType.BOOL: 1}
+"""The components of numbers of fewer than 24 bits."""
 
 MOVES = ("transpose", "reshape", "slice", "take", "broadcast")
 """Operations that give nothing but elements of what they read."""
 
 
-def pieces_of(body: PrimitiveGraph, value: int) -> int:
+def components_of(body: PrimitiveGraph, value: int) -> int:
     """Return how many numbers of bfloat16 make an element of a value, as far as a graph tells its type."""
-    while (found := FEWER_PIECES.get(body.types[value].dtype)) is None:
+    while (found := FEWER_COMPONENTS.get(body.types[value].dtype)) is None:
         makers = [body.primitives[p] for p in body.producers[value]]
         if len(makers) != 1 or makers[0].op not in (*MOVES, "cast"):
-            return MOST_PIECES
+            return MOST_COMPONENTS
         value = makers[0].inputs[0]
     return found
 
 
-def operand_pieces(body: PrimitiveGraph, root: Primitive) -> tuple[int, int]:
-    """Return of how many pieces the elements of the operands of a product or convolution are."""
+def operand_components(body: PrimitiveGraph, root: Primitive) -> tuple[int, int]:
+    """Return of how many components the elements of the operands of a product or convolution are."""
     first, second = root.inputs
-    return pieces_of(body, first), pieces_of(body, second)
+    return components_of(body, first), components_of(body, second)
 
 
 def pairs_of(a: int, b: int) -> int:
-    """Return how many products of pieces are added up for a product of numbers of some pieces."""
-    return sum(min(b, MOST_PIECES - i) for i in range(a))
+    """Return how many products of components are added up for a product of numbers of some components."""
+    return sum(min(b, MOST_COMPONENTS - i) for i in range(a))
 
 
-def split_into(pieces: int) -> Split:
-    """Return how an operand of some pieces is stored."""
-    return Split(pieces, DType.BF16)
+def split_into(components: int) -> Split:
+    """Return how an operand of some components is stored."""
+    return Split(components, DType.BF16)
 
 
-def tile_of_pieces(name: str, axes: tuple[Axis, Axis], pieces: int, *, is_second: bool) -> tuple[At, Buffer]:
-    """Return where the pieces of an operand lie in a tile, and the tile.
+def tile_of_components(name: str, axes: tuple[Axis, Axis], components: int, *, is_second: bool) -> tuple[At, Buffer]:
+    """Return where the components of an operand lie in a tile, and the tile.
 
     Args:
         name: of the tile.
         axes: the operand's rows and columns.
-        pieces: the pieces of an element.
-        is_second: whether it is the second operand, of which the pieces of two terms lie side by side.
+        components: the components of an element.
+        is_second: whether it is the second operand, of which the components of two terms lie side by side.
     """
     rows, columns = (round_up(axis.extent, EDGE) for axis in axes)
-    layout = (Panels(columns, EDGE, 2 if is_second else 1), split_into(pieces))
+    layout = (Panels(columns, EDGE, 2 if is_second else 1), split_into(components))
     at = At(name, add(scale(var(axes[0].name), columns), var(axes[1].name)))
     return at, Buffer(name, Level.TILE, DType.F32, rows * columns, layout)
 
 
-def given_in_pieces(buffer: Buffer, terms: int, columns: int, pieces: int) -> Buffer:
-    """Return the buffer of a second operand that comes in pieces, of whole steps of terms."""
-    layout = (Panels(columns, EDGE, 2), split_into(pieces))
+def given_split(buffer: Buffer, terms: int, columns: int, components: int) -> Buffer:
+    """Return the buffer of a second operand that comes in components, of whole steps of terms."""
+    layout = (Panels(columns, EDGE, 2), split_into(components))
     return replace(buffer, elements=round_up(terms, EDGE) * columns, layout=layout)
 
 
@@ -94,11 +94,11 @@ class SplitProducts(Products):
         self, group: Group, root: Primitive, layouts: Layouts, contraction: Contraction, machine: Machine
     ) -> None:
         super().__init__(group, root, layouts, contraction, machine)
-        self.product = Product.PIECES
-        self.pieces = operand_pieces(group.body, root)
+        self.product = Product.SPLIT
+        self.components = operand_components(group.body, root)
 
     def _operand(self, position: int, blocking: Blocking, cuts: Cut) -> Operand:
-        """Return the pieces of an operand, which come so or are made of it."""
+        """Return the components of an operand, which come so or are made of it."""
         (_, i), (_, j), (_, p) = cuts.rows, cuts.columns, cuts.terms
         axes = (p, j) if position else (i, p)
         if position and blocking.panels:
@@ -110,17 +110,19 @@ class SplitProducts(Products):
         if blocking.packs[position] or not are_adjacent(ops, axes[1], self.machine.lanes):
             floats = super()._operand(position, replace(blocking, packs=(True, True)), cuts)
             ops, value = (Load("x0", DType.F32, floats.at.buffer, floats.at.index),), "x0"
-        at, pieces = tile_of_pieces("sb" if position else "sa", axes, self.pieces[position], is_second=position == 1)
+        at, components = tile_of_components(
+            "sb" if position else "sa", axes, self.components[position], is_second=position == 1
+        )
         split = Pass(axes, axes[1].name, tuple(ops), (store(at, value),))
-        return Operand(at, floats.buffer, floats.stage, floats.packing, (pieces, split))
+        return Operand(at, floats.buffer, floats.stage, floats.packing, (components, split))
 
     def _panels_of(self, columns: int, blocking: Blocking) -> tuple[Panels, ...]:
-        return ()  # the pieces are made of rows
+        return ()  # the components are made of rows
 
     def _memory(self, blocking: Blocking) -> Iterator[Buffer]:
-        """Yield the buffers of inputs and outputs; the second operand may come in pieces."""
+        """Yield the buffers of inputs and outputs; the second operand may come in components."""
         columns = round_up(extent(self.contraction.columns), EDGE)
         for buffer in self.memory():
             if blocking.panels and buffer.name == self.name_of(1):
-                buffer = given_in_pieces(buffer, extent(self.terms), columns, self.pieces[1])
+                buffer = given_split(buffer, extent(self.terms), columns, self.components[1])
             yield buffer
