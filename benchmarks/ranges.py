@@ -1,12 +1,13 @@
 """Artifacts for ranges of sizes, compared with exact plans and with other engines at random sizes.
 
     python -m benchmarks.ranges [--models bert-2,bert,vit-4,llama,yolox] [--budget 120] [--sizes 8] [--exact 3]
-                                [--rounds 15] [--folder FOLDER] [--output FILE.json]
+                                [--pairs 200] [--rounds 15] [--folder FOLDER] [--output FILE.json]
 
 Each model is exported once with a free dimension, and optimized once for its range. ONNX Runtime and OpenVINO get the
 same file with the free dimension. At a few of the random sizes, a plan for exactly that size is searched with the same
 budget. All engines run interleaved in blocks of a few runs; the time of a block is its fastest run but the first. A
-quotient is the median over the blocks.
+quotient is the median over the blocks. `--pairs` judges the choice by fitted costs for as many kernels at sizes that no
+fit has seen.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,9 +30,13 @@ from benchmarks.models.exported import export_model
 from benchmarks.models.yolox import build_yolox
 from benchmarks.suite import machine
 from korch.api import load, optimize
+from korch.pipeline.fit_costs import kernel_ns
 from korch.ranges.form import Sizes
+from korch.ranges.plan import RangePlan
 from korch.report.peers.inputs import random_arrays
+from korch.runtime.executable import Executable
 from korch.runtime.padding import Fitting, PaddedPlan
+from korch.runtime.program import Place
 from korch.runtime.ranged import RangedExecutable
 
 Feeds = Mapping[str, np.ndarray]
@@ -42,6 +47,9 @@ BLOCK, LEAST_BLOCK = 10, 4
 
 BLOCK_S = 0.2
 """A block of more than the least number of runs takes at most this long."""
+
+NEAR = 1.10
+"""A choice is good if it takes at most this many times as long as the best one."""
 
 PAUSE_S = 0.01
 """Between two engines, so that idle threads of one do not run beside the next."""
@@ -55,11 +63,13 @@ class Ranged:
         build: returns the model.
         dimension: its name.
         sizes: all of its sizes.
+        alone: the size of the exact plan that is always searched, with which the search is compared.
     """
 
     build: Callable[[], onnx.ModelProto]
     dimension: str
     sizes: range
+    alone: int
 
 
 TOKENS = {"input_ids": {1: "length"}, "attention_mask": {1: "length"}}
@@ -67,11 +77,15 @@ EMBEDDED = {"inputs_embeds": {1: "length"}}
 IMAGES = {"pixel_values": {0: "batch"}}
 
 MODELS: Mapping[str, Ranged] = {
-    "bert-2": Ranged(partial(export_model, "bert:script", TOKENS, layers=2, vocabulary=2000), "length", range(1, 129)),
-    "bert": Ranged(partial(export_model, "bert:script", TOKENS, vocabulary=2000), "length", range(1, 513)),
-    "vit-4": Ranged(partial(export_model, "vit:script", IMAGES, layers=4, hidden=384, heads=6), "batch", range(1, 9)),
-    "llama": Ranged(partial(export_model, "llama:dynamo", EMBEDDED), "length", range(1, 257)),
-    "yolox": Ranged(partial(build_yolox, is_free=True), "size", range(160, 641, 32)),
+    "bert-2": Ranged(
+        partial(export_model, "bert:script", TOKENS, layers=2, vocabulary=2000), "length", range(1, 129), 32
+    ),
+    "bert": Ranged(partial(export_model, "bert:script", TOKENS, vocabulary=2000), "length", range(1, 513), 128),
+    "vit-4": Ranged(
+        partial(export_model, "vit:script", IMAGES, layers=4, hidden=384, heads=6), "batch", range(1, 9), 2
+    ),
+    "llama": Ranged(partial(export_model, "llama:dynamo", EMBEDDED), "length", range(1, 257), 64),
+    "yolox": Ranged(partial(build_yolox, is_free=True), "size", range(160, 641, 32), 320),
 }
 """The models of transformers have random weights; square images are of multiples of 32, as YOLOX needs them."""
 
@@ -82,7 +96,8 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--budget", type=float, default=120.0, help="seconds of search per plan")
     parser.add_argument("--sizes", type=int, default=8, help="random sizes, besides the two ends")
-    parser.add_argument("--exact", type=int, default=3, help="at how many of them an exact plan is searched")
+    parser.add_argument("--exact", type=int, default=3, help="at how many sizes an exact plan is searched")
+    parser.add_argument("--pairs", type=int, default=0, help="kernels at sizes at which the choice is judged")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--folder", type=Path, help="of models and artifacts; those that are there are used")
     parser.add_argument("--output", type=Path)
@@ -105,23 +120,22 @@ def measure(name: str, model: Ranged, folder: Path, args: argparse.Namespace) ->
     if not path.exists():
         onnx.save(model.build(), str(path))
     rng = np.random.default_rng(7)
-    between = model.sizes[1:-1]
+    between = [size for size in model.sizes[1:-1] if size != model.alone]
     inner = rng.choice(between, min(args.sizes, len(between)), replace=False).tolist()
-    sizes = [model.sizes[0], *sorted(inner), model.sizes[-1]]
-    exact = inner[: args.exact]
-    ranged, seconds = _artifact(path, folder / f"{name}.korch", {model.dimension: model.sizes}, args)
+    exact = [model.alone, *inner][: args.exact]
+    sizes = sorted({model.sizes[0], *inner, *exact, model.sizes[-1]})
+    ranged, search = _artifact(path, folder / f"{name}.korch", {model.dimension: model.sizes}, args)
     if not isinstance(ranged, RangedExecutable):
         raise AssertionError("an artifact of one size")
     peers = {peer: start(path) for peer, start in PEERS.items()}
-    rows, compared = [], []
+    rows, alone = [], {}
     for size in sizes:
         steps = (size // model.sizes.step,)
         feeds = _feeds(ranged, steps)
         engines: dict[str, Run] = {"korch": partial(_run, ranged), **peers}
         if size in exact:
-            one, exact_s = _artifact(path, folder / f"{name}-{size}.korch", {model.dimension: size}, args)
+            one, alone[size] = _artifact(path, folder / f"{name}-{size}.korch", {model.dimension: size}, args)
             engines["exact"] = partial(_run, one)
-            compared.append(exact_s)
         times = _times(engines, feeds, args.rounds)
         own = np.array(times["korch"])
         rows.append(
@@ -132,19 +146,27 @@ def measure(name: str, model: Ranged, folder: Path, args: argparse.Namespace) ->
                 "choice": _choice(ranged, steps, feeds, args.rounds),
             }
         )
-    report = ranged.executables[0].report
-    about = {"seconds": seconds, "exact_seconds": compared, "plans": len(ranged.executables)}
-    return {**about, "measured": report.measured_candidates, "sizes": rows}
+    about = {"plans": len(ranged.executables), "search": search, "alone": alone}
+    if model.alone in alone:
+        about["search_quotients"] = {what: n / max(1, alone[model.alone][what]) for what, n in search.items()}
+    return {**about, "pairs": judge(ranged, args.pairs, args.rounds) if args.pairs else None, "sizes": rows}
 
 
-def _artifact(path: Path, artifact: Path, shapes: Mapping[str, Any], args: argparse.Namespace) -> tuple[Any, float]:
-    """Return an executable, and the seconds of its search; 0 if it was there."""
-    begun_s = time.monotonic()
-    if artifact.exists():
-        return load(artifact), 0.0
-    found = optimize(path, shapes=shapes, budget=args.budget)
-    found.save(artifact)
-    return found, time.monotonic() - begun_s
+def _artifact(
+    path: Path, artifact: Path, shapes: Mapping[str, Any], args: argparse.Namespace
+) -> tuple[Any, dict[str, float]]:
+    """Return an executable, with the seconds of its search and how many kernels this has timed."""
+    about = artifact.with_suffix(".json")
+    if not artifact.exists():
+        begun_s = time.monotonic()
+        found = optimize(path, shapes=shapes, budget=args.budget)
+        found.save(artifact)
+        several = isinstance(found, RangedExecutable)
+        searches = zip(found.ranges.plans, found.executables, strict=True) if several else ()
+        reports = {plan.sizes: executable.report for plan, executable in searches} or {(): found.report}
+        timed = sum(report.timed_kernels for report in reports.values())
+        about.write_text(json.dumps({"seconds": time.monotonic() - begun_s, "timed": timed}))
+    return load(artifact), json.loads(about.read_text())
 
 
 def _run(executable: Any, feeds: Feeds) -> Any:
@@ -212,6 +234,49 @@ def _choice(ranged: RangedExecutable, sizes: Sizes, feeds: Feeds, rounds: int) -
     return medians[str(ranged.executables.index(chosen))] / min(medians.values())
 
 
+def judge(ranged: RangedExecutable, count: int, rounds: int) -> dict[str, Any]:
+    """Return how good the choice by fitted costs is for kernels, and for whole plans, at sizes that no fit has seen.
+
+    Args:
+        ranged: of one dimension.
+        count: of kernels at sizes, about; those are compared that another plan for the same upper size has, too, of
+            another kind.
+        rounds: in which the kernels are timed.
+    """
+    plans = list(zip(ranged.executables, ranged.ranges.plans, strict=True))
+    (dimension,) = ranged.ranges.dimensions
+    seen = {sample.sizes[0] for _, plan in plans for cost in plan.costs for sample in cost.samples}
+    held = [n for n in range(dimension.low, dimension.high + 1) if n not in seen]
+    found: list[dict[str, Any]] = []
+    for size in np.random.default_rng(11).permutation(held).tolist():
+        if len(found) >= count:
+            break
+        able = [(e, plan) for e, plan in plans if plan.sizes[0] >= size and plan.costs]
+        times = kernel_ns(able, (size,), rounds)
+        found += [{"size": size * dimension.step, **pair} for pair in _pairs(able, times, (size,))]
+    quotients = [pair["chosen"] for pair in found]
+    within = float(np.mean([q <= NEAR for q in quotients])) if found else None
+    return {"count": len(found), "within": within, "worst": max(quotients, default=None), "pairs": found}
+
+
+def _pairs(
+    plans: Sequence[tuple[Executable, RangePlan]], times: Sequence[Sequence[float]], sizes: Sizes
+) -> Iterator[dict[str, Any]]:
+    """Yield what the kernel takes that is chosen, in parts of the best one, and the same for whole plans."""
+    same: dict[str, dict[str, tuple[float, float]]] = {}
+    for (executable, plan), row in zip(plans, times, strict=True):
+        steps = [step for step in executable.plan.steps if step.runs]
+        for step, cost, time_ns in zip(steps, plan.costs, row, strict=True):
+            ports = [p.value for p in step.inputs if p.place != Place.CONSTANT.value], [p.value for p in step.outputs]
+            kernel = f"up to {plan.sizes}: {ports[0]} -> {ports[1]}"
+            same.setdefault(kernel, {})[step.candidate] = cost.at(sizes), time_ns
+        same.setdefault("plan", {})[f"up to {plan.sizes} at {plan.timed}"] = plan.cost_ns(sizes), sum(row)
+    for kernel, variants in same.items():
+        if len(variants) > 1:
+            chosen = min(variants.values())[1] / min(time_ns for _, time_ns in variants.values())
+            yield {"kernel": kernel, "variants": len(variants), "chosen": chosen}
+
+
 def table(name: str, found: Mapping[str, Any]) -> str:
     """Return the results of a model as a table in Markdown."""
     rows: Sequence[Mapping[str, Any]] = found["sizes"]
@@ -224,6 +289,13 @@ def table(name: str, found: Mapping[str, Any]) -> str:
     means = {p: [row["quotients"][p] for row in rows if p in row["quotients"]] for p in peers}
     cells = [f"{np.exp(np.mean(np.log(m))):.2f}" if m else "" for m in means.values()]
     lines.append(f"| geometric mean | | {' | '.join(cells)} | |")
+    search = found["search"]
+    lines.append(f"\nsearch: {search['seconds']:.0f} s, {search['timed']} kernels timed")
+    if quotients := found.get("search_quotients"):
+        lines[-1] += f"; {quotients['seconds']:.2f} and {quotients['timed']:.2f} times as for one size alone"
+    if pairs := found["pairs"]:
+        share = "" if pairs["within"] is None else f", {pairs['within']:.0%} within {NEAR}, worst {pairs['worst']:.2f}"
+        lines.append(f"\nchoice for {pairs['count']} pairs of a kernel and a size{share}")
     return "\n".join(lines)
 
 

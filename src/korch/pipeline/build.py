@@ -47,6 +47,7 @@ def build_plans(run: Run) -> None:
     report = replace(
         report,
         measured_candidates=_count_measured(run.tasks, ledger),
+        timed_kernels=ledger.timed_kernels,
         untimed=untimed,
         gap=None if untimed else report.gap,
         rivals=rivals_of(chosen, everything, ledger) if options.measure else {},

@@ -40,7 +40,7 @@ def fit_costs(
     for sizes in sample_sizes([(d.low, min(n, d.high)) for d, n in zip(dimensions, first.sizes, strict=True)]):
         if deadline.is_over:
             break
-        for own, row in zip(times, _kernel_ns(plans, sizes), strict=True):
+        for own, row in zip(times, kernel_ns(plans, sizes), strict=True):
             own.append((sizes, row))
     return [_fitted(own) for own in times]
 
@@ -60,16 +60,21 @@ def _between(low: int, high: int, share: float) -> int:
     return round(low * (high / low) ** share) if low else round(high * share)
 
 
-def _kernel_ns(plans: Sequence[tuple[Executable, RangePlan]], sizes: Sizes) -> list[list[float]]:
+def kernel_ns(plans: Sequence[tuple[Executable, RangePlan]], sizes: Sizes, rounds: int = ROUNDS) -> list[list[float]]:
     """Return the least time of each kernel of some plans for some sizes, of interleaved runs.
 
     Other processes make some runs longer.
+
+    Args:
+        plans: executables, and how each serves sizes.
+        sizes: of each dimension.
+        rounds: the most runs of each plan, besides a first one.
     """
     feeds = [_inputs(executable, plan, sizes) for executable, plan in plans]
     rows: list[list[Sequence[int]]] = [[] for _ in plans]
     begun_s = time.monotonic()
     with short_slices():
-        for turn in range(ROUNDS + 1):
+        for turn in range(rounds + 1):
             if turn > LEAST_ROUNDS and time.monotonic() > begun_s + SECONDS:
                 break
             for (executable, _), arrays, own in zip(plans, feeds, rows, strict=True):

@@ -300,6 +300,7 @@ class Report:
         limits_hit: limits that ended the enumeration of groups early.
         candidates: the number of candidates, `distinct_candidates` without equal ones;
             `measured_candidates` of these are measured, and `failed_candidates` do not run.
+        timed_kernels: the number of kernels with a measured time, also for other sizes of a range.
         untimed: the number of the plan's kernels that there was no time to measure.
         rules: what each rule did.
         rule_savings_ms: by rule, what the best plan without it costs more; None if none is known.
@@ -350,6 +351,7 @@ class Report:
     distinct_candidates: int = 0
     measured_candidates: int = 0
     failed_candidates: int = 0
+    timed_kernels: int = 0
     untimed: int = 0
     rules: SaturationReport | None = None
     rule_savings_ms: Mapping[str, float | None] = field(default_factory=dict)

@@ -160,6 +160,11 @@ class Ledger:
         """Return whether a candidate has a measured time."""
         return isinstance(self.records.get(candidate.key), Measured)
 
+    @property
+    def timed_kernels(self) -> int:
+        """The number of candidates with a measured time; one that is timed at several sizes counts for each."""
+        return sum(isinstance(record, Measured) for record in self.records.values())
+
     def has_failed(self, candidate: Candidate) -> bool:
         """Return whether a candidate can't be used."""
         return isinstance(self.records.get(candidate.key), Failed)
