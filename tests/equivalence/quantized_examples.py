@@ -131,6 +131,11 @@ def again(first: Grid, second: Grid) -> str:
     return write(lambda e: e.quantized(e.given((2, 3), first), second))
 
 
+def signed(first: Grid, second: Grid) -> str:
+    """Numbers that are quantized, of which the integers are dequantized."""
+    return write(lambda e: write_dequantized(e.writer, e.quantized(e.input(2, 3), first), second, DType.F64))
+
+
 def parts(outer: Grid, is_dequantized: bool = True) -> str:
     def build(e: Example) -> int:
         first = e.given((2, 3), grid()) if is_dequantized else e.input(2, 3)
@@ -252,6 +257,11 @@ FIRING = [
     ("bound-comes-before-dequantization", larger(grid([0.5, 2]), grid([0.5, 2]))),
     ("quantization-of-dequantized-is-nothing", again(grid(0.375, 7), grid(0.375, 7))),
     ("quantization-of-dequantized-is-nothing", again(grid(0.375, 7, DType.I16), grid(0.375, 7, DType.I16))),
+    ("signed-bytes-are-unsigned-ones-less-128", signed(grid(0.375, -128, DType.I8), grid(0.375, -128, DType.I8))),
+    (
+        "signed-bytes-are-unsigned-ones-less-128",
+        signed(grid([0.5, 2], [7, 0], DType.I8), grid([0.5, 2, 1], 127, DType.I8, axis=1)),
+    ),
     ("quantization-moves-into-concat", parts(grid(0.25, 4))),
     ("bound-before-quantization-is-its-own", clamped("max", 0, grid(0.5))),
     ("bound-before-quantization-is-its-own", clamped("min", 140, grid(0.5, 4))),
@@ -330,6 +340,11 @@ REFUSING = [
         "quantization-of-dequantized-is-nothing",
         "it is quantized with another scale or zero point",
         again(grid(0.3, 7), grid(0.3, 8)),
+    ),
+    (
+        "signed-bytes-are-unsigned-ones-less-128",
+        "a zero point is no signed byte",
+        signed(grid(0.5, 128, DType.I8), grid(0.5, 0, DType.I8)),
     ),
     ("quantization-moves-into-concat", "the parts would be rounded differently", parts(grid([0.25, 1]))),
     ("quantization-moves-into-concat", "no part is dequantized", parts(grid(0.25), is_dequantized=False)),

@@ -66,15 +66,14 @@ class Model:
         return self.builder.freeze()
 
 
-def residual(rng: np.random.Generator, groups: int = 1) -> PrimitiveGraph:
+def residual(rng: np.random.Generator, groups: int = 1, dtype: DType = DType.U8) -> PrimitiveGraph:
     """Return two convolutions, the second one added to the first; each result is quantized."""
-    model = Model()
-    x = model.again(model.input(1, 4, 6, 5), grid(2.0**-4, 120))
-    first = model.again(model.conv(x, 8, PADDED, rng, 2.0**-4), grid(2.0**-3, 100))
-    second = model.again(
-        model.conv(first, 8, ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), groups), rng, 2.0**-3), grid(0.5, 7)
-    )
-    return model.graph(model.again(model.builder.add("add", (first, second)), grid(0.25, 3)))
+    model, less = Model(), 128 if dtype is DType.I8 else 0
+    x = model.again(model.input(1, 4, 6, 5), grid(2.0**-4, 120 - less, dtype))
+    first = model.again(model.conv(x, 8, PADDED, rng, 2.0**-4), grid(2.0**-3, 100 - less, dtype))
+    attributes = ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), groups)
+    second = model.again(model.conv(first, 8, attributes, rng, 2.0**-3), grid(0.5, 7 - less, dtype))
+    return model.graph(model.again(model.builder.add("add", (first, second)), grid(0.25, 3 - less, dtype)))
 
 
 def multiplied(graph: PrimitiveGraph) -> list[DType]:
@@ -109,11 +108,14 @@ def test_a_value_that_is_needed_as_floats_is_multiplied_as_bytes(rng, options):
     assert multiplied(in_bytes(given, has_kernels(options), Deadline())) == [DType.I32]
 
 
-def test_results_are_the_same_integers(rng, options):
-    """All scales are powers of two, so that float32 has no rounding errors."""
-    given = residual(rng)
+@pytest.mark.parametrize("dtype", [DType.U8, DType.I8])
+def test_results_are_the_same_integers(rng, options, dtype):
+    """All scales are powers of two, so that float32 has no rounding errors; signed bytes are multiplied as unsigned."""
+    given = residual(rng, dtype=dtype)
     feeds = {"x": rng.standard_normal((1, 4, 6, 5)).astype(np.float32) * 4}
+    feeds["x"].reshape(-1)[:4] = np.nan, np.inf, -np.inf, 1e30
     found = in_bytes(given, has_kernels(options), Deadline())
+    assert [found.types[p.inputs[0]].dtype for p in found.linear] == [DType.U8] * 2
     np.testing.assert_array_equal(run(found, feeds, exact=False)["y"], run(given, feeds)["y"])
 
 

@@ -1,7 +1,7 @@
 """What dequantizations and quantizations stand in a graph.
 
-A dequantization is (q - zero)*scale of integers q, a quantization saturate(round(x / scale) + zero); fission writes
-both from elementwise primitives (`primitive/quantized.py`). Rules read them here as one step each.
+A dequantization is (q - zero)*scale of integers q, a quantization saturate(round(x / scale) + zero), the least integer
+for NaN; fission writes both from elementwise primitives (`primitive/quantized.py`). Rules read them as one step each.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ NONE = AxisConstant(None, np.asarray(0.0))
 _WIDENED = op("cast", "q")
 _DEQUANTIZED = op("mul", either(_WIDENED, op("sub", _WIDENED, "zero")), "scale")
 _LEVEL = op("round", op("div", "x", "scale"))
-_QUANTIZED = op("cast", op("min", op("max", either(_LEVEL, op("add", _LEVEL, "zero")), Number("low")), Number("high")))
+_UNSIGNED = op("max", either(_LEVEL, op("add", _LEVEL, "zero")), Number("low"))
+_ANY = either(op("round", op("div", "x", "scale"), name="level"), op("add", _LEVEL, "zero", name="level"))
+_SIGNED = op("where", op("less_equal", Number("low"), "level"), _ANY, Number("low"))
+_QUANTIZED = {
+    is_signed: op("cast", op("min", p, Number("high"))) for is_signed, p in ((False, _UNSIGNED), (True, _SIGNED))
+}
+"""Quantizations to integers without and with signs; a cast makes 0 of NaN, the least of the former only."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +74,10 @@ class Grid:
     def number(self, level: int) -> float:
         """Return the number that an integer stands for on a uniform grid, in float32."""
         return float(np.float32(level - float(self.zero.vector)) * np.float32(self.scale.vector))
+
+    def unsigned(self) -> Grid:
+        """Return the grid of the signed bytes of this one plus 128, which stand for the same numbers."""
+        return Grid(self.scale, AxisConstant(self.zero.axis, self.zero.vector + 128), DType.U8)
 
     def moved(self, axes: tuple[int | None, ...]) -> Grid:
         """Return the grid after axes moved: `axes[i]` is the new place of axis i."""
@@ -114,8 +124,11 @@ def dequantized_by(view: View, root: Primitive) -> Dequantized | None:
 def quantized_by(view: View, root: Primitive) -> Quantized | None:
     """Return what a cast to integers quantizes, None if it does not."""
     dtype = view.type(root.output).dtype
-    for found in find_at(view, _QUANTIZED, root) if dtype in NARROW else ():
-        info, grid = np.iinfo(dtype.numpy), _grid(view, found, dtype)
+    if dtype not in NARROW:
+        return None
+    info = np.iinfo(dtype.numpy)
+    for found in find_at(view, _QUANTIZED[info.min < 0], root):
+        grid = _grid(view, found, dtype)
         if grid is not None and (found.numbers["low"], found.numbers["high"]) == (info.min, info.max):
             return Quantized(root, found.values["x"], grid)
     return None
@@ -141,7 +154,7 @@ def write_dequantized(writer: Writer, q: int, grid: Grid, dtype: DType) -> int:
 
 
 def write_quantized(writer: Writer, x: int, grid: Grid) -> int:
-    """Write saturate(round(x / scale) + zero) as integers."""
+    """Write saturate(round(x / scale) + zero) as integers; NaN becomes the least."""
     type_ = writer.type(x)
 
     def number(value: float) -> int:
@@ -152,5 +165,10 @@ def write_quantized(writer: Writer, x: int, grid: Grid) -> int:
     if np.any(grid.zero.vector):
         value = writer.add("add", (value, writer.along(grid.zero.vector, grid.zero.axis or 0, type_)))
     low, high = grid.limits
-    value = writer.add("min", (writer.add("max", (value, number(low))), number(high)))
+    least = number(low)
+    if low == 0:
+        value = writer.add("max", (value, least))
+    else:
+        value = writer.add("where", (writer.add("less_equal", (least, value)), value, least))
+    value = writer.add("min", (value, number(high)))
     return writer.add("cast", (value,), CastAttributes(grid.dtype.value))

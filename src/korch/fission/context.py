@@ -19,7 +19,6 @@ class Context(Verbs):
     Attributes:
         operator: the operator.
         builder: the primitive graph so far.
-        unsigned: of signed bytes that are quantized here the same ones plus 128; all operators share it.
     """
 
     def __init__(
@@ -29,11 +28,9 @@ class Context(Verbs):
         values: Mapping[str, ValueId],
         types: Mapping[str, ValueType],
         read: frozenset[str] = frozenset(),
-        unsigned: dict[ValueId, ValueId] | None = None,
     ) -> None:
         super().__init__(builder, operator.label)
         self.operator = operator
-        self.unsigned = {} if unsigned is None else unsigned
         self._values, self._types, self._read = values, types, read
 
     @property

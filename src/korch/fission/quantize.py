@@ -13,9 +13,6 @@ from korch.primitive.verbs import lit
 INTEGERS = frozenset(NARROW)
 FLOATS = frozenset({DType.F32, DType.F16, DType.BF16})
 
-SIGN = 128
-"""A signed byte plus this is an unsigned one."""
-
 
 def _along(c: Context, value: ValueId, x: ValueId) -> ValueId:
     """Return a scale or zero point in the shape of x."""
@@ -57,8 +54,6 @@ def _dequantize(c: Context) -> Result:
     offset = None if zero is None or is_zero(c, zero) else _along(c, zero, x)
     narrow = _stored_narrow(c, x, offset)
     x, offset = narrow if narrow[0] != x else _without_zero(c, x, zero, offset)
-    if x in c.unsigned:
-        x, offset = c.unsigned[x], _plus(c, offset, SIGN, c.shape(x))
     return c.cast(dequantize(c, x, factor, offset), result)
 
 
@@ -114,13 +109,7 @@ def _quantize(c: Context) -> Result:
     offset = None if zero is None or is_zero(c, zero) else _along(c, zero, x)
     real = c.dtype(x) if c.dtype(x) is c.dtype(scale) else DType.F32
     quotient = c.elementwise("div", c.cast(x, real), c.cast(factor, real))
-    if dtype is not DType.I8:
-        return quantize(c, quotient, offset, dtype)
-    # Units multiply unsigned by signed bytes, and 0 is the least of the former.
-    positive = quantize(c, quotient, _plus(c, offset, SIGN, c.shape(x)), DType.U8)
-    signed = c.cast(c.elementwise("sub", c.cast(positive, DType.I32), lit(SIGN)), DType.I8)
-    c.unsigned[signed] = positive
-    return signed
+    return quantize(c, quotient, offset, dtype)
 
 
 def _quantize_dynamically(c: Context) -> Result:

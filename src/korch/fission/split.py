@@ -74,9 +74,8 @@ def split_operators(
         values[name] = builder.constant(array)
     read = frozenset(graph.outputs) | {n for operator in graph.operators for n in operator.inputs}
     kept: list[KeptWhole] = []
-    unsigned: dict[ValueId, ValueId] = {}
     for operator in graph.operators:
-        context = Context(operator, builder, values, graph.types, read, unsigned)
+        context = Context(operator, builder, values, graph.types, read)
         reason = _split(context, rules, values)
         if reason:
             kept.append(KeptWhole(operator.label, operator.op_type, reason))

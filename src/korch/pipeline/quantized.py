@@ -45,6 +45,8 @@ def in_bytes(graph: PrimitiveGraph, has_kernel: HasKernel | None, deadline: Dead
     """
     if not is_quantized(graph):
         return lower_products(graph)
+    # First, so that what moves bytes finds one type of them.
+    graph = _replaced(graph, (quantization.SIGNED_BYTES_ARE_UNSIGNED_ONES_LESS_128,), True, deadline)
     graph = _replaced(graph, quantization.RULES, True, deadline)
     if has_kernel is None:
         return lower_products(graph)

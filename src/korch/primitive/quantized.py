@@ -44,7 +44,7 @@ def dequantize(v: Verbs, q: ValueId, scale: ValueId, zero: ValueId | None) -> Va
 
 
 def quantize(v: Verbs, quotient: ValueId, zero: ValueId | None, dtype: DType) -> ValueId:
-    """Return saturate(round_half_even(quotient) + zero) as integers of a type of at most 16 bits.
+    """Return saturate(round_half_even(quotient) + zero) as integers of a type of at most 16 bits; of NaN the least.
 
     Args:
         v: adds the primitives.
@@ -56,7 +56,10 @@ def quantize(v: Verbs, quotient: ValueId, zero: ValueId | None, dtype: DType) ->
     if zero is not None and not is_zero(v, zero):
         y = v.elementwise("add", y, v.cast(zero, DType.F32))
     limits = np.iinfo(dtype.numpy)
-    return v.cast(v.elementwise("min", v.elementwise("max", y, lit(limits.min)), lit(limits.max)), dtype)
+    low = v.full(limits.min, v.builder.type(y))
+    # A cast makes 0 of NaN, which is the least of integers without signs only.
+    large = v.add("where", v.add("less_equal", low, y), y, low) if limits.min else v.elementwise("max", y, lit(0))
+    return v.cast(v.elementwise("min", large, lit(limits.max)), dtype)
 
 
 def is_zero(v: Verbs, value: ValueId) -> bool:

@@ -24,8 +24,9 @@ from korch.equivalence.quantization import (
 )
 from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer
 from korch.primitive.graph import Primitive
-from korch.primitive.op import Attributes
+from korch.primitive.op import Array, Attributes
 from korch.primitive.ops.layout import ConcatAttributes, PadAttributes, TransposeAttributes
+from korch.primitive.types import DType
 
 MOVES = ("transpose", "reshape", "slice", "take", "pad", "concat", "broadcast")
 LARGEST_OF = ("pool_max", "reduce_max", "reduce_min")
@@ -313,7 +314,50 @@ BOUND_BEFORE_QUANTIZATION_IS_ITS_OWN = Rule(
     build=lambda writer, w: write_quantized(writer, w.x, w.quantized.grid),
 )
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class UnsignedWitness:
+    """What is rounded, and the unsigned grids on which it is quantized and dequantized."""
+
+    x: int
+    first: Grid
+    then: Grid
+    dtype: DType
+
+
+def _match_signed(view: View, root: Primitive) -> Iterator[Pair]:
+    found = dequantized_by(view, root)
+    if found is not None and found.grid.dtype is DType.I8:
+        for inner in view.producing(found.q, "cast"):
+            if quantized_by(view, inner) is not None:
+                yield Pair(root, inner)
+
+
+def _refuse_signed(view: View, match: Pair) -> UnsignedWitness | RuleRefusal:
+    outer, inner = dequantized_by(view, match.root), quantized_by(view, match.inner)
+    grids = [found.grid for found in (outer, inner) if found is not None]
+    if outer is None or inner is None or not all(_is_of_bytes(grid.zero.vector) for grid in grids):
+        return RuleRefusal("a zero point is no signed byte", match.root.output)
+    dtype = view.type(match.root.output).dtype
+    return UnsignedWitness(inner.x, inner.grid.unsigned(), outer.grid.unsigned(), dtype)
+
+
+def _is_of_bytes(zero: Array) -> bool:
+    return bool(((zero >= -128) & (zero < 128)).all())
+
+
+SIGNED_BYTES_ARE_UNSIGNED_ONES_LESS_128 = Rule(
+    name="signed-bytes-are-unsigned-ones-less-128",
+    law="s (q - z) = s (p - (z + 128)), where p = saturate(round(x / t) + y + 128) and q = p - 128",
+    source="units multiply unsigned by signed bytes, and a ReLU's result has the zero point 0",
+    roots=("mul",),
+    match=_match_signed,
+    refuse=_refuse_signed,
+    build=lambda writer, w: write_dequantized(writer, write_quantized(writer, w.x, w.first), w.then, w.dtype),
+)
+
 RULES: tuple[AnyRule, ...] = (
+    SIGNED_BYTES_ARE_UNSIGNED_ONES_LESS_128,
     MOVE_COMES_BEFORE_DEQUANTIZATION,
     LARGEST_COMES_BEFORE_DEQUANTIZATION,
     BOUND_COMES_BEFORE_DEQUANTIZATION,
