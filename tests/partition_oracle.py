@@ -21,7 +21,7 @@ from korch.primitive.types import ValueType
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel
 from korch.target import Target
-from korch.testing.random_graph import random_inputs
+from tests.support.random_graph import random_inputs
 
 
 def assert_computes(partition: Partition, graph: PrimitiveGraph, rng: np.random.Generator) -> None:

@@ -38,9 +38,9 @@ from korch.provider.provider import Kernel
 from korch.runtime.program import Step, bind_steps
 from korch.search.instance import Answers
 from korch.search.ledger import Ledger
-from korch.testing.random_graph import random_graph, random_inputs
 from tests.partition_oracle import FakeMeter, run_steps
 from tests.support.arena import simulate
+from tests.support.random_graph import random_graph, random_inputs
 
 REWRITE = partial(saturate, strict=False)
 OPTIONS = Options(threads=1, search=SearchLimits(max_primitives=6, solver_seconds=5.0, solver_workers=1))

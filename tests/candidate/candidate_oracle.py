@@ -11,7 +11,7 @@ from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.types import DType
-from korch.testing.random_graph import random_graph
+from tests.support.random_graph import random_graph
 
 CLOSED = (Category.LINEAR, Category.OPAQUE)
 

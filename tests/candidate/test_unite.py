@@ -12,8 +12,8 @@ from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
-from korch.testing.random_graph import random_graph
 from tests.candidate.candidate_oracle import with_operator
+from tests.support.random_graph import random_graph
 
 TWO = """
 graph(%0 "x": f32[4,8], %1 "y": f32[4,8]) -> (%3 "a", %5 "b")

@@ -17,7 +17,7 @@ from korch.primitive import reference
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
-from korch.testing.random_graph import random_inputs
+from tests.support.random_graph import random_inputs
 
 
 def cost(graph: PrimitiveGraph, chosen: tuple[int, ...]) -> int:

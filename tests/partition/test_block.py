@@ -18,8 +18,8 @@ from korch.partition.text import format_partition, parse_partition
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.types import DType, ValueType
-from korch.testing.random_graph import random_graph
 from tests.partition_oracle import assert_computes
+from tests.support.random_graph import random_graph
 
 SHAPE = (4, 8)
 REWRITE = partial(saturate, strict=False)

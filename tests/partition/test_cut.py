@@ -14,7 +14,7 @@ from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import PadAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, ValueType
-from korch.testing.random_graph import random_graph
+from tests.support.random_graph import random_graph
 
 
 def transformer(depth: int) -> PrimitiveGraph:

@@ -21,8 +21,8 @@ from korch.primitive.ops.layout import ConcatAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import DType, ValueType
-from korch.testing.random_graph import random_graph, random_inputs
 from tests.partition_oracle import assert_computes
+from tests.support.random_graph import random_graph, random_inputs
 
 UNIT = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1))
 WIDE = [rule for rule in RULES if not rule.is_local]

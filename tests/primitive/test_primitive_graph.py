@@ -19,7 +19,7 @@ from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.reference import first_alternatives, run
 from korch.primitive.text import format_graph
 from korch.primitive.types import DType, ValueType
-from korch.testing.random_graph import random_graph, random_inputs
+from tests.support.random_graph import random_graph, random_inputs
 
 F4 = ValueType((4,), DType.F32)
 

@@ -10,7 +10,7 @@ from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.reference import run
 from korch.primitive.text import format_graph, parse_graph
 from korch.primitive.types import DType, ValueType
-from korch.testing.random_graph import random_graph, random_inputs
+from tests.support.random_graph import random_graph, random_inputs
 
 
 def _constants(graph):

@@ -28,7 +28,7 @@ from korch.search.loop import Search
 from korch.search.measure import confirm
 from korch.search.recall import Solved, keep_solved, recall_solved
 from korch.target import Target
-from korch.testing.random_graph import random_graph
+from tests.support.random_graph import random_graph
 
 EXACT = Options(search=SearchLimits(gap=0.0, patience=1000, solver_seconds=20.0, max_measured=1.0))
 

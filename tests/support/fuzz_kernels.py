@@ -36,8 +36,8 @@ from korch.provider.provider import Kernel, Provider, load_providers
 from korch.target import LANES, Target, detect_target
 from korch.testing.emulated import Emulated, missing_commands
 from korch.testing.kernels import check_kernel, load_kernels
-from korch.testing.random_graph import random_graph
 from korch.testing.samples import random_arrays
+from tests.support.random_graph import random_graph
 
 PLAIN = ((DType.F32,), (DType.F16,), (DType.BF16,), (DType.F64,))
 MIXED = (

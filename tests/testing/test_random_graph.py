@@ -5,8 +5,8 @@ from korch.primitive.check import check_graph
 from korch.primitive.op import Category
 from korch.primitive.reference import run
 from korch.primitive.types import DType, ValueType
-from korch.testing.random_graph import random_graph, random_inputs
 from korch.testing.samples import random_array
+from tests.support.random_graph import random_graph, random_inputs
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -21,13 +21,13 @@ from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, Redu
 from korch.primitive.types import DType, ValueType
 from korch.provider.generated import GeneratedProvider
 from korch.target import Target
-from korch.testing.random_graph import random_graph
 from korch.testing.tolerance import assert_same
 from korch.tile.check import check_program
 from korch.tile.lower import lower
 from korch.tile.program import TileProgram
 from korch.tile.reference import run_program
 from korch.tile.staging import Machine
+from tests.support.random_graph import random_graph
 
 MODES = ("constant", "reflect", "edge", "wrap")
 
