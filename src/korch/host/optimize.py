@@ -36,7 +36,6 @@ def optimize_with_host(
     options: Options,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     progress: Progress | None = None,
-    forced: Mapping[str, str] | None = None,
     deadline: Deadline | None = None,
 ) -> HostedExecutable:
     """Optimize the parts of a model that are graphs of static tensors; leave the rest to the host.
@@ -46,7 +45,6 @@ def optimize_with_host(
         options: how to optimize; the segments share the budget.
         shapes: sizes for inputs with unknown dimensions, by input name.
         progress: called for each stage and for its steps.
-        forced: the names of nodes that the host must run, with the reasons.
         deadline: the time at which the artifact must be on disk; by default the budget from now on.
 
     Raises:
@@ -63,7 +61,7 @@ def optimize_with_host(
     tell = progress or (lambda stage, text: None)
     begun_s = time.monotonic()
     deadline = deadline or Deadline.after(options.budget_s, begun_s)
-    host = dict(forced or {})
+    host: dict[str, str] = {}
     source = model_record(model) if isinstance(model, str | Path) else ModelRecord()
     while True:
         segmented = load_segments(model, shapes, host)

@@ -121,7 +121,7 @@ class SplitWindows(Blocked):
         total = At("t", add(scale(var("y"), x.extent * row), scale(var("x"), row), var("j")))
         zero = fill((y, x, j), total, 0.0)
         tile = Buffer("t", Level.TILE, DType.F32, y.extent * x.extent * row)
-        image, own_image = self._image(blocking, y.extent, scale(var("gy"), y.extent * down.stride), grid)
+        image, own_image = self._image(y.extent, scale(var("gy"), y.extent * down.stride), grid)
         weights, own_weights = self._weights(j, flat(gj, j), grid)
         pixel = add(
             scale(add(scale(var("y"), down.stride), scale(var("t0"), down.dilation)), across.pitch),
@@ -147,7 +147,7 @@ class SplitWindows(Blocked):
     def _terms(self) -> int:
         return self.channels * self.down.side.window * self.across.side.window
 
-    def _image(self, blocking: SplitBlocking, rows: int, first: Expr, grid: tuple[Axis, ...]) -> tuple[Pass, Buffer]:
+    def _image(self, rows: int, first: Expr, grid: tuple[Axis, ...]) -> tuple[Pass, Buffer]:
         """Return the pass that splits what a task meets of the image, and its tile."""
         is_longer = self.across.reach > self.across.pitch  # the last windows run on into one more row
         axes = (Axis("u", self.down.met(rows) + is_longer), Axis("v", self.across.pitch), Axis("c", self.channels))

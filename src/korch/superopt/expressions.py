@@ -72,17 +72,16 @@ class Expressions:
     is_complete: bool
 
 
-def expressions(computation: Named, limits: Limits = LIMITS, joins: bool = True) -> Expressions:
+def expressions(computation: Named, joins: bool = True) -> Expressions:
     """Return the expressions that lead to the result of a computation.
 
     Args:
         computation: what is computed.
-        limits: of saturation.
         joins: whether functions of one value are a part of the step that reads it.
     """
     order = sorted(computation.sizes)
     graph = _as_graph(computation, order)
-    found, report = saturate(graph, strict=False, rules=AXIOMS, limits=limits)
+    found, report = saturate(graph, strict=False, rules=AXIOMS, limits=LIMITS)
     return _Table(found, order, report.stopped == "saturated").read(joins)
 
 
