@@ -258,7 +258,7 @@ def test_bench_refuses_a_model_that_is_not_the_one_that_was_built(
     assert capsys.readouterr().err == changed + "Name the model with --model\n"
     model.unlink()
     assert main(["bench", str(artifact), "--against", "onnxruntime"]) == 1
-    gone = f"korch: {artifact}: the model {model} that it was built from is gone. "
+    gone = f"korch: {artifact}: the model {model} that it was built from does not exist any more. "
     assert capsys.readouterr().err == gone + "Name the model with --model\n"
 
 

@@ -25,7 +25,7 @@ def open_file(path: str | os.PathLike[str]) -> BufferedReader:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except ValueError as error:  # a null character, or half of a surrogate pair
-        raise OSError(errno.EINVAL, f"no file has such a name: {error}", str(path)) from error
+        raise OSError(errno.EINVAL, f"the name of a file can't be like this: {error}", str(path)) from error
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
         os.close(descriptor)

@@ -290,7 +290,7 @@ def test_queues_that_wait_for_each_other_are_refused():
     with pytest.raises(InvalidGraphError, match="not each task is in one queue"):
         make_queues(graph, [order[1:], []])
     turned = [[(1, 0), (0, 2), (0, 3), (1, 1), (2, 0)], [(1, 3), (0, 0), (0, 1), (1, 2), (2, 1), (3, 0)]]
-    with pytest.raises(InvalidGraphError, match="its task 0 waits for ever for 3 tasks of queue 1"):
+    with pytest.raises(InvalidGraphError, match="its task 0 waits forever for 3 tasks of queue 1"):
         make_queues(graph, turned)
 
 

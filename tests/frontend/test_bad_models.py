@@ -73,12 +73,16 @@ def test_an_empty_file_a_missing_one_and_a_folder_are_refused(tmp_path):
 BAD = [
     ([_node(domain="my.own")], ModelError, r"node 'n' \(my.own::Relu\): the model does not import"),
     ([_node("Fly")], UnsupportedError, r"node 'n' \(Fly\): opset 17 has no operator 'Fly'"),
-    ([_node(inputs=["ghost"])], ModelError, r"node 'n' \(Relu\): nothing gives its input 'ghost'"),
-    ([_node(outputs=["z"])], ModelError, "no node gives the output 'y'"),
+    (
+        [_node(inputs=["ghost"])],
+        ModelError,
+        r"node 'n' \(Relu\): no node or input of the model provides its input 'ghost'",
+    ),
+    ([_node(outputs=["z"])], ModelError, "no node computes the output 'y'"),
     ([_node(inputs=["x", "x"])], ModelError, r"node 'n' \(Relu\): it breaks the operator"),
     ([_node("Flatten", axis="one")], ModelError, r"node 'n' \(Flatten\): it breaks"),
-    ([_node(), _node("Neg", name="m")], ModelError, r"node 'm' \(Neg\): it gives 'y', which is"),
-    ([_node(outputs=["x"])], ModelError, r"node 'n' \(Relu\): it gives 'x', which is given"),
+    ([_node(), _node("Neg", name="m")], ModelError, r"node 'm' \(Neg\): it computes 'y', which already"),
+    ([_node(outputs=["x"])], ModelError, r"node 'n' \(Relu\): it computes 'x', which already"),
     (
         [_node("Add", ["x", "b"], ["a"], "p"), _node("Neg", ["a"], ["b"], "q"), _node("Abs", ["a"])],
         ModelError,

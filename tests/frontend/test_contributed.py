@@ -190,7 +190,13 @@ BAD = [
         UnsupportedError,
         "in groups of any order",
     ),
-    ("QAttention", [*Q_ATTENTION, None, None, None, real(2)], {"num_heads": 2}, UnsupportedError, "it has a past"),
+    (
+        "QAttention",
+        [*Q_ATTENTION, None, None, None, real(2)],
+        {"num_heads": 2},
+        UnsupportedError,
+        "it has an input of past states",
+    ),
     ("QLinearSoftmax", [X, S, Z, S, Z], {}, UnsupportedError, "the domain 'com.microsoft' is unknown"),
 ]
 

@@ -359,7 +359,7 @@ def test_a_compiler_that_is_gone_is_said(fresh):
 @pytest.mark.parametrize(
     ("name", "failure"),
     [
-        ("KILL", CompileFailure("the system killed the compiler, most likely for want of memory", True)),
+        ("KILL", CompileFailure("the system killed the compiler, most likely because memory ran out", True)),
         ("XCPU", CompileFailure("the compiler took longer than 120 s")),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_damaged_file_is_moved_aside(tmp_path, caplog):
     assert path.with_suffix(".damaged").read_bytes().startswith(b"this is no database")
     assert caplog.messages == [
         "the kernel database is damaged (file is not a database); it is moved to "
-        f"{path.with_suffix('.damaged')} and begun anew"
+        f"{path.with_suffix('.damaged')} and a new one is created"
     ]
 
 

@@ -90,7 +90,7 @@ def test_good_kernels_have_times(measure):
     [
         ("faults", Failed("crashed", "the process ended by SIGSEGV")),
         ("aborts", Failed("crashed", "the process ended by SIGABRT")),
-        ("killed", Failed("killed", "the system killed it, most likely for want of memory")),
+        ("killed", Failed("killed", "the system killed it, most likely because memory ran out")),
         ("exits", Failed("crashed", "the process ended by exit code 3")),
         ("fails", Failed("failed", "run returned an error")),
         ("fails_late", Failed("failed", "run returned an error")),

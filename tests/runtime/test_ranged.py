@@ -113,7 +113,9 @@ def test_it_is_saved_and_loaded(executable: RangedExecutable, tmp_path: Path, ca
     text = capsys.readouterr().out
     assert "inputs of at most n=24, timed at n=" in text
     assert "time by size, inputs of at most n=24" in text and "kernels in nanoseconds" in text
-    with pytest.raises(UnsupportedError, match="it is for ranges of sizes, which only Python pads and cuts"):
+    with pytest.raises(
+        UnsupportedError, match="it is for ranges of sizes; only the Python runtime pads inputs and cuts outputs"
+    ):
         unpack(path, tmp_path / "unpacked")
     damaged = executable.archive()
     damaged.members["ranges.json"] = b'{"dimensions": [], "plans": []}'  # type: ignore[index]

@@ -92,5 +92,5 @@ def _check_header(stream: IO[bytes]) -> None:
     claimed = math.prod(shape) * dtype.itemsize
     held = os.fstat(stream.fileno()).st_size - stream.tell()
     if min(shape, default=0) < 0 or claimed > held:
-        raise ValueError(f"its header claims {claimed} bytes, and {held} are there")
+        raise ValueError(f"its header says {claimed} bytes, but it has {held}")
     stream.seek(0)

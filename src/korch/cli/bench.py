@@ -164,7 +164,9 @@ def _recorded_model(record: ModelRecord, artifact: Path) -> Path:
         raise ArtifactError("it does not say which model it was built from", where=str(artifact), hint=hint)
     path = Path(record.path)
     if not path.is_file():
-        raise ArtifactError(f"the model {path} that it was built from is gone", where=str(artifact), hint=hint)
+        raise ArtifactError(
+            f"the model {path} that it was built from does not exist any more", where=str(artifact), hint=hint
+        )
     with open_file(path) as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != record.sha256:

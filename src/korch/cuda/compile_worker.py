@@ -83,5 +83,5 @@ def _resources(image: bytes) -> tuple[int, int]:
         done = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=False)
     match = re.search(r"REG:(\d+) STACK:(\d+)", done.stdout + done.stderr)
     if match is None:
-        raise ValueError(f"cuobjdump says nothing of resources: {done.stdout[:200]}")
+        raise ValueError(f"cuobjdump printed no resources: {done.stdout[:200]}")
     return int(match[1]), int(match[2])

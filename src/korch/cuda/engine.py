@@ -91,7 +91,7 @@ def check_maker(built_by: str, here: str) -> None:
     """
     if built_by != here:
         raise UnsupportedError(
-            f"its engines are built by {built_by}; here is {here}",
+            f"its engines were built by {built_by}; this machine has {here}",
             where="the artifact",
             expected="the same version of TensorRT and kind of device",
             hint="Build the artifact here again",

@@ -87,7 +87,7 @@ def clocks_of(queues: Queues) -> Clocks:
     for q, queue in enumerate(queues):
         if at[q] < len(queue):
             waits = ", ".join(f"{n} tasks of queue {other}" for other, n in queue[at[q]].waits)
-            raise InvalidGraphError(f"its task {at[q]} waits for ever for {waits}", where=f"queue {q}")
+            raise InvalidGraphError(f"its task {at[q]} waits forever for {waits}", where=f"queue {q}")
     return found
 
 

@@ -231,7 +231,9 @@ def _attention(d: Definition) -> None:
     """Softmax(Q K' / sqrt(size) + mask) V of heads, where Q, K and V are one product of integers."""
     if d.optional(8) or len([name for name in d.node.output if name]) > 1:
         raise UnsupportedError(
-            "it has a past or gives a present state", d.where, hint="Export the model without a cache of past states"
+            "it has an input of past states or an output of present states",
+            d.where,
+            hint="Export the model without a cache of past states",
         )
     batch, length, _ = d.shape(d.needed(0, "the data"))
     heads, width = int(d.attributes["num_heads"]), d.shape(d.needed(1, "the weights"))[1] // 3

@@ -64,14 +64,14 @@ def order_nodes(nodes: Sequence[Any], given: Iterable[str], outputs: Sequence[st
         for name in filter(None, node.output):
             if name in given or name in producer:
                 raise ModelError(
-                    f"it gives {name!r}, which is given already",
+                    f"it computes {name!r}, which already has a value",
                     where=f"{model}: {node_label(node)}",
                     hint="Names must be unique; the exporter is at fault",
                 )
             producer[name] = position
     for name in outputs:
         if name not in producer and name not in given:
-            raise ModelError(f"no node gives the output {name!r}", where=model)
+            raise ModelError(f"no node computes the output {name!r}", where=model)
     return [nodes[p] for p in _depth_first(nodes, given, producer, outputs, model)]
 
 
@@ -95,7 +95,9 @@ def _depth_first(
             if not name or name in given:
                 continue
             if name not in producer:
-                raise ModelError(f"nothing gives its input {name!r}", where=f"{model}: {node_label(node)}")
+                raise ModelError(
+                    f"no node or input of the model provides its input {name!r}", where=f"{model}: {node_label(node)}"
+                )
             before = producer[name]
             if done.get(before) is False:
                 raise ModelError(

@@ -50,7 +50,7 @@ def run_compiler(command: Sequence[str], folder: Path, stop: Deadline | None = N
     if code == -signal.SIGXCPU or (code and "CPU time limit exceeded" in said):
         raise CompileError(f"the compiler took longer than {COMPILE_SECONDS} s")
     if code < 0 or (code and ": Killed" in said):
-        raise KilledError("the system killed the compiler, most likely for want of memory")
+        raise KilledError("the system killed the compiler, most likely because memory ran out")
     if code:
         lines = [line for line in said.splitlines() if "error" in line] or ["no message"]
         refusal = RefusedError("; ".join(lines[:3]))

@@ -107,7 +107,7 @@ class Database:
         value = text[9:]
         if self._sealed(key, value) == text:
             return value
-        logger.warning("what was kept of %s is damaged; it is found out again", key)
+        logger.warning("the stored value of %s is damaged; it is determined again", key)
         return None
 
     def _write(self, statement: str, key: str, value: str) -> None:
@@ -166,7 +166,9 @@ class Database:
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
             if self.path.exists():
                 self.path.replace(aside)
-            logger.warning("the kernel database is damaged (%s); it is moved to %s and begun anew", error, aside)
+            logger.warning(
+                "the kernel database is damaged (%s); it is moved to %s and a new one is created", error, aside
+            )
             return self._connect(str(self.path))
         except (OSError, sqlite3.Error, *_DAMAGE) as worse:
             return self._in_memory(worse)

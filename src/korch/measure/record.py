@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 FailureKind = Literal["refused", "not compiled", "not created", "failed", "crashed", "hung", "killed"]
-"""Killed: the system ended the kernel's process or its compiler, most likely for want of memory."""
+"""Killed: the system ended the kernel's process or its compiler, most likely because memory ran out."""
 
 
 AGAIN = ", nor in an earlier session"

@@ -120,7 +120,7 @@ class Session:
         if ended == "hung":
             return Failed("hung", f"it did not return within {self.hang_seconds:g} s")
         if code == -signal.SIGKILL:
-            return Failed("killed", "the system killed it, most likely for want of memory")
+            return Failed("killed", "the system killed it, most likely because memory ran out")
         name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         printed = f": {self.printed}" if self.printed else ""
         return Failed("crashed", f"the process ended by {name}{printed}")

@@ -104,7 +104,7 @@ class OnnxNodes:
         """Return the nodes, from the graph's inputs to its outputs by their names.
 
         Raises:
-            UnsupportedError: a primitive has no form in ONNX here; it says which.
+            UnsupportedError: a primitive has no ONNX form; the text names it.
         """
         body = self.body
         for value, constant in body.constants.items():
@@ -190,7 +190,7 @@ class OnnxNodes:
                 return self.stored(p.attributes, inputs, types)
             case OpaqueAttributes():
                 return self.opaque(p.attributes, inputs)
-        raise UnsupportedError(f"{p.op} has no form in ONNX here", where=self.where)
+        raise UnsupportedError(f"{p.op} has no ONNX form", where=self.where)
 
     def without_attributes(self, op: str, inputs: Sequence[str], types: Sequence[ValueType]) -> str:
         """Add an operation without attributes that is a node with some, or several nodes."""

@@ -103,8 +103,8 @@ class ConcurrentProvider:
         self._offers: dict[tuple[str, str, Target], Sequence[Offer] | Refusal] = {}
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
-        """Refuse: what runs side by side is made of a plan's kernels."""
-        return Refusal("what runs side by side is made of a plan's kernels")
+        """Refuse every group: concurrent kernels are made from the kernels of a plan."""
+        return Refusal("concurrent kernels are made from the kernels of a plan")
 
     def propose(
         self, graph: PrimitiveGraph, lanes: Sequence[Sequence[Candidate]], target: Target, threads: Sequence[int] = ()

@@ -161,7 +161,7 @@ def _read(path: str | os.PathLike[str]) -> tuple[Sequence[Artifact], Shared]:
         return shaped.read_shaped(path)
     if kind == ranged.FORMAT:
         raise UnsupportedError(
-            "it is for ranges of sizes, which only Python pads and cuts",
+            "it is for ranges of sizes; only the Python runtime pads inputs and cuts outputs",
             where=str(path),
             hint="Optimize the model for the sizes that you need, separated by commas",
         )

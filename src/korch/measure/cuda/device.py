@@ -59,7 +59,9 @@ def require_device(target: str) -> None:
     require_torch()
     if target != "cuda":
         raise OptionError(
-            f"{target} is for plans without a device", "option target", "cuda, the device that is here, or --dry-run"
+            f"{target} is for plans without a device",
+            "option target",
+            "cuda (the device of this machine), or --dry-run",
         )
 
 
