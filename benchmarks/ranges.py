@@ -30,6 +30,7 @@ from benchmarks.models.exported import export_model
 from benchmarks.models.yolox import build_yolox
 from benchmarks.suite import machine
 from korch.api import load, optimize
+from korch.limits import SearchLimits
 from korch.pipeline.fit_costs import kernel_ns
 from korch.ranges.form import Sizes
 from korch.ranges.plan import RangePlan
@@ -252,7 +253,7 @@ def judge(ranged: RangedExecutable, count: int, rounds: int) -> dict[str, Any]:
         if len(found) >= count:
             break
         able = [(e, plan) for e, plan in plans if plan.sizes[0] >= size and plan.costs]
-        times = kernel_ns(able, (size,), rounds)
+        times = kernel_ns(able, (size,), SearchLimits(fit_rounds=rounds))
         found += [{"size": size * dimension.step, **pair} for pair in _pairs(able, times, (size,))]
     quotients = [pair["chosen"] for pair in found]
     within = float(np.mean([q <= NEAR for q in quotients])) if found else None

@@ -24,6 +24,7 @@ from onnx import helper, numpy_helper
 import korch
 from benchmarks.suite import machine
 from korch.candidate.candidate import make_group
+from korch.limits import DEFAULT_LIMITS
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.report.compare import Comparison, RunnerSpec, Settings, compare
@@ -31,7 +32,7 @@ from korch.report.peers.inputs import random_inputs
 from korch.superopt.axes import named
 from korch.superopt.expressions import expressions
 from korch.superopt.find import search
-from korch.superopt.generate import MARGIN, BlockStep, Rules, Search, block_graphs
+from korch.superopt.generate import BlockStep, Rules, Search, block_graphs
 from korch.superopt.sizes import Machine
 from korch.superopt.verify import verify
 from korch.tile.arithmetic import Float64
@@ -153,7 +154,7 @@ def exp_of_product() -> PrimitiveGraph:
 def _within_bound(search: Search) -> set[tuple[BlockStep, ...]]:
     """Return the block graphs that the bound leaves, whichever is found first."""
     least = min((graph.work for graph in search.found), default=0)
-    return {graph.steps for graph in search.found if graph.work <= MARGIN * least}
+    return {graph.steps for graph in search.found if graph.work <= DEFAULT_LIMITS.superopt_margin * least}
 
 
 # Models of the six blocks

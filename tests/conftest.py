@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from korch.deadline import Deadline
 from korch.measure.calibrate import FACT, Calibration, Level
 from korch.measure.compiler import Builder
 from korch.measure.database import Database
@@ -35,8 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def no_superoptimizer_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the superoptimizer no time unless a test gives it some: it may take all that it gets."""
-    monkeypatch.setattr(find_programs, "SUPEROPT_SECONDS", 0.0)
-    monkeypatch.setattr(find_programs, "SUPEROPT_SHARE", 0.0)
+    end_of = find_programs.end_of
+    never = Deadline(0.0)
+    monkeypatch.setattr(find_programs, "end_of", lambda run: never if run.options.superopt_s is None else end_of(run))
 
 
 class _Faults(logging.Handler):

@@ -26,6 +26,7 @@ from korch.cli import main, parse_shapes
 from korch.cli.parser import PRINTED
 from korch.errors import OptionError
 from korch.extras import install_command
+from korch.limits import SearchLimits
 from korch.measure.record import from_text
 from korch.options import Options
 from korch.pipeline import STAGES
@@ -324,8 +325,7 @@ def test_stages_read_what_others_print(folder: Path, cache_folder: Path, tmp_pat
 def test_stages_read_what_others_print_of_a_model_in_segments(
     folder: Path, cache_folder: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("WHOLE_PRIMITIVES", "SEGMENT_PRIMITIVES"):
-        monkeypatch.setattr(f"korch.limits.{name}", 3)
+    monkeypatch.setattr(SearchLimits, "segment_limit", lambda self, primitives: 3 if primitives > 3 else None)
     path, options = tmp_path / "graph.txt", ["--cache-folder", str(cache_folder)]
 
     def printed(stage: str, source: Path) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import korch
+from korch import limits
 from korch.ablation import Ablation
 from korch.errors import OptionError
 from korch.limits import SearchLimits
@@ -144,3 +147,12 @@ def test_threads_are_at_most_the_cores_of_the_machine(
 def test_an_unknown_option_is_named_with_the_one_that_may_be_meant(name: str, meant: str) -> None:
     with pytest.raises(OptionError, match=f"there is no option '{name}'; .*Do you mean '{meant}'"):
         korch.optimize("m.onnx", **{name: 3})
+
+
+def test_each_limit_is_documented_and_read() -> None:
+    source = Path(limits.__file__).parent
+    texts = [path.read_text() for path in source.rglob("*.py") if path.name != "limits.py"]
+    names = [field.name for field in fields(SearchLimits)]
+    assert [name for name in names if not re.search(rf"^        {name}: ", SearchLimits.__doc__ or "", re.M)] == []
+    read = set(re.findall(r"\w+", "".join([*texts, inspect.getsource(SearchLimits.segment_limit)])))
+    assert [name for name in names if name not in read] == []

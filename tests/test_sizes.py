@@ -22,7 +22,6 @@ MORE_PARAMETERS = {
     "tile/cpp_loops.py: _store",
     "tile/triton_blocks.py: __init__",
     "tile/triton_text.py: store",
-    "validation/validate.py: validate_plans",
 }
 
 

@@ -13,12 +13,6 @@ from typing import Literal
 
 from korch.fields import Ranges, check_fields
 
-WHOLE_PRIMITIVES = 320
-"""Models with at most this many primitives are searched as a whole, unless `partition` is a number."""
-
-SEGMENT_PRIMITIVES = 120
-"""The largest number of primitives in a segment of a larger model."""
-
 _RANGES: Ranges = {
     **dict.fromkeys(
         ("max_primitives", "max_inputs", "max_outputs", "max_candidates", "solver_workers", "range_least"),
@@ -44,7 +38,10 @@ class SearchLimits:
 
     Attributes:
         partition: the largest number of primitives in a segment; equal segments are searched once.
-            "off": models are not cut; "auto": only models of more than WHOLE_PRIMITIVES.
+            "off": models are not cut; "auto": only models of more than
+            `whole_primitives`, into segments of at most `segment_primitives`.
+        whole_primitives: the largest number of primitives in a model that is not cut.
+        segment_primitives: the largest number of primitives in a segment of a larger model.
         range_factor: of a range of sizes there is a plan for the largest, for that part of it, and so on.
         range_least: the smallest size that has a plan only because of `range_factor`.
         gap: the search ends when the bound is less than the cost of the plan by at most this share
@@ -53,6 +50,10 @@ class SearchLimits:
         max_inputs: largest number of tensors that a candidate reads.
         max_outputs: largest number of tensors that a candidate writes.
         max_candidates: largest number of convex groups that are enumerated for one model.
+        max_pools: largest number of reductions over windows in a candidate.
+        max_byte_casts: largest number of casts to bytes in a candidate, without those that come with their readers.
+        max_readers: elementwise primitives with more readers do not come with these: it may pay to store their output.
+        layout_growth: layout primitives that enlarge a tensor by more than this factor do not come with their readers.
         max_measured: largest share of the distinct candidates that is measured.
         patience: the search ends after this many rounds of measurements in which neither the plan
             nor the bound improved noticeably.
@@ -69,7 +70,61 @@ class SearchLimits:
         least_side_by_side_seconds: with less time, this search is skipped.
         check_share: share of the time that is left to check the error of a plan, and to search again.
         variants_share: share of the time of a search that is left for plans for other sizes.
+        variant_gain: a plan for another size is kept if it takes at most this share of the time of the others there.
+        fit_share: share of the time of a search that is left to time its plans at several sizes.
+        fit_sizes: sizes at which they are timed.
+        fit_rounds: runs at each size.
+        fit_seconds: time for them.
+        least_fit_rounds: runs even if no time is left.
+        checked_sizes: sizes at which a plan for a range is compared with the model even if no time is left.
+        random_sizes: random sizes among those at which it is compared.
         end_safety: factor between the predicted time of the last stages and the time reserved for them.
+
+        calibration_samples: `pipeline.precision`: random inputs for calibration.
+        calibration_checks: inputs on which less precise plans are checked.
+        calibration_most: samples of a file that are used.
+        form_bytes: weights of fewer bytes have no less precise form.
+        form_seconds: time for the errors of forms; products whose errors are not known then have none.
+        form_slack: the forms with the best ratio of saving to error are kept until they exceed the budget by this
+            factor.
+        form_searches: searches with another sum of errors, before the model is left as it is.
+        form_most: largest part of the budget that the error on a few inputs may be: it is larger on others.
+        form_aim: part of the budget at which a changed sum of errors aims.
+        form_near: a plan with at least this part of the budget is not searched again.
+
+        sweeps: `partition`: times that each value's choice of one alternative is looked at.
+        alternative_share: what an alternative adds to the size of a segment, in primitives: it takes part in fewer
+            kernels.
+        least_period: fewest primitives of a repetition.
+        least_repetition: shorter repetitions are taken several at a time, up to about this size.
+        near_cut: a period is cut at a place at most this many times as dear as the cheapest.
+        kept_bytes: constants computed by rules that stay in memory.
+        spilled_bytes: smaller constants are never written to a file.
+
+        superopt_share: `superopt`: its share of a budget.
+        superopt_seconds: its time, without a budget.
+        superopt_group_seconds: the search for one group.
+        superopt_gain: least part of its time, and of the model's, that a group must be able to save.
+        superopt_steps: steps of a block graph.
+        superopt_first_steps: shorter block graphs are found before longer ones, which then have a bound.
+        superopt_margin: block graphs that may take this many times the time of the best one are found.
+        superopt_cuts: cuts of each block graph that are estimated.
+        superopt_worth: programs with more than this many times the least estimate are not verified.
+        superopt_graphs: block graphs of a group that are verified.
+        superopt_programs: programs of a group that are offered.
+
+        plan_rounds: `validation`: rounds in which plans are timed in turn.
+        plan_seconds: time for them.
+        least_plan_rounds: rounds even if no time is left.
+        short_plan_rounds: most rounds for plans that take so little time that `plan_rounds` end before ...
+        short_plan_seconds: ... this time.
+        disturbed_factor: this many times the rounds and seconds are run while too few runs are undisturbed.
+        build_safety: a plan is built only if this many times its predicted duration is left.
+        heavy_bytes: of plans with more weights, only two are in memory at a time.
+        tasks_gain: tasks are kept if a run takes at most this part of the time with joins.
+        suspect_runs: runs in which kernels are timed if a prediction is wrong.
+        suspect_share: kernels that explain this share of the difference are measured again.
+        suspect_kernels: most of these.
 
         first_kernels: `program.solve`: least number of kernels in the first restricted program.
         growth: each further restricted program has this many times the kernels of the last one.
@@ -150,6 +205,8 @@ class SearchLimits:
     """
 
     partition: str | int = "auto"
+    whole_primitives: int = 320
+    segment_primitives: int = 120
     range_factor: int = 16
     range_least: int = 16
     gap: float = 0.005
@@ -157,6 +214,10 @@ class SearchLimits:
     max_inputs: int = 10
     max_outputs: int = 2
     max_candidates: int = 100_000
+    max_pools: int = 2
+    max_byte_casts: int = 3
+    max_readers: int = 3
+    layout_growth: float = 1.25
     max_measured: float = 0.24
     patience: int = 2
     solver_workers: int = 2
@@ -171,7 +232,59 @@ class SearchLimits:
     least_side_by_side_seconds: float = 2.0
     check_share: float = 0.25
     variants_share: float = 0.3
+    variant_gain: float = 0.97
+    fit_share: float = 0.12
+    fit_sizes: int = 9
+    fit_rounds: int = 9
+    fit_seconds: float = 1.5
+    least_fit_rounds: int = 3
+    checked_sizes: int = 3
+    random_sizes: int = 2
     end_safety: float = 1.3
+
+    calibration_samples: int = 4
+    calibration_checks: int = 2
+    calibration_most: int = 16
+    form_bytes: int = 1 << 16
+    form_seconds: float = 60.0
+    form_slack: float = 1.5
+    form_searches: int = 3
+    form_most: float = 0.9
+    form_aim: float = 0.8
+    form_near: float = 0.6
+
+    sweeps: int = 8
+    alternative_share: float = 0.3
+    least_period: int = 8
+    least_repetition: int = 40
+    near_cut: float = 1.6
+    kept_bytes: int = 256 << 20
+    spilled_bytes: int = 1 << 18
+
+    superopt_share: float = 0.1
+    superopt_seconds: float = 20.0
+    superopt_group_seconds: float = 12.0
+    superopt_gain: float = 0.003
+    superopt_steps: int = 14
+    superopt_first_steps: int = 6
+    superopt_margin: float = 1.5
+    superopt_cuts: int = 2
+    superopt_worth: float = 1.3
+    superopt_graphs: int = 8
+    superopt_programs: int = 4
+
+    plan_rounds: int = 11
+    plan_seconds: float = 4.0
+    least_plan_rounds: int = 3
+    short_plan_rounds: int = 99
+    short_plan_seconds: float = 0.5
+    disturbed_factor: int = 3
+    build_safety: float = 1.5
+    heavy_bytes: int = 512 << 20
+    tasks_gain: float = 0.99
+    suspect_runs: int = 5
+    suspect_share: float = 0.8
+    suspect_kernels: int = 24
 
     first_kernels: int = 500
     growth: int = 3
@@ -246,7 +359,7 @@ class SearchLimits:
     def segment_limit(self, primitives: int) -> int | None:
         """Return the most primitives in a segment of a model of this size; None if it is not cut."""
         if self.partition == "auto":
-            return SEGMENT_PRIMITIVES if primitives > WHOLE_PRIMITIVES else None
+            return self.segment_primitives if primitives > self.whole_primitives else None
         return None if self.partition == "off" else int(self.partition)
 
 

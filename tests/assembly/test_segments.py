@@ -22,7 +22,7 @@ from korch.equivalence.saturate import saturate
 from korch.errors import OptionError
 from korch.fission import fission
 from korch.frontend.onnx import load_model
-from korch.limits import DEFAULT_LIMITS, SEGMENT_PRIMITIVES, WHOLE_PRIMITIVES, SearchLimits
+from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.partition.block import Partition, find_blocks
@@ -215,7 +215,7 @@ def test_depth_costs_no_further_candidates_programs_or_measurements() -> None:
     options = replace(OPTIONS, search=replace(limits, max_primitives=4, **dict.fromkeys(PATIENT, 600.0)))
     for depth in (3, 6):
         meter = FakeMeter()
-        _, _, tasks, outcome = search(transformer(depth), SEGMENT_PRIMITIVES, meter, options)
+        _, _, tasks, outcome = search(transformer(depth), DEFAULT_LIMITS.segment_primitives, meter, options)
         assert outcome.partition is not None
         keys = {c.key for task in tasks for c in task.candidates}
         counts.append((len(tasks), sum(len(task.candidates) for task in tasks), len(keys), outcome.partition.programs))
@@ -238,9 +238,9 @@ def test_a_model_of_one_segment_is_searched_once() -> None:
 def test_a_second_model_with_the_same_blocks_needs_no_search() -> None:
     meter = FakeMeter()
     options = replace(OPTIONS, search=replace(OPTIONS.search, max_primitives=3))
-    first = search(transformer(3), SEGMENT_PRIMITIVES, meter, options)[3]
+    first = search(transformer(3), DEFAULT_LIMITS.segment_primitives, meter, options)[3]
     searches, measured = meter.searches, len(meter.records)
-    second = search(transformer(4), SEGMENT_PRIMITIVES, meter, options)[3]
+    second = search(transformer(4), DEFAULT_LIMITS.segment_primitives, meter, options)[3]
     assert (meter.searches, len(meter.records)) == (searches, measured)
     assert second.found.certificate.status in (Status.OPTIMAL, Status.FEASIBLE)
     assert len(second.plans["searched"]) > len(first.plans["searched"])
@@ -249,8 +249,8 @@ def test_a_second_model_with_the_same_blocks_needs_no_search() -> None:
 @pytest.mark.parametrize(
     ("partition", "primitives", "limit"),
     [
-        ("auto", WHOLE_PRIMITIVES, None),
-        ("auto", WHOLE_PRIMITIVES + 1, SEGMENT_PRIMITIVES),
+        ("auto", DEFAULT_LIMITS.whole_primitives, None),
+        ("auto", DEFAULT_LIMITS.whole_primitives + 1, DEFAULT_LIMITS.segment_primitives),
         ("off", 10_000, None),
         (40, 10, 40),
     ],

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from korch.partition.spill import LEAST_BYTES, Spill
+from korch.limits import DEFAULT_LIMITS, SearchLimits
+from korch.partition.spill import Spill
 from korch.primitive.graph import Constant, GraphBuilder, PrimitiveGraph
 from korch.primitive.types import DType, ValueType
 
-ROWS = LEAST_BYTES // 32
+ROWS = DEFAULT_LIMITS.spilled_bytes // 32
 
 
 def graph(*arrays: np.ndarray) -> PrimitiveGraph:
@@ -32,7 +33,7 @@ def in_file(constant: Constant) -> bool:
 
 def test_what_a_rule_computed_waits_in_a_file(tmp_path: Path) -> None:
     source, found = graph(large(0)), graph(large(0), large(1), large(2)[:, :4] + 1.0)
-    taken = Spill(tmp_path, kept_bytes=0).take(found, source)
+    taken = Spill(tmp_path, SearchLimits(kept_bytes=0)).take(found, source)
     assert (taken.types, taken.primitives) == (found.types, found.primitives)
     for value, constant in found.constants.items():
         assert taken.constants[value] == constant
@@ -43,7 +44,7 @@ def test_what_a_rule_computed_waits_in_a_file(tmp_path: Path) -> None:
 
 def test_a_constant_is_written_once_and_what_fits_is_kept(tmp_path: Path) -> None:
     source, found = graph(large(0)), graph(large(1), large(2))
-    spill = Spill(tmp_path, kept_bytes=LEAST_BYTES)
+    spill = Spill(tmp_path, SearchLimits(kept_bytes=DEFAULT_LIMITS.spilled_bytes))
     first, second = spill.take(found, source), spill.take(found, source)
     files = [c for c in first.constants.values() if in_file(c)]
     assert len(files) == 1
@@ -52,7 +53,7 @@ def test_a_constant_is_written_once_and_what_fits_is_kept(tmp_path: Path) -> Non
 
 def test_without_a_folder_to_write_to_it_stays_in_memory(tmp_path: Path) -> None:
     source, found = graph(large(0)), graph(large(1))
-    taken = Spill(tmp_path / "missing", kept_bytes=0).take(found, source)
+    taken = Spill(tmp_path / "missing", SearchLimits(kept_bytes=0)).take(found, source)
     assert not any(map(in_file, taken.constants.values()))
 
 
@@ -60,5 +61,5 @@ def test_without_a_folder_to_write_to_it_stays_in_memory(tmp_path: Path) -> None
 def test_small_and_uniform_constants_stay(tmp_path: Path, array: np.ndarray) -> None:
     builder = GraphBuilder()
     builder.output("y", builder.constant(array))
-    taken = Spill(tmp_path, kept_bytes=0).take(builder.freeze(), graph(large(0)))
+    taken = Spill(tmp_path, SearchLimits(kept_bytes=0)).take(builder.freeze(), graph(large(0)))
     assert not any(map(in_file, taken.constants.values()))

@@ -19,7 +19,7 @@ import korch
 from korch.backend import has_kernels
 from korch.deadline import Deadline
 from korch.errors import OptionError
-from korch.limits import SearchLimits
+from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.options import Options
 from korch.pipeline import precision, stages
 from korch.pipeline.calibration import calibration_of
@@ -32,6 +32,7 @@ from korch.primitive.verbs import Verbs
 from korch.report.explain import explain
 from korch.target import has_matrix_units
 
+LIMITS = SearchLimits(form_bytes=0, form_slack=1e9)
 RNG = np.random.default_rng(5)
 STATE = RNG.bit_generator.state
 
@@ -85,14 +86,12 @@ def forms_of(
     graph: PrimitiveGraph, samples: list[dict[str, Any]], budget: float = 0.5, has_halves: bool = False
 ) -> tuple[Form, ...]:
     kernels = Kernels(lambda group: True, lambda group: has_halves)
-    return find_forms(graph, samples, budget, kernels, Deadline())
+    return find_forms(graph, samples, budget, kernels, Deadline(), LIMITS)
 
 
 @pytest.fixture(autouse=True)
-def small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def same_numbers() -> None:
     RNG.bit_generator.state = STATE  # the same numbers in any order of tests
-    monkeypatch.setattr(precision, "LEAST_BYTES", 0)
-    monkeypatch.setattr(precision, "SLACK", 1e9)
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -123,7 +122,7 @@ def test_data_beyond_the_calibrated_range_is_cut_off() -> None:
 def test_products_without_a_kernel_or_with_ranges_that_are_not_finite_have_no_form() -> None:
     graph, _, _ = GRAPHS["product"]
     samples = feeds(graph, "normal", 2)
-    assert not find_forms(graph, samples, 0.5, Kernels(lambda group: False, lambda group: False), Deadline())
+    assert not find_forms(graph, samples, 0.5, Kernels(lambda group: False, lambda group: False), Deadline(), LIMITS)
     samples[0]["x"][0, 0, 0] = np.inf
     assert not forms_of(graph, samples)
 
@@ -138,10 +137,10 @@ def test_products_of_bfloat16_are_forms_where_matrix_units_multiply_them() -> No
     asked = has_kernels(Options(), with_few_pairs=True)
     graph, _, _ = GRAPHS["product"]
     kernels = Kernels(lambda group: False, asked)
-    forms = find_forms(graph, feeds(graph, "normal", 1), 0.5, kernels, Deadline())
+    forms = find_forms(graph, feeds(graph, "normal", 1), 0.5, kernels, Deadline(), LIMITS)
     assert not forms  # a tile is not filled
     large = product((1, 64, 64), (1, 64, 64))
-    forms = find_forms(large, feeds(large, "normal", 1), 0.5, kernels, Deadline())
+    forms = find_forms(large, feeds(large, "normal", 1), 0.5, kernels, Deadline(), LIMITS)
     assert [form.name for form in forms] == ["product-of-bfloat16 Product_0"] * has_matrix_units()
 
 
@@ -171,7 +170,7 @@ def checked(budget: float) -> tuple[Precision, bool]:
     graph, kind, _ = GRAPHS["product"]
     samples = feeds(graph, kind, 2)
     forms = forms_of(graph, samples)
-    found = Precision(budget, forms, samples, [reference.run(graph, x) for x in samples], "test")
+    found = Precision(budget, forms, samples, [reference.run(graph, x) for x in samples], "test", LIMITS)
     alone = with_forms(graph, forms, only=True)
 
     class Step:
@@ -224,7 +223,7 @@ def test_a_model_is_within_its_budget_on_inputs_that_were_not_used_for_calibrati
         monkeypatch.setattr(stages, "with_forms", partial(with_forms, only=True))
     samples = tmp_path / "samples.npz"
     np.savez(samples, x=RNG.standard_normal((8, rows, size)).astype(np.float32))
-    found = korch.optimize(model.SerializeToString(), error=budget, calibrate=samples, **options)
+    found = korch.optimize(model.SerializeToString(), error=budget, calibrate=samples, search=LIMITS, **options)
     assert any(f"{name}[" in step.primitives for step in found.plan.steps for name in types)
     assert not any(f"{name}[" in step.primitives for step in exact.plan.steps for name in types)
     report = found.report.precision
@@ -289,23 +288,23 @@ def test_a_file_that_does_not_fit_is_refused_with_the_reason(arrays: dict[str, A
     path = tmp_path / "c.npz"
     np.savez(path, **arrays)
     with pytest.raises(OptionError, match=re.escape(f"option calibrate, {path}: {text}")):
-        calibration_of(product((1, 2), (2, 3)), path, 0)
+        calibration_of(product((1, 2), (2, 3)), path, DEFAULT_LIMITS)
 
 
 def test_a_file_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
     graph, path = product((1, 2), (2, 3)), tmp_path / "c.npz"
     with pytest.raises(OptionError, match="the file can't be read: "):
-        calibration_of(graph, path, 0)
+        calibration_of(graph, path, DEFAULT_LIMITS)
     path.write_bytes(b"PK\x03\x04 no archive")
     with pytest.raises(OptionError, match="the file can't be read: "):
-        calibration_of(graph, path, 0)
+        calibration_of(graph, path, DEFAULT_LIMITS)
 
 
 def test_samples_are_divided_into_those_for_calibration_and_those_for_checks(tmp_path: Path) -> None:
     graph, path = product((1, 2), (2, 3)), tmp_path / "c.npz"
     np.savez(path, x=np.arange(10.0).reshape(5, 1, 2))
-    found = calibration_of(graph, path, 0)
+    found = calibration_of(graph, path, DEFAULT_LIMITS)
     assert [x["x"][0, 0] for x in (*found.samples, *found.checks)] == [0, 2, 4, 6, 8] and len(found.checks) == 2
     np.savez(path, x=np.ones((1, 2)))
-    one = calibration_of(graph, path, 0)
+    one = calibration_of(graph, path, DEFAULT_LIMITS)
     assert len(one.samples) == 1 and len(one.checks) == 1 and (one.checks[0]["x"] != 1).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from korch.equivalence.quantization import Grid, write_dequantized, write_quanti
 from korch.equivalence.rule import Writer
 from korch.fission import fission
 from korch.frontend.onnx import load_model
+from korch.limits import SearchLimits
 from korch.options import Options
 from korch.pipeline.quantized import in_bytes
 from korch.primitive.check import check_graph
@@ -188,8 +190,8 @@ def test_after_the_deadline_there_are_products_with_their_requantization(rng, op
 
 
 @pytest.mark.parametrize(("most", "found"), [(3, 3), (9, 5)])
-def test_few_casts_to_bytes_are_in_one_group(monkeypatch, options, most, found):
-    monkeypatch.setattr(enumeration, "MOST_BYTE_CASTS", most)
+def test_few_casts_to_bytes_are_in_one_group(options, most, found):
+    options = replace(options, search=SearchLimits(max_byte_casts=most))
     builder = GraphBuilder()
     writer = Writer(builder, "")
     inputs = [builder.input(f"x{i}", ValueType((2, 3), F32)) for i in range(5)]

@@ -243,5 +243,5 @@ def test_groups_are_ranked_by_what_can_be_won():
     assert [*ranked([(small, 1), (large, 1)], MACHINE)] == [large, small]
     assert [*ranked([(small, 1), (large, 1), (small, 99)], MACHINE)] == [small, large]
     assert [*ranked([(small, 1), (large, 1)], MACHINE, 1e15)] == []
-    assert gain_of(large, MACHINE).is_worth_it
-    assert not gain_of(group_of(rms_norm_product(8, 4096, 4096)), MACHINE).is_worth_it
+    assert gain_of(large, MACHINE).is_worth_it()
+    assert not gain_of(group_of(rms_norm_product(8, 4096, 4096)), MACHINE).is_worth_it()

@@ -8,9 +8,9 @@ import pytest
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import FUSED
 from korch.deadline import Deadline
+from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.compiler import Builder
 from korch.provider.generated import GeneratedProvider
-from korch.superopt import find
 from korch.superopt.find import Finder
 from korch.superopt.groups import superopt_groups
 from korch.superopt.sizes import Machine
@@ -33,8 +33,8 @@ def target() -> Target:
     return detect_target(2, "gcc")
 
 
-def provider_for(target: Target) -> GeneratedProvider:
-    return GeneratedProvider(finder=Finder(Kept(), Machine(target.lanes, 2, target.l2_bytes), "1"))
+def provider_for(target: Target, limits: SearchLimits = DEFAULT_LIMITS) -> GeneratedProvider:
+    return GeneratedProvider(finder=Finder(Kept(), Machine(target.lanes, 2, target.l2_bytes), "1", limits))
 
 
 def offers_of(provider: GeneratedProvider, group: Group, target: Target) -> list[Offer]:
@@ -65,13 +65,12 @@ def test_kernels_of_found_programs(target, tmp_path):
 
 
 @pytest.mark.parametrize("lanes", [8, 16])
-def test_packed_columns_of_a_task_are_whole_panels(target, lanes, monkeypatch):
+def test_packed_columns_of_a_task_are_whole_panels(target, lanes):
     """All cuts are printed, also those whose columns are no multiple of a panel: these read what is not packed."""
-    for name, number in (("MOST_PROGRAMS", 40), ("MOST_GRAPHS", 1), ("CUTS_OF_A_GRAPH", 40), ("WORTH", 1e9)):
-        monkeypatch.setattr(find, name, number)
+    limits = SearchLimits(superopt_programs=40, superopt_graphs=1, superopt_cuts=40, superopt_worth=1e9)
     group = replace(group_of(blocks.lora(8, 64, 1056, 8)), constant_inputs=frozenset((1, 2, 3)))
     other = replace(target, lanes=lanes)
-    provider = provider_for(other)
+    provider = provider_for(other, limits)
     for offer in offers_of(provider, group, other):
         assert not isinstance(provider.build(group, offer, other), Refusal)
     found = provider.finder.find(group).programs

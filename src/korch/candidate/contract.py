@@ -6,29 +6,25 @@ layout primitives, a kernel that ends between two of them only moves the tensor 
 
 from __future__ import annotations
 
+from korch.limits import SearchLimits
 from korch.primitive.component import strong_components
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.types import NARROW
 
-MOST_READERS = 3
-"""An elementwise primitive with more readers is not contracted: it may pay to store its output."""
-
-LAYOUT_GROWTH = 1.25
-"""A layout primitive that enlarges a tensor by more than this factor is not contracted."""
-
 
 class Contraction:
     """Decides which primitives of a graph come with their readers."""
 
-    def __init__(self, graph: PrimitiveGraph, contract_chains: bool) -> None:
+    def __init__(self, graph: PrimitiveGraph, contract_chains: bool, limits: SearchLimits) -> None:
         """Prepare it.
 
         Args:
             graph: the graph.
             contract_chains: whether more than broadcasts and slices come with their readers.
+            limits: which of them do.
         """
-        self.graph, self.contract_chains = graph, contract_chains
+        self.graph, self.contract_chains, self.limits = graph, contract_chains, limits
         self.outputs = {value for _, value in graph.outputs}
         self.in_cycle = _in_cycles(graph)
 
@@ -41,7 +37,7 @@ class Contraction:
         if graph.primitives[p].op in ("broadcast", "slice"):
             closed = (Category.LINEAR, Category.OPAQUE)
             return not any(reader.row.category in closed for reader in readers)
-        if not self.contract_chains or not 1 <= len(readers) <= MOST_READERS:
+        if not self.contract_chains or not 1 <= len(readers) <= self.limits.max_readers:
             return False
         if p in self.in_cycle:  # what comes along with its reader could close the cycle
             return False
@@ -55,7 +51,7 @@ class Contraction:
             return is_whole and (self._is_narrowed(p) or not self._continues_linear(p))
         if category is not Category.LAYOUT or len(readers) > 1:
             return False
-        return after[0].size <= LAYOUT_GROWTH * before.size
+        return after[0].size <= self.limits.layout_growth * before.size
 
     def _is_widened_for_linear(self, reader: Primitive) -> bool:
         """Whether a primitive widens numbers for a linear one, whose kernels read narrow numbers best."""

@@ -21,7 +21,8 @@ These keep the number of sets small:
   whose one reader is another: a kernel that ends between the two only moves the tensor once more.
   A chain that begins at a linear primitive is not contracted, as a kernel may fuse a part of it,
   unless it ends with a cast to bytes.
-- At most `MOST_POOLS` reductions over windows are in one set, and `MOST_BYTE_CASTS` casts to bytes.
+- At most `max_pools` reductions over windows are in one set, and `max_byte_casts` casts to bytes: these are stored and
+  read at a quarter of the cost of floats.
 - Options limit sets, inputs and outputs; the report names the limits that bind.
 
 Alternatives: a set holds at most one primitive for a value. Paths are those of the whole graph,
@@ -50,13 +51,6 @@ from korch.primitive.ops.opaque import OpaqueAttributes
 
 BUDGET = "budget"
 """How reports call the deadline among the limits."""
-
-MOST_POOLS = 2
-"""Reductions over windows in one set, unless chains are not contracted."""
-
-MOST_BYTE_CASTS = 3
-"""Casts to bytes in one set, without those that come with their readers, unless chains are not contracted: bytes are
-stored and read at a quarter of the cost of floats."""
 
 MOST_NEEDED = 2
 """Primitives, without those that come with them, of a group that is found after the deadline, too."""
@@ -102,9 +96,7 @@ def enumerate_groups(
         "Optimal Kernel Orchestration for Tensor Programs with Korch" (ASPLOS 2024), section 4 and
         algorithm 1; here on bitsets, iterative, each set once, with several outputs.
     """
-    space = _Space(
-        graph, options.ablation.contract_chains, [shape for shape in shapes if isinstance(shape, GroupShape)]
-    )
+    space = _Space(graph, options, [shape for shape in shapes if isinstance(shape, GroupShape)])
     hit: set[str] = set()
     keys: dict[Key, None] = {}
     needed: set[Key] = {((p,), (row.output,)) for p, row in enumerate(graph.primitives)}
@@ -167,11 +159,12 @@ def bits(mask: int) -> list[int]:
 class _Space:
     """The graph as bitsets over primitives, broadcasts contracted into their readers."""
 
-    def __init__(self, graph: PrimitiveGraph, contract_chains: bool, shapes: Sequence[GroupShape]) -> None:
-        self.graph = graph
+    def __init__(self, graph: PrimitiveGraph, options: Options, shapes: Sequence[GroupShape]) -> None:
+        self.graph, self.limits = graph, options.search
+        contract_chains = options.ablation.contract_chains
         count = len(graph.primitives)
         self.outputs = {value for _, value in graph.outputs}
-        self.contraction = Contraction(graph, contract_chains)
+        self.contraction = Contraction(graph, contract_chains, options.search)
         self.is_free = [self.contraction.is_free(p) for p in range(count)]
         # Direct producers, through free ones; and these free ones, which come with each primitive.
         self.feeds, self.comes_with = self._behind()
@@ -313,9 +306,9 @@ class _Space:
         linear, opaque = mask & self.linear, mask & self.opaque
         if linear & (linear - 1) or (opaque and mask & ~opaque):
             return False
-        if (mask & self.pools).bit_count() > MOST_POOLS:
+        if (mask & self.pools).bit_count() > self.limits.max_pools:
             return False
-        if (mask & self.byte_casts).bit_count() > MOST_BYTE_CASTS:
+        if (mask & self.byte_casts).bit_count() > self.limits.max_byte_casts:
             return False
         if not opaque and not self._has_shape(mask, linear):
             return False

@@ -17,13 +17,11 @@ import heapq
 from dataclasses import replace
 
 from korch.equivalence.rule import rule_of
+from korch.limits import DEFAULT_LIMITS
 from korch.primitive.graph import PrimitiveGraph
 
 BYTE_COST = 8
 """What a byte that a primitive reads or writes costs, in floating-point operations."""
-
-MOST_SWEEPS = 8
-"""Times that all values are looked at; the last ones hardly ever find anything."""
 
 
 def estimated_cost(graph: PrimitiveGraph, p: int) -> int:
@@ -34,18 +32,19 @@ def estimated_cost(graph: PrimitiveGraph, p: int) -> int:
     return 1 + graph.work_flop(primitive) + BYTE_COST * size_bytes
 
 
-def choose(graph: PrimitiveGraph) -> PrimitiveGraph:
+def choose(graph: PrimitiveGraph, sweeps: int = DEFAULT_LIMITS.sweeps) -> PrimitiveGraph:
     """Return the graph with one alternative for each value, in an order in which it can run.
 
     Values keep their numbers, and so some of them are computed by nothing and read by nothing.
 
     Args:
         graph: a graph with or without alternatives.
+        sweeps: times that all values are looked at; the last ones hardly ever find anything.
     """
     if not graph.alternatives:
         return graph
     search = _Search(graph)
-    for _ in range(MOST_SWEEPS):
+    for _ in range(sweeps):
         if not search.sweep():
             break
         search.choose_for_unused()

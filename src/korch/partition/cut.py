@@ -22,6 +22,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
+from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 
@@ -30,15 +31,6 @@ EFFORT = 0.06
 
 BLOCK_EFFORT = 40
 """What a segment more takes to search, in primitives: many small ones are not faster."""
-
-LEAST_PERIOD = 8
-"""Fewest primitives of a repetition."""
-
-LEAST_REPETITION = 40
-"""Shorter repetitions are taken several at a time, up to about this size."""
-
-NEAR = 1.6
-"""Places of a period that are at most this much dearer than the cheapest may be cut, too."""
 
 LINEAR_SHARE = 1.0
 """The share of its bytes that a value costs which only linear primitives read: it may have to be
@@ -74,16 +66,19 @@ def constant_primitives(graph: PrimitiveGraph) -> frozenset[int]:
     return frozenset(found)
 
 
-def choose_cuts(graph: PrimitiveGraph, limit: int, sizes: Sequence[float] | None = None) -> Cuts:
+def choose_cuts(
+    graph: PrimitiveGraph, limit: int, sizes: Sequence[float] | None = None, limits: SearchLimits = DEFAULT_LIMITS
+) -> Cuts:
     """Return the segments of a graph without alternatives.
 
     Args:
         graph: numbered so that each primitive comes after those that it reads, as fission does.
         limit: largest size of a segment.
         sizes: per primitive, what it adds to a segment's size; 1 if not given.
+        limits: which repetitions are cut, and where.
     """
     line = _Line(graph, [min(limit, size) for size in sizes or [1.0] * len(graph.primitives)])
-    ends = _Cutter(line, limit).ends(0, line.count)
+    ends = _Cutter(line, limit, limits).ends(0, line.count)
     segments, prices = [], []
     for start, end in zip([0, *ends], ends, strict=False):
         segments.append(tuple(line.order[start:end]))
@@ -227,8 +222,8 @@ class _Run:
 class _Cutter:
     """Finds the ends of segments in parts of a line."""
 
-    def __init__(self, line: _Line, limit: int) -> None:
-        self.line, self.limit = line, limit
+    def __init__(self, line: _Line, limit: int, limits: SearchLimits) -> None:
+        self.line, self.limit, self.limits = line, limit, limits
         self.crossing = line.crossing()
         self.signatures = line.signatures()
 
@@ -248,7 +243,7 @@ class _Cutter:
     def longest_run(self, low: int, high: int) -> _Run | None:
         """Return the repetition that saves most primitives, of the least period."""
         best: tuple[int, int, int] = (0, 0, 0)  # saved, -period, start
-        for period in range(LEAST_PERIOD, (high - low) // 2 + 1):
+        for period in range(self.limits.least_period, (high - low) // 2 + 1):
             same = self.signatures[low : high - period] == self.signatures[low + period : high]
             edges = np.flatnonzero(np.diff(np.concatenate(([0], same, [0]))))
             units = (edges[1::2] - edges[::2] + period) // period
@@ -270,13 +265,13 @@ class _Cutter:
     def in_phase(self, start: int, period: int, end: int) -> _Run | None:
         """Return the repetition cut at a cheap place of its period, the earliest of the best."""
         size = self.line.size(start, start + period)
-        most = period * max(1, int(LEAST_REPETITION // size))
+        most = period * max(1, int(self.limits.least_repetition // size))
         places = range(start, min(start + period, end - period + 1))
         prices = {place: self.crossing[place + period] for place in places}
         least = min(prices.values(), default=_FAR)
         if least == _FAR:
             return None
-        near = [place for place in places if prices[place] <= NEAR * least]
+        near = [place for place in places if prices[place] <= self.limits.near_cut * least]
         place = min(near, key=lambda at: (-((end - at) // most), prices[at], at))
         units = (end - place) // most
         return _Run(place, most, units) if units >= 2 else None

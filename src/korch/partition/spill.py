@@ -15,24 +15,19 @@ from pathlib import Path
 
 import numpy as np
 
+from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.primitive.graph import Constant, PrimitiveGraph
 from korch.primitive.op import Array
 
 logger = logging.getLogger("korch.partition")
 
-KEPT_BYTES = 256 << 20
-"""So much of what rules computed stays in memory."""
-
-LEAST_BYTES = 1 << 18
-"""Smaller constants are never written."""
-
 
 class Spill:
     """The constants of one model that rules computed."""
 
-    def __init__(self, folder: Path | None = None, kept_bytes: int = KEPT_BYTES) -> None:
-        self.folder = folder
-        self.left_bytes = kept_bytes
+    def __init__(self, folder: Path | None = None, limits: SearchLimits = DEFAULT_LIMITS) -> None:
+        self.folder, self.limits = folder, limits
+        self.left_bytes = limits.kept_bytes
         self._moved: dict[str, Constant] = {}
 
     def take(self, graph: PrimitiveGraph, source: PrimitiveGraph) -> PrimitiveGraph:
@@ -46,7 +41,7 @@ class Spill:
 
     def keep(self, constant: Constant) -> Constant:
         """Return an equal constant that may be in a file."""
-        if constant.is_uniform or constant.array.nbytes < LEAST_BYTES:
+        if constant.is_uniform or constant.array.nbytes < self.limits.spilled_bytes:
             return constant
         if constant.digest in self._moved:
             return self._moved[constant.digest]

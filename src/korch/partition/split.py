@@ -16,17 +16,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.partition.choose import choose
 from korch.partition.cut import choose_cuts, constant_primitives
 from korch.partition.segment import Segment, extract, whole_segment
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.text import format_attributes
 
-ALTERNATIVE_SHARE = 0.3
-"""What an alternative adds to a segment's size, in primitives: it takes part in fewer kernels."""
 
-
-def split_segments(graph: PrimitiveGraph, limit: int) -> tuple[Segment, ...]:
+def split_segments(graph: PrimitiveGraph, limit: int, limits: SearchLimits = DEFAULT_LIMITS) -> tuple[Segment, ...]:
     """Cut a graph into segments of at most `limit` primitives, in an order in which they can run.
 
     Primitives that depend on constants alone do not count; every segment that reads one has it.
@@ -35,9 +33,10 @@ def split_segments(graph: PrimitiveGraph, limit: int) -> tuple[Segment, ...]:
     Args:
         graph: a graph; without alternatives, it is numbered in an order in which it can run.
         limit: most primitives in a segment.
+        limits: how segments are chosen.
     """
-    chosen = choose(graph)
-    cuts = choose_cuts(chosen, limit, _sizes(graph, chosen))
+    chosen = choose(graph, limits.sweeps)
+    cuts = choose_cuts(chosen, limit, _sizes(graph, chosen, limits.alternative_share), limits)
     if len(cuts.segments) < 2:
         return (whole_segment(graph),)
     constant = constant_primitives(chosen)
@@ -58,7 +57,7 @@ def split_segments(graph: PrimitiveGraph, limit: int) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _sizes(graph: PrimitiveGraph, chosen: PrimitiveGraph) -> list[float]:
+def _sizes(graph: PrimitiveGraph, chosen: PrimitiveGraph, alternative_share: float) -> list[float]:
     """Return, per chosen primitive, 1 and a part for each alternative for what it computes."""
     own = set(chosen.primitives)
     known = {primitive.output for primitive in own} | graph.given
@@ -71,7 +70,7 @@ def _sizes(graph: PrimitiveGraph, chosen: PrimitiveGraph) -> list[float]:
                 if p not in seen and graph.primitives[p] not in own:
                     seen.add(p)
                     waiting += (v for v in graph.primitives[p].inputs if v not in known)
-        found.append(1 + ALTERNATIVE_SHARE * (len(seen) - before))
+        found.append(1 + alternative_share * (len(seen) - before))
     return found
 
 

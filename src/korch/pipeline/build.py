@@ -30,7 +30,7 @@ from korch.search.result import PlanName
 from korch.validation.discrepancy import examine
 from korch.validation.plan import Entry, Validation
 from korch.validation.schedule import with_fastest_schedule
-from korch.validation.validate import WEIGHTS_BYTES, validate_plans
+from korch.validation.validate import WEIGHTS_BYTES, Trial, validate_plans
 
 Groupings = Mapping[str, tuple[tuple[GroupingRecord, ...], ...]]
 """By the name of a plan, the other groupings of each of its kernels."""
@@ -39,6 +39,7 @@ Groupings = Mapping[str, tuple[tuple[GroupingRecord, ...], ...]]
 def build_plans(run: Run) -> None:
     """Build, check and time the plans; set the fastest executable whose results are right."""
     options, meter, ledger, outcome = run.options, run.meter, run.ledger, run.outcome
+    limits = options.search
     meter.tell = partial(run.progress, "build")
     report = search_report(run)
     untimed = _count_untimed(outcome.plans[PlanName.SEARCHED], ledger) if options.measure else 0
@@ -67,14 +68,14 @@ def build_plans(run: Run) -> None:
     make_any = partial(maker, graph, meter, options, model=model, certificate=certificate, ranges=ranges)
     make = make_any(runs_tasks=options.schedule == "tasks")
     write_s = meter.pace.predict_s("build", run.weights_bytes / WEIGHTS_BYTES)
-    end = run.deadline.before(run.options.search.end_safety * write_s)
+    end = run.deadline.before(limits.end_safety * write_s)
     timed_with = {} if ranges is None else ranges.hidden_at(ranges.timed)
-    validation = validate_plans(graph, entries, meter, make, run.standard, end, timed_with)
+    validation = validate_plans(Trial(graph, run.standard, timed_with), entries, meter, make, end, limits)
     ledger.record_choice("plan", validation.won.entry.name)
     times = None
     if options.schedule == "fastest":
-        validation, times = with_fastest_schedule(validation, meter, make_any(runs_tasks=True), end)
-    discrepancy = None if ledger.is_replayed else examine(validation, meter, end)
+        validation, times = with_fastest_schedule(validation, meter, make_any(runs_tasks=True), end, limits)
+    discrepancy = None if ledger.is_replayed else examine(validation, meter, end, limits)
     executable = validation.winner
     if not isinstance(executable, Executable | CudaExecutable):
         raise AssertionError("an executable of another target")
@@ -85,7 +86,8 @@ def build_plans(run: Run) -> None:
         for sizes, entry in variants:
             if end.is_over:
                 break
-            found = validate_plans(graph, [entry], meter, make, run.standard, end, ranges.hidden_at(sizes))
+            trial = Trial(graph, run.standard, ranges.hidden_at(sizes))
+            found = validate_plans(trial, [entry], meter, make, end, limits)
             if isinstance(found.winner, Executable):
                 found.winner.report = _complete(replace(report, predicted_ms=entry.predicted_ns / 1e6), run, found, {})
                 run.executables.append((sizes, found.winner))

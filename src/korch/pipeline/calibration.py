@@ -10,18 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from korch.errors import OptionError
+from korch.limits import SearchLimits
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.primitive.types import ValueType
 from korch.validation.standard import random_inputs
 
 Feeds = Mapping[str, Array]
-
-SAMPLES, CHECKS = 4, 2
-"""Random inputs for calibration, and inputs for checks."""
-
-MOST_SAMPLES = 16
-"""Samples of a file that are used."""
 
 RANDOM = "random normal inputs: ranges of real inputs may differ, so give some with --calibrate"
 
@@ -35,7 +30,7 @@ class Calibration:
     source: str
 
 
-def calibration_of(graph: PrimitiveGraph, path: Path | None, seed: int) -> Calibration:
+def calibration_of(graph: PrimitiveGraph, path: Path | None, limits: SearchLimits) -> Calibration:
     """Return the samples in a file, or random ones.
 
     The last samples of a file are for checks; a file with one sample has a random input for them.
@@ -43,21 +38,22 @@ def calibration_of(graph: PrimitiveGraph, path: Path | None, seed: int) -> Calib
     Args:
         graph: the model.
         path: the file, None for random samples.
-        seed: of random inputs.
+        limits: the numbers of inputs, and the seed of random ones.
 
     Raises:
         OptionError: the file can't be read, or does not have the model's inputs.
     """
-    rolled = [random_inputs(graph, seed + 1 + i) for i in range(SAMPLES + CHECKS)]
+    count, checks = limits.calibration_samples, limits.calibration_checks
+    rolled = [random_inputs(graph, limits.seed + 1 + i) for i in range(count + checks)]
     if path is None:
-        return Calibration(rolled[:SAMPLES], rolled[SAMPLES:], RANDOM)
-    samples = _read(graph, path)
-    kept = max(1, len(samples) - CHECKS)
+        return Calibration(rolled[:count], rolled[count:], RANDOM)
+    samples = _read(graph, path, limits.calibration_most)
+    kept = max(1, len(samples) - checks)
     text = f"{path.name}, {len(samples)} sample{'s' * (len(samples) != 1)}"
     return Calibration(samples[:kept], samples[kept:] or rolled[:1], text)
 
 
-def _read(graph: PrimitiveGraph, path: Path) -> list[Feeds]:
+def _read(graph: PrimitiveGraph, path: Path, most: int) -> list[Feeds]:
     where = f"option calibrate, {path}"
     try:
         with path.open("rb") as stream, np.load(stream) as file:
@@ -73,7 +69,7 @@ def _read(graph: PrimitiveGraph, path: Path) -> list[Feeds]:
     counts = {name: len(stack) for name, stack in stacks.items()}
     if len(set(counts.values())) != 1 or not min(counts.values()):
         raise OptionError(f"the numbers of samples are {counts}", where, "the same number of each input, at least 1")
-    total = min(MOST_SAMPLES, *counts.values())
+    total = min(most, *counts.values())
     return [{name: stack[i] for name, stack in stacks.items()} for i in range(total)]
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from korch.candidate.candidate import Candidate, Group
+from korch.deadline import Deadline
 from korch.measure.cpu import CpuMeter
 from korch.partition.block import Partition
 from korch.pipeline.run import Run
@@ -15,12 +16,6 @@ from korch.superopt.find import Finder, FoundProgram
 from korch.superopt.groups import superopt_groups
 from korch.superopt.sizes import Machine
 
-SUPEROPT_SECONDS = 20.0
-"""The longest time of the superoptimizer if there is no budget."""
-
-SUPEROPT_SHARE = 0.1
-"""Its share of a budget."""
-
 
 def find_programs(run: Run) -> None:
     """Let the generator of kernels offer programs that are found, if the options leave time for it."""
@@ -29,22 +24,24 @@ def find_programs(run: Run) -> None:
         return
     target = meter.target
     machine = Machine(target.lanes, target.threads, target.l2_bytes)
-    deadline = run.deadline
-    given_s = options.superopt_s
-    if given_s is None and options.budget_s is not None:
-        deadline = deadline.less(1 - SUPEROPT_SHARE)
-    else:
-        seconds = SUPEROPT_SECONDS if given_s is None else given_s
-        deadline = deadline.until(time.monotonic() + seconds)
+    deadline, limits = end_of(run), options.search
     for provider in meter.providers:
         if isinstance(provider, GeneratedProvider):
-            provider.finder = Finder(meter.database, machine, provider.version)
+            provider.finder = Finder(meter.database, machine, provider.version, limits)
             work_flop = sum(map(run.split.work_flop, run.split.primitives))
-            groups = ranked(_groups(run.partition), machine, work_flop)
+            groups = ranked(_groups(run.partition), machine, work_flop, limits.superopt_gain)
             provider.finder.search_all(groups, deadline, run.ledger.answer)
             run.found = provider.finder.report()
             if run.found.groups:
                 run.progress("candidates", str(run.found))
+
+
+def end_of(run: Run) -> Deadline:
+    """Return when the superoptimizer ends."""
+    given_s, limits = run.options.superopt_s, run.options.search
+    if given_s is None and run.options.budget_s is not None:
+        return run.deadline.less(1 - limits.superopt_share)
+    return run.deadline.until(time.monotonic() + (limits.superopt_seconds if given_s is None else given_s))
 
 
 def _groups(partition: Partition) -> Iterator[tuple[Group, int]]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from korch.cores import short_slices
 from korch.deadline import Deadline
+from korch.limits import SearchLimits
 from korch.primitive.op import Array
 from korch.ranges.cost import Cost, Sample, fit
 from korch.ranges.form import Dimension, Sizes
@@ -16,17 +17,12 @@ from korch.ranges.plan import RangePlan
 from korch.report.peers.inputs import random_arrays
 from korch.runtime.executable import Executable
 
-SAMPLES = 9
-"""Sizes at which the kernels of a plan are timed."""
-
-ROUNDS, LEAST_ROUNDS = 9, 3
-
-SECONDS = 1.5
-"""For one size, but at least `LEAST_ROUNDS` are run."""
-
 
 def fit_costs(
-    dimensions: Sequence[Dimension], plans: Sequence[tuple[Executable, RangePlan]], deadline: Deadline
+    dimensions: Sequence[Dimension],
+    plans: Sequence[tuple[Executable, RangePlan]],
+    deadline: Deadline,
+    limits: SearchLimits,
 ) -> list[tuple[Cost, ...]]:
     """Return the cost of each kernel of some plans that serve the same sizes; none if there is no time.
 
@@ -34,23 +30,25 @@ def fit_costs(
         dimensions: what is free.
         plans: executables, and how each serves sizes.
         deadline: when to stop timing.
+        limits: of sizes, rounds and seconds.
     """
     times: list[list[tuple[Sizes, list[float]]]] = [[] for _ in plans]
     _, first = plans[0]
-    for sizes in sample_sizes([(d.low, min(n, d.high)) for d, n in zip(dimensions, first.sizes, strict=True)]):
+    bounds = [(d.low, min(n, d.high)) for d, n in zip(dimensions, first.sizes, strict=True)]
+    for sizes in sample_sizes(bounds, limits.fit_sizes):
         if deadline.is_over:
             break
-        for own, row in zip(times, kernel_ns(plans, sizes), strict=True):
+        for own, row in zip(times, kernel_ns(plans, sizes, limits), strict=True):
             own.append((sizes, row))
     return [_fitted(own) for own in times]
 
 
-def sample_sizes(bounds: Sequence[tuple[int, int]]) -> list[Sizes]:
+def sample_sizes(bounds: Sequence[tuple[int, int]], count: int) -> list[Sizes]:
     """Return sizes between bounds, in geometric steps: those of several dimensions in different orders."""
-    columns = [[_between(low, high, k / (SAMPLES - 1)) for k in range(SAMPLES)] for low, high in bounds]
+    columns = [[_between(low, high, k / (count - 1)) for k in range(count)] for low, high in bounds]
     ends = [tuple(column[0] for column in columns), tuple(column[-1] for column in columns)]
     mixed = [
-        tuple(column[k * (2 * d + 1) % SAMPLES if d else k] for d, column in enumerate(columns)) for k in range(SAMPLES)
+        tuple(column[k * (2 * d + 1) % count if d else k] for d, column in enumerate(columns)) for k in range(count)
     ]
     return list(dict.fromkeys((*ends, *mixed)))
 
@@ -60,7 +58,7 @@ def _between(low: int, high: int, share: float) -> int:
     return round(low * (high / low) ** share) if low else round(high * share)
 
 
-def kernel_ns(plans: Sequence[tuple[Executable, RangePlan]], sizes: Sizes, rounds: int = ROUNDS) -> list[list[float]]:
+def kernel_ns(plans: Sequence[tuple[Executable, RangePlan]], sizes: Sizes, limits: SearchLimits) -> list[list[float]]:
     """Return the least time of each kernel of some plans for some sizes, of interleaved runs.
 
     Other processes make some runs longer.
@@ -68,14 +66,14 @@ def kernel_ns(plans: Sequence[tuple[Executable, RangePlan]], sizes: Sizes, round
     Args:
         plans: executables, and how each serves sizes.
         sizes: of each dimension.
-        rounds: the most runs of each plan, besides a first one.
+        limits: of the runs of each plan, besides a first one.
     """
     feeds = [_inputs(executable, plan, sizes) for executable, plan in plans]
     rows: list[list[Sequence[int]]] = [[] for _ in plans]
     begun_s = time.monotonic()
     with short_slices():
-        for turn in range(rounds + 1):
-            if turn > LEAST_ROUNDS and time.monotonic() > begun_s + SECONDS:
+        for turn in range(limits.fit_rounds + 1):
+            if turn > limits.least_fit_rounds and time.monotonic() > begun_s + limits.fit_seconds:
                 break
             for (executable, _), arrays, own in zip(plans, feeds, rows, strict=True):
                 found = executable.time(arrays, 1).kernel_ns

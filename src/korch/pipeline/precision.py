@@ -29,6 +29,7 @@ from korch.deadline import Deadline
 from korch.equivalence.rule import origin_of, rule_of
 from korch.equivalence.rules.integers import MOST_TERMS
 from korch.explanation.curve import PARTS, Curve
+from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.numerics import differences, worst
 from korch.partition.block import Partition
 from korch.primitive import reference
@@ -52,27 +53,11 @@ UNITS = 10_000
 FEW_ROWS = 8
 """Rows up to which a product takes as long as it takes to read its weights."""
 
-LEAST_BYTES = 1 << 16
-"""Weights of fewer bytes are not worth another form."""
-
 HEADROOM = 1.3
 """The range of bytes over that of the data on a few inputs: what is cut off on others has large errors."""
 
 EVENNESS = 0.5
 """The power of a channel's own span in its scale; the rest is that of the widest channel."""
-
-SLACK = 1.5
-"""The forms with the best ratio of estimated saving to error are kept until they exceed the budget by this factor."""
-
-SECONDS = 60.0
-"""The longest time in which errors are computed; products whose errors are not known then keep their types."""
-
-MOST_SEARCHES = 3
-"""Searches with another sum of errors, before the model is left as it is."""
-
-MOST, AIM, NEAR = 0.9, 0.8, 0.6
-"""Parts of the budget: what the error on a few inputs may be, because it is larger on others; what a changed sum aims
-at; and the part from which on it is not changed."""
 
 BYTE_FLOP = 8
 """What a byte of weights costs in a product of few rows, in floating-point operations."""
@@ -184,7 +169,12 @@ class _Channels:
 
 
 def find_forms(
-    graph: PrimitiveGraph, samples: Sequence[Feeds], budget: float, kernels: Kernels, deadline: Deadline
+    graph: PrimitiveGraph,
+    samples: Sequence[Feeds],
+    budget: float,
+    kernels: Kernels,
+    deadline: Deadline,
+    limits: SearchLimits,
 ) -> tuple[Form, ...]:
     """Return forms of a model's products with their errors: those that may be worth it within a budget.
 
@@ -194,16 +184,17 @@ def find_forms(
         budget: the largest error of the outputs.
         kernels: which forms the target has kernels for.
         deadline: when to stop computing errors.
+        limits: which products have forms, and how many.
     """
     channels, values = _calibrated(graph, samples)
     order = reference.first_alternatives(graph)
     forms = [
         form
         for key, found in channels.items()
-        for form in _forms_of(graph, key, found)
+        for form in _forms_of(graph, key, found, limits.form_bytes)
         if _is_multiplied(graph, form, kernels)
     ]
-    end = deadline.until(time.monotonic() + SECONDS)
+    end = deadline.until(time.monotonic() + limits.form_seconds)
     known: list[Form] = []
     for form in sorted(forms, key=lambda form: -form.saving):
         if end.is_over:
@@ -211,7 +202,7 @@ def find_forms(
         error = _error_alone(graph, order, values, form)
         if error <= budget:
             known.append(replace(form, error=error))
-    return tuple(affordable(known, SLACK * budget**2))
+    return tuple(affordable(known, limits.form_slack * budget**2))
 
 
 def affordable(forms: Iterable[Form], most: float) -> list[Form]:
@@ -284,13 +275,13 @@ def _calibrated(graph: PrimitiveGraph, samples: Sequence[Feeds]) -> tuple[dict[K
     return found, kept
 
 
-def _forms_of(graph: PrimitiveGraph, key: Key, found: _Channels) -> list[Form]:
+def _forms_of(graph: PrimitiveGraph, key: Key, found: _Channels, least_bytes: int) -> list[Form]:
     """Return the forms of a product, without their errors."""
     primitive = found.primitive
     weights = graph.constants[primitive.inputs[1]].array
     data = graph.types[primitive.inputs[0]].shape
     rows = math.prod(data[:-1]) if primitive.op == "matmul" else FEW_ROWS + 1
-    if weights.nbytes < LEAST_BYTES or not all(np.isfinite(a).all() for a in (weights, found.low, found.high)):
+    if weights.nbytes < least_bytes or not all(np.isfinite(a).all() for a in (weights, found.low, found.high)):
         return []
     if rows <= FEW_ROWS:
         half, (stored, factor) = weights.astype(DType.BF16.numpy), _rounded(weights, primitive.op)
@@ -369,6 +360,7 @@ class Precision:
         forms: those that may be chosen.
         samples: inputs that were not used for calibration, and `expected`, their exact outputs.
         source: where the inputs come from.
+        limits: what is searched again.
         factor: what the budget of the program's row is multiplied by, as found by checks.
         error: of the plan on these inputs.
         curve: what the best plans within parts of the budget cost.
@@ -379,6 +371,7 @@ class Precision:
     samples: Sequence[Feeds]
     expected: Sequence[Feeds]
     source: str
+    limits: SearchLimits = DEFAULT_LIMITS
     factor: float = 1.0
     error: float = 0.0
     curve: Curve = ()
@@ -423,15 +416,17 @@ class Precision:
             self.error = 0.0
             return False
         self.error = error_of(own, self.samples, self.expected)
-        ratio, is_last = self.error / self.budget, len(self.tried) >= MOST_SEARCHES
+        ratio, limits = self.error / self.budget, self.limits
+        is_last = len(self.tried) >= limits.form_searches
         self.tried.append(ratio)
-        changed = (AIM / max(ratio, 0.1)) ** 2
-        if ratio > MOST:
+        changed = (limits.form_aim / max(ratio, 0.1)) ** 2
+        if ratio > limits.form_most:
             self.factor = 0.0 if is_last else min(self.factor, total) * changed
             return True
-        if ratio >= NEAR or is_last or not has_time or max(self.tried) > MOST or self.factor >= SLACK:
+        is_over = is_last or not has_time or self.factor >= limits.form_slack
+        if ratio >= limits.form_near or is_over or max(self.tried) > limits.form_most:
             return False
-        self.factor = min(SLACK, self.factor * changed)
+        self.factor = min(limits.form_slack, self.factor * changed)
         return True
 
     def record(self, origins: Iterable[str]) -> PrecisionRecord:

@@ -15,6 +15,7 @@ from korch.deadline import Deadline
 from korch.errors import InaccurateError, UnprovidedError, UnsupportedError
 from korch.fission import fission
 from korch.frontend.onnx import load_model, read_model
+from korch.limits import SearchLimits
 from korch.numerics import Standard
 from korch.options import Options
 from korch.pipeline.fit_costs import fit_costs
@@ -33,17 +34,8 @@ from korch.validation.standard import random_inputs
 
 logger = logging.getLogger("korch.pipeline")
 
-ALWAYS_CHECKED = 3
-"""Sizes at which a plan is compared with the model even if no time is left."""
-
 TIMED_SHARES = (0.5, 0.0, 0.125)
 """The places between the smallest and the largest size of a plan at which kernels are timed, the main one first."""
-
-FIT_SHARE = 0.12
-"""The share of a search's time that is left to time its plans at several sizes."""
-
-RANDOM_SIZES = 2
-"""Random sizes among those at which a plan is compared."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +114,14 @@ def _plans(
         whole = replace(whole, plan=replace(whole.plan, timed=timed), others=tuple(others))
         share = deadline.shared(len(uppers) - i)
         model, binding = source.bound(sizes)
-        run = Run(options.for_search(i), binding, progress, model, given=share.less(FIT_SHARE), masked=whole)
+        run = Run(options.for_search(i), binding, progress, model, given=share.less(limits.fit_share), masked=whole)
         executables = optimize_run(run, watch).executables
         found += [executable for _, executable in executables]
         served = [replace(whole.plan, timed=at) for at, _ in executables]
         progress("build", f"timing {len(served)} plans at several sizes")
-        costs = fit_costs(dimensions, list(zip((e for _, e in executables), served, strict=True)), share)
-        for k, checked in enumerate(_checked_sizes(dimensions, columns, sizes, limits.seed)):
-            if k >= ALWAYS_CHECKED and not _has_time(share):
+        costs = fit_costs(dimensions, list(zip((e for _, e in executables), served, strict=True)), share, limits)
+        for k, checked in enumerate(_checked_sizes(dimensions, columns, sizes, limits)):
+            if k >= limits.checked_sizes and not _has_time(share):
                 break
             progress("build", f"comparing with the model at {_text(dimensions, checked)}")
             standard = _standard(source.primitives(checked), options)
@@ -145,16 +137,16 @@ def _has_time(deadline: Deadline) -> bool:
 
 
 def _checked_sizes(
-    dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes, seed: int
+    dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes, limits: SearchLimits
 ) -> list[Sizes]:
     """Return sizes at which a plan is compared with the model: the corners of what it serves, and random ones."""
     lows = _lows(dimensions, columns, upper)
     lowest = tuple(d.low for d in dimensions)
     upper = tuple(min(n, d.high) for n, d in zip(upper, dimensions, strict=True))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(limits.seed)
     corners = [lowest, tuple(max(low, n - 1) for low, n in zip(lows, upper, strict=True)), lows, upper]
     corners.append(tuple(max(low, n // 2 + 1) for low, n in zip(lowest, upper, strict=True)))
-    for _ in range(RANDOM_SIZES):
+    for _ in range(limits.random_sizes):
         corners.append(tuple(int(rng.integers(low, n + 1)) for low, n in zip(lowest, upper, strict=True)))
     return list(dict.fromkeys(corners))
 

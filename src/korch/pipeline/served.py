@@ -32,9 +32,6 @@ logger = logging.getLogger("korch.pipeline")
 
 Steps = tuple[Candidate, ...]
 
-LEAST_GAIN = 0.97
-"""A plan for another size is kept if its kernels take at most this share of the time of the others' there."""
-
 
 def time_as_served(run: Run, plan: RangePlan) -> None:
     """Let the meter time kernels that leave out what a typical size of the plan does not need."""
@@ -116,7 +113,7 @@ def search_variants(run: Run, others: tuple[Sizes, ...]) -> list[tuple[Sizes, St
         known = [_all_at(plan, sizes) for plan in (run.best_plan, *(plan for _, plan in found))]
         ledger.measure([c for plan in known for c in plan], end)
         least_ns = min(_cost_ns(plan, ledger) for plan in known)
-        if _cost_ns(steps, ledger) <= LEAST_GAIN * least_ns:
+        if _cost_ns(steps, ledger) <= options.search.variant_gain * least_ns:
             found.append((sizes, steps))
     return found
 

@@ -122,13 +122,12 @@ def _find_forms(run: Run) -> None:
     options, graph = run.options, run.split
     if run.masked is not None:
         raise OptionError("less precise types are for models of fixed sizes", "option error", hint="Remove --error")
-    found = calibration_of(graph, options.calibrate, options.search.seed)
+    found = calibration_of(graph, options.calibrate, options.search)
     kernels = Kernels(has_kernels(options), has_kernels(options, with_few_pairs=True))
-    forms = find_forms(
-        graph, found.samples, options.error, kernels, run.deadline.less(1 - options.search.rewrite_share)
-    )
+    end = run.deadline.less(1 - options.search.rewrite_share)
+    forms = find_forms(graph, found.samples, options.error, kernels, end, options.search)
     expected = [reference.run(graph, feeds) for feeds in found.checks]
-    run.precision = Precision(options.error, forms, found.checks, expected, found.source)
+    run.precision = Precision(options.error, forms, found.checks, expected, found.source, options.search)
     run.progress("fission", f"{len(forms)} less precise products, calibrated on {found.source}")
 
 
@@ -147,7 +146,7 @@ def add_alternatives(run: Run) -> None:
     deadline = run.deadline.less(1 - options.search.rewrite_share)
     limit = options.search.segment_limit(len(split.primitives))
     rules = select_rules(options.ablation.rules)
-    spill = Spill(options.cache_folder if options.cache_folder.is_dir() else None)
+    spill = Spill(options.cache_folder if options.cache_folder.is_dir() else None, options.search)
     whole, report = split, None
     segments: tuple[Segment, ...] = (whole_segment(split),)
     if limit is not None:
@@ -157,7 +156,7 @@ def add_alternatives(run: Run) -> None:
         whole, report = saturate(
             split, strict=options.strict, rules=wide, keep=spill.keep, limits=limits, deadline=deadline
         )
-        segments = split_segments(whole, limit)
+        segments = split_segments(whole, limit, options.search)
     forms = run.precision.forms if run.precision else ()
     rewrite = partial(_rewrite, options=options, rules=rules, forms=forms, deadline=deadline)
     partition = find_blocks(whole, segments, rewrite, spill)

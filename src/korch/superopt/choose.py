@@ -12,14 +12,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Group
+from korch.limits import DEFAULT_LIMITS
 from korch.primitive.op import Category
 from korch.superopt.sizes import BYTES_PER_NS, CYCLES_PER_NS, Machine
 
 START_NS = 1000.0
 """The time that a kernel takes to start its threads and wait for the last one."""
-
-LEAST_GAIN = 0.003
-"""The least part of its time that a program must be able to save, and the least part of the model's."""
 
 OPERATIONS_PER_LANE = 4
 """Floating-point operations of a lane in a cycle: two fused multiplications and additions."""
@@ -37,10 +35,9 @@ class Gain:
     saved_ns: float
     least_ns: float
 
-    @property
-    def is_worth_it(self) -> bool:
-        """Whether a search can pay."""
-        return self.saved_ns > LEAST_GAIN * (self.saved_ns + self.least_ns)
+    def is_worth_it(self, least: float = DEFAULT_LIMITS.superopt_gain) -> bool:
+        """Return whether it is more than a part of the time."""
+        return self.saved_ns > least * (self.saved_ns + self.least_ns)
 
 
 def gain_of(group: Group, machine: Machine) -> Gain:
@@ -62,20 +59,26 @@ def _flop_per_ns(machine: Machine) -> float:
     return OPERATIONS_PER_LANE * machine.lanes * CYCLES_PER_NS * machine.threads
 
 
-def ranked(groups: Iterable[tuple[Group, int]], machine: Machine, work_flop: float = 0.0) -> Iterator[Group]:
+def ranked(
+    groups: Iterable[tuple[Group, int]],
+    machine: Machine,
+    work_flop: float = 0.0,
+    least: float = DEFAULT_LIMITS.superopt_gain,
+) -> Iterator[Group]:
     """Yield the groups that are worth a search, the best first, each once.
 
     Args:
         groups: each with how often the model has it.
         machine: what programs are made for.
         work_flop: operations of the model.
+        least: the part of its time, and of the model's, that a group must be able to save.
     """
-    least_ns = LEAST_GAIN * work_flop / _flop_per_ns(machine)
+    least_ns = least * work_flop / _flop_per_ns(machine)
     counts: dict[str, int] = {}
     known: dict[str, Group] = {}
     for group, count in groups:
         known.setdefault(group.key, group)
         counts[group.key] = counts.get(group.key, 0) + count
     gains = {key: gain_of(group, machine) for key, group in known.items()}
-    worth = [key for key in known if gains[key].is_worth_it and counts[key] * gains[key].saved_ns > least_ns]
+    worth = [key for key in known if gains[key].is_worth_it(least) and counts[key] * gains[key].saved_ns > least_ns]
     yield from (known[key] for key in sorted(worth, key=lambda key: (-counts[key] * gains[key].saved_ns, key)))

@@ -13,13 +13,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Protocol
 
 from korch.candidate.candidate import Group
 from korch.deadline import Deadline
 from korch.errors import InvalidGraphError
+from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.records import plain, read_record
 from korch.superopt.axes import Named, NotNamedError, named, resized
 from korch.superopt.emit import NotEmittedError, Sizes, emit, vectors_of_panels
@@ -31,22 +32,6 @@ from korch.tile.check import check_program
 from korch.tile.parse import parse_program
 from korch.tile.program import TileProgram
 from korch.tile.text import format_program
-
-MOST_PROGRAMS = 4
-"""Programs of a group that are offered."""
-
-MOST_GRAPHS = 8
-"""Block graphs of a group that are verified."""
-
-CUTS_OF_A_GRAPH = 2
-"""Cuts of each that are offered."""
-
-WORTH = 1.3
-"""A program whose estimate is more than this many times the least one is neither verified nor offered."""
-
-GROUP_SECONDS = 12.0
-"""The longest search for one group."""
-
 
 LATE = "no time is left for the superoptimizer"
 
@@ -151,9 +136,11 @@ class FinderReport:
 class Finder:
     """Finds programs of groups, and says which were found."""
 
-    def __init__(self, facts: Facts, machine: Machine, version: str) -> None:
-        """Keep results in `facts` under a version."""
-        self.facts, self.machine, self.version = facts, machine, version
+    def __init__(self, facts: Facts, machine: Machine, version: str, limits: SearchLimits = DEFAULT_LIMITS) -> None:
+        """Keep results in `facts` under a version and the limits that are not the default ones."""
+        self.facts, self.machine, self.version, self.limits = facts, machine, version, limits
+        own = {f.name: value for f in fields(limits) if (value := getattr(limits, f.name)) != f.default}
+        self.other = "".join(f" {name}={value}" for name, value in own.items() if name.startswith("superopt"))
         self.known: dict[str, Finding] = {}
 
     def find(self, group: Group) -> Finding:
@@ -174,16 +161,16 @@ class Finder:
 
     def _result(self, group: Group, deadline: Deadline) -> str:
         """Return the finding of a group as text: the one that is kept, or that of a search."""
-        name = f"superopt {self.version} {self.machine} {group.key}"
+        name = f"superopt {self.version} {self.machine}{self.other} {group.key}"
         kept = self.facts.fact(name)
         if kept is not None and _read(kept) is not None:
             return kept
-        left_s = deadline.left_s
-        seconds = GROUP_SECONDS if left_s is None else min(GROUP_SECONDS, left_s)
+        left_s, most_s = deadline.left_s, self.limits.superopt_group_seconds
+        seconds = most_s if left_s is None else min(most_s, left_s)
         if seconds <= 0:
             return _text(Finding(reason=LATE))
-        finding = search(group, self.machine, seconds)
-        if finding.is_complete or seconds == GROUP_SECONDS:
+        finding = search(group, self.machine, seconds, self.limits)
+        if finding.is_complete or seconds == most_s:
             self.facts.put_fact(name, _text(finding))
         return _text(finding)
 
@@ -221,23 +208,33 @@ def _read(text: str) -> Finding | None:
     return finding
 
 
-def search(group: Group, machine: Machine, seconds: float = GROUP_SECONDS) -> Finding:
+def search(
+    group: Group, machine: Machine, seconds: float | None = None, limits: SearchLimits = DEFAULT_LIMITS
+) -> Finding:
     """Return verified programs of a group; none if it is no computation over named axes.
 
     Args:
         group: the group.
         machine: what sizes are chosen for.
-        seconds: the longest time.
+        seconds: the longest time, that of the limits if None.
+        limits: how many block graphs and programs.
     """
     begin = time.monotonic()
+    seconds = limits.superopt_group_seconds if seconds is None else seconds
     try:
         computation = named(group.body)
     except NotNamedError as error:
         return Finding(reason=str(error))
     ways = expressions(computation)
-    rules = Rules(tile_elements=machine.cache_bytes // 4, seconds=seconds / 2)
+    rules = Rules(
+        most_steps=limits.superopt_steps,
+        first_steps=limits.superopt_first_steps,
+        margin=limits.superopt_margin,
+        tile_elements=machine.cache_bytes // 4,
+        seconds=seconds / 2,
+    )
     found = block_graphs(computation, ways, rules)
-    return _Selection(group, machine, computation, ways, found, begin, begin + seconds).run()
+    return _Selection(group, machine, limits, computation, ways, found, begin, begin + seconds).run()
 
 
 @dataclass
@@ -246,6 +243,7 @@ class _Selection:
 
     group: Group
     machine: Machine
+    limits: SearchLimits
     computation: Named
     ways: Expressions
     found: Search
@@ -255,16 +253,17 @@ class _Selection:
     def run(self) -> Finding:
         ranked: list[tuple[Cut, BlockGraph]] = []
         for graph in self.found.found:
-            ranked += [(cut, graph) for cut in cuts(self.computation, self.ways, graph, self.machine)[:CUTS_OF_A_GRAPH]]
+            best = cuts(self.computation, self.ways, graph, self.machine)[: self.limits.superopt_cuts]
+            ranked += [(cut, graph) for cut in best]
         ranked.sort(key=lambda pair: pair[0].estimate_ns)
-        most_ns = WORTH * ranked[0][0].estimate_ns if ranked else 0.0
+        most_ns = self.limits.superopt_worth * ranked[0][0].estimate_ns if ranked else 0.0
         ranked = [pair for pair in ranked if pair[0].estimate_ns <= most_ns]
         programs: list[FoundProgram] = []
         verdicts: dict[int, str] = {}
         refused: dict[str, int] = {}
         for cut, graph in ranked:
-            is_over = time.monotonic() > self.end or len(programs) >= MOST_PROGRAMS
-            if is_over or (id(graph) not in verdicts and len(verdicts) >= MOST_GRAPHS):
+            is_over = time.monotonic() > self.end or len(programs) >= self.limits.superopt_programs
+            if is_over or (id(graph) not in verdicts and len(verdicts) >= self.limits.superopt_graphs):
                 continue
             if id(graph) not in verdicts:
                 verdicts[id(graph)] = self._refusal(graph)

@@ -20,18 +20,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from korch.limits import DEFAULT_LIMITS
 from korch.superopt.axes import Named, points
 from korch.superopt.expressions import Expression, Expressions
 from korch.superopt.unpruned import Unpruned
-
-MOST_STEPS = 14
-"""Steps of a block graph."""
-
-FIRST_STEPS = 6
-"""Block graphs of at most this number of steps are found before longer ones, so that these have a bound."""
-
-MARGIN = 1.5
-"""Block graphs that may take this many times the time of the best one are found, too."""
 
 TRANSCENDENTAL = ("exp", "log", "sigmoid", "tanh", "erf", "sqrt")
 """Operations that take as long as some multiplications."""
@@ -110,6 +102,8 @@ class Rules:
 
     Attributes:
         most_steps: steps of a block graph.
+        first_steps: shorter block graphs are found before longer ones, which then have a bound.
+        margin: block graphs that may take this many times the time of the best one are found, too.
         tile_elements: the largest tile.
         by_expression: whether those are that have an expression on no way to the result.
         by_readers: whether those with too many unread values are.
@@ -118,7 +112,9 @@ class Rules:
         most_found: block graphs.
     """
 
-    most_steps: int = MOST_STEPS
+    most_steps: int = DEFAULT_LIMITS.superopt_steps
+    first_steps: int = DEFAULT_LIMITS.superopt_first_steps
+    margin: float = DEFAULT_LIMITS.superopt_margin
     tile_elements: int = 1 << 18
     by_expression: bool = True
     by_readers: bool = True
@@ -160,7 +156,7 @@ def block_graphs(computation: Named, ways: Expressions, rules: Rules | None = No
     search, begin = Search(), time.monotonic()
     reduced = sorted({step.axis for step in ways.steps if step.axis} - set(computation.result))
     end = begin + rules.seconds
-    for steps in dict.fromkeys((min(FIRST_STEPS, rules.most_steps), rules.most_steps)):
+    for steps in dict.fromkeys((min(rules.first_steps, rules.most_steps), rules.most_steps)):
         for loop in ("", *reduced):
             _Generator(computation, ways, replace(rules, most_steps=steps), search, loop, end).run()
     search.found = list(dict.fromkeys(search.found))
@@ -305,7 +301,7 @@ class _Generator:
             return "unread values"
         if points(self.sizes, self._whole(step)) > self.rules.tile_elements:
             return "memory"
-        if self.rules.by_bound and self.best is not None and state.work > MARGIN * self.best:
+        if self.rules.by_bound and self.best is not None and state.work > self.rules.margin * self.best:
             return "bound"
         return ""
 

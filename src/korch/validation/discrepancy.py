@@ -17,24 +17,22 @@ import numpy as np
 from korch.candidate.candidate import Candidate
 from korch.cores import short_slices
 from korch.deadline import Deadline
+from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.meter import AnyMeter
 from korch.runtime.report import Discrepancy, Suspect, disagree
 from korch.validation.plan import Validation
 
-RUNS = 5
-EXPLAINED = 0.8
-"""The kernels that together explain this share of the difference are measured again."""
 
-MOST_KERNELS = 24
-
-
-def examine(validation: Validation, meter: AnyMeter, deadline: Deadline) -> Discrepancy | None:
+def examine(
+    validation: Validation, meter: AnyMeter, deadline: Deadline, limits: SearchLimits = DEFAULT_LIMITS
+) -> Discrepancy | None:
     """Return the difference between the winner's predicted and measured time; None if it is small.
 
     Args:
         validation: the fastest correct plan and its times.
         meter: measures kernels again.
         deadline: when to stop measuring.
+        limits: how many kernels, and how often.
     """
     entry, measured_ns = validation.won.entry, float(validation.won.median_ns)
     known = [n for n, (_, is_measured) in enumerate(entry.costs) if is_measured]
@@ -43,24 +41,24 @@ def examine(validation: Validation, meter: AnyMeter, deadline: Deadline) -> Disc
     if is_partly_known:
         if not known or deadline.is_over:
             return None
-        in_run_ns = _in_run_ns(validation, deadline, known)
+        in_run_ns = _in_run_ns(validation, deadline, known, limits.suspect_runs)
         measured_ns = sum(in_run_ns)
     predicted_ns = sum(costs_ns)
     if not disagree(predicted_ns, measured_ns):
         return None
     found: list[Suspect] = []
     if not deadline.is_over:
-        in_run_ns = in_run_ns or _in_run_ns(validation, deadline, known)
+        in_run_ns = in_run_ns or _in_run_ns(validation, deadline, known, limits.suspect_runs)
         of_known = zip(known, costs_ns, in_run_ns, strict=True)
         suspects = [Suspect(n, entry.steps[n].provider, alone_ns, alone_ns, ns) for n, alone_ns, ns in of_known]
-        found = [suspects[i] for i in explaining(costs_ns, in_run_ns)]
+        found = [suspects[i] for i in explaining(costs_ns, in_run_ns, limits)]
         found = _timed_again(found, entry.steps, meter, deadline)
     again_ns = predicted_ns + sum(s.again_ns - s.alone_ns for s in found)
     unknown = len(entry.costs) - len(known)
     return Discrepancy(predicted_ns, measured_ns, again_ns, validation.won.is_disturbed, tuple(found), unknown)
 
 
-def _in_run_ns(validation: Validation, deadline: Deadline, numbers: Sequence[int]) -> list[float]:
+def _in_run_ns(validation: Validation, deadline: Deadline, numbers: Sequence[int], runs: int) -> list[float]:
     """Return the times of some kernels within a run of the plan's median time.
 
     Times of kernels are shares of that, since kernels that are timed one by one wait for each other. On
@@ -71,23 +69,26 @@ def _in_run_ns(validation: Validation, deadline: Deadline, numbers: Sequence[int
     if time is None:
         rows.append([cost_ns for cost_ns, _ in entry.costs])
     with short_slices():
-        while time is not None and len(rows) < RUNS and not (rows and deadline.is_over):
+        while time is not None and len(rows) < runs and not (rows and deadline.is_over):
             rows += time(validation.timed, 1).kernel_ns
     medians_ns = np.median(np.array(rows, np.float64), axis=0)
     scale = validation.won.median_ns / max(1.0, float(medians_ns.sum()))
     return [float(medians_ns[n] * scale) for n in numbers]
 
 
-def explaining(alone_ns: Sequence[float], in_run_ns: Sequence[float]) -> list[int]:
+def explaining(
+    alone_ns: Sequence[float], in_run_ns: Sequence[float], limits: SearchLimits = DEFAULT_LIMITS
+) -> list[int]:
     """Return the places of the kernels that explain most of a difference, the greatest first.
 
     A kernel explains a part of it if its times differ in the same direction as the sums.
     """
     differences_ns = np.subtract(in_run_ns, alone_ns)
     off_ns = np.maximum(0.0, differences_ns if differences_ns.sum() > 0 else -differences_ns)
-    order = np.argsort(-off_ns, kind="stable")[:MOST_KERNELS]
+    order = np.argsort(-off_ns, kind="stable")[: limits.suspect_kernels]
     before = np.cumsum(off_ns[order]) - off_ns[order]
-    return [int(n) for n, so_far in zip(order, before, strict=True) if so_far < EXPLAINED * off_ns.sum()]
+    most_ns = limits.suspect_share * off_ns.sum()
+    return [int(n) for n, so_far in zip(order, before, strict=True) if so_far < most_ns]
 
 
 def _timed_again(

@@ -10,21 +10,19 @@ import numpy as np
 
 from korch.deadline import Deadline
 from korch.errors import CompileError, InvalidGraphError
+from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.meter import AnyMeter
 from korch.primitive.op import Array
 from korch.runtime.report import ScheduleTimes
 from korch.validation.plan import Make, Validation
 from korch.validation.timing import Until, time_all
-from korch.validation.validate import HEAVY_BYTES, steps_of
+from korch.validation.validate import steps_of
 
 logger = logging.getLogger("korch.validation")
 
-LEAST_GAIN = 0.99
-"""Tasks are kept if a run takes at most this part of the time with joins."""
-
 
 def with_fastest_schedule(
-    validation: Validation, meter: AnyMeter, make_tasks: Make, deadline: Deadline
+    validation: Validation, meter: AnyMeter, make_tasks: Make, deadline: Deadline, limits: SearchLimits = DEFAULT_LIMITS
 ) -> tuple[Validation, ScheduleTimes | None]:
     """Build the kernels of the plan that won as tasks, compare the results, and time both plans interleaved.
 
@@ -33,14 +31,15 @@ def with_fastest_schedule(
         meter: has compiled the kernels.
         make_tasks: builds an executable that runs tasks.
         deadline: when to end.
+        limits: of the timing, and what tasks must gain.
 
     Returns:
         The validation with the faster plan, and the times; None if there was no time to build the other.
     """
     won = validation.won
-    until = Until(deadline, lambda entry: 0.0, meter.tell)
+    until = Until(deadline, lambda entry: 0.0, meter.tell, limits)
     build_s = meter.pace.predict_s("build", len(won.entry.steps))
-    if validation.winner.plan.weights_bytes > HEAVY_BYTES or until.leaves_out(won.entry, build_s):
+    if validation.winner.plan.weights_bytes > limits.heavy_bytes or until.leaves_out(won.entry, build_s):
         return validation, None
     try:
         executable = make_tasks(steps_of(won.entry, meter))
@@ -50,7 +49,7 @@ def with_fastest_schedule(
     _require_same(validation.winner(*validation.arrays), executable(*validation.arrays))
     pair = [replace(won, executable=validation.winner), replace(won, executable=executable)]
     joins, tasks = time_all(pair, validation.timed, until)
-    is_faster = tasks.median_ns <= LEAST_GAIN * joins.median_ns
+    is_faster = tasks.median_ns <= limits.tasks_gain * joins.median_ns
     times = ScheduleTimes(joins.median_ns / 1e6, tasks.median_ns / 1e6, is_faster)
     return (replace(validation, winner=executable, won=tasks) if is_faster else validation), times
 

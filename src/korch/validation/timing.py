@@ -8,25 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from korch.cores import short_slices
 from korch.deadline import Deadline
+from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.absence import Absence
 from korch.measure.record import summarize
 from korch.primitive.op import Array
 from korch.validation.plan import Entry, Result
-
-ROUNDS = 11
-
-SECONDS = 4.0
-
-SHORT_ROUNDS, SHORT_SECONDS = 99, 0.5
-"""Short plans are timed in more rounds, until one of these limits: they may differ by little."""
-
-LEAST_ROUNDS = 3
-
-DISTURBED_ROUNDS, DISTURBED_SECONDS = 3 * ROUNDS, 3 * SECONDS
-"""The limits of rounds and seconds while too few runs are undisturbed."""
-
-SAFETY = 1.5
-"""Another plan is validated only if this many times its predicted duration is left."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +23,18 @@ class Until:
         deadline: the time.
         needed_s: returns the seconds to compile the kernels of a plan.
         tell: called with a line of text before each step.
+        limits: of rounds and seconds.
     """
 
     deadline: Deadline = field(default_factory=Deadline)
     needed_s: Callable[[Entry], float] = lambda entry: 0.0
     tell: Callable[[str], None] = lambda text: None
+    limits: SearchLimits = DEFAULT_LIMITS
 
     def leaves_out(self, entry: Entry, build_s: float) -> bool:
         """Return whether there is no time for a plan if building one takes so long."""
         left_s = self.deadline.left_s
-        return left_s is not None and left_s < SAFETY * (build_s + self.needed_s(entry))
+        return left_s is not None and left_s < self.limits.build_safety * (build_s + self.needed_s(entry))
 
 
 def time_all(results: Sequence[Result], arrays: Sequence[Array], until: Until) -> list[Result]:
@@ -66,14 +54,15 @@ def _times(runners: Mapping[int, Callable[[], int]], until: Until) -> dict[int, 
     times: dict[int, list[tuple[int, int]]] = {i: [] for i in runners}
     for run in runners.values():
         run()
-    begun = time.monotonic()
-    for turn in range(SHORT_ROUNDS):
+    begun, limits, least = time.monotonic(), until.limits, until.limits.least_plan_rounds
+    for turn in range(limits.short_plan_rounds):
         seconds, is_hurried = time.monotonic() - begun, until.deadline.is_over
-        if turn >= LEAST_ROUNDS and (seconds > DISTURBED_SECONDS or is_hurried):
+        if turn >= least and (seconds > limits.disturbed_factor * limits.plan_seconds or is_hurried):
             break
-        if turn >= DISTURBED_ROUNDS and seconds > SHORT_SECONDS:
+        is_long = seconds > limits.short_plan_seconds
+        if turn >= limits.disturbed_factor * limits.plan_rounds and is_long:
             break
-        is_enough = (turn >= ROUNDS and seconds > SHORT_SECONDS) or (turn >= LEAST_ROUNDS and seconds > SECONDS)
+        is_enough = (turn >= limits.plan_rounds and is_long) or (turn >= least and seconds > limits.plan_seconds)
         if is_enough and all(not summarize(*zip(*own, strict=True)).is_disturbed for own in times.values() if own):
             break
         for i, run in runners.items():

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from korch.candidate.candidate import Refusal
 from korch.deadline import Deadline
 from korch.errors import CompileError, InaccurateError, InfeasibleError, KorchError, UnprovidedError
+from korch.limits import SearchLimits
 from korch.measure.meter import AnyMeter
 from korch.numerics import Differences, Standard
 from korch.primitive.graph import PrimitiveGraph
@@ -33,36 +33,42 @@ BUILD_KERNELS = 10
 WEIGHTS_BYTES = 4e6
 """Packing or writing this many bytes of weights takes as long as building a kernel."""
 
-HEAVY_BYTES = 512 << 20
-"""Of plans with more weights than this, only two are in memory at a time."""
+
+@dataclass(frozen=True)
+class Trial:
+    """What plans are run with.
+
+    Attributes:
+        graph: the graph that the plans are for.
+        standard: the inputs and the exact results for them.
+        timed_with: inputs that are others in the runs that are timed, by name.
+    """
+
+    graph: PrimitiveGraph
+    standard: Standard
+    timed_with: Mapping[str, Array] = field(default_factory=dict)
 
 
 def validate_plans(
-    graph: PrimitiveGraph,
-    entries: Sequence[Entry],
-    meter: AnyMeter,
-    make: Make,
-    standard: Standard,
-    deadline: Deadline,
-    timed_with: Mapping[str, Array] = MappingProxyType({}),
+    trial: Trial, entries: Sequence[Entry], meter: AnyMeter, make: Make, deadline: Deadline, limits: SearchLimits
 ) -> Validation:
     """Build, check and time plans.
 
     Args:
-        graph: the graph that the plans are for.
+        trial: what they are run with.
         entries: the plans; the search predicts the first one to be the fastest.
         meter: builds kernels.
         make: builds an executable.
-        standard: the inputs and the exact results for them.
         deadline: when to end; plans are built and run in any case until one is right.
-        timed_with: inputs that are others in the runs that are timed, by name.
+        limits: of the timing.
 
     Raises:
         InaccurateError: no plan is within the tolerance.
         InfeasibleError: no plan runs.
     """
+    graph, standard = trial.graph, trial.standard
     arrays = [standard.inputs[name] for name, _ in graph.inputs]
-    timed_arrays = [timed_with.get(name, array) for (name, _), array in zip(graph.inputs, arrays, strict=True)]
+    timed_arrays = [trial.timed_with.get(name, array) for (name, _), array in zip(graph.inputs, arrays, strict=True)]
 
     def attempt(entry: Entry) -> Result:
         meter.tell(f"building and checking plan {str(entry.name)!r}")
@@ -87,7 +93,8 @@ def validate_plans(
         """Return the seconds to compile the kernels that were not measured."""
         return meter.compile_s([c for c, (_, done) in zip(entry.steps, entry.costs, strict=True) if not done])
 
-    timed = _validate_in_turn(_distinct(entries), attempt, timed_arrays, Until(deadline, needed_s, meter.tell))
+    until = Until(deadline, needed_s, meter.tell, limits)
+    timed = _validate_in_turn(_distinct(entries), attempt, timed_arrays, until)
     able = [result for result in timed if result.is_right and result.executable is not None]
     if not able:
         raise _no_plan(timed, graph)
@@ -142,7 +149,7 @@ def _validate_in_turn(
             return Result(entry, None, refusal="the budget left no time to build it")
         return attempt(entry)
 
-    if not any(_weights_bytes(result) > HEAVY_BYTES for result in results):
+    if not any(_weights_bytes(result) > until.limits.heavy_bytes for result in results):
         for entry in entries[1:]:
             results.append(attempt_in_time(entry))
         return time_all(results, arrays, until)
