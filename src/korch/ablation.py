@@ -29,6 +29,8 @@ class Ablation:
             one candidate.
         baselines: whether the best plan is compared with other plans as a whole: the fully split,
             the plain-layout and the greedily fused one.
+        fitted_costs: whether a search for a range leaves out kernels at a size that their times at other sizes
+            predict to lose.
         host: whether operators that do not fit a graph of static tensors run in ONNX Runtime; else models with such
             operators are refused.
 
@@ -42,6 +44,7 @@ class Ablation:
     side_by_side: bool = True
     contract_chains: bool = True
     baselines: bool = True
+    fitted_costs: bool = True
     host: bool = True
 
     def __post_init__(self) -> None:

@@ -2,12 +2,13 @@
 
 A search measures kernels at one size. What it has measured is then timed at a few other sizes, which needs no compiler,
 with the other kernels for the groups of its plan, such as those of few rows: each size gets the best plan of these.
+Kernels that functions fitted to their other times predict to lose there are left out (`predicted.py`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from korch.assembly.segments import search_segments
@@ -16,6 +17,7 @@ from korch.candidate.candidate import Candidate, Group, Offer
 from korch.errors import InfeasibleError
 from korch.measure.cpu import CpuMeter
 from korch.partition.join import Joined
+from korch.pipeline.predicted import at_sizes, predict, without_losers
 from korch.pipeline.run import Run
 from korch.provider.provider import Kernel
 from korch.ranges.endings import Ending, endings_of, read
@@ -95,7 +97,7 @@ def search_variants(run: Run, others: tuple[Sizes, ...]) -> list[tuple[Sizes, St
         run: with candidates and a plan.
         others: the sizes.
     """
-    ledger, found = run.ledger, list[tuple[Sizes, Steps]]()
+    ledger, found, seen = run.ledger, list[tuple[Sizes, Steps]](), [_main_sizes(run)]
     options = replace(run.options, ablation=replace(run.options.ablation, baselines=False))
     groups = frozenset(candidate.group.key for candidate in run.best_plan)
     for i, sizes in enumerate(others):
@@ -104,18 +106,35 @@ def search_variants(run: Run, others: tuple[Sizes, ...]) -> list[tuple[Sizes, St
             break
         run.progress("orchestrate", f"the best plan of what was measured at size {'x'.join(map(str, sizes))}")
         tasks = [_timed_at(task, sizes, ledger, groups) for task in run.tasks]
+        known = [_all_at(plan, sizes) for plan in (run.best_plan, *(plan for _, plan in found))]
+        ledger.measure([c for plan in known for c in plan], end)
+        if options.ablation.fitted_costs:
+            tasks = _predicted(tasks, known, sizes, seen, ledger)
+        seen.append(sizes)
         try:
             outcome = search_segments(run.partition, run.joined, tasks, ledger, options, end, lambda b, entry: None)
         except InfeasibleError as error:
             logger.info("there is no plan for size %s: %s", sizes, error)
             continue
         steps = outcome.plans[PlanName.SEARCHED]
-        known = [_all_at(plan, sizes) for plan in (run.best_plan, *(plan for _, plan in found))]
-        ledger.measure([c for plan in known for c in plan], end)
         least_ns = min(_cost_ns(plan, ledger) for plan in known)
         if _cost_ns(steps, ledger) <= options.search.variant_gain * least_ns:
             found.append((sizes, steps))
     return found
+
+
+def _main_sizes(run: Run) -> Sizes:
+    return run.masked.plan.timed if run.masked is not None else ()
+
+
+def _predicted(
+    tasks: list[Task], known: Iterable[Steps], sizes: Sizes, seen: Sequence[Sizes], ledger: Ledger
+) -> list[Task]:
+    """Return blocks without the candidates that lose by their times at other sizes; the ledger gets these estimates."""
+    own = [c for task in tasks for c in task.candidates]
+    predicted = predict([*own, *(c for plan in known for c in plan)], sizes, seen, ledger)
+    ledger.predicted_ns.update(predicted.times_ns)
+    return [replace(task, candidates=without_losers(task.candidates, predicted, ledger)) for task in tasks]
 
 
 def _timed_at(task: Task, sizes: Sizes, ledger: Ledger, groups: frozenset[str]) -> Task:
@@ -125,7 +144,7 @@ def _timed_at(task: Task, sizes: Sizes, ledger: Ledger, groups: frozenset[str]) 
 
 
 def _all_at(candidates: Iterable[Candidate], sizes: Sizes) -> Steps:
-    return tuple(c if c.served is None else replace(c, served=replace(c.served, sizes=sizes)) for c in candidates)
+    return tuple(at_sizes(candidate, sizes) for candidate in candidates)
 
 
 def _cost_ns(steps: Steps, ledger: Ledger) -> int:

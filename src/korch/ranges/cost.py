@@ -106,7 +106,7 @@ def fit(samples: Sequence[Sample]) -> Cost:
     Args:
         samples: at least one, of different sizes.
     """
-    scales = tuple(max(1, *(sample.sizes[d] for sample in samples)) for d in range(len(samples[0].sizes)))
+    scales = _scales(samples)
     best: Cost | None = None
     for step, (above, below) in itertools.product(STEPS, _forms(len(scales))):
         if best is not None and (len(above) + len(below) >= len(samples) or (not any(above[-1]) and step > 1)):
@@ -120,6 +120,17 @@ def fit(samples: Sequence[Sample]) -> Cost:
     if best is None:
         raise ValueError("there is no form")
     return best
+
+
+def line(samples: Sequence[Sample]) -> Cost:
+    """Return the linear function of the sizes that fits a few times; its error is not known."""
+    scales = _scales(samples)
+    constant, linear, *_ = (above for above, _ in _forms(len(scales)))
+    return _fitted(samples, scales, _Form(1, linear if len(samples) > 1 else constant, []))
+
+
+def _scales(samples: Sequence[Sample]) -> Sizes:
+    return tuple(max(1, *(sample.sizes[d] for sample in samples)) for d in range(len(samples[0].sizes)))
 
 
 def _without(samples: Sequence[Sample], i: int) -> Sequence[Sample]:

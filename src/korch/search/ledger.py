@@ -45,6 +45,7 @@ class Ledger:
         records: what is known of candidates, by key: the last measurement or failure.
         experience: measured times over guesses, for estimates.
         corrections: how often bounds were corrected.
+        predicted_ns: better estimates of some candidates than those by experience, by key.
         is_replayed: whether the answers come from a file.
     """
 
@@ -75,6 +76,7 @@ class Ledger:
         self.records: dict[str, Record] = {}
         self.experience = Experience()
         self.corrections = 0
+        self.predicted_ns: dict[str, int] = {}
         self._bounds_ns: dict[str, int] = {}
         self._guesses_ns: dict[str, int] = {}
         self._looked_up: set[str] = set()

@@ -1,0 +1,104 @@
+"""Kernels that were timed at some sizes of a range -> which of them may win at another size, and what they take there.
+
+The times of a kernel, which is one schedule with one blocking, give a function of the sizes. Its error at the new size
+is that of the kernels of the known plans, which are timed there first. Kernels that lose even so are left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from korch.candidate.candidate import Candidate
+from korch.candidate.layout import Layout
+from korch.measure.record import Measured
+from korch.ranges.cost import Sample, fit, line
+from korch.ranges.form import Sizes
+from korch.search.ledger import Ledger
+
+logger = logging.getLogger("korch.pipeline")
+
+LEAST_SAMPLES = 2
+
+LEAST_ERROR = 0.03
+"""Repeated measurements of one kernel differ by as much."""
+
+MARGIN = 3.0
+"""A kernel is left out if it loses though it takes less by so many times the error, and the best one more."""
+
+Ports = tuple[tuple[int, Layout], ...]
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Times of kernels at sizes at which they were not timed.
+
+    Attributes:
+        times_ns: by key of the candidate at these sizes.
+        error: the median relative error of such times; None if it is not known.
+    """
+
+    times_ns: Mapping[str, int]
+    error: float | None
+
+
+def at_sizes(candidate: Candidate, sizes: Sizes) -> Candidate:
+    """Return a candidate that is timed for some sizes."""
+    return candidate if candidate.served is None else replace(candidate, served=replace(candidate.served, sizes=sizes))
+
+
+def predict(candidates: Sequence[Candidate], sizes: Sizes, seen: Sequence[Sizes], ledger: Ledger) -> Predicted:
+    """Return the times of candidates at some sizes by those at others.
+
+    Args:
+        candidates: as they are timed at `sizes`; the error is that of those that were timed there.
+        sizes: of each dimension.
+        seen: other sizes.
+        ledger: has the measured times.
+    """
+    times_ns, errors = {}, []
+    for candidate in {c.key: c for c in candidates if c.served is not None}.values():
+        samples = [sample for other in seen if (sample := _sample(at_sizes(candidate, other), other, ledger))]
+        if len(samples) < LEAST_SAMPLES:
+            continue
+        cost = (line if len(samples) == LEAST_SAMPLES else fit)(samples)
+        known = _sample(candidate, sizes, ledger)
+        if known is not None:
+            errors.append(abs(cost.at(sizes) / known.time_ns - 1))
+        else:
+            times_ns[candidate.key] = round(cost.at(sizes))
+    return Predicted(times_ns, max(LEAST_ERROR, statistics.median(errors)) if errors else None)
+
+
+def _sample(candidate: Candidate, sizes: Sizes, ledger: Ledger) -> Sample | None:
+    record = ledger.records.get(candidate.key)
+    return Sample(sizes, max(1.0, record.time_ns)) if isinstance(record, Measured) else None
+
+
+def without_losers(candidates: Iterable[Candidate], predicted: Predicted, ledger: Ledger) -> tuple[Candidate, ...]:
+    """Return the candidates but those that another one for the same group and layouts likely beats."""
+    candidates = tuple(candidates)
+    if predicted.error is None:
+        return candidates
+    most, least_ns = 1 + MARGIN * predicted.error, dict[tuple[str, Ports, Ports], float]()
+    for candidate in candidates:
+        cost_ns, is_measured = ledger.cost_ns(candidate)
+        if not is_measured and candidate.key not in predicted.times_ns:
+            continue
+        time_ns = cost_ns if is_measured else most * predicted.times_ns[candidate.key]
+        role = _role(candidate)
+        least_ns[role] = min(time_ns, least_ns.get(role, time_ns))
+    kept = tuple(
+        c for c in candidates if predicted.times_ns.get(c.key, 0) <= most * least_ns.get(_role(c), float("inf"))
+    )
+    logger.info(
+        "%d of %d kernels are left out by their times at other sizes, which predict within %.0f %%",
+        len(candidates) - len(kept), len(candidates), 100 * predicted.error,
+    )  # fmt: skip
+    return kept
+
+
+def _role(candidate: Candidate) -> tuple[str, Ports, Ports]:
+    return candidate.group.key, candidate.input_ports, candidate.output_ports
