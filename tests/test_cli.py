@@ -418,7 +418,7 @@ BAD = [
     ),
     (
         ["run", "{artifact}", "--input", "input={folder}/huge.npy"],
-        "input 'input': {folder}/huge.npy is no array (its header claims ",
+        "input 'input': {folder}/huge.npy is no array (its header says ",
     ),
     (
         ["run", "{artifact}", "--input", "input={folder}/pipe"],
