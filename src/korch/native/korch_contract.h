@@ -64,8 +64,8 @@ inline constexpr long LINE = 64;  // bytes that one prefetch brings
 
 // How far ahead a block reads where all that is read of b is contiguous and read once. (1.0 to 1.4
 // times as fast as fetching the following strip, which is evicted before it is read, for products of 1 to
-// 8 rows.)
-inline constexpr long STREAM_BYTES = 8192;
+// 8 rows.) The second cache waits for more lines than the first one, and takes them (1.03 to 1.1 times as fast).
+inline constexpr long STREAM_BYTES = 16384;
 
 // As many neighbouring terms are multiplied without a loop, if their number is known: then all places are constants.
 // (1.05 to 1.15 times as fast.)
@@ -155,7 +155,7 @@ struct Contraction {
           else w[v] = strided<float, V>(at, COLUMN);
         }
 #pragma GCC unroll 8
-        for (int q = 0; q < EACH; ++q) __builtin_prefetch(ahead + k * lines.step + q * LINE);
+        for (int q = 0; q < EACH; ++q) __builtin_prefetch(ahead + k * lines.step + q * LINE, 0, IS_STREAM ? 2 : 3);
 #pragma GCC unroll 32
         for (int r = 0; r < COUNT; ++r) {
           const A* const at = IS_EVEN ? first[0] + r * ROWS::STEP : first[IS_EVEN ? 0 : r];
