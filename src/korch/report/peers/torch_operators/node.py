@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 
 from korch.errors import UnsupportedError
+from korch.frontend.operator import Operator
 from korch.report.peers.peer import Array
 
 TensorFunction = Callable[..., Any]
@@ -30,14 +30,10 @@ class OperatorNode:
         output_count: number of outputs.
     """
 
-    def __init__(self, node: onnx.NodeProto, constants: Mapping[str, Array], opset: int) -> None:
-        self.op_type: str = node.op_type
-        self.opset = opset
-        self.output_count = len(node.output)
-        self._name: str = node.name or node.output[0]
-        self._inputs = list(node.input)
+    def __init__(self, operator: Operator, constants: Mapping[str, Array]) -> None:
+        self.op_type, self.opset, self.output_count = operator.op_type, operator.version, len(operator.outputs)
+        self._name, self._inputs, self._attributes = operator.name, operator.inputs, operator.attributes
         self._constants = constants
-        self._attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         self._static: set[int] = set()
 
     @property
@@ -50,9 +46,8 @@ class OperatorNode:
         return index < len(self._inputs) and bool(self._inputs[index])
 
     def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute; strings as str."""
-        value = self._attributes.get(name, default)
-        return value.decode() if isinstance(value, bytes) else value
+        """Return an attribute."""
+        return self._attributes.get(name, default)
 
     def expect(self, name: str, allowed: tuple[Any, ...], default: Any) -> Any:
         """Return an attribute that must have one of the values that the translator knows."""
