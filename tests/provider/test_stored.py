@@ -10,6 +10,7 @@ from korch.primitive.ops.layout import TransposeAttributes
 from korch.primitive.ops.stored import StoredAttributes
 from korch.primitive.types import DType, ValueType
 from korch.provider.gemm import GemmProvider
+from korch.provider.provider import SPLIT
 from korch.testing.kernels import check_offers
 from korch.tile.check import check_program
 from tests.provider.onednn_groups import Graph
@@ -71,9 +72,28 @@ def test_products_of_few_and_of_many_rows(target, builder, rng):
         check_program(kernel.program)
 
 
-@pytest.mark.parametrize("rows", [1, 6])
-def test_what_is_not_finite_stays_so(target, builder, rng, rows):
-    check_offers(GemmProvider(), [stored((rows, 64), 2 * target.lanes)], target, builder, rng, specials=True)
+def test_products_on_matrix_units(target, builder, rng):
+    groups = [
+        *(stored((m, 64), 64, block=32, zero=8) for m in (8, 16, 17, 33)),
+        stored((1, 9, 96), 96, block=32, after=True),
+        stored((2, 5, 64), 53, block=32, after=True),
+        stored((40, 256), 40, block=64),
+        stored((11, 64), 33, bits=2, block=32),
+        stored((131, 4096), 32, block=128, zero=3),  # some rows and some terms at a time
+        stored((9, 640), 32, block=640),
+        *(stored((10, 96), 32, bits=8, block=96, zero=z, signed=s) for z, s in ((None, True), (0, True), (200, False))),
+        stored((12, 64), 64, block=32, turned=True),
+    ]
+    kernels = check_offers(GemmProvider(), groups, target, builder, rng)
+    assert sum(offer.variant == SPLIT for _, offer, _ in kernels) == (len(groups) if target.isa == "amx" else 0)
+    for _, _, kernel in kernels:
+        check_program(kernel.program)
+
+
+@pytest.mark.parametrize(("rows", "block"), [(1, 16), (6, 16), (9, 32)])
+def test_what_is_not_finite_stays_so(target, builder, rng, rows, block):
+    group = stored((rows, 64), 2 * target.lanes, block=block)
+    check_offers(GemmProvider(), [group], target, builder, rng, specials=True)
 
 
 def test_bytes_with_terms_of_two_blocks_are_refused(target):

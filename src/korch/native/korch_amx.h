@@ -207,12 +207,16 @@ struct InMemory {
 // (lines are terms), as [steps][P components][2 tiles][TILE]. They are made some at a time while products are
 // computed, for the vector units have little to do then: a step has 16 parts: two rows, or a pair of terms.
 template <bool IS_ROWS, class From, int P = MOST_COMPONENTS>
-struct Splitter {
+struct Unsplit {
   From from;
   long first;  // row or column
   long count;  // of rows or columns that there are, of 32; the others are zero
   long terms;
   uint16_t* to;
+};
+template <bool IS_ROWS, class From, int P = MOST_COMPONENTS>
+struct Splitter {
+  Unsplit<IS_ROWS, From, P> own;
   long part, last, each;  // the next part, the end, and how many to make beside four products of tiles
 };
 inline constexpr unsigned long PARTS = 16;
@@ -231,7 +235,7 @@ KORCH_INLINE Floats some(const From& from, long line, long at, long count) {
 }
 
 template <bool IS_ROWS, class From, int P>
-KORCH_INLINE void split_part(const Splitter<IS_ROWS, From, P>& s, unsigned long part) {
+KORCH_INLINE void split_part(const Unsplit<IS_ROWS, From, P>& s, unsigned long part) {
   const long k = part / PARTS * TERMS, i = part % PARTS;
   uint16_t* const to = s.to + part / PARTS * STEP_OF<P>;
   if constexpr (IS_ROWS) {
@@ -263,18 +267,57 @@ KORCH_INLINE void split_part(const Splitter<IS_ROWS, From, P>& s, unsigned long 
   }
 }
 
+// Parts of whole strips of columns whose terms are whole steps: nothing is to be asked for any of them. What is stored
+// can't change what is read, but a copy of that would be waited for.
+template <class From, int P>
+KORCH_INLINE void split_whole(const Unsplit<false, From, P>& s, long begin, long end) {
+  constexpr long EACH = PARTS;
+  const long first = s.first;
+  // Run a function of the number of a part and of where it goes.
+  const auto for_parts = [to = s.to, begin, end](auto function) __attribute__((always_inline)) {
+    for (long part = begin; part < end;) {
+      const long step = part / EACH, stop = korch::smaller(end, (step + 1) * EACH);
+      uint16_t* __restrict at = to + step * STEP_OF<P> + (part - step * EACH) * TERMS;
+      for (; part < stop; ++part, at += TERMS) function(part, at);
+    }
+  };
+  if constexpr (P == 1 && requires { s.from.pairs_of(begin, first); }) {
+    auto low = s.from.pairs_of(begin, first), high = s.from.pairs_of(begin, first + EDGE);
+    for_parts([&](long, uint16_t* __restrict to) __attribute__((always_inline)) {
+      const Bits a = low(), b = high();
+      memcpy(to, &a, sizeof(Bits));
+      memcpy(to + TILE, &b, sizeof(Bits));
+    });
+  } else {
+    const From from = s.from;
+    for_parts([&](long part, uint16_t* __restrict to) __attribute__((always_inline)) {
+#pragma GCC unroll 2
+      for (long t = 0; t < 2; ++t) {
+        const long column = first + t * EDGE;
+        from.fetch(2 * part + 4 * TERMS, column);
+        from.fetch(2 * part + 4 * TERMS + 1, column);
+        const Floats x = from.template value<16>(2 * part, column), y = from.template value<16>(2 * part + 1, column);
+        split<P>(x, y, to + t * TILE, 2 * TILE);
+      }
+    });
+  }
+}
+
 // Make the next `count` parts.
 template <bool IS_ROWS, class From, int P>
 KORCH_INLINE void split_some(Splitter<IS_ROWS, From, P>& s, long count) {
-  const Splitter<IS_ROWS, From, P> own = s;  // what is stored can't change it
-  const long end = korch::smaller(own.part + count, own.last);
-  for (long part = own.part; part < end; ++part) split_part(own, part);
+  const long begin = s.part, end = korch::smaller(begin + count, s.last);
   s.part = end;
+  if constexpr (!IS_ROWS) {
+    if (s.own.count == TOGETHER && s.own.terms % TERMS == 0) return split_whole(s.own, begin, end);
+  }
+  const Unsplit<IS_ROWS, From, P> own = s.own;  // what is stored can't change it
+  for (long part = begin; part < end; ++part) split_part(own, part);
 }
 
 template <bool IS_ROWS, int P = MOST_COMPONENTS, class From>
 KORCH_INLINE Splitter<IS_ROWS, From, P> splitter(const From& from, long first, long count, long terms, uint16_t* to) {
-  return {from, first, count, terms, to, 0, korch::blocks(terms, TERMS) * static_cast<long>(PARTS), 0};
+  return {{from, first, count, terms, to}, 0, korch::blocks(terms, TERMS) * static_cast<long>(PARTS), 0};
 }
 
 // The products of tiles of a step, in this order: of a component of rows and one of columns. One follows another with
@@ -315,7 +358,7 @@ template <bool IS_ROWS, class From, int P>
 __attribute__((noinline)) void split_all(const Splitter<IS_ROWS, From, P>& s) {
   const long apart = IS_ROWS ? PARTS : 1;
   for (long first = 0; first < apart; ++first)
-    for (long part = first; part < s.last; part += apart) split_part(s, part);
+    for (long part = first; part < s.last; part += apart) split_part(s.own, part);
 }
 
 // Where the components of 16 R rows of a product lie: those of a block, as a Splitter makes them.

@@ -35,6 +35,65 @@ struct Computed {
 template <class Get, class Ahead>
 Computed(Get, Ahead) -> Computed<Get, Ahead>;
 
+// Numbers of two terms, which are bfloat16 already.
+KORCH_INLINE Bits joined(Floats low, Floats high) { return ((Bits)low >> 16) | (Bits)high; }
+
+// The same of columns of which `pairs` gives two terms at once, as a pair of bfloat16 for each column: `row` of them.
+template <class From, class Pairs>
+struct Paired : From {
+  Pairs pairs;
+  KORCH_INLINE auto pairs_of(long row, long column) const {
+    return [=, own = pairs, at = row]() mutable { return own(at++, column); };
+  }
+};
+template <class From, class Pairs>
+KORCH_INLINE Paired<From, Pairs> paired(From from, Pairs pairs) {
+  return {from, pairs};
+}
+
+// Columns whose terms are what two tables of bfloat16 have for the lower and for the upper half of a byte; `place` says
+// where the bytes of a row are, which are equally far apart.
+template <class From, class Place, unsigned... TABLE>
+struct LookedUp : From {
+  typedef korch::Vec<uint16_t, 32> Halves;
+  static constexpr long AHEAD = 2 * TERMS;  // rows that are fetched before they are read
+  static constexpr unsigned ENTRIES[32] = {TABLE...};
+  static constexpr bool IS_ONE_TABLE = [] {
+    for (int i = 0; i < 16; ++i)
+      if (ENTRIES[i] != ENTRIES[16 + i]) return false;
+    return true;
+  }();
+  Place place;
+  KORCH_INLINE auto pairs_of(long row, long column) const {
+    const uint8_t* const first = place(row, column);
+    const long step = place(row + 1, column) - first;
+    return [at = first, step]() mutable {
+      constexpr Halves table = {TABLE...};
+      const Bits bytes = korch::cast<uint32_t, uint8_t, 16>(korch::load<uint8_t, 16>(at));
+      __builtin_prefetch(at + AHEAD * step);
+      Bits places = (bytes & 15) | bytes << 12;  // five bits of each half count
+      if constexpr (!IS_ONE_TABLE) places |= 0x00100000;
+      at += step;
+#if defined(__AVX512BW__)
+      typedef short Shorts __attribute__((vector_size(64)));
+#if defined(__clang__)
+      return (Bits)__builtin_ia32_permvarhi512((Shorts)table, (Shorts)places);
+#else
+      return (Bits)__builtin_ia32_permvarhi512_mask((Shorts)table, (Shorts)places, Shorts{}, -1);
+#endif
+#else
+      Halves found;
+      for (int i = 0; i < 32; ++i) found[i] = table[((Halves)places)[i] % 32];
+      return (Bits)found;
+#endif
+    };
+  }
+};
+template <unsigned... TABLE, class From, class Place>
+KORCH_INLINE LookedUp<From, Place, TABLE...> looked_up(From from, Place place) {
+  return {from, place};
+}
+
 // An operand that is split in the run: `count` rows whose terms are neighbours, or columns that are neighbours.
 // `to` has room for the P components of each of all, or, of what goes by, for two times 32 rows or columns.
 template <bool IS_ROWS, class From, int P>
@@ -123,20 +182,41 @@ KORCH_INLINE void prepare(Fetcher& next) {
     __builtin_prefetch(next.from, 0, 2);
 }
 
-// A product's block: what takes its sums, and its operands.
-template <class Sums, class Rows, class Columns>
+// Products without factors.
+struct NoFactors {
+  static constexpr long STEPS = 0;
+};
+// Factors of each column for blocks of S steps of terms: the sums of a block are multiplied, not its products.
+template <long S, class Get>
+struct Factors {
+  Get get;
+  static constexpr long STEPS = S;
+  KORCH_INLINE Floats of(long block, long column) const { return get(block, column); }
+};
+template <long S, class Get>
+KORCH_INLINE Factors<S, Get> factors_of(Get get) {
+  return {get};
+}
+
+// A product's block: what takes its sums, its operands, and the factors of its products.
+template <class Sums, class Rows, class Columns, class Scales = NoFactors>
 struct Product {
   const Sums sums;
   const Rows rows;
   const Columns columns;
+  const Scales scales = {};
   static constexpr long TURNS = PAIRS<Rows::COMPONENTS, Columns::COMPONENTS>.count;
   // What is infinite, or no number, is one component as it is.
   static constexpr bool ARE_WHOLE = Rows::COMPONENTS == 1 && Columns::COMPONENTS == 1;
 
-  // Sums whose rows are to be finished, while those that come next are computed.
+  // Sums whose rows are to be finished, while those that come next are computed. If there are factors, they are those
+  // of a block of terms, whose multiples are added up in `totals`.
   struct Pending {
     const float* from = nullptr;
     long row = 0, end = 0, column = 0;
+    float* totals = nullptr;
+    long block = 0;
+    bool is_last = true;
   };
 
   // Row r of some sums from column n on, of float32 numbers.
@@ -144,7 +224,11 @@ struct Product {
     Floats found[2] = {};
     for (long k = 0; k < rows.terms; ++k) {
       const Floats x = korch::splat<float, 16>(rows.term(r, k));
-      for (long t = 0; t < 2; ++t) found[t] += x * columns.columns(n + t * EDGE, k, columns.count - n - t * EDGE);
+      for (long t = 0; t < 2; ++t) {
+        Floats y = columns.columns(n + t * EDGE, k, columns.count - n - t * EDGE);
+        if constexpr (Scales::STEPS > 0) y *= scales.of(k / (Scales::STEPS * TERMS), n + t * EDGE);
+        found[t] += x * y;
+      }
     }
     for (long t = 0; t < 2; ++t) korch::store<float, 16>(to + t * EDGE, found[t]);
   }
@@ -164,14 +248,48 @@ struct Product {
   // Finish up to `count` rows. What is no number may have been too large for components, so such a row is computed
   // once more.
   __attribute__((noinline)) void finish(Pending& pending, long count) const {
+    if constexpr (Scales::STEPS > 0) {
+      if (!pending.is_last) return pending.block > 0 ? add<false>(pending, count) : add<true>(pending, count);
+    }
     for (; count > 0 && pending.row < pending.end; --count, ++pending.row, pending.from += TOGETHER) {
       const long row = rows.result(pending.row);
       if (row < 0) continue;
-      alignas(64) float again[TOGETHER];
-      const bool is_known = ARE_WHOLE || are_finite(pending.from, TOGETHER);
-      if (!is_known) sum_again(row, pending.column, again);
-      finish_row(is_known ? pending.from : again, row, pending.column);
+      alignas(64) float other[TOGETHER];
+      const float* from = pending.from;
+      if constexpr (Scales::STEPS > 0) {
+        for (long t = 0; t < 2; ++t) korch::store<float, 16>(other + t * EDGE, scaled(pending, t));
+        from = other;
+        pending.totals += TOGETHER;
+      }
+      const bool is_known = ARE_WHOLE || are_finite(from, TOGETHER);
+      if (!is_known) {
+        sum_again(row, pending.column, other);
+        from = other;
+      }
+      finish_row(from, row, pending.column);
     }
+  }
+  // The multiples of 16 sums of a row, with those of the blocks of terms before.
+  KORCH_INLINE Floats scaled(const Pending& pending, long t) const {
+    const Floats factors = scales.of(pending.block, pending.column + t * EDGE);
+    const Floats before = pending.block > 0 ? korch::load<float, 16>(pending.totals + t * EDGE) : Floats{};
+    return factors * korch::load<float, 16>(pending.from + t * EDGE) + before;
+  }
+  // Add up to `count` rows of sums of a block of terms to those of the blocks before.
+  template <bool IS_FIRST>
+  KORCH_INLINE void add(Pending& pending, long count) const {
+    const Floats factors[2] = {scales.of(pending.block, pending.column), scales.of(pending.block, pending.column + EDGE)};
+    const long rows_left = korch::smaller(count, pending.end - pending.row);
+    const float* const from = pending.from;
+    float* const to = pending.totals;
+    for (long i = 0; i < rows_left * TOGETHER; i += TOGETHER) {
+#pragma GCC unroll 2
+      for (long t = 0; t < 2; ++t) {
+        const Floats before = IS_FIRST ? Floats{} : korch::load<float, 16>(to + i + t * EDGE);
+        korch::store<float, 16>(to + i + t * EDGE, factors[t] * korch::load<float, 16>(from + i + t * EDGE) + before);
+      }
+    }
+    pending.row += rows_left, pending.from += rows_left * TOGETHER, pending.totals += rows_left * TOGETHER;
   }
 
   // What the vector units do beside four products of tiles.
@@ -238,8 +356,44 @@ struct Product {
     }
     finish(before, TOGETHER);
   }
+
+  // The same if there are factors, for up to 32 MOST_BLOCKS rows. Columns are split a block of terms at a time, so that
+  // what is made of them is in the first cache when it is multiplied.
+  inline void run_blocks() const {
+    constexpr long BLOCK = Scales::STEPS, EACH = BLOCK * PARTS, PLACE = BLOCK * STEP_OF<Columns::COMPONENTS>;
+    const long blocks = korch::blocks(rows.terms, TERMS) / BLOCK;
+    const long down = korch::blocks(rows.count, TOGETHER), across = korch::blocks(columns.count, TOGETHER);
+    alignas(64) float found[2][SUMS], totals[MOST_BLOCKS][SUMS];
+    if (!is_ready()) return run_again();
+    rows.make(down);
+    // A block of terms of a strip, and where it goes: the places of two take turns.
+    const auto block_of = [&](long s, long k) __attribute__((always_inline)) {
+      auto next = columns.split(s, columns.to + (s * blocks + k) % 2 * PLACE - k * PLACE);
+      next.part = k * EACH, next.last = s < across ? next.part + EACH : 0, next.each = parts_beside(down, TURNS);
+      return next;
+    };
+    auto first_block = block_of(0, 0);
+    split_some(first_block, EACH);
+    long turn = 0;
+    Pending pending[2];  // in place: a copy of what was just written would be waited for
+    for (long s = 0; s < across; ++s)
+      for (long k = 0; k < blocks; ++k) {
+        auto next = k + 1 < blocks ? block_of(s, k + 1) : block_of(s + 1, 0);
+        const uint16_t* const b = columns.to + (s * blocks + k) % 2 * PLACE;
+        for (long r = 0; r < down; ++r, ++turn) {
+          const long first = r * TOGETHER, end = korch::smaller(first + TOGETHER, rows.count);
+          const uint16_t* const a = rows.staying(r) + k * BLOCK * STEP_OF<Rows::COMPONENTS>;
+          multiply(end - first, rows.tiles(a), b, BLOCK, found[turn % 2], false, next, pending[(turn + 1) % 2]);
+          pending[turn % 2] = {found[turn % 2], first, end, s * TOGETHER, totals[r], k, k + 1 == blocks};
+        }
+      }
+    finish(pending[(turn + 1) % 2], TOGETHER);
+  }
+  static constexpr long MOST_BLOCKS = 4;
 };
 template <class Sums, class Rows, class Columns>
 Product(Sums, Rows, Columns) -> Product<Sums, Rows, Columns>;
+template <class Sums, class Rows, class Columns, class Scales>
+Product(Sums, Rows, Columns, Scales) -> Product<Sums, Rows, Columns, Scales>;
 
 }  // namespace korch_amx

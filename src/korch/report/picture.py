@@ -75,8 +75,9 @@ def _step(step: Step) -> Iterator[str]:
         case Contract():
             reduced = ", ".join(axis.name for axis in step.axes if axis.is_reduced)
             rescaled = f", its old sum rescaled by {step.rescale.buffer}" if step.rescale else ""
+            scaled = f" * {step.factor.buffer}" if step.factor else ""
             held = f", {step.registers.rows} x {step.registers.vectors} vectors in registers" if step.registers else ""
-            text = f"{step.out.buffer} += {step.a.buffer} * {step.b.buffer} along {reduced}{rescaled}{held}"
+            text = f"{step.out.buffer} += {step.a.buffer} * {step.b.buffer}{scaled} along {reduced}{rescaled}{held}"
             yield f"{_each(axis for axis in step.axes if not axis.is_reduced)}{text}"
         case Loop():
             carries = f", carries {', '.join(step.carried)}" if step.carried else ""

@@ -138,6 +138,35 @@ class Stored(Blocked):
             buffers.append(Buffer("ca", Level.WORKSPACE, DType.F32, self.rows * self.copy_row))
         return TileProgram(tuple(buffers), tuple(stages))
 
+    def integers(self, emitter: Emitter, byte: tuple[Expr, Expr], term: Expr) -> Iterator[str]:
+        """Yield the name of each integer of a byte as a float, minus the zero point of a term."""
+        zero, bits = self.zero(emitter, term, byte[1]), self.at.bits
+        word = emitter.apply(DType.I32, "cast", emitter.value(self.root.inputs[1], byte))
+        for h in range(self.at.each):
+            part = word
+            if h:
+                part = emitter.apply(DType.I32, "shift_right", part, emitter.literal(DType.I32, h * bits))
+            if h < self.at.each - 1:
+                part = emitter.apply(DType.I32, "bitwise_and", part, emitter.literal(DType.I32, (1 << bits) - 1))
+            # Units for integers subtract while those for floats multiply and convert.
+            part = emitter.apply(DType.I32, "sub", part, zero) if zero else part
+            yield emitter.apply(DType.F32, "cast", part)
+
+    def zero(self, emitter: Emitter, term: Expr, column: Expr) -> str:
+        """Return the name of the zero point of a term; "" if it is 0."""
+        if len(self.root.inputs) == 4:
+            index = (self._block(emitter, term), column)
+            return emitter.apply(DType.I32, "cast", emitter.value(self.root.inputs[3], index))
+        return emitter.literal(DType.I32, self.at.zero) if self.at.zero else ""
+
+    def factor(self, emitter: Emitter, term: Expr, column: Expr) -> str:
+        """Return the name of the scale of a term."""
+        return emitter.value(self.root.inputs[2], (self._block(emitter, term), column))
+
+    def _block(self, emitter: Emitter, term: Expr) -> Expr:
+        """Return the number of the block of a term."""
+        return quotient(term, self.at.block, emitter.ranges)
+
     @property
     def copy_row(self) -> int:
         """How far apart rows of the copy of the first operand are."""
@@ -205,7 +234,7 @@ class _Own:
         whole = "x0"
         for h in range(1, count):
             whole = emitter.apply(DType.F32, "add", whole, f"x{h}")
-        scaled = emitter.apply(DType.F32, "mul", whole, self.factor(emitter, self.first))
+        scaled = emitter.apply(DType.F32, "mul", whole, self.of.factor(emitter, self.first, self.column))
         result = emitter.apply(DType.F32, "add", f"x{count}", scaled)
         return Pass(self.axes, "j", tuple(emitter.ops), (store(self.total, result),))
 
@@ -221,7 +250,7 @@ class _Own:
         first = add(self.first, scale(var("q"), inner)) if outer.extent > 1 else self.first
         sinks = []
         for h, weight in enumerate(self.weights(emitter, place, first)):
-            scaled = emitter.apply(DType.F32, "mul", weight, self.factor(emitter, first))
+            scaled = emitter.apply(DType.F32, "mul", weight, of.factor(emitter, first, self.column))
             term = add(scale(place, of.at.each), Expr(h, ()))
             sinks.append(Store("pb", add(scale(term, strip), var("j")), scaled))
         axes = (outer, rows, j) if outer.extent > 1 else (rows, j)
@@ -235,31 +264,7 @@ class _Own:
         return widening, Contract((i, j, p), self.total, a, b, Product.F32, registers=self.blocking.registers)
 
     def weights(self, emitter: Emitter, row: Expr, first: Expr | None = None) -> Iterator[str]:
-        """Yield the name of each term of a row of bytes of this turn, minus the zero point."""
-        of, inputs = self.of, self.of.root.inputs
+        """Return the names of the integers of a row of bytes of this turn, minus the zero point."""
+        of = self.of
         at = add(scale(var("g"), self.blocking.terms // of.at.each), row)
-        byte = emitter.value(inputs[1], (at, self.column))
-        zero = ""
-        if len(inputs) == 4:
-            index = (self.block(emitter, self.first if first is None else first), self.column)
-            zero = emitter.apply(DType.I32, "cast", emitter.value(inputs[3], index))
-        elif of.at.zero:
-            zero = emitter.literal(DType.I32, of.at.zero)
-        word = emitter.apply(DType.I32, "cast", byte)
-        for h in range(of.at.each):
-            part = word
-            if h:
-                part = emitter.apply(DType.I32, "shift_right", part, emitter.literal(DType.I32, h * of.at.bits))
-            if h < of.at.each - 1:
-                part = emitter.apply(DType.I32, "bitwise_and", part, emitter.literal(DType.I32, (1 << of.at.bits) - 1))
-            # Units for integers subtract while those for floats multiply and convert.
-            part = emitter.apply(DType.I32, "sub", part, zero) if zero else part
-            yield emitter.apply(DType.F32, "cast", part)
-
-    def block(self, emitter: Emitter, term: Expr) -> Expr:
-        """Return the number of the block of a term."""
-        return quotient(term, self.of.at.block, emitter.ranges)
-
-    def factor(self, emitter: Emitter, term: Expr) -> str:
-        """Return the name of the scale of the block of a term."""
-        return emitter.value(self.of.root.inputs[2], (self.block(emitter, term), self.column))
+        return of.integers(emitter, (at, self.column), self.first if first is None else first)

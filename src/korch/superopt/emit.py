@@ -378,7 +378,9 @@ class _Emitter:
             if set(factor.order) - {row}:
                 raise NotEmittedError("factors of columns rescale a contraction")
             rescale = self._at(factor)
-        contract = Contract((i, j, p), self._at(tile), first, second, Product.F32, rescale, self._registers(i, second))
+        contract = Contract(
+            (i, j, p), self._at(tile), first, second, Product.F32, rescale, registers=self._registers(i, second)
+        )
         site.append(contract)
 
     def _registers(self, i: Axis, second: At) -> Registers:

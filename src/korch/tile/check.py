@@ -234,7 +234,7 @@ def products_fit(program: TileProgram) -> None:
         if isinstance(step, Contract):
             a, b, total = step.product.types
             wanted = {step.a.buffer: a, step.b.buffer: b, step.out.buffer: total}
-            wanted |= {step.rescale.buffer: total} if step.rescale else {}
+            wanted |= {at.buffer: total for at in (step.rescale, step.factor) if at is not None}
             if step.product in (Product.F32, Product.SPLIT):
                 for name, narrow in ((step.a.buffer, (DType.F16, DType.BF16)), (step.b.buffer, WIDENED)):
                     if types[name] in narrow:

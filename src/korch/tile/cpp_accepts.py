@@ -47,6 +47,8 @@ def _require_contraction(step: Contract) -> None:
         raise refused(f"contractions by {step.product.value} can't be printed")
     if step.rescale is not None and step.product.is_of_bytes:
         raise refused("contractions of bytes that rescale their sums can't be printed")
+    if step.factor is not None and (step.product is not Product.SPLIT or step.rescale is not None):
+        raise refused("only contractions of components have a factor of products")
     if {*step.where} - {*kept_guards(step)} and (step.product.is_of_bytes or not is_by_lanes(step)):
         raise refused("contractions that leave terms out can be printed for depthwise convolutions of floats only")
     sides_of(step)

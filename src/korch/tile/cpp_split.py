@@ -7,24 +7,35 @@ components of the first are made before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from korch.alignment import round_up
+from korch.primitive.op import Array
+from korch.primitive.types import DType
+from korch.tile.arithmetic import Typed
 from korch.tile.cpp_finish import by_row, count_of, print_places, sides_of
 from korch.tile.cpp_loops import LoopPrinter, print_ends
 from korch.tile.cpp_panels import in_rows, panels
 from korch.tile.cpp_text import Writer, loop_end
 from korch.tile.fetch import Fetches
-from korch.tile.index import Expr, constant, substitute, vector_step
+from korch.tile.index import Expr, add, constant, substitute, vector_step
 from korch.tile.program import (
+    PAIR,
+    Apply,
+    Axis,
     Buffer,
     Contract,
     Level,
+    Literal,
     Load,
     Loop,
     Pass,
     Product,
+    Select,
     Split,
     Stage,
     Step,
@@ -37,6 +48,9 @@ EDGE = 32
 
 PASSING = 2
 """Blocks for which there is room of the operand that is split beside the products; twice as many in a chain."""
+
+MOST_FACTOR_ROWS = 4 * EDGE
+"""Rows of a contraction with a factor of blocks of terms: their sums are in the cache."""
 
 CHAIN_AXES = 4
 """Rows, columns and channels of results, and channels of an image."""
@@ -83,6 +97,8 @@ def bytes_of_components(program: TileProgram, stage: Stage, buffer: Buffer) -> i
         kept = 4 * EDGE * round_up(window.results, EDGE) if goes_by and window.units < window.all_units else 0
         return element * EDGE * EDGE * units + kept
     rows, is_left = buffer.size // layout.columns, layout.group == 1
+    if step.factor is not None and not is_left:
+        return element * PASSING * EDGE * step.axes[-1].extent
     if is_chained(step):
         return element * 2 * PASSING * EDGE * layout.columns
     block = PASSING * EDGE * (layout.columns if is_left else rows)
@@ -159,10 +175,10 @@ class Window:
         return (self.rows - 1) * (self.pitch // self.strides[1]) + self.columns
 
 
-def is_window(stage: Stage, name: str) -> bool:
-    """Return whether components are those of an image that windows meet."""
-    found = (step for _, step in stage.leaves if isinstance(step, Contract) and step.a.buffer == name)
-    return any(len(step.axes) == WINDOW_AXES for step in found)
+def reader_of(stage: Stage, name: str) -> Contract:
+    """Return the contraction that multiplies the components of a buffer."""
+    found = (step for _, step in stage.leaves if isinstance(step, Contract))
+    return next(step for step in found if name in (step.a.buffer, step.b.buffer))
 
 
 def maker_of(program: TileProgram, stage: Stage, name: str) -> Pass:
@@ -174,43 +190,96 @@ def maker_of(program: TileProgram, stage: Stage, name: str) -> Pass:
 class SplitPrinter(LoopPrinter):
     """The functions that compute the elements of an operand, and fetch what they are computed from."""
 
-    def __init__(self, out: Writer, stage: Stage, pass_: Pass, given: Set[str], is_window: bool) -> None:
+    def __init__(self, out: Writer, stage: Stage, pass_: Pass, given: Set[str], reader: Contract) -> None:
         """Prepare it; elements of what is no image of windows are found by the number of a row."""
         super().__init__(out, stage, pass_, given)
         if len(pass_.axes) not in (2, 3):
             raise refused("passes that make components, but those behind sums, have two or three axes")
         *rows, self.last = pass_.axes
-        self.rows = () if is_window or len(rows) < 2 else tuple(rows)
+        is_image = len(reader.axes) == WINDOW_AXES and reader.a.buffer == pass_.sinks[0].buffer
+        self.rows = () if is_image or len(rows) < 2 else tuple(rows)
+        self.is_chained = is_chained(reader)
         self.pass_ = by_row(pass_, self.rows, self.ranges)
 
     def run(self) -> None:
         """Print them."""
         self.fetches, self.spans = Fetches(), {}
-        (sink,) = self.pass_.sinks
-        names = ["row", self.last.name] if self.rows else [axis.name for axis in self.pass_.axes]
-        where = ", ".join(f"[[maybe_unused]] long {name}" for name in names)
-        head = "[=]{}({}) __attribute__((always_inline))"
-        self.out.open(f"const auto {sink.buffer}_element = {head.format('<int W>', where)}")
-        print_places(self.out, self.rows)
+        name, each = self.pass_.sinks[0].buffer, len(self.pass_.sinks)
+        outer, *inner = ["row", self.last.name] if self.rows else [axis.name for axis in self.pass_.axes]
+        term = "term" if each > 1 else outer
+        self._open(f"{name}_element", "<int W>", (term, *inner), outer)
         values = self._ops(self.ranges, self.pass_.vector, "W")
-        self.out.line(f"return {values[sink.value]};")
+        *others, last = (values[sink.value] for sink in self.pass_.sinks)
+        chosen = "".join(f"term % {each} == {h} ? {value} : " for h, value in enumerate(others))
+        self.out.line(f"return {chosen}{last};")
         self.out.close("};")
-        self.out.open(f"const auto {sink.buffer}_fetch = {head.format('', where)}")
-        print_places(self.out, self.rows)
+        self._open(f"{name}_fetch", "", (term, *inner), outer)
         for op in self.pass_.ops:
             if isinstance(op, Load):
                 index = self.out.expr(substitute(op.index, {}, self.ranges))
                 if "NAME_" not in index:  # tables end
                     self.out.line(f"__builtin_prefetch({op.buffer} + {index});")
         self.out.close("};")
-        self.out.line(f"const korch_amx::Computed {sink.buffer}_from{{{sink.buffer}_element, {sink.buffer}_fetch}};")
-        if self.rows:
-            rows = f"korch_amx::read_rows({sink.buffer}_from, first, terms)"
-            self.out.line(f"const auto {sink.buffer}_rows = [=](long first, long terms) {{ return {rows}; }};")
+        self.out.line(f"const korch_amx::Computed {name}_computed{{{name}_element, {name}_fetch}};")
+        found = f"{name}_computed"
+        if each == PAIR:
+            found = self._print_pairs(name, (outer, *inner))
+        self.out.line(f"const auto {name}_from = {found};")
+        if self.rows and self.is_chained:
+            rows = f"korch_amx::read_rows({name}_from, first, terms)"
+            self.out.line(f"const auto {name}_rows = [=](long first, long terms) {{ return {rows}; }};")
+
+    def _open(self, name: str, template: str, parameters: Sequence[str], outer: str) -> None:
+        """Print the begin of a function of a place, whose first parameter may be a term of a row that has several."""
+        where = ", ".join(f"[[maybe_unused]] long {parameter}" for parameter in parameters)
+        self.out.open(f"const auto {name} = [=]{template}({where}) __attribute__((always_inline))")
+        if outer not in parameters:
+            self.out.line(f"[[maybe_unused]] const long {outer} = term / {len(self.pass_.sinks)};")
+        print_places(self.out, self.rows)
+
+    def _print_pairs(self, name: str, parameters: Sequence[str]) -> str:
+        """Print the function of both results for a vector, or of where their bytes are; return the source."""
+        table, function = _table_of(self.pass_), f"{name}_pairs"
+        self._open(function, "", parameters, parameters[0])
+        load = next(op for op in self.pass_.ops if isinstance(op, Load))
+        index = substitute(load.index, {}, self.ranges)
+        if table and index.coefficient(parameters[0]) is not None:
+            self.out.line(f"return {load.buffer} + {self.out.expr(index)};")
+            source = f"looked_up<{', '.join(map(str, table))}>"
+        else:
+            values = self._ops(self.ranges, self.pass_.vector, str(self.out.lanes))
+            first, second = (values[sink.value] for sink in self.pass_.sinks)
+            self.out.line(f"return korch_amx::joined({first}, {second});")
+            source = "paired"
+        self.out.close("};")
+        return f"korch_amx::{source}({name}_computed, {function})"
 
     def _step(self, index: Expr, variable: str) -> int | None:
         # A vector has all lanes and begins at a multiple of them, or it is a single element.
         return vector_step(index, variable, self.out.lanes)
+
+
+def _table_of(pass_: Pass) -> tuple[int, ...]:
+    """Return the results of a pass for each half of a byte, as bits of bfloat16, if they follow from nothing else.
+
+    The first result must follow from the lower half alone, the second from the upper one; else there is no table.
+    """
+    loads = [op for op in pass_.ops if isinstance(op, Load)]
+    if len(loads) != 1 or loads[0].dtype is not DType.U8 or any(isinstance(op, Select) for op in pass_.ops):
+        return ()
+    values: dict[str, Array] = {loads[0].name: np.arange(256, dtype=np.uint8)}
+    numbers = Typed()
+    for op in pass_.ops:
+        if isinstance(op, Literal):
+            values[op.name] = numbers.literal(op.dtype, op.value)
+        elif isinstance(op, Apply):
+            values[op.name] = numbers.apply(op.op, op.dtype, [values[name] for name in op.arguments])
+    first, second = (np.broadcast_to(values[sink.value], 256).reshape(16, 16) for sink in pass_.sinks)
+    both = np.concatenate([first[0], second[:, 0]]).astype(np.float32)
+    bits = both.view(np.uint32)
+    if np.any(first != first[:1]) or np.any(second != second[:, :1]) or np.any(bits & 0xFFFF):
+        return ()
+    return tuple((bits >> 16).tolist())
 
 
 def print_product(out: Writer, step: Contract, stage: Stage, around: Stage, sums: str) -> str:
@@ -226,9 +295,12 @@ def print_product(out: Writer, step: Contract, stage: Stage, around: Stage, sums
     passes_rows = step.a.buffer in passing(out.program, stage.steps)
     if len(step.axes) == WINDOW_AXES:
         return _print_windows(out, step, stage, passes_rows, sums)
-    rows, columns, (terms, *others) = sides_of(step)
-    if others:
-        raise refused("contractions of components have one axis of terms")
+    rows, columns, (*blocks, terms) = sides_of(step)
+    scales = ""
+    if step.factor is not None:
+        scales, terms = _factors(out, step, around, (*blocks, terms))
+    elif blocks:
+        raise refused("contractions of components without a factor have one axis of terms")
     begin, count = _span(out, step, around) if is_chained(step) else ("", count_of(rows))
     counts = (count, loop_end(columns, columns.extent), loop_end(terms, terms.extent))
     second = out.program.buffer(step.b.buffer)
@@ -238,7 +310,36 @@ def print_product(out: Writer, step: Contract, stage: Stage, around: Stage, sums
     text = _made("columns", second, counts[1], counts[2])
     if second.level is Level.INPUT:
         text = _given(out, second, step, around, counts)
+    if scales:
+        return f"korch_amx::Product({sums}, {first}, {text}{scales}).run_blocks();"
     return f"korch_amx::Product({sums}, {first}, {text}).template run<{str(passes_rows).lower()}>();"
+
+
+def _factors(out: Writer, step: Contract, around: Stage, axes: Sequence[Axis]) -> tuple[str, Axis]:
+    """Print the function of the factors of columns; return the text of these, and one axis of all terms."""
+    (*_, terms), columns = axes, sides_of(step)[1]
+    whole, at = math.prod(axis.extent for axis in axes), step.factor
+    blocks = next((axis for axis in axes[:-1]), None)
+    ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in (*around.grid, *step.axes)}
+    is_joined = blocks is None or all(
+        place.index.coefficient(blocks.name) == terms.extent * (place.index.coefficient(terms.name) or 0)
+        for place in (step.a, step.b)
+    )
+    count = math.prod(axis.extent for axis in step.axes if not axis.is_reduced) // columns.extent
+    if count > MOST_FACTOR_ROWS:
+        raise refused(f"contractions with a factor have at most {MOST_FACTOR_ROWS} rows")
+    if at is None or len(axes) > 2 or not is_joined or terms.extent % EDGE or terms.name in at.index.variables:
+        raise refused("a factor of products is that of whole blocks of terms")
+    if vector_step(at.index, columns.name, out.lanes) != 1:
+        raise refused(f"the factors in buffer {at.buffer} are not adjacent")
+    name = f"factors{out.lambdas}"
+    out.lambdas += 1
+    where = f"[[maybe_unused]] long {blocks.name if blocks else 'block'}, long {columns.name}"
+    place = out.expr(substitute(at.index, {}, ranges))
+    out.open(f"const auto {name} = [=]({where}) __attribute__((always_inline))")
+    out.line(f"return korch::load<float, {out.lanes}>({at.buffer} + {place});")
+    out.close("};")
+    return f", korch_amx::factors_of<{terms.extent // EDGE}>({name})", replace(terms, size=whole)
 
 
 def _print_windows(out: Writer, step: Contract, stage: Stage, passes_rows: bool, sums: str) -> str:
@@ -278,7 +379,7 @@ def _components(buffer: Buffer) -> int:
 
 def is_chained(step: Contract) -> bool:
     """Return whether a contraction of components is that of a chain: its rows are places of an image."""
-    return step.product is Product.SPLIT and len(step.axes) == CHAIN_AXES
+    return step.product is Product.SPLIT and len(step.axes) == CHAIN_AXES and step.factor is None
 
 
 def _print_chained(out: Writer, step: Contract, around: Stage, sums: str, counts: Sequence[str]) -> str:
@@ -311,7 +412,17 @@ def require_components(program: TileProgram, stage: Stage) -> None:
         if isinstance(step, Pass):
             if any(split_of(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):
                 raise refused("passes that read components can't be printed")
-            if is_split(program, step) and len(step.sinks) > 1:
-                raise refused("passes that make components have one result")
+            if is_split(program, step) and not _are_consecutive(step):
+                raise refused("results of passes that make components are terms one after another")
         elif (step.product is Product.SPLIT) != all(split_of(program.buffer(at.buffer)) for at in (step.a, step.b)):
             raise refused("only split operands are multiplied by matrix units")
+
+
+def _are_consecutive(pass_: Pass) -> bool:
+    """Return whether the results of a pass are terms one after another: those of a row."""
+    (outer, *_), first, each = pass_.axes, pass_.sinks[0], len(pass_.sinks)
+    if each == 1:
+        return True
+    row = (first.index.coefficient(outer.name) or 0) // each
+    places = [add(first.index, constant(h * row)) for h in range(each)]
+    return len(pass_.axes) == 2 and [sink.index for sink in pass_.sinks] == places

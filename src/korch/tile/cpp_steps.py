@@ -26,7 +26,7 @@ from korch.tile.cpp_op import condition_of
 from korch.tile.cpp_panels import in_group, in_rows, panel_width, panels, strips
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_sort import loop_head
-from korch.tile.cpp_split import SplitPrinter, bytes_of_components, is_split, is_window, print_product, split_of
+from korch.tile.cpp_split import SplitPrinter, bytes_of_components, is_split, print_product, reader_of, split_of
 from korch.tile.cpp_text import Writer, loop_end
 from korch.tile.cpp_tiles import byte_tiles
 from korch.tile.index import Expr, add, constant, scale, substitute, var
@@ -136,8 +136,8 @@ class StepPrinter:
         for step in sums_of(self.out.program, steps):
             match step:
                 case Pass() if is_split(self.out.program, step):
-                    of_windows = is_window(self.stage, step.sinks[0].buffer)
-                    found.append(SplitPrinter(self.out, Stage(grid, (step,)), step, self.given, of_windows))
+                    reader = reader_of(self.stage, step.sinks[0].buffer)
+                    found.append(SplitPrinter(self.out, Stage(grid, (step,)), step, self.given, reader))
                 case Pass():
                     found.append(self._pass(step, grid))
                 case Sums(contract, _, after):

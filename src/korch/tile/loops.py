@@ -234,9 +234,9 @@ def map_step(step: Pass | Contract, change: Callable[[Expr], Expr]) -> Pass | Co
         return At(at.buffer, change(at.index))
 
     where = tuple(dataclasses.replace(guard, expr=change(guard.expr)) for guard in step.where)
-    rescale = step.rescale and moved(step.rescale)
+    rescale, factor = step.rescale and moved(step.rescale), step.factor and moved(step.factor)
     out, a, b = moved(step.out), moved(step.a), moved(step.b)
-    return dataclasses.replace(step, out=out, a=a, b=b, rescale=rescale, where=where)
+    return dataclasses.replace(step, out=out, a=a, b=b, rescale=rescale, factor=factor, where=where)
 
 
 def map_places(pass_: Pass, change: Callable[[Expr], Expr], condition: Callable[[Inside], Inside]) -> Pass:

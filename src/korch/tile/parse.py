@@ -437,4 +437,5 @@ def _sum(line: _Line, axes: tuple[Axis, ...], product: Product, registers: Regis
     a = line.place()
     line.need("*")
     b = line.place()
-    return Contract(axes, out, a, b, product, line.place() if line.take("rescale") else None, registers)
+    factor = line.place() if line.take("*") else None
+    return Contract(axes, out, a, b, product, line.place() if line.take("rescale") else None, factor, registers)

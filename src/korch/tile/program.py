@@ -352,7 +352,7 @@ class Registers:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """The contraction out = out * rescale + sum of a * b along the reduced axes.
+    """The contraction out = out * rescale + sum of a * b * factor along the reduced axes.
 
     Attributes:
         axes: the loops, kept ones before reduced ones.
@@ -361,6 +361,7 @@ class Contract:
         b: the second.
         product: how they are multiplied.
         rescale: the factor by which the accumulator is multiplied first, or None.
+        factor: by what each product is multiplied, or None.
         registers: how it is computed in registers; the printer chooses if this is None.
         where: where one of these does not hold, no operand is read and nothing is added.
     """
@@ -371,6 +372,7 @@ class Contract:
     b: At
     product: Product
     rescale: At | None = None
+    factor: At | None = None
     registers: Registers | None = None
     where: tuple[Inside, ...] = ()
 
@@ -468,7 +470,7 @@ def read_by(steps: tuple[Step, ...]) -> set[str]:
         if isinstance(step, Pass):
             found |= {op.buffer for op in step.ops if isinstance(op, Load)}
         else:
-            found |= {at.buffer for at in (step.out, step.a, step.b, step.rescale) if at is not None}
+            found |= {at.buffer for at in (step.out, step.a, step.b, step.rescale, step.factor) if at is not None}
     return found
 
 

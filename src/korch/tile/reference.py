@@ -158,6 +158,9 @@ class _Run:
         a, b = (points.spread(self.load(points, at.buffer, at.index, ())) for at in (step.a, step.b))
         dtype, reduced = step.product.types[2], tuple(range(len(kept.shape), len(points.shape)))
         products = self.arithmetic.product(step.product, a, b)
+        if step.factor is not None:
+            factor = points.spread(self.load(points, step.factor.buffer, step.factor.index, ()))
+            products = self.arithmetic.multiply(products, factor)
         total = self.arithmetic.collect("sum", dtype, products, reduced, points.spread(points.live))
         old = self.load(kept, step.out.buffer, step.out.index, ())
         if step.rescale is not None:

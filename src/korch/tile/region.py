@@ -82,6 +82,8 @@ def accesses_of(step: Pass | Contract, outer: tuple[Axis, ...] = ()) -> Iterator
 
     yield access(step.a, axes, False, step.where)
     yield access(step.b, axes, False, step.where)
+    if step.factor is not None:
+        yield access(step.factor, axes, False, step.where)
     if step.rescale is not None:
         yield access(step.rescale, kept, False)
     yield access(step.out, kept, False)

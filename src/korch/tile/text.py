@@ -80,7 +80,8 @@ def format_sink(sink: Sink) -> str:
 def format_contract(step: Contract) -> str:
     """Return what a contraction computes as it stands in the text form."""
     rescale = f" rescale {_at(step.rescale)}" if step.rescale else ""
-    return f"{_at(step.out)} += {_at(step.a)} * {_at(step.b)}{rescale}"
+    factor = f" * {_at(step.factor)}" if step.factor else ""
+    return f"{_at(step.out)} += {_at(step.a)} * {_at(step.b)}{factor}{rescale}"
 
 
 def format_loop(loop: Loop) -> str:

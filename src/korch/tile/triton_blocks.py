@@ -204,7 +204,7 @@ class BlockStage(Launch):
     def contract(self, step: Contract, at: dict[str, Coordinate]) -> None:
         """Write a contraction of two blocks."""
         kept, reduced = (tuple(a for a in step.axes if a.is_reduced is is_reduced) for is_reduced in (False, True))
-        if step.product not in PRECISION or len(kept) != 2 or len(reduced) != 1:
+        if step.product not in PRECISION or len(kept) != 2 or len(reduced) != 1 or step.factor is not None:
             raise InvalidGraphError(f"contractions by {step.product.value} can't be printed", where="tile program")
         (i, j), (p,) = kept, reduced
         a = self.read(step.a, self.frame((i, p), at), zero=1)

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.stored import StoredAttributes
 from korch.primitive.types import DType
 from korch.provider.gemm.vectors import require_rows
-from korch.provider.provider import Kernel
+from korch.provider.matrix_units import COMPONENT_BYTES, TOGETHER
+from korch.provider.provider import SPLIT, Kernel
 from korch.provider.tile_kernel import kernel_of
-from korch.schedule.contraction import FLOATS, NotFusedError, extent, root_of
+from korch.schedule.contraction import FLOATS, Layouts, NotFusedError, extent, root_of
+from korch.schedule.split_products import components_of, pairs_of
+from korch.schedule.split_stored import SplitBlocking, SplitStored
 from korch.schedule.stored import Stored, blocking_of, strips
 from korch.target import Target
+from korch.tile.cpp_split import MOST_FACTOR_ROWS
 from korch.tile.cpp_steps import FEW_REGISTERS, REGISTERS
 from korch.tile.program import TileProgram
 from korch.tile.staging import Machine
 
 STORED = "matmul_stored"
+
+LEAST_ROWS = 8
+"""Rows from which on matrix units may pay: of fewer, most of the time goes into the integers."""
+
+KEPT_SHARE = 0.5
+"""The part of the level-2 cache that the components of a task's rows may fill."""
 
 
 def offer_stored(group: Group, target: Target) -> tuple[Offer, ...] | Refusal:
@@ -34,12 +47,18 @@ def offer_stored(group: Group, target: Target) -> tuple[Offer, ...] | Refusal:
         return Refusal("the weights are no constants")
     if target.lanes < 4:
         return Refusal("the target has no vector registers")
-    try:
-        inputs, _ = _program_of(group, root, target)
-    except NotFusedError as error:
-        return Refusal(str(error))
     outputs = tuple(Layout.plain(type_.rank) for type_ in group.output_types)
-    return (Offer(inputs, outputs),)
+    offers, refusals = [], []
+    for program_of in (_vectors, _units) if target.isa == "amx" else (_vectors,):
+        try:
+            inputs, _ = program_of(group, root, target)
+        except NotFusedError as error:
+            refusals.append(Refusal(str(error)))
+        else:
+            offers.append(Offer(inputs, outputs))
+            if program_of is _units:
+                offers[-1] = replace(offers[-1], variant=SPLIT, pairs=pairs_of(*_components(group, root)))
+    return tuple(offers) or refusals[0]
 
 
 def build_stored(group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
@@ -47,22 +66,65 @@ def build_stored(group: Group, offer: Offer, target: Target) -> Kernel | Refusal
     root = root_of(group, STORED)
     if isinstance(root, Refusal):
         return root
-    return kernel_of(_program_of(group, root, target)[1], group, offer, target)
+    program_of = _units if offer.variant == SPLIT else _vectors
+    return kernel_of(program_of(group, root, target)[1], group, offer, target)
 
 
-def _program_of(group: Group, root: Primitive, target: Target) -> tuple[tuple[Layout, ...], TileProgram]:
-    """Return the layouts of the inputs, and the program."""
-    if not isinstance(root.attributes, StoredAttributes):
-        raise AssertionError(f"{root.op} is no product by stored weights")
+def _components(group: Group, root: Primitive) -> tuple[int, int]:
+    """Return of how many numbers of bfloat16 a row's elements and the integers are."""
+    return components_of(group.body, root.inputs[0]), 1
+
+
+def _sizes(group: Group, root: Primitive) -> tuple[int, int, int]:
+    """Return the rows, columns and terms of a product."""
     *lead, terms = group.body.types[root.inputs[0]].shape
-    rows = extent(tuple(("", n) for n in lead))
+    return extent(tuple(("", n) for n in lead)), group.body.types[root.output].shape[-1], terms
+
+
+def _vectors(group: Group, root: Primitive, target: Target) -> tuple[tuple[Layout, ...], TileProgram]:
+    """Return the layouts of the inputs, and the program for vector units."""
+    rows, _, terms = _sizes(group, root)
     registers = REGISTERS.get(target.lanes, FEW_REGISTERS)
-    blocking = blocking_of(root.attributes, rows, terms, target.lanes, registers)
+    blocking = blocking_of(_attributes(root), rows, terms, target.lanes, registers)
+    layouts = _layouts(group, root, blocking.strip)
+    program = Stored(group, root, layouts, Machine(target.lanes, target.threads)).program(blocking)
+    require_rows(program, target.lanes)
+    return layouts[0], program
+
+
+def _units(group: Group, root: Primitive, target: Target) -> tuple[tuple[Layout, ...], TileProgram]:
+    """Return the layouts of the inputs, and the program for matrix units.
+
+    Threads share the columns, so that no two of them read the same weights. The components of a task's rows stay in the
+    cache, for as many terms at a time as there is room for.
+    """
+    rows, columns, terms = _sizes(group, root)
+    if rows < LEAST_ROWS:
+        raise NotFusedError("matrix units would multiply mostly zeros")
+    layouts = _layouts(group, root, TOGETHER)
+    schedule = SplitStored(group, root, layouts, Machine(target.lanes, target.threads))
+    term_bytes = COMPONENT_BYTES * _components(group, root)[0]
+    room = int(KEPT_SHARE * target.l2_bytes)
+    block, own = _attributes(root).block, min(round_up(rows, TOGETHER), MOST_FACTOR_ROWS)
+    turns = next(
+        (n for n in range(1, terms // block + 1) if terms % (n * block) == 0 and terms // n * own * term_bytes <= room),
+        max(1, terms // block),
+    )
+    parts = min(target.threads, ceil_div(columns, TOGETHER))
+    blocking = SplitBlocking(min(rows, own), min(columns, round_up(ceil_div(columns, parts), TOGETHER)), terms // turns)
+    program = schedule.split_program(blocking)
+    require_rows(program, target.lanes)
+    return layouts[0], program
+
+
+def _layouts(group: Group, root: Primitive, strip: int) -> Layouts:
+    """Return the layouts of inputs and outputs: weights lie in strips of columns."""
     stored = {group.position[value] for value in root.inputs[1:]}
     inputs = tuple(
-        strips(blocking.strip) if i in stored else Layout.plain(type_.rank) for i, type_ in enumerate(group.input_types)
+        strips(strip) if i in stored else Layout.plain(type_.rank) for i, type_ in enumerate(group.input_types)
     )
-    outputs = tuple(Layout.plain(type_.rank) for type_ in group.output_types)
-    program = Stored(group, root, (inputs, outputs), Machine(target.lanes, target.threads)).program(blocking)
-    require_rows(program, target.lanes)
-    return inputs, program
+    return inputs, tuple(Layout.plain(type_.rank) for type_ in group.output_types)
+
+
+def _attributes(root: Primitive) -> StoredAttributes:
+    return root.attributes_as(StoredAttributes)
