@@ -158,7 +158,7 @@ def _artifact(
 ) -> tuple[Any, dict[str, float]]:
     """Return an executable, with the seconds of its search and how many kernels this has timed."""
     about = artifact.with_suffix(".json")
-    if not artifact.exists():
+    if not (artifact.exists() and about.exists()):
         begun_s = time.monotonic()
         found = optimize(path, shapes=shapes, budget=args.budget)
         found.save(artifact)

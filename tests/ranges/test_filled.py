@@ -43,8 +43,8 @@ class Small:
         self.x = self.builder.input("x", ValueType.parse("f32[12,5]"))
         self.other = self.builder.input("other", ValueType.parse("f32[12,5]"))
         self.factors, fixed = ((Factor(12, N),), (Factor(5),)), ((Factor(12),), (Factor(5),))
-        self.zeros = masks.filled(plain(self.x, self.factors), 0, 0.0).id
-        self.least = masks.filled(plain(self.x, self.factors), 0, -math.inf).id
+        self.zeros = masks.filled(plain(self.x, self.factors), (0,), 0.0).id
+        self.least = masks.filled(plain(self.x, self.factors), (0,), -math.inf).id
         self.hidden, self.forms = masks.records(), (self.factors, fixed)
 
     def add(self, op: str, *inputs: int, attributes: object = None) -> int:

@@ -232,3 +232,15 @@ def test_small_ranges_of_two_dimensions() -> None:
         whole = masked_model(bert(), shapes)
         for sizes in itertools.product(range(1, batch + 1), range(1, length + 1)):
             assert worst_error(bert(), shapes, whole, sizes) < EXACT
+
+
+def test_axes_that_are_masked_at_one_place_share_a_mask() -> None:
+    """So images of two free axes have as many steps as those of one."""
+    shapes = {"height": (range(5, 14),), "width": (range(9, 12),)}
+    whole = masked_model(conv_net(), shapes)
+    masks = [hidden for hidden in whole.plan.hidden if hidden.kind == "mask"]
+    assert masks and all(list(hidden.axes) == [2, 3] and min(hidden.shape[2:]) > 1 for hidden in masks)
+    (first, *_) = masks
+    valid = first.array((6, 10))[0, 0]
+    height, width = (factors[0].at((6, 10)) for factors in first.axes.values())
+    assert valid[:height, :width].all() and valid.sum() == height * width

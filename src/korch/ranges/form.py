@@ -177,20 +177,29 @@ def prefix(axis: Axis) -> Extent | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Along:
+    """An axis with its factors."""
+
+    axis: int
+    factors: tuple[Factor, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Hidden:
     """An input of a masked graph that the user does not see.
 
     Attributes:
         name: its name.
-        kind: "mask": 1 for the valid elements along an axis, else 0. "end": 1 for the one that `offset` valid ones
+        kind: "mask": 1 for the valid elements along axes, else 0. "end": 1 for the one that `offset` valid ones
             follow. "number": coefficient · (product of the extents) ^ power.
         factors: those of the axis; of a number, those whose extents are multiplied.
-        rank: the number of axes; all but one have size 1.
-        axis: that one.
+        rank: the number of axes; most have size 1.
+        axis: the one with these factors.
         dtype: the element type.
         offset: of an "end".
         coefficient: of a "number".
         power: of a "number".
+        others: of a "mask", further axes with their factors.
     """
 
     name: str
@@ -202,17 +211,24 @@ class Hidden:
     offset: int = 0
     coefficient: float = 0.0
     power: float = 1.0
+    others: tuple[Along, ...] = ()
+
+    @property
+    def axes(self) -> dict[int, tuple[Factor, ...]]:
+        """The axes along which its elements differ, in order, with their factors."""
+        own = () if self.kind == "number" else (Along(self.axis, self.factors), *self.others)
+        return {along.axis: along.factors for along in sorted(own, key=lambda along: along.axis)}
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
-        size = 1 if self.kind == "number" else math.prod(factor.size for factor in self.factors)
-        return tuple(size if i == self.axis else 1 for i in range(self.rank))
+        return tuple(math.prod(factor.size for factor in axis) for axis in self.form)
 
     @property
     def form(self) -> tuple[tuple[Factor, ...], ...]:
         """How its axes depend on the dimensions."""
-        return tuple(self.factors if i == self.axis and self.kind != "number" else () for i in range(self.rank))
+        axes = self.axes
+        return tuple(axes.get(i, ()) for i in range(self.rank))
 
     def array(self, sizes: Sequence[int]) -> Array:
         """Return its elements for the sizes of all dimensions."""
@@ -221,7 +237,8 @@ class Hidden:
             number = self.coefficient * float(math.prod(counts)) ** self.power
             return np.full(self.shape, number).astype(DType(self.dtype).numpy)
         if self.kind == "mask":
-            return valid(self.factors, sizes).astype(np.float32).reshape(self.shape)
+            factors = [factor for axis in self.axes.values() for factor in axis]
+            return valid(factors, sizes).astype(np.float32).reshape(self.shape)
         found = np.zeros([factor.size for factor in self.factors], np.float32)
         found[counts[0] - 1 - self.offset] = 1
         return found.reshape(self.shape)

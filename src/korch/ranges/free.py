@@ -185,8 +185,7 @@ def _reshape(site: Site) -> Value:
 def _reduce(site: Site) -> Value:
     site.same_attributes()
     attributes, name = site.attributes_as(ReduceAttributes), site.step.op
-    for axis in attributes.axes:
-        site.mask(0, axis, identity_of(name, site.dtype(0)), accepts_soft=name == "reduce_sum")
+    site.mask(0, attributes.axes, identity_of(name, site.dtype(0)), accepts_soft=name == "reduce_sum")
     value = site.operands[0]
     form: list[Axis] = [() if axis in attributes.axes else value.form[axis] for axis in range(len(value.form))]
     is_extreme = name in ("reduce_max", "reduce_min")
@@ -237,10 +236,10 @@ def _mask_contraction(site: Site) -> None:
         fill = site.fill(k, axis)
         is_finite = fill is not None and math.isfinite(fill.number) and (fill.number == 0 or not fill.is_soft)
         if not (is_finite or _is_finite(site, k)):
-            site.mask(k, axis, 0)
+            site.mask(k, (axis,), 0)
     if not any((fill := site.fill(k, axis)) is not None and fill.number == 0 for k, axis in places):
         k, axis = next((place for place in places if not _is_finite(site, place[0])), places[0])
-        site.mask(k, axis, 0)
+        site.mask(k, (axis,), 0)
 
 
 def _conv(site: Site) -> Value:
@@ -252,10 +251,11 @@ def _conv(site: Site) -> Value:
     if not fixed(site.inputs[0][1]):
         raise site.refusal("its channels depend on the size")
     spatial = []
+    site.mask(0, [2 + i for i, end in enumerate(attributes.pads_end) if end > 0], 0)
     for i, (stride, dilation) in enumerate(zip(attributes.strides, attributes.dilations, strict=True)):
         begin, end = attributes.pads_begin[i], attributes.pads_end[i]
         more = begin + end - window_extent(kernel[i], dilation) + stride
-        spatial.append(_windows(site, 2 + i, stride, more, 0 if end > 0 else None))
+        spatial.append(_windows(site, 2 + i, stride, more))
     return _result(site, (site.operands[0].form[0], site.operands[1].form[0], *spatial))
 
 
@@ -268,6 +268,7 @@ def _pool(site: Site) -> Value:
     lead = len(site.output) - len(attributes.kernel)
     number = identity_of(site.step.op, site.dtype(0))
     spatial: list[Axis] = []
+    over: list[int] = []
     for i, (kernel, stride) in enumerate(zip(attributes.kernel, attributes.strides, strict=True)):
         if not is_free(site.factors(0, lead + i)):
             spatial.append(axis_of([Factor(site.output[lead + i][0])]))
@@ -279,14 +280,16 @@ def _pool(site: Site) -> Value:
         if len(counts) != 1:
             raise site.ambiguous("the number of its windows does not follow from the sizes that are compared")
         reaches_over = counts[0] - stride + span - attributes.pads_begin[i] > 0
-        spatial.append(_windows(site, lead + i, stride, counts[0], number if reaches_over else None))
+        over += [lead + i] if reaches_over else []
+        spatial.append(_windows(site, lead + i, stride, counts[0]))
+    site.mask(0, over, number)
     return _result(site, (*site.operands[0].form[:lead], *spatial))
 
 
-def _windows(site: Site, axis: int, stride: int, more: int, number: float | None) -> Axis:
+def _windows(site: Site, axis: int, stride: int, more: int) -> Axis:
     """Return an axis of floor((n + more) / stride) windows of one of n elements.
 
-    If there is a number, windows reach over the end. What is not valid there acts as the pad, which is this number.
+    Where windows reach over the end, the operand is masked: what is not valid acts as the pad.
     """
     factors = site.factors(0, axis)
     if not is_free(factors):
@@ -294,8 +297,6 @@ def _windows(site: Site, axis: int, stride: int, more: int, number: float | None
     along = prefix(factors)
     if along is None:
         raise site.refusal("a window moves along an axis whose valid elements are not its first ones")
-    if number is not None:
-        site.mask(0, axis, number)
     return (Factor(site.output[axis][0], along.then(more, stride)),)
 
 
@@ -307,7 +308,7 @@ def _concat(site: Site) -> Value:
     parts = [site.factors(k, along) for k in range(count)]
     if any(map(is_free, parts[:-1])) and site.dtype(0) is not DType.BOOL:
         for k in range(count):
-            site.mask(k, along, 0)  # so that what lies behind valid elements need not be computed
+            site.mask(k, (along,), 0)  # so that what lies behind valid elements need not be computed
     form: list[Axis] = []
     fills: list[Fill | None] = []
     for axis in range(len(site.output)):
@@ -336,6 +337,7 @@ def _pad(site: Site) -> Value:
     site.same_attributes()
     attributes = site.attributes_as(PadAttributes)
     form: list[Axis] = []
+    padded: list[int] = []
     for axis, (before, after) in enumerate(zip(attributes.before, attributes.after, strict=True)):
         if not (before or after):
             form.append(site.operands[0].form[axis])
@@ -348,8 +350,9 @@ def _pad(site: Site) -> Value:
         if attributes.mode != "constant" or along is None:
             raise site.refusal("a free axis is padded with its own elements")
         if after:
-            site.mask(0, axis, attributes.value)
+            padded.append(axis)
         form.append((Factor(site.output[axis][0], along.then(before + after)),))
+    site.mask(0, padded, attributes.value)
     return _result(site, form)
 
 
@@ -464,8 +467,7 @@ def _opaque(site: Site) -> Value:
     axis += rank if axis < 0 else 0
     if len(site.operands) != 2 or is_free(site.factors(0, axis)) or not fixed(site.inputs[0][axis]):
         raise site.refusal("indices into a free axis are computed at run time")
-    for i in range(len(site.inputs[1])):
-        site.mask(1, i, 0)  # an index must point into the table also where nobody reads the result
+    site.mask(1, range(len(site.inputs[1])), 0)  # an index must point into the table also where nobody reads the result
     data, indices = site.operands
     return _result(site, (*data.form[:axis], *indices.form, *data.form[axis + 1 :]))
 

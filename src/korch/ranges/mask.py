@@ -18,7 +18,7 @@ from korch.primitive.op import Category
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Verbs, lit
-from korch.ranges.form import Form, Hidden, axis_of, is_free
+from korch.ranges.form import Along, Form, Hidden, axis_of, is_free
 
 NARROW = (DType.I8, DType.U8)
 """The types of quantized values that are multiplied."""
@@ -90,30 +90,42 @@ class Masks:
         """Return the hidden inputs in order, with their names."""
         return tuple(replace(key, name=f"range {key.kind} {i}") for i, key in enumerate(self.hidden))
 
-    def filled(self, value: Value, axis: int, number: float, accepts_soft: bool = False) -> Value:
-        """Return a value with a number behind its valid elements along an axis.
+    def filled(self, value: Value, axes: Sequence[int], number: float, accepts_soft: bool = False) -> Value:
+        """Return a value with a number behind its valid elements along some axes.
 
         The mask is put before transposes and reshapes that give the value, where a kernel can store it masked, and
-        before a dequantization, so that bytes stay operands of products.
+        before a dequantization, so that bytes stay operands of products. Axes that are masked at one place share it.
         """
-        fill = value.fills[axis]
-        if fill is not None and fill.number == number and (accepts_soft or not fill.is_soft):
+        todo = [
+            axis
+            for axis in axes
+            if (fill := value.fills[axis]) is None or fill.number != number or (fill.is_soft and not accepts_soft)
+        ]
+        before = [self._before(value, axis, number) for axis in todo]
+        moved = [found for found in before if found is not None]
+        if moved and len(moved) < len(before):
+            for axis in todo:
+                value = self.filled(value, (axis,), number, accepts_soft)
             return value
-        before = self._before(value, axis, number)
-        if before is not None:
-            maker, source, places, wanted = before
-            found = source
-            for place in places:
-                found = self.filled(found, place, wanted, accepts_soft)
-            inputs = tuple(found.id if v == source.id else v for v in maker.inputs)
-            id_ = self.verbs.add(maker.op, *map(ValueId, inputs), attributes=maker.attributes)
-            self.makers[id_] = (replace(maker, inputs=inputs), found)
+        if not moved:
+            return self._masked(value, todo, number) if todo else value
+        maker, source, _, wanted = moved[0]
+        found = self.filled(source, [place for _, _, places, _ in moved for place in places], wanted, accepts_soft)
+        inputs = tuple(found.id if v == source.id else v for v in maker.inputs)
+        id_ = self.verbs.add(maker.op, *map(ValueId, inputs), attributes=maker.attributes)
+        self.makers[id_] = (replace(maker, inputs=inputs), found)
+        for axis, (_, _, places, _) in zip(todo, moved, strict=True):
             is_soft = any(fill.is_soft for place in places if (fill := found.fills[place]) is not None)
-            return replace(value, id=id_, fills=_with(value, axis, number, is_soft))
-        mask = self._along(value, axis, "mask")
+            value = replace(value, id=id_, fills=_with(value, axis, number, is_soft))
+        return value
+
+    def _masked(self, value: Value, axes: Sequence[int], number: float) -> Value:
+        mask = self._along(value, axes, "mask")
         type_ = self.verbs.builder.type(value.id)
         id_ = self.verbs.add("where", mask, value.id, self.verbs.full(number, type_))
-        return replace(value, id=id_, fills=_with(value, axis, number), part=None)
+        for axis in axes:
+            value = replace(value, id=id_, fills=_with(value, axis, number), part=None)
+        return value
 
     def _before(self, value: Value, axis: int, number: float) -> tuple[Primitive, Value, tuple[int, ...], float] | None:
         """Return what gives a value, from which other value, and what to put there behind which axes; None to stay."""
@@ -144,17 +156,18 @@ class Masks:
 
     def only_last(self, value: Value, axis: int, offset: int) -> ValueId:
         """Return the one element along an axis that `offset` valid ones follow, as a sum in which all others are 0."""
-        mask = self._along(value, axis, "end", offset)
+        mask = self._along(value, (axis,), "end", offset)
         type_ = self.verbs.builder.type(value.id)
         alone = self.verbs.add("where", mask, value.id, self.verbs.full(0, type_))
         return self.verbs.reduce("sum", alone, (axis,))
 
-    def _along(self, value: Value, axis: int, kind: str, offset: int = 0) -> ValueId:
-        factors = value.form[axis]
-        if factors is None:
+    def _along(self, value: Value, axes: Sequence[int], kind: str, offset: int = 0) -> ValueId:
+        found = [Along(axis, factors) for axis in axes if (factors := value.form[axis]) is not None]
+        if len(found) < len(axes):
             raise AssertionError("an axis without factors")
+        first, *others = found
         shape = self.verbs.shape(value.id)
-        line = self.input(Hidden("", kind, factors, len(shape), axis, offset=offset))
+        line = self.input(Hidden("", kind, first.factors, len(shape), first.axis, offset=offset, others=tuple(others)))
         whole = self.verbs.broadcast(line, shape)  # a condition of floats joins kernels of products
         return self.verbs.elementwise("less", lit(0.0), whole)
 

@@ -93,10 +93,11 @@ class Conditions:
         while (maker := self._makers.get(value)) is not None and maker.op == "broadcast":
             value = maker.inputs[0]
         hidden = self._hidden.get(value)
-        extent = prefix(hidden.factors) if hidden is not None else None
-        if hidden is None or extent is None:
+        if hidden is None:
             return {}
-        return {len(self._graph.types[condition].shape) - hidden.rank + hidden.axis: frozenset((extent,))}
+        lead = len(self._graph.types[condition].shape) - hidden.rank
+        ends = ((axis, prefix(factors)) for axis, factors in hidden.axes.items())
+        return {lead + axis: frozenset((extent,)) for axis, extent in ends if extent is not None}
 
     def _is_zero(self, value: int) -> bool:
         constant = self._graph.constants.get(value)

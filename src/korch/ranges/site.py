@@ -109,14 +109,15 @@ class Site:
         """Return the factors of an operand's axis."""
         return self.concrete(self.operands[k].form[axis], self.inputs[k][axis])
 
-    def mask(self, k: int, axis: int, number: float, accepts_soft: bool = False) -> None:
-        """Replace an operand by one with a number behind its valid elements along an axis."""
+    def mask(self, k: int, axes: Sequence[int], number: float, accepts_soft: bool = False) -> None:
+        """Replace an operand by one with a number behind its valid elements along some axes."""
         value = self.operands[k]
-        factors = self.factors(k, axis)
-        if is_free(factors):
-            form = tuple(factors if i == axis else a for i, a in enumerate(value.form))
+        factors = {axis: self.factors(k, axis) for axis in axes}
+        free = [axis for axis in axes if is_free(factors[axis])]
+        if free:
+            form = tuple(factors[i] if i in free else axis for i, axis in enumerate(value.form))
             value = Value(value.id, form, value.fills, value.part)
-            self.operands[k] = self.masks.filled(value, axis, number, accepts_soft)
+            self.operands[k] = self.masks.filled(value, free, number, accepts_soft)
 
     def fill(self, k: int, axis: int) -> Fill | None:
         """Return what is known behind the valid elements of an operand along an axis."""
