@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
 
 import korch
+from korch.fission import fission
+from korch.frontend import load_model
+from korch.primitive.reference import run
 
 mixtral = pytest.importorskip("transformers.models.mixtral", reason="transformers is not installed")
 qwen2_moe = pytest.importorskip("transformers.models.qwen2_moe", reason="transformers is not installed")
@@ -45,3 +51,44 @@ def test_a_mixture_of_experts(name: str, tokens: int, form: str, quick: dict[str
     torch.testing.assert_close(executable(x), expected, rtol=1e-4, atol=1e-5)
     assert "sort_rows" in "".join(executable.sources.values())
     assert module.experts.config._experts_implementation == form
+
+
+class Loop(torch.nn.Module):
+    """The loop over all experts of earlier versions of the library, which can be exported to ONNX."""
+
+    def __init__(self, width: int, inner: int, experts: int, chosen: int) -> None:
+        super().__init__()
+        self.gate = torch.nn.Linear(width, experts, bias=False)
+        self.up = torch.nn.ModuleList(torch.nn.Linear(width, 2 * inner, bias=False) for _ in range(experts))
+        self.down = torch.nn.ModuleList(torch.nn.Linear(inner, width, bias=False) for _ in range(experts))
+        self.chosen = chosen
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.view(-1, x.shape[-1])
+        shares, numbers = torch.topk(self.gate(rows).softmax(dim=1), self.chosen, dim=-1)
+        shares = shares / shares.sum(dim=-1, keepdim=True)
+        result = torch.zeros_like(rows)
+        mask = torch.nn.functional.one_hot(numbers, num_classes=len(self.up)).permute(2, 1, 0)
+        for expert in range(len(self.up)):
+            slot, token = torch.where(mask[expert])
+            gate, up = self.up[expert](rows[None, token].reshape(-1, x.shape[-1])).chunk(2, dim=-1)
+            own = self.down[expert](torch.nn.functional.silu(gate) * up) * shares[token, slot, None]
+            result.index_add_(0, token, own)
+        return result.reshape(x.shape)
+
+
+def test_an_exported_loop_over_experts() -> None:
+    """As `torch.onnx.export` writes it out: without `NonZero`, and with two products for all experts."""
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+    torch.manual_seed(1)
+    module, x = Loop(16, 24, 5, 2).eval(), torch.randn(1, 7, 16)
+    program: Any = torch.onnx.export(module, (x,), dynamo=True, opset_version=18)
+    file = io.BytesIO()
+    program.save(file)
+    model = onnx.load_from_string(file.getvalue())
+    assert sum(node.op_type == "NonZero" for node in model.graph.node) == 5
+    graph = fission(load_model(model))
+    assert [p.op for p in graph.primitives].count("matmul_gathered") == 2
+    (found,) = run(graph, {graph.inputs[0][0]: x.numpy()}, exact=False).values()
+    with torch.no_grad():
+        np.testing.assert_allclose(found, module(x).numpy(), rtol=1e-5, atol=1e-6)

@@ -20,6 +20,7 @@ from onnx import inliner
 
 from korch.errors import ModelError, UnsupportedError
 from korch.files import open_file
+from korch.frontend.experts import gather_experts
 from korch.frontend.infer import REFUSALS, check_opsets, modernized
 from korch.frontend.names import has_legal_names, order_nodes
 from korch.frontend.operator import Operator, OperatorGraph
@@ -79,9 +80,10 @@ def load_model(
         UnsupportedError: the model is right, but uses what Korch can't run.
     """
     loaded = model if isinstance(model, LoadedModel) else read_model(model)
-    types = dict(bind_inputs(loaded.declared, shapes or {}, loaded.name))
-    walk = Propagation(loaded.name, loaded.opsets, types, loaded.constants, loaded.outputs)
-    walk.walk(loaded.nodes)
+    types, constants = dict(bind_inputs(loaded.declared, shapes or {}, loaded.name)), dict(loaded.constants)
+    nodes = gather_experts(loaded.name, loaded.opsets, types, loaded.nodes, constants, loaded.outputs)
+    walk = Propagation(loaded.name, loaded.opsets, types, constants, loaded.outputs)
+    walk.walk(nodes)
     check_declared_outputs(loaded.declared_outputs, walk.types, loaded.name)
     return _pruned(loaded.name, walk, [item.name for item in loaded.declared], loaded.outputs)
 
@@ -106,9 +108,10 @@ def load_segments(
     loaded = read_model(model)
     tensors = [item for item in loaded.declared if is_number_tensor(item)]
     untyped = {item.name: item.type for item in loaded.declared if not is_number_tensor(item)}
-    types = dict(bind_inputs(tensors, shapes or {}, loaded.name))
-    walk = Propagation(loaded.name, loaded.opsets, types, loaded.constants, loaded.outputs, Host(forced or {}, untyped))
-    walk.walk(loaded.nodes)
+    types, constants = dict(bind_inputs(tensors, shapes or {}, loaded.name)), dict(loaded.constants)
+    nodes = gather_experts(loaded.name, loaded.opsets, types, loaded.nodes, constants, loaded.outputs)
+    walk = Propagation(loaded.name, loaded.opsets, types, constants, loaded.outputs, Host(forced or {}, untyped))
+    walk.walk(nodes)
     check_declared_outputs(loaded.declared_outputs, walk.types, loaded.name)
     inputs = [item.name for item in loaded.declared]
     return cut_segments(loaded.name, walk, inputs, loaded.outputs, loaded.ir_version)

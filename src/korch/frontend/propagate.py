@@ -91,7 +91,7 @@ class Propagation:
         self.host = host
         self.untyped: dict[str, Any] = dict(host.untyped) if host else {}
         for name, array in constants.items():
-            self._set_constant(name, array)
+            self.set_constant(name, array)
 
     def walk(self, nodes: Sequence[Any]) -> None:
         """Process nodes that stand in an order in which they can run."""
@@ -190,7 +190,7 @@ class Propagation:
                 where=f"{self.model}: {node_label(node)}",
                 hint="Store the tensor dense",
             )
-        self._set_constant(node.output[0], array)
+        self.set_constant(node.output[0], array)
 
     def _closed(self, node: onnx.NodeProto, captured: Sequence[str]) -> Any:
         for name in captured:
@@ -215,7 +215,7 @@ class Propagation:
             results = evaluate(node, self.opsets, self.constants)
             if node.op_type != "Range" or results is None:
                 raise
-            self._set_constant(node.output[0], results[0])
+            self.set_constant(node.output[0], results[0])
             return True
         if any(_size_bytes(proto) > LIMIT_BYTES for proto in types.values()):
             return False
@@ -226,7 +226,7 @@ class Propagation:
             return False
         for name, array in zip(node.output, results, strict=True):
             if name:
-                self._set_constant(name, array)
+                self.set_constant(name, array)
         return True
 
     def _widen_stored(self, node: onnx.NodeProto) -> None:
@@ -239,7 +239,7 @@ class Propagation:
             if any(each is None or each.dtype.name not in NARROW for each in arrays) or array is None:
                 return
             name = f"{node.input[i]}:bytes"
-            self._set_constant(name, array.astype(NARROW[array.dtype.name]))
+            self.set_constant(name, array.astype(NARROW[array.dtype.name]))
             node.input[i] = name
 
     def _is_weight(self, node: onnx.NodeProto) -> bool:
@@ -253,11 +253,11 @@ class Propagation:
             return False
         type_ = self.types[node.input[0]]
         if node.op_type == "Size":
-            self._set_constant(node.output[0], np.array(type_.size, np.int64))
+            self.set_constant(node.output[0], np.array(type_.size, np.int64))
             return True
         attributes = read_attributes(node)
         part = slice(attributes.get("start", 0), attributes.get("end"))
-        self._set_constant(node.output[0], np.array(type_.shape[part], np.int64))
+        self.set_constant(node.output[0], np.array(type_.shape[part], np.int64))
         return True
 
     def _keep(self, node: onnx.NodeProto, schema: Any, read: set[str]) -> None:
@@ -299,7 +299,8 @@ class Propagation:
         self.operators.append(operator)
         self.items.append(operator)
 
-    def _set_constant(self, name: str, array: Array) -> None:
+    def set_constant(self, name: str, array: Array) -> None:
+        """Set the elements of a value that is known."""
         self.constants[name] = array
         try:
             self.types[name] = ValueType(tuple(array.shape), DType.of(array.dtype))

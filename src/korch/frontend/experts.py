@@ -1,0 +1,391 @@
+"""Nodes with a loop over experts, written out -> nodes that gather the weights of each row's expert.
+
+An exporter writes out a loop in which each expert takes its rows with `NonZero` of where it is chosen, computes them,
+and adds them to a sum (`ScatterND`, `ScatterElements`). The experts differ in their constants only. Their rows together
+are all places of the index that chooses them. So one expert's nodes, with all places for its rows, and with products
+by weights that the index gathers, compute the same; and their sizes do not depend on data.
+
+What must hold is checked: the index comes from `TopK` over as many elements as there are experts; the nodes of all
+experts are the same; each value has an axis of rows, along which nothing is mixed (`korch.frontend.rows`); each element
+of the sum gets as many rows. Otherwise the nodes stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import helper
+
+from korch.frontend.names import captured_names
+from korch.frontend.operator import read_attributes
+from korch.frontend.propagate import Host, Propagation
+from korch.frontend.rows import row_axes
+from korch.primitive.op import Array
+from korch.primitive.types import ValueType
+
+SCATTERS = ("ScatterND", "ScatterElements")
+MOVES = ("Cast", "Identity")
+
+
+@dataclass(frozen=True)
+class _Expert:
+    """One expert's nodes.
+
+    Attributes:
+        start: the `NonZero`.
+        nodes: what depends on it, but for the last.
+        end: the scatter that adds its rows.
+        numbers: the value that chooses experts.
+        order: its axes, as the mask has them.
+        number: the number that chooses this expert.
+    """
+
+    start: Any
+    nodes: tuple[Any, ...]
+    end: Any
+    numbers: str
+    order: tuple[int, ...]
+    number: int
+
+
+@dataclass
+class _Model:
+    """All nodes, and what is known of the values that do not depend on rows."""
+
+    nodes: Sequence[Any]
+    known: Propagation
+    makers: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.makers = {name: node for node in self.nodes for name in node.output}
+
+    def constant(self, name: str) -> Array | None:
+        return self.known.constants.get(name)
+
+    def source(self, name: str) -> tuple[str, Any]:
+        """Return what a value is a cast of, with its maker."""
+        while (maker := self.makers.get(name)) is not None and maker.op_type in MOVES:
+            name = maker.input[0]
+        return name, maker
+
+    def same(self, a: str, b: str) -> bool:
+        """Return whether two values are equal for all inputs."""
+        one, other = self.constant(a), self.constant(b)
+        if a == b or one is not None or other is not None:
+            return a == b or (one is not None and other is not None and _equal(one, other))
+        first, second = self.makers.get(a), self.makers.get(b)
+        if first is None or second is None or not _alike(first, second):
+            return False
+        is_same_output = list(first.output).index(a) == list(second.output).index(b)
+        return is_same_output and all(self.same(x, y) for x, y in zip(first.input, second.input, strict=True))
+
+
+def gather_experts(
+    name: str,
+    opsets: Mapping[str, int],
+    types: Mapping[str, ValueType],
+    nodes: Sequence[Any],
+    constants: dict[str, Array],
+    outputs: Sequence[str],
+) -> list[Any]:
+    """Return nodes without loops over experts; constants that they need are added.
+
+    Args:
+        name: the model's name, for messages.
+        opsets: the version of each domain.
+        types: the types of the inputs.
+        nodes: in an order in which they can run.
+        constants: the constants by name.
+        outputs: names of the model's outputs.
+    """
+    if not any(node.op_type in SCATTERS for node in nodes) or not any(node.op_type == "NonZero" for node in nodes):
+        return list(nodes)
+    known = Propagation(name, opsets, dict(types), dict(constants), (), Host())
+    found, walked = list(nodes), dict[int, Any]()
+    kept = {*outputs, *(inner for node in nodes for inner in captured_names(node))}
+    while True:
+        early = [node for node in _early(found) if id(node) not in walked]
+        known.walk(early)
+        walked |= {id(node): node for node in early}
+        before, model = len(found), _Model(found, known)
+        for group in _groups(model):
+            own = [name for e in group for node in (e.start, *e.nodes, e.end) for name in node.output]
+            made = None if kept.intersection(own[:-1]) else _gathered(model, group, constants)
+            if made is not None:
+                dropped = {id(node) for e in group for node in (e.start, *e.nodes, e.end)}
+                last = group[-1].end
+                found = [
+                    n for node in found for n in (made if node is last else () if id(node) in dropped else (node,))
+                ]
+        if len(found) == before:
+            return found
+
+
+def _early(nodes: Sequence[Any]) -> list[Any]:
+    """Return the nodes that read nothing of a size that depends on data."""
+    late: set[str] = set()
+    for node in nodes:
+        if (node.op_type == "NonZero" and not node.domain) or late.intersection((*node.input, *captured_names(node))):
+            late.update(node.output)
+    return [node for node in nodes if late.isdisjoint(node.output)]
+
+
+def _groups(model: _Model) -> Iterator[list[_Expert]]:
+    """Yield the experts that add to one sum, in order."""
+    group: list[_Expert] = []
+    for start in model.nodes:
+        is_known = start.op_type == "NonZero" and start.input[0] in model.known.types
+        expert = _expert(model, start) if is_known else None
+        if expert is None:
+            continue
+        if group and expert.end.input[0] != group[-1].end.output[0]:
+            yield group
+            group = []
+        group.append(expert)
+    if group:
+        yield group
+
+
+def _expert(model: _Model, start: Any) -> _Expert | None:
+    chosen = _choice(model, start.input[0])
+    own, nodes, ends = set(start.output), [], []
+    for node in model.nodes:
+        if own.isdisjoint(node.input):
+            continue
+        if node.op_type in SCATTERS and node.input[0] not in own:
+            ends.append(node)
+        else:
+            nodes.append(node)
+            own.update(node.output)
+    if chosen is None or len(ends) != 1 or read_attributes(ends[0]).get("reduction") not in ("add", b"add"):
+        return None
+    return _Expert(start, tuple(nodes), ends[0], *chosen)
+
+
+def _choice(model: _Model, mask: str) -> tuple[str, tuple[int, ...], int] | None:
+    """Return what chooses the rows of a mask: the index, the order of its axes, and the number that is wanted."""
+    _, maker = model.source(mask)
+    if maker is not None and maker.op_type == "Equal":
+        for numbers, wanted in (maker.input, maker.input[::-1]):
+            array = model.constant(wanted)
+            if array is not None and array.size == 1 and numbers in model.known.types:
+                return numbers, tuple(range(model.known.types[numbers].rank)), int(array.reshape(-1)[0])
+    if maker is None or maker.op_type != "Gather":
+        return None
+    place = model.constant(maker.input[1])
+    whole, turned = model.source(maker.input[0])
+    if place is None or place.ndim or whole not in model.known.types:
+        return None
+    rank = model.known.types[whole].rank
+    perm, axis = list(range(rank)), int(read_attributes(maker).get("axis", 0)) % rank
+    if turned is not None and turned.op_type == "Transpose":
+        perm = list(read_attributes(turned).get("perm", perm[::-1]))
+        whole, turned = model.source(turned.input[0])
+    found = None if turned is None or perm[axis] != rank - 1 else _classes(model, turned)
+    if found is None:
+        return None
+    numbers, classes = found
+    if numbers not in model.known.types or model.known.types[numbers].rank != rank - 1 or not place < len(classes):
+        return None
+    return numbers, tuple(q for q in perm if q != rank - 1), int(classes[int(place)])
+
+
+def _classes(model: _Model, node: Any) -> tuple[str, Array] | None:
+    """Return of an index with one element for each class at the end: the index, and the numbers of the classes."""
+    if node.op_type == "OneHot":
+        depth, values = model.constant(node.input[1]), model.constant(node.input[2])
+        is_mask = values is not None and values.tolist() == [0, 1] and read_attributes(node).get("axis", -1) == -1
+        return (node.input[0], np.arange(int(depth.reshape(-1)[0]))) if is_mask and depth is not None else None
+    if node.op_type != "Equal":
+        return None
+    for wide, classes in (node.input, node.input[::-1]):
+        array, maker = model.constant(classes), model.makers.get(wide)
+        if array is None or maker is None or maker.op_type != "Unsqueeze" or wide not in model.known.types:
+            continue
+        type_ = model.known.types[wide]
+        if array.shape == (array.size,) and type_.shape[-1:] == (1,):
+            return maker.input[0], array
+    return None
+
+
+def _gathered(model: _Model, group: Sequence[_Expert], constants: dict[str, Array]) -> list[Any] | None:
+    """Return nodes that compute all experts of a sum; None if something does not hold."""
+    first, count = group[0], len(group)
+    same = all((e.numbers, e.order) == (first.numbers, first.order) for e in group)
+    if count < 2 or not same or sorted(e.number for e in group) != list(range(count)):
+        return None
+    numbers, top = model.source(first.numbers)
+    if top is None or top.op_type != "TopK" or numbers != top.output[1] or top.input[0] not in model.known.types:
+        return None
+    from_ = model.known.types[top.input[0]]
+    if from_.shape[int(read_attributes(top).get("axis", -1))] != count:
+        return None
+    if any(len([n for n in model.nodes if e.end.output[0] in n.input]) != 1 for e in group[:-1]):
+        return None
+    ordered = sorted(group, key=lambda e: e.number)
+    differing = _differing(model, ordered, first)
+    if differing is None:
+        return None
+    shape = model.known.types[first.numbers].shape
+    places = [shape[q] for q in first.order]
+    rows = int(np.prod(places))
+    grid = np.indices(places).reshape(len(places), rows).astype(np.int64)
+    known = model.known
+    known.set_constant(first.start.output[0], grid)
+    known.walk((*first.nodes, first.end))
+    axes = row_axes(first.start.output[0], (*first.nodes, first.end), known, rows)
+    if axes is None:
+        return None
+    constants[first.start.output[0]] = grid
+    writer = _Writer(first, constants, differing, axes, known)
+    return writer.run(group[-1].end.output[0], rows)
+
+
+def _differing(model: _Model, ordered: Sequence[_Expert], first: _Expert) -> dict[tuple[int, int], list[Array]] | None:
+    """Return the constants in which experts differ, by node and position; None if they differ otherwise, too."""
+    found: dict[tuple[int, int], list[Array]] = {}
+    template = (*first.nodes, first.end)
+    for expert in ordered:
+        nodes = (*expert.nodes, expert.end)
+        if len(nodes) != len(template):
+            return None
+        names = {expert.start.output[0]: first.start.output[0]}
+        for i, (node, wanted) in enumerate(zip(nodes, template, strict=True)):
+            if not _alike(node, wanted):
+                return None
+            for j, (a, b) in enumerate(zip(node.input, wanted.input, strict=True)):
+                one, other = model.constant(a), model.constant(b)
+                if node is expert.end and j == 0:
+                    continue
+                if one is not None and other is not None and one.shape == other.shape and one.dtype == other.dtype:
+                    found.setdefault((i, j), []).append(one)
+                elif names.get(a, "") != b and not model.same(a, b):
+                    return None
+            names |= dict(zip(node.output, wanted.output, strict=True))
+    return {k: arrays for k, arrays in found.items() if not all(_equal(a, arrays[0]) for a in arrays)}
+
+
+def _alike(a: Any, b: Any) -> bool:
+    is_same = (a.op_type, a.domain, len(a.input), len(a.output)) == (b.op_type, b.domain, len(b.input), len(b.output))
+    return is_same and sorted(x.SerializeToString() for x in a.attribute) == sorted(
+        x.SerializeToString() for x in b.attribute
+    )
+
+
+def _equal(a: Array, b: Array) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and (a is b or a.tobytes() == b.tobytes())
+
+
+class _RefusedError(Exception):
+    """A node can't take weights that an index gathers."""
+
+
+@dataclass
+class _Writer:
+    """Writes the nodes of one expert with gathered weights."""
+
+    expert: _Expert
+    constants: dict[str, Array]
+    differing: dict[tuple[int, int], list[Array]]
+    axes: Mapping[str, int]
+    known: Propagation
+    made: list[Any] = field(default_factory=list)
+
+    def run(self, output: str, rows: int) -> list[Any] | None:
+        """Return the nodes; None if a node can't take gathered weights."""
+        numbers = self.add("Transpose", self.expert.numbers, perm=list(self.expert.order))
+        self.index = self.add("Reshape", numbers, self.constant(np.array([-1], np.int64)))
+        try:
+            for i, node in enumerate(self.expert.nodes):
+                stacks = {j: np.stack(arrays) for (k, j), arrays in self.differing.items() if k == i}
+                if stacks:
+                    self.weighted(node, stacks)
+                else:
+                    self.made.append(node)
+            if any(k == len(self.expert.nodes) for k, _ in self.differing):
+                return None
+            self.sum(output, rows)
+        except _RefusedError:
+            return None
+        return self.made
+
+    def add(self, op: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        """Add a node; return the name of its result."""
+        name = output or f"{self.expert.start.output[0]}:gathered{len(self.made)}"
+        self.made.append(helper.make_node(op, list(inputs), [name], **attributes))
+        return name
+
+    def constant(self, array: Array) -> str:
+        name = f"{self.expert.start.output[0]}:constant{len(self.made)}_{len(self.constants)}"
+        self.constants[name] = np.ascontiguousarray(array)
+        self.known.set_constant(name, self.constants[name])
+        return name
+
+    def gathered(self, stack: Array) -> str:
+        return self.add("Gather", self.constant(stack), self.index, axis=0)
+
+    def weighted(self, node: Any, stacks: Mapping[int, Array]) -> None:
+        """Add a product, or a sum with a bias, by constants that the index chooses."""
+        attributes, (left, *_) = read_attributes(node), node.input
+        is_plain = all(attributes.get(key, 1.0) == 1.0 for key in ("alpha", "beta")) and not attributes.get("transA")
+        one = self.constant(np.array([1], np.int64))
+        if node.op_type in ("MatMul", "Gemm") and 0 not in stacks and is_plain:
+            if (
+                self.known.types[left].rank != 2
+                or self.axes.get(left) != 0
+                or self.known.types[node.input[1]].rank != 2
+            ):
+                raise _RefusedError
+            shared = self.known.constants.get(node.input[1])
+            if shared is None:
+                raise _RefusedError
+            matrices = stacks[1] if 1 in stacks else np.stack([shared] * self.count)
+            turned = matrices.transpose(0, 2, 1) if attributes.get("transB") else matrices
+            product = self.add("MatMul", self.add("Unsqueeze", left, one), self.gathered(turned))
+            has_bias = len(node.input) > 2
+            product = self.add("Squeeze", product, one, output="" if has_bias else node.output[0])
+            if has_bias:
+                bias = self.gathered(stacks[2]) if 2 in stacks and stacks[2].ndim == 2 else node.input[2]
+                self.add("Add", product, bias, output=node.output[0])
+            return
+        (place,) = stacks if len(stacks) == 1 else (-1,)
+        other = node.input[1 - place] if place in (0, 1) and len(node.input) == 2 else ""
+        fits = other in self.axes and self.known.types[other].rank == 2 and stacks[place].ndim == 2
+        if node.op_type not in ("Add", "Mul", "Sub", "Div") or not fits:
+            raise _RefusedError
+        own = self.gathered(stacks[place])
+        self.add(node.op_type, *((own, other) if place == 0 else (other, own)), output=node.output[0])
+
+    @property
+    def count(self) -> int:
+        """How many experts there are."""
+        return len(next(iter(self.differing.values())))
+
+    def sum(self, output: str, rows: int) -> None:
+        """Add the sum of each element's rows to what the first expert adds to."""
+        data, places, updates = self.expert.end.input
+        index, type_ = self.known.constants.get(places), self.known.types[updates]
+        axis = int(read_attributes(self.expert.end).get("axis", 0))
+        if index is None or type_.rank != 2 or self.axes.get(updates) != 0 or axis:
+            raise _RefusedError
+        to = index.reshape(rows, -1)
+        size = self.known.types[data].shape[0]
+        is_scattered = self.expert.end.op_type == "ScatterElements"
+        is_whole = to.shape[1] == (type_.shape[1] if is_scattered else 1) and (to == to[:, :1]).all()
+        each, rest = divmod(rows, max(size, 1))
+        if rest or not is_whole or (np.bincount(to[:, 0], minlength=size) != each).any():
+            raise _RefusedError
+        order = np.argsort(to[:, 0], kind="stable")
+        by_slot = np.arange(rows).reshape(each, size)
+        if (order == np.arange(rows)).all():
+            shape, reduced = [size, each, type_.shape[1]], 1
+        elif (order == by_slot.T.reshape(-1)).all():
+            shape, reduced = [each, size, type_.shape[1]], 0
+        else:
+            raise _RefusedError
+        wide = self.add("Reshape", updates, self.constant(np.array(shape, np.int64)))
+        total = self.add("ReduceSum", wide, self.constant(np.array([reduced], np.int64)), keepdims=0)
+        self.add("Add", data, total, output=output)

@@ -1,0 +1,172 @@
+"""Nodes and one value with an axis of rows -> the axis of rows of each value that depends on it.
+
+What a node computes of a row must follow from this row alone, whatever the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from korch.frontend.operator import read_attributes
+from korch.frontend.propagate import Propagation
+
+ELEMENTWISE = frozenset(
+    [
+        "Abs",
+        "Add",
+        "And",
+        "Cast",
+        "Celu",
+        "Clip",
+        "Cos",
+        "Div",
+        "Elu",
+        "Equal",
+        "Erf",
+        "Exp",
+        "Gelu",
+        "Greater",
+        "GreaterOrEqual",
+        "HardSigmoid",
+        "HardSwish",
+        "Identity",
+        "LeakyRelu",
+        "Less",
+        "LessOrEqual",
+        "Log",
+        "Max",
+        "Min",
+        "Mish",
+        "Mul",
+        "Neg",
+        "Not",
+        "Or",
+        "Pow",
+        "Reciprocal",
+        "Relu",
+        "Selu",
+        "Sigmoid",
+        "Sin",
+        "Softplus",
+        "Softsign",
+        "Sqrt",
+        "Sub",
+        "Sum",
+        "Swish",
+        "Tanh",
+        "ThresholdedRelu",
+        "Where",
+    ]
+)
+SHAPES = frozenset(("Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Cast", "Reshape"))
+"""What may compute shapes from the number of rows."""
+
+COUNT = -1
+"""Instead of an axis: a shape, that may have the number of rows."""
+
+
+def row_axes(first: str, nodes: Sequence[Any], known: Propagation, rows: int) -> dict[str, int] | None:
+    """Return the axis of rows of each value; None if a node may mix rows.
+
+    Args:
+        first: the result of `NonZero`, whose rows are on its second axis.
+        nodes: what depends on it, the last a scatter.
+        known: the types of all values, for this number of rows.
+        rows: the number.
+    """
+    axes = {first: 1}
+    for node in nodes[:-1]:
+        if any(name not in known.types for name in (*filter(None, node.input), *node.output)) or node.domain:
+            return None
+        given = {j: axes[name] for j, name in enumerate(node.input) if name in axes}
+        found = _axis(node, given, known, rows)
+        if found is None:
+            return None
+        axes |= dict.fromkeys(node.output, found)
+    end = nodes[-1]
+    is_split = [axes.get(name) for name in end.input[1:]] == [0, 0] and end.input[0] not in axes
+    return axes if is_split else None
+
+
+def _axis(node: Any, given: dict[int, int], known: Propagation, rows: int) -> int | None:
+    """Return the axis of rows of what a node computes."""
+    op, attributes = node.op_type, read_attributes(node)
+    types = [known.types[name] if name else None for name in node.input]
+    out = known.types[node.output[0]]
+    if op == "Shape":
+        return COUNT
+    counts = {j for j, axis in given.items() if axis == COUNT}
+    if counts:
+        is_target = op in ("Reshape", "Expand") and counts == {1} and given.get(0, COUNT) != COUNT
+        if not is_target:
+            return COUNT if op in SHAPES and len(counts) == len(given) else None
+        given = {0: given[0]}
+    places = set(given.values())
+    axis = next(iter(places))
+    if op in ELEMENTWISE or op == "Expand":
+        moved = {axis + out.rank - types[j].rank for j, axis in given.items()}  # type: ignore[union-attr]
+        if len(moved) != 1 or out.shape[min(moved)] != rows:
+            return None
+        (to,) = moved
+        others = [t for j, t in enumerate(types) if j not in given and t is not None and op != "Expand"]
+        is_apart = all(t.rank < out.rank - to or t.shape[to - out.rank] == 1 for t in others)
+        return to if is_apart else None
+    if op == "Concat":
+        return (
+            axis
+            if len(given) == len(types) and len(places) == 1 and int(attributes["axis"]) % out.rank != axis
+            else None
+        )
+    if op in ("Gather", "GatherND"):
+        return _of_gather(op, attributes, given, known, node)
+    if set(given) != {0} or types[0] is None:
+        return None
+    if op == "Transpose":
+        perm = list(attributes.get("perm", range(out.rank)[::-1]))
+        return perm.index(axis)
+    if op in ("Reshape", "Flatten"):
+        before = int(np.prod(types[0].shape[:axis]))
+        fits = (j for j in range(out.rank) if int(np.prod(out.shape[:j])) == before and out.shape[j] == rows)
+        return next(fits, None)
+    if op in ("MatMul", "Gemm"):
+        return (
+            axis
+            if axis < out.rank - 1 and not attributes.get("transA") and types[1] is not None and types[1].rank == 2
+            else None
+        )
+    return _of_part(op, attributes, axis, known, node)
+
+
+def _of_gather(op: str, attributes: dict[str, Any], given: dict[int, int], known: Propagation, node: Any) -> int | None:
+    data, index = (known.types[name] for name in node.input)
+    if set(given) == {1} and op == "Gather":
+        return int(attributes.get("axis", 0)) % data.rank + given[1]
+    if set(given) == {1}:
+        return given[1] if given[1] < index.rank - 1 and not attributes.get("batch_dims", 0) else None
+    if set(given) != {0} or op != "Gather":
+        return None
+    axis = int(attributes.get("axis", 0)) % data.rank
+    return None if axis == given[0] else given[0] + (index.rank - 1 if axis < given[0] else 0)
+
+
+def _of_part(op: str, attributes: dict[str, Any], axis: int, known: Propagation, node: Any) -> int | None:
+    """Return the axis of rows of a part of a value, or of one with more or fewer axes."""
+    rank, out = known.types[node.input[0]].rank, known.types[node.output[0]]
+    if op == "Split":
+        return axis if int(attributes.get("axis", 0)) % rank != axis else None
+    place = {"Slice": 3, "Squeeze": 1, "Unsqueeze": 1}.get(op)
+    if place is None or len(node.input) <= place:
+        return None
+    array = known.constants.get(node.input[place])
+    if array is None:
+        return None
+    if op == "Unsqueeze":
+        added = {int(a) % out.rank for a in array.reshape(-1)}
+        return [j for j in range(out.rank) if j not in added][axis]
+    parts = {int(a) % rank for a in array.reshape(-1)}
+    if axis in parts:
+        return None
+    return axis if op == "Slice" else axis - sum(a < axis for a in parts)
