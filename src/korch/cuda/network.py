@@ -142,17 +142,6 @@ class _Nodes(OnnxNodes):
     def __init__(self, body: PrimitiveGraph) -> None:
         super().__init__(body, "a network for TensorRT")
 
-    def nodes(self) -> list[onnx.NodeProto]:
-        """Return the nodes."""
-        body = self.body
-        for value, constant in body.constants.items():
-            self.names[value] = self.constant(value, constant)
-        for primitive in body.primitives:
-            self.names[primitive.output] = self.primitive(primitive)
-        for name, value in body.outputs:
-            self.made.append(helper.make_node("Identity", [self.names[value]], [name]))
-        return self.made
-
     def constant(self, value: int, constant: Constant) -> str:
         """Return the name of a constant; one number is one element where it may be."""
         dtype = self.body.types[value].dtype

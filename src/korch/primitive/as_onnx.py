@@ -12,7 +12,7 @@ import onnx
 from onnx import helper
 
 from korch.errors import UnsupportedError
-from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
 from korch.primitive.op import Array
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import (
@@ -108,7 +108,7 @@ class OnnxNodes:
         """
         body = self.body
         for value, constant in body.constants.items():
-            self.names[value] = self.literal(constant.array, body.types[value].dtype)
+            self.names[value] = self.constant(value, constant)
         for primitive in body.primitives:
             self.names[primitive.output] = self.primitive(primitive)
         for name, value in body.outputs:
@@ -121,6 +121,10 @@ class OnnxNodes:
         name = f"t{self.count}"
         self.made.append(helper.make_node(op, list(inputs), [name], **attributes))
         return name
+
+    def constant(self, value: int, constant: Constant) -> str:
+        """Return the name of a constant of the graph."""
+        return self.literal(constant.array, self.body.types[value].dtype)
 
     def literal(self, array: Array, dtype: DType) -> str:
         """Return the name of a constant."""
