@@ -26,10 +26,10 @@ COPIED = 2
 
 @dataclass(frozen=True, slots=True)
 class SiblingsMatch:
-    """A linear primitive, the position of its weights, and all that read the same values as it."""
+    """A linear primitive, the position of the operand that it has alone, and all that read the other operand."""
 
     root: Primitive
-    weights_at: int
+    at: int
     siblings: tuple[Primitive, ...]
 
 
@@ -106,7 +106,7 @@ def _is_plain(view: View, linear: Primitive) -> bool:
 
 
 def _refuse(view: View, match: SiblingsMatch) -> SiblingsWitness | RuleRefusal:
-    root, at = match.root, match.weights_at
+    root, at = match.root, match.at
     if isinstance(root.attributes, ConvAttributes) and root.attributes.groups != 1:
         return RuleRefusal("the siblings have groups", root.output)
     if len(match.siblings) > MOST:
@@ -150,16 +150,7 @@ SIBLINGS_ARE_ONE_LINEAR = Rule(
 # Products with operands that are not all constant
 
 
-@dataclass(frozen=True, slots=True)
-class JoinMatch:
-    """A product, the position of the operand that it has alone, and all products with the other one."""
-
-    root: Primitive
-    at: int
-    siblings: tuple[Primitive, ...]
-
-
-def _match_join(view: View, root: Primitive) -> Iterator[JoinMatch]:
+def _match_join(view: View, root: Primitive) -> Iterator[SiblingsMatch]:
     for at in (0, 1):
         shared = root.inputs[1 - at]
         own: dict[int, Primitive] = {}
@@ -170,10 +161,10 @@ def _match_join(view: View, root: Primitive) -> Iterator[JoinMatch]:
                 own.setdefault(other.inputs[at], other)
         computed = [value for value in own if view.constant(value) is None]
         if len(own) > 1 and computed and own.get(root.inputs[at]) == root:
-            yield JoinMatch(root, at, tuple(own.values()))
+            yield SiblingsMatch(root, at, tuple(own.values()))
 
 
-def _refuse_join(view: View, match: JoinMatch) -> JoinMatch | RuleRefusal:
+def _refuse_join(view: View, match: SiblingsMatch) -> SiblingsMatch | RuleRefusal:
     root, at = match.root, match.at
     if len(match.siblings) > MOST:
         return RuleRefusal("there are too many siblings", root.output)
@@ -183,7 +174,7 @@ def _refuse_join(view: View, match: JoinMatch) -> JoinMatch | RuleRefusal:
     return match
 
 
-def _build_join(writer: Writer, match: JoinMatch) -> int:
+def _build_join(writer: Writer, match: SiblingsMatch) -> int:
     root, at, values = match.root, match.at, [sibling.inputs[match.at] for sibling in match.siblings]
     shape = writer.type(root.output).shape
     axis = len(shape) - (1 if at == 1 else 2)
