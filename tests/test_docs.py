@@ -18,9 +18,11 @@ import onnx
 import pytest
 
 import korch
+from korch import errors
 from korch.candidate.candidate import Refusal, make_group
 from korch.cli.flags import RENAMED
 from korch.cli.parser import make_parser
+from korch.errors import KorchError
 from korch.measure.toolchain import find_compiler
 from korch.options import flagged_fields
 from korch.primitive.graph import GraphBuilder
@@ -129,6 +131,12 @@ def test_the_commands_of_the_documentation_exist() -> None:
     usage = make_parser().format_help()
     assert {"optimize", "run", "bench", "explain", "doctor"} <= shown
     assert [name for name in shown if not re.search(rf"^ +{name}\b", usage, re.MULTILINE)] == []
+
+
+def test_the_page_of_errors_has_every_class() -> None:
+    classes = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, KorchError)}
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == classes - {"KorchError"}
 
 
 def test_the_readme_has_at_most_700_words() -> None:
