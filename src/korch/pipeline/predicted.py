@@ -26,7 +26,7 @@ LEAST_ERROR = 0.03
 """Repeated measurements of one kernel differ by as much."""
 
 MARGIN = 3.0
-"""A kernel is left out if it loses though it takes less by so many times the error, and the best one more."""
+"""A kernel is excluded if it loses even when it takes this number of errors less, and the best one as many more."""
 
 Ports = tuple[tuple[int, Layout], ...]
 

@@ -44,8 +44,8 @@ BLOCK_COLUMNS = {False: 1024, True: 1152}
 LEAST_MEAN = 8
 """Rows for each matrix, in the mean, from which on matrix units are tried.
 
-With fewer, a product waits for its matrices, which in pieces have half as many bytes again: with 4 rows they take 1.9
-to 2.7 times as long, with 8 rows 0.85 times.
+With fewer, a product waits for its matrices, which have 1.5 times the bytes as split operands: with 4 rows they take
+1.9 to 2.7 times as long, with 8 rows 0.85 times.
 """
 
 
