@@ -11,15 +11,8 @@ MOST_LINES_OF_A_FILE = 500
 MOST_PARAMETERS = 6
 # Functions for which a record would be worse.
 MORE_PARAMETERS = {
-    "assembly/segments.py: search_segments",
-    "cli/bench.py: bench",
-    "cuda/kernel.py: make_launch",
-    "frontend/infer.py: infer_types",
     "primitive/ops/layout.py: _row",
-    "provider/onednn/provider.py: _legal",
     "schedule/stored.py: __init__",
-    "testing/kernels.py: run_kernel",
-    "tile/cpp_loops.py: _store",
     "tile/triton_blocks.py: __init__",
     "tile/triton_text.py: store",
 }

@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.models import build
 from benchmarks.models.transformer_block import build_transformer_block
-from korch.assembly.segments import Outcome, search_segments
+from korch.assembly.segments import Outcome, Segmented, search_segments
 from korch.assembly.task import Task, prepare, prepare_all
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
@@ -53,9 +53,7 @@ def search(
     known = cast(Any, meter)
     joined = join(partition)
     tasks = prepare_all(partition, joined, known, options)
-    outcome = search_segments(
-        partition, joined, tasks, Ledger(known, options.search), options, Deadline(), lambda b, r: None
-    )
+    outcome = search_segments(Segmented(partition, joined, tasks), Ledger(known, options.search), options, Deadline())
     return partition, joined, tasks, outcome
 
 
@@ -265,7 +263,7 @@ def in_segments(deadline: Deadline, meter: FakeMeter) -> tuple[PrimitiveGraph, J
     answers = Answers(meter.providers, meter.target)
     tasks = [prepare(partition, b, answers, OPTIONS) for b in partition.blocks]
     joined = join(partition)
-    outcome = search_segments(partition, joined, tasks, Ledger(meter), OPTIONS, deadline, lambda b, r: None)
+    outcome = search_segments(Segmented(partition, joined, tasks), Ledger(meter), OPTIONS, deadline)
     return graph, joined, outcome
 
 
@@ -372,5 +370,5 @@ def test_fewer_layouts_are_searched_if_asked_for(allowed: Any) -> None:
     has_last = any(not layout.is_plain and not layout.blocks for layout in found)
     has_blocked = any(layout.blocks for layout in found)
     assert (has_last, has_blocked) == {"any": (True, True), "last": (True, False), "plain": (False, False)}[allowed]
-    outcome = search_segments(partition, join(partition), tasks, Ledger(meter), options, Deadline(), lambda b, r: None)
+    outcome = search_segments(Segmented(partition, join(partition), tasks), Ledger(meter), options, Deadline())
     check_plans(graph, join(partition), outcome, 1)

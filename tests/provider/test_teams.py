@@ -100,7 +100,7 @@ def test_teams_compute_what_the_parts_do_on_all_threads(
     for i, value in enumerate(group.inputs):
         if value in GRAPH.constants:
             inputs[i] = GRAPH.constants[value].array
-    found = run_kernel(kernel, group, candidate.offer, inputs, builder, threads)
+    found = run_kernel(kernel, group, candidate.offer, inputs, builder, threads=threads)
     for lane in lanes.split(" | "):
         for name, provider in (p.split() for p in lane.rpartition(": ")[2].split(" + ")):
             if provider == "onednn":
@@ -109,7 +109,7 @@ def test_teams_compute_what_the_parts_do_on_all_threads(
             alone = PROVIDERS[provider].build(part.group, part.offer, many)
             assert isinstance(alone, Kernel)
             own = [inputs[group.inputs.index(value)] for value in part.group.inputs]
-            results = run_kernel(alone, part.group, part.offer, own, builder, threads)
+            results = run_kernel(alone, part.group, part.offer, own, builder, threads=threads)
             for value, result in zip(part.group.outputs, results, strict=True):
                 np.testing.assert_array_equal(found[group.outputs.index(value)], result)
 
@@ -147,7 +147,7 @@ def witnessed(
     candidate, kernel = side_by_side(graph, bodies, lanes, target)
     inputs = [np.arange(64, dtype=np.float32)] * len(lanes)
     threads = threads or target.threads
-    return run_kernel(kernel, candidate.group, candidate.offer, inputs, builder, threads)
+    return run_kernel(kernel, candidate.group, candidate.offer, inputs, builder, threads=threads)
 
 
 def side_by_side(

@@ -11,7 +11,7 @@ import pytest
 
 import korch
 from benchmarks.models import build
-from korch.assembly.segments import search_segments
+from korch.assembly.segments import Segmented, search_segments
 from korch.assembly.task import prepare_all
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
@@ -45,7 +45,7 @@ def plan(ledger: Ledger, deadline: Deadline | None = None) -> list[str]:
     partition = find_blocks(graph, split_segments(graph, 8), lambda g: saturate(g, strict=False))
     joined = join(partition)
     tasks = prepare_all(partition, joined, ledger.meter, OPTIONS)
-    outcome = search_segments(partition, joined, tasks, ledger, OPTIONS, deadline or Deadline(), lambda b, r: None)
+    outcome = search_segments(Segmented(partition, joined, tasks), ledger, OPTIONS, deadline or Deadline())
     return [step.key for step in outcome.plans["searched"]]
 
 

@@ -60,21 +60,28 @@ class Outcome:
     curve: Curve = ()
 
 
+@dataclass(frozen=True)
+class Segmented:
+    """A model to search.
+
+    Attributes:
+        partition: its segments.
+        joined: its graph.
+        tasks: its blocks with their candidates.
+    """
+
+    partition: Partition
+    joined: Joined
+    tasks: Sequence[Task]
+
+
 def search_segments(
-    partition: Partition,
-    joined: Joined,
-    tasks: Sequence[Task],
-    ledger: Ledger,
-    options: Options,
-    deadline: Deadline,
-    on_round: OnRound,
+    model: Segmented, ledger: Ledger, options: Options, deadline: Deadline, on_round: OnRound = lambda b, entry: None
 ) -> Outcome:
     """Search a model block by block.
 
     Args:
-        partition: its segments.
-        joined: its graph.
-        tasks: its blocks with their candidates.
+        model: the model.
         ledger: answers questions.
         options: how to search.
         deadline: when to stop.
@@ -83,7 +90,8 @@ def search_segments(
     Raises:
         InfeasibleError: a block has no plan.
     """
-    assembly = Assembly(partition, joined, tasks, ledger, options)
+    partition, tasks = model.partition, model.tasks
+    assembly = Assembly(partition, model.joined, tasks, ledger, options)
     trace = SearchTrace(assembly.block_counts())
     search = BlockSearch(tasks, ledger, options, deadline.less(ledger.limits.confirm_share), on_round, trace)
     choice = _search(assembly, search, deadline)

@@ -36,6 +36,7 @@ def bench(
     rounds: int,
     options: Options,
     shapes: Mapping[str, Sequence[int]],
+    *,
     tell: Tell | None = None,
 ) -> Comparison:
     """Compare Korch with other engines. One that can't run the model is left out.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from korch.alignment import round_up
 from korch.primitive.types import DType
-from korch.tile.triton_launch import PrintedProgram
+from korch.tile.triton_launch import Printed, PrintedProgram
 
 IMPORTS = """import triton
 import triton.language as tl
@@ -140,35 +140,23 @@ def named(stem: str, text: str) -> str:
     return f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def make_launch(
-    source: str,
-    buffers: Sequence[str],
-    number: Mapping[str, int],
-    types: Mapping[str, DType],
-    grid: int,
-    warps: int,
-    stages: int = 2,
-) -> Launch:
-    """Return the launch of a function named NAME.
+def make_launch(printed: Printed, number: Mapping[str, int], types: Mapping[str, DType]) -> Launch:
+    """Return the launch of a printed function.
 
     Args:
-        source: its text.
-        buffers: the names of its arguments.
+        printed: the function, named NAME.
         number: the number of each buffer.
         types: the element type of each.
-        grid: programs.
-        warps: warps of a program.
-        stages: depth of pipelines.
     """
-    symbol = named("k", f"{source} {warps} {stages}")
+    symbol = named("k", f"{printed.source} {printed.warps} {printed.stages}")
     return Launch(
         symbol,
-        source.replace("NAME", symbol),
-        tuple(types[name] for name in buffers),
-        tuple(number[name] for name in buffers),
-        grid,
-        warps,
-        stages,
+        printed.source.replace("NAME", symbol),
+        tuple(types[name] for name in printed.buffers),
+        tuple(number[name] for name in printed.buffers),
+        printed.grid,
+        printed.warps,
+        printed.stages,
     )
 
 
@@ -186,7 +174,5 @@ def kernel_of(
     types |= {name: dtype for name, (dtype, _) in printed.scratch.items()}
     types |= dict.fromkeys(printed.tables, DType.I32)
     number = {name: i for i, name in enumerate(types)}
-    launches = tuple(
-        make_launch(p.source, p.buffers, number, types, p.grid, p.warps, p.stages) for p in printed.launches
-    )
+    launches = tuple(make_launch(p, number, types) for p in printed.launches)
     return CudaKernel(launches, tuple(printed.scratch.values()), tuple(printed.tables.values()))

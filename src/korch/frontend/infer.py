@@ -7,6 +7,7 @@ a subgraph are constants by the time that they are needed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -143,24 +144,35 @@ def array_type_proto(array: Array) -> Any:
     return onnx.helper.make_tensor_type_proto(dtype, array.shape)
 
 
-def infer_types(
-    node: onnx.NodeProto,
-    schema: Any,
-    opsets: Mapping[str, int],
-    types: Mapping[str, ValueType],
-    constants: Mapping[str, Array],
-    model: str,
-    others: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Known:
+    """What is known where a node stands.
+
+    Attributes:
+        opsets: by domain.
+        types: of values.
+        constants: the values whose elements are known.
+        model: the model's name.
+        others: types of values that are no tensors.
+    """
+
+    opsets: Mapping[str, int]
+    types: Mapping[str, ValueType]
+    constants: Mapping[str, Array]
+    model: str
+    others: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
+
+
+def infer_types(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: Known) -> dict[str, Any]:
     """Return the types of a node's outputs as TypeProtos; dimensions may be left open.
 
     Raises:
         ModelError: the input types contradict the operator's definition.
     """
+    types, constants, others, model = known.types, known.constants, known.others, known.model
     _check_axis(node, types, constants, f"{model}: {node_label(node)}")
     check_elements(node, types, constants, f"{model}: {node_label(node)}")
     given = {name for name in node.input if name}
-    others = others or {}
     inputs = {
         name: others[name]
         if name in others
@@ -177,7 +189,7 @@ def infer_types(
     if node.op_type in LIKE_FIRST_INPUT and not node.domain:
         # ONNX infers nothing, or refuses an operator that a later opset defines anew.
         return {node.output[0]: inputs[node.input[0]]}
-    imports = [onnx.helper.make_opsetid(*item) for item in opsets.items()]
+    imports = [onnx.helper.make_opsetid(*item) for item in known.opsets.items()]
     try:
         found: dict[str, Any] = onnx.shape_inference.infer_node_outputs(schema, node, inputs, data, None, imports)
     except REFUSALS as error:

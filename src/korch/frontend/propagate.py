@@ -14,7 +14,7 @@ from korch.errors import ModelError, UnsupportedError
 from korch.frontend.contributed import define_contributed
 from korch.frontend.expand import COMPOSITES, embed_captured, expand_composite, take_branch
 from korch.frontend.fold import LIMIT_BYTES, constant_of, evaluate
-from korch.frontend.infer import find_schema, infer_types, static_type
+from korch.frontend.infer import Known, find_schema, infer_types, static_type
 from korch.frontend.names import captured_names, node_label
 from korch.frontend.operator import Operator, read_attributes
 from korch.frontend.shapes import dtype_of
@@ -140,17 +140,14 @@ class Propagation:
             return {}
         try:
             schema = onnx.defs.get_schema(node.op_type, self.opsets[node.domain], node.domain)
-            return infer_types(
-                node,
-                schema,
-                self.opsets,
-                types,
-                self.constants,
-                self.model,
-                {n: proto for n, proto in others.items() if proto is not None},
-            )
+            untyped = {n: proto for n, proto in others.items() if proto is not None}
+            return infer_types(node, schema, Known(self.opsets, types, self.constants, self.model, untyped))
         except (ModelError, KeyError, onnx.defs.SchemaError):
             return {}
+
+    @property
+    def _known(self) -> Known:
+        return Known(self.opsets, self.types, self.constants, self.model)
 
     def _node(self, node: onnx.NodeProto, read: set[str]) -> list[Any]:
         node = _normal(node)
@@ -209,7 +206,7 @@ class Propagation:
         if not is_known or self._is_weight(node):
             return self._fold_shape(node)
         try:
-            types = infer_types(node, schema, self.opsets, self.types, self.constants, self.model)
+            types = infer_types(node, schema, self._known)
         except ModelError:
             # Range takes a vector of one element for a scalar in practice, though not by its text.
             results = evaluate(node, self.opsets, self.constants)
@@ -271,7 +268,7 @@ class Propagation:
                 )
         if not any(node.input):
             raise UnsupportedError("it has no input and can't be computed ahead", where=where)
-        found = infer_types(node, schema, self.opsets, self.types, self.constants, self.model)
+        found = infer_types(node, schema, self._known)
         outputs = []
         for name in node.output:
             try:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from korch.assembly.segments import search_segments
+from korch.assembly.segments import Segmented, search_segments
 from korch.assembly.task import Task
 from korch.candidate.candidate import Candidate, Group, Offer
 from korch.errors import InfeasibleError
@@ -112,7 +112,7 @@ def search_variants(run: Run, others: tuple[Sizes, ...]) -> list[tuple[Sizes, St
             tasks = _predicted(tasks, known, sizes, seen, ledger)
         seen.append(sizes)
         try:
-            outcome = search_segments(run.partition, run.joined, tasks, ledger, options, end, lambda b, entry: None)
+            outcome = search_segments(Segmented(run.partition, run.joined, tasks), ledger, options, end)
         except InfeasibleError as error:
             logger.info("there is no plan for size %s: %s", sizes, error)
             continue

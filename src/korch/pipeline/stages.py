@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from korch.assembly.segments import Outcome, search_segments
+from korch.assembly.segments import Outcome, Segmented, search_segments
 from korch.assembly.task import prepare_all
 from korch.backend import has_kernels, open_meter
 from korch.candidate.candidate import make_group
@@ -227,7 +227,7 @@ def search_plans(run: Run) -> Outcome:
         deadline = deadline.less(run.options.search.variants_share)
     while True:
         tasks = run.tasks if precision is None else precision.tasks(run.tasks, run.partition)
-        outcome = search_segments(run.partition, run.joined, tasks, run.ledger, run.options, deadline, tell)
+        outcome = search_segments(Segmented(run.partition, run.joined, tasks), run.ledger, run.options, deadline, tell)
         if precision is not None:
             precision.curve = outcome.curve
         if precision is None or not precision.check(

@@ -36,6 +36,7 @@ def run_kernel(
     offer: Offer,
     inputs: Sequence[Array],
     builder: Builder | Emulated,
+    *,
     threads: int = 2,
     library: ctypes.CDLL | Emulated | None = None,
     runs_alone: bool = False,

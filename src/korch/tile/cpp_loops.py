@@ -164,7 +164,7 @@ class LoopPrinter(OpPrinter):
         return print_ends(self.out, axis, self.clips.get(axis.name, ()), ranges)
 
     def _store(
-        self, buffer: str, index: Expr, value: str, variable: str, width: str, store: str = "store", place: str = ""
+        self, buffer: str, index: Expr, value: str, variable: str, width: str, *, store: str = "store", place: str = ""
     ) -> None:
         type_ = C_TYPE[self.out.program.buffer(buffer).dtype]
         place = place or buffer

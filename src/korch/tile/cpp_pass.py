@@ -246,7 +246,7 @@ class PassPrinter(ReductionPrinter):
             if place in self.spans:
                 place, index = f"{place}_span", self.spans[place].index
             index = substitute(index, {}, ranges)
-            self._store(sink.buffer, index, values[sink.value], variable, "W", store, place)
+            self._store(sink.buffer, index, values[sink.value], variable, "W", store=store, place=place)
 
     def _fetch(self, function: str, places: Sequence[tuple[str, Expr, int]], ranges: Ranges) -> None:
         for buffer, index, step in places:

@@ -90,7 +90,8 @@ class OneDnnProvider:
     ) -> Iterator[tuple[Offer, Call]]:
         """Yield the calls between two layouts."""
         if len(found.inputs) == 1:
-            yield from self._legal(group, found, target, (x,), describe(group, found, x, y), y, found.op == "reorder")
+            offer, call = _offer(group, found, (x,), y), describe(group, found, x, y)
+            yield from self._legal(offer, call, target, found.op == "reorder")
             return
         position = found.inputs[1]
         rank = group.input_types[position].rank
@@ -106,29 +107,19 @@ class OneDnnProvider:
                 if layout is not None and not layout.is_plain:
                     packed = True
                     call = _with_weights(call, str(answer.weights))
-                    yield from self._legal(group, found, target, (x, layout), call, y, False)
+                    yield from self._legal(_offer(group, found, (x, layout), y), call, target, False)
         if packed and found.op != "matmul":
             return
         call = describe(group, found, x, y, Layout.plain(rank))
-        is_plain = x.is_plain and y.is_plain
-        yield from self._legal(group, found, target, (x, Layout.plain(rank)), call, y, is_lone and is_plain)
+        offer = _offer(group, found, (x, Layout.plain(rank)), y)
+        yield from self._legal(offer, call, target, is_lone and x.is_plain and y.is_plain)
 
     def _legal(
-        self,
-        group: Group,
-        found: OneDnnOp,
-        target: Target,
-        own: Sequence[Layout],
-        call: Call,
-        y: Layout,
-        allow_reference: bool,
+        self, offer: Offer | None, call: Call, target: Target, allow_reference: bool
     ) -> Iterator[tuple[Offer, Call]]:
-        """Yield the offer of a call if the library has code for it."""
-        answer = self._library.ask(call, target.threads)
-        if answer is None or (answer.is_reference and not allow_reference):
-            return
-        offer = _offer(group, found, own, y)
-        if offer is not None:
+        """Yield an offer with its call if the library has code for it."""
+        answer = None if offer is None else self._library.ask(call, target.threads)
+        if offer is not None and answer is not None and (allow_reference or not answer.is_reference):
             yield offer, call
 
 
