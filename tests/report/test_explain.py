@@ -37,6 +37,8 @@ SPLIT = PlanResult(
     predicted_ms=0.014,
     measured_ms=1.5,
     expected_ms=1.375,
+    expected_p10_ms=1.35,
+    expected_p90_ms=1.45,
     p10_ms=1.25,
     p90_ms=1.75,
     max_error=1.5e-07,
@@ -55,6 +57,7 @@ REPORT = Report(
     given_flop=5_000_000,
     flop=2_500_512,
     measured_candidates=4,
+    failed_candidates=3,
     kernels=2,
     arena_bytes=2048,
     max_error=1.5e-07,
@@ -133,7 +136,7 @@ plan: 2 kernels, 1.500 ms measured, 1.375 ms expected, error 1.5e-07 of the \
 largest element, arena 2.0 KiB
 the plan 'split' is the fastest: the optimum of the search took 1.750 ms
 search: feasible, 0.0120 ms predicted, bound 0.0090 ms, gap 25.0 %; 40 candidates, 20 different, \
-4 measured (20.0 %)
+4 measured (20.0 %), 3 do not run
 model: 5 primitives, 1 alternative; 3.2 s
 rounding error: 1.5e-07 of the largest element; the original model, operator by operator: 1.2e-07
        3.0e-07 of the outputs' root mean square (RMS); the original model, operator by operator: 2.5e-07
@@ -148,9 +151,9 @@ bound: its work alone would take 3.0 us, so a faster kernel may be possible
 for its time
 
 whole plans, timed in turn (* is kept):
-  plan           kernels   predicted    expected      median         p10         p90     error
-  searched             1   0.0120 ms           -    1.750 ms    1.500 ms    2.000 ms   2.0e-07
-* split                2   0.0140 ms    1.375 ms    1.500 ms    1.250 ms    1.750 ms   1.5e-07
+  plan           kernels   predicted    expected     its p10     its p90      median         p10         p90     error
+  searched             1   0.0120 ms           -           -           -    1.750 ms    1.500 ms    2.000 ms   2.0e-07
+* split                2   0.0140 ms    1.375 ms    1.350 ms    1.450 ms    1.500 ms    1.250 ms    1.750 ms   1.5e-07
   greedy               1  rejected: it crashes
 
 equivalences: alternatives added, kernels of the plan that use them and their cost, and

@@ -168,6 +168,10 @@ def test_the_headline_has_time_speed_up_and_gap(plan: PlanRecord) -> None:
     data = page_data(plan, report, {})
     assert data["headline"] == told
     assert [title for title, _ in data["facts"]] == ["Time of a run", "Search", "Work, memory, accuracy"]
+    shown = replace(report, failed_candidates=3, machine=Rates(launch_ns=2.0, region_ns=545.4))
+    facts = dict(pair for _, rows in page_data(plan, shown, {})["facts"] for pair in rows)
+    names = ("do not run", "an empty kernel", "an empty parallel region", "lower bound of that memory")
+    assert [facts[name] for name in names] == ["3", "2 ns", "545 ns", "0.0 MiB"]
     times_ms = {"korch": 2.0, "onnxruntime": 5.0, "openvino": 4.0}
     peers = [Row(name, ms, ms, ms, 0.0, (int(1e6 * ms),)) for name, ms in times_ms.items()]
     with_peers = page_data(plan, report, {}, peers=peers)["headline"]

@@ -47,7 +47,8 @@ def summary(name: str, report: Report) -> str:
         *_won(report),
         f"search: {_found(report)}; "
         f"{counted(report.candidates, 'candidate')}, {distinct} different, "
-        f"{report.measured_candidates} measured ({share:.1f} %)",
+        f"{report.measured_candidates} measured ({share:.1f} %)"
+        + (f", {report.failed_candidates} do not run" if report.failed_candidates else ""),
         f"model: {counted(report.primitives, 'primitive')}, {counted(report.alternatives, 'alternative')}; "
         f"{report.seconds:.1f} s",
         *quality(report),
@@ -263,8 +264,8 @@ def _plans(report: Report) -> str:
         return ""
     lines = [
         "whole plans, timed in turn (* is kept):",
-        f"  {'plan':14}{'kernels':>8}{'predicted':>12}{'expected':>12}{'median':>12}{'p10':>12}"
-        f"{'p90':>12}{'error':>10}",
+        f"  {'plan':14}{'kernels':>8}{'predicted':>12}{'expected':>12}{'its p10':>12}"
+        f"{'its p90':>12}{'median':>12}{'p10':>12}{'p90':>12}{'error':>10}",
     ]
     for row in report.plans:
         line = f"{'*' if row.plan is report.plan else ' '} {row.plan:14}{row.kernels:>8}"
@@ -273,7 +274,8 @@ def _plans(report: Report) -> str:
             continue
         least = "" if row.is_measured else "> "  # of kernels that were not measured only bounds are known
         line += f"{least + milliseconds(row.predicted_ms):>12}"
-        times = (row.expected_ms, row.measured_ms, row.p10_ms, row.p90_ms)
+        expected = (row.expected_ms, row.expected_p10_ms, row.expected_p90_ms)
+        times = (*expected, row.measured_ms, row.p10_ms, row.p90_ms)
         line += "".join(f"{'-' if ms is None else milliseconds(ms):>12}" for ms in times)
         note = f"  rejected: {row.refusal}" if row.refusal else ""
         lines.append(f"{line}{row.max_error:>10.1e}{note}")

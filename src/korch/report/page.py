@@ -163,15 +163,19 @@ def _facts(plan: PlanRecord, report: Report) -> list[tuple[str, list[tuple[str, 
         search.append(("concatenations in place", str(in_place)))
     work: list[tuple[str, str]] = []
     if report.is_known:
+        rates = report.machine
         time_rows = [
             ("measured", milliseconds(report.measured_ms)),
             ("expected from the kernels' samples", milliseconds(report.expected_ms)),
             ("sum of the kernels' times", milliseconds(report.predicted_ms)),
             ("lower bound of that sum", milliseconds(report.lower_bound_ms)),
+            ("an empty kernel", f"{rates.launch_ns:,.0f} ns" if rates.launch_ns else ""),
+            ("an empty parallel region", f"{rates.region_ns:,.0f} ns" if rates.region_ns else ""),
         ]
         search += [
             ("candidate kernels", f"{report.candidates:,}"),
             ("measured", f"{report.measured_candidates:,}"),
+            ("do not run", f"{report.failed_candidates:,}" if report.failed_candidates else ""),
             ("gap", "" if report.gap is None else f"{100 * report.gap:.1f} %"),
             ("time to optimize", f"{report.seconds:.1f} s"),
         ]
@@ -183,6 +187,7 @@ def _facts(plan: PlanRecord, report: Report) -> list[tuple[str, list[tuple[str, 
         ]
     work += [
         ("memory for intermediate values", f"{plan.arena_bytes / 2**20:.1f} MiB"),
+        ("lower bound of that memory", f"{plan.arena_bound_bytes / 2**20:.1f} MiB"),
         ("memory for weights", f"{plan.weights_bytes / 2**20:.1f} MiB"),
     ]
     groups = (("Time of a run", time_rows), ("Search", search), ("Work, memory, accuracy", work))
