@@ -26,9 +26,9 @@ class Loop:
     def __init__(self, tokens: int = TOKENS, experts: int = EXPERTS) -> None:
         self.tokens, self.experts, self.classes = tokens, experts, experts
         self.rng, self.nodes, self.constants = np.random.default_rng(3), list[Any](), dict[str, Any]()
-        self.reduction = "add"
+        self.reduction, self.filled = "add", 0.0
         self.chosen_by = range(experts)
-        self.has_bias = False
+        self.has_bias, self.is_apart = False, False
         self.between: Callable[[Loop, str, int], str] = lambda loop, value, expert: value
 
     def constant(self, array: Any) -> str:
@@ -70,8 +70,19 @@ class Loop:
             out = self.add("Add", out, self.weights(WIDTH)) if self.has_bias else out
             share = self.add("GatherND", chances, self.add("Concat", token, slot, axis=-1))
             update = self.add("Mul", out, self.add("Unsqueeze", share, self.ints(1)))
-            y = self.add("ScatterND", y, token, update, reduction=self.reduction)
+            y = self.apart(y, token, update) if self.is_apart else self.total(y, token, update)
         return y
+
+    def total(self, y: str, token: str, update: str) -> str:
+        return str(self.add("ScatterND", y, token, update, reduction=self.reduction))
+
+    def apart(self, y: str, token: str, update: str) -> str:
+        """Add rows that are scattered to zeros, as exporters without sums of scattered rows do."""
+        row = self.add("Shape", self.add("Slice", y, self.ints(0), self.ints(1), self.ints(0)))
+        wide = self.add("Expand", update, row)
+        zeros = self.constant(np.full((self.tokens, WIDTH), self.filled, np.float32))
+        places = self.add("Expand", token, self.add("Shape", wide))
+        return str(self.add("Add", y, self.add("ScatterElements", zeros, places, wide, axis=0)))
 
     def model(self, y: str) -> onnx.ModelProto:
         infos = [helper.make_tensor_value_info(name, 1, [self.tokens, WIDTH]) for name in ("x", "y")]
@@ -104,6 +115,12 @@ def test_a_loop_becomes_gathered_products(count: int, has_bias: bool) -> None:
 def test_experts_in_another_order_and_blocks_that_follow_each_other() -> None:
     loop = Loop()
     loop.chosen_by = [2, 0, 3, 1]
+    check(loop.model(loop.block(loop.block("x"))), tokens(TOKENS), 4)
+
+
+def test_rows_that_are_scattered_to_zeros_and_added() -> None:
+    loop = Loop()
+    loop.is_apart = True
     check(loop.model(loop.block(loop.block("x"))), tokens(TOKENS), 4)
 
 
@@ -146,6 +163,7 @@ REFUSED = {
     "an expert is missing": changed(chosen_by=[0, 1, 3]),
     "an expert comes twice": changed(chosen_by=[0, 1, 2, 2, 3]),
     "there are more classes": changed(classes=EXPERTS + 1),
+    "rows are scattered to ones": changed(is_apart=True, filled=1.0),
     "the last one overwrites": changed(reduction="none"),
 }
 

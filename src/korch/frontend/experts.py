@@ -37,7 +37,9 @@ class _Expert:
     Attributes:
         start: the `NonZero`.
         nodes: what depends on it, but for the last.
-        end: the scatter that adds its rows.
+        end: the scatter that takes its rows.
+        base: what they are added to.
+        result: what gives the sum: the scatter, or the sum of scattered rows and others.
         numbers: the value that chooses experts.
         order: its axes, as the mask has them.
         number: the number that chooses this expert.
@@ -46,6 +48,8 @@ class _Expert:
     start: Any
     nodes: tuple[Any, ...]
     end: Any
+    base: str
+    result: Any
     numbers: str
     order: tuple[int, ...]
     number: int
@@ -70,6 +74,10 @@ class _Model:
         while (maker := self.makers.get(name)) is not None and maker.op_type in MOVES:
             name = maker.input[0]
         return name, maker
+
+    def readers(self, name: str) -> list[Any]:
+        """Return the nodes that read a value."""
+        return [node for node in self.nodes if name in node.input]
 
     def same(self, a: str, b: str) -> bool:
         """Return whether two values are equal for all inputs."""
@@ -112,16 +120,31 @@ def gather_experts(
         walked |= {id(node): node for node in early}
         before, model = len(found), _Model(found, known)
         for group in _groups(model):
-            own = [name for e in group for node in (e.start, *e.nodes, e.end) for name in node.output]
-            made = None if kept.intersection(own[:-1]) else _gathered(model, group, constants)
+            own, last = [n for e in group for n in (e.start, *e.nodes, e.end, e.result)], group[-1].result
+            own += _between(model, own, group)
+            shown = kept.intersection(name for node in own if node is not last for name in node.output)
+            made = None if shown else _gathered(model, group, constants)
             if made is not None:
-                dropped = {id(node) for e in group for node in (e.start, *e.nodes, e.end)}
-                last = group[-1].end
+                dropped = set(map(id, own))
                 found = [
                     n for node in found for n in (made if node is last else () if id(node) in dropped else (node,))
                 ]
         if len(found) == before:
             return found
+
+
+def _between(model: _Model, own: Sequence[Any], group: Sequence[_Expert]) -> list[Any]:
+    """Return the other nodes that depend on a sum of some of the experts: their shapes may be known."""
+    members, found = set(map(id, own)), []
+    names = {expert.result.output[0] for expert in group[:-1]}
+    for name in names & {*model.makers} if group[0].base in model.known.types else ():
+        model.known.types.setdefault(name, model.known.types[group[0].base])
+    for node in model.nodes:
+        if id(node) not in members and names.intersection(node.input):
+            found.append(node)
+            names.update(node.output)
+    model.known.walk(found)
+    return found
 
 
 def _early(nodes: Sequence[Any]) -> list[Any]:
@@ -141,7 +164,7 @@ def _groups(model: _Model) -> Iterator[list[_Expert]]:
         expert = _expert(model, start) if is_known else None
         if expert is None:
             continue
-        if group and expert.end.input[0] != group[-1].end.output[0]:
+        if group and expert.base != group[-1].result.output[0]:
             yield group
             group = []
         group.append(expert)
@@ -160,9 +183,25 @@ def _expert(model: _Model, start: Any) -> _Expert | None:
         else:
             nodes.append(node)
             own.update(node.output)
-    if chosen is None or len(ends) != 1 or read_attributes(ends[0]).get("reduction") not in ("add", b"add"):
+    total = _total(model, ends[0]) if len(ends) == 1 else None
+    if chosen is None or total is None:
         return None
-    return _Expert(start, tuple(nodes), ends[0], *chosen)
+    (numbers, order, number), (base, result) = chosen, total
+    return _Expert(start, tuple(nodes), ends[0], base, result, numbers, order, number)
+
+
+def _total(model: _Model, end: Any) -> tuple[str, Any] | None:
+    """Return what a scatter adds to, and the node that gives the sum; an expert has a row at most once."""
+    if read_attributes(end).get("reduction", "none") in ("add", b"add"):
+        return str(end.input[0]), end
+    data, readers = model.constant(end.input[0]), model.readers(end.output[0])
+    is_plain = read_attributes(end).get("reduction", "none") in ("none", b"none")
+    if not is_plain or data is None or data.any() or len(readers) != 1 or readers[0].op_type != "Add":
+        return None
+    if readers[0].input[0] == readers[0].input[1]:
+        return None
+    (base,) = (name for name in readers[0].input if name != end.output[0])
+    return str(base), readers[0]
 
 
 def _choice(model: _Model, mask: str) -> tuple[str, tuple[int, ...], int] | None:
@@ -223,7 +262,8 @@ def _gathered(model: _Model, group: Sequence[_Expert], constants: dict[str, Arra
     from_ = model.known.types[top.input[0]]
     if from_.shape[int(read_attributes(top).get("axis", -1))] != count:
         return None
-    if any(len([n for n in model.nodes if e.end.output[0] in n.input]) != 1 for e in group[:-1]):
+    sums = [model.known.types.get(name) for e in group for name in (e.base, e.end.input[0])]
+    if sums[0] is None or any(type_ != sums[0] for type_ in sums):
         return None
     ordered = sorted(group, key=lambda e: e.number)
     differing = _differing(model, ordered, first)
@@ -241,7 +281,7 @@ def _gathered(model: _Model, group: Sequence[_Expert], constants: dict[str, Arra
         return None
     constants[first.start.output[0]] = grid
     writer = _Writer(first, constants, differing, axes, known)
-    return writer.run(group[-1].end.output[0], rows)
+    return writer.run(group[-1].result.output[0], rows)
 
 
 def _differing(model: _Model, ordered: Sequence[_Expert], first: _Expert) -> dict[tuple[int, int], list[Array]] | None:
@@ -366,13 +406,13 @@ class _Writer:
 
     def sum(self, output: str, rows: int) -> None:
         """Add the sum of each element's rows to what the first expert adds to."""
-        data, places, updates = self.expert.end.input
+        data, (_, places, updates) = self.expert.base, self.expert.end.input
         index, type_ = self.known.constants.get(places), self.known.types[updates]
         axis = int(read_attributes(self.expert.end).get("axis", 0))
         if index is None or type_.rank != 2 or self.axes.get(updates) != 0 or axis:
             raise _RefusedError
         to = index.reshape(rows, -1)
-        size = self.known.types[data].shape[0]
+        size = self.known.types[self.expert.end.input[0]].shape[0]
         is_scattered = self.expert.end.op_type == "ScatterElements"
         is_whole = to.shape[1] == (type_.shape[1] if is_scattered else 1) and (to == to[:, :1]).all()
         each, rest = divmod(rows, max(size, 1))
