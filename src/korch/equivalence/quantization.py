@@ -7,7 +7,7 @@ for NaN; fission writes both from elementwise primitives (`primitive/quantized.p
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -85,22 +85,22 @@ class Grid:
         return Grid(scale, zero, self.dtype)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Dequantized:
     """Integers and what they stand for; `root` is the last primitive."""
 
     root: Primitive
     q: int
-    grid: Grid
+    grid: Grid = field(compare=False)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Quantized:
     """Real numbers and the grid to which they are rounded; `root` is the last primitive."""
 
     root: Primitive
     x: int
-    grid: Grid
+    grid: Grid = field(compare=False)
 
 
 def dequantized(view: View, value: int) -> Iterator[Dequantized]:

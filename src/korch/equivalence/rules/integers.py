@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.equivalence.affine import AxisConstant, axis_constant
-from korch.equivalence.quantization import Dequantized, dequantized, dequantized_by
+from korch.equivalence.quantization import Dequantized, dequantized
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, stands
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Category
@@ -39,11 +39,11 @@ LARGEST_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class ProductMatch:
-    """A product, and the last primitive of each operand's dequantization."""
+    """A product, and what its operands are dequantized from."""
 
     root: Primitive
-    left: Primitive
-    right: Primitive
+    left: Dequantized
+    right: Dequantized
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,12 +61,12 @@ def _match_product(view: View, root: Primitive) -> Iterator[ProductMatch]:
         return
     for left in dequantized(view, root.inputs[0]):
         for right in dequantized(view, root.inputs[1]):
-            yield ProductMatch(root, left.root, right.root)
+            yield ProductMatch(root, left, right)
 
 
 def _refuse_product(view: View, match: ProductMatch) -> ProductWitness | RuleRefusal:
-    root, left, right = match.root, dequantized_by(view, match.left), dequantized_by(view, match.right)
-    if left is None or right is None or not {left.grid.dtype, right.grid.dtype} <= {*BYTES}:
+    root, left, right = match.root, match.left, match.right
+    if not {left.grid.dtype, right.grid.dtype} <= {*BYTES}:
         return RuleRefusal("the integers have more than 8 bits", root.output)
     if largest_terms(root.op, view.shape(root.inputs[1])) > MOST_TERMS:
         return RuleRefusal("a sum could exceed 32 bits", root.output)

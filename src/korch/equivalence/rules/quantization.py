@@ -22,7 +22,7 @@ from korch.equivalence.quantization import (
     write_dequantized,
     write_quantized,
 )
-from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Attributes
 from korch.primitive.ops.layout import ConcatAttributes, PadAttributes, TransposeAttributes
@@ -34,10 +34,10 @@ LARGEST_OF = ("pool_max", "reduce_max", "reduce_min")
 
 @dataclass(frozen=True, slots=True)
 class MoveMatch:
-    """A primitive, and the last primitive of the dequantization of each of its inputs."""
+    """A primitive, and what each of its inputs is dequantized from."""
 
     root: Primitive
-    inner: tuple[Primitive, ...]
+    inner: tuple[Dequantized, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,14 +54,13 @@ def _match_move(view: View, root: Primitive) -> Iterator[MoveMatch]:
     if not view.type(root.output).dtype.is_float:
         return
     found = [next(dequantized(view, value), None) for value in root.inputs]
-    inner = tuple(item.root for item in found if item is not None)
+    inner = tuple(item for item in found if item is not None)
     if len(inner) == len(root.inputs):
         yield MoveMatch(root, inner)
 
 
 def _refuse_move(view: View, match: MoveMatch) -> MoveWitness | RuleRefusal:
-    root = match.root
-    found = [item for p in match.inner if (item := dequantized_by(view, p)) is not None]
+    root, found = match.root, match.inner
     first, attributes = found[0], root.attributes
     if any(not item.grid.equals(first.grid) for item in found[1:]):
         return RuleRefusal("the parts have different scales", root.output)
@@ -120,8 +119,8 @@ MOVE_COMES_BEFORE_DEQUANTIZATION = Rule(
 
 
 def _refuse_largest(view: View, match: MoveMatch) -> MoveWitness | RuleRefusal:
-    found = dequantized_by(view, match.inner[0])
-    if found is None or not found.grid.is_uniform:
+    (found,) = match.inner
+    if not found.grid.is_uniform:
         return RuleRefusal("compared elements have different scales", match.root.output)
     return MoveWitness(match.root, (found.q,), match.root.attributes, found.grid)
 
@@ -139,10 +138,10 @@ LARGEST_COMES_BEFORE_DEQUANTIZATION = Rule(
 
 @dataclass(frozen=True, slots=True)
 class BoundMatch:
-    """A maximum or minimum, and the last primitives of its operands' dequantizations; one may be a number."""
+    """A maximum or minimum, and what its operands are dequantized from; one may be a number."""
 
     root: Primitive
-    inner: tuple[Primitive, ...]
+    inner: tuple[Dequantized, ...]
     bound: float | None
 
 
@@ -163,16 +162,15 @@ def _match_bound(view: View, root: Primitive) -> Iterator[BoundMatch]:
         bound = view.number(y)
         if bound is not None:
             for found in itertools.islice(dequantized(view, x), 1):
-                yield BoundMatch(root, (found.root,), bound)
+                yield BoundMatch(root, (found,), bound)
     if all(view.number(value) is None for value in root.inputs):
         both = [next(dequantized(view, value), None) for value in root.inputs]
         if both[0] is not None and both[1] is not None:
-            yield BoundMatch(root, (both[0].root, both[1].root), None)
+            yield BoundMatch(root, (both[0], both[1]), None)
 
 
 def _refuse_bound(view: View, match: BoundMatch) -> BoundWitness | RuleRefusal:
-    root = match.root
-    found = [item for p in match.inner if (item := dequantized_by(view, p)) is not None]
+    root, found = match.root, match.inner
     grid = found[0].grid
     if match.bound is None:
         if not found[1].grid.equals(grid):
@@ -209,17 +207,16 @@ BOUND_COMES_BEFORE_DEQUANTIZATION = Rule(
 )
 
 
-def _match_again(view: View, root: Primitive) -> Iterator[Pair]:
-    found = quantized_by(view, root)
-    if found is not None:
-        for inner in dequantized(view, found.x):
-            yield Pair(root, inner.root)
+def _match_again(view: View, root: Primitive) -> Iterator[tuple[Quantized, Dequantized]]:
+    outer = quantized_by(view, root)
+    if outer is not None:
+        yield from ((outer, inner) for inner in dequantized(view, outer.x))
 
 
-def _refuse_again(view: View, match: Pair) -> Dequantized | RuleRefusal:
-    outer, inner = quantized_by(view, match.root), dequantized_by(view, match.inner)
-    if outer is None or inner is None or not outer.grid.equals(inner.grid):
-        return RuleRefusal("it is quantized with another scale or zero point", match.root.output)
+def _refuse_again(view: View, match: tuple[Quantized, Dequantized]) -> Dequantized | RuleRefusal:
+    outer, inner = match
+    if not outer.grid.equals(inner.grid):
+        return RuleRefusal("it is quantized with another scale or zero point", outer.root.output)
     return inner
 
 
@@ -243,20 +240,23 @@ class PartsWitness:
     grid: Grid
 
 
-def _match_rounded(op: str, view: View, root: Primitive) -> Iterator[Pair]:
-    found = quantized_by(view, root)
-    if found is not None:
-        for inner in view.producing(found.x, *op.split("|")):
-            yield Pair(root, inner)
+Rounded = tuple[Quantized, Primitive]
+"""A quantization, and the primitive that computes what it rounds."""
 
 
-def _refuse_parts(view: View, match: Pair) -> PartsWitness | RuleRefusal:
-    outer = quantized_by(view, match.root)
-    if outer is None or not outer.grid.is_uniform:
-        return RuleRefusal("the parts would be rounded differently", match.root.output)
-    if all(next(dequantized(view, part), None) is None for part in match.inner.inputs):
-        return RuleRefusal("no part is dequantized", match.root.output)
-    return PartsWitness(match.inner.inputs, match.inner.attributes_as(ConcatAttributes), outer.grid)
+def _match_rounded(view: View, root: Primitive, *ops: str) -> Iterator[Rounded]:
+    outer = quantized_by(view, root)
+    if outer is not None:
+        yield from ((outer, inner) for inner in view.producing(outer.x, *ops))
+
+
+def _refuse_parts(view: View, match: Rounded) -> PartsWitness | RuleRefusal:
+    outer, inner = match
+    if not outer.grid.is_uniform:
+        return RuleRefusal("the parts would be rounded differently", outer.root.output)
+    if all(next(dequantized(view, part), None) is None for part in inner.inputs):
+        return RuleRefusal("no part is dequantized", outer.root.output)
+    return PartsWitness(inner.inputs, inner.attributes_as(ConcatAttributes), outer.grid)
 
 
 def _build_parts(writer: Writer, witness: PartsWitness) -> int:
@@ -264,16 +264,12 @@ def _build_parts(writer: Writer, witness: PartsWitness) -> int:
     return writer.add("concat", parts, witness.axis)
 
 
-def _match_parts(view: View, root: Primitive) -> Iterator[Pair]:
-    return _match_rounded("concat", view, root)
-
-
 QUANTIZATION_MOVES_INTO_CONCAT = Rule(
     name="quantization-moves-into-concat",
     law="round(concat(x, y) / s) + z = concat(round(x / s) + z, round(y / s) + z)",
     source="an elementwise operation does not depend on where an element is",
     roots=("cast",),
-    match=_match_parts,
+    match=lambda view, root: _match_rounded(view, root, "concat"),
     refuse=_refuse_parts,
     build=_build_parts,
 )
@@ -287,20 +283,16 @@ class ClampWitness:
     quantized: Quantized
 
 
-def _match_clamp(view: View, root: Primitive) -> Iterator[Pair]:
-    return _match_rounded("max|min", view, root)
-
-
-def _refuse_clamp(view: View, match: Pair) -> ClampWitness | RuleRefusal:
-    outer, root = quantized_by(view, match.root), match.root.output
-    numbers = [view.number(value) for value in match.inner.inputs]
+def _refuse_clamp(view: View, match: Rounded) -> ClampWitness | RuleRefusal:
+    (outer, inner), root = match, match[0].root.output
+    numbers = [view.number(value) for value in inner.inputs]
     bound = next((n for n in numbers if n is not None), None)
-    if outer is None or bound is None or not outer.grid.is_uniform:
+    if bound is None or not outer.grid.is_uniform:
         return RuleRefusal("the bound or the scale is not one number", root)
-    end = outer.grid.limits[0 if match.inner.op == "max" else 1]
+    end = outer.grid.limits[0 if inner.op == "max" else 1]
     if outer.grid.level(bound) != end:
         return RuleRefusal("the bound is within the range of the integers", root)
-    x = match.inner.inputs[1 if numbers[0] is not None else 0]
+    x = inner.inputs[1 if numbers[0] is not None else 0]
     return ClampWitness(x, outer)
 
 
@@ -309,7 +301,7 @@ BOUND_BEFORE_QUANTIZATION_IS_ITS_OWN = Rule(
     law="saturate(round(max(x, c) / s) + z) = saturate(round(x / s) + z), where c becomes the least integer",
     source="an increasing function keeps the order, also where it rounds",
     roots=("cast",),
-    match=_match_clamp,
+    match=lambda view, root: _match_rounded(view, root, "max", "min"),
     refuse=_refuse_clamp,
     build=lambda writer, w: write_quantized(writer, w.x, w.quantized.grid),
 )
@@ -325,20 +317,18 @@ class UnsignedWitness:
     dtype: DType
 
 
-def _match_signed(view: View, root: Primitive) -> Iterator[Pair]:
-    found = dequantized_by(view, root)
-    if found is not None and found.grid.dtype is DType.I8:
-        for inner in view.producing(found.q, "cast"):
-            if quantized_by(view, inner) is not None:
-                yield Pair(root, inner)
+def _match_signed(view: View, root: Primitive) -> Iterator[tuple[Dequantized, Quantized]]:
+    outer = dequantized_by(view, root)
+    if outer is not None and outer.grid.dtype is DType.I8:
+        found = (quantized_by(view, cast) for cast in view.producing(outer.q, "cast"))
+        yield from ((outer, inner) for inner in found if inner is not None)
 
 
-def _refuse_signed(view: View, match: Pair) -> UnsignedWitness | RuleRefusal:
-    outer, inner = dequantized_by(view, match.root), quantized_by(view, match.inner)
-    grids = [found.grid for found in (outer, inner) if found is not None]
-    if outer is None or inner is None or not all(_is_of_bytes(grid.zero.vector) for grid in grids):
-        return RuleRefusal("a zero point is no signed byte", match.root.output)
-    dtype = view.type(match.root.output).dtype
+def _refuse_signed(view: View, match: tuple[Dequantized, Quantized]) -> UnsignedWitness | RuleRefusal:
+    outer, inner = match
+    if not all(_is_of_bytes(found.grid.zero.vector) for found in match):
+        return RuleRefusal("a zero point is no signed byte", outer.root.output)
+    dtype = view.type(outer.root.output).dtype
     return UnsignedWitness(inner.x, inner.grid.unsigned(), outer.grid.unsigned(), dtype)
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.alignment import round_up
-from korch.equivalence.quantization import Dequantized, dequantized, dequantized_by
-from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer
+from korch.equivalence.quantization import Dequantized, dequantized
+from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.equivalence.rules.integers import stored_array
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
@@ -30,22 +30,22 @@ MOST_MOVES = 4
 """Moves between the weights as they are stored and their use that are looked at."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredScaleWitness:
-    """A product, and the constant integers that its second operand is dequantized from."""
+@dataclass(frozen=True, slots=True)
+class StoredScaleMatch:
+    """A product, and the integers that its second operand is dequantized from."""
 
     root: Primitive
     right: Dequantized
 
 
-def _match(view: View, root: Primitive) -> Iterator[Pair]:
+def _match(view: View, root: Primitive) -> Iterator[StoredScaleMatch]:
     for right in dequantized(view, root.inputs[1]):
-        yield Pair(root, right.root)
+        yield StoredScaleMatch(root, right)
 
 
-def _refuse(view: View, match: Pair) -> StoredScaleWitness | RuleRefusal:
-    root, right = match.root, dequantized_by(view, match.inner)
-    if right is None or view.constant(right.q) is None or right.grid.dtype not in BYTES:
+def _refuse(view: View, match: StoredScaleMatch) -> StoredScaleMatch | RuleRefusal:
+    root, right = match.root, match.right
+    if view.constant(right.q) is None or right.grid.dtype not in BYTES:
         return RuleRefusal("the second operand is not stored in bytes", root.output)
     if view.type(root.output).dtype not in (DType.F32, DType.F64):
         return RuleRefusal("sums that are not scaled yet may overflow", root.output, is_final=True)
@@ -56,10 +56,10 @@ def _refuse(view: View, match: Pair) -> StoredScaleWitness | RuleRefusal:
         return RuleRefusal("the zero point is not 0", root.output)
     if rank > 2 and view.shape(right.q)[:-2] != (1,) * (rank - 2):
         return RuleRefusal("there are several matrices", root.output)
-    return StoredScaleWitness(root, right)
+    return match
 
 
-def _build(writer: Writer, witness: StoredScaleWitness) -> int:
+def _build(writer: Writer, witness: StoredScaleMatch) -> int:
     root, grid = witness.root, witness.right.grid
     type_ = writer.type(root.output)
     weights = writer.add("cast", (witness.right.q,), CastAttributes(type_.dtype.value))
