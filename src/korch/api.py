@@ -19,6 +19,7 @@ from korch.backend import builder_of
 from korch.cores import usable_cores
 from korch.deadline import Deadline
 from korch.errors import InputError, ModelError, OptionError, UnprovidedError, UnsupportedError
+from korch.frontend.onnx import ModelSource
 from korch.host import executable as host_executable
 from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
@@ -33,19 +34,23 @@ from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.cuda.program import FORMAT as CUDA_FORMAT
 from korch.runtime.executable import Executable
 from korch.runtime.ranged import RangedExecutable
-from korch.runtime.runnable import Runnable
 from korch.runtime.shaped import ShapedExecutable
 
 if TYPE_CHECKING:
+    import torch
+
     from korch.torch_module import ModuleExecutable
 
 logger = logging.getLogger("korch.api")
+
+AnyExecutable = Executable | CudaExecutable | HostedExecutable | ShapedExecutable
+"""What runs an ONNX model: one plan, a plan for a CUDA device, parts on the host, or several plans."""
 
 Shapes = Mapping[str, Sequence[int | range] | int | range]
 
 
 def optimize(
-    model: str | os.PathLike[str] | bytes | Any,
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram,
     example_inputs: Any = None,
     *,
     example_kwargs: Mapping[str, Any] | None = None,
@@ -57,7 +62,7 @@ def optimize(
     strict: bool = False,
     progress: Progress | None = None,
     **options: Any,
-) -> Executable | CudaExecutable | HostedExecutable | ShapedExecutable | ModuleExecutable:
+) -> AnyExecutable | ModuleExecutable:
     """Optimize a model for this machine.
 
     Args:
@@ -173,13 +178,13 @@ def _unclear(shapes: object) -> OptionError:
 
 
 def build(
-    source: Any,
+    source: ModelSource,
     options: Options,
     bindings: Sequence[Mapping[str, tuple[Bound, ...]]],
     progress: Progress | None = None,
     deadline: Deadline | None = None,
     watch: Watch | None = None,
-) -> Executable | CudaExecutable | HostedExecutable | ShapedExecutable:
+) -> AnyExecutable:
     """Optimize an ONNX model for one binding of its shapes, or for several.
 
     Args:
@@ -226,7 +231,7 @@ def build(
 
 
 def _build_ranges(
-    source: Any,
+    source: ModelSource,
     options: Options,
     bindings: Sequence[Mapping[str, tuple[Bound, ...]]],
     progress: Progress | None,
@@ -244,7 +249,7 @@ def _build_ranges(
 
 
 def _build_one(
-    source: Any,
+    source: ModelSource,
     options: Options,
     shapes: Mapping[str, tuple[int, ...]],
     progress: Progress | None,
@@ -260,7 +265,7 @@ def _build_one(
     return optimize_with_host(source, options, shapes, progress, deadline=deadline)
 
 
-def _is_torch_model(model: Any) -> bool:
+def _is_torch_model(model: object) -> bool:
     """Return whether it is a PyTorch model. PyTorch is not imported: a caller with a module has done so."""
     if "torch" not in sys.modules or isinstance(model, str | os.PathLike | bytes):
         return False
@@ -269,7 +274,7 @@ def _is_torch_model(model: Any) -> bool:
     return is_torch_model(model)
 
 
-def load(path: str | os.PathLike[str]) -> Any:
+def load(path: str | os.PathLike[str]) -> AnyExecutable:
     """Load an artifact that `save` or `korch optimize` wrote.
 
     Raises:
@@ -283,12 +288,12 @@ def load(path: str | os.PathLike[str]) -> Any:
     kind = read_format(path)
     if kind == CUDA_FORMAT:
         return CudaExecutable.load(path)
-    kinds: dict[str, type[Runnable]] = {
+    kinds: dict[str, type[Executable | HostedExecutable | ShapedExecutable]] = {
         host_executable.FORMAT: HostedExecutable,
         shaped.FORMAT: ShapedExecutable,
         ranged.FORMAT: RangedExecutable,
     }
-    executable: Runnable = kinds.get(kind, Executable).load(path)
+    executable = kinds.get(kind, Executable).load(path)
     threads = executable.threads
     if threads > (cores := usable_cores()):
         logger.warning(

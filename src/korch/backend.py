@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.measure.compiler import Builder
@@ -17,6 +17,10 @@ from korch.runtime.program import Step
 from korch.runtime.record import ModelRecord
 from korch.target import detect_target
 from korch.validation.plan import Make
+
+if TYPE_CHECKING:
+    from korch.runtime.cuda.executable import CudaExecutable
+    from korch.runtime.executable import Executable
 
 
 def open_meter(options: Options, weights_bytes: int = 0) -> AnyMeter:
@@ -93,7 +97,7 @@ def maker(
     origin = Origin(model, certificate, options)
     if options.is_cuda:
 
-        def make_cuda(steps: Sequence[Step[Any]]) -> Any:
+        def make_cuda(steps: Sequence[Step[Any]]) -> CudaExecutable:
             from korch.measure.cuda.meter import CudaMeter
             from korch.runtime.cuda.build import build_cuda
             from korch.runtime.cuda.executable import with_best_branches
@@ -105,7 +109,7 @@ def maker(
 
         return make_cuda
 
-    def make(steps: Sequence[Step[Any]]) -> Any:
+    def make(steps: Sequence[Step[Any]]) -> Executable:
         from korch.events.schedule import PARTS
         from korch.measure.cpu import CpuMeter
         from korch.runtime.build import build

@@ -9,15 +9,19 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
 from korch.errors import InputError, OptionError
 from korch.files import open_file
 
+if TYPE_CHECKING:
+    from korch.primitive.op import Array
+    from korch.runtime.runnable import Runnable, TensorInfo
 
-def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+
+def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write a .npz file under exactly this name and with any keys, unlike `numpy.savez`."""
     with writing(path, "option --output"), zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
@@ -38,11 +42,11 @@ def writing(path: Path, where: str) -> Iterator[None]:
         raise OptionError(f"{path} can't be written ({error.strerror or error})", where) from error
 
 
-def read_feeds(parsed: argparse.Namespace, executable: Any) -> dict[str, Any]:
+def read_feeds(parsed: argparse.Namespace, executable: Runnable) -> dict[str, Array]:
     """Return the inputs of `korch run` by name: from files, or random ones."""
     from korch.report.peers.inputs import random_feeds
 
-    feeds: dict[str, Any] = {}
+    feeds: dict[str, Array] = {}
     if parsed.random:
         inputs = executable.example_inputs()
         _require_static(inputs)
@@ -57,7 +61,7 @@ def read_feeds(parsed: argparse.Namespace, executable: Any) -> dict[str, Any]:
     return feeds
 
 
-def _require_static(inputs: Sequence[Any]) -> None:
+def _require_static(inputs: Sequence[TensorInfo]) -> None:
     for tensor in inputs:
         if tensor.dtype == np.dtype(object) or -1 in tensor.shape:
             raise OptionError(
@@ -67,12 +71,13 @@ def _require_static(inputs: Sequence[Any]) -> None:
             )
 
 
-def _read_array(name: str, path: Path) -> Any:
+def _read_array(name: str, path: Path) -> Array:
     where, expected = f"input {name!r}", "a .npy file"
     try:
         with open_file(path) as stream:
             _check_header(stream)
-            return np.lib.format.read_array(stream, allow_pickle=False)
+            array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+            return array
     except OSError as error:
         raise InputError(f"{path} can't be read ({error.strerror})", where, expected) from error
     except (ValueError, EOFError, RecursionError, MemoryError) as error:

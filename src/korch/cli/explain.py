@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from korch.cli.arrays import writing
 from korch.cli.run import profiled, watched_threads
@@ -13,6 +13,7 @@ from korch.errors import ArtifactError, KorchError, OptionError
 from korch.files import check_output, open_file
 
 if TYPE_CHECKING:
+    from korch.api import AnyExecutable
     from korch.report.compare import Row
     from korch.runtime.cuda.executable import CudaExecutable
     from korch.runtime.executable import Executable
@@ -48,7 +49,7 @@ def explain(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _show(parsed: argparse.Namespace, executable: Any) -> None:
+def _show(parsed: argparse.Namespace, executable: AnyExecutable) -> None:
     """Print or write what `korch explain` was asked for."""
     from korch.api import load
     from korch.records import plain, to_json
@@ -56,6 +57,7 @@ def _show(parsed: argparse.Namespace, executable: Any) -> None:
     from korch.report.explain import describe
     from korch.report.explain import explain as explanation_of
     from korch.report.kernel import kernel_text
+    from korch.runtime.runnable import PlanExecutable
 
     if parsed.other is not None:
         pair = (_one_plan(executable, parsed.artifact), _one_plan(load(parsed.other), parsed.other))
@@ -69,9 +71,9 @@ def _show(parsed: argparse.Namespace, executable: Any) -> None:
     elif parsed.html is not None:
         _write_page(parsed, _one_plan(executable, parsed.artifact))
     elif parsed.kernel is not None:
-        executable = _one_plan(executable, parsed.artifact)
-        print(kernel_text(executable.plan, executable.report, parsed.kernel))
-    elif not hasattr(executable, "plan"):
+        one = _one_plan(executable, parsed.artifact)
+        print(kernel_text(one.plan, one.report, parsed.kernel))
+    elif not isinstance(executable, PlanExecutable):
         name, report = str(parsed.artifact), executable.report
         print(to_json({"artifact": name, **plain(report)}) if parsed.json else describe(name, report))
     elif parsed.json:
@@ -80,7 +82,7 @@ def _show(parsed: argparse.Namespace, executable: Any) -> None:
         print(explanation_of(executable.plan, executable.report))
 
 
-def _one_plan(executable: object, path: Path) -> Executable | CudaExecutable:
+def _one_plan(executable: AnyExecutable, path: Path) -> Executable | CudaExecutable:
     """Return an executable if it has one plan.
 
     Raises:
@@ -99,7 +101,7 @@ def _one_plan(executable: object, path: Path) -> Executable | CudaExecutable:
     )
 
 
-def _write_plan_onnx(parsed: argparse.Namespace, executable: Any) -> None:
+def _write_plan_onnx(parsed: argparse.Namespace, executable: AnyExecutable) -> None:
     import onnx
 
     from korch.report.plan_onnx import plan_model

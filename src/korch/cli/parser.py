@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from korch import __version__
 from korch.cli import explain, optimize, run
 from korch.cli.flags import add_options
 from korch.report.progress import STAGES
 
-Commands = Any
-"""What `argparse.ArgumentParser.add_subparsers` returns; its class has no public name."""
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+"""What `argparse.ArgumentParser.add_subparsers` returns."""
 
 PEERS = "onnxruntime,openvino"
 

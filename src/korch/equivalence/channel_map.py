@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -255,7 +254,9 @@ def _scale(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
         if again is None:
             continue
 
-        def write(w: Writer, values: list[int], again: Any = again, position: int = position) -> int:
+        def write(
+            w: Writer, values: list[int], again: Callable[[Writer], int] = again, position: int = position
+        ) -> int:
             pair = (values[0], again(w))
             return w.add(step.op, pair if position == 0 else pair[::-1])
 

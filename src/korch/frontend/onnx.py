@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -59,10 +59,11 @@ class HeldModel:
         return proto
 
 
-def load_model(
-    model: str | Path | bytes | onnx.ModelProto | HeldModel | LoadedModel,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-) -> OperatorGraph:
+ModelSource: TypeAlias = str | Path | bytes | onnx.ModelProto | HeldModel
+"""A path, the bytes of an ONNX file, or a model in memory."""
+
+
+def load_model(model: ModelSource | LoadedModel, shapes: Mapping[str, Sequence[int]] | None = None) -> OperatorGraph:
     """Read an ONNX model.
 
     Args:
@@ -89,9 +90,7 @@ def load_model(
 
 
 def load_segments(
-    model: str | Path | bytes | onnx.ModelProto | HeldModel,
-    shapes: Mapping[str, Sequence[int]] | None = None,
-    forced: Mapping[str, str] | None = None,
+    model: ModelSource, shapes: Mapping[str, Sequence[int]] | None = None, forced: Mapping[str, str] | None = None
 ) -> SegmentedModel:
     """Read an ONNX model that has parts which are no graph of static tensors.
 

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from korch.deadline import Deadline
 from korch.errors import InaccurateError, OptionError
 from korch.files import check_output
+from korch.frontend.onnx import ModelSource
+from korch.frontend.operator import OperatorGraph
 from korch.frontend.tensors import data_files
 from korch.measure.cuda.meter import CudaMeter
 from korch.options import Options
@@ -59,7 +60,7 @@ def run_until(
                 watch(stage, run)
 
 
-def _files_of(model: Any) -> list[Path]:
+def _files_of(model: ModelSource | OperatorGraph | None) -> list[Path]:
     """Return the files that a model is read from; none if it is in memory."""
     if not isinstance(model, str | Path):
         return []
@@ -73,7 +74,10 @@ def front(run: Run) -> tuple[Partition, PrimitiveGraph]:
 
 
 def plan_model(
-    model: Any, options: Options, shapes: Mapping[str, tuple[int, ...]] | None = None, progress: Progress | None = None
+    model: ModelSource | OperatorGraph,
+    options: Options,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    progress: Progress | None = None,
 ) -> DryRun:
     """Search a plan for a CUDA device with bounds as costs, and compile its kernels.
 
@@ -101,7 +105,7 @@ def plan_model(
 
 
 def optimize_model(
-    model: Any,
+    model: ModelSource | OperatorGraph,
     options: Options,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     progress: Progress | None = None,

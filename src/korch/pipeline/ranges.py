@@ -6,7 +6,6 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,8 @@ from korch.backend import builder_of
 from korch.deadline import Deadline
 from korch.errors import InaccurateError, UnprovidedError, UnsupportedError
 from korch.fission import fission
-from korch.frontend.onnx import load_model, read_model
+from korch.frontend.onnx import ModelSource, load_model, read_model
+from korch.frontend.operator import OperatorGraph
 from korch.limits import SearchLimits
 from korch.numerics import Standard
 from korch.options import Options
@@ -50,10 +50,10 @@ class Source:
 
     dimensions: tuple[Dimension, ...]
     primitives: Callable[[Sizes], PrimitiveGraph]
-    bound: Callable[[Sizes], tuple[Any, dict[str, tuple[int, ...]]]]
+    bound: Callable[[Sizes], tuple[ModelSource | OperatorGraph, dict[str, tuple[int, ...]]]]
 
 
-def onnx_source(model: Any, shapes: Mapping[str, Sequence[Bound]]) -> Source:
+def onnx_source(model: ModelSource, shapes: Mapping[str, Sequence[Bound]]) -> Source:
     """Return an ONNX model with ranges in a binding of its dimensions.
 
     Args:

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from korch.assembly.segments import Outcome
 from korch.assembly.task import Task
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
+from korch.frontend.onnx import ModelSource
 from korch.frontend.operator import OperatorGraph
 from korch.measure.meter import AnyMeter
 from korch.numerics import Standard
@@ -80,7 +80,7 @@ class Run:
     options: Options
     shapes: Mapping[str, tuple[int, ...]]
     progress: Progress
-    model: Any = None
+    model: ModelSource | OperatorGraph | None = None
     started_s: float = field(default_factory=time.monotonic)
     given: Deadline | None = None
     masked: Masked | None = None
