@@ -124,6 +124,12 @@ def test_rows_that_are_scattered_to_zeros_and_added() -> None:
     check(loop.model(loop.block(loop.block("x"))), tokens(TOKENS), 4)
 
 
+def test_parts_of_rows_whose_ends_are_computed() -> None:
+    loop = Loop()
+    loop.between = by_half
+    check(loop.model(loop.block("x")), tokens(TOKENS), 2)
+
+
 def test_numbers_that_are_not_finite_stay_in_their_token() -> None:
     loop, x = Loop(), tokens(TOKENS)
     x[1, 2], x[3, 0], x[4, 4] = np.nan, np.inf, -np.inf
@@ -138,6 +144,14 @@ def mean_of_rows(loop: Loop, value: str, expert: int) -> str:
 def by_their_number(loop: Loop, value: str, expert: int) -> str:
     count = loop.add("Cast", loop.add("Shape", value), to=1)
     return str(loop.add("Mul", value, loop.add("Slice", count, loop.ints(0), loop.ints(1))))
+
+
+def by_half(loop: Loop, value: str, expert: int) -> str:
+    """Exchange the halves of each row, whose ends are computed from its shape."""
+    width = loop.add("Gather", loop.add("Shape", value), loop.ints(-1), axis=0)
+    half = loop.add("Div", width, loop.ints(2))
+    parts = [loop.add("Slice", value, *ends, loop.ints(-1)) for ends in ((half, width), (loop.ints(0), half))]
+    return str(loop.add("Concat", *parts, axis=-1))
 
 
 def differing(loop: Loop, value: str, expert: int) -> str:
@@ -155,7 +169,14 @@ def changed(**attributes: Any) -> Loop:
     return loop
 
 
+def joined(loop: Loop, value: str, expert: int) -> str:
+    """Multiply by the number of rows and columns together."""
+    size = loop.add("Cast", loop.add("Size", value), to=1)
+    return str(loop.add("Mul", value, size))
+
+
 REFUSED = {
+    "the size of all rows counts": changed(between=joined),
     "rows are mixed": changed(between=mean_of_rows),
     "the number of rows counts": changed(between=by_their_number),
     "experts differ in an operator": changed(between=differing),

@@ -393,7 +393,7 @@ class _Writer:
             return
         (place,) = stacks if len(stacks) == 1 else (-1,)
         other = node.input[1 - place] if place in (0, 1) and len(node.input) == 2 else ""
-        fits = other in self.axes and self.known.types[other].rank == 2 and stacks[place].ndim == 2
+        fits = self.axes.get(other) == 0 and self.known.types[other].rank == 2 and stacks[place].ndim == 2
         if node.op_type not in ("Add", "Mul", "Sub", "Div") or not fits:
             raise _RefusedError
         own = self.gathered(stacks[place])

@@ -64,8 +64,8 @@ ELEMENTWISE = frozenset(
 SHAPES = frozenset(("Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Cast", "Reshape"))
 """What may compute shapes from the number of rows."""
 
-COUNT = -1
-"""Instead of an axis: a shape, that may have the number of rows."""
+COUNT, FREE = -100, -101
+"""Instead of an axis: a shape that may have the number of rows; what does not depend on rows."""
 
 
 def row_axes(first: str, nodes: Sequence[Any], known: Propagation, rows: int) -> dict[str, int] | None:
@@ -96,11 +96,16 @@ def _axis(node: Any, given: dict[int, int], known: Propagation, rows: int) -> in
     op, attributes = node.op_type, read_attributes(node)
     types = [known.types[name] if name else None for name in node.input]
     out = known.types[node.output[0]]
+    given = {j: axis for j, axis in given.items() if axis != FREE}
+    if not given:
+        return FREE
     if op == "Shape":
-        return COUNT
-    counts = {j for j, axis in given.items() if axis == COUNT}
+        return None if given[0] < 0 else COUNT if attributes else -1 - given[0]  # the place of the number of rows
+    counts = {j for j, axis in given.items() if axis < 0}
     if counts:
-        is_target = op in ("Reshape", "Expand") and counts == {1} and given.get(0, COUNT) != COUNT
+        if op == "Gather" and counts == {0} and _takes_others(given[0], known, node):
+            return FREE
+        is_target = op in ("Reshape", "Expand") and counts == {1} and given.get(0, COUNT) >= 0
         if not is_target:
             return COUNT if op in SHAPES and len(counts) == len(given) else None
         given = {0: given[0]}
@@ -138,6 +143,12 @@ def _axis(node: Any, given: dict[int, int], known: Propagation, rows: int) -> in
             else None
         )
     return _of_part(op, attributes, axis, known, node)
+
+
+def _takes_others(place: int, known: Propagation, node: Any) -> bool:
+    """Return whether a node takes sizes that are not the number of rows out of a shape."""
+    index, size = known.constants.get(node.input[1]), known.types[node.input[0]].shape[0]
+    return place != COUNT and index is not None and not (index % size == -1 - place).any()
 
 
 def _of_gather(op: str, attributes: dict[str, Any], given: dict[int, int], known: Propagation, node: Any) -> int | None:
