@@ -7,7 +7,7 @@ and the one shift that the whole chain amounts to, in float64.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -42,9 +42,9 @@ class AffineStep:
     shift: Array
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class AffineChain:
-    """output = scale*base + shift, in one step or more.
+    """output = scale*base + shift, in one step or more; equal if the steps are.
 
     Attributes:
         steps: the primitives, last one first.
@@ -55,10 +55,10 @@ class AffineChain:
     """
 
     steps: tuple[Primitive, ...]
-    base: int
-    axis: int | None
-    scale: Array
-    shift: Array
+    base: int = field(compare=False)
+    axis: int | None = field(compare=False)
+    scale: Array = field(compare=False)
+    shift: Array = field(compare=False)
 
     @property
     def has_scale(self) -> bool:

@@ -16,14 +16,6 @@ from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import DType
 
 
-@dataclass(frozen=True, slots=True)
-class ChainMatch:
-    """Where a chain ends, and its steps, the last one first."""
-
-    root: Primitive
-    steps: tuple[Primitive, ...]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class ReciprocalWitness:
     """x / c where c is a constant that may be broadcast; `reciprocal` has c's small shape."""
@@ -43,21 +35,20 @@ def write_affine(writer: Writer, value: int, chain: AffineChain) -> int:
     return value
 
 
-def _match_chain(view: View, root: Primitive) -> Iterator[ChainMatch]:
+def _match_chain(view: View, root: Primitive) -> Iterator[AffineChain]:
     step = affine_step(view, root)
     if step is not None:
-        yield ChainMatch(root, chains_from(view, step)[-1].steps)
+        yield chains_from(view, step)[-1]
 
 
-def _refuse_chain(view: View, match: ChainMatch) -> AffineChain | RuleRefusal:
-    step = affine_step(view, match.root)
-    chain = chains_from(view, step)[-1] if step is not None else None
-    if chain is None or goes_on(view, match.root.output):
-        return RuleRefusal("the chain continues", match.root.output)
+def _refuse_chain(view: View, chain: AffineChain) -> AffineChain | RuleRefusal:
+    root = chain.steps[0].output
+    if goes_on(view, root):
+        return RuleRefusal("the chain continues", root)
     if not chain.is_finite:
-        return RuleRefusal("a scale or shift is not finite", match.root.output)
+        return RuleRefusal("a scale or shift is not finite", root)
     if chain.has_scale + chain.has_shift >= len(chain.steps):
-        return RuleRefusal("no fewer steps", match.root.output)
+        return RuleRefusal("no fewer steps", root)
     return chain
 
 

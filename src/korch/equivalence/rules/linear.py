@@ -26,7 +26,7 @@ class FoldMatch:
 
     root: Primitive
     linear: Primitive
-    steps: tuple[Primitive, ...]
+    chain: AffineChain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,23 +118,17 @@ def _product(weights: Array, factor: Array) -> Array:
         return np.asarray(weights * factor)
 
 
-def _chain(view: View, match: FoldMatch) -> AffineChain:
-    step = affine_step(view, match.steps[0])
-    chains = [] if step is None else chains_from(view, step)
-    return next(chain for chain in chains if chain.steps == match.steps)
-
-
 def _match_after(view: View, root: Primitive) -> Iterator[FoldMatch]:
     step = affine_step(view, root)
     if step is None:
         return
     chain = chains_from(view, step)[-1]
     for linear in view.producing(chain.base, *LINEAR):
-        yield FoldMatch(root, linear, chain.steps)
+        yield FoldMatch(root, linear, chain)
 
 
 def _refuse_after(view: View, match: FoldMatch) -> FoldWitness | RuleRefusal:
-    root, chain = match.root.output, _chain(view, match)
+    root, chain = match.root.output, match.chain
     channels = _channels(view, match.linear)
     if channels is None:
         return RuleRefusal("the weights are not constant", root)
@@ -167,7 +161,7 @@ def _match_before(view: View, root: Primitive) -> Iterator[FoldMatch]:
             if _drops_shift_taps(root):
                 # Of a chain before zero pads, the part after the last shift can still fold.
                 chains = [c for c in chains if not c.has_shift] or chains[:1]
-            yield FoldMatch(root, root, chains[-1].steps)
+            yield FoldMatch(root, root, chains[-1])
             return
 
 
@@ -180,7 +174,7 @@ def _drops_shift_taps(linear: Primitive) -> bool:
 
 
 def _refuse_before(view: View, match: FoldMatch) -> FoldWitness | RuleRefusal:
-    root, chain = match.root.output, _chain(view, match)
+    root, chain = match.root.output, match.chain
     channels = _channels(view, match.linear)
     if channels is None or (chain.axis not in (None, channels.axis_in)):
         return RuleRefusal("the scale is not per channel", root)
