@@ -479,5 +479,5 @@ def test_programs_for_matrix_units_agree_with_their_reference(units, rng):
         a, b = (rng.standard_normal(t.shape, np.float32) for t in group.input_types)
         (expected,) = run_program(kernel.program, [a.reshape(-1), b.reshape(-1)])
         np.testing.assert_allclose(expected, (a @ b).reshape(-1), rtol=1e-5, atol=1e-5)
-        (found,) = run_kernel(kernel, group, offer, [a, b], builder, library)
+        (found,) = run_kernel(kernel, group, offer, [a, b], builder, library=library)
         np.testing.assert_allclose(found.reshape(-1), expected, rtol=1e-5, atol=1e-5)
