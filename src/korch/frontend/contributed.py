@@ -36,7 +36,7 @@ class Definition:
     ) -> None:
         self.node, self.types, self.constants, self.where = node, types, constants, where
         self.attributes = read_attributes(node)
-        self.nodes: list[Any] = []
+        self.nodes: list[onnx.NodeProto] = []
 
     def optional(self, position: int) -> str:
         """Return the name of an input, "" if it is left out."""
@@ -296,7 +296,7 @@ def define_contributed(
     types: Mapping[str, ValueType],
     constants: Mapping[str, Array],
     model: str,
-) -> list[Any] | None:
+) -> list[onnx.NodeProto] | None:
     """Return the standard nodes that define a node of ONNX Runtime's own domain, None if there are none here.
 
     Args:

@@ -7,7 +7,6 @@ be optimized; an If whose condition is known is replaced by the branch that it t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import onnx
 from onnx import inliner
@@ -32,7 +31,7 @@ COMPOSITES = frozenset(
 
 def expand_composite(
     node: onnx.NodeProto, opsets: Mapping[str, int], types: Mapping[str, ValueType], constants: Mapping[str, Array]
-) -> list[Any] | None:
+) -> list[onnx.NodeProto] | None:
     """Return the nodes of a composite operator's definition, or None if it has none here."""
     named = [name for name in dict.fromkeys(node.input) if name]
     protos = [type_proto(types[n]) if n in types else array_type_proto(constants[n]) for n in named]
@@ -57,7 +56,7 @@ def expand_composite(
     return _renamed(nodes, keep={*named, *node.output}, prefix=_prefix(node))
 
 
-def take_branch(node: onnx.NodeProto, condition: bool) -> list[Any]:
+def take_branch(node: onnx.NodeProto, condition: bool) -> list[onnx.NodeProto]:
     """Return the nodes of the branch that an If takes, its outputs named like the If's."""
     branches = {attribute.name: attribute.g for attribute in node.attribute}
     graph = branches["then_branch" if condition else "else_branch"]
@@ -78,7 +77,7 @@ def _prefix(node: onnx.NodeProto) -> str:
     return f"{node.name or first}/"
 
 
-def _renamed(nodes: Sequence[Any], keep: set[str], prefix: str) -> list[Any]:
+def _renamed(nodes: Sequence[onnx.NodeProto], keep: set[str], prefix: str) -> list[onnx.NodeProto]:
     """Return copies whose outputs, unless kept, and whose own names begin with `prefix`."""
     table = {name: prefix + name for node in nodes for name in node.output if name and name not in keep}
     copies = []
@@ -103,7 +102,7 @@ def _rename(node: onnx.NodeProto, table: Mapping[str, str]) -> None:
                 item.name = table.get(item.name, item.name)
 
 
-def embed_captured(node: onnx.NodeProto, captured: Sequence[str], constants: Mapping[str, Array]) -> Any:
+def embed_captured(node: onnx.NodeProto, captured: Sequence[str], constants: Mapping[str, Array]) -> onnx.NodeProto:
     """Return a copy whose subgraphs hold the constants that they read from outside."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx
 from onnx import helper
 
 from korch.frontend.names import captured_names
@@ -45,11 +46,11 @@ class _Expert:
         number: the number that chooses this expert.
     """
 
-    start: Any
-    nodes: tuple[Any, ...]
-    end: Any
+    start: onnx.NodeProto
+    nodes: tuple[onnx.NodeProto, ...]
+    end: onnx.NodeProto
     base: str
-    result: Any
+    result: onnx.NodeProto
     numbers: str
     order: tuple[int, ...]
     number: int
@@ -59,9 +60,9 @@ class _Expert:
 class _Model:
     """All nodes, and what is known of the values that do not depend on rows."""
 
-    nodes: Sequence[Any]
+    nodes: Sequence[onnx.NodeProto]
     known: Propagation
-    makers: dict[str, Any] = field(default_factory=dict)
+    makers: dict[str, onnx.NodeProto] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.makers = {name: node for node in self.nodes for name in node.output}
@@ -69,13 +70,13 @@ class _Model:
     def constant(self, name: str) -> Array | None:
         return self.known.constants.get(name)
 
-    def source(self, name: str) -> tuple[str, Any]:
+    def source(self, name: str) -> tuple[str, onnx.NodeProto | None]:
         """Return what a value is a cast of, with its maker."""
         while (maker := self.makers.get(name)) is not None and maker.op_type in MOVES:
             name = maker.input[0]
         return name, maker
 
-    def readers(self, name: str) -> list[Any]:
+    def readers(self, name: str) -> list[onnx.NodeProto]:
         """Return the nodes that read a value."""
         return [node for node in self.nodes if name in node.input]
 
@@ -95,10 +96,10 @@ def gather_experts(
     name: str,
     opsets: Mapping[str, int],
     types: Mapping[str, ValueType],
-    nodes: Sequence[Any],
+    nodes: Sequence[onnx.NodeProto],
     constants: dict[str, Array],
     outputs: Sequence[str],
-) -> list[Any]:
+) -> list[onnx.NodeProto]:
     """Return nodes without loops over experts; constants that they need are added.
 
     Args:
@@ -112,7 +113,7 @@ def gather_experts(
     if not any(node.op_type in SCATTERS for node in nodes) or not any(node.op_type == "NonZero" for node in nodes):
         return list(nodes)
     known = Propagation(name, opsets, dict(types), dict(constants), (), Host())
-    found, walked = list(nodes), dict[int, Any]()
+    found, walked = list(nodes), dict[int, onnx.NodeProto]()
     kept = {*outputs, *(inner for node in nodes for inner in captured_names(node))}
     while True:
         early = [node for node in _early(found) if id(node) not in walked]
@@ -133,7 +134,7 @@ def gather_experts(
             return found
 
 
-def _between(model: _Model, own: Sequence[Any], group: Sequence[_Expert]) -> list[Any]:
+def _between(model: _Model, own: Sequence[onnx.NodeProto], group: Sequence[_Expert]) -> list[onnx.NodeProto]:
     """Return the other nodes that depend on a sum of some of the experts: their shapes may be known."""
     members, found = set(map(id, own)), []
     names = {expert.result.output[0] for expert in group[:-1]}
@@ -147,7 +148,7 @@ def _between(model: _Model, own: Sequence[Any], group: Sequence[_Expert]) -> lis
     return found
 
 
-def _early(nodes: Sequence[Any]) -> list[Any]:
+def _early(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """Return the nodes that read nothing of a size that depends on data."""
     late: set[str] = set()
     for node in nodes:
@@ -172,7 +173,7 @@ def _groups(model: _Model) -> Iterator[list[_Expert]]:
         yield group
 
 
-def _expert(model: _Model, start: Any) -> _Expert | None:
+def _expert(model: _Model, start: onnx.NodeProto) -> _Expert | None:
     chosen = _choice(model, start.input[0])
     own, nodes, ends = set(start.output), [], []
     for node in model.nodes:
@@ -190,7 +191,7 @@ def _expert(model: _Model, start: Any) -> _Expert | None:
     return _Expert(start, tuple(nodes), ends[0], base, result, numbers, order, number)
 
 
-def _total(model: _Model, end: Any) -> tuple[str, Any] | None:
+def _total(model: _Model, end: onnx.NodeProto) -> tuple[str, onnx.NodeProto] | None:
     """Return what a scatter adds to, and the node that gives the sum; an expert has a row at most once."""
     if read_attributes(end).get("reduction", "none") in ("add", b"add"):
         return str(end.input[0]), end
@@ -232,7 +233,7 @@ def _choice(model: _Model, mask: str) -> tuple[str, tuple[int, ...], int] | None
     return numbers, tuple(q for q in perm if q != rank - 1), int(classes[int(place)])
 
 
-def _classes(model: _Model, node: Any) -> tuple[str, Array] | None:
+def _classes(model: _Model, node: onnx.NodeProto) -> tuple[str, Array] | None:
     """Return of an index with one element for each class at the end: the index, and the numbers of the classes."""
     if node.op_type == "OneHot":
         depth, values = model.constant(node.input[1]), model.constant(node.input[2])
@@ -250,7 +251,7 @@ def _classes(model: _Model, node: Any) -> tuple[str, Array] | None:
     return None
 
 
-def _gathered(model: _Model, group: Sequence[_Expert], constants: dict[str, Array]) -> list[Any] | None:
+def _gathered(model: _Model, group: Sequence[_Expert], constants: dict[str, Array]) -> list[onnx.NodeProto] | None:
     """Return nodes that compute all experts of a sum; None if something does not hold."""
     first, count = group[0], len(group)
     same = all((e.numbers, e.order) == (first.numbers, first.order) for e in group)
@@ -308,7 +309,7 @@ def _differing(model: _Model, ordered: Sequence[_Expert], first: _Expert) -> dic
     return {k: arrays for k, arrays in found.items() if not all(_equal(a, arrays[0]) for a in arrays)}
 
 
-def _alike(a: Any, b: Any) -> bool:
+def _alike(a: onnx.NodeProto, b: onnx.NodeProto) -> bool:
     is_same = (a.op_type, a.domain, len(a.input), len(a.output)) == (b.op_type, b.domain, len(b.input), len(b.output))
     return is_same and sorted(x.SerializeToString() for x in a.attribute) == sorted(
         x.SerializeToString() for x in b.attribute
@@ -332,9 +333,9 @@ class _Writer:
     differing: dict[tuple[int, int], list[Array]]
     axes: Mapping[str, int]
     known: Propagation
-    made: list[Any] = field(default_factory=list)
+    made: list[onnx.NodeProto] = field(default_factory=list)
 
-    def run(self, output: str, rows: int) -> list[Any] | None:
+    def run(self, output: str, rows: int) -> list[onnx.NodeProto] | None:
         """Return the nodes; None if a node can't take gathered weights."""
         numbers = self.add("Transpose", self.expert.numbers, perm=list(self.expert.order))
         self.index = self.add("Reshape", numbers, self.constant(np.array([-1], np.int64)))
@@ -367,7 +368,7 @@ class _Writer:
     def gathered(self, stack: Array) -> str:
         return self.add("Gather", self.constant(stack), self.index, axis=0)
 
-    def weighted(self, node: Any, stacks: Mapping[int, Array]) -> None:
+    def weighted(self, node: onnx.NodeProto, stacks: Mapping[int, Array]) -> None:
         """Add a product, or a sum with a bias, by constants that the index chooses."""
         attributes, (left, *_) = read_attributes(node), node.input
         is_plain = all(attributes.get(key, 1.0) == 1.0 for key in ("alpha", "beta")) and not attributes.get("transA")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import onnx
 import onnx.version_converter
@@ -58,7 +57,7 @@ def check_opsets(opsets: Mapping[str, int], model: str) -> None:
         )
 
 
-def modernized(proto: Any, model: str) -> Any:
+def modernized(proto: onnx.ModelProto, model: str) -> onnx.ModelProto:
     """Return a model of an old opset in the oldest one that the rules know; others as they are.
 
     Raises:
@@ -78,7 +77,7 @@ def modernized(proto: Any, model: str) -> Any:
         ) from error
 
 
-def find_schema(node: onnx.NodeProto, opsets: Mapping[str, int], model: str) -> Any:
+def find_schema(node: onnx.NodeProto, opsets: Mapping[str, int], model: str) -> onnx.defs.OpSchema:
     """Return the definition of a node's operator.
 
     Raises:
@@ -133,12 +132,12 @@ def _check_node(node: onnx.NodeProto, opsets: Mapping[str, int], where: str) -> 
             raise ModelError(f"it breaks the operator's definition: {text}", where=where) from error
 
 
-def type_proto(type_: ValueType) -> Any:
+def type_proto(type_: ValueType) -> onnx.TypeProto:
     """Return a type as ONNX writes it."""
     return onnx.helper.make_tensor_type_proto(onnx_type(type_.dtype), type_.shape)
 
 
-def array_type_proto(array: Array) -> Any:
+def array_type_proto(array: Array) -> onnx.TypeProto:
     """Return an array's type as ONNX writes it."""
     dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     return onnx.helper.make_tensor_type_proto(dtype, array.shape)
@@ -163,7 +162,7 @@ class Known:
     others: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
 
 
-def infer_types(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: Known) -> dict[str, Any]:
+def infer_types(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: Known) -> dict[str, onnx.TypeProto]:
     """Return the types of a node's outputs as TypeProtos; dimensions may be left open.
 
     Raises:
@@ -191,7 +190,9 @@ def infer_types(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: Known) 
         return {node.output[0]: inputs[node.input[0]]}
     imports = [onnx.helper.make_opsetid(*item) for item in known.opsets.items()]
     try:
-        found: dict[str, Any] = onnx.shape_inference.infer_node_outputs(schema, node, inputs, data, None, imports)
+        found: dict[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
+            schema, node, inputs, data, None, imports
+        )
     except REFUSALS as error:
         text = " ".join(str(error).split())
         raise ModelError(
@@ -221,7 +222,7 @@ def _check_axis(
             )
 
 
-def static_type(proto: Any, name: str, node: onnx.NodeProto, model: str) -> ValueType:
+def static_type(proto: onnx.TypeProto, name: str, node: onnx.NodeProto, model: str) -> ValueType:
     """Return an inferred type as a static one.
 
     Raises:

@@ -6,7 +6,6 @@ Names are the edges of an ONNX graph: each must be given by exactly one node, in
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import onnx
 
@@ -20,7 +19,7 @@ def node_label(node: onnx.NodeProto) -> str:
     return f"node {name!r} ({domain}{node.op_type})"
 
 
-def has_legal_names(graph: Any) -> bool:
+def has_legal_names(graph: onnx.GraphProto) -> bool:
     """Return whether all names in a graph are text: protobuf hands over what is not as bytes."""
     named = (*graph.input, *graph.output, *graph.initializer)
     return all(isinstance(item.name, str) for item in named) and all(
@@ -42,7 +41,7 @@ def captured_names(node: onnx.NodeProto) -> Iterator[str]:
             yield from _free(graph)
 
 
-def _free(graph: Any) -> Iterator[str]:
+def _free(graph: onnx.GraphProto) -> Iterator[str]:
     bound = {item.name for item in (*graph.input, *graph.initializer)}
     for node in graph.node:
         for name in (*node.input, *captured_names(node)):
@@ -52,7 +51,9 @@ def _free(graph: Any) -> Iterator[str]:
     yield from (item.name for item in graph.output if item.name not in bound)
 
 
-def order_nodes(nodes: Sequence[Any], given: Iterable[str], outputs: Sequence[str], model: str) -> list[Any]:
+def order_nodes(
+    nodes: Sequence[onnx.NodeProto], given: Iterable[str], outputs: Sequence[str], model: str
+) -> list[onnx.NodeProto]:
     """Return the nodes that the outputs need, each after those that it reads.
 
     Raises:
@@ -76,7 +77,7 @@ def order_nodes(nodes: Sequence[Any], given: Iterable[str], outputs: Sequence[st
 
 
 def _depth_first(
-    nodes: Sequence[Any], given: set[str], producer: dict[str, int], outputs: Sequence[str], model: str
+    nodes: Sequence[onnx.NodeProto], given: set[str], producer: dict[str, int], outputs: Sequence[str], model: str
 ) -> list[int]:
     done: dict[int, bool] = {}  # False while its inputs are being placed
     order: list[int] = []

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import onnx
@@ -123,10 +123,10 @@ class LoadedModel:
     name: str
     ir_version: int
     opsets: Mapping[str, int]
-    declared: list[Any]
-    declared_outputs: list[Any]
+    declared: list[onnx.ValueInfoProto]
+    declared_outputs: list[onnx.ValueInfoProto]
     outputs: list[str]
-    nodes: list[Any]
+    nodes: list[onnx.NodeProto]
     constants: dict[str, Array]
 
 
@@ -164,7 +164,7 @@ def read_model(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> Loade
     return LoadedModel(name, proto.ir_version, opsets, declared, list(graph.output), outputs, nodes, constants)
 
 
-def _captured(nodes: Sequence[Any]) -> set[str]:
+def _captured(nodes: Sequence[onnx.NodeProto]) -> set[str]:
     from_inside: set[str] = set()
     for node in nodes:
         for attribute in node.attribute:
@@ -174,7 +174,7 @@ def _captured(nodes: Sequence[Any]) -> set[str]:
     return from_inside
 
 
-def _read(model: str | Path | bytes | onnx.ModelProto) -> tuple[Any, str, Path | None]:
+def _read(model: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, str, Path | None]:
     """Return the parsed model, its name for messages, and its folder."""
     if isinstance(model, HeldModel):
         return _checked(model.proto, model.name), model.name, None
@@ -202,7 +202,7 @@ def _too_long(name: str) -> ModelError:
     )
 
 
-def _parse(content: bytes, name: str) -> Any:
+def _parse(content: bytes, name: str) -> onnx.ModelProto:
     if not content:
         raise ModelError("the file is empty", where=name, expected="an ONNX model")
     if len(content) > LARGEST_PROTOBUF:
@@ -239,7 +239,7 @@ def _other_kind(content: bytes) -> tuple[str, str] | None:
     return None
 
 
-def _checked(proto: Any, name: str) -> Any:
+def _checked(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     if not (proto.ir_version and proto.HasField("graph") and proto.opset_import):
         raise ModelError(
             "this is no ONNX model, or it was cut short: it has no version, graph or opset",
@@ -251,7 +251,7 @@ def _checked(proto: Any, name: str) -> Any:
     return proto
 
 
-def _inlined(proto: Any, name: str) -> Any:
+def _inlined(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     if not proto.functions:
         return proto
     try:
@@ -260,7 +260,7 @@ def _inlined(proto: Any, name: str) -> Any:
         raise ModelError(f"its functions can't be inlined ({' '.join(str(error).split())})", where=name) from error
 
 
-def _check_names(graph: Any, outputs: Sequence[str], name: str) -> None:
+def _check_names(graph: onnx.GraphProto, outputs: Sequence[str], name: str) -> None:
     if not outputs:
         raise ModelError("it has no output", where=name)
     for kind, items in (

@@ -79,7 +79,7 @@ def read_attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {attribute.name: _python(attribute) for attribute in node.attribute}
 
 
-def _python(attribute: Any) -> Any:
+def _python(attribute: onnx.AttributeProto) -> Any:
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")

@@ -7,8 +7,6 @@ ONNX's inference functions of older opsets declare one row and one column more.
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx
 
 from korch.frontend.operator import read_attributes
@@ -17,7 +15,7 @@ from korch.primitive.ops.reduce import window_extent
 POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 
 
-def drop_late_windows(node: onnx.NodeProto, given: Any, found: dict[str, Any]) -> None:
+def drop_late_windows(node: onnx.NodeProto, given: onnx.TypeProto | None, found: dict[str, onnx.TypeProto]) -> None:
     """Correct the inferred types of a pooling node with ceil_mode; others are left as they are.
 
     Args:

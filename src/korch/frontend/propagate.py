@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx
@@ -50,7 +49,7 @@ class Host:
     """
 
     forced: Mapping[str, str] = field(default_factory=dict)
-    untyped: Mapping[str, Any] = field(default_factory=dict)
+    untyped: Mapping[str, onnx.TypeProto] = field(default_factory=dict)
 
 
 class Propagation:
@@ -89,11 +88,11 @@ class Propagation:
         self.operators: list[Operator] = []
         self.items: list[Operator | HostNode] = []
         self.host = host
-        self.untyped: dict[str, Any] = dict(host.untyped) if host else {}
+        self.untyped: dict[str, onnx.TypeProto] = dict(host.untyped) if host else {}
         for name, array in constants.items():
             self.set_constant(name, array)
 
-    def walk(self, nodes: Sequence[Any]) -> None:
+    def walk(self, nodes: Sequence[onnx.NodeProto]) -> None:
         """Process nodes that stand in an order in which they can run."""
         waiting = deque(nodes)
         read: set[str] = set(self.wanted)
@@ -105,7 +104,7 @@ class Propagation:
                 read.update((*node.input, *captured_names(node)))
             waiting.extendleft(reversed(more))
 
-    def _visit(self, node: onnx.NodeProto, read: set[str]) -> list[Any]:
+    def _visit(self, node: onnx.NodeProto, read: set[str]) -> list[onnx.NodeProto]:
         """Process a node, or leave it to the host if there is one; return those to do instead."""
         if self.host is None:
             return self._node(node, read)
@@ -131,7 +130,7 @@ class Propagation:
             except UnsupportedError:
                 self.untyped[name] = found.get(name)
 
-    def _infer_left(self, node: onnx.NodeProto) -> dict[str, Any]:
+    def _infer_left(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
         """Return what ONNX infers of the outputs of a node that the host runs."""
         types = {n: self.types[n] for n in node.input if n in self.types}
         others = {n: self.untyped.get(n) for n in node.input if n not in self.types}
@@ -149,7 +148,7 @@ class Propagation:
     def _known(self) -> Known:
         return Known(self.opsets, self.types, self.constants, self.model)
 
-    def _node(self, node: onnx.NodeProto, read: set[str]) -> list[Any]:
+    def _node(self, node: onnx.NodeProto, read: set[str]) -> list[onnx.NodeProto]:
         node = _normal(node)
         if node.op_type == "Constant" and not node.domain:
             self._constant_node(node)
@@ -189,7 +188,7 @@ class Propagation:
             )
         self.set_constant(node.output[0], array)
 
-    def _closed(self, node: onnx.NodeProto, captured: Sequence[str]) -> Any:
+    def _closed(self, node: onnx.NodeProto, captured: Sequence[str]) -> onnx.NodeProto:
         for name in captured:
             if name not in self.constants:
                 raise UnsupportedError(
@@ -200,7 +199,7 @@ class Propagation:
                 )
         return embed_captured(node, captured, self.constants)
 
-    def _fold(self, node: onnx.NodeProto, schema: Any) -> bool:
+    def _fold(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> bool:
         """Compute a node whose inputs are all known; say whether that was possible."""
         is_known = all(name in self.constants for name in node.input if name)
         if not is_known or self._is_weight(node):
@@ -257,7 +256,7 @@ class Propagation:
         self.set_constant(node.output[0], np.array(type_.shape[part], np.int64))
         return True
 
-    def _keep(self, node: onnx.NodeProto, schema: Any, read: set[str]) -> None:
+    def _keep(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema, read: set[str]) -> None:
         where = f"{self.model}: {node_label(node)}"
         for name in node.input:
             if name and name not in self.types:
@@ -309,7 +308,7 @@ NARROW = {"int4": np.int8, "uint4": np.uint8, "int2": np.int8, "uint2": np.uint8
 """Bytes that hold integers of fewer bits."""
 
 
-def _normal(node: onnx.NodeProto) -> Any:
+def _normal(node: onnx.NodeProto) -> onnx.NodeProto:
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.domain = "" if node.domain == "ai.onnx" else node.domain
@@ -319,7 +318,7 @@ def _normal(node: onnx.NodeProto) -> Any:
     return copy
 
 
-def _size_bytes(proto: Any) -> int:
+def _size_bytes(proto: onnx.TypeProto) -> int:
     tensor = proto.tensor_type
     if proto.WhichOneof("value") != "tensor_type" or dtype_of(tensor.elem_type) is None:
         return 0
@@ -329,7 +328,7 @@ def _size_bytes(proto: Any) -> int:
     return size
 
 
-def _agrees(proto: Any, array: Array) -> bool:
+def _agrees(proto: onnx.TypeProto | None, array: Array) -> bool:
     if proto is None or proto.WhichOneof("value") != "tensor_type":
         return False
     tensor = proto.tensor_type

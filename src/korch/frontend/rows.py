@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 
 from korch.frontend.operator import read_attributes
 from korch.frontend.propagate import Propagation
@@ -68,7 +69,7 @@ COUNT, FREE = -100, -101
 """Instead of an axis: a shape that may have the number of rows; what does not depend on rows."""
 
 
-def row_axes(first: str, nodes: Sequence[Any], known: Propagation, rows: int) -> dict[str, int] | None:
+def row_axes(first: str, nodes: Sequence[onnx.NodeProto], known: Propagation, rows: int) -> dict[str, int] | None:
     """Return the axis of rows of each value; None if a node may mix rows.
 
     Args:
@@ -91,7 +92,7 @@ def row_axes(first: str, nodes: Sequence[Any], known: Propagation, rows: int) ->
     return axes if is_split else None
 
 
-def _axis(node: Any, given: dict[int, int], known: Propagation, rows: int) -> int | None:
+def _axis(node: onnx.NodeProto, given: dict[int, int], known: Propagation, rows: int) -> int | None:
     """Return the axis of rows of what a node computes."""
     op, attributes = node.op_type, read_attributes(node)
     types = [known.types[name] if name else None for name in node.input]
@@ -145,13 +146,15 @@ def _axis(node: Any, given: dict[int, int], known: Propagation, rows: int) -> in
     return _of_part(op, attributes, axis, known, node)
 
 
-def _takes_others(place: int, known: Propagation, node: Any) -> bool:
+def _takes_others(place: int, known: Propagation, node: onnx.NodeProto) -> bool:
     """Return whether a node takes sizes that are not the number of rows out of a shape."""
     index, size = known.constants.get(node.input[1]), known.types[node.input[0]].shape[0]
     return place != COUNT and index is not None and not (index % size == -1 - place).any()
 
 
-def _of_gather(op: str, attributes: dict[str, Any], given: dict[int, int], known: Propagation, node: Any) -> int | None:
+def _of_gather(
+    op: str, attributes: dict[str, Any], given: dict[int, int], known: Propagation, node: onnx.NodeProto
+) -> int | None:
     data, index = (known.types[name] for name in node.input)
     if set(given) == {1} and op == "Gather":
         return int(attributes.get("axis", 0)) % data.rank + given[1]
@@ -163,7 +166,7 @@ def _of_gather(op: str, attributes: dict[str, Any], given: dict[int, int], known
     return None if axis == given[0] else given[0] + (index.rank - 1 if axis < given[0] else 0)
 
 
-def _of_part(op: str, attributes: dict[str, Any], axis: int, known: Propagation, node: Any) -> int | None:
+def _of_part(op: str, attributes: dict[str, Any], axis: int, known: Propagation, node: onnx.NodeProto) -> int | None:
     """Return the axis of rows of a part of a value, or of one with more or fewer axes."""
     rank, out = known.types[node.input[0]].rank, known.types[node.output[0]]
     if op == "Split":

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import onnx
 
@@ -58,8 +57,8 @@ class SegmentedModel:
     """
 
     name: str
-    inputs: tuple[tuple[str, Any], ...]
-    outputs: tuple[tuple[str, Any], ...]
+    inputs: tuple[tuple[str, onnx.TypeProto | None], ...]
+    outputs: tuple[tuple[str, onnx.TypeProto | None], ...]
     segments: tuple[Segment, ...]
     constants: Mapping[str, Array]
 
@@ -120,7 +119,7 @@ def _writes(item: Operator | HostNode) -> list[str]:
     return [name for name in outputs if name]
 
 
-def _type(walk: Propagation, value: str) -> Any:
+def _type(walk: Propagation, value: str) -> onnx.TypeProto | None:
     if value in walk.types:
         return type_proto(walk.types[value])
     return walk.untyped.get(value)
@@ -163,7 +162,7 @@ def _host_segment(
     return HostSegment(model, tuple(labels))
 
 
-def _value(walk: Propagation, value: str) -> Any:
+def _value(walk: Propagation, value: str) -> onnx.ValueInfoProto:
     info = onnx.ValueInfoProto()
     info.name = value
     proto = _type(walk, value)

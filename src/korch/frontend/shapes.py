@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import onnx
 
@@ -17,7 +16,9 @@ LARGEST_BYTES = 1 << 34
 """Of a value; beyond it the model is damaged, or meant for a cluster."""
 
 
-def bind_inputs(declared: Sequence[Any], shapes: Mapping[str, Sequence[int]], model: str) -> dict[str, ValueType]:
+def bind_inputs(
+    declared: Sequence[onnx.ValueInfoProto], shapes: Mapping[str, Sequence[int]], model: str
+) -> dict[str, ValueType]:
     """Return the static type of each input.
 
     A dimension that the model gives a name has one size everywhere: once one input fixes it, the
@@ -42,12 +43,12 @@ def bind_inputs(declared: Sequence[Any], shapes: Mapping[str, Sequence[int]], mo
     return {item.name: _static(item, shapes.get(item.name), sizes, free, model) for item in declared}
 
 
-def _names(declared: Sequence[Any]) -> list[str]:
+def _names(declared: Sequence[onnx.ValueInfoProto]) -> list[str]:
     dims = (dim for item in declared for dim in item.type.tensor_type.shape.dim)
     return list(dict.fromkeys(dim.dim_param for dim in dims if dim.dim_param))
 
 
-def _symbols(declared: Sequence[Any], given: Mapping[str, Sequence[int]], model: str) -> dict[str, int]:
+def _symbols(declared: Sequence[onnx.ValueInfoProto], given: Mapping[str, Sequence[int]], model: str) -> dict[str, int]:
     """Return the sizes that are given to dimensions by their names."""
     known = _names(declared)
     sizes = {}
@@ -71,7 +72,7 @@ def _symbols(declared: Sequence[Any], given: Mapping[str, Sequence[int]], model:
     return sizes
 
 
-def _bind(item: Any, given: Sequence[int], sizes: dict[str, int], model: str) -> None:
+def _bind(item: onnx.ValueInfoProto, given: Sequence[int], sizes: dict[str, int], model: str) -> None:
     where = f"{model}: option --shape {item.name}={'x'.join(map(str, given))}"
     if any(n < 0 for n in given):
         raise OptionError("a size is negative", where=where)
@@ -97,7 +98,7 @@ def _bind(item: Any, given: Sequence[int], sizes: dict[str, int], model: str) ->
 
 
 def _static(
-    item: Any, given: Sequence[int] | None, sizes: Mapping[str, int], free: Sequence[str], model: str
+    item: onnx.ValueInfoProto, given: Sequence[int] | None, sizes: Mapping[str, int], free: Sequence[str], model: str
 ) -> ValueType:
     where = f"{model}: input {item.name!r}"
     if item.type.WhichOneof("value") != "tensor_type":
@@ -156,7 +157,7 @@ def _unknown(name: str, what: str, example: str, where: str, symbols: Sequence[s
     )
 
 
-def check_declared_outputs(declared: Sequence[Any], types: Mapping[str, ValueType], model: str) -> None:
+def check_declared_outputs(declared: Sequence[onnx.ValueInfoProto], types: Mapping[str, ValueType], model: str) -> None:
     """Compare the types that a model declares for its outputs with those that follow from it.
 
     Another shape is a warning, as in ONNX Runtime: the nodes decide what is computed.
@@ -199,7 +200,7 @@ def _example(symbol: str) -> int:
     return 1 if is_batch else 128
 
 
-def is_number_tensor(item: Any) -> bool:
+def is_number_tensor(item: onnx.ValueInfoProto) -> bool:
     """Return whether an input is a tensor of elements that Korch computes with."""
     is_tensor = item.type.WhichOneof("value") == "tensor_type"
     return is_tensor and dtype_of(item.type.tensor_type.elem_type) is not None

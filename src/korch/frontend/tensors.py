@@ -21,7 +21,7 @@ from korch.files import open_file
 from korch.primitive.op import Array
 
 
-def read_tensor(tensor: Any, folder: Path | None, model: str) -> Array:
+def read_tensor(tensor: onnx.TensorProto, folder: Path | None, model: str) -> Array:
     """Return a tensor's elements.
 
     Args:
@@ -62,7 +62,7 @@ def data_files(path: Path) -> list[Path]:
     return [path.parent / place for place in sorted(places)]
 
 
-def _tensors(graph: Any) -> Iterator[Any]:
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
     """Yield a graph's tensors, and those of graphs inside."""
     yield from graph.initializer
     for node in graph.node:
@@ -72,7 +72,7 @@ def _tensors(graph: Any) -> Iterator[Any]:
                 yield from _tensors(inner)
 
 
-def _external(tensor: Any, folder: Path | None, where: str) -> Array:
+def _external(tensor: onnx.TensorProto, folder: Path | None, where: str) -> Array:
     if folder is None:
         raise ModelError(
             "it is stored in another file, and the model came from memory",
@@ -106,7 +106,7 @@ def _external(tensor: Any, folder: Path | None, where: str) -> Array:
     return np.memmap(path, dtype, "r", offset, shape if shape else (1,)).reshape(shape)
 
 
-def _type_of(tensor: Any, where: str) -> np.dtype[Any]:
+def _type_of(tensor: onnx.TensorProto, where: str) -> np.dtype[Any]:
     try:
         dtype: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
     except (KeyError, ValueError) as error:
