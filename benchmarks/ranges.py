@@ -270,7 +270,7 @@ def _pairs(
         for step, cost, time_ns in zip(steps, plan.costs, row, strict=True):
             ports = [p.value for p in step.inputs if p.place != Place.CONSTANT.value], [p.value for p in step.outputs]
             kernel = f"up to {plan.sizes}: {ports[0]} -> {ports[1]}"
-            same.setdefault(kernel, {})[step.candidate] = cost.at(sizes), time_ns
+            same.setdefault(kernel, {})[step.symbol] = cost.at(sizes), time_ns
         same.setdefault("plan", {})[f"up to {plan.sizes} at {plan.timed}"] = plan.cost_ns(sizes), sum(row)
     for kernel, variants in same.items():
         if len(variants) > 1:
