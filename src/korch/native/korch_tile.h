@@ -47,6 +47,19 @@ KORCH_INLINE Vec<R, W> lanewise(Vec<T, W> a, Vec<T, W> b, F f) {
     return lanewise<R, T, W>(a, b, [](T x, T y) __attribute__((always_inline)) { return EXPRESSION; }); \
   }
 
+// What a table has for four bits of each byte, from bit SHIFT on: 16 entries, given as bits of float32.
+template <int W, int SHIFT, uint32_t... BITS>
+KORCH_INLINE Vec<float, W> looked_up(Vec<uint8_t, W> bytes) {
+  alignas(64) static constexpr uint32_t TABLE[16] = {BITS...};
+#if defined(__AVX512F__)
+  if constexpr (W == 16)
+    return avx512::entries((avx512::Floats)load<uint32_t, 16>(TABLE), cast<int32_t, uint8_t, 16>(bytes) >> SHIFT);
+#endif
+  return lanewise<float, uint8_t, W>(bytes, [](uint8_t x) __attribute__((always_inline)) {
+    return __builtin_bit_cast(float, TABLE[(x >> SHIFT) & 15]);
+  });
+}
+
 // GCC's vector extensions choose lanes with ?: between vectors; a scalar needs the same text.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> op_neg(Vec<T, W> a) {

@@ -17,6 +17,7 @@ from korch.primitive.ops.stored import StoredAttributes
 from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, cut, direct, fill, flat, spaced, store
 from korch.schedule.contraction import Layouts, NotFusedError, extent, matmul_axes
+from korch.tile.cpp_reduce import SHORT_REDUCTION
 from korch.tile.emit import Emitter
 from korch.tile.index import Expr, add, quotient, scale, var
 from korch.tile.loops import arrange, grid_for
@@ -46,9 +47,6 @@ FEW_ROWS = 3
 FEW_ROWS_VECTORS = 4
 """Vectors of columns of a strip for few rows: their sums are in registers at the same time."""
 
-SHORT_TERMS = 128
-"""The most terms of a block's sum in registers."""
-
 TILE_TERMS = 256
 """The most terms that a task widens at once: with two vectors of columns they fill half of the first cache."""
 
@@ -77,7 +75,7 @@ def blocking_of(root: StoredAttributes, rows: int, terms: int, lanes: int, regis
     """Return how a product of some rows and terms is cut."""
     blocks = -(-terms // root.block)
     if rows <= FEW_ROWS:
-        return StoredBlocking(rows, FEW_ROWS_VECTORS * lanes, _part(root, SHORT_TERMS), None)
+        return StoredBlocking(rows, FEW_ROWS_VECTORS * lanes, _part(root, SHORT_REDUCTION * root.each), None)
     whole = max((d for d in range(1, blocks + 1) if blocks % d == 0 and d * root.block <= TILE_TERMS), default=0)
     chunk = whole * root.block or _part(root, TILE_TERMS)
     return StoredBlocking(min(rows, BLOCK_ROWS), registers.vectors * lanes, chunk, registers)

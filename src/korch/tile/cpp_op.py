@@ -13,6 +13,8 @@ from korch.tile.fetch import fetches_of
 from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, substitute
 from korch.tile.loops import SQUARE_TYPES
 from korch.tile.program import Apply, Inside, Literal, Load, Pass, Select, Stage, TileOp, holds, ranges_of
+from korch.tile.tables import BITS as TABLE_BITS
+from korch.tile.tables import tables_of
 
 LONGEST_TABLE = 4096
 """The most entries of a table of indices along a vector."""
@@ -57,6 +59,7 @@ class OpPrinter:
         self.clips = clipping_guards(pass_)
         self.clipped = frozenset(guard for guards in self.clips.values() for guard in guards)
         self.known: frozenset[Inside] = frozenset()
+        self.tables = tables_of(pass_.ops) if out.lanes == 1 << TABLE_BITS else {}
 
     def _lambda(self, template: str, parameters: str) -> str:
         name = f"body{self.out.lambdas}"
@@ -85,6 +88,9 @@ class OpPrinter:
             if op.name not in needed:
                 continue
             found.append(op)
+            if op.name in self.tables:
+                needed.add(self.tables[op.name].byte)
+                continue
             match op:
                 case Apply(arguments=arguments):
                     needed.update(arguments)
@@ -99,7 +105,10 @@ class OpPrinter:
         return found[::-1]
 
     def _op(self, op: TileOp, values: dict[str, str], ranges: Ranges, variable: str, width: str) -> str:
-        type_ = C_TYPE[op.dtype]
+        type_, table = C_TYPE[op.dtype], self.tables.get(op.name)
+        if table is not None:
+            entries = ", ".join(map(str, table.bits))
+            return f"korch::looked_up<{width}, {table.shift}, {entries}>({values[table.byte]})"
         match op:
             case Literal(_, dtype, value):
                 return f"korch::splat<{type_}, {width}>({literal(dtype, value)})"

@@ -11,12 +11,7 @@ import math
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from korch.alignment import round_up
-from korch.primitive.op import Array
-from korch.primitive.types import DType
-from korch.tile.arithmetic import Typed
 from korch.tile.cpp_finish import by_row, count_of, print_places, sides_of
 from korch.tile.cpp_loops import LoopPrinter, print_ends
 from korch.tile.cpp_panels import in_rows, panels
@@ -25,23 +20,21 @@ from korch.tile.fetch import Fetches
 from korch.tile.index import Expr, add, constant, substitute, vector_step
 from korch.tile.program import (
     PAIR,
-    Apply,
     Axis,
     Buffer,
     Contract,
     Level,
-    Literal,
     Load,
     Loop,
     Pass,
     Product,
-    Select,
     Split,
     Stage,
     Step,
     TileProgram,
     refused,
 )
+from korch.tile.tables import tables_of
 
 EDGE = 32
 """Rows and columns that the matrix units compute together, and terms of a step."""
@@ -103,6 +96,12 @@ def bytes_of_components(program: TileProgram, stage: Stage, buffer: Buffer) -> i
         return element * 2 * PASSING * EDGE * layout.columns
     block = PASSING * EDGE * (layout.columns if is_left else rows)
     return element * (min(buffer.size, block) if goes_by else buffer.size)
+
+
+HALF_BYTE = 4
+"""Bits of each of the two integers of a byte."""
+
+BF16_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,26 +259,12 @@ class SplitPrinter(LoopPrinter):
 
 
 def _table_of(pass_: Pass) -> tuple[int, ...]:
-    """Return the results of a pass for each half of a byte, as bits of bfloat16, if they follow from nothing else.
-
-    The first result must follow from the lower half alone, the second from the upper one; else there is no table.
-    """
-    loads = [op for op in pass_.ops if isinstance(op, Load)]
-    if len(loads) != 1 or loads[0].dtype is not DType.U8 or any(isinstance(op, Select) for op in pass_.ops):
-        return ()
-    values: dict[str, Array] = {loads[0].name: np.arange(256, dtype=np.uint8)}
-    numbers = Typed()
-    for op in pass_.ops:
-        if isinstance(op, Literal):
-            values[op.name] = numbers.literal(op.dtype, op.value)
-        elif isinstance(op, Apply):
-            values[op.name] = numbers.apply(op.op, op.dtype, [values[name] for name in op.arguments])
-    first, second = (np.broadcast_to(values[sink.value], 256).reshape(16, 16) for sink in pass_.sinks)
-    both = np.concatenate([first[0], second[:, 0]]).astype(np.float32)
-    bits = both.view(np.uint32)
-    if np.any(first != first[:1]) or np.any(second != second[:, :1]) or np.any(bits & 0xFFFF):
-        return ()
-    return tuple((bits >> 16).tolist())
+    """Return the two results of a pass for each half of a byte, as bits of bfloat16; () if they follow from more."""
+    tables = tables_of(pass_.ops)
+    found = [tables.get(sink.value) for sink in pass_.sinks]
+    bits = [bits for table in found if table is not None for bits in table.bits]
+    is_whole = [table and table.shift for table in found] == [0, HALF_BYTE]
+    return tuple(b >> BF16_BITS for b in bits) if is_whole and not any(b % (1 << BF16_BITS) for b in bits) else ()
 
 
 def print_product(out: Writer, step: Contract, stage: Stage, around: Stage, sums: str) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from korch.tile.index import Expr
 from korch.tile.loops import LINE_ELEMENTS
+from korch.tile.memory import LINE_BYTES
 from korch.tile.program import Axis, Level, Load, Pass, Sink, Stage, TileProgram, read_by
 
 MOST_AHEAD = 4096
@@ -72,6 +73,8 @@ def fetches_of(program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[st
     if _stores(pass_, streamed):
         before = read_by(stage.passes[:at])
         far = _far(stage, pass_, large - before - left_out)
+    elif pass_.is_reduction:
+        far = _streams(pass_, large)
     return Fetches(
         near=_near(stage, at, left_out),
         far=far,
@@ -174,6 +177,19 @@ def _far(stage: Stage, pass_: Pass, large: Set[str]) -> dict[str, int]:
             step = _later_step(op.index, FAR_BYTES // op.dtype.size_bytes, axes)
             if step:
                 found[op.name] = step
+    return found
+
+
+def _streams(pass_: Pass, large: Set[str]) -> dict[str, int]:
+    """Return the loads of sums along a vector axis whose turns read one line after another from memory."""
+    inner = pass_.axes[-1]
+    width = next((axis.extent for axis in pass_.axes if axis.name == pass_.vector), 0)
+    found: dict[str, int] = {}
+    for op in pass_.ops if inner.is_reduced and inner.name != pass_.vector else ():
+        if isinstance(op, Load) and op.buffer in large and not op.guards:
+            step, along = (op.index.coefficient(name) for name in (inner.name, pass_.vector))
+            if along == 1 and step == width and width * op.dtype.size_bytes >= LINE_BYTES:
+                found[op.name] = FAR_BYTES // op.dtype.size_bytes
     return found
 
 

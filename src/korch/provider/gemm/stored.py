@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from korch.alignment import ceil_div, round_up
@@ -17,7 +18,7 @@ from korch.provider.tile_kernel import kernel_of
 from korch.schedule.contraction import FLOATS, Layouts, NotFusedError, extent, root_of
 from korch.schedule.split_products import components_of, pairs_of
 from korch.schedule.split_stored import SplitBlocking, SplitStored
-from korch.schedule.stored import Stored, blocking_of, strips
+from korch.schedule.stored import FEW_ROWS, Stored, blocking_of, strips
 from korch.target import Target
 from korch.tile.cpp_split import MOST_FACTOR_ROWS
 from korch.tile.cpp_steps import FEW_REGISTERS, REGISTERS
@@ -67,7 +68,9 @@ def build_stored(group: Group, offer: Offer, target: Target) -> Kernel | Refusal
     if isinstance(root, Refusal):
         return root
     program_of = _units if offer.variant == SPLIT else _vectors
-    return kernel_of(program_of(group, root, target)[1], group, offer, target)
+    # Results of few rows are short, so that it is weights alone that are fetched from memory.
+    stream_bytes = target.l2_bytes if _sizes(group, root)[0] <= FEW_ROWS else sys.maxsize
+    return kernel_of(program_of(group, root, target)[1], group, offer, target, stream_bytes=stream_bytes)
 
 
 def _components(group: Group, root: Primitive) -> tuple[int, int]:

@@ -1,0 +1,134 @@
+"""Products with one row against the sum of as many bytes: the speed at which weights of each type are read.
+
+    python -m benchmarks.one_row [--rounds 3] [--output benchmarks/results/one_row.json]
+
+A kernel is measured as in a search of a large model: no cache has its weights. Beside each product, in the same rounds,
+a kernel adds up as many bytes of float32. A quotient of 1 means that the product reads its weights, with their scales,
+as fast as that. A quotient is a median over the rounds, with the least and the largest one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.memory_bound import Graph
+from benchmarks.suite import machine
+from korch.backend import open_meter
+from korch.candidate.candidate import Candidate, Group
+from korch.measure.record import Measured
+from korch.options import Options
+from korch.primitive.ops.elementwise import CastAttributes
+from korch.primitive.ops.reduce import ReduceAttributes
+from korch.primitive.ops.stored import StoredAttributes
+from korch.primitive.types import DType, ValueType
+from korch.provider.gemm import GemmProvider
+from korch.provider.generated import GeneratedProvider
+
+SIZES = ((2048, 2048), (2048, 7168), (4096, 4096))
+"""Terms and columns: those of the products of language models of one to seven billion parameters."""
+
+WEIGHTS_BYTES = 1 << 30
+"""More than what any cache holds."""
+
+GOAL = 0.8
+
+
+def filled(shape: tuple[int, int], dtype: DType) -> np.ndarray:
+    """Return a matrix whose elements are not all equal."""
+    return (np.arange(shape[0] * shape[1]) % 7).reshape(shape).astype(dtype.numpy)
+
+
+def floats(k: int, n: int, dtype: DType) -> Group:
+    """Return a product by weights in a type, which it widens."""
+    g = Graph()
+    weights = g.constant(filled((k, n), dtype))
+    if dtype is not DType.F32:
+        weights = g.add("cast", [weights], CastAttributes(DType.F32.value))
+    return g.group(g.add("matmul", [g.tensor(1, k), weights]))
+
+
+def integers(k: int, n: int, bits: int, block: int) -> Group:
+    """Return a product by integers of some bits, with a scale for each block of terms."""
+    g = Graph()
+    block = block or k
+    q = g.constant(filled((k * bits // 8, n), DType.I8 if bits == 8 else DType.U8))
+    scales = g.constant(filled((k // block, n), DType.F32))
+    attributes = StoredAttributes(bits, block, 8 if bits == 4 else 0)
+    return g.group(g.add("matmul_stored", [g.tensor(1, k), q, scales], attributes))
+
+
+def sum_of(read: int) -> Group:
+    """Return the sum of as many bytes, in 64 rows."""
+    g = Graph()
+    rows = g.input("rows", ValueType((64, read // 256), DType.F32))
+    group = g.group(g.add("reduce_sum", [rows], ReduceAttributes((1,))))
+    return replace(group, constant_inputs=frozenset({0}))  # so that no cache has them, either
+
+
+WEIGHTS: Mapping[str, Callable[[int, int], Group]] = {
+    "float32": partial(floats, dtype=DType.F32),
+    "bfloat16": partial(floats, dtype=DType.BF16),
+    "int8, a scale per column": partial(integers, bits=8, block=0),
+    "int8, blocks of 32": partial(integers, bits=8, block=32),
+    "int4, blocks of 32": partial(integers, bits=4, block=32),
+    "int4, blocks of 128": partial(integers, bits=4, block=128),
+}
+
+
+def bytes_of(group: Group) -> int:
+    """Return the bytes of the constants of a group."""
+    return sum(group.input_types[i].size_bytes for i in group.constant_inputs)
+
+
+def main() -> int:
+    """Measure; return 1 if a product reads slower than the goal."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    products, sums = GemmProvider(), GeneratedProvider()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, open_meter(Options(cache_folder=folder), WEIGHTS_BYTES) as meter:
+        for k, n in SIZES:
+            for name, make in WEIGHTS.items():
+                group = make(k, n)
+                pair = [
+                    [Candidate(g, p.name, offer, p.version) for offer in p.offer(g, meter.target)]
+                    for g, p in ((group, products), (sum_of(bytes_of(group)), sums))
+                ]
+                found = []
+                for _ in range(args.rounds):
+                    records = meter.measure_again([*pair[0], *pair[1]])
+                    times = [r.time_ns if isinstance(r, Measured) else float("inf") for r in records]
+                    own, other = min(times[: len(pair[0])]), min(times[len(pair[0]) :])
+                    found.append((other / own, bytes_of(group) / own, bytes_of(group) / other))
+                quotients = sorted(quotient for quotient, *_ in found)
+                rows.append(
+                    {
+                        "weights": name,
+                        "terms": k,
+                        "columns": n,
+                        "bytes": bytes_of(group),
+                        "quotient": [quotients[0], statistics.median(quotients), quotients[-1]],
+                        "gb_per_s": statistics.median(own for _, own, _ in found),
+                        "sum_gb_per_s": statistics.median(other for *_, other in found),
+                    }
+                )
+                low, middle, high = rows[-1]["quotient"]
+                print(f"{k:5} x {n:5} {name:26} {middle:.2f} ({low:.2f} to {high:.2f})", flush=True)
+    if args.output:
+        args.output.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    return int(any(row["quotient"][1] < GOAL for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
