@@ -1,0 +1,107 @@
+"""Plans within a budget of errors against plans in float32, of the float32 transformers of the suite.
+
+    python -m benchmarks.precision [--models bert,vit] [--error 1e-2] [--budget 90] [--budget-with-error 140]
+                                   [--rounds 25] [--artifacts FOLDER] [--output FILE.json]
+
+Each model is searched twice, with and without `--error`; artifacts in the folder are used. The two executables run in
+turn, and the time of a turn is the lesser of two runs. A quotient is the median over the rounds. Errors are those of 20
+inputs with other seeds than those of the calibration, relative to the largest element of each output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.suite import TRANSFORMERS, load, machine
+from korch.api import load as load_artifact
+from korch.api import optimize
+from korch.numerics import max_error
+from korch.report.peers.inputs import random_inputs
+
+UNSEEN = range(1000, 1020)
+"""Seeds of inputs on which errors are measured."""
+
+GOAL = 2.0
+
+
+def main() -> int:
+    """Compare; return 1 if a plan is slower than the goal or its error is larger than the budget."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(TRANSFORMERS))
+    parser.add_argument("--error", type=float, default=1e-2)
+    parser.add_argument("--budget", type=float, default=90.0)
+    parser.add_argument("--budget-with-error", type=float, default=140.0)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--artifacts", type=Path)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    rows: dict[str, Any] = {}
+    for name in args.models.split(","):
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = args.artifacts or Path(temporary)
+            folder.mkdir(parents=True, exist_ok=True)
+            rows[name] = measure(name, folder, args)
+        print(f"{name}: {text(rows[name])}", flush=True)
+        if args.output:
+            known = json.loads(args.output.read_text())["models"] if args.output.exists() else {}
+            args.output.write_text(json.dumps({"machine": machine(), "models": known | rows}, indent=1) + "\n")
+    return int(any(np.median(row["quotients"]) < GOAL or max(row["errors"]) > args.error for row in rows.values()))
+
+
+def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the quotients of a model's two plans, and the errors of the one with a budget of them."""
+    path = folder / f"{name}.onnx"
+    if not path.exists():
+        path.write_bytes(load(name).SerializeToString())
+    exact = _executable(path, folder / f"{name}.korch", args.budget, 0.0)
+    near = _executable(path, folder / f"{name}-{args.error:g}.korch", args.budget_with_error, args.error)
+    errors = []
+    for seed in UNSEEN:
+        feeds = random_inputs(path, seed)
+        expected, found = (plan.run(None, feeds) for plan in (exact, near))
+        errors.append(max_error(found, expected))
+    feeds, times = random_inputs(path), []
+    for _ in range(args.rounds + 2):
+        times.append([_turn(plan, feeds) for plan in (exact, near)])
+    quotients = [a / b for a, b in times[2:]]
+    return {
+        "quotients": quotients,
+        "exact_ms": float(np.median([a for a, _ in times[2:]])) * 1e3,
+        "ms": float(np.median([b for _, b in times[2:]])) * 1e3,
+        "errors": errors,
+    }
+
+
+def text(row: dict[str, Any]) -> str:
+    """Return a line about a model."""
+    low, middle, high = np.quantile(row["quotients"], [0.1, 0.5, 0.9])
+    largest = max(row["errors"])
+    return f"{row['exact_ms']:.1f} -> {row['ms']:.1f} ms, {middle:.2f} ({low:.2f} to {high:.2f}); error {largest:.1e}"
+
+
+def _executable(model: Path, artifact: Path, budget_s: float, error: float) -> Any:
+    if not artifact.exists():
+        with tempfile.TemporaryDirectory() as cache:
+            optimize(model, budget=budget_s, error=error, cache_folder=Path(cache)).save(artifact)
+    return load_artifact(artifact)
+
+
+def _turn(plan: Any, feeds: dict[str, Any]) -> float:
+    plan.run(None, feeds)
+    found = []
+    for _ in range(2):
+        begin = time.perf_counter()
+        plan.run(None, feeds)
+        found.append(time.perf_counter() - begin)
+    return min(found)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
