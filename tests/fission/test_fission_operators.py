@@ -373,6 +373,22 @@ def test_weights_of_four_bits_stay_packed(kind, block):
     np.testing.assert_allclose(run(graph, {"x": data})["y"], data @ ((numbers - zero) * scale), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("shape", "attributes", "text"),
+    [
+        ((4,), {}, r"the shape \[4\] do not fit axis 1 of \[8, 5\]; expected one number, or 5"),
+        ((5,), {"axis": 2}, "the axis 2 is none of the 2 axes of the data"),
+        ((5,), {"axis": -3}, "the axis -1 is none of the 2 axes of the data"),
+        ((2, 5), {"axis": 0, "block_size": -4}, "block_size is -4, not at least 0"),
+        ((3, 5), {"axis": 0, "block_size": 4}, r"blocks of 4 have the shape \[3, 5\], not \[2, 5\]"),
+    ],
+)
+def test_scales_that_do_not_fit_are_one_clear_error(shape, attributes, text):
+    inputs = [np.zeros((8, 5), np.int8), np.ones(shape, np.float32)]
+    with pytest.raises(ModelError, match=f"DequantizeLinear .*{text}"):
+        _split(one_operator("DequantizeLinear", inputs, opset=21, **attributes))
+
+
 @pytest.mark.parametrize("op", ["Add", "Mul", "Softmax", "ReduceMax", "Transpose", "Relu"])
 def test_empty_tensors(op):
     x = np.zeros((2, 0, 3), np.float32)

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from korch.errors import ModelError, UnsupportedError
 from korch.fission import fission_with_report
 from korch.frontend import load_model
+from korch.host.engine import Engine
 from korch.primitive.check import check_graph
 from korch.primitive.lowering import lower_products
 from korch.primitive.op import Array
@@ -180,7 +181,7 @@ FEW = [scalar(1.0)] * 3
 BAD = [
     ("QLinearAdd", [X, None, Z, X, S, Z, S, Z], {}, ModelError, "its input 1, the scale of an operand, is missing"),
     ("QLinearMul", [X, S, Z, X, S, Z], {}, ModelError, "its input 6, the scale of the result, is missing"),
-    ("QLinearAdd", [X, floats(1, 2), Z, X, S, Z, S, Z], {}, ModelError, "fit no axis"),
+    ("QLinearAdd", [X, floats(1, 2), Z, X, S, Z, S, Z], {}, ModelError, "do not fit axis"),
     ("MatMulNBits", nbits(4, False), {**BITS, "bits": 3}, UnsupportedError, "its weights have 3 bits"),
     ("MatMulNBits", nbits(4, False), {**BITS, "bits": 4, "K": 50}, ModelError, r"bytes of the shape \[6, 4, 8\]"),
     (
@@ -190,6 +191,20 @@ BAD = [
         UnsupportedError,
         "in groups of any order",
     ),
+    ("MatMulNBits", nbits(4, False), {**BITS, "bits": 4, "block_size": 0}, ModelError, "its attribute block_size is 0"),
+    ("MatMulNBits", nbits(4, False), {"K": 49, "N": 6, "bits": 4}, ModelError, "its attribute block_size is 0"),
+    (
+        "MatMulNBits",
+        [*nbits(4, False)[:3], u8(2)],
+        {**BITS, "bits": 4},
+        ModelError,
+        "zero points have the shape .*uint8",
+    ),
+    ("MatMulNBits", [*nbits(4, False)[:3], real(3)], {**BITS, "bits": 4}, ModelError, "zero points have .* elements"),
+    ("QLinearConcat", [S, Z, X, S, Z], {}, ModelError, "its attribute axis is missing"),
+    ("QAttention", Q_ATTENTION, {"num_heads": 0}, ModelError, "its attribute num_heads is 0"),
+    ("QAttention", Q_ATTENTION, {"num_heads": 5}, ModelError, "its data has the shape .* and its weights"),
+    ("QAttention", [u8(5, 24), *Q_ATTENTION[1:]], {"num_heads": 2}, ModelError, r"its data has the shape \[5, 24\]"),
     (
         "QAttention",
         [*Q_ATTENTION, None, None, None, real(2)],
@@ -213,3 +228,20 @@ def test_weights_that_are_no_constants_are_refused():
     model = node_model("MatMulNBits", nbits(4, False), {2}, F32, **BITS, bits=4)
     with pytest.raises(UnsupportedError, match="its input 1, the weights, is no constant"):
         load_model(model)
+
+
+def test_errors_of_standard_nodes_have_the_name_of_the_node_that_they_define():
+    model = onnx.ModelProto.FromString(node_model("QLinearAdd", ADD, set(), U8))
+    model.graph.node[0].name = "sum"
+    model.graph.input[5].type.tensor_type.elem_type = TensorProto.INT8
+    with pytest.raises(ModelError, match=r"node 'sum/DequantizeLinear_1' .*zero_point has inconsistent type"):
+        load_model(model.SerializeToString())
+
+
+def test_an_operator_that_onnxruntime_refuses_is_not_called_unknown():
+    inputs = nbits(4, False)[:3]
+    inputs[1] = u8(6, 3, 6)
+    model = onnx.ModelProto.FromString(node_model("MatMulNBits", inputs, {1, 2}, F32, **BITS, bits=3))
+    with pytest.raises(UnsupportedError, match="ONNX Runtime does not run it: .*MatMulNBits|nbits") as caught:
+        Engine(model, 1)
+    assert "neither" not in str(caught.value)

@@ -19,11 +19,18 @@ def _along(c: Context, value: ValueId, x: ValueId) -> ValueId:
     shape, given = c.shape(x), c.shape(value)
     block = int(c.attribute("block_size", 0))
     axis = axis_of(int(c.attribute("axis", 1)), len(shape)) if given else 0
+    if given and given != (1,) and not 0 <= axis < len(shape):
+        raise ValueError(f"the axis {axis} is none of the {len(shape)} axes of the data")
+    if block < 0:
+        raise ValueError(f"block_size is {block}, not at least 0")
     if block and given:
         return _by_blocks(c, value, shape, axis, block)
     if given and given != (1,):
-        if len(given) != 1 or not 0 <= axis < len(shape) or given[0] != shape[axis]:
-            raise ValueError(f"scales of the shape {list(given)} fit no axis of {list(shape)}")
+        if len(given) != 1 or given[0] != shape[axis]:
+            raise ValueError(
+                f"scales or zero points of the shape {list(given)} do not fit axis {axis} of {list(shape)}; "
+                f"expected one number, or {shape[axis]}"
+            )
         value = c.reshape(value, tuple(n if i == axis else 1 for i, n in enumerate(shape)))
     elif given:
         value = c.reshape(value, (1,) * len(shape))
@@ -35,7 +42,7 @@ def _by_blocks(c: Context, value: ValueId, shape: tuple[int, ...], axis: int, bl
     given = c.shape(value)
     wanted = (*shape[:axis], -(-shape[axis] // block), *shape[axis + 1 :])
     if given != wanted:
-        raise ValueError(f"scales of blocks of {block} have the shape {list(given)}, not {list(wanted)}")
+        raise ValueError(f"scales or zero points of blocks of {block} have the shape {list(given)}, not {list(wanted)}")
     lead, rest = given[: axis + 1], given[axis + 1 :]
     wide = c.broadcast(c.reshape(value, (*lead, 1, *rest)), (*lead, block, *rest))
     whole = c.reshape(wide, (*given[:axis], given[axis] * block, *rest))

@@ -66,14 +66,27 @@ class Definition:
             )
         return self.constants[name]
 
+    def count(self, name: str, default: int = 0) -> int:
+        """Return an attribute that is a positive number.
+
+        Raises:
+            ModelError: it is missing without a default, or not positive.
+        """
+        value = int(self.attributes.get(name, default))
+        if value < 1:
+            raise ModelError(f"its attribute {name} is {value}", where=self.where, expected="a positive number")
+        return value
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of an input."""
         return tuple(self.constants[name].shape) if name in self.constants else self.types[name].shape
 
     def op(self, op_type: str, *inputs: str, output: str = "", **attributes: Any) -> str:
         """Add a node and return its output."""
-        name = output or f"{next(filter(None, self.node.output))}/{op_type}_{len(self.nodes)}"
-        self.nodes.append(onnx.helper.make_node(op_type, inputs, [name], name=name, **attributes))
+        step, first = f"{op_type}_{len(self.nodes)}", next(filter(None, self.node.output))
+        name = output or f"{first}/{step}"
+        label = f"{self.node.name or first}/{step}"
+        self.nodes.append(onnx.helper.make_node(op_type, inputs, [name], name=label, **attributes))
         return name
 
     def constant(self, array: Array) -> str:
@@ -140,6 +153,8 @@ def _global_average_pool(d: Definition) -> None:
 
 
 def _concat(d: Definition) -> None:
+    if "axis" not in d.attributes:
+        raise ModelError("its attribute axis is missing", where=d.where)
     parts = [d.real(at, "a part") for at in range(2, len(d.node.input), 3)]
     d.finish(d.op("Concat", *parts, axis=int(d.attributes["axis"])), 0, d.needed(2, "a part"))
 
@@ -187,7 +202,7 @@ def _unpacked(array: Array, bits: int, count: int) -> Array:
 
 def _matmul_of_bits(d: Definition) -> None:
     """Y = A W' + bias, where W[n, k] = (q[n, k] - zero[n, k / block])*scale[n, k / block]."""
-    k, n, block, bits = (int(d.attributes.get(name, 4)) for name in ("K", "N", "block_size", "bits"))
+    k, n, block, bits = d.count("K"), d.count("N"), d.count("block_size"), d.count("bits", 4)
     if bits not in (2, 4, 8):
         raise UnsupportedError(f"its weights have {bits} bits", where=d.where, expected="2, 4 or 8")
     if d.optional(4):
@@ -206,6 +221,13 @@ def _matmul_of_bits(d: Definition) -> None:
     q = _unpacked(packed.reshape(n * blocks, size_bytes), bits, block)
     scale = d.constant(scales.reshape(-1).astype(np.float32))
     zero = d.known(3, "the zero points") if d.optional(3) else None
+    count = n * -(-blocks * bits // 8) if zero is not None and zero.dtype == np.uint8 else n * blocks
+    if zero is not None and zero.size != count:
+        raise ModelError(
+            f"its zero points have the shape {list(zero.shape)} and the type {zero.dtype}",
+            where=d.where,
+            expected=f"{count} elements",
+        )
     if zero is None or zero.dtype == np.uint8:
         points = np.full(n * blocks, 1 << (bits - 1), np.uint8)
         if zero is not None:
@@ -235,8 +257,15 @@ def _attention(d: Definition) -> None:
             d.where,
             hint="Export the model without a cache of past states",
         )
-    batch, length, _ = d.shape(d.needed(0, "the data"))
-    heads, width = int(d.attributes["num_heads"]), d.shape(d.needed(1, "the weights"))[1] // 3
+    shapes = d.shape(d.needed(0, "the data")), d.shape(d.needed(1, "the weights"))
+    heads = d.count("num_heads")
+    if [len(shape) for shape in shapes] != [3, 2] or shapes[1][1] % (3 * heads):
+        raise ModelError(
+            f"its data has the shape {list(shapes[0])} and its weights {list(shapes[1])}",
+            where=d.where,
+            expected=f"3 axes, and 2 axes of which the last is a multiple of {3 * heads} (3 for each of {heads} heads)",
+        )
+    (batch, length, _), width = shapes[0], shapes[1][1] // 3
     total = d.sums(0, d.node.input[1], (d.optional(6), d.optional(7)))
     real = d.scaled(total, d.needed(3, "the scale of the data"), d.needed(4, "the scale of the weights"))
     joined = d.op("Add", real, d.needed(2, "the bias"))

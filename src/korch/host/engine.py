@@ -19,6 +19,9 @@ RUNTIME, REFERENCE = "ONNX Runtime", "onnx.reference"
 
 NOT_INSTALLED = "it is not installed"
 
+NOT_THERE = (NOT_INSTALLED, "is not a registered function", "No Op registered")
+"""Parts of the reasons for which no operator of a name can be run; other reasons are those of one node."""
+
 logger = logging.getLogger("korch.host")
 
 _OF_PARENTS: list[Any] = []
@@ -128,7 +131,7 @@ def _evaluator(model: onnx.ModelProto, refusal: str) -> Any:
         unknown = [node for node in model.graph.node if not _is_standard(node, opsets)]
         node = (unknown or model.graph.node)[0]
         where = f"{node_label(node)}"
-        if not unknown:
+        if not unknown or not any(text in refusal for text in NOT_THERE):
             raise UnsupportedError(
                 f"ONNX Runtime does not run it: {refusal}", where, hint="Replace the node, or cut the model before it"
             ) from error
