@@ -273,7 +273,7 @@ NOT_FINITE = np.array([[1.0, np.nan]], np.float32)
 WRONG_FILES = [
     ({"z": np.ones((1, 2))}, "there is no array 'x'; expected arrays x"),
     ({"x": np.ones((1, 2)), "z": np.ones(2)}, "the model has no input 'z'; expected arrays x"),
-    ({"x": np.ones((3, 1, 3))}, "array 'x' has shape [3, 1, 3]; expected [None, 1, 2], samples first, or one sample"),
+    ({"x": np.ones((3, 1, 3))}, "array 'x' has shape [3, 1, 3]; expected [samples, 1, 2], or [1, 2] of one sample"),
     ({"x": NOT_FINITE}, "array 'x' has a NaN or an infinity; expected finite numbers"),
     ({"x": np.array([["a", "b"]])}, "array 'x' is of type <U1; expected f32"),
     (
@@ -297,6 +297,10 @@ def test_a_file_that_is_missing_or_damaged_is_refused(tmp_path: Path) -> None:
         calibration_of(graph, path, DEFAULT_LIMITS)
     path.write_bytes(b"PK\x03\x04 no archive")
     with pytest.raises(OptionError, match="the file can't be read: "):
+        calibration_of(graph, path, DEFAULT_LIMITS)
+    with path.open("wb") as stream:
+        np.save(stream, np.ones((1, 2), np.float32))
+    with pytest.raises(OptionError, match="the file can't be read: File is not a zip file; expected a file"):
         calibration_of(graph, path, DEFAULT_LIMITS)
 
 

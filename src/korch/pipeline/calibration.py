@@ -56,7 +56,8 @@ def calibration_of(graph: PrimitiveGraph, path: Path | None, limits: SearchLimit
 def _read(graph: PrimitiveGraph, path: Path, most: int) -> list[Feeds]:
     where = f"option calibrate, {path}"
     try:
-        with path.open("rb") as stream, np.load(stream) as file:
+        # np.load also reads files of one array, and of pickled objects.
+        with zipfile.ZipFile(path), np.load(path) as file:
             arrays = {name: file[name] for name in file.files}
     except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
         raise OptionError(f"the file can't be read: {error}", where, "a file .npz, as numpy.savez writes it") from error
@@ -81,7 +82,7 @@ def _stack(name: str, array: Array, type_: ValueType, where: str) -> Array:
         raise OptionError(
             f"array {name!r} has shape {list(array.shape)}",
             where,
-            f"{[None, *type_.shape]}, samples first, or one sample",
+            f"[samples{''.join(f', {n}' for n in type_.shape)}], or {list(type_.shape)} of one sample",
         )
     kinds = ("f", "iu", "b")
     wanted = next((kind for kind in kinds if type_.dtype.numpy.kind in kind), "f")
