@@ -242,6 +242,6 @@ def test_an_operator_that_onnxruntime_refuses_is_not_called_unknown():
     inputs = nbits(4, False)[:3]
     inputs[1] = u8(6, 3, 6)
     model = onnx.ModelProto.FromString(node_model("MatMulNBits", inputs, {1, 2}, F32, **BITS, bits=3))
-    with pytest.raises(UnsupportedError, match="ONNX Runtime does not run it: .*MatMulNBits|nbits") as caught:
+    with pytest.raises(UnsupportedError, match="ONNX Runtime does not run it: ") as caught:
         Engine(model, 1)
     assert "neither" not in str(caught.value)
