@@ -208,3 +208,24 @@ def test_wrong_arguments_are_named() -> None:
         korch.optimize("model.onnx", torch.ones(3))
     with pytest.raises(ModelError, match="the model is of type int"):
         korch.optimize(3)
+
+
+def test_convolutions_in_bfloat16_keep_their_type_through_a_batch_normalization(quick: dict[str, Any]) -> None:
+    """ONNX's Conv has no bfloat16 in the exporter's opset, and its optimizer would widen the weights."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Hardswish(), nn.ConvTranspose2d(4, 2, 2), nn.AvgPool2d(2)
+    module, x = nn.Sequential(*layers).eval().bfloat16(), torch.randn(1, 3, 7, 8).bfloat16()
+    with torch.no_grad():
+        exact = module.float()(x.float())
+    found = korch.optimize(module.bfloat16(), (x,), **quick)(x)
+    assert found.dtype is torch.bfloat16
+    assert (found.float() - exact).abs().max() <= 2e-2 * exact.abs().max()
+
+
+def test_an_exported_graph_has_no_mode(quick: dict[str, Any]) -> None:
+    """It is what quantizers of PyTorch return; it refuses eval() and says that it is in training mode."""
+    x = torch.randn(2, 5)
+    graph = torch.export.export(nn.Linear(5, 3).eval(), (x,)).module()
+    graph.training = True
+    with torch.no_grad():
+        torch.testing.assert_close(korch.optimize(graph, (x,), **quick)(x), graph(x))

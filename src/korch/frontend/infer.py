@@ -7,9 +7,10 @@ a subgraph are constants by the time that they are needed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
+import numpy as np
 import onnx
 import onnx.version_converter
 
@@ -20,7 +21,7 @@ from korch.frontend.pools import drop_late_windows
 from korch.frontend.shapes import check_size, dtype_of, type_name
 from korch.primitive.op import Array
 from korch.primitive.ops.opaque import onnx_type
-from korch.primitive.types import ValueType
+from korch.primitive.types import DType, ValueType
 
 REFUSALS = (
     onnx.checker.ValidationError,
@@ -30,6 +31,8 @@ REFUSALS = (
     ValueError,
 )
 """What ONNX's functions raise for models that they can't take."""
+
+F32, BF16 = onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16
 
 MOST_ELEMENTS = 4096  # of a constant that inference may look at
 
@@ -195,12 +198,30 @@ def infer_types(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: Known) 
         )
     except REFUSALS as error:
         text = " ".join(str(error).split())
+        floats = {proto.tensor_type.elem_type for proto in inputs.values()} & {BF16, F32}
+        if "unsupported type: tensor(bfloat16)" in text and floats == {BF16}:
+            return _types_of_bfloat16(node, schema, known)
         raise ModelError(
             f"the types of its inputs do not fit ({text})",
             where=f"{model}: {node_label(node)}",
             expected=", ".join(f"{n!r}: {types.get(n, 'constant')}" for n in node.input if n) + " to be legal",
         ) from error
     drop_late_windows(node, inputs.get(node.input[0]) if node.input else None, found)
+    return found
+
+
+def _types_of_bfloat16(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: Known) -> dict[str, onnx.TypeProto]:
+    """Return the types of outputs as if bfloat16 were float32.
+
+    Exporters write bfloat16 in opsets whose definitions lack it, as of Conv before opset 22.
+    """
+    types = {n: replace(t, dtype=DType.F32) if t.dtype is DType.BF16 else t for n, t in known.types.items()}
+    given = {name: known.constants[name] for name in node.input if name in known.constants}
+    wide = {n: a.astype(np.float32) if a.dtype == DType.BF16.numpy else a for n, a in given.items()}
+    found = infer_types(node, schema, replace(known, types=types, constants=wide))
+    for proto in found.values():
+        if proto.tensor_type.elem_type == F32:
+            proto.tensor_type.elem_type = BF16
     return found
 
 

@@ -42,7 +42,9 @@ def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Seque
             hint=f"Install it: {install_command('torch')}",
         )
     try:
-        translated = torch.onnx.export(program, dynamo=True, verbose=False)
+        # PyTorch's optimizer folds a batch normalization into float32 weights of a convolution in bfloat16.
+        is_bfloat16 = any(tensor.dtype is torch.bfloat16 for tensor in program.state_dict.values())
+        translated = torch.onnx.export(program, dynamo=True, verbose=False, optimize=not is_bfloat16)
     except Exception as error:  # foreign code, on a foreign model
         raise export_trouble(error, program, name) from error
     graph = translated.model.graph

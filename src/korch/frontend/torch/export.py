@@ -124,7 +124,9 @@ def _callable(
         return model.module(), args, kwargs
     if args is None:
         raise _no_example("a module")
-    training = [path for path, part in model.named_modules() if part.training]
+    # An exported graph has no mode and refuses eval(); what it does is in its operators, which are checked.
+    is_graph = isinstance(model, torch.fx.GraphModule) and "eval" in vars(model)
+    training = [] if is_graph else [path for path, part in model.named_modules() if part.training]
     if training:
         path = f": {training[0]}" if training[0] else ""
         raise ModelError(
