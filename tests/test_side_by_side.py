@@ -50,6 +50,26 @@ def test_a_part_of_the_budget_is_left_for_them_and_for_building_the_plan() -> No
     assert begun.first_deadline.at_s == 1083.0
 
 
+@pytest.mark.parametrize(
+    ("timed", "chosen"), [(0, "estimates"), (3, "the measured times of 3 kernels and by estimates")]
+)
+def test_a_budget_that_is_too_short_is_reported_with_what_the_plan_is_chosen_by(
+    timed: int, chosen: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun = run(budget_s=100.0)
+    begun.started_s, begun.end_s = time.monotonic(), 7.0
+    begun.ledger = Ledger(Meter())
+    begun.ledger.records = {str(number): Measured(1000, ()) for number in range(timed)}
+    begun.check_budget(92.0)
+    assert caplog.messages == []
+    begun.check_budget(94.0)
+    begun.check_budget(95.0)
+    assert caplog.messages == [
+        "the budget of 100 s is too short: the least is about 101 s (0 until now, 94 to compile a first plan's "
+        f"kernels, 7 to build and check it); the plan is chosen by {chosen}"
+    ]
+
+
 def test_an_interrupt_ends_both_searches() -> None:
     both = run(threads=2, budget_s=1e9)
     both.deadline.stop()

@@ -164,10 +164,12 @@ class Run:
             return
         spent_s = budget_s - left_s
         self.least_s = spent_s + compile_s + self.end_s
+        timed = self.ledger.timed_kernels
+        known = f"the measured times of {timed} kernels and by " if timed else ""
         logger.warning(
             f"the budget of {budget_s:g} s is too short: the least is about {self.least_s:.0f} s ({spent_s:.0f} until "
             f"now, {compile_s:.0f} to compile a first plan's kernels, {self.end_s:.0f} to build and check it); the "
-            "plan is chosen by estimates, and no kernel is timed"
+            f"plan is chosen by {known}estimates"
         )
 
     def predict_end_s(self) -> float:
