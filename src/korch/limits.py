@@ -15,10 +15,19 @@ from korch.fields import Ranges, check_fields
 
 _RANGES: Ranges = {
     **dict.fromkeys(
-        ("max_primitives", "max_inputs", "max_outputs", "max_candidates", "solver_workers", "range_least"),
+        (
+            "max_primitives",
+            "max_inputs",
+            "max_outputs",
+            "max_candidates",
+            "solver_workers",
+            "range_least",
+            "superopt_rounds",
+        ),
         (lambda value: value >= 1, "at least 1"),
     ),
     **dict.fromkeys(("patience", "seed"), (lambda value: value >= 0, "at least 0")),
+    "timed_sizes": (lambda value: 1 <= value <= 3, "from 1 to 3"),
     "range_factor": (lambda value: value >= 2, "at least 2"),
     "max_measured": (lambda value: value >= 0, "a share, at least 0"),
     "solver_seconds": (lambda value: value > 0, "a number of seconds greater than 0"),
@@ -69,6 +78,7 @@ class SearchLimits:
         side_by_side_seconds: longest search for kernels that run concurrently.
         least_side_by_side_seconds: with less time, this search is skipped.
         check_share: share of the time that is left to check the error of a plan, and to search again.
+        timed_sizes: sizes among those that a plan serves at which its kernels are timed, at most 3.
         variants_share: share of the time of a search that is left for plans for other sizes.
         variant_gain: a plan for another size is kept if it takes at most this share of the time of the others there.
         fit_share: share of the time of a search that is left to time its plans at several sizes.
@@ -105,12 +115,15 @@ class SearchLimits:
         superopt_seconds: its time, without a budget.
         superopt_group_seconds: the search for one group.
         superopt_gain: least part of its time, and of the model's, that a group must be able to save.
+        superopt_products: products in a group.
+        superopt_primitives: primitives in a group.
         superopt_steps: steps of a block graph.
         superopt_first_steps: shorter block graphs are found before longer ones, which then have a bound.
         superopt_margin: block graphs that may take this many times the time of the best one are found.
         superopt_cuts: cuts of each block graph that are estimated.
         superopt_worth: programs with more than this many times the least estimate are not verified.
         superopt_graphs: block graphs of a group that are verified.
+        superopt_rounds: random inputs over finite fields with which each is compared.
         superopt_programs: programs of a group that are offered.
 
         plan_rounds: `validation`: rounds in which plans are timed in turn.
@@ -231,6 +244,7 @@ class SearchLimits:
     side_by_side_seconds: float = 60.0
     least_side_by_side_seconds: float = 2.0
     check_share: float = 0.25
+    timed_sizes: int = 3
     variants_share: float = 0.3
     variant_gain: float = 0.97
     fit_share: float = 0.12
@@ -265,12 +279,15 @@ class SearchLimits:
     superopt_seconds: float = 20.0
     superopt_group_seconds: float = 12.0
     superopt_gain: float = 0.003
+    superopt_products: int = 3
+    superopt_primitives: int = 30
     superopt_steps: int = 14
     superopt_first_steps: int = 6
     superopt_margin: float = 1.5
     superopt_cuts: int = 2
     superopt_worth: float = 1.3
     superopt_graphs: int = 8
+    superopt_rounds: int = 2
     superopt_programs: int = 4
 
     plan_rounds: int = 11

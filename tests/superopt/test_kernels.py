@@ -106,5 +106,7 @@ def test_groups():
     assert GeneratedProvider().group_shapes == (FUSED,)
     for name, make in blocks.BLOCKS.items():
         graph = make()
-        found = {len(group.primitives) for group in superopt_groups(graph, ())}
+        found = {len(group.primitives) for group in superopt_groups(graph, SearchLimits())}
+        fewer = superopt_groups(graph, SearchLimits(superopt_primitives=max(found, default=2) - 1))
+        assert {len(group.primitives) for group in fewer} < found or not found
         assert (max(found, default=0) == len(graph.primitives)) == (name != "normalized-update"), name

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from korch.candidate.candidate import Candidate, Group
 from korch.deadline import Deadline
+from korch.limits import SearchLimits
 from korch.measure.cpu import CpuMeter
 from korch.partition.block import Partition
 from korch.pipeline.run import Run
@@ -29,7 +30,7 @@ def find_programs(run: Run) -> None:
         if isinstance(provider, GeneratedProvider):
             provider.finder = Finder(meter.database, machine, provider.version, limits)
             work_flop = sum(map(run.split.work_flop, run.split.primitives))
-            groups = ranked(_groups(run.partition), machine, work_flop, limits.superopt_gain)
+            groups = ranked(_groups(run.partition, limits), machine, work_flop, limits.superopt_gain)
             provider.finder.search_all(groups, deadline, run.ledger.answer)
             run.found = provider.finder.report()
             if run.found.groups:
@@ -44,10 +45,10 @@ def end_of(run: Run) -> Deadline:
     return run.deadline.until(time.monotonic() + (limits.superopt_seconds if given_s is None else given_s))
 
 
-def _groups(partition: Partition) -> Iterator[tuple[Group, int]]:
+def _groups(partition: Partition, limits: SearchLimits) -> Iterator[tuple[Group, int]]:
     """Yield the groups of all blocks, each with how often the model has it."""
     for block in partition.blocks:
-        for group in superopt_groups(block.graph, ()):
+        for group in superopt_groups(block.graph, limits):
             yield group, len(block.instances)
 
 

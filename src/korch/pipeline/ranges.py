@@ -110,7 +110,7 @@ def _plans(
     for i, sizes in enumerate(uppers):
         progress("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}")
         whole = masked(dimensions, sizes, source.primitives)
-        timed, *others = _timed(dimensions, columns, sizes)
+        timed, *others = _timed(dimensions, columns, sizes, limits)
         whole = replace(whole, plan=replace(whole.plan, timed=timed), others=tuple(others))
         share = deadline.shared(len(uppers) - i)
         model, binding = source.bound(sizes)
@@ -159,13 +159,15 @@ def _lows(dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upp
     )
 
 
-def _timed(dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes) -> list[Sizes]:
+def _timed(
+    dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes, limits: SearchLimits
+) -> list[Sizes]:
     """Return the sizes for which a plan's kernels are timed: in the middle of what it serves, and smaller ones."""
     lows = _lows(dimensions, columns, upper)
     highs = [min(n, d.high) for n, d in zip(upper, dimensions, strict=True)]
     found = [
         tuple(max(low, min(high, int(low + share * (high - low)) | 1)) for low, high in zip(lows, highs, strict=True))
-        for share in TIMED_SHARES
+        for share in TIMED_SHARES[: limits.timed_sizes]
     ]
     return list(dict.fromkeys(found))
 

@@ -19,7 +19,6 @@ from korch.provider.tile_kernel import kernel_of
 from korch.provider.top import is_top, offer_top
 from korch.provider.top import program_of as top_program
 from korch.superopt.find import Finder, FoundProgram
-from korch.superopt.groups import superopt_groups
 from korch.target import Target
 from korch.tile.cpp_text import C_TYPE
 from korch.tile.growth import TextLimitError, grows_too_large
@@ -48,7 +47,7 @@ class GeneratedProvider:
     @property
     def group_shapes(self) -> tuple[GroupShape | Compose, ...]:
         """The kinds of groups that it asks for."""
-        return (FUSED,) if self.finder is None else (FUSED, superopt_groups)
+        return (FUSED,) if self.finder is None else (FUSED, self.finder.groups)
 
     def stream_bytes(self, target: Target) -> int:
         """Return from which size on outputs are written past the caches.

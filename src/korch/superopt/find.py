@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Protocol
@@ -21,11 +21,13 @@ from korch.candidate.candidate import Group
 from korch.deadline import Deadline
 from korch.errors import InvalidGraphError
 from korch.limits import DEFAULT_LIMITS, SearchLimits
+from korch.primitive.graph import PrimitiveGraph
 from korch.records import plain, read_record
 from korch.superopt.axes import Named, NotNamedError, named, resized
 from korch.superopt.emit import NotEmittedError, Sizes, emit, vectors_of_panels
 from korch.superopt.expressions import Expressions, expressions
 from korch.superopt.generate import BlockGraph, BlockStep, Kind, Rules, Search, block_graphs
+from korch.superopt.groups import superopt_groups
 from korch.superopt.sizes import Cut, Machine, columns_of, cuts, small_cut
 from korch.superopt.verify import verify
 from korch.tile.check import check_program
@@ -142,6 +144,10 @@ class Finder:
         own = {f.name: value for f in fields(limits) if (value := getattr(limits, f.name)) != f.default}
         self.other = "".join(f" {name}={value}" for name, value in own.items() if name.startswith("superopt"))
         self.known: dict[str, Finding] = {}
+
+    def groups(self, graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator[Group]:
+        """Yield the groups of a graph; `groups`, those of single products, are not used."""
+        return superopt_groups(graph, self.limits)
 
     def find(self, group: Group) -> Finding:
         """Return what was found for a group."""
@@ -289,7 +295,7 @@ class _Selection:
             program = emit(replace(self.computation, sizes=sizes), self.ways, graph, small, shapes)
         except NotEmittedError as error:
             return str(error)
-        return verify(program, body).reason
+        return verify(program, body, rounds=self.limits.superopt_rounds).reason
 
     def _program(self, graph: BlockGraph, cut: Cut) -> FoundProgram | str:
         packed = self._packed(graph, cut)

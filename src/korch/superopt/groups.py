@@ -8,31 +8,26 @@ other providers make.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from korch.candidate.candidate import Group, make_group
+from korch.limits import SearchLimits
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.types import DType
 
-MOST_PRODUCTS = 3
-"""Products in a group."""
-
-MOST_PRIMITIVES = 30
-"""Primitives in a group."""
-
 INSIDE = (Category.ELEMENTWISE, Category.BROADCAST, Category.REDUCE)
 
 
-def superopt_groups(graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator[Group]:
-    """Yield the groups of a graph; `groups`, those of single products, are not used."""
+def superopt_groups(graph: PrimitiveGraph, limits: SearchLimits) -> Iterator[Group]:
+    """Yield the groups of a graph within the limits."""
     known: set[tuple[int, ...]] = set()
     for p, primitive in enumerate(graph.primitives):
         if not _is_end(graph, primitive) or not _fits(graph, primitive):
             continue
         for copies in (False, True):
-            found = _cone(graph, p, copies)
+            found = _cone(graph, p, copies, limits)
             if found and found not in known:
                 known.add(found)
                 yield make_group(graph, found, (primitive.output,))
@@ -63,7 +58,7 @@ def _fits(graph: PrimitiveGraph, primitive: Primitive) -> bool:
     return primitive.op in ("matmul", "reduce_sum", "reduce_max") or primitive.row.category in INSIDE[:2]
 
 
-def _cone(graph: PrimitiveGraph, end: int, copies: bool) -> tuple[int, ...] | None:
+def _cone(graph: PrimitiveGraph, end: int, copies: bool, limits: SearchLimits) -> tuple[int, ...] | None:
     """Return the primitives of a group that ends in one; None if it would be too large, or has too little."""
     chosen: dict[int, int] = {graph.primitives[end].output: end}
     waiting = [*graph.primitives[end].inputs]
@@ -81,7 +76,7 @@ def _cone(graph: PrimitiveGraph, end: int, copies: bool) -> tuple[int, ...] | No
     rows = [graph.primitives[p] for p in found]
     products = sum(row.row.category is Category.LINEAR for row in rows)
     has_reduction = any(row.row.category is Category.REDUCE for row in rows)
-    is_small = products <= MOST_PRODUCTS and len(found) <= MOST_PRIMITIVES
+    is_small = products <= limits.superopt_products and len(found) <= limits.superopt_primitives
     is_rich = products >= 2 or (products == 1 and has_reduction)
     is_convex = not _reads_itself(graph, found, chosen)
     return found if is_small and is_rich and is_convex else None

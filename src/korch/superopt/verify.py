@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from korch.errors import InvalidGraphError
+from korch.limits import DEFAULT_LIMITS
 from korch.numerics import FACTOR, TOLERANCE, difference
 from korch.primitive import reference
 from korch.primitive.graph import Primitive, PrimitiveGraph
@@ -26,9 +27,6 @@ from korch.tile.arithmetic import Float64, Typed
 from korch.tile.check import check_program
 from korch.tile.program import Product, TileProgram
 from korch.tile.reference import run_program
-
-ROUNDS = 2
-"""Random inputs of the fields; each has other exponentials, orders and functions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +61,21 @@ class Verdict:
     reason: str = ""
 
 
-def verify(program: TileProgram, graph: PrimitiveGraph, seed: int = 0) -> Verdict:
+def verify(
+    program: TileProgram, graph: PrimitiveGraph, seed: int = 0, rounds: int = DEFAULT_LIMITS.superopt_rounds
+) -> Verdict:
     """Return whether a program computes a graph, inputs and outputs row-major and in order.
 
     Args:
         program: the program, of known sizes; they should be small.
         graph: what it is to compute, with one alternative for each value.
         seed: of the random inputs.
+        rounds: random inputs of the fields; each has other exponentials, orders and functions.
     """
     try:
         check_program(program)
-        for number in range(ROUNDS):
-            if reason := _differs_in_fields(program, graph, PairField(ROUNDS * seed + number)):
+        for number in range(rounds):
+            if reason := _differs_in_fields(program, graph, PairField(rounds * seed + number)):
                 return Verdict(False, reason)
         for number, trial in enumerate(TRIALS):
             if reason := _differs_in_floats(program, graph, trial, seed + number):
