@@ -116,21 +116,14 @@ class Stored(Blocked):
 
     def program(self, blocking: StoredBlocking) -> TileProgram:
         """Return the program of one blocking."""
-        (gm, i), (gn, j) = (
-            cut(n, size, names)
-            for n, size, names in ((self.rows, blocking.rows, ("gm", "i")), (self.columns, blocking.strip, ("gn", "j")))
-        )
-        g = Axis("g", self.all_terms // blocking.terms)
-        ranges = {axis.name: (0, axis.extent - 1) for axis in (gm, i, gn, j, g)}
-        row, column = flat(gm, i), flat(gn, j)
-        total = At("t", add(scale(var("i"), blocking.strip), var("j")))
-        own = _Own(self, blocking, (i, j), g, row, column, total)
+        own = _Own(self, blocking)
         stages: list[Stage] = []
         if self.all_terms != self.terms or (blocking.registers and own.left() is None):
             stages.append(self.copied())
         body = own.few(not stages) if blocking.registers is None else own.many(bool(stages))
-        after = self.after(total, (i, j), self.values([row, column, var("x2")], {**ranges, "x2": (0, 0)}), ranges)
-        stages.append(Stage((gn, gm), (fill((i, j), total, 0.0), Loop(g, ("t",), body), after)))
+        places = self.values([own.row, own.column, var("x2")], {**own.ranges, "x2": (0, 0)})
+        after = self.after(own.total, own.axes, places, own.ranges)
+        stages.append(Stage(own.grid, (fill(own.axes, own.total, 0.0), Loop(own.turn, ("t",), body), after)))
         buffers = [*self.memory(), *own.buffers]
         if len(stages) > 1:
             buffers.append(Buffer("ca", Level.WORKSPACE, DType.F32, self.rows * self.copy_row))
@@ -184,15 +177,16 @@ class Stored(Blocked):
 
 
 class _Own:
-    """The steps of a turn of a task's loop."""
+    """The axes of a task, and the steps of a turn of its loop."""
 
-    def __init__(
-        self, of: Stored, blocking: StoredBlocking, axes: tuple[Axis, Axis], g: Axis, row: Expr, column: Expr, total: At
-    ) -> None:
-        self.of, self.blocking, self.axes, self.total = of, blocking, axes, total
-        self.row, self.column, self.first = row, column, scale(var(g.name), blocking.terms)
-        grid = {"gm": (0, -(-of.rows // blocking.rows) - 1), "gn": (0, -(-of.columns // blocking.strip) - 1)}
-        self.ranges = {**grid, **{axis.name: (0, axis.extent - 1) for axis in (*axes, g)}}
+    def __init__(self, of: Stored, blocking: StoredBlocking) -> None:
+        self.of, self.blocking = of, blocking
+        gm, i = cut(of.rows, blocking.rows, ("gm", "i"))
+        gn, j = cut(of.columns, blocking.strip, ("gn", "j"))
+        self.grid, self.axes, self.turn = (gn, gm), (i, j), Axis("g", of.all_terms // blocking.terms)
+        self.row, self.column, self.first = flat(gm, i), flat(gn, j), scale(var("g"), blocking.terms)
+        self.total = At("t", add(scale(var("i"), blocking.strip), var("j")))
+        self.ranges = {axis.name: (0, axis.extent - 1) for axis in (gm, i, gn, j, self.turn)}
         size = blocking.rows * blocking.strip
         self.buffers = [Buffer("t", Level.TILE, DType.F32, size)]
 

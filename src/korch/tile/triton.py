@@ -53,7 +53,7 @@ def print_triton(
         if stage_is_blocked(stage) or is_free:
             _require_all_points(stage)
         if stage_is_blocked(stage):
-            BlockStage(program, stage, comment, found, processors, warps, stages).print()
+            BlockStage(program, stage, comment, found, processors).print(warps, stages)
         elif is_free:
             _FreeStage(program, stage, comment, found, processors).print()
         elif split and stage_is_splittable(program, stage, processors):
@@ -128,7 +128,7 @@ class _FreeStage(Launch):
         text.ops(pass_.ops, at, masks, values, types)
         for sink in pass_.sinks:
             dtype = self.buffer(sink.buffer).dtype
-            text.store(sink.buffer, dtype, sink.index, values[sink.value], at, masks, str(shape))
+            text.store(sink, dtype, values[sink.value], at, masks, str(shape))
         self.finish(grid, warps_for(math.prod(shape), numbers_of(pass_)))
 
     def _turned(self, pass_: Pass) -> Axis | None:

@@ -113,17 +113,9 @@ class BlockStage(Launch):
     """A program per task; tiles are blocks."""
 
     def __init__(
-        self,
-        program: TileProgram,
-        stage: Stage,
-        comment: str,
-        found: PrintedProgram,
-        processors: int,
-        warps: int,
-        stages: int,
+        self, program: TileProgram, stage: Stage, comment: str, found: PrintedProgram, processors: int
     ) -> None:
         super().__init__(program, stage, comment, found, processors)
-        self.warps, self.stages = warps, stages
         self.blocks: dict[str, Block] = {}
         self.sides: dict[str, int] = {}
         for loops, step in stage.leaves:
@@ -134,12 +126,12 @@ class BlockStage(Launch):
             for axis in (*stage.grid, *(loop.axis for loop in loops), *step.axes):
                 self.text.ranges[axis.name] = (0, max(axis.extent, self.sides.get(axis.name, 1)) - 1)
 
-    def print(self) -> None:
-        """Print the stage as one launch."""
+    def print(self, warps: int, stages: int) -> None:
+        """Print the stage as one launch; operands of `stages` turns of a loop are read at a time."""
         self.text.known = {}
         self.program_id()
         self.steps(self.stage.steps, self.place())
-        self.finish(self.stage.tasks, self.warps, self.stages)
+        self.finish(self.stage.tasks, warps, stages)
 
     def place(self) -> dict[str, Coordinate]:
         """Write which task a program is; return the spelling of the grid's axes."""
@@ -244,7 +236,7 @@ class BlockStage(Launch):
                 self.keep(At(sink.buffer, sink.index), frame, _variable(sink.buffer), _zero_sides(pass_, sink, frame))
             else:
                 dtype = self.buffer(sink.buffer).dtype
-                text.store(sink.buffer, dtype, sink.index, value, frame.at, frame.masks, frame.text)
+                text.store(sink, dtype, value, frame.at, frame.masks, frame.text)
 
     def collect(self, sink: Accumulate, value: str, frame: Frame) -> None:
         """Write what the columns of a block come to."""
@@ -262,7 +254,7 @@ class BlockStage(Launch):
         if buffer.level is Level.TILE:
             self.keep(At(sink.buffer, sink.index), left, name, frozenset())
         else:
-            self.text.store(buffer.name, buffer.dtype, sink.index, name, left.at, left.masks, left.text)
+            self.text.store(sink, buffer.dtype, name, left.at, left.masks, left.text)
 
     # Blocks
 

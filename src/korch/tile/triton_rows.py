@@ -177,7 +177,7 @@ class RowStage(Launch):
             elif own.level is Level.TILE and total == 1:
                 row.values[sink.buffer], row.types[sink.buffer] = inner[sink.value], own.dtype
             else:
-                text.store(sink.buffer, own.dtype, sink.index, inner[sink.value], here, masks, shape)
+                text.store(sink, own.dtype, inner[sink.value], here, masks, shape)
         text.depth = depth + (1 if serial else 0)
         for sink in pass_.sinks:
             if isinstance(sink, Accumulate):
@@ -279,7 +279,7 @@ class RowStage(Launch):
         name = text.fresh("t")
         text.line(f"{name} = {self.narrowed(total, buffer.dtype)}")
         if buffer.level is not Level.TILE or buffer.size > 1:
-            text.store(buffer.name, buffer.dtype, sink.index, name, at, masks, f"[{rows}, 1]")
+            text.store(sink, buffer.dtype, name, at, masks, f"[{rows}, 1]")
         return name
 
     def narrowed(self, value: str, dtype: DType) -> str:
@@ -331,15 +331,8 @@ class SplitStage(RowStage):
                 if isinstance(sink, Accumulate):
                     self.collect(sink, accumulators[sink.buffer], values[sink.value], masks)
                 else:
-                    text.store(
-                        sink.buffer,
-                        self.buffer(sink.buffer).dtype,
-                        sink.index,
-                        values[sink.value],
-                        here,
-                        masks,
-                        f"[1, {columns}]",
-                    )
+                    dtype = self.buffer(sink.buffer).dtype
+                    text.store(sink, dtype, values[sink.value], here, masks, f"[1, {columns}]")
             text.depth -= 1
             for sink in pass_.sinks:
                 if isinstance(sink, Accumulate):
@@ -383,5 +376,5 @@ class SplitStage(RowStage):
         at = text.split("r", [(a.name, a.extent) for a in grid], ROWS)
         values, _ = self.totals(ready)
         for sink, _ in ready:
-            text.store(sink.buffer, self.buffer(sink.buffer).dtype, sink.index, values[sink.buffer], at, {}, "[1, 1]")
+            text.store(sink, self.buffer(sink.buffer).dtype, values[sink.buffer], at, {}, "[1, 1]")
         self.finish(self.stage.tasks, 1)

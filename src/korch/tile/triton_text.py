@@ -15,7 +15,7 @@ from typing import assert_never
 
 from korch.primitive.types import DType
 from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Times, Var, bounds
-from korch.tile.program import Apply, Inside, Literal, Load, Select, TileOp
+from korch.tile.program import Apply, Inside, Literal, Load, Select, Sink, TileOp
 
 COMPUTE = {
     DType.F64: "tl.float64",
@@ -333,14 +333,12 @@ class Text:
         text = f"tl.load({self.pointer(op.buffer)} + ({place}){mask})"
         self.line(f"{name} = {converted(text, op.dtype)}")
 
-    def store(
-        self, buffer: str, dtype: DType, index: Expr, value: str, at: Coordinates, masks: Mapping[int, str], shape: str
-    ) -> None:
+    def store(self, to: Sink, dtype: DType, value: str, at: Coordinates, masks: Mapping[int, str], shape: str) -> None:
         """Write a store of a value that is broadcast to a tile's shape."""
-        place = f"({self.expr(index, at)}) + tl.zeros({shape}, tl.int32)"
+        place = f"({self.expr(to.index, at)}) + tl.zeros({shape}, tl.int32)"
         mask = f", mask={_all(list(masks.values()))}" if masks else ""
         kept = f"tl.broadcast_to({value}, {shape}).to({STORED[dtype]})"
-        self.line(f"tl.store({self.pointer(buffer)} + ({place}), {kept}{mask})")
+        self.line(f"tl.store({self.pointer(to.buffer)} + ({place}), {kept}{mask})")
 
     def ops(
         self,
