@@ -229,3 +229,32 @@ def test_an_exported_graph_has_no_mode(quick: dict[str, Any]) -> None:
     graph.training = True
     with torch.no_grad():
         torch.testing.assert_close(korch.optimize(graph, (x,), **quick)(x), graph(x))
+
+
+class Quantized(nn.Module):
+    """Quantizes its input as quantizers of PyTorch write it: by a range computed at run time, or to fewer bits."""
+
+    def __init__(self, most: int, is_dynamic: bool) -> None:
+        super().__init__()
+        self.most, self.is_dynamic = most, is_dynamic
+
+    def forward(self, x: Any) -> Any:
+        ops, limits = torch.ops.quantized_decomposed, (0, self.most, torch.uint8)
+        if not self.is_dynamic:
+            q = ops.quantize_per_tensor.default(x, 0.0625, 60, *limits)
+            return ops.dequantize_per_tensor.default(q, 0.0625, 60, *limits)
+        scale, zero = ops.choose_qparams.tensor(x, 0, self.most, 1e-5, torch.uint8)
+        q = ops.quantize_per_tensor.tensor(x, scale, zero, *limits)
+        return ops.dequantize_per_tensor.tensor(q, scale, zero, *limits)
+
+
+@pytest.mark.parametrize(("most", "is_dynamic"), [(255, True), (127, True), (255, False), (127, False)])
+@pytest.mark.parametrize("factor", [0.0, 1.0, 30.0])
+def test_quantizers_have_the_range_and_the_scale_that_pytorch_has(
+    most: int, is_dynamic: bool, factor: float, quick: dict[str, Any]
+) -> None:
+    import torch.ao.quantization.fx._decomposed  # it defines the operators
+
+    torch.manual_seed(0)
+    module, x = Quantized(most, is_dynamic).eval(), torch.randn(4, 9) * factor
+    torch.testing.assert_close(korch.optimize(module, (x,), **quick)(x), module(x), rtol=1e-6, atol=1e-6)

@@ -16,6 +16,7 @@ import torch
 from korch.errors import UnsupportedError
 from korch.extras import install_command
 from korch.frontend.onnx import HeldModel
+from korch.frontend.torch.quantized import translations
 from korch.frontend.torch.trouble import export_trouble
 from korch.primitive.op import Array
 
@@ -44,7 +45,9 @@ def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Seque
     try:
         # PyTorch's optimizer folds a batch normalization into float32 weights of a convolution in bfloat16.
         is_bfloat16 = any(tensor.dtype is torch.bfloat16 for tensor in program.state_dict.values())
-        translated = torch.onnx.export(program, dynamo=True, verbose=False, optimize=not is_bfloat16)
+        translated = torch.onnx.export(
+            program, dynamo=True, verbose=False, optimize=not is_bfloat16, custom_translation_table=translations()
+        )
     except Exception as error:  # foreign code, on a foreign model
         raise export_trouble(error, program, name) from error
     graph = translated.model.graph

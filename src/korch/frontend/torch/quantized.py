@@ -1,0 +1,63 @@
+"""Operators of PyTorch's quantizers -> ONNX, where PyTorch's exporter lacks them or leaves out their range.
+
+The exporter has no scales that are computed at run time, and ignores quant_min and quant_max, which may be
+narrower than the type of the integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+RANGES = {onnx_type: torch.iinfo(dtype) for onnx_type, dtype in ((2, torch.uint8), (3, torch.int8))}
+"""The limits of the types of integers, by their numbers in ONNX."""
+
+FLOAT, DOUBLE, INT64 = 1, 11, 7
+
+
+def translations() -> dict[Any, Any]:
+    """Return functions that write ONNX nodes, by PyTorch's operator; none if no quantizer is loaded."""
+    from onnxscript import opset18
+
+    op: Any = opset18
+    found = torch.ops.quantized_decomposed
+    if not hasattr(found, "choose_qparams"):
+        return {}
+
+    def choose(x: Any, quant_min: int, quant_max: int, eps: float, dtype: int) -> Any:
+        zero = op.Constant(value_float=0.0)
+        low, high = op.Min(op.ReduceMin(x, keepdims=0), zero), op.Max(op.ReduceMax(x, keepdims=0), zero)
+        span = op.Constant(value_float=float(quant_max - quant_min))
+        scale = op.Max(op.Div(op.Sub(high, low), span), op.Constant(value_float=eps))
+        least, most = op.Constant(value_float=float(quant_min)), op.Constant(value_float=float(quant_max))
+        point = op.Clip(op.Sub(least, op.Round(op.Div(low, scale))), least, most)
+        return op.Cast(scale, to=DOUBLE), op.Cast(point, to=INT64)
+
+    def ends(scale: Any, zero_point: Any, dtype: int) -> tuple[Any, Any]:
+        if isinstance(scale, float):
+            scale = op.Constant(value_float=scale)
+        if isinstance(zero_point, int):
+            zero_point = op.Constant(value_int=zero_point)
+        return op.Cast(scale, to=FLOAT), op.Cast(zero_point, to=dtype)
+
+    def quantize(x: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int, dtype: int) -> Any:
+        y = op.QuantizeLinear(x, *ends(scale, zero_point, dtype))
+        limits = RANGES.get(int(dtype))
+        if limits is None or (quant_min <= limits.min and quant_max >= limits.max):
+            return y
+        least, most = (op.Cast(op.Constant(value_int=end), to=dtype) for end in (quant_min, quant_max))
+        return op.Clip(y, least, most)
+
+    def dequantize(
+        x: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int, dtype: int, *, out_dtype: int = FLOAT
+    ) -> Any:
+        y = op.DequantizeLinear(x, *ends(scale, zero_point, dtype))
+        return y if out_dtype in (-1, None, FLOAT) else op.Cast(y, to=out_dtype)
+
+    return {
+        found.choose_qparams.tensor: choose,
+        found.quantize_per_tensor.default: quantize,
+        found.quantize_per_tensor.tensor: quantize,
+        found.dequantize_per_tensor.tensor: dequantize,
+    }
