@@ -19,7 +19,7 @@ def _relu(c: Context) -> Result:
 
 def _leaky_relu(c: Context) -> Result:
     """max(x, a·x) where 0 < a <= 1; a product and a choice otherwise."""
-    x, slope = c.input(0), float(c.attribute("alpha", 0.01))
+    x, slope = c.input(0), c.attributes.number("alpha", 0.01)
     scaled = c.elementwise("mul", x, lit(slope))
     if 0 < slope <= 1:
         return c.elementwise("max", x, scaled)
@@ -41,20 +41,20 @@ def _exponential(c: Context, x: ValueId, alpha: float) -> ValueId:
 
 def _elu(c: Context) -> Result:
     x = c.input(0)
-    negative = _exponential(c, x, float(c.attribute("alpha", 1.0)))
+    negative = _exponential(c, x, c.attributes.number("alpha", 1.0))
     return c.elementwise("add", c.elementwise("max", x, lit(0.0)), negative)
 
 
 def _selu(c: Context) -> Result:
     x = c.input(0)
-    alpha = float(c.attribute("alpha", 1.67326319217681884765625))
-    gamma = float(c.attribute("gamma", 1.05070102214813232421875))
+    alpha = c.attributes.number("alpha", 1.67326319217681884765625)
+    gamma = c.attributes.number("gamma", 1.05070102214813232421875)
     both = c.elementwise("add", c.elementwise("max", x, lit(0.0)), _exponential(c, x, alpha))
     return c.elementwise("mul", both, lit(gamma))
 
 
 def _celu(c: Context) -> Result:
-    x, alpha = c.input(0), float(c.attribute("alpha", 1.0))
+    x, alpha = c.input(0), c.attributes.number("alpha", 1.0)
     scaled = x if alpha == 1 else c.elementwise("div", x, lit(alpha))
     if alpha < 0:
         return NotSplit("a negative alpha")
@@ -69,7 +69,7 @@ def _unit_ramp(c: Context, x: ValueId, slope: float, shift: float) -> ValueId:
 
 
 def _hard_sigmoid(c: Context) -> Result:
-    alpha, beta = float(c.attribute("alpha", 0.2)), float(c.attribute("beta", 0.5))
+    alpha, beta = c.attributes.number("alpha", 0.2), c.attributes.number("beta", 0.5)
     return _unit_ramp(c, c.input(0), alpha, beta)
 
 
@@ -100,7 +100,7 @@ def _mish(c: Context) -> Result:
 
 def _gelu(c: Context) -> Result:
     x = c.input(0)
-    if c.attribute("approximate", "none") == "tanh":
+    if c.attributes.text("approximate", "none") == "tanh":
         cube = c.elementwise("mul", c.elementwise("mul", x, x), x)
         inner = c.elementwise("add", x, c.elementwise("mul", cube, lit(0.044715)))
         curve = c.elementwise("tanh", c.elementwise("mul", inner, lit(math.sqrt(2 / math.pi))))
@@ -111,13 +111,13 @@ def _gelu(c: Context) -> Result:
 
 
 def _swish(c: Context) -> Result:
-    x, alpha = c.input(0), float(c.attribute("alpha", 1.0))
+    x, alpha = c.input(0), c.attributes.number("alpha", 1.0)
     scaled = x if alpha == 1 else c.elementwise("mul", x, lit(alpha))
     return c.elementwise("mul", x, c.elementwise("sigmoid", scaled))
 
 
 def _thresholded_relu(c: Context) -> Result:
-    x, alpha = c.input(0), float(c.attribute("alpha", 1.0))
+    x, alpha = c.input(0), c.attributes.number("alpha", 1.0)
     zeros = c.full(0, c.builder.type(x))
     return c.add("where", c.elementwise("less", lit(alpha), x), x, zeros)
 
@@ -126,7 +126,7 @@ def _shrink(c: Context) -> Result:
     x = c.input(0)
     if not c.is_float(x):
         return NotSplit("integers, with a bias that is real")
-    bias, limit = float(c.attribute("bias", 0.0)), float(c.attribute("lambd", 0.5))
+    bias, limit = c.attributes.number("bias", 0.0), c.attributes.number("lambd", 0.5)
     less, more = c.elementwise("sub", x, lit(bias)), c.elementwise("add", x, lit(bias))
     upper = c.add("where", c.elementwise("less", lit(limit), x), less, c.full(0, c.builder.type(x)))
     return c.add("where", c.elementwise("less", x, lit(-limit)), more, upper)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from korch.frontend.attributes import NodeAttributes
 from korch.frontend.operator import Operator
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.op import NONE, Array, Attributes, Category
@@ -66,9 +66,10 @@ class Context(Verbs):
         array = self.array(position)
         return None if array is None else tuple(int(n) for n in array.reshape(-1))
 
-    def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute's value."""
-        return self.operator.attributes.get(name, default)
+    @property
+    def attributes(self) -> NodeAttributes:
+        """The operator's attributes."""
+        return self.operator.attributes
 
     def output_type(self, position: int = 0) -> ValueType:
         """Return the type of an output that is given."""

@@ -61,7 +61,7 @@ def _pow(c: Context) -> Result:
 def _mod(c: Context) -> Result:
     """The sign is the divisor's (integers) or the dividend's (fmod): a - trunc(a / b)·b."""
     a, b = c.inputs
-    truncates = bool(c.attribute("fmod", 0))
+    truncates = bool(c.attributes.integer("fmod", 0))
     if c.is_float(a):
         return c.elementwise("mod", a, b) if truncates else NotSplit("a floored remainder of reals")
     if not truncates:
@@ -72,8 +72,8 @@ def _mod(c: Context) -> Result:
 def _clip(c: Context) -> Result:
     x = c.input(0)
     if c.version < 11:
-        low, high = c.attribute("min"), c.attribute("max")
-        bounds = [None if b is None else c.full(b, ValueType((), c.dtype(x))) for b in (low, high)]
+        scalar, known = ValueType((), c.dtype(x)), c.attributes
+        bounds = [c.full(known.number(name), scalar) if name in known else None for name in ("min", "max")]
     else:
         bounds = [c.optional(1), c.optional(2)]
     if bounds[0] is not None:
@@ -89,7 +89,7 @@ def _cast(c: Context) -> Result:
 
 def _is_inf(c: Context) -> Result:
     x = c.input(0)
-    signs = c.attribute("detect_negative", 1), c.attribute("detect_positive", 1)
+    signs = c.attributes.integer("detect_negative", 1), c.attributes.integer("detect_positive", 1)
     if all(signs):
         return c.elementwise("isinf", x)
     if not any(signs):
@@ -123,7 +123,7 @@ def _dropout(c: Context) -> Result:
 
 def _bit_shift(c: Context) -> Result:
     """Shift by as many bits as the second operand says, the way the attribute says."""
-    op = {"LEFT": "shift_left", "RIGHT": "shift_right"}.get(c.attribute("direction", ""), "")
+    op = {"LEFT": "shift_left", "RIGHT": "shift_right"}.get(c.attributes.text("direction", ""), "")
     return c.elementwise(op, *c.inputs) if op else NotSplit("direction must be LEFT or RIGHT")
 
 

@@ -36,7 +36,7 @@ def _strides(shape: tuple[int, ...]) -> Array:
 def _element_positions(c: Context, indices: Array) -> Array | NotSplit:
     """Return where among the data's elements each index points that replaces one coordinate."""
     shape = c.shape(c.input(0))
-    axis = axis_of(int(c.attribute("axis", 0)), len(shape))
+    axis = axis_of(c.attributes.integer("axis", 0), len(shape))
     along = _wrapped(indices, shape[axis])
     if isinstance(along, NotSplit):
         return along
@@ -63,7 +63,7 @@ def _gather(c: Context) -> Result:
     x, indices = c.input(0), _indices(c)
     if isinstance(indices, NotSplit):
         return indices
-    axis = axis_of(int(c.attribute("axis", 0)), c.rank(x))
+    axis = axis_of(c.attributes.integer("axis", 0), c.rank(x))
     along = _wrapped(indices, c.shape(x)[axis])
     return along if isinstance(along, NotSplit) else _taken(c, x, axis, along)
 
@@ -80,7 +80,7 @@ def _gather_nd(c: Context) -> Result:
     indices = _indices(c)
     if isinstance(indices, NotSplit):
         return indices
-    if c.attribute("batch_dims", 0):
+    if c.attributes.integer("batch_dims", 0):
         return NotSplit("batch axes")
     positions = _row_positions(c, indices)
     if isinstance(positions, NotSplit):
@@ -91,7 +91,7 @@ def _gather_nd(c: Context) -> Result:
 
 
 def _scatter_indices(c: Context) -> Array | NotSplit:
-    if c.attribute("reduction", "none") not in ("none", b"none"):
+    if c.attributes.text("reduction", "none") != "none":
         return NotSplit("updates are combined")
     if math.prod(c.shape(c.input(0))) > MOST_INDICES:
         return NotSplit(f"more than {MOST_INDICES} elements")

@@ -20,25 +20,25 @@ def _same_elements(c: Context) -> Result:
 
 def _transpose(c: Context) -> Result:
     x = c.input(0)
-    return c.transpose(x, c.attribute("perm", tuple(range(c.rank(x)))[::-1]))
+    return c.transpose(x, c.attributes.integers("perm", tuple(range(c.rank(x)))[::-1]))
 
 
 def _concat(c: Context) -> Result:
-    axis = axis_of(int(c.attribute("axis")), c.rank(c.input(0)))
+    axis = axis_of(c.attributes.integer("axis"), c.rank(c.input(0)))
     return c.concat(c.inputs, axis)
 
 
 def _split(c: Context) -> Result:
     x = c.input(0)
-    axis = axis_of(int(c.attribute("axis", 0)), c.rank(x))
+    axis = axis_of(c.attributes.integer("axis", 0), c.rank(x))
     parts, start = [], 0
-    sizes = c.ints(1) if c.is_given(1) else c.attribute("split")
+    sizes = c.ints(1) if c.is_given(1) or "split" not in c.attributes else c.attributes.integers("split")
     count = len(c.operator.outputs)
     if sizes is None:
         if c.is_given(1):
             return NotSplit("sizes are computed at run time")
         size = -(-c.shape(x)[axis] // count)
-        sizes = [max(0, min(size, c.shape(x)[axis] - i * size)) for i in range(count)]
+        sizes = tuple(max(0, min(size, c.shape(x)[axis] - i * size)) for i in range(count))
     for size in sizes:
         parts.append(c.slice_axis(x, axis, start, size))
         start += size
@@ -49,8 +49,8 @@ def _slice(c: Context) -> Result:
     x = c.input(0)
     rank, shape = c.rank(x), c.shape(x)
     if c.version < 10:
-        starts, ends = c.attribute("starts"), c.attribute("ends")
-        axes, steps = c.attribute("axes", tuple(range(len(starts)))), (1,) * len(starts)
+        starts, ends = c.attributes.integers("starts"), c.attributes.integers("ends")
+        axes, steps = c.attributes.integers("axes", tuple(range(len(starts)))), (1,) * len(starts)
     else:
         known = [c.ints(i) for i in range(1, 5)]
         if any(known[i - 1] is None and c.is_given(i) for i in range(1, 5)):
@@ -80,12 +80,12 @@ def _range(start: int, end: int, step: int, size: int) -> tuple[int, int, int]:
 
 
 def _pad(c: Context) -> Result:
-    x, mode = c.input(0), c.attribute("mode", "constant")
+    x, mode = c.input(0), c.attributes.text("mode", "constant")
     rank, shape = c.rank(x), c.shape(x)
-    pads = tuple(c.attribute("pads", ())) if c.version < 11 else c.ints(1)
+    pads = c.attributes.integers("pads", ()) if c.version < 11 else c.ints(1)
     if pads is None:
         return NotSplit("pads are computed at run time")
-    fill: float | int = c.attribute("value", 0.0) if c.version < 11 else 0.0
+    fill: float | int = c.attributes.number("value", 0.0) if c.version < 11 else 0.0
     if c.version >= 11 and c.is_given(2) and mode == "constant":
         constant = c.array(2)
         if constant is None:
@@ -116,8 +116,8 @@ def _expand(c: Context) -> Result:
 
 def _constant_of_shape(c: Context) -> Result:
     """One number, however large the shape: folding it would write it out."""
-    value = c.attribute("value")
-    return c.full(0 if value is None else value.reshape(-1)[0], c.output_type())
+    value = c.attributes.get("value")
+    return c.full(value.reshape(-1)[0] if isinstance(value, np.ndarray) else 0, c.output_type())
 
 
 def _tile(c: Context) -> Result:
@@ -134,10 +134,10 @@ def _tile(c: Context) -> Result:
 
 
 def _depth_to_space(c: Context) -> Result:
-    x, block = c.input(0), int(c.attribute("blocksize"))
+    x, block = c.input(0), c.attributes.integer("blocksize")
     n, depth, h, w = c.shape(x)
     less = depth // (block * block)
-    if c.attribute("mode", "DCR") == "DCR":
+    if c.attributes.text("mode", "DCR") == "DCR":
         x = c.reshape(x, (n, block, block, less, h, w))
         x = c.transpose(x, (0, 3, 4, 1, 5, 2))
     else:
@@ -147,10 +147,10 @@ def _depth_to_space(c: Context) -> Result:
 
 
 def _space_to_depth(c: Context) -> Result:
-    x, block = c.input(0), int(c.attribute("blocksize"))
+    x, block = c.input(0), c.attributes.integer("blocksize")
     n, depth, h, w = c.shape(x)
     x = c.reshape(x, (n, depth, h // block, block, w // block, block))
-    depth_last = c.attribute("mode", "DCR") == "DCR"
+    depth_last = c.attributes.text("mode", "DCR") == "DCR"
     x = c.transpose(x, (0, 3, 5, 1, 2, 4) if depth_last else (0, 1, 3, 5, 2, 4))
     return c.reshape(x, (n, depth * block * block, h // block, w // block))
 
@@ -161,7 +161,7 @@ def _trilu(c: Context) -> Result:
     if diagonal is None:
         return NotSplit("the diagonal is computed at run time")
     ones = np.ones(c.shape(x)[-2:], bool)
-    keep = np.triu(ones, diagonal[0]) if c.attribute("upper", 1) else np.tril(ones, diagonal[0])
+    keep = np.triu(ones, diagonal[0]) if c.attributes.integer("upper", 1) else np.tril(ones, diagonal[0])
     mask = c.broadcast(c.constant(keep), c.shape(x))
     if c.dtype(x) is DType.BOOL:
         return c.add("and", x, mask)
@@ -181,7 +181,7 @@ def _reverse_where(shape: Shape, lengths: Shape, batch: int, time: int) -> list[
 
 def _reverse_sequence(c: Context) -> Result:
     x, lengths = c.input(0), c.ints(1)
-    batch, time = int(c.attribute("batch_axis", 1)), int(c.attribute("time_axis", 0))
+    batch, time = c.attributes.integer("batch_axis", 1), c.attributes.integer("time_axis", 0)
     if lengths is None:
         return NotSplit("lengths are computed at run time")
     if {batch, time} != {0, 1}:

@@ -17,7 +17,7 @@ from korch.primitive.verbs import Shape, lit
 def _kernel(c: Context, w: ValueId) -> Shape:
     """Return the weights' window, which the attribute must not contradict."""
     kernel = c.shape(w)[2:]
-    declared = tuple(c.attribute("kernel_shape", kernel))
+    declared = c.attributes.integers("kernel_shape", kernel)
     if declared != kernel:
         raise ValueError(f"kernel_shape is {declared}, the weights have {kernel}")
     return kernel
@@ -39,7 +39,7 @@ def conv_attributes(c: Context, x: ValueId, w: ValueId) -> ConvAttributes | NotS
     if min((*window.pads_begin, *window.pads_end)) < 0:
         return NotSplit("negative pads")
     return ConvAttributes(
-        window.strides, window.pads_begin, window.pads_end, window.dilations, int(c.attribute("group", 1))
+        window.strides, window.pads_begin, window.pads_end, window.dilations, c.attributes.integer("group", 1)
     )
 
 
@@ -55,9 +55,9 @@ def _transpose_pads(
     c: Context, sizes: Shape, kernel: Shape, strides: Shape, dilations: Shape, extra: Shape
 ) -> tuple[Shape, Shape, Shape]:
     """Return the pads and the extra elements of a ConvTranspose."""
-    auto, spatial = c.attribute("auto_pad", "NOTSET"), len(kernel)
-    if auto in ("NOTSET", "VALID") and c.attribute("output_shape") is None:
-        pads = tuple(c.attribute("pads", (0,) * (2 * spatial)))
+    auto, spatial = c.attributes.text("auto_pad", "NOTSET"), len(kernel)
+    if auto in ("NOTSET", "VALID") and "output_shape" not in c.attributes:
+        pads = c.attributes.integers("pads", (0,) * (2 * spatial))
         pads = pads if auto == "NOTSET" else (0,) * (2 * spatial)
         return pads[:spatial], pads[spatial:], extra
     begin, end, more = [], [], []
@@ -74,15 +74,15 @@ def _conv_transpose(c: Context) -> Result:
     x, w = c.inputs[:2]
     kernel = _kernel(c, w)
     spatial = len(kernel)
-    strides = tuple(c.attribute("strides", (1,) * spatial))
-    dilations = tuple(c.attribute("dilations", (1,) * spatial))
-    extra = tuple(c.attribute("output_padding", (0,) * spatial))
+    strides = c.attributes.integers("strides", (1,) * spatial)
+    dilations = c.attributes.integers("dilations", (1,) * spatial)
+    extra = c.attributes.integers("output_padding", (0,) * spatial)
     if not spatial:
         return NotSplit("no spatial axis")
     begin, end, extra = _transpose_pads(c, c.shape(x)[2:], kernel, strides, dilations, extra)
     if min((*begin, *end)) < 0:
         return NotSplit("negative pads")
-    attributes = ConvTransposeAttributes(strides, begin, end, dilations, extra, int(c.attribute("group", 1)))
+    attributes = ConvTransposeAttributes(strides, begin, end, dilations, extra, c.attributes.integer("group", 1))
     return _add_bias(c, c.add("conv_transpose", x, w, attributes=attributes), 2)
 
 
@@ -102,9 +102,9 @@ def _matmul(c: Context) -> Result:
 
 def _gemm(c: Context) -> Result:
     a, b = c.inputs[:2]
-    a = c.transpose(a, (1, 0)) if c.attribute("transA", 0) else a
-    b = c.transpose(b, (1, 0)) if c.attribute("transB", 0) else b
-    alpha, beta = float(c.attribute("alpha", 1.0)), float(c.attribute("beta", 1.0))
+    a = c.transpose(a, (1, 0)) if c.attributes.integer("transA", 0) else a
+    b = c.transpose(b, (1, 0)) if c.attributes.integer("transB", 0) else b
+    alpha, beta = c.attributes.number("alpha", 1.0), c.attributes.number("beta", 1.0)
     if not c.is_float(a) and (alpha, beta) != (1.0, 1.0):
         return NotSplit("integers, with factors that are real")
     y = c.add("matmul", a, b)
@@ -118,7 +118,7 @@ def _gemm(c: Context) -> Result:
 
 def _einsum(c: Context) -> Result:
     """A sum of products of two operands as one batched matrix product."""
-    equation = str(c.attribute("equation")).replace(" ", "")
+    equation = c.attributes.text("equation").replace(" ", "")
     if "." in equation or len(c.inputs) not in (1, 2):
         return NotSplit("an ellipsis, or more than two operands")
     left, arrow, out = equation.partition("->")

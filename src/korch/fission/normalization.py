@@ -19,8 +19,8 @@ def _softmax_axes(c: Context) -> Shape:
     """One axis; before opset 13 all axes from it on (the operator flattened its input)."""
     rank = c.rank(c.input(0))
     if c.version >= 13:
-        return (axis_of(c.attribute("axis", -1), rank),) if rank else ()
-    return tuple(range(axis_of(c.attribute("axis", 1), rank), rank))
+        return (axis_of(c.attributes.integer("axis", -1), rank),) if rank else ()
+    return tuple(range(axis_of(c.attributes.integer("axis", 1), rank), rank))
 
 
 def _softmax(c: Context) -> Result:
@@ -58,9 +58,9 @@ def _wide(c: Context, value: ValueId) -> ValueId:
 def _layer_norm(c: Context) -> Result:
     x = _wide(c, c.input(0))
     rank, out = c.rank(x), c.output_type().dtype
-    axes = tuple(range(axis_of(c.attribute("axis", -1), rank), rank))
+    axes = tuple(range(axis_of(c.attributes.integer("axis", -1), rank), rank))
     deviation, variance, mean = c.variance(x, axes)
-    inverse = _inverse_deviation(c, variance, float(c.attribute("epsilon", 1e-5)))
+    inverse = _inverse_deviation(c, variance, c.attributes.number("epsilon", 1e-5))
     y = c.cast(c.elementwise("mul", deviation, inverse), out)
     y = c.elementwise("mul", y, c.input(1))
     bias = c.optional(2)
@@ -71,9 +71,9 @@ def _layer_norm(c: Context) -> Result:
 def _rms_norm(c: Context) -> Result:
     x = _wide(c, c.input(0))
     rank = c.rank(x)
-    axes = tuple(range(axis_of(c.attribute("axis", -1), rank), rank))
+    axes = tuple(range(axis_of(c.attributes.integer("axis", -1), rank), rank))
     mean_square = c.mean(c.elementwise("mul", x, x), axes)
-    inverse = _inverse_deviation(c, mean_square, float(c.attribute("epsilon", 1e-5)))
+    inverse = _inverse_deviation(c, mean_square, c.attributes.number("epsilon", 1e-5))
     y = c.cast(c.elementwise("mul", x, inverse), c.output_type().dtype)
     return c.elementwise("mul", y, c.input(1))
 
@@ -82,7 +82,7 @@ def _instance_norm(c: Context) -> Result:
     x, scale, bias = c.inputs
     rank = c.rank(x)
     deviation, variance, _ = c.variance(x, tuple(range(2, rank)))
-    inverse = _inverse_deviation(c, variance, float(c.attribute("epsilon", 1e-5)))
+    inverse = _inverse_deviation(c, variance, c.attributes.number("epsilon", 1e-5))
     factor = c.elementwise("mul", inverse, _per_channel(c, scale, rank))
     y = c.elementwise("mul", deviation, factor)
     return c.elementwise("add", y, _per_channel(c, bias, rank))
@@ -91,12 +91,12 @@ def _instance_norm(c: Context) -> Result:
 def _group_norm(c: Context) -> Result:
     """Scale and bias are per group before opset 21, per channel from then on."""
     x, scale, bias = c.inputs
-    shape, groups = c.shape(x), int(c.attribute("num_groups"))
+    shape, groups = c.shape(x), c.attributes.integer("num_groups")
     if shape[1] % groups:
         return NotSplit(f"{shape[1]} channels are not {groups} equal groups")
     wide = c.reshape(_wide(c, x), (shape[0], groups, shape[1] // groups, *shape[2:]))
     deviation, variance, _ = c.variance(wide, tuple(range(2, len(shape) + 1)))
-    inverse = _inverse_deviation(c, variance, float(c.attribute("epsilon", 1e-5)))
+    inverse = _inverse_deviation(c, variance, c.attributes.number("epsilon", 1e-5))
     if c.shape(scale) == (groups,) and c.version < 21:
         repeats = [g for g in range(groups) for _ in range(shape[1] // groups)]
         scale, bias = c.take(scale, 0, repeats), c.take(bias, 0, repeats)
@@ -108,12 +108,12 @@ def _group_norm(c: Context) -> Result:
 
 def _batch_norm(c: Context) -> Result:
     """x·f + (b - mean·f) with f = scale / sqrt(variance + epsilon), folded per channel."""
-    if c.attribute("training_mode", 0) or c.is_read(1) or c.attribute("spatial", 1) == 0:
+    if c.attributes.integer("training_mode", 0) or c.is_read(1) or c.attributes.integer("spatial", 1) == 0:
         return NotSplit("batch normalization in training mode")
     x, scale, bias, mean, variance = c.inputs
     if any(c.dtype(v) is not c.dtype(x) for v in c.inputs):
         return NotSplit("statistics of another type")
-    root = c.elementwise("sqrt", c.elementwise("add", variance, lit(c.attribute("epsilon", 1e-5))))
+    root = c.elementwise("sqrt", c.elementwise("add", variance, lit(c.attributes.number("epsilon", 1e-5))))
     factor = c.elementwise("div", scale, root)
     shift = c.elementwise("sub", bias, c.elementwise("mul", mean, factor))
     rank = max(c.rank(x), 2)
@@ -124,8 +124,8 @@ def _batch_norm(c: Context) -> Result:
 
 
 def _lp_norm(c: Context) -> Result:
-    x, power = c.input(0), int(c.attribute("p", 2))
-    axes = (axis_of(c.attribute("axis", -1), c.rank(x)),)
+    x, power = c.input(0), c.attributes.integer("p", 2)
+    axes = (axis_of(c.attributes.integer("axis", -1), c.rank(x)),)
     if power == 1:
         norm = c.reduce("sum", c.elementwise("abs", x), axes)
     else:
@@ -139,7 +139,7 @@ def _lp_norm(c: Context) -> Result:
 def _mean_variance_norm(c: Context) -> Result:
     x = c.input(0)
     rank = c.rank(x)
-    axes = tuple(axis_of(axis, rank) for axis in c.attribute("axes", (0, 2, 3)))
+    axes = tuple(axis_of(axis, rank) for axis in c.attributes.integers("axes", (0, 2, 3)))
     deviation, variance, _ = c.variance(x, axes)
     root = c.elementwise("add", c.elementwise("sqrt", variance), lit(1e-9))
     return c.elementwise("div", deviation, root)
@@ -147,7 +147,7 @@ def _mean_variance_norm(c: Context) -> Result:
 
 def _lrn(c: Context) -> Result:
     """X / (bias + alpha/size · Σ x²)^beta, the sum over a window of channels."""
-    x, size = c.input(0), int(c.attribute("size"))
+    x, size = c.input(0), c.attributes.integer("size")
     if size < 1:
         raise ValueError(f"size is {size}")
     spatial = c.rank(x) - 2
@@ -157,9 +157,9 @@ def _lrn(c: Context) -> Result:
     before, after = min((size - 1) // 2, farthest), min(size // 2, farthest)
     window = PoolAttributes((before + 1 + after, *ones), (1, *ones), (before, *zeros), (after, *zeros), (1, *ones))
     total = c.add("pool_sum", c.elementwise("mul", x, x), attributes=window)
-    alpha, beta = float(c.attribute("alpha", 1e-4)), float(c.attribute("beta", 0.75))
+    alpha, beta = c.attributes.number("alpha", 1e-4), c.attributes.number("beta", 0.75)
     scaled = c.elementwise("mul", total, lit(float(np.float32(alpha)) / size))
-    base = c.elementwise("add", scaled, lit(c.attribute("bias", 1.0)))
+    base = c.elementwise("add", scaled, lit(c.attributes.number("bias", 1.0)))
     return c.elementwise("div", x, c.elementwise("pow", base, lit(beta)))
 
 

@@ -28,7 +28,7 @@ def _pool(c: Context, op: str, value: ValueId, window: Window) -> ValueId | NotS
     finite number, `onnx.reference` 0.
     """
     shape = c.output_type().shape
-    if min(window.pads_begin, default=0) < 0 or min(c.attribute("pads", (0,))) < 0:
+    if min(window.pads_begin, default=0) < 0 or min(c.attributes.integers("pads", (0,))) < 0:
         return NotSplit("negative pads")
     if 0 in c.shape(value):
         return NotSplit("an empty input")
@@ -41,7 +41,7 @@ def _pool(c: Context, op: str, value: ValueId, window: Window) -> ValueId | NotS
 
 
 def _window(c: Context) -> Window:
-    return window_of(c, tuple(c.attribute("kernel_shape")), crops=True)
+    return window_of(c, c.attributes.integers("kernel_shape"), crops=True)
 
 
 def _max_pool(c: Context) -> Result:
@@ -55,10 +55,10 @@ def _average_pool(c: Context) -> Result:
     total = _pool(c, "pool_sum", c.input(0), window)
     if isinstance(total, NotSplit):
         return total
-    if c.attribute("count_include_pad", 0) and not c.attribute("ceil_mode", 0):
+    if c.attributes.integer("count_include_pad", 0) and not c.attributes.integer("ceil_mode", 0):
         return c.divide_exactly(total, math.prod(window.kernel))
     sizes, counts = c.shape(c.input(0))[2:], c.shape(total)[2:]
-    divisor = _window_counts(window, sizes, counts, bool(c.attribute("count_include_pad", 0)))
+    divisor = _window_counts(window, sizes, counts, bool(c.attributes.integer("count_include_pad", 0)))
     if (divisor == divisor.reshape(-1)[0]).all():
         return c.divide_exactly(total, int(divisor.reshape(-1)[0]))
     dtype = c.dtype(total).numpy
@@ -80,7 +80,7 @@ def _window_counts(window: Window, sizes: Shape, counts: Shape, include_pads: bo
 
 def _lp_norm(c: Context, total_of: Callable[[ValueId], ValueId | NotSplit]) -> ValueId | NotSplit:
     """Return (Σ |x|^p)^(1/p) for p = 1 or 2, where `total_of` adds the sums."""
-    x, power = c.input(0), int(c.attribute("p", 2))
+    x, power = c.input(0), c.attributes.integer("p", 2)
     if power not in (1, 2):
         return NotSplit(f"the norm p = {power}")
     total = total_of(c.elementwise("abs", x) if power == 1 else c.elementwise("mul", x, x))

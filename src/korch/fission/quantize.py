@@ -17,8 +17,8 @@ FLOATS = frozenset({DType.F32, DType.F16, DType.BF16})
 def _along(c: Context, value: ValueId, x: ValueId) -> ValueId:
     """Return a scale or zero point in the shape of x."""
     shape, given = c.shape(x), c.shape(value)
-    block = int(c.attribute("block_size", 0))
-    axis = axis_of(int(c.attribute("axis", 1)), len(shape)) if given else 0
+    block = c.attributes.integer("block_size", 0)
+    axis = axis_of(c.attributes.integer("axis", 1), len(shape)) if given else 0
     if given and given != (1,) and not 0 <= axis < len(shape):
         raise ValueError(f"the axis {axis} is none of the {len(shape)} axes of the data")
     if block < 0:
@@ -74,7 +74,7 @@ def _without_zero(
         return x, offset
     shape, points = constants[0].array.shape, constants[1].array.reshape(-1).astype(np.int32)
     if points.size > 1:
-        axis = axis_of(int(c.attribute("axis", 1)), len(shape))
+        axis = axis_of(c.attributes.integer("axis", 1), len(shape))
         points = points.reshape(tuple(n if i == axis else 1 for i, n in enumerate(shape)))
     array = constants[0].array - points
     signed = array.astype(np.int8)
@@ -109,7 +109,7 @@ def _quantize(c: Context) -> Result:
     x, scale, dtype = c.input(0), c.input(1), c.output_type().dtype
     if not {c.dtype(x), c.dtype(scale)} <= FLOATS | {DType.I32} or dtype not in INTEGERS:
         return NotSplit(f"elements of type {c.dtype(x).value}, quantized to {dtype.value}")
-    if int(c.attribute("precision", 0)) not in (0, 1):
+    if c.attributes.integer("precision", 0) not in (0, 1):
         return NotSplit("the quotient has another precision")
     factor = _along(c, scale, x)
     zero = c.optional(2)

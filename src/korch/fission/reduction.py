@@ -20,9 +20,9 @@ def reduced_axes(c: Context) -> Shape | NotSplit | None:
         if axes is None:
             return NotSplit("axes are computed at run time")
     else:
-        axes = tuple(c.attribute("axes", ()))
+        axes = c.attributes.integers("axes", ())
     if not axes:
-        return None if c.attribute("noop_with_empty_axes", 0) else tuple(range(rank))
+        return None if c.attributes.integer("noop_with_empty_axes", 0) else tuple(range(rank))
     return tuple(sorted({axis_of(axis, rank) for axis in axes}))
 
 
@@ -86,7 +86,8 @@ def _place_of(name: str) -> Build:
         shape, rank = c.shape(x), c.rank(x)
         if not rank:
             return NotSplit("a scalar has no axis")
-        axis, is_last = axis_of(int(c.attribute("axis", 0)), rank), bool(c.attribute("select_last_index", 0))
+        axis = axis_of(c.attributes.integer("axis", 0), rank)
+        is_last = bool(c.attributes.integer("select_last_index", 0))
         if not shape[axis]:
             return NotSplit("the axis has no elements")
         is_best = c.elementwise("equal", x, c.reduce(name, x, (axis,)))

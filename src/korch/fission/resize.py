@@ -62,15 +62,15 @@ def _cubic(x: Array, a: float) -> Array:
 def _taps(mode: str, where: Array, size: int, scale: float, c: Context) -> list[tuple[Array, Array]]:
     """Return (indices, weights) per tap of a linear or cubic filter."""
     radius, curve = (1, _triangle) if mode == "linear" else (2, _cubic)
-    stretch = min(scale, 1.0) if c.attribute("antialias", 0) else 1.0
+    stretch = min(scale, 1.0) if c.attributes.integer("antialias", 0) else 1.0
     reach = math.ceil(radius / stretch)
-    a = float(c.attribute("cubic_coeff_a", -0.75))
+    a = c.attributes.number("cubic_coeff_a", -0.75)
     base = np.floor(where)
     taps = []
     for offset in range(-reach + 1, reach + 1):
         index = base + offset
         weight = curve((where - index) * stretch, a)
-        if c.attribute("exclude_outside", 0):
+        if c.attributes.integer("exclude_outside", 0):
             weight = np.where((index >= 0) & (index < size), weight, 0.0)
         taps.append((np.clip(index, 0, size - 1).astype(np.int64), weight))
     total = sum(weight for _, weight in taps)
@@ -81,21 +81,21 @@ def _resize_axis(c: Context, x: ValueId, axis: int, out: int, scale: float) -> V
     """Resize one axis."""
     size = c.shape(x)[axis]
     old = c.operator.op_type == "Upsample"
-    coordinates = "asymmetric" if old else c.attribute("coordinate_transformation_mode", "half_pixel")
+    coordinates = "asymmetric" if old else c.attributes.text("coordinate_transformation_mode", "half_pixel")
     if c.version < 11:
         coordinates = "asymmetric"
     where = _coordinates(coordinates, size, out, scale)
     if isinstance(where, NotSplit):
         return where
-    mode = c.attribute("mode", "nearest")
+    mode = c.attributes.text("mode", "nearest")
     if mode == "nearest":
-        rounding = c.attribute("nearest_mode", "round_prefer_floor")
+        rounding = c.attributes.text("nearest_mode", "round_prefer_floor")
         rounding = "floor" if c.version < 11 else rounding
         # Rounding errors of x / scale must not move a position across a whole number.
         exact = np.where(np.abs(where - np.rint(where)) < 1e-7, np.rint(where), where)
         index = np.clip(_ROUNDINGS[rounding](exact), 0, size - 1)
         return c.take(x, axis, [int(i) for i in index])
-    if mode == "cubic" or c.attribute("antialias", 0):
+    if mode == "cubic" or c.attributes.integer("antialias", 0):
         taps = _taps(mode, where, size, scale, c)
     else:
         taps = _taps(mode, np.clip(where, 0, size - 1), size, scale, c)
@@ -116,7 +116,7 @@ def _scales(c: Context, axes: Sequence[int]) -> dict[int, float] | NotSplit:
     """Return the scale of each axis that is resized."""
     x = c.input(0)
     if c.operator.op_type == "Upsample" and c.version < 9:
-        return dict(enumerate(c.attribute("scales")))
+        return dict(enumerate(c.attributes.numbers("scales")))
     position = 1 if c.operator.op_type == "Upsample" or c.version < 11 else 2
     sizes_given = c.version >= 11 and c.is_given(3)
     array = None if sizes_given else c.array(position)
@@ -128,7 +128,7 @@ def _scales(c: Context, axes: Sequence[int]) -> dict[int, float] | NotSplit:
     if sizes is None:
         return NotSplit("sizes are computed at run time")
     ratios = [n / max(c.shape(x)[axis], 1) for axis, n in zip(axes, sizes, strict=True)]
-    policy = c.attribute("keep_aspect_ratio_policy", "stretch")
+    policy = c.attributes.text("keep_aspect_ratio_policy", "stretch")
     if policy != "stretch":
         ratios = [min(ratios) if policy == "not_larger" else max(ratios)] * len(ratios)
     return dict(zip(axes, ratios, strict=True))
@@ -136,15 +136,15 @@ def _scales(c: Context, axes: Sequence[int]) -> dict[int, float] | NotSplit:
 
 def _resize(c: Context) -> Result:
     x = c.input(0)
-    axes = [axis_of(a, c.rank(x)) for a in c.attribute("axes", tuple(range(c.rank(x))))]
+    axes = [axis_of(a, c.rank(x)) for a in c.attributes.integers("axes", tuple(range(c.rank(x))))]
     scales = _scales(c, axes)
     if isinstance(scales, NotSplit):
         return scales
-    if c.attribute("mode", "nearest") != "nearest" and not c.is_float(x):
+    if c.attributes.text("mode", "nearest") != "nearest" and not c.is_float(x):
         return NotSplit("integers are interpolated")
     if 0 in c.shape(x):
         return NotSplit("an empty input")
-    mode, rounding = c.attribute("mode", "nearest"), c.attribute("nearest_mode")
+    mode, rounding = c.attributes.text("mode", "nearest"), c.attributes.get("nearest_mode")
     if mode not in ("nearest", "linear", "cubic") or rounding not in (None, *_ROUNDINGS):
         return NotSplit(f"the mode {mode}, rounding {rounding}")
     if max(c.output_type().shape, default=0) > MOST_INDICES:

@@ -23,9 +23,9 @@ def _cumsum(c: Context) -> ValueId | NotSplit:
     x, axes = c.input(0), c.ints(1)
     if axes is None:
         return NotSplit("the axis is computed at run time")
-    axis, is_reverse = axis_of(axes[0], c.rank(x)), bool(c.attribute("reverse", 0))
+    axis, is_reverse = axis_of(axes[0], c.rank(x)), bool(c.attributes.integer("reverse", 0))
     total = _sums(c, x, axis, is_reverse)
-    return _shifted(c, total, axis, is_reverse) if c.attribute("exclusive", 0) else total
+    return _shifted(c, total, axis, is_reverse) if c.attributes.integer("exclusive", 0) else total
 
 
 def _sums(c: Context, value: ValueId, axis: int, is_reverse: bool) -> ValueId:

@@ -34,10 +34,10 @@ def window_of(c: Context, kernel: Shape, *, crops: bool = False) -> Window:
     """
     spatial = len(kernel)
     sizes = c.shape(c.input(0))[2:]
-    strides = tuple(c.attribute("strides", (1,) * spatial))
-    dilations = tuple(c.attribute("dilations", (1,) * spatial))
-    pads = tuple(c.attribute("pads", (0,) * (2 * spatial)))
-    auto = c.attribute("auto_pad", "NOTSET")
+    strides = c.attributes.integers("strides", (1,) * spatial)
+    dilations = c.attributes.integers("dilations", (1,) * spatial)
+    pads = c.attributes.integers("pads", (0,) * (2 * spatial))
+    auto = c.attributes.text("auto_pad", "NOTSET")
     if auto == "VALID":
         pads = (0,) * (2 * spatial)
     elif auto in ("SAME_UPPER", "SAME_LOWER"):

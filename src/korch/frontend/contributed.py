@@ -13,8 +13,8 @@ import numpy as np
 import onnx
 
 from korch.errors import ModelError, UnsupportedError
+from korch.frontend.attributes import NodeAttributes
 from korch.frontend.names import node_label
-from korch.frontend.operator import read_attributes
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
 
@@ -35,7 +35,7 @@ class Definition:
         self, node: onnx.NodeProto, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str
     ) -> None:
         self.node, self.types, self.constants, self.where = node, types, constants, where
-        self.attributes = read_attributes(node)
+        self.attributes = NodeAttributes(node)
         self.nodes: list[onnx.NodeProto] = []
 
     def optional(self, position: int) -> str:
@@ -72,7 +72,7 @@ class Definition:
         Raises:
             ModelError: it is missing without a default, or not positive.
         """
-        value = int(self.attributes.get(name, default))
+        value = self.attributes.integer(name, default)
         if value < 1:
             raise ModelError(f"its attribute {name} is {value}", where=self.where, expected="a positive number")
         return value
@@ -136,7 +136,7 @@ def _binary(op_type: str) -> Callable[[Definition], None]:
 
 def _unary(op_type: str, **defaults: float) -> Callable[[Definition], None]:
     def define(d: Definition) -> None:
-        attributes: dict[str, Any] = {name: float(d.attributes.get(name, value)) for name, value in defaults.items()}
+        attributes: dict[str, Any] = {name: d.attributes.number(name, value) for name, value in defaults.items()}
         d.finish(d.op(op_type, d.real(0), **attributes), 3, d.needed(0, "the data"))
 
     return define
@@ -156,7 +156,7 @@ def _concat(d: Definition) -> None:
     if "axis" not in d.attributes:
         raise ModelError("its attribute axis is missing", where=d.where)
     parts = [d.real(at, "a part") for at in range(2, len(d.node.input), 3)]
-    d.finish(d.op("Concat", *parts, axis=int(d.attributes["axis"])), 0, d.needed(2, "a part"))
+    d.finish(d.op("Concat", *parts, axis=d.attributes.integer("axis")), 0, d.needed(2, "a part"))
 
 
 def _gemm(d: Definition) -> None:
@@ -169,7 +169,7 @@ def _gemm(d: Definition) -> None:
     total = d.sums(0, b, (d.optional(2), d.optional(5)))
     if d.optional(6):
         total = d.op("Add", total, d.optional(6))
-    alpha = d.constant(np.asarray(d.attributes.get("alpha", 1.0), np.float32))
+    alpha = d.constant(np.asarray(d.attributes.number("alpha", 1.0), np.float32))
     scale_a, scale_b = d.needed(1, "the scale of the data"), d.needed(4, "the scale of the weights")
     real = d.scaled(total, scale_a, scale_b, alpha)
     if d.optional(7):
@@ -272,10 +272,10 @@ def _attention(d: Definition) -> None:
     shape = d.constant(np.array([batch, length, 3, heads, width // heads]))
     split = d.op("Transpose", d.op("Reshape", joined, shape), perm=[2, 0, 3, 1, 4])
     q, k, v = (d.op("Gather", split, d.constant(np.array(i)), axis=0) for i in range(3))
-    scale = float(d.attributes.get("scale", 0) or 1 / np.sqrt(width // heads))
+    scale = float(d.attributes.number("scale", 0) or 1 / np.sqrt(width // heads))
     scores = d.op("MatMul", q, d.op("Transpose", k, perm=[0, 1, 3, 2]))
     scores = d.op("Mul", scores, d.constant(np.asarray(scale, np.float32)))
-    lowest = np.float32(d.attributes.get("mask_filter_value", -10000.0))
+    lowest = np.float32(d.attributes.number("mask_filter_value", -10000.0))
     if d.optional(5):
         scores = d.op("Add", scores, _mask(d, length, lowest))
     if d.attributes.get("unidirectional", 0):

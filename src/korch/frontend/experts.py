@@ -20,8 +20,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from korch.frontend.attributes import NodeAttributes
 from korch.frontend.names import captured_names
-from korch.frontend.operator import read_attributes
 from korch.frontend.propagate import Host, Propagation
 from korch.frontend.rows import row_axes
 from korch.primitive.op import Array
@@ -193,10 +193,10 @@ def _expert(model: _Model, start: onnx.NodeProto) -> _Expert | None:
 
 def _total(model: _Model, end: onnx.NodeProto) -> tuple[str, onnx.NodeProto] | None:
     """Return what a scatter adds to, and the node that gives the sum; an expert has a row at most once."""
-    if read_attributes(end).get("reduction", "none") in ("add", b"add"):
+    if NodeAttributes(end).get("reduction", "none") == "add":
         return str(end.input[0]), end
     data, readers = model.constant(end.input[0]), model.readers(end.output[0])
-    is_plain = read_attributes(end).get("reduction", "none") in ("none", b"none")
+    is_plain = NodeAttributes(end).get("reduction", "none") == "none"
     if not is_plain or data is None or data.any() or len(readers) != 1 or readers[0].op_type != "Add":
         return None
     if readers[0].input[0] == readers[0].input[1]:
@@ -220,9 +220,9 @@ def _choice(model: _Model, mask: str) -> tuple[str, tuple[int, ...], int] | None
     if place is None or place.ndim or whole not in model.known.types:
         return None
     rank = model.known.types[whole].rank
-    perm, axis = list(range(rank)), int(read_attributes(maker).get("axis", 0)) % rank
+    perm, axis = tuple(range(rank)), NodeAttributes(maker).integer("axis", 0) % rank
     if turned is not None and turned.op_type == "Transpose":
-        perm = list(read_attributes(turned).get("perm", perm[::-1]))
+        perm = NodeAttributes(turned).integers("perm", perm[::-1])
         whole, turned = model.source(turned.input[0])
     found = None if turned is None or perm[axis] != rank - 1 else _classes(model, turned)
     if found is None:
@@ -237,7 +237,7 @@ def _classes(model: _Model, node: onnx.NodeProto) -> tuple[str, Array] | None:
     """Return of an index with one element for each class at the end: the index, and the numbers of the classes."""
     if node.op_type == "OneHot":
         depth, values = model.constant(node.input[1]), model.constant(node.input[2])
-        is_mask = values is not None and values.tolist() == [0, 1] and read_attributes(node).get("axis", -1) == -1
+        is_mask = values is not None and values.tolist() == [0, 1] and NodeAttributes(node).get("axis", -1) == -1
         return (node.input[0], np.arange(int(depth.reshape(-1)[0]))) if is_mask and depth is not None else None
     if node.op_type != "Equal":
         return None
@@ -261,7 +261,7 @@ def _gathered(model: _Model, group: Sequence[_Expert], constants: dict[str, Arra
     if top is None or top.op_type != "TopK" or numbers != top.output[1] or top.input[0] not in model.known.types:
         return None
     from_ = model.known.types[top.input[0]]
-    if from_.shape[int(read_attributes(top).get("axis", -1))] != count:
+    if from_.shape[NodeAttributes(top).integer("axis", -1)] != count:
         return None
     sums = [model.known.types.get(name) for e in group for name in (e.base, e.end.input[0])]
     if sums[0] is None or any(type_ != sums[0] for type_ in sums):
@@ -370,7 +370,7 @@ class _Writer:
 
     def weighted(self, node: onnx.NodeProto, stacks: Mapping[int, Array]) -> None:
         """Add a product, or a sum with a bias, by constants that the index chooses."""
-        attributes, (left, *_) = read_attributes(node), node.input
+        attributes, (left, *_) = NodeAttributes(node), node.input
         is_plain = all(attributes.get(key, 1.0) == 1.0 for key in ("alpha", "beta")) and not attributes.get("transA")
         one = self.constant(np.array([1], np.int64))
         if node.op_type in ("MatMul", "Gemm") and 0 not in stacks and is_plain:
@@ -409,7 +409,7 @@ class _Writer:
         """Add the sum of each element's rows to what the first expert adds to."""
         data, (_, places, updates) = self.expert.base, self.expert.end.input
         index, type_ = self.known.constants.get(places), self.known.types[updates]
-        axis = int(read_attributes(self.expert.end).get("axis", 0))
+        axis = NodeAttributes(self.expert.end).integer("axis", 0)
         if index is None or type_.rank != 2 or self.axes.get(updates) != 0 or axis:
             raise _RefusedError
         to = index.reshape(rows, -1)

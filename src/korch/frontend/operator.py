@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import onnx
 
+from korch.frontend.attributes import NodeAttributes
 from korch.primitive.op import Array
 from korch.primitive.types import ValueType
 
@@ -30,7 +30,7 @@ class Operator:
         version: the version of the domain (the opset) that gives it its meaning.
         inputs: names of values; "" where an optional one is left out.
         outputs: names of values; "" where one is left out or nothing reads it.
-        attributes: values in Python: int, float, str, tuples of them, arrays, graphs.
+        attributes: those that the node has.
         node: the node as ONNX wrote it, for operators that are kept whole.
     """
 
@@ -40,7 +40,7 @@ class Operator:
     version: int
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: Mapping[str, Any]
+    attributes: NodeAttributes
     node: onnx.NodeProto = field(repr=False)
 
     @property
@@ -74,24 +74,6 @@ class OperatorGraph:
         return format_operators(self)
 
 
-def read_attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    """Return an ONNX node's attributes as Python values."""
-    return {attribute.name: _python(attribute) for attribute in node.attribute}
-
-
-def _python(attribute: onnx.AttributeProto) -> Any:
-    value = onnx.helper.get_attribute_value(attribute)
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
-    if isinstance(value, onnx.TensorProto):
-        return onnx.numpy_helper.to_array(value)
-    if isinstance(value, str | int | float | onnx.GraphProto | onnx.SparseTensorProto):
-        return value
-    if hasattr(value, "__iter__"):
-        return tuple(v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in value)
-    return value
-
-
 def format_operators(graph: OperatorGraph) -> str:
     """Return an operator graph as text, one operator or constant a line."""
     inputs = ", ".join(f"{name}: {graph.types[name]}" for name in graph.inputs)
@@ -114,7 +96,7 @@ def _elements(array: Array) -> str:
     return " " + np.array2string(np.asarray(array), separator=",").replace("\n", "")
 
 
-def _attribute(value: Any) -> str:
+def _attribute(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"{value.dtype}{list(value.shape)}"
     if isinstance(value, onnx.GraphProto | onnx.SparseTensorProto):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import onnx
 
-from korch.frontend.operator import read_attributes
+from korch.frontend.attributes import NodeAttributes
 from korch.primitive.ops.reduce import window_extent
 
 POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
@@ -25,15 +25,15 @@ def drop_late_windows(node: onnx.NodeProto, given: onnx.TypeProto | None, found:
     """
     if node.op_type not in POOLS or node.domain or given is None:
         return
-    attributes = read_attributes(node)
+    attributes = NodeAttributes(node)
     if not attributes.get("ceil_mode", 0):
         return
-    kernel = attributes["kernel_shape"]
+    kernel = attributes.integers("kernel_shape")
     rank = len(kernel)
-    strides = attributes.get("strides", (1,) * rank)
-    dilations = attributes.get("dilations", (1,) * rank)
-    auto, none = attributes.get("auto_pad", "NOTSET"), (0,) * (2 * rank)
-    pads = attributes.get("pads", none) if auto == "NOTSET" else none
+    strides = attributes.integers("strides", (1,) * rank)
+    dilations = attributes.integers("dilations", (1,) * rank)
+    auto, none = attributes.text("auto_pad", "NOTSET"), (0,) * (2 * rank)
+    pads = attributes.integers("pads", none) if auto == "NOTSET" else none
     sizes = [dim.dim_value for dim in given.tensor_type.shape.dim[2:]]
     for name in filter(None, node.output):
         dims = found[name].tensor_type.shape.dim if name in found else ()

@@ -10,12 +10,13 @@ import numpy as np
 import onnx
 
 from korch.errors import ModelError, UnsupportedError
+from korch.frontend.attributes import NodeAttributes
 from korch.frontend.contributed import define_contributed
 from korch.frontend.expand import COMPOSITES, embed_captured, expand_composite, take_branch
 from korch.frontend.fold import LIMIT_BYTES, constant_of, evaluate
 from korch.frontend.infer import Known, find_schema, infer_types, static_type
 from korch.frontend.names import captured_names, node_label
-from korch.frontend.operator import Operator, read_attributes
+from korch.frontend.operator import Operator
 from korch.frontend.shapes import dtype_of
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
@@ -251,8 +252,8 @@ class Propagation:
         if node.op_type == "Size":
             self.set_constant(node.output[0], np.array(type_.size, np.int64))
             return True
-        attributes = read_attributes(node)
-        part = slice(attributes.get("start", 0), attributes.get("end"))
+        attributes = NodeAttributes(node)
+        part = slice(attributes.integer("start", 0), attributes.integer("end", type_.rank))
         self.set_constant(node.output[0], np.array(type_.shape[part], np.int64))
         return True
 
@@ -286,7 +287,7 @@ class Propagation:
                 self.opsets[node.domain],
                 tuple(node.input),
                 tuple(outputs),
-                read_attributes(node),
+                NodeAttributes(node),
                 node,
             )
         )

@@ -6,12 +6,11 @@ What a node computes of a row must follow from this row alone, whatever the numb
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx
 
-from korch.frontend.operator import read_attributes
+from korch.frontend.attributes import NodeAttributes
 from korch.frontend.propagate import Propagation
 
 ELEMENTWISE = frozenset(
@@ -94,7 +93,7 @@ def row_axes(first: str, nodes: Sequence[onnx.NodeProto], known: Propagation, ro
 
 def _axis(node: onnx.NodeProto, given: dict[int, int], known: Propagation, rows: int) -> int | None:
     """Return the axis of rows of what a node computes."""
-    op, attributes = node.op_type, read_attributes(node)
+    op, attributes = node.op_type, NodeAttributes(node)
     types = [known.types[name] if name else None for name in node.input]
     out = known.types[node.output[0]]
     given = {j: axis for j, axis in given.items() if axis != FREE}
@@ -123,7 +122,7 @@ def _axis(node: onnx.NodeProto, given: dict[int, int], known: Propagation, rows:
     if op == "Concat":
         return (
             axis
-            if len(given) == len(types) and len(places) == 1 and int(attributes["axis"]) % out.rank != axis
+            if len(given) == len(types) and len(places) == 1 and attributes.integer("axis") % out.rank != axis
             else None
         )
     if op in ("Gather", "GatherND"):
@@ -131,7 +130,7 @@ def _axis(node: onnx.NodeProto, given: dict[int, int], known: Propagation, rows:
     if set(given) != {0} or types[0] is None:
         return None
     if op == "Transpose":
-        perm = list(attributes.get("perm", range(out.rank)[::-1]))
+        perm = attributes.integers("perm", (*range(out.rank),)[::-1])
         return perm.index(axis)
     if op in ("Reshape", "Flatten"):
         before = int(np.prod(types[0].shape[:axis]))
@@ -153,24 +152,24 @@ def _takes_others(place: int, known: Propagation, node: onnx.NodeProto) -> bool:
 
 
 def _of_gather(
-    op: str, attributes: dict[str, Any], given: dict[int, int], known: Propagation, node: onnx.NodeProto
+    op: str, attributes: NodeAttributes, given: dict[int, int], known: Propagation, node: onnx.NodeProto
 ) -> int | None:
     data, index = (known.types[name] for name in node.input)
     if set(given) == {1} and op == "Gather":
-        return int(attributes.get("axis", 0)) % data.rank + given[1]
+        return attributes.integer("axis", 0) % data.rank + given[1]
     if set(given) == {1}:
         return given[1] if given[1] < index.rank - 1 and not attributes.get("batch_dims", 0) else None
     if set(given) != {0} or op != "Gather":
         return None
-    axis = int(attributes.get("axis", 0)) % data.rank
+    axis = attributes.integer("axis", 0) % data.rank
     return None if axis == given[0] else given[0] + (index.rank - 1 if axis < given[0] else 0)
 
 
-def _of_part(op: str, attributes: dict[str, Any], axis: int, known: Propagation, node: onnx.NodeProto) -> int | None:
+def _of_part(op: str, attributes: NodeAttributes, axis: int, known: Propagation, node: onnx.NodeProto) -> int | None:
     """Return the axis of rows of a part of a value, or of one with more or fewer axes."""
     rank, out = known.types[node.input[0]].rank, known.types[node.output[0]]
     if op == "Split":
-        return axis if int(attributes.get("axis", 0)) % rank != axis else None
+        return axis if attributes.integer("axis", 0) % rank != axis else None
     place = {"Slice": 3, "Squeeze": 1, "Unsqueeze": 1}.get(op)
     if place is None or len(node.input) <= place:
         return None
