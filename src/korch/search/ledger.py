@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
@@ -34,6 +34,8 @@ from korch.program.verify import verify_plan
 from korch.search.estimate import Experience
 
 logger = logging.getLogger("korch.orchestrate")
+
+T = TypeVar("T")
 
 SCHEMA = 1
 
@@ -97,13 +99,13 @@ class Ledger:
                     hint="Replay it with the options, the version and the kind of machine that wrote it",
                 )
 
-    def answer(self, kind: str, question: object, ask: Callable[[], Any]) -> Any:
+    def answer(self, kind: str, question: object, ask: Callable[[], T]) -> T:
         """Return the answer to a question: the file's in a replay, otherwise that of `ask`.
 
         Args:
             kind: of the question.
             question: its text form decides whether it is the one that the file has next.
-            ask: returns the answer as JSON has it.
+            ask: returns the answer as JSON has it; a replay returns one of the same type.
 
         Raises:
             ReplayError: the file has another question next, or none.
@@ -121,7 +123,8 @@ class Ledger:
                     where=f"line {self._line}",
                     hint="The model, the options or the version differ from those of the search that wrote it",
                 )
-            return found[2]
+            recorded: T = found[2]
+            return recorded
         answer = ask()
         if self._write_to is not None:
             with _opened(self._write_to, "a") as file:
@@ -210,7 +213,7 @@ class Ledger:
 
     def compile_s(self, candidates: Sequence[Candidate]) -> float:
         """Return the predicted seconds to compile those of the candidates that are not compiled."""
-        return float(self.answer("compile", [c.key for c in candidates], lambda: self.meter.compile_s(candidates)))
+        return self.answer("compile", [c.key for c in candidates], lambda: self.meter.compile_s(candidates))
 
     def expect_compiling(self, seconds: float) -> None:
         """Tell the meter the predicted seconds to compile the kernels of a first plan."""
@@ -271,12 +274,11 @@ class Ledger:
 
     def left_s(self, deadline: Deadline) -> float | None:
         """Return the seconds until a deadline; None if there is none."""
-        left_s: float | None = self.answer("time", (), lambda: deadline.left_s)
-        return left_s
+        return self.answer("time", (), lambda: deadline.left_s)
 
     def now_s(self) -> float:
         """Return the time, as far as decisions depend on it."""
-        return float(self.answer("now", (), time.monotonic))
+        return self.answer("now", (), time.monotonic)
 
     def is_over(self, deadline: Deadline) -> bool:
         """Return whether a deadline has passed."""
@@ -292,12 +294,11 @@ class Ledger:
 
     def recorded_choice(self, kind: str) -> str | None:
         """Return the choice that is next in a replay; None if this is none."""
-        return str(self.answer(kind, (), lambda: None)) if self.is_replayed else None
+        return self.answer(kind, (), lambda: "") if self.is_replayed else None
 
     def fact(self, name: str) -> str | None:
         """Return a fact that the database keeps."""
-        text: str | None = self.answer("fact", name, lambda: self.meter.database.fact(name))
-        return text
+        return self.answer("fact", name, lambda: self.meter.database.fact(name))
 
     def put_fact(self, name: str, value: str) -> None:
         """Keep a fact in the database; a replay keeps none."""
