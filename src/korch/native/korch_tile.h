@@ -51,7 +51,7 @@ KORCH_INLINE Vec<R, W> lanewise(Vec<T, W> a, Vec<T, W> b, F f) {
 template <int W, int SHIFT, uint32_t... BITS>
 KORCH_INLINE Vec<float, W> looked_up(Vec<uint8_t, W> bytes) {
   alignas(64) static constexpr uint32_t TABLE[16] = {BITS...};
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
   if constexpr (W == 16)
     return avx512::entries((avx512::Floats)load<uint32_t, 16>(TABLE), cast<int32_t, uint8_t, 16>(bytes) >> SHIFT);
 #endif
