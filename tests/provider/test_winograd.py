@@ -277,7 +277,7 @@ def split_kernels(each: Group, machine: Target) -> list[tuple[Offer, Kernel]]:
     split = [offer for offer in offers if offer.variant == SPLIT]
     assert len(split) == 2 and all(offer.pairs for offer in split)
     kernels = [WinogradProvider().build(each, offer, machine) for offer in split]
-    assert all("korch_amx::Product(" in kernel.source for kernel in kernels)
+    assert all("korch_amx::Product{" in kernel.source for kernel in kernels)
     return list(zip(split, kernels, strict=True))
 
 

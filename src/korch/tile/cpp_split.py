@@ -296,8 +296,8 @@ def print_product(out: Writer, step: Contract, stage: Stage, around: Stage, sums
     if second.level is Level.INPUT:
         text = _given(out, second, step, around, counts)
     if scales:
-        return f"korch_amx::Product({sums}, {first}, {text}{scales}).run_blocks();"
-    return f"korch_amx::Product({sums}, {first}, {text}).template run<{str(passes_rows).lower()}>();"
+        return f"korch_amx::Product{{{sums}, {first}, {text}{scales}}}.run_blocks();"
+    return f"korch_amx::Product{{{sums}, {first}, {text}}}.template run<{str(passes_rows).lower()}>();"
 
 
 def _factors(out: Writer, step: Contract, around: Stage, axes: Sequence[Axis]) -> tuple[str, Axis]:
