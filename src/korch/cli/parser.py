@@ -38,7 +38,7 @@ PRINTED = {
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
     parser = argparse.ArgumentParser(
-        prog="korch", description="Search for the cheapest set of kernels to run a model on this machine."
+        prog="korch", description="Search for a fast set of kernels to run a model on this machine."
     )
     parser.add_argument("--version", action="version", version=f"korch {__version__}")
     parser.add_argument("--verbose", action="store_true", help="print log messages to stderr")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, assert_never
 
 import numpy as np
 
@@ -136,10 +136,12 @@ def find(graph: Alternatives, pattern: Pattern, value: int, known: Found | None 
             number = graph.number(value)
             if number is not None and known.numbers.get(name, number) == number:
                 yield replace(known, numbers={**known.numbers, name: number})
-        case _:
+        case float() | int():
             number = graph.number(value)
             if number is not None and _is_equal(number, pattern):
                 yield known
+        case _:
+            assert_never(pattern)
 
 
 def find_first(graph: Alternatives, pattern: Pattern, value: int, known: Found | None = None) -> Found | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from korch.alignment import round_up
 from korch.primitive.types import DType
@@ -233,13 +234,17 @@ class _Emitter:
                 self._contract(step, site)
             case Kind.REDUCE:
                 self._reduce(step, site)
-            case _ if self._is_goal(step.result):
+            case Kind.APPLY if self._is_goal(step.result):
                 self._store_output(step.result, site)
                 return
-            case _ if self._is_tile(step):
+            case Kind.APPLY if self._is_tile(step):
                 tile = self._tile("t", self._order_of(step.result))
                 site.append(self._pass_of(step, self._nest(tile.order), [(self._at(tile), "")]))
                 self.tiles[step.result] = tile
+            case Kind.APPLY:
+                pass  # its readers compute it
+            case _:
+                assert_never(step.kind)
         if self._is_goal(step.result):
             self._store_output(step.result, site if not step.is_carried else self.steps[Phase.AFTER])
 
