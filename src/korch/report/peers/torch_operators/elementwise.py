@@ -37,17 +37,17 @@ def _clip(node: OperatorNode) -> TensorFunction:
 
 
 def _leaky_relu(node: OperatorNode) -> TensorFunction:
-    slope = node.attribute("alpha", 0.01)
+    slope = node.attributes.number("alpha", 0.01)
     return lambda x: functional.leaky_relu(x, slope)
 
 
 def _elu(node: OperatorNode) -> TensorFunction:
-    alpha = node.attribute("alpha", 1.0)
+    alpha = node.attributes.number("alpha", 1.0)
     return lambda x: functional.elu(x, alpha)
 
 
 def _hard_sigmoid(node: OperatorNode) -> TensorFunction:
-    alpha, beta = node.attribute("alpha", 0.2), node.attribute("beta", 0.5)
+    alpha, beta = node.attributes.number("alpha", 0.2), node.attributes.number("beta", 0.5)
     return lambda x: torch.clamp(alpha * x + beta, 0.0, 1.0)
 
 
@@ -57,7 +57,7 @@ def _gelu(node: OperatorNode) -> TensorFunction:
 
 
 def _cast(node: OperatorNode) -> TensorFunction:
-    to = node.attribute("to")
+    to = node.attributes.integer("to")
     kinds = {
         onnx.TensorProto.FLOAT: torch.float32,
         onnx.TensorProto.DOUBLE: torch.float64,

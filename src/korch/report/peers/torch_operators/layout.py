@@ -12,7 +12,7 @@ from korch.report.peers.torch_operators.node import OperatorNode, TensorFunction
 
 def _reshape(node: OperatorNode) -> TensorFunction:
     shape = node.integers(1) or []
-    copies_zero = not node.attribute("allowzero", 0)
+    copies_zero = not node.attributes.integer("allowzero", 0)
 
     def reshape(x: Any) -> Any:
         if copies_zero and 0 in shape:
@@ -23,12 +23,12 @@ def _reshape(node: OperatorNode) -> TensorFunction:
 
 
 def _transpose(node: OperatorNode) -> TensorFunction:
-    order = node.attribute("perm")
+    order = node.attributes.get("perm")
     return lambda x: x.permute(order or tuple(reversed(range(x.dim()))))
 
 
 def _flatten(node: OperatorNode) -> TensorFunction:
-    axis = node.attribute("axis", 1)
+    axis = node.attributes.integer("axis", 1)
 
     def flatten(x: Any) -> Any:
         rows = 1
@@ -57,12 +57,12 @@ def _unsqueeze(node: OperatorNode) -> TensorFunction:
 
 
 def _concat(node: OperatorNode) -> TensorFunction:
-    axis = node.attribute("axis")
+    axis = node.attributes.integer("axis")
     return lambda *tensors: torch.cat(tensors, dim=axis)
 
 
 def _split(node: OperatorNode) -> TensorFunction:
-    axis, sizes = node.attribute("axis", 0), node.integers(1, "split")
+    axis, sizes = node.attributes.integer("axis", 0), node.integers(1, "split")
     parts = node.output_count
 
     def split(x: Any) -> Any:
@@ -93,7 +93,7 @@ def _slice(node: OperatorNode) -> TensorFunction:
 
 
 def _gather(node: OperatorNode) -> TensorFunction:
-    axis = node.attribute("axis", 0)
+    axis = node.attributes.integer("axis", 0)
 
     def gather(x: Any, indices: Any) -> Any:
         place = axis % x.dim()
@@ -136,7 +136,7 @@ def _tile(node: OperatorNode) -> TensorFunction:
 
 
 def _depth_to_space(node: OperatorNode) -> TensorFunction:
-    block, mode = node.attribute("blocksize"), node.expect("mode", ("DCR", "CRD"), "DCR")
+    block, mode = node.attributes.integer("blocksize"), node.expect("mode", ("DCR", "CRD"), "DCR")
 
     def depth_to_space(x: Any) -> Any:
         n, c, h, w = x.shape
@@ -149,7 +149,7 @@ def _depth_to_space(node: OperatorNode) -> TensorFunction:
 
 
 def _space_to_depth(node: OperatorNode) -> TensorFunction:
-    block = node.attribute("blocksize")
+    block = node.attributes.integer("blocksize")
 
     def space_to_depth(x: Any) -> Any:
         n, c, h, w = x.shape

@@ -42,14 +42,14 @@ def _window(node: OperatorNode) -> _Window:
     """Read the attributes; automatic paddings are refused."""
     node.expect("auto_pad", ("NOTSET", "VALID"), "NOTSET")
     rank = node.window_rank()
-    pads = list(node.attribute("pads", [0] * (2 * rank)))
-    stride = list(node.attribute("strides", [1] * rank))
-    dilation = list(node.attribute("dilations", [1] * rank))
+    pads = list(node.attributes.integers("pads", (0,) * (2 * rank)))
+    stride = list(node.attributes.integers("strides", (1,) * rank))
+    dilation = list(node.attributes.integers("dilations", (1,) * rank))
     return _Window(rank, pads[:rank], pads[rank:], stride, dilation)
 
 
 def _conv(node: OperatorNode) -> TensorFunction:
-    window, group = _window(node), node.attribute("group", 1)
+    window, group = _window(node), node.attributes.integer("group", 1)
     convolve = _CONVOLUTIONS[window.rank]
     stride, dilation, before = window.stride, window.dilation, window.before
     if window.is_even:
@@ -59,11 +59,11 @@ def _conv(node: OperatorNode) -> TensorFunction:
 
 
 def _conv_transpose(node: OperatorNode) -> TensorFunction:
-    window, group = _window(node), node.attribute("group", 1)
-    if node.attribute("output_shape") is not None:
+    window, group = _window(node), node.attributes.integer("group", 1)
+    if "output_shape" in node.attributes:
         raise node.unsupported("an output_shape")
     # Less padding after than before is what PyTorch calls output padding.
-    given = node.attribute("output_padding", [0] * window.rank)
+    given = node.attributes.integers("output_padding", (0,) * window.rank)
     extra = [e + b - a for e, b, a in zip(given, window.before, window.after, strict=True)]
     if min(extra) < 0:
         raise node.unsupported("more padding after than before")
@@ -73,8 +73,8 @@ def _conv_transpose(node: OperatorNode) -> TensorFunction:
 
 
 def _gemm(node: OperatorNode) -> TensorFunction:
-    alpha, beta = node.attribute("alpha", 1.0), node.attribute("beta", 1.0)
-    transposes_a, transposes_b = node.attribute("transA", 0), node.attribute("transB", 0)
+    alpha, beta = node.attributes.number("alpha", 1.0), node.attributes.number("beta", 1.0)
+    transposes_a, transposes_b = node.attributes.integer("transA", 0), node.attributes.integer("transB", 0)
 
     def gemm(a: Any, b: Any, c: Any = None) -> Any:
         a = a.t() if transposes_a else a
@@ -87,16 +87,16 @@ def _gemm(node: OperatorNode) -> TensorFunction:
 
 
 def _einsum(node: OperatorNode) -> TensorFunction:
-    equation = node.attribute("equation")
+    equation = node.attributes.text("equation")
     return lambda *tensors: torch.einsum(equation, *tensors)
 
 
 def _max_pool(node: OperatorNode) -> TensorFunction:
     if node.output_count > 1:
         raise node.unsupported("a second output")
-    window, kernel = _window(node), list(node.attribute("kernel_shape"))
+    window, kernel = _window(node), list(node.attributes.integers("kernel_shape"))
     stride, dilation, before = window.stride, window.dilation, window.before
-    ceil = bool(node.attribute("ceil_mode", 0))
+    ceil = bool(node.attributes.integer("ceil_mode", 0))
     pool = _MAX_POOLS[window.rank]
     if window.is_even and all(2 * p <= k for p, k in zip(before, kernel, strict=True)):
         return lambda x: pool(x, kernel, stride, before, dilation, ceil_mode=ceil)
@@ -110,14 +110,14 @@ def _max_pool(node: OperatorNode) -> TensorFunction:
 
 
 def _average_pool(node: OperatorNode) -> TensorFunction:
-    window, kernel = _window(node), list(node.attribute("kernel_shape"))
+    window, kernel = _window(node), list(node.attributes.integers("kernel_shape"))
     if not window.is_even:
         raise node.unsupported(f"uneven pads {window.before + window.after}")
     if max(window.dilation) > 1:
         raise node.unsupported(f"dilations={window.dilation}")
     stride, before = window.stride, window.before
-    ceil = bool(node.attribute("ceil_mode", 0))
-    counts = bool(node.attribute("count_include_pad", 0))
+    ceil = bool(node.attributes.integer("ceil_mode", 0))
+    counts = bool(node.attributes.integer("count_include_pad", 0))
     pool = _AVERAGE_POOLS[window.rank]
     return lambda x: pool(x, kernel, stride, before, ceil_mode=ceil, count_include_pad=counts)
 

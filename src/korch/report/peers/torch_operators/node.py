@@ -9,7 +9,7 @@ callable; those left are, in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from korch.errors import UnsupportedError
 from korch.frontend.operator import Operator
 from korch.report.peers.peer import Array
 
+T = TypeVar("T")
 TensorFunction = Callable[..., Any]
 Translator = Callable[["OperatorNode"], TensorFunction]
 
@@ -28,11 +29,12 @@ class OperatorNode:
         op_type: the ONNX operator.
         opset: version of the default domain.
         output_count: number of outputs.
+        attributes: those that the node has.
     """
 
     def __init__(self, operator: Operator, constants: Mapping[str, Array]) -> None:
         self.op_type, self.opset, self.output_count = operator.op_type, operator.version, len(operator.outputs)
-        self._name, self._inputs, self._attributes = operator.name, operator.inputs, operator.attributes
+        self._name, self._inputs, self.attributes = operator.name, operator.inputs, operator.attributes
         self._constants = constants
         self._static: set[int] = set()
 
@@ -45,16 +47,12 @@ class OperatorNode:
         """Tell whether an optional input is given."""
         return index < len(self._inputs) and bool(self._inputs[index])
 
-    def attribute(self, name: str, default: Any = None) -> Any:
-        """Return an attribute."""
-        return self._attributes.get(name, default)
-
-    def expect(self, name: str, allowed: tuple[Any, ...], default: Any) -> Any:
+    def expect(self, name: str, allowed: tuple[T, ...], default: T) -> T:
         """Return an attribute that must have one of the values that the translator knows."""
-        value = self.attribute(name, default)
+        value = self.attributes.get(name, default)
         if value not in allowed:
             raise self.unsupported(f"{name}={value!r}")
-        return value
+        return allowed[allowed.index(value)]
 
     def constant(self, index: int) -> Array | None:
         """Return an input that must be known in advance; None if it isn't given."""
@@ -70,8 +68,7 @@ class OperatorNode:
         array = self.constant(index)
         if array is not None:
             return [int(value) for value in array.reshape(-1)]
-        values = self.attribute(attribute) if attribute else None
-        return None if values is None else list(values)
+        return list(self.attributes.integers(attribute)) if attribute in self.attributes else None
 
     def number(self, index: int, attribute: str = "", default: float | None = None) -> float | None:
         """Return a scalar given as an input (newer opsets) or as an attribute (older ones)."""
@@ -79,13 +76,12 @@ class OperatorNode:
         if array is not None:
             scalar: float = np.asarray(array).reshape(-1)[0].item()
             return scalar
-        value: float | None = self.attribute(attribute, default)
-        return value
+        return self.attributes.number(attribute) if attribute in self.attributes else default
 
     def window_rank(self) -> int:
         """Return the number of spatial axes of a convolution or pooling."""
-        if self.attribute("kernel_shape"):
-            return len(self.attribute("kernel_shape"))
+        if kernel := self.attributes.integers("kernel_shape", ()):
+            return len(kernel)
         if self._inputs[1] in self._constants:
             return self._constants[self._inputs[1]].ndim - 2
         raise self.unsupported("a computed weight and no kernel_shape")

@@ -12,26 +12,26 @@ from korch.report.peers.torch_operators.node import OperatorNode, TensorFunction
 
 def _batch_normalization(node: OperatorNode) -> TensorFunction:
     node.expect("training_mode", (0,), 0)
-    epsilon = node.attribute("epsilon", 1e-5)
+    epsilon = node.attributes.number("epsilon", 1e-5)
     return lambda x, scale, shift, mean, variance: functional.batch_norm(
         x, mean, variance, scale, shift, training=False, eps=epsilon
     )
 
 
 def _instance_normalization(node: OperatorNode) -> TensorFunction:
-    epsilon = node.attribute("epsilon", 1e-5)
+    epsilon = node.attributes.number("epsilon", 1e-5)
     return lambda x, scale, shift: functional.instance_norm(x, weight=scale, bias=shift, eps=epsilon)
 
 
 def _group_normalization(node: OperatorNode) -> TensorFunction:
-    epsilon, groups = node.attribute("epsilon", 1e-5), node.attribute("num_groups")
+    epsilon, groups = node.attributes.number("epsilon", 1e-5), node.attributes.integer("num_groups")
     if node.opset < 21:
         raise node.unsupported("one scale a group (before opset 21)")
     return lambda x, scale, shift: functional.group_norm(x, groups, scale, shift, epsilon)
 
 
 def _layer_normalization(node: OperatorNode) -> TensorFunction:
-    axis, epsilon = node.attribute("axis", -1), node.attribute("epsilon", 1e-5)
+    axis, epsilon = node.attributes.integer("axis", -1), node.attributes.number("epsilon", 1e-5)
     if node.output_count > 1:
         raise node.unsupported("more than one output")
 
@@ -44,9 +44,9 @@ def _layer_normalization(node: OperatorNode) -> TensorFunction:
 def _softmax(function: TensorFunction) -> Translator:
     def translate(node: OperatorNode) -> TensorFunction:
         if node.opset >= 13:
-            axis = node.attribute("axis", -1)
+            axis = node.attributes.integer("axis", -1)
             return lambda x: function(x, dim=axis)
-        first = node.attribute("axis", 1)  # before opset 13: over this axis and all after it
+        first = node.attributes.integer("axis", 1)  # before opset 13: over this axis and all after it
 
         def over_tail(x: Any) -> Any:
             return function(x.flatten(first), dim=-1).reshape(x.shape)
@@ -65,8 +65,8 @@ def _reduction(function: TensorFunction) -> Translator:
     """Return a translator for a reduction `function(x, axes, keeps)`."""
 
     def translate(node: OperatorNode) -> TensorFunction:
-        axes, keeps = _axes_of(node), bool(node.attribute("keepdims", 1))
-        if not axes and node.attribute("noop_with_empty_axes", 0):
+        axes, keeps = _axes_of(node), bool(node.attributes.integer("keepdims", 1))
+        if not axes and node.attributes.integer("noop_with_empty_axes", 0):
             return lambda x: x
 
         def reduce_(x: Any) -> Any:
@@ -86,7 +86,7 @@ def _product(x: Any, axes: tuple[int, ...], keeps: bool) -> Any:
 def _arg(function: TensorFunction) -> Translator:
     def translate(node: OperatorNode) -> TensorFunction:
         node.expect("select_last_index", (0,), 0)
-        axis, keeps = node.attribute("axis", 0), bool(node.attribute("keepdims", 1))
+        axis, keeps = node.attributes.integer("axis", 0), bool(node.attributes.integer("keepdims", 1))
         return lambda x: function(x, dim=axis, keepdim=keeps)
 
     return translate

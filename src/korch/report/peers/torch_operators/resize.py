@@ -26,8 +26,8 @@ def _resize(node: OperatorNode) -> TensorFunction:
     node.constant(1)  # the region of interest: only for a mode that is refused below
     array, sizes = node.constant(2), node.integers(3)
     scales = None if array is None or array.size == 0 else [float(s) for s in array]
-    transformation = node.attribute("coordinate_transformation_mode", "half_pixel")
-    rounding = node.attribute("nearest_mode", "round_prefer_floor")
+    transformation = node.attributes.text("coordinate_transformation_mode", "half_pixel")
+    rounding = node.attributes.text("nearest_mode", "round_prefer_floor")
     if mode == "linear":
         if transformation not in (*_HALF_PIXEL, "align_corners"):
             raise node.unsupported(f"mode='linear' and {transformation}")
