@@ -1,6 +1,6 @@
 """ONNX operators as PyTorch functions, one file per family.
 
-No library that is still maintained does this: the last release of onnx2torch is of August 2024.
+The library onnx2torch, which also does this, had its last release in August 2024.
 Importing this package imports PyTorch, so only the PyTorch peers do it, and late.
 """
 
