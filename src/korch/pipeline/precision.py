@@ -195,11 +195,15 @@ def find_forms(
         if _is_multiplied(graph, form, kernels)
     ]
     end = deadline.until(time.monotonic() + limits.form_seconds)
-    known: list[Form] = []
-    for form in sorted(forms, key=lambda form: -form.saving):
+    halves = [form for form in forms if form.dtype is DType.BF16 and form.scale is None]
+    together = _error(graph, order, values, halves) if halves else 0.0
+    # If all products in bfloat16 are within the budget, it does not matter how much of the error each one has.
+    known = [replace(form, error=together / math.sqrt(len(halves))) for form in halves] if together <= budget else []
+    others = [form for form in forms if form not in halves] if known else forms
+    for form in sorted(others, key=lambda form: -form.saving):
         if end.is_over:
             break
-        error = _error_alone(graph, order, values, form)
+        error = _error(graph, order, values, [form])
         if error <= budget:
             known.append(replace(form, error=error))
     return tuple(affordable(known, limits.form_slack * budget**2))
@@ -217,12 +221,17 @@ def affordable(forms: Iterable[Form], most: float) -> list[Form]:
     return found
 
 
-def _error_alone(graph: PrimitiveGraph, order: Iterable[Primitive], values: Mapping[int, Array], form: Form) -> float:
-    """Return the error of the outputs if one product is less precise: only what depends on it is computed again."""
+def _error(
+    graph: PrimitiveGraph, order: Iterable[Primitive], values: Mapping[int, Array], forms: Iterable[Form]
+) -> float:
+    """Return the error of the outputs if some products are less precise; what depends on none is not computed again."""
     changed: dict[int, Array] = {}
+    by_key = {form.key: form for form in forms}
     for primitive in order:
         now = ChainMap(changed, cast(dict[int, Array], values))
-        if key_of(graph, primitive) == form.key:
+        key = key_of(graph, primitive)
+        form = None if key is None else by_key.get(key)
+        if form is not None:
             changed[primitive.output] = _computed(form, now[primitive.inputs[0]])
         elif not changed.keys().isdisjoint(primitive.inputs):
             changed[primitive.output] = reference.apply(graph, primitive, now, exact=False)
