@@ -236,12 +236,12 @@ def test_engines_of_another_version_or_device_are_refused(program, monkeypatch):
     with pytest.raises(UnsupportedError) as caught:
         open_engines(made, 90, _Torch)
     assert str(caught.value) == (
-        f"the artifact: its engines are built by {made.engine_maker}; here is "
+        f"the artifact: its engines were built by {made.engine_maker}; this machine has "
         f"TensorRT {fake_tensorrt.VERSION}, another GPU, sm_90; expected the same version of "
         "TensorRT and kind of device. Build the artifact here again"
     )
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     engine._library.cache_clear()
-    with pytest.raises(UnsupportedError, match="here is no TensorRT"):
+    with pytest.raises(UnsupportedError, match="this machine has no TensorRT"):
         open_engines(made, 90, _Torch)
     assert open_engines(replace(made, engines={}), 90, _Torch) == {}

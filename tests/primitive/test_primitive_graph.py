@@ -97,6 +97,16 @@ def test_equal_primitives_are_one_value():
     assert builder.add("neg", (x,)) == builder.add("neg", (x,))
 
 
+def test_equal_primitives_of_a_graph_become_one_value():
+    """Parts of a graph that were made apart may compute the same; none of what reads them loses its operand."""
+    exp = Primitive("exp", (0,), NONE, 1), Primitive("exp", (0,), NONE, 2)
+    graph = PrimitiveGraph((F4,) * 4, (*exp, Primitive("add", (1, 2), NONE, 3)), (("x", 0),), (("y", 3),))
+    found = graph.with_primitives(range(3))
+    assert [primitive.op for primitive in found.primitives] == ["exp", "add"]
+    data = np.array([0.0, 1.0, -2.0, 3.0], np.float32)
+    np.testing.assert_array_equal(run(found, {"x": data})["y"], run(graph, {"x": data})["y"])
+
+
 def test_merging_inputs_merges_what_is_computed_from_them():
     builder = GraphBuilder()
     x = builder.input("x", F4)

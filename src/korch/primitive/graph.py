@@ -230,7 +230,7 @@ class GraphBuilder:
 
     @staticmethod
     def from_graph(graph: PrimitiveGraph) -> GraphBuilder:
-        """Return a builder that holds `graph`, with the same value ids."""
+        """Return a builder that holds `graph`, with the same value ids; results of equal primitives become one."""
         builder = GraphBuilder()
         for type_ in graph.types:
             builder._new_value(type_)
@@ -242,7 +242,8 @@ class GraphBuilder:
         for p, primitive in enumerate(graph.primitives):
             key = (primitive.op, primitive.inputs, primitive.attributes)
             origin = graph.origins[p] if graph.origins else ""
-            builder._primitives[key] = (ValueId(primitive.output), origin)
+            value, _ = builder._primitives.setdefault(key, (ValueId(primitive.output), origin))
+            builder.merge(value, primitive.output)
         return builder
 
     def input(self, name: str, type_: ValueType) -> ValueId:
