@@ -101,7 +101,7 @@ def test_a_switch_that_makes_no_sense_is_named() -> None:
         ("max_primitives", "search=SearchLimits(max_primitives=...) of korch.optimize"),
         ("rules", "ablation=Ablation(rules=...) of korch.optimize"),
         ("tf32", "precision tf32 (on the command line: --precision tf32)"),
-        ("check", "nothing: the linear-time checks between stages always run"),
+        ("check", "nothing: the checks between stages always run"),
     ],
 )
 def test_a_removed_option_names_its_replacement(name: str, replacement: str) -> None:

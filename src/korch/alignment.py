@@ -1,4 +1,4 @@
-"""Sizes rounded up, and memory at addresses that vector loads, stores and cache lines like."""
+"""Sizes rounded up, and memory at addresses that are multiples of a vector and of a line of the cache."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ MOVED: Mapping[str, str] = {
     **{f.name: f"search=SearchLimits({f.name}=...) of korch.optimize" for f in fields(SearchLimits)},
     **{f.name: f"ablation=Ablation({f.name}=...) of korch.optimize" for f in fields(Ablation)},
     "tf32": "precision tf32 (on the command line: --precision tf32)",
-    "check": "nothing: the linear-time checks between stages always run",
+    "check": "nothing: the checks between stages always run",
 }
 """Options of earlier versions, and what replaces each."""
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from korch.assembly.blocks import BlockInterface
 from korch.assembly.task import Task
+from korch.assembly.trace import Key
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.errors import InfeasibleError
@@ -27,9 +28,6 @@ from korch.program.solve import Solver
 from korch.search.instance import PLAIN, Answers, Interface, layout_changes
 from korch.search.ledger import Ledger
 from korch.search.price import estimate_ns
-
-Key = tuple[int, int]
-"""A block and one of its interfaces."""
 
 
 @dataclass(frozen=True)

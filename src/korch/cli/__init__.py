@@ -1,6 +1,6 @@
-"""The command line: `korch optimize`, `run`, `bench`, `explain`, `profile`, `unpack`, `doctor`.
+"""The command line: `korch optimize`, `run`, `bench`, `explain`, `profile`, `unpack`, `doctor`, and the stages.
 
-Exit codes: 0 done, 1 a clear error, 2 wrong usage. Results go to stdout, progress to stderr.
+Exit codes: 0 done, 1 an error, 2 wrong usage, 130 interrupted. Results go to stdout, progress to stderr.
 """
 
 from __future__ import annotations

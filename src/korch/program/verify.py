@@ -2,7 +2,8 @@
 
 `verify_plan` runs on every plan before anybody sees it: a wrong solver, row or bound must not
 become a wrong executable. Each rule is a function of its own. All checks are linear in the size of
-the input, but for a heap of ready kernels.
+the input, but for a heap of ready kernels, and for the search of cycles inside of a kernel, which
+goes over its primitives until none is left.
 """
 
 from __future__ import annotations

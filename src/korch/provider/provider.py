@@ -1,8 +1,9 @@
 """The interface of a provider: something that turns a candidate into a kernel.
 
 To add one, write a class with the members of `Provider` and register it under the entry-point
-group `korch.providers`; `docs/add-a-provider.md` shows the whole of it. Providers compete on equal
-terms: the orchestrator sees layouts and costs, never which provider made a kernel.
+group `korch.providers`; `docs/add-a-provider.md` shows the whole of it. Plans are chosen by layouts
+and measured costs alone. Which provider makes a kernel counts only for the estimates that say what
+is measured first.
 """
 
 from __future__ import annotations
