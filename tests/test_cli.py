@@ -511,6 +511,7 @@ BAD = [
     (["bench", "{artifact}", "--against", "ort"], "Do you mean 'onnxruntime'?"),
     (["bench", "{artifact}", "--against", "onnxruntime,onnxruntime"], "two runners are called 'onnxruntime'"),
     (["bench", "{artifact}", "--rounds", "0"], "option --rounds: the value 0 is too small"),
+    (["bench", "{artifact}", "--strict"], "option --strict: it says how an artifact is built, and "),
     (["profile", "{artifact}", "--rounds", "0"], "option --rounds: the value 0 is too small"),
     (["profile", "{folder}/missing.korch"], "{folder}/missing.korch: "),
     (["bench", "{folder}/missing.korch"], "{folder}/missing.korch: "),

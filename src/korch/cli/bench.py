@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from korch.api import build, load
@@ -27,6 +27,10 @@ from korch.runtime.shaped import FORMAT, ShapedExecutable
 from korch.scratch import scratch_folder
 
 Tell = Callable[[str, str], None]
+
+
+NOT_OF_BUILDS = ("search", "cache_folder")
+"""Options that are used with an artifact, too: the seed of inputs, and where files are."""
 
 
 def bench(
@@ -87,12 +91,29 @@ def _subject(
 ) -> tuple[Runnable, Path]:
     """Return the executable of an artifact or of a model that is optimized, and its artifact."""
     if subject.suffix == ".korch":
+        _refuse_options(subject, options)
         return _load(subject, shapes), subject
     binding = {name: tuple(shape) for name, shape in shapes.items()}
     executable = build(subject, options, [binding], say)
     artifact = folder / "subject.korch"
     executable.save(artifact)
     return executable, artifact
+
+
+def _refuse_options(artifact: Path, options: Options) -> None:
+    """Refuse options that only say how an artifact is built.
+
+    Raises:
+        OptionError: one of them is given.
+    """
+    standard = Options()
+    for field in fields(Options):
+        if field.name not in NOT_OF_BUILDS and getattr(options, field.name) != getattr(standard, field.name):
+            raise OptionError(
+                f"it says how an artifact is built, and {artifact} is built already",
+                where=f"option --{field.name.removesuffix('_s').replace('_', '-')}",
+                hint="Leave it out, or give the model in place of the artifact",
+            )
 
 
 def _sizes(executable: RangedExecutable, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
