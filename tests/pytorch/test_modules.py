@@ -258,3 +258,24 @@ def test_quantizers_have_the_range_and_the_scale_that_pytorch_has(
     torch.manual_seed(0)
     module, x = Quantized(most, is_dynamic).eval(), torch.randn(4, 9) * factor
     torch.testing.assert_close(korch.optimize(module, (x,), **quick)(x), module(x), rtol=1e-6, atol=1e-6)
+
+
+class QuantizedChannels(torch.nn.Module):
+    """Rounds each column to its own range of integers, narrower than their type, and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("scales", torch.linspace(0.01, 0.2, 9))
+        self.register_buffer("zeros", torch.arange(-4, 5))
+
+    def forward(self, x: Any) -> Any:
+        ops, how = torch.ops.quantized_decomposed, (self.scales, self.zeros, 1, -63, 63, torch.int8)
+        return ops.dequantize_per_channel.default(ops.quantize_per_channel.default(x, *how), *how)
+
+
+def test_quantizers_of_channels_have_the_range_that_pytorch_has(quick: dict[str, Any]) -> None:
+    import torch.ao.quantization.fx._decomposed  # it defines the operators
+
+    torch.manual_seed(0)
+    module, x = QuantizedChannels().eval(), torch.randn(4, 9) * 3
+    torch.testing.assert_close(korch.optimize(module, (x,), **quick)(x), module(x), rtol=1e-6, atol=1e-6)

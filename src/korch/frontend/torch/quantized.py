@@ -41,13 +41,21 @@ def translations() -> dict[Any, Any]:
             zero_point = op.Constant(value_int=zero_point)
         return op.Cast(scale, to=FLOAT), op.Cast(zero_point, to=dtype)
 
-    def quantize(x: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int, dtype: int) -> Any:
-        y = op.QuantizeLinear(x, *ends(scale, zero_point, dtype))
+    def limited(y: Any, quant_min: int, quant_max: int, dtype: int) -> Any:
         limits = RANGES.get(int(dtype))
         if limits is None or (quant_min <= limits.min and quant_max >= limits.max):
             return y
         least, most = (op.Cast(op.Constant(value_int=end), to=dtype) for end in (quant_min, quant_max))
         return op.Clip(y, least, most)
+
+    def quantize(x: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int, dtype: int) -> Any:
+        return limited(op.QuantizeLinear(x, *ends(scale, zero_point, dtype)), quant_min, quant_max, dtype)
+
+    def quantize_channels(
+        x: Any, scales: Any, zero_points: Any, axis: int, quant_min: int, quant_max: int, dtype: int
+    ) -> Any:
+        y = op.QuantizeLinear(x, *ends(scales, zero_points, dtype), axis=axis)
+        return limited(y, quant_min, quant_max, dtype)
 
     def dequantize(
         x: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int, dtype: int, *, out_dtype: int = FLOAT
@@ -55,9 +63,27 @@ def translations() -> dict[Any, Any]:
         y = op.DequantizeLinear(x, *ends(scale, zero_point, dtype))
         return y if out_dtype in (-1, None, FLOAT) else op.Cast(y, to=out_dtype)
 
+    def dequantize_channels(
+        x: Any,
+        scales: Any,
+        zero_points: Any,
+        axis: int,
+        quant_min: int,
+        quant_max: int,
+        dtype: int,
+        *,
+        out_dtype: int = FLOAT,
+    ) -> Any:
+        y = op.DequantizeLinear(x, *ends(scales, zero_points, dtype), axis=axis)
+        return y if out_dtype in (-1, None, FLOAT) else op.Cast(y, to=out_dtype)
+
+    # The exporter has some of these, too, but only if they were defined before it was loaded.
     return {
         found.choose_qparams.tensor: choose,
         found.quantize_per_tensor.default: quantize,
         found.quantize_per_tensor.tensor: quantize,
+        found.quantize_per_channel.default: quantize_channels,
+        found.dequantize_per_tensor.default: dequantize,
         found.dequantize_per_tensor.tensor: dequantize,
+        found.dequantize_per_channel.default: dequantize_channels,
     }
