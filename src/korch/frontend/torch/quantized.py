@@ -17,13 +17,18 @@ FLOAT, DOUBLE, INT64 = 1, 11, 7
 
 
 def translations() -> dict[Any, Any]:
-    """Return functions that write ONNX nodes, by PyTorch's operator; none if no quantizer is loaded."""
+    """Return functions that write ONNX nodes, by PyTorch's operator; none if no quantizer is loaded.
+
+    The exporter has some of these, too, but only if they were defined before it was loaded.
+    """
     from onnxscript import opset18
 
-    op: Any = opset18
     found = torch.ops.quantized_decomposed
-    if not hasattr(found, "choose_qparams"):
-        return {}
+    return {**_of_tensors(opset18, found), **_of_channels(opset18, found)} if hasattr(found, "choose_qparams") else {}
+
+
+def _of_tensors(op: Any, found: Any) -> dict[Any, Any]:
+    """Return the functions of quantizers of whole tensors."""
 
     def choose(x: Any, quant_min: int, quant_max: int, eps: float, dtype: int) -> Any:
         zero = op.Constant(value_float=0.0)
@@ -34,36 +39,33 @@ def translations() -> dict[Any, Any]:
         point = op.Clip(op.Sub(least, op.Round(op.Div(low, scale))), least, most)
         return op.Cast(scale, to=DOUBLE), op.Cast(point, to=INT64)
 
-    def ends(scale: Any, zero_point: Any, dtype: int) -> tuple[Any, Any]:
-        if isinstance(scale, float):
-            scale = op.Constant(value_float=scale)
-        if isinstance(zero_point, int):
-            zero_point = op.Constant(value_int=zero_point)
-        return op.Cast(scale, to=FLOAT), op.Cast(zero_point, to=dtype)
-
-    def limited(y: Any, quant_min: int, quant_max: int, dtype: int) -> Any:
-        limits = RANGES.get(int(dtype))
-        if limits is None or (quant_min <= limits.min and quant_max >= limits.max):
-            return y
-        least, most = (op.Cast(op.Constant(value_int=end), to=dtype) for end in (quant_min, quant_max))
-        return op.Clip(y, least, most)
-
     def quantize(x: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int, dtype: int) -> Any:
-        return limited(op.QuantizeLinear(x, *ends(scale, zero_point, dtype)), quant_min, quant_max, dtype)
-
-    def quantize_channels(
-        x: Any, scales: Any, zero_points: Any, axis: int, quant_min: int, quant_max: int, dtype: int
-    ) -> Any:
-        y = op.QuantizeLinear(x, *ends(scales, zero_points, dtype), axis=axis)
-        return limited(y, quant_min, quant_max, dtype)
+        y = op.QuantizeLinear(x, *_grid(op, scale, zero_point, dtype))
+        return _limited(op, y, (quant_min, quant_max), dtype)
 
     def dequantize(
         x: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int, dtype: int, *, out_dtype: int = FLOAT
     ) -> Any:
-        y = op.DequantizeLinear(x, *ends(scale, zero_point, dtype))
+        y = op.DequantizeLinear(x, *_grid(op, scale, zero_point, dtype))
         return y if out_dtype in (-1, None, FLOAT) else op.Cast(y, to=out_dtype)
 
-    def dequantize_channels(
+    return {
+        found.choose_qparams.tensor: choose,
+        found.quantize_per_tensor.default: quantize,
+        found.quantize_per_tensor.tensor: quantize,
+        found.dequantize_per_tensor.default: dequantize,
+        found.dequantize_per_tensor.tensor: dequantize,
+    }
+
+
+def _of_channels(op: Any, found: Any) -> dict[Any, Any]:
+    """Return the functions of quantizers with a scale for each channel; their parameters are PyTorch's."""
+
+    def quantize(x: Any, scales: Any, zero_points: Any, axis: int, quant_min: int, quant_max: int, dtype: int) -> Any:
+        y = op.QuantizeLinear(x, *_grid(op, scales, zero_points, dtype), axis=axis)
+        return _limited(op, y, (quant_min, quant_max), dtype)
+
+    def dequantize(
         x: Any,
         scales: Any,
         zero_points: Any,
@@ -74,16 +76,25 @@ def translations() -> dict[Any, Any]:
         *,
         out_dtype: int = FLOAT,
     ) -> Any:
-        y = op.DequantizeLinear(x, *ends(scales, zero_points, dtype), axis=axis)
+        y = op.DequantizeLinear(x, *_grid(op, scales, zero_points, dtype), axis=axis)
         return y if out_dtype in (-1, None, FLOAT) else op.Cast(y, to=out_dtype)
 
-    # The exporter has some of these, too, but only if they were defined before it was loaded.
-    return {
-        found.choose_qparams.tensor: choose,
-        found.quantize_per_tensor.default: quantize,
-        found.quantize_per_tensor.tensor: quantize,
-        found.quantize_per_channel.default: quantize_channels,
-        found.dequantize_per_tensor.default: dequantize,
-        found.dequantize_per_tensor.tensor: dequantize,
-        found.dequantize_per_channel.default: dequantize_channels,
-    }
+    return {found.quantize_per_channel.default: quantize, found.dequantize_per_channel.default: dequantize}
+
+
+def _grid(op: Any, scale: Any, zero_point: Any, dtype: int) -> tuple[Any, Any]:
+    """Return a scale and a zero point as ONNX's operators take them."""
+    if isinstance(scale, float):
+        scale = op.Constant(value_float=scale)
+    if isinstance(zero_point, int):
+        zero_point = op.Constant(value_int=zero_point)
+    return op.Cast(scale, to=FLOAT), op.Cast(zero_point, to=dtype)
+
+
+def _limited(op: Any, y: Any, ends: tuple[int, int], dtype: int) -> Any:
+    """Return integers within a range, which may be narrower than their type."""
+    limits = RANGES.get(int(dtype))
+    if limits is None or (ends[0] <= limits.min and ends[1] >= limits.max):
+        return y
+    least, most = (op.Cast(op.Constant(value_int=end), to=dtype) for end in ends)
+    return op.Clip(y, least, most)
