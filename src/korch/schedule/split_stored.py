@@ -68,13 +68,7 @@ class SplitStored(Stored):
             NotFusedError: what stands around the product can't be computed with it.
         """
         self.require()
-        (gm, i), (gn, j) = (
-            cut(n, size, names)
-            for n, size, names in (
-                (self.rows, blocking.rows, ("gm", "i")),
-                (self.columns, blocking.columns, ("gn", "j")),
-            )
-        )
+        (gm, i), (gn, j) = cut(self.rows, blocking.rows, ("gm", "i")), cut(self.columns, blocking.columns, ("gn", "j"))
         g, p = Axis("g", self.terms // blocking.terms), Axis("p", blocking.terms)
         ranges = {axis.name: (0, axis.extent - 1) for axis in (gm, i, gn, j, g, p)}
         row, column, first = flat(gm, i), flat(gn, j), scale(var(g.name), p.extent) if g.extent > 1 else constant(0)

@@ -34,7 +34,6 @@ from korch.tile.program import (
     TileProgram,
     refused,
 )
-from korch.tile.tables import tables_of
 
 EDGE = 32
 """Rows and columns that the matrix units compute together, and terms of a step."""
@@ -81,7 +80,7 @@ def bytes_of_components(program: TileProgram, stage: Stage, buffer: Buffer) -> i
         raise refused(f"the components of buffer {buffer.name} are in no panels")
     element = split.components * split.dtype.size_bytes
     goes_by = buffer.name in passing(program, stage.steps)
-    step = next(s for _, s in stage.leaves if isinstance(s, Contract) and buffer.name in (s.a.buffer, s.b.buffer))
+    step = reader_of(stage, buffer.name)
     if len(step.axes) == WINDOW_AXES:
         window = Window.of(program, stage, step)
         if buffer.name == step.a.buffer:
@@ -238,7 +237,7 @@ class SplitPrinter(LoopPrinter):
 
     def _print_pairs(self, name: str, parameters: Sequence[str]) -> str:
         """Print the function of both results for a vector, or of where their bytes are; return the source."""
-        table, function = _table_of(self.pass_), f"{name}_pairs"
+        table, function = self._table(), f"{name}_pairs"
         self._open(function, "", parameters, parameters[0])
         load = next(op for op in self.pass_.ops if isinstance(op, Load))
         index = substitute(load.index, {}, self.ranges)
@@ -253,18 +252,16 @@ class SplitPrinter(LoopPrinter):
         self.out.close("};")
         return f"korch_amx::{source}({name}_computed, {function})"
 
+    def _table(self) -> tuple[int, ...]:
+        """Return both results for each half of a byte, as bits of bfloat16; () if they follow from more than that."""
+        found = [self.tables.get(sink.value) for sink in self.pass_.sinks]
+        bits = [bits for table in found if table is not None for bits in table.bits]
+        is_whole = [table and table.shift for table in found] == [0, HALF_BYTE]
+        return tuple(b >> BF16_BITS for b in bits) if is_whole and not any(b % (1 << BF16_BITS) for b in bits) else ()
+
     def _step(self, index: Expr, variable: str) -> int | None:
         # A vector has all lanes and begins at a multiple of them, or it is a single element.
         return vector_step(index, variable, self.out.lanes)
-
-
-def _table_of(pass_: Pass) -> tuple[int, ...]:
-    """Return the two results of a pass for each half of a byte, as bits of bfloat16; () if they follow from more."""
-    tables = tables_of(pass_.ops)
-    found = [tables.get(sink.value) for sink in pass_.sinks]
-    bits = [bits for table in found if table is not None for bits in table.bits]
-    is_whole = [table and table.shift for table in found] == [0, HALF_BYTE]
-    return tuple(b >> BF16_BITS for b in bits) if is_whole and not any(b % (1 << BF16_BITS) for b in bits) else ()
 
 
 def print_product(out: Writer, step: Contract, stage: Stage, around: Stage, sums: str) -> str:
