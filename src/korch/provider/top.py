@@ -1,7 +1,6 @@
 """Group of an opaque `TopK` along the last axis -> its offer and its program.
 
-The operator stays whole: ONNX Runtime's kernel competes with this one, which other kernels of the plan need not wait
-for beyond its tasks.
+The operator is not split into primitives, so that ONNX Runtime's kernel for it and this one compete.
 """
 
 from __future__ import annotations
