@@ -58,7 +58,15 @@ _EMPTY = np.zeros(0, np.float32)
 INDICES = np.array([0, 2], np.int64)
 REFUSED = [
     ("Gather", [X, INDICES], {}, {}, 13, "indices are computed at run time"),
-    ("GatherElements", [X, np.zeros((3, 4), np.int64)], {}, {}, 13, "indices are computed"),
+    (
+        "GatherElements",
+        [np.zeros((300, 4), np.float32), np.zeros((3, 4), np.int64)],
+        {},
+        {},
+        13,
+        "indices are computed",
+    ),
+    ("OneHot", [np.zeros(3, np.float32)], {1: np.array([4]), 2: np.array([0, 1])}, {}, 13, "indices of type f32"),
     ("Gather", [X], {1: np.zeros(70_000, np.int64)}, {}, 13, "more than 65536"),
     ("Mod", [np.arange(3, dtype=np.float32)] * 2, {}, {}, 28, "floored remainder"),
     ("Pow", [np.arange(3), np.ones(3, np.float32)], {}, {}, 13, "fractional power"),

@@ -1,4 +1,9 @@
-"""Fission of gathers and scatters whose indices are known: elements are taken from known places."""
+"""Fission of gathers and scatters: elements are taken from known places, or compared along a short axis.
+
+If the indices of `GatherElements` are known only at run time, each element is selected by comparing its index with all
+places of the axis, and by the maximum of what is left: exact for every number. So the routing of a mixture of experts,
+which gathers the chosen ones of a few probabilities, becomes primitives. `OneHot` compares in the same way.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,17 @@ from korch.fission.context import Context, axis_of
 from korch.fission.rule import NotSplit, Result, Rule, rule
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import MOST_INDICES
-from korch.primitive.types import ValueId
+from korch.primitive.types import DType, ValueId, ValueType
+from korch.primitive.verbs import lit
+
+MOST_PLACES = 256
+"""The longest axis whose places are all compared with an index that is known at run time."""
+
+MOST_COMPARED = 1 << 20
+"""The most comparisons of indices that are known at run time with places."""
+
+MOST_UPDATES = 16
+"""The most elements along an axis that are scattered one after another."""
 
 
 def _indices(c: Context) -> Array | NotSplit:
@@ -69,11 +84,65 @@ def _gather(c: Context) -> Result:
 
 
 def _gather_elements(c: Context) -> Result:
+    if c.array(1) is None:
+        return _selected(c)
     x, indices = c.input(0), _indices(c)
     positions = indices if isinstance(indices, NotSplit) else _element_positions(c, indices)
     if isinstance(positions, NotSplit):
         return positions
     return _taken(c, c.reshape(x, (math.prod(c.shape(x)),)), 0, positions)
+
+
+def _selected(c: Context) -> Result:
+    """Return elements along a short axis whose indices are known at run time."""
+    x, index = c.input(0), c.input(1)
+    shape, rank, dtype = c.shape(index), c.rank(x), c.dtype(x)
+    axis = axis_of(c.attributes.integer("axis", 0), rank)
+    size = c.shape(x)[axis]
+    if not _is_short(shape, size) or not (c.is_float(x) or dtype in _LEAST):
+        return NotSplit("indices are computed at run time")
+    for i in range(rank):
+        if i != axis:
+            x = c.slice_axis(x, i, 0, shape[i])
+    lead = (*shape[: axis + 1], size, *shape[axis + 1 :])  # the places follow the axis of indices
+    data = c.broadcast(c.reshape(x, (*shape[:axis], 1, size, *shape[axis + 1 :])), lead)
+    is_chosen = _is_at_place(c, index, axis + 1, size)
+    rest = c.full(-np.inf if c.is_float(x) else _LEAST[dtype], ValueType(lead, dtype))
+    return c.reshape(c.reduce("max", c.add("where", is_chosen, data, rest), (axis + 1,)), shape)
+
+
+_LEAST = {DType.I32: -(1 << 31), DType.I64: -(1 << 63)}
+
+
+def _is_short(shape: tuple[int, ...], size: int) -> bool:
+    """Return whether indices are compared with all places of an axis."""
+    return 0 < size <= MOST_PLACES and 0 < math.prod(shape) * size <= MOST_COMPARED
+
+
+def _is_at_place(c: Context, index: ValueId, axis: int, size: int) -> ValueId:
+    """Return for each index and each place of an axis, which is inserted, whether the index is the place.
+
+    Negative indices count from the end of the axis.
+    """
+    shape, dtype = c.shape(index), c.dtype(index)
+    wrapped = c.elementwise("add", index, lit(size))
+    index = c.add("where", c.elementwise("less", index, lit(0)), wrapped, index)
+    lead = (*shape[:axis], size, *shape[axis:])
+    places = np.arange(size, dtype=dtype.numpy).reshape([size if i == axis else 1 for i in range(len(lead))])
+    wide = c.broadcast(c.reshape(index, (*shape[:axis], 1, *shape[axis:])), lead)
+    return c.elementwise("equal", wide, c.broadcast(c.constant(places), lead))
+
+
+def _one_hot(c: Context) -> Result:
+    index, depth, values = c.input(0), c.ints(1), c.input(2)
+    if c.dtype(index) not in _LEAST:
+        return NotSplit(f"indices of type {c.dtype(index).value}")
+    if depth is None or not depth[0] > 0:
+        return NotSplit("the number of classes is computed at run time")
+    axis = axis_of(c.attributes.integer("axis", -1), c.rank(index) + 1)
+    is_on = _is_at_place(c, index, axis, depth[0])
+    off, on = (c.broadcast(c.slice_axis(values, 0, i, 1), c.shape(is_on)) for i in (0, 1))
+    return c.add("where", is_on, on, off)
 
 
 def _gather_nd(c: Context) -> Result:
@@ -108,7 +177,26 @@ def _placed(c: Context, positions: Array) -> Result:
     return _taken(c, c.concat(flat, 0), 0, sources)
 
 
+def _scattered(c: Context) -> Result:
+    """Return data with updates along a short axis whose indices are known at run time; the last one at a place wins."""
+    found, index, updates = c.input(0), c.input(1), c.input(2)
+    shape, count = c.shape(found), c.shape(index)
+    axis = axis_of(c.attributes.integer("axis", 0), len(shape))
+    is_whole = all(a == b for i, (a, b) in enumerate(zip(shape, count, strict=True)) if i != axis)
+    if not is_whole or not _is_short(count, shape[axis]) or count[axis] > MOST_UPDATES:
+        return NotSplit("indices are computed at run time")
+    if c.attributes.text("reduction", "none") != "none":
+        return NotSplit("updates are combined")
+    for i in range(count[axis]):
+        own, update = (c.slice_axis(value, axis, i, 1) for value in (index, updates))
+        is_here = c.reshape(_is_at_place(c, own, axis + 1, shape[axis]), shape)
+        found = c.add("where", is_here, c.broadcast(update, shape), found)
+    return found
+
+
 def _scatter_elements(c: Context) -> Result:
+    if c.array(1) is None:
+        return _scattered(c)
     indices = _scatter_indices(c)
     positions = indices if isinstance(indices, NotSplit) else _element_positions(c, indices)
     return positions if isinstance(positions, NotSplit) else _placed(c, positions)
@@ -129,6 +217,7 @@ RULES: tuple[Rule, ...] = (
     rule("Gather", _gather),
     rule("GatherElements", _gather_elements, 11),
     rule("GatherND", _gather_nd, 11),
+    rule("OneHot", _one_hot, 9),
     rule("ScatterElements", _scatter_elements, 11),
     rule("Scatter", _scatter_elements, 9),
     rule("ScatterND", _scatter_nd, 11),
