@@ -24,6 +24,20 @@ def test_matrix_units_are_used_where_the_system_lets_them(with_units, monkeypatc
     assert detect_target(2, "").isa == "avx512_vnni"
 
 
+def test_instructions_for_bfloat16_stand_in_for_units(with_units, monkeypatch):
+    flags = frozenset(ISA_FLAGS["amx"] + ISA_FLAGS["avx512_bf16"])
+    monkeypatch.setattr(module, "_cpuinfo", lambda: (flags, "a CPU"))
+    assert detect_target(2, "").isa == "amx"
+    monkeypatch.setenv("KORCH_ISA", "avx512_bf16")
+    assert detect_target(2, "").isa == "avx512_bf16"
+    assert detect_target(2, "", matrix_units=False).isa == "avx512_vnni"
+    monkeypatch.delenv("KORCH_ISA")
+    monkeypatch.setattr(module, "has_matrix_units", lambda: False)
+    found = detect_target(2, "")
+    assert (found.isa, found.lanes, found.registers) == ("avx512_bf16", 16, 32)
+    assert [found.sums_components(pairs) for pairs in (0.5, 1, 4, 6)] == [False, True, False, False]
+
+
 def test_the_environment_forces_a_set(with_units, monkeypatch):
     monkeypatch.setenv("KORCH_ISA", "avx2")
     found = detect_target(2, "")

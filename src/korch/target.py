@@ -18,6 +18,7 @@ _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
 
 ISA_FLAGS = {
     "amx": (*_AVX512, "avx512_vnni", "amx_tile", "amx_bf16", "amx_int8"),
+    "avx512_bf16": (*_AVX512, "avx512_vnni", "avx512_bf16"),
     "avx512_vnni": (*_AVX512, "avx512_vnni"),
     "avx512": _AVX512,
     "avx2": ("avx2", "fma"),
@@ -25,8 +26,11 @@ ISA_FLAGS = {
 }
 """Flags of /proc/cpuinfo that an instruction set needs, best set first."""
 
-LANES = {"amx": 16, "avx512_vnni": 16, "avx512": 16, "avx2": 8, "neon": 4, "generic": 4}
+LANES = {"amx": 16, "avx512_bf16": 16, "avx512_vnni": 16, "avx512": 16, "avx2": 8, "neon": 4, "generic": 4}
 """float32 elements in a vector register."""
+
+OF_COMPONENTS = ("amx", "avx512_bf16")
+"""Instruction sets that multiply bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,8 @@ class Target:
 
     Attributes:
         cpu: the CPU's model name.
-        isa: amx (avx512_vnni with matrix units), avx512_vnni (avx512 with sums of products of bytes), avx512, avx2,
-            neon or generic.
+        isa: amx (avx512_vnni with matrix units), avx512_bf16 (avx512_vnni with sums of products of bfloat16),
+            avx512_vnni (avx512 with sums of products of bytes), avx512, avx2, neon or generic.
         lanes: float32 elements in a vector register.
         threads: threads that an executable uses.
         l1_bytes: level-1 data cache of a core.
@@ -64,7 +68,15 @@ class Target:
     @property
     def registers(self) -> int:
         """Vector registers."""
-        return 32 if self.isa in ("amx", "avx512_vnni", "avx512", "neon") else 16
+        return 32 if self.isa == "neon" or self.lanes == 16 else 16
+
+    def sums_components(self, pairs: float) -> bool:
+        """Return whether it multiplies components of bfloat16: with matrix units, or if a number is one component.
+
+        Args:
+            pairs: the products of components for a product of two numbers.
+        """
+        return self.isa == "amx" or (self.isa == "avx512_bf16" and pairs == 1)
 
     def differences(self, other: Target) -> tuple[str, ...]:
         """Return the fields in which another target differs, as text."""
@@ -82,7 +94,8 @@ def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = (), 
         threads: threads that executables use.
         compiler: the compiler's name and version.
         libraries: further versions that timings depend on.
-        matrix_units: whether units that multiply float32 numbers in components, and bytes, may be used.
+        matrix_units: whether units that multiply float32 numbers in components, and bytes, may be used, and
+            instructions that multiply bfloat16.
 
     `$KORCH_ISA` forces a lesser instruction set, to build for another machine or to test.
 
@@ -91,8 +104,9 @@ def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = (), 
     """
     flags, model = _cpuinfo()
     fitting = [isa for isa, need in ISA_FLAGS.items() if flags.issuperset(need)]
-    usable = (isa for isa in fitting if isa != "amx" or (matrix_units and has_matrix_units()))
-    best = next(usable, "generic")
+    missing = () if matrix_units and has_matrix_units() else ("amx",) if matrix_units else OF_COMPONENTS
+    usable = [isa for isa in fitting if isa not in missing]
+    best = next(iter(usable), "generic")
     isa = os.environ.get("KORCH_ISA") or best
     if isa not in (*fitting, "generic"):  # its instructions would end the process
         raise OptionError(
@@ -101,7 +115,7 @@ def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = (), 
             f"one of {', '.join((*fitting, 'generic'))}",
             "Change it, or remove it to use the best",
         )
-    if isa == "amx":
+    if isa in missing:
         isa = best  # without the units kernels would imitate them
     return Target(
         cpu=model,

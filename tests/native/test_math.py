@@ -77,7 +77,7 @@ EDGES = {
 @pytest.fixture
 def worst_ulp(target):
     """The largest error allowed, in units in the last place, of a function at a width."""
-    is_wide = target.isa in ("amx", "avx512_vnni", "avx512")
+    is_wide = target.lanes == 16
     return lambda name, width: (WORST_ULP_OF_512_BITS if is_wide and width == 16 else WORST_ULP)[name]
 
 

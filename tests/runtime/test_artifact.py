@@ -278,6 +278,12 @@ def test_a_cpu_that_lacks_instructions_is_refused(path, monkeypatch):
     Executable.load(path)
 
 
+def test_a_plan_for_products_of_bfloat16_is_refused_without_them(path, monkeypatch):
+    edit_manifest(path, lambda manifest: manifest["requires"].update(cpu_flags=REQUIRED_FLAGS["avx512_bf16"]))
+    monkeypatch.setattr(machine, "cpu_flags", lambda: frozenset(REQUIRED_FLAGS["avx512_vnni"]))
+    assert message(path).startswith("it was built for a CPU with avx512_bf16, which this CPU lacks.")
+
+
 def test_what_a_library_needs_follows_from_its_isa(make_artifact):
     artifact = make_artifact(plans.scalar())
     assert artifact.requirements == Requirements(sys.platform, platform.machine(), ())

@@ -20,7 +20,7 @@ from typing import Any
 from korch.candidate.candidate import ALL_PAIRS
 from korch.libraries import load_globally
 from korch.records import read_record
-from korch.target import Target
+from korch.target import OF_COMPONENTS, Target
 
 FACT = "calibration-5"
 """The database keeps a calibration by this name; another way of measuring takes another name."""
@@ -112,7 +112,7 @@ class Calibration:
     Attributes:
         levels: from the nearest to the farthest; the last one has no limit.
         rate_flop_per_s: float32 multiply-adds, two operations each, on all threads.
-        split_flop_per_s: the same by matrix units, of numbers split into three components; 0 without units.
+        split_flop_per_s: the same of numbers split into three components of bfloat16; 0 if nothing multiplies these.
         launch_ns: calling a kernel that does nothing.
         region_ns: an empty parallel region.
         kept_bytes: what is still in the caches when it is read again and again. A virtual machine
@@ -221,7 +221,7 @@ def calibrate(timer: Path, target: Target) -> Calibration:
             rate_flop_per_s=_flop_rate(library, target) * MARGIN,
             launch_ns=min(nothing),
             region_ns=library.korch_region_ns(ctypes.c_int64(REGION_LIMIT_NS)),
-            split_flop_per_s=_flop_rate(library, target, "split") * MARGIN if target.isa == "amx" else 0.0,
+            split_flop_per_s=_flop_rate(library, target, "split") * MARGIN if target.isa in OF_COMPONENTS else 0.0,
             kept_bytes=kept_bytes,
         )
     finally:

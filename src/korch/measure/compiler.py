@@ -70,6 +70,8 @@ class Builder:
         own = own_flags(self.compiler.version, isa)
         if isa == "amx" and not has_matrix_units():
             own = (*own, "-DKORCH_AMX_IN_SOFTWARE")
+        if isa == "avx512_bf16":
+            own = (*own, "-DKORCH_BF16_ON_VECTORS")
         self.flags = (*FLAGS, *own, *ISA_COMPILER_FLAGS[isa], *self.compiler.openmp)
         headers = "".join(p.read_text() for p in sorted(NATIVE_FOLDER.iterdir()) if p.is_file())
         stamp = (self.compiler.identity, *self.flags, headers)

@@ -51,6 +51,7 @@ _AVX512 = (
 _AVX512_VNNI = (*_AVX512, "-mavx512vnni")
 ISA_COMPILER_FLAGS = {
     "amx": _AVX512_VNNI,  # the matrix units are spoken to in assembly
+    "avx512_bf16": _AVX512_VNNI,  # so are products of bfloat16
     "avx512_vnni": _AVX512_VNNI,
     "avx512": _AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2"),
@@ -114,7 +115,7 @@ def own_flags(version: str, isa: str) -> tuple[str, ...]:
         return GCC_FLAGS
     number = re.search(r"clang version (\d+)", version)
     is_apart = number is not None and 18 <= int(number[1]) <= 21
-    return ("-mevex512",) if is_apart and isa in ("amx", "avx512_vnni", "avx512") else ()
+    return ("-mevex512",) if is_apart and isa in ("amx", "avx512_bf16", "avx512_vnni", "avx512") else ()
 
 
 def _try(command: tuple[str, ...]) -> Compiler | None:

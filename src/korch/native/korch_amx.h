@@ -13,11 +13,12 @@
 //
 // 32 terms are a step. Of a step, a block of 16 rows is a tile per component, [16 rows][16 pairs of terms];
 // a strip of 16 columns is one too, [16 pairs of terms][16 columns].
+// Without such units, vectors of AVX-512 multiply tiles of bfloat16 (KORCH_BF16_ON_VECTORS, korch_bf16.h).
 #pragma once
 
 #include <stdint.h>
 #include <string.h>
-#if defined(__linux__) && defined(__x86_64__) && !defined(KORCH_AMX_IN_SOFTWARE)
+#if defined(__linux__) && defined(__x86_64__) && !defined(KORCH_AMX_IN_SOFTWARE) && !defined(KORCH_BF16_ON_VECTORS)
 #define KORCH_AMX_IN_HARDWARE
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -39,7 +40,11 @@ inline constexpr long STEP = STEP_OF<MOST_COMPONENTS>;
 typedef korch::Vec<float, 16> Floats;
 typedef korch::Vec<uint32_t, 16> Bits;
 
-#ifndef KORCH_AMX_IN_HARDWARE
+#ifdef KORCH_BF16_ON_VECTORS
+inline bool is_ready() { return true; }
+KORCH_INLINE void begin() {}
+KORCH_INLINE void end() {}
+#elif !defined(KORCH_AMX_IN_HARDWARE)
 // The units' arithmetic, to test on a CPU without them.
 inline thread_local float tiles[8][EDGE][EDGE];
 
@@ -372,6 +377,13 @@ struct Block {
   }
 };
 
+}  // namespace korch_amx
+
+#ifdef KORCH_BF16_ON_VECTORS
+#include "korch_bf16.h"
+#else
+namespace korch_amx {
+
 // Four products of tiles; what the next four need replaces a tile once it has been used twice.
 template <int R, int A, int B, int T, class Rows, class Beside>
 KORCH_INLINE void multiply_pair(const Rows& rows, const uint16_t* b, const uint16_t* b_after, long step, long after, Beside& beside) {
@@ -441,6 +453,11 @@ KORCH_INLINE void multiply_tiles(const Rows rows, const uint16_t* b, long steps,
     KORCH_TILE_STORE(3, sums + EDGE * 2 * EDGE + EDGE);
   }
 }
+
+}  // namespace korch_amx
+#endif
+
+namespace korch_amx {
 
 // Whether all of some sums are numbers; `count` is a multiple of 16.
 KORCH_INLINE bool are_finite(const float* sums, long count) {

@@ -378,7 +378,25 @@ double korch_flop_rate(int threads, int64_t chunks, int64_t repeats) {
   });
 }
 
-// Of float32 products that the matrix units compute in components: one is six of theirs.
+// Of float32 products that are computed in components of bfloat16: one is six of theirs.
+#ifdef KORCH_BF16_ON_VECTORS
+double korch_split_rate(int threads, int64_t chunks, int64_t repeats) {
+  using korch_amx::Bits, korch_amx::Floats, korch_amx::dot_pairs;
+  constexpr int SUMS = 12;
+  const double work = 2.0 * SUMS * 32 / 6 * repeats;
+  return summed_rate(threads, chunks, work, [=](int) {
+    return [=]() {
+      Floats sum[SUMS] = {};
+      for (int64_t r = 0; r < repeats; ++r)
+#pragma GCC unroll 12
+        for (Floats& each : sum) {
+          each = dot_pairs(each, Bits{}, Bits{});
+          asm volatile("" : "+v"(each));
+        }
+    };
+  });
+}
+#else
 double korch_split_rate(int threads, int64_t chunks, int64_t repeats) {
   if (!korch_amx::is_ready()) return 0;
   const double work = 2.0 * 4 * 16 * 16 * 32 / 6 * repeats;
@@ -399,6 +417,7 @@ double korch_split_rate(int threads, int64_t chunks, int64_t repeats) {
     };
   });
 }
+#endif
 
 // The least nanoseconds of an empty parallel region, of those that begin within limit_ns: on a busy
 // machine a region may wait a time slice for its threads.

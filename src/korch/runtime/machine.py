@@ -15,6 +15,7 @@ _AVX512 = ("avx2", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl", "b
 
 REQUIRED_FLAGS: dict[str, tuple[str, ...]] = {
     "amx": (*_AVX512, "avx512_vnni"),  # kernels ask for the matrix units when they run, and do without them
+    "avx512_bf16": (*_AVX512, "avx512_vnni", "avx512_bf16"),
     "avx512_vnni": (*_AVX512, "avx512_vnni"),
     "avx512": _AVX512,
     "avx2": ("avx2", "bmi1", "bmi2", "f16c", "fma"),

@@ -71,7 +71,7 @@ class AttentionProvider:
         plans = self._plans[key]
         if isinstance(plans, Refusal):
             return plans
-        pairs = min(pairs_of(*operand_components(group.body, product)) for product in (found.first, found.second))
+        pairs = min(_pairs(group, found))
         return tuple(
             Offer(*group.plain_layouts, variant, pairs=pairs if blocking.packing is Packing.SPLIT else 0)
             for variant, blocking in plans.items()
@@ -93,6 +93,11 @@ class AttentionProvider:
         except (InvalidGraphError, TextLimitError) as error:
             return Refusal(str(error))
         return printed_kernel(program, printed)
+
+
+def _pairs(group: Group, found: Attention) -> tuple[int, ...]:
+    """Return the products of components for a product of two numbers, in both products."""
+    return tuple(pairs_of(*operand_components(group.body, product)) for product in (found.first, found.second))
 
 
 def _schedule(group: Group, found: Attention, target: Target) -> Attentions:
@@ -157,7 +162,8 @@ def split_blockings(schedule: Attentions, target: Target) -> Iterator[Blocking]:
     """Yield the blockings for matrix units of which one may be the fastest: keys are split again for each block."""
     rows, keys = schedule.rows, schedule.keys
     is_full = min(keys, schedule.terms, schedule.columns) >= TOGETHER // 2
-    if target.isa != "amx" or rows <= FEW_ROWS or keys > MOST_KEYS or not is_full:
+    pairs = _pairs(schedule.scores.group, schedule.found)
+    if not all(map(target.sums_components, pairs)) or rows <= FEW_ROWS or keys > MOST_KEYS or not is_full:
         return
     most = max(TOGETHER, int(SCORES_SHARE * target.l2_bytes) // (4 * keys))
     seen = set()

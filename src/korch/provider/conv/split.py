@@ -52,9 +52,12 @@ STAY_SHARE, BLOCK_SHARE = 0.5, 0.2
 
 def split_plans(group: Group, target: Target) -> tuple[Plan, ...]:
     """Return the ways to compute a group with one dense convolution of images on matrix units."""
-    if target.isa != "amx" or not is_dense_image(group) or not _suits_matrix_units(group):
+    if not is_dense_image(group) or not _suits_matrix_units(group):
         return ()
     root = group.body.linear[0]
+    pairs = pairs_of(*operand_components(group.body, root))
+    if not target.sums_components(pairs):
+        return ()
     image, weights = image_position(group, root.inputs[0]), packed_weights(group, root)
     if isinstance(image, Refusal) or weights is None or weights == image:
         return ()
@@ -71,9 +74,7 @@ def split_plans(group: Group, target: Target) -> tuple[Plan, ...]:
             continue
         inputs = list(layouts[0])
         inputs[weights] = Layout((0, 2, 3, 1), ((0, TOGETHER),))
-        plans.append(
-            Plan(Offer(tuple(inputs), layouts[1], SPLIT, pairs=pairs_of(*windows.components)), layouts, blocking)
-        )
+        plans.append(Plan(Offer(tuple(inputs), layouts[1], SPLIT, pairs=pairs), layouts, blocking))
     return tuple(plans)
 
 

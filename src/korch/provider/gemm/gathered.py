@@ -21,7 +21,7 @@ from korch.provider.provider import SPLIT, Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.contraction import FLOATS, NotFusedError, root_of
 from korch.schedule.gathered import Gathered, GatheredBlocking
-from korch.schedule.split_products import pairs_of
+from korch.schedule.split_products import operand_components, pairs_of
 from korch.target import Target
 from korch.tile.cpp_steps import FEW_REGISTERS, REGISTERS
 from korch.tile.program import Loop, Pass, Registers, Stage, TileProgram
@@ -94,7 +94,13 @@ def _reshaped_from(group: Group, value: int) -> list[int]:
 
 def _can_split(group: Group, root: Primitive, target: Target) -> bool:
     (rows, terms), (matrices, _, columns) = (group.body.types[value].shape for value in root.inputs[:2])
-    return target.isa == "amx" and rows >= LEAST_MEAN * matrices and min(terms, columns) >= TOGETHER
+    is_large = rows >= LEAST_MEAN * matrices and min(terms, columns) >= TOGETHER
+    return is_large and target.sums_components(_pairs(group, root))
+
+
+def _pairs(group: Group, root: Primitive) -> int:
+    """Return the products of components for a product of two numbers."""
+    return pairs_of(*operand_components(group.body, replace(root, inputs=root.inputs[:2])))
 
 
 def _offer(group: Group, root: Primitive, position: int, target: Target, is_split: bool) -> Offer:
@@ -104,8 +110,7 @@ def _offer(group: Group, root: Primitive, position: int, target: Target, is_spli
         packed = split_right(3, group.input_types[position].dtype is DType.F32)
     plain = group.plain_layouts
     offer = Offer(tuple(packed if i == position else layout for i, layout in enumerate(plain[0])), plain[1])
-    pairs = pairs_of(*Gathered(group, root, plain, Machine(target.lanes, target.threads)).components)
-    return replace(offer, variant=SPLIT, pairs=pairs) if is_split else offer
+    return replace(offer, variant=SPLIT, pairs=_pairs(group, root)) if is_split else offer
 
 
 def _blocking(group: Group, root: Primitive, target: Target, is_split: bool) -> GatheredBlocking:

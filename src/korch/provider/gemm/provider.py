@@ -38,6 +38,8 @@ LEAST_ROWS = 16
 KEPT_SHARE = 1.0
 """The part of the level-2 cache up to which the components of a constant right operand stay there."""
 
+LEAST_ROWS_ON_VECTORS = 9
+"""The same for vector units that multiply bfloat16: they compute 16 rows at a time."""
 
 WHOLE_PANELS = 64
 """Columns that are whole panels of vectors on any target."""
@@ -148,13 +150,13 @@ def _strips(rank: int, columns: int, terms: int = 1) -> Layout:
 
 def _can_split(group: Group, found: Product, target: Target) -> bool:
     """Return whether matrix units may pay: where tiles of results are mostly full, or little is computed for each."""
-    if target.isa != "amx":
-        return False
     _, m, n, terms = _sizes(group, found)
     if is_of_bytes(group.body, found.primitive):
-        return m >= LEAST_ROWS_OF_BYTES and n >= TOGETHER // 2 and terms >= LEAST_TERMS_OF_BYTES
-    rows = 1 + LEAST_ROWS * pairs_of(*operand_components(group.body, found.primitive)) // ALL_PAIRS
-    return m >= rows and min(n - 1, terms) >= TOGETHER // 2
+        is_wide = n >= TOGETHER // 2 and terms >= LEAST_TERMS_OF_BYTES
+        return target.isa == "amx" and m >= LEAST_ROWS_OF_BYTES and is_wide
+    pairs = pairs_of(*operand_components(group.body, found.primitive))
+    rows = 1 + LEAST_ROWS * pairs // ALL_PAIRS if target.isa == "amx" else LEAST_ROWS_ON_VECTORS
+    return target.sums_components(pairs) and m >= rows and min(n - 1, terms) >= TOGETHER // 2
 
 
 def _ways(group: Group, found: Product, target: Target) -> list[Way]:

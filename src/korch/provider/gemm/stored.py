@@ -50,7 +50,8 @@ def offer_stored(group: Group, target: Target) -> tuple[Offer, ...] | Refusal:
         return Refusal("the target has no vector registers")
     outputs = tuple(Layout.plain(type_.rank) for type_ in group.output_types)
     offers, refusals = [], []
-    for program_of in (_vectors, _units) if target.isa == "amx" else (_vectors,):
+    pairs = pairs_of(*_components(group, root))
+    for program_of in (_vectors, _units) if target.sums_components(pairs) else (_vectors,):
         try:
             inputs, _ = program_of(group, root, target)
         except NotFusedError as error:
@@ -58,7 +59,7 @@ def offer_stored(group: Group, target: Target) -> tuple[Offer, ...] | Refusal:
         else:
             offers.append(Offer(inputs, outputs))
             if program_of is _units:
-                offers[-1] = replace(offers[-1], variant=SPLIT, pairs=pairs_of(*_components(group, root)))
+                offers[-1] = replace(offers[-1], variant=SPLIT, pairs=pairs)
     return tuple(offers) or refusals[0]
 
 
