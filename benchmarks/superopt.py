@@ -1,15 +1,18 @@
-"""The superoptimizer: mutated programs, what pruning saves, and Mirage's six blocks against other engines.
+"""The superoptimizer: mutated programs, what pruning saves, Mirage's six blocks and whole models with and without it.
 
     python -m benchmarks.superopt mutants --count 10000
     python -m benchmarks.superopt pruning --seconds 60
     python -m benchmarks.superopt blocks --batch 1 8 --rounds 15
+    python -m benchmarks.superopt models --block efficientvit yolox segformer llama --seconds 80
 
-Each command prints a table and writes it as JSON to benchmarks/results.
+Each command prints a table and writes it as JSON to benchmarks/results. Rows of blocks and of models replace
+those of the same name that are there, so that they can be measured one by one.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import time
 from collections import Counter
@@ -22,13 +25,14 @@ import onnx
 from onnx import helper, numpy_helper
 
 import korch
-from benchmarks.suite import machine
+from benchmarks.suite import load, machine
 from korch.candidate.candidate import make_group
 from korch.limits import DEFAULT_LIMITS
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.report.compare import Comparison, RunnerSpec, Settings, compare
 from korch.report.peers.inputs import random_inputs
+from korch.runtime.report import Report
 from korch.superopt.axes import named
 from korch.superopt.expressions import expressions
 from korch.superopt.find import search
@@ -38,17 +42,22 @@ from korch.superopt.verify import verify
 from korch.tile.arithmetic import Float64
 from korch.tile.program import TileProgram
 from korch.tile.reference import run_program
-from tests.support.blocks import BLOCKS, Block, rms_norm_product
+from korch.tile.text import format_program
+from tests.support.blocks import GROUPS, Block, rms_norm_product
 from tests.support.mutants import mutant
 
 RESULTS = Path(__file__).parent / "results"
 MACHINE = Machine(4, 2, 1 << 16)
 ENGINES = ("onnxruntime", "openvino", "inductor")
+SUITE = ("efficientvit", "yolox", "segformer", "llama")
+LABELS = ("without", "with")
+SAMPLE = 6
+"""Accepted mutants of each kind of change that are written down, to be checked by hand."""
 
 
 def found_programs() -> Iterator[tuple[str, PrimitiveGraph, TileProgram]]:
-    """Yield the programs that are found for the blocks at small sizes."""
-    for name, make in BLOCKS.items():
+    """Yield the programs that are found for all groups at small sizes."""
+    for name, make in GROUPS.items():
         graph = make()
         group = make_group(graph, range(len(graph.primitives)), [v for _, v in graph.outputs])
         for found in search(group, MACHINE, 30.0).programs:
@@ -58,9 +67,9 @@ def found_programs() -> Iterator[tuple[str, PrimitiveGraph, TileProgram]]:
 def mutants(count: int, seed: int) -> dict[str, Any]:
     """Verify mutated programs; what is accepted is compared with the reference on other inputs."""
     rng, programs = np.random.default_rng(seed), list(found_programs())
-    counts: Counter[str] = Counter()
-    by_change: Counter[str] = Counter()
+    counts, by_change, accepted = Counter[str](), Counter[str](), Counter[str]()
     wrong: list[str] = []
+    sample: dict[str, list[str]] = {}
     begin = time.monotonic()
     for number in range(count):
         name, graph, program = programs[number % len(programs)]
@@ -74,6 +83,9 @@ def mutants(count: int, seed: int) -> dict[str, Any]:
             counts["refused"] += 1
             continue
         counts["accepted"] += 1
+        accepted[what] += 1
+        if accepted[what] <= SAMPLE:
+            sample.setdefault(what, []).append(f"{name}: {_changed_lines(program, changed)}")
         if difference := _differs(changed, graph, number):
             wrong.append(f"{name}: {what}: {difference}")
     return {
@@ -81,9 +93,18 @@ def mutants(count: int, seed: int) -> dict[str, Any]:
         "programs": len(programs),
         "counts": dict(counts),
         "by change": dict(by_change),
+        "accepted by change": dict(accepted),
+        "accepted, the first of each change": sample,
         "wrongly accepted": wrong,
         "seconds": round(time.monotonic() - begin, 1),
     }
+
+
+def _changed_lines(program: TileProgram, changed: TileProgram) -> str:
+    """Return the lines that a mutation changed, before and after."""
+    texts = [format_program(p).splitlines() for p in (program, changed)]
+    lines = [line for line in difflib.unified_diff(*texts, lineterm="", n=0) if line[:2] not in ("--", "++", "@@")]
+    return " / ".join(" ".join(line.split()) for line in lines)
 
 
 def _differs(program: TileProgram, graph: PrimitiveGraph, seed: int) -> str:
@@ -263,86 +284,129 @@ MODELS: dict[str, Callable[[Model, int], str]] = {
 }
 
 
-def prepare(folder: Path, name: str, batch: int, seconds: float) -> dict[str, Any]:
-    """Optimize a block with and without the superoptimizer, unless its artifacts are there.
+def write_model(path: Path, name: str, batch: int) -> None:
+    """Write a block, or a model of the suite, unless it is there."""
+    if path.exists():
+        return
+    if name in MODELS:
+        model = Model()
+        model.save(MODELS[name](model, batch), path)
+    else:
+        path.write_bytes(load(name).SerializeToString())
+
+
+def prepare(folder: Path, name: str, batch: int, seconds: float, labels: Sequence[str]) -> dict[str, Any]:
+    """Optimize a model with and without the superoptimizer, unless its artifacts are there.
 
     Both use the same measurements, and that without comes first, so that its search has not less time.
     """
     path, facts = folder / f"{name}-{batch}.onnx", {}
-    if not path.exists():
-        model = Model()
-        model.save(MODELS[name](model, batch), path)
-    for label, limit in (("without", 0.0), ("with", seconds / 3)):
+    write_model(path, name, batch)
+    for label in labels:
         out = folder / f"{name}-{batch}-{label}.korch"
-        begin = time.monotonic()
+        kept = out.with_suffix(".json")
         if not out.exists():
+            begin = time.monotonic()
+            limit = seconds / 3 if label == "with" else 0.0
             executable = korch.optimize(path, superopt=limit, budget=seconds, threads=2)
+            kept.write_text(json.dumps(facts_of(executable.report, time.monotonic() - begin)))
             executable.save(out)
             del executable
-        plan = korch.load(out)
-        facts[label] = {
-            "seconds": round(time.monotonic() - begin, 1),
-            "predicted_ms": plan.report.predicted_ms,
-            "kernels": [f"{step.provider} {step.variant}".strip() for step in plan.plan.steps],
-        }
+        plan = korch.load(out).plan
+        found = [step.variant for step in plan.steps if step.variant.startswith("found")]
+        facts[label] = {**json.loads(kept.read_text()), "found kernels": len(found), "kernels": len(plan.steps)}
+        if name in MODELS:
+            facts[label]["plan"] = [f"{step.provider} {step.variant}".strip() for step in plan.steps]
         del plan
+    return facts
+
+
+def facts_of(report: Report, seconds: float) -> dict[str, Any]:
+    """Return what a search took and what it expects."""
+    found = report.found
+    facts: dict[str, Any] = {"seconds": round(seconds, 1), "predicted_ms": report.predicted_ms}
+    if found is not None:
+        facts |= {"groups": found.groups, "searched": found.searched, "programs": found.programs}
+        facts |= {"superopt seconds": round(found.seconds, 1), "visited": found.visited, "pruned": dict(found.pruned)}
     return facts
 
 
 def measured(folder: Path, name: str, batch: int, rounds: int, engines: Sequence[str] = ENGINES) -> Comparison:
     """Compare both plans with other engines, if any, in one interleaved run."""
     path = folder / f"{name}-{batch}.onnx"
-    runners = [RunnerSpec("korch", folder / f"{name}-{batch}-{label}.korch", label) for label in ("with", "without")]
+    runners = [RunnerSpec("korch", folder / f"{name}-{batch}-{label}.korch", label) for label in LABELS]
     runners += [RunnerSpec(engine, path) for engine in engines]
     return compare(runners, random_inputs(path, seed=0), Settings(2, rounds, leave_out=True))
 
 
 def rows_of(folder: Path, name: str, batch: int, rounds: int) -> dict[str, Any]:
     """Return the times of all engines, and those of both plans alone: then weights stay in the shared cache."""
-    runs = {"rows": measured(folder, name, batch, rounds), "alone": measured(folder, name, batch, 5 * rounds, ())}
+    runs = {"alone": measured(folder, name, batch, 5 * rounds if name in MODELS else rounds, ())}
+    if name in MODELS:
+        runs["rows"] = measured(folder, name, batch, rounds)
     for run in runs.values():
         print(run, flush=True)
-    return {key: run.to_json()["rows"] for key, run in runs.items()}
+    return {key: _short(run.to_json()["rows"]) for key, run in runs.items()}
 
 
-def blocks(folder: Path, names: list[str], batches: list[int], rounds: int, seconds: float, only_prepare: bool) -> Any:
-    """Return a row for each block and batch."""
-    rows = []
+def _short(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows without the single times."""
+    return [{key: value for key, value in row.items() if key != "times_ns"} for row in rows]
+
+
+def blocks(args: argparse.Namespace, names: Sequence[str], batches: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each block or model, and batch."""
+    labels = args.only or LABELS
     for batch in batches:
         for name in names:
-            facts = prepare(folder, name, batch, seconds)
+            facts = prepare(args.folder, name, batch, args.seconds, labels)
             print(name, batch, json.dumps(facts), flush=True)
-            if only_prepare:
-                continue
-            rows.append({"block": name, "batch": batch, "plans": facts, **rows_of(folder, name, batch, rounds)})
-    return rows
+            if not args.prepare:
+                times = rows_of(args.folder, name, batch, args.rounds)
+                yield {"block": name, "batch": batch, "plans": facts, **times}
+
+
+def keep_rows(rows: Iterator[dict[str, Any]], path: Path) -> None:
+    """Write each row when it is measured, in the place of an earlier one of the same name on this machine."""
+    for row in rows:
+        before = json.loads(path.read_text()) if path.exists() else {}
+        about, key = machine(), (row["block"], row["batch"])
+        is_same = before.get("cpu") == about["cpu"] and before.get("isa") == about["isa"]
+        kept = [r for r in before.get("result", ()) if is_same and (r["block"], r["batch"]) != key]
+        order = [*MODELS, *SUITE]
+        kept = sorted([*kept, row], key=lambda r: (r["batch"], order.index(r["block"])))
+        path.write_text(json.dumps({**about, "result": kept}, indent=1) + "\n")
 
 
 def main() -> None:
     """Run one of the commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("mutants", "pruning", "blocks"))
+    parser.add_argument("command", choices=("mutants", "pruning", "blocks", "models"))
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8])
-    parser.add_argument("--block", nargs="*", default=list(MODELS))
+    parser.add_argument("--block", nargs="*", help="the blocks or models (default: all)")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/korch-superopt"))
     parser.add_argument("--prepare", action="store_true", help="only optimize the blocks")
+    parser.add_argument("--only", nargs="*", choices=LABELS, help="which plans to optimize (default: both)")
     args = parser.parse_args()
     args.folder.mkdir(exist_ok=True)
+    path = RESULTS / f"superopt-{args.command}.json"
     match args.command:
         case "mutants":
             result: Any = mutants(args.count, args.seed)
         case "pruning":
             result = pruning(args.seconds)
+        case "models":
+            keep_rows(blocks(args, args.block or SUITE, [1]), path)
+            return
         case _:
-            result = blocks(args.folder, args.block, args.batch, args.rounds, args.seconds, args.prepare)
-    if result:
-        about = {**machine(), "result": result}
-        (RESULTS / f"superopt-{args.command}.json").write_text(json.dumps(about, indent=1) + "\n")
-        print(json.dumps(result if args.command == "mutants" else len(result), indent=1))
+            keep_rows(blocks(args, args.block or [*MODELS], args.batch), path)
+            return
+    path.write_text(json.dumps({**machine(), "result": result}, indent=1) + "\n")
+    print(json.dumps(result if args.command == "mutants" else len(result), indent=1))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def optimize(
         target: what to build for.
         threads: threads of the executable; all cores by default.
         budget: seconds until the executable is there, with the best plan so far.
-        superopt: seconds for the search for kernels of several products, or of a product and a normalization.
+        superopt: seconds for the search for kernels of several products or sums, such as of normalizations.
         shapes: for unknown dimensions, shapes by input name or a size by the dimension's name, or a `range` of
             sizes; a sequence of such bindings gives one executable with a plan for each.
         strict: only rewrites and algorithms that keep the order of operations, up to that in reductions.

@@ -117,8 +117,8 @@ class Options:
     superopt_s: float | None = field(
         default=None,
         metadata={
-            "help": "the number of seconds for the search for kernels of several products, or of a product and a "
-            "normalization; 0: no such search (default: a tenth of the budget, or 20 s without one)"
+            "help": "the number of seconds for the search for kernels of several products or sums, such as of "
+            "normalizations; 0: no such search (default: a tenth of the budget, or 20 s without one)"
         },
     )
     strict: bool = field(

@@ -11,7 +11,6 @@ from korch.deadline import Deadline
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes
 from korch.primitive.ops.linear import ConvAttributes
-from korch.primitive.ops.reduce import ReduceAttributes
 from korch.superopt.axes import NotNamedError, named
 from korch.superopt.choose import gain_of, ranked
 from korch.superopt.expressions import expressions
@@ -19,8 +18,16 @@ from korch.superopt.find import LATE, Finder, Finding, search
 from korch.superopt.generate import Rules, block_graphs
 from korch.superopt.sizes import Machine
 from korch.superopt.verify import verify
-from korch.tile.program import Contract, Loop, TileProgram
-from tests.support.blocks import BLOCKS, Block, attention, rms_norm_product
+from korch.tile.program import Contract, Loop, Pass, TileProgram
+from tests.support.blocks import (
+    BLOCKS,
+    GROUPS,
+    Block,
+    attention,
+    depthwise_pointwise,
+    instance_norm_pad,
+    rms_norm_product,
+)
 
 MACHINE = Machine(4, 2, 1 << 16)
 
@@ -33,12 +40,12 @@ def loops(program: TileProgram) -> list[Loop]:
     return [step for stage in program.stages for step in stage.steps if isinstance(step, Loop)]
 
 
-@pytest.mark.parametrize("name", sorted(BLOCKS))
+@pytest.mark.parametrize("name", sorted(GROUPS))
 def test_programs_of_blocks_are_found(name):
-    group = group_of(BLOCKS[name]())
+    group = group_of(GROUPS[name]())
     finding = search(group, MACHINE)
-    assert finding.programs
-    assert not finding.refused
+    assert finding.programs, finding.reason
+    assert not finding.refused or name == "linear-attention"  # in one order its large exponentials overflow
     for found in finding.programs[:2]:
         verdict = verify(found.program, group.body)
         assert verdict.is_equal, verdict.reason
@@ -60,57 +67,28 @@ def test_a_normalization_moves_behind_its_product():
     assert any(sum(step.is_carried for step in graph.steps) == 2 for graph in found.found)
 
 
-def scores() -> Block:
-    b = Block()
-    x, w = b.tensor("x", 4, 6), b.tensor("w", 6, 5)
-    b.output("y", b.softmax(b.add("matmul", (x, w))))
-    return b
-
-
-def linear_attention() -> Block:
-    b = Block()
-    q, k, v = b.tensor("q", 2, 5, 3), b.tensor("k", 2, 6, 3), b.tensor("v", 2, 6, 4)
-    mixed = b.add("matmul", (b.turned(b.add("exp", (k,))), v))
-    b.output("y", b.add("matmul", (b.add("exp", (q,)), mixed)))
-    return b
-
-
-def squeeze_and_excite() -> Block:
-    b = Block()
-    x, w, v = b.tensor("x", 6, 4, 5), b.tensor("w", 6, 3), b.tensor("v", 3, 6)
-    mean = b.add("reduce_sum", (x,), ReduceAttributes((1, 2)))
-    row = b.add("reshape", (b.add("div", (mean, b.number(20.0, mean))),), ReshapeAttributes((1, 6)))
-    hidden = b.add("matmul", (row, w))
-    hidden = b.add("max", (hidden, b.number(0.0, hidden)))
-    gate = b.add("sigmoid", (b.add("matmul", (hidden, v)),))
-    b.output("y", b.add("mul", (x, b.wide(b.add("reshape", (gate,), ReshapeAttributes((6, 1, 1))), x))))
-    return b
-
-
-def instance_norm() -> Block:
-    b = Block()
-    x = b.tensor("x", 3, 24)
-    y = b.normalized(x)
-    b.output("y", b.add("max", (y, b.number(0.0, y))))
-    return b
-
-
-MORE = {
-    "softmax over classes": scores,
-    "linear attention": linear_attention,
-    "squeeze and excite": squeeze_and_excite,
-    "instance norm and relu": instance_norm,
-    "a short query": lambda: attention(2, 1, 9),
-}
-
-
-@pytest.mark.parametrize("name", MORE)
-def test_programs_of_more_groups_are_found(name):
-    made = MORE[name]()
-    group = group_of(made.freeze() if isinstance(made, Block) else made)
+@pytest.mark.parametrize(
+    "graph",
+    [
+        depthwise_pointwise(stride=2, kernel=5, batch=2),
+        instance_norm_pad(mode="constant", pad=2, value=0.5),
+        instance_norm_pad(mode="edge", pad=3),
+        instance_norm_pad(mode="wrap", pad=9),
+    ],
+)
+def test_windows_and_pads_of_other_kinds(graph):
+    group = group_of(graph)
     finding = search(group, MACHINE)
     assert finding.programs, (finding.reason, finding.refused)
     assert verify(finding.programs[0].program, group.body).is_equal
+
+
+def test_a_window_is_summed_in_one_pass():
+    """The rows of an image are side by side in vectors, and no sums of rows of the window are written."""
+    (stage,) = search(group_of(depthwise_pointwise()), MACHINE).programs[0].program.stages
+    (window,) = (step for _, step in stage.leaves if isinstance(step, Pass) and step.is_reduction)
+    assert [axis.extent for axis in window.axes if axis.is_reduced] == [3, 3]
+    assert window.vector == [axis.name for axis in window.axes if not axis.is_reduced][-1]
 
 
 def test_one_matrix_in_two_roles():
@@ -131,16 +109,36 @@ def test_what_is_not_over_named_axes_is_refused():
         named(group.body)
 
 
-def test_convolutions_and_pads_are_left_to_other_kernels():
+def refusal_of(
+    attributes: ConvAttributes, kernel: tuple[int, ...] = (4, 1, 3, 3), shape: tuple[int, ...] = (1, 4, 5, 5)
+) -> str:
+    """Return why exp(x) is not convolved."""
     b = Block()
-    x, w = b.tensor("x", 1, 3, 5, 5), b.tensor("w", 3, 1, 3, 3)
-    depthwise = b.add("conv", (x, w), ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), 3))
-    pointwise = b.add("conv", (depthwise, b.tensor("v", 4, 3, 1, 1)), ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1)))
-    assert search(group_of(b.result(pointwise)), MACHINE).reason == "conv is no function of elements over axes"
+    x = b.add("exp", (b.tensor("x", *shape),))
+    return search(group_of(b.result(b.add("conv", (x, b.tensor("w", *kernel)), attributes))), MACHINE).reason
+
+
+def test_convolutions_that_are_left_to_other_kernels():
+    one, pads = (1, 1), (1, 1)
+    assert refusal_of(ConvAttributes(one, pads, pads, one, 4)) == "a window of what is computed"
+    assert refusal_of(ConvAttributes(one, pads, pads, one), (6, 4, 3, 3)) == (
+        "a convolution has windows of several channels"
+    )
+    assert refusal_of(ConvAttributes(one, pads, pads, one, 2), (4, 2, 3, 3)) == (
+        "a convolution has groups of several channels"
+    )
+    assert not refusal_of(ConvAttributes((2, 2), (0, 0), (0, 0), one), (6, 4, 1, 1))
+
+
+def test_small_sizes_that_would_differ_are_refused():
+    """The sizes of a sum of two pads follow from each of them."""
     b = Block()
-    y = b.normalized(b.tensor("x", 3, 24))
-    padded = b.add("pad", (b.add("max", (y, b.number(0.0, y))),), PadAttributes((0, 1), (0, 1)))
-    assert search(group_of(b.result(padded)), MACHINE).reason == "pad is no function of elements over axes"
+    x, y = b.tensor("x", 3, 20), b.tensor("y", 3, 19)
+    x = b.add("pad", (b.normalized(x),), PadAttributes((0, 1), (0, 1)))
+    y = b.add("pad", (b.normalized(y),), PadAttributes((0, 1), (0, 2)))
+    finding = search(group_of(b.result(b.add("add", (x, y)))), MACHINE)
+    assert not finding.programs
+    assert finding.refused
 
 
 def test_pruning_counts_and_limits():

@@ -10,6 +10,7 @@ from korch.candidate.shape import FUSED
 from korch.deadline import Deadline
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.compiler import Builder
+from korch.primitive.ops.linear import ConvAttributes
 from korch.provider.generated import GeneratedProvider
 from korch.superopt.find import Finder
 from korch.superopt.groups import superopt_groups
@@ -24,6 +25,11 @@ SIZES = {
     "rms-norm-product": lambda: blocks.rms_norm_product(13, 130, 65),
     "lora": lambda: blocks.lora(1, 96, 80, 4),
     "gated-mlp": lambda: blocks.gated_mlp(7, 96, 190),
+    "depthwise-pointwise": lambda: blocks.depthwise_pointwise(19, 22, 21, stride=2),
+    "wide depthwise-pointwise": lambda: blocks.depthwise_pointwise(7, 5, 37, kernel=5, batch=2),
+    "one-pixel": lambda: blocks.depthwise_pointwise(7, 5, 1),
+    "instance-norm-pad": lambda: blocks.instance_norm_pad(3, 19, 37, pad=2),
+    "filled-pad": lambda: blocks.instance_norm_pad(3, 5, 33, pad=3, mode="constant", value=0.5),
 }
 """Odd sizes: blocks that are not full, rows of fewer elements than a vector."""
 
@@ -54,7 +60,8 @@ def test_kernels_of_found_programs(target, tmp_path):
         offers = offers_of(provider, group, target)
         if name == "gated-mlp":  # 7 rows are 4 and 3, each with three vectors of a panel
             assert {columns for _, columns in provider.found(group, offers[0]).packed} == {3 * target.lanes}
-        for offer in (offers[0], offers[-1]):
+        found = [offer for offer in offers if offer.found_ns]
+        for offer in (found[0], found[-1]):
             kernel = provider.build(group, offer, target)
             assert not isinstance(kernel, Refusal)
             made.append((kernel, group, offer))
@@ -101,12 +108,35 @@ def test_what_the_provider_leaves_to_others(target):
     assert GeneratedProvider().offer(group, target) == Refusal("matmul is not generated")
 
 
+def test_groups_of_convolutions_and_pads():
+    """A depthwise convolution begins a group; a pad with a normalization is one, what is computed before is not."""
+    limits = SearchLimits()
+    graph = blocks.depthwise_pointwise()
+    (group,) = {group.key: group for group in superopt_groups(graph, limits)}.values()
+    assert len(group.primitives) == len(graph.primitives)
+    graph = blocks.instance_norm_pad()
+    assert max(len(group.primitives) for group in superopt_groups(graph, limits)) == len(graph.primitives)
+    b = blocks.Block()
+    x = b.add("exp", (b.tensor("x", 1, 4, 5, 5),))
+    ones = ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), 4)
+    y = b.add("conv", (x, b.tensor("w", 4, 1, 3, 3)), ones)
+    y = b.add("exp", (y,))
+    y = b.add("conv", (y, b.tensor("v", 4, 4, 1, 1)), ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1)))
+    (group,) = superopt_groups(b.result(y), limits)
+    assert [primitive.op for primitive in group.body.primitives] == ["conv", "exp", "conv"]
+
+
+def test_a_group_without_products_is_offered_both_ways(target):
+    offers = offers_of(provider_for(target), group_of(blocks.instance_norm_pad()), target)
+    assert {offer.found_ns > 0 for offer in offers} == {False, True}
+
+
 def test_groups():
-    """A group has a product and what normalizes it, or two products; a reduction is shared by copies."""
+    """A group has a product and what normalizes it, two products or two reductions; copies share a reduction."""
     assert GeneratedProvider().group_shapes == (FUSED,)
     for name, make in blocks.BLOCKS.items():
         graph = make()
         found = {len(group.primitives) for group in superopt_groups(graph, SearchLimits())}
-        fewer = superopt_groups(graph, SearchLimits(superopt_primitives=max(found, default=2) - 1))
-        assert {len(group.primitives) for group in fewer} < found or not found
-        assert (max(found, default=0) == len(graph.primitives)) == (name != "normalized-update"), name
+        fewer = superopt_groups(graph, SearchLimits(superopt_primitives=max(found) - 1))
+        assert {len(group.primitives) for group in fewer} < found
+        assert max(found) == len(graph.primitives), name

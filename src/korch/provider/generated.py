@@ -59,7 +59,7 @@ class GeneratedProvider:
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer the group in each layout that suits it, or as the programs that are found for it."""
-        if self.finder is not None and any(primitive.op == "matmul" for primitive in group.body.primitives):
+        if self.finder is not None and group.body.linear:
             return self._found(group, self.finder)
         if is_top(group):
             return offer_top(group)
@@ -71,20 +71,24 @@ class GeneratedProvider:
                 return Refusal(f"elements of type {type_.dtype.value} are not generated")
         if grows_too_large(group.body):
             return Refusal("its text would be too long")
+        found = [] if self.finder is None else self._offers(group, self.finder)
         return [
             Offer(inputs, outputs, variant, is_loop_nest=True)
             for inputs, outputs in dict.fromkeys(offered_layouts(group, target.lanes))
             for variant in (("", "keep") if keeps_some(group) else ("",))
-        ]
+        ] + found
 
     def _found(self, group: Group, finder: Finder) -> Sequence[Offer] | Refusal:
         """Offer the programs that are found for a group; constant matrices may come in panels."""
         products = group.body.linear
         if len(products) == 1 and not any(p.row.category is Category.REDUCE for p in group.body.primitives):
             return Refusal("a product alone is made by other providers")
-        finding = finder.find(group)
+        reason = finder.find(group).reason or "no program is found for it"
+        return tuple(self._offers(group, finder)) or Refusal(reason)
+
+    def _offers(self, group: Group, finder: Finder) -> list[Offer]:
         offers = []
-        for found in finding.programs:
+        for found in finder.find(group).programs:
             inputs = list(group.plain_layouts[0])
             for position, columns in found.packed:
                 rank = group.input_types[position].rank
@@ -92,7 +96,7 @@ class GeneratedProvider:
                 inputs[position] = Layout(order, ((rank - 1, columns),))
             variant, found_ns = f"{FOUND} {found.name}", max(1, round(found.estimate_ns))
             offers.append(Offer(tuple(inputs), group.plain_layouts[1], variant, found_ns=found_ns))
-        return tuple(offers) or Refusal(finding.reason or "no program is found for it")
+        return offers
 
     def found(self, group: Group, offer: Offer) -> FoundProgram | None:
         """Return the found program of an offer, or None if it is no such offer."""

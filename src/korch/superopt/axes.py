@@ -3,30 +3,54 @@
 Dimensions that must be equally long and run together are one axis. A tensor is then an input with an
 axis for each dimension; a matrix product is a sum, along an axis, of products of elements. So a
 transposition or a broadcast is nothing but another list of axes, and equal terms are found once.
+
+A window reads an input at a sum of two axes, and a pad at a shifted one: then the place in a dimension is
+an expression of axes. Outside of the input it is 0, or another number by a choice.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from korch.primitive.graph import Primitive, PrimitiveGraph
-from korch.primitive.op import Array, Category
-from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
+from korch.primitive.op import Array, Attributes, Category
+from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, TransposeAttributes
+from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.types import DType, ValueType
+from korch.tile.emit import folded
+from korch.tile.index import ZERO, Expr, Ranges, add, bounds, constant, scale, substitute, var
+from korch.tile.program import Inside
 
 TWIN = "x"
 """Ends the name of an axis that is as long as another one because both are of one tensor."""
 
 REDUCTIONS = ("reduce_sum", "reduce_max")
 
+UNNAMED_SIZE = 7
+"""Elements, in a graph of small sizes, of an axis that is only read by windows."""
+
 
 class NotNamedError(Exception):
     """A primitive is not a function of elements over named axes; the text says which."""
+
+
+Places = tuple[Expr, ...]
+"""Where each dimension of a value is read."""
+
+
+def axis_of(place: Expr) -> str:
+    """Return the axis that a place is; "" if it is another expression, or none."""
+    return next(iter(place.variables)) if place == var(next(iter(place.variables), "")) else ""
+
+
+def axes_of(places: Places) -> tuple[str, ...]:
+    """Return the axes of which some places are expressions, sorted."""
+    return tuple(sorted({axis for place in places for axis in place.variables}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +58,11 @@ class Term:
     """One step of the computation.
 
     Attributes:
-        op: "input", "number", a reduction or an elementwise operation.
+        op: "input", "number", "inside", a reduction or an elementwise operation.
         arguments: numbers of earlier terms.
         axes: the axes that its elements depend on, sorted.
-        places: of an input, the axis of each dimension, "" for one of size 1.
+        places: of an input, where each dimension is read, as an expression of axes.
+        guards: where they hold, "inside" is true; where they don't, an input is 0.
         position: of an input, which one.
         value: of a number.
         axis: of a reduction, what it collects along.
@@ -46,10 +71,16 @@ class Term:
     op: str
     arguments: tuple[int, ...] = ()
     axes: tuple[str, ...] = ()
-    places: tuple[str, ...] = ()
+    places: Places = ()
+    guards: tuple[Inside, ...] = ()
     position: int = -1
     value: float = 0.0
     axis: str = ""
+
+    @property
+    def is_window(self) -> bool:
+        """Whether a dimension of an input is read at another place than an axis."""
+        return any(place.variables and not axis_of(place) for place in self.places)
 
 
 @dataclass(frozen=True)
@@ -66,6 +97,11 @@ class Named:
     terms: tuple[Term, ...]
     result: tuple[str, ...]
 
+    def is_like(self, other: Named) -> bool:
+        """Return whether another computation differs in sizes at most."""
+        steps = ([(t.op, t.arguments, t.axes, t.position, t.axis) for t in c.terms] for c in (self, other))
+        return next(steps) == next(steps) and self.result == other.result
+
 
 def named(body: PrimitiveGraph) -> Named:
     """Return what a graph with one output computes.
@@ -76,9 +112,17 @@ def named(body: PrimitiveGraph) -> Named:
     return _Namer(body).run()
 
 
-def resized(body: PrimitiveGraph, sizes: dict[str, int]) -> PrimitiveGraph:
-    """Return a graph with axes of other sizes; `sizes` has those of `named(body)`."""
-    return _Namer(body).resized(sizes)
+def resized(body: PrimitiveGraph, wanted: Mapping[str, int]) -> PrimitiveGraph:
+    """Return a graph with axes of other sizes.
+
+    Args:
+        body: the graph.
+        wanted: sizes of the axes of `named(body)`; those that follow from others by windows and pads do not count.
+
+    Raises:
+        NotNamedError: sizes of two windows or pads would differ.
+    """
+    return _Namer(body).resized(wanted)
 
 
 @dataclass
@@ -98,26 +142,26 @@ class _Namer:
                 self.parent[self._find(one)] = self._find(other)
         self.numbers: dict[tuple[int, int], str] = {}
         self.sizes: dict[str, int] = {}
-        self.known: dict[tuple[int, tuple[str, ...]], int] = {}
+        self.known: dict[tuple[int, Places], int] = {}
         self.number: dict[Term, int] = {}
 
     def run(self) -> Named:
         output = self.body.outputs[0][1]
-        axes: tuple[str, ...] = ()
+        places: Places = ()
         for d in range(self.body.types[output].rank):
-            axes = (*axes, self._fresh(output, d, axes))
-        result = self._term(output, axes)
+            places = (*places, self._fresh(output, d, places))
+        result = self._term(output, places)
         if result != len(self.terms) - 1:
             raise NotNamedError("nothing is computed")
-        return Named(self.sizes, tuple(self.terms), axes)
+        return Named(self.sizes, tuple(self.terms), tuple(map(axis_of, places)))
 
-    def resized(self, sizes: dict[str, int]) -> PrimitiveGraph:
+    def resized(self, wanted: Mapping[str, int]) -> PrimitiveGraph:
         self.run()  # it names the axes
+        sizes = self._sizes(wanted)
 
         def moved(value: int) -> ValueType:
             type_ = self.body.types[value]
-            names = [self._name(value, d) for d in range(type_.rank)]
-            shape = tuple(n if n == 1 else sizes[name] for name, n in zip(names, type_.shape, strict=True))
+            shape = tuple(n if n == 1 else sizes[self._find((value, d))] for d, n in enumerate(type_.shape))
             return replace(type_, shape=shape)
 
         types = tuple(moved(value) for value in range(len(self.body.types)))
@@ -129,6 +173,8 @@ class _Namer:
                     return replace(primitive, attributes=BroadcastAttributes(shape))
                 case ReshapeAttributes():
                     return replace(primitive, attributes=ReshapeAttributes(shape))
+                case ConvAttributes():
+                    return replace(primitive, attributes=_regrouped(primitive.attributes, types[primitive.inputs[0]]))
             return primitive
 
         constants = {
@@ -136,7 +182,27 @@ class _Namer:
             for value, constant in self.body.constants.items()
         }
         rows = tuple(primitive_of(primitive) for primitive in self.body.primitives)
+        for row in rows:
+            if row.row.infer([types[v] for v in row.inputs], row.attributes) != types[row.output]:
+                raise NotNamedError(f"sizes that follow from each other differ at {row.op}")
         return replace(self.body, types=types, primitives=rows, constants=constants)
+
+    def _sizes(self, wanted: Mapping[str, int]) -> dict[tuple[int, int], int]:
+        """Return the sizes of all axes, by their first dimension: those behind windows and pads follow."""
+        body, sizes = self.body, dict[tuple[int, int], int]()
+        for value, type_ in enumerate(body.types):
+            for d, n in enumerate(type_.shape):
+                root = self._find((value, d))
+                sizes[root] = wanted.get(self.numbers.get(root, ""), min(n, UNNAMED_SIZE))
+        for primitive in body.primitives:
+            if isinstance(primitive.attributes, PadAttributes | ConvAttributes):
+                shapes = [
+                    ValueType(tuple(1 if n == 1 else sizes[self._find((v, d))] for d, n in enumerate(shape)), DType.F32)
+                    for v, shape in ((v, body.types[v].shape) for v in primitive.inputs)
+                ]
+                shape = primitive.row.infer(shapes, _regrouped(primitive.attributes, shapes[0])).shape
+                sizes |= {self._find((primitive.output, d)): n for d, n in enumerate(shape) if n != 1}
+        return sizes
 
     def _find(self, place: tuple[int, int]) -> tuple[int, int]:
         while self.parent[place] != place:
@@ -158,6 +224,10 @@ class _Namer:
                 yield from (((out, d), (inputs[0], e)) for d, e in self._squeezed(primitive))
             case ReduceAttributes(axes) if primitive.op in REDUCTIONS:
                 yield from (((out, d), (inputs[0], d)) for d in range(rank) if d not in axes)
+            case PadAttributes(before, after):
+                yield from (((out, d), (inputs[0], d)) for d in range(rank) if not before[d] and not after[d])
+            case ConvAttributes():
+                yield from self._together_in_convolution(primitive)
             case _ if primitive.op == "matmul":
                 a, b = inputs
                 for value in inputs:
@@ -170,6 +240,27 @@ class _Namer:
                 yield from (((out, d), (value, d)) for value in inputs for d in range(rank))
             case _:
                 raise NotNamedError(f"{primitive.op} is no function of elements over axes")
+
+    def _together_in_convolution(self, primitive: Primitive) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        out, (x, w) = primitive.output, primitive.inputs
+        attributes, shapes = primitive.attributes_as(ConvAttributes), [self.body.types[v].shape for v in (x, w)]
+        yield from (((out, 0), (x, 0)), ((out, 1), (w, 0)))
+        if attributes.groups > 1:
+            if shapes[1][:2] != (attributes.groups, 1):
+                raise NotNamedError("a convolution has groups of several channels")
+            yield (out, 1), (x, 1)
+        elif max(shapes[1][2:]) > 1:
+            raise NotNamedError("a convolution has windows of several channels")
+        else:
+            yield (x, 1), (w, 1)
+        for d in range(2, len(shapes[0])):
+            if (attributes.strides[d - 2], self._reach(primitive, d)) == (1, 0):
+                yield (out, d), (x, d)
+
+    def _reach(self, primitive: Primitive, d: int) -> int:
+        """Return by how many elements the window of a convolution with its pads reaches further than one element."""
+        attributes, k = primitive.attributes_as(ConvAttributes), self.body.types[primitive.inputs[1]].shape[d]
+        return (k - 1) * attributes.dilations[d - 2] + attributes.pads_begin[d - 2] + attributes.pads_end[d - 2]
 
     def _squeezed(self, primitive: Primitive) -> list[tuple[int, int]]:
         """Return pairs of dimensions of a reshape, which may only add and drop those of size 1."""
@@ -188,14 +279,15 @@ class _Namer:
             self.numbers[root] = f"a{len(self.numbers)}"
         return self.numbers[root]
 
-    def _fresh(self, value: int, d: int, taken: tuple[str, ...]) -> str:
-        """Return the name of an axis that something is collected along; another one if it is in use."""
+    def _fresh(self, value: int, d: int, taken: Places) -> Expr:
+        """Return an axis that something is collected along; another one if its name is in use; 0 if it has size 1."""
         name = self._name(value, d)
-        while name and name in taken:
+        while name and name in axes_of(taken):
             name += TWIN
-        if name:
-            self.sizes[name] = self.body.types[value].shape[d]
-        return name
+        if not name:
+            return ZERO
+        self.sizes[name] = self.body.types[value].shape[d]
+        return var(name)
 
     def _add(self, term: Term) -> int:
         if term not in self.number:
@@ -203,51 +295,119 @@ class _Namer:
             self.terms.append(term)
         return self.number[term]
 
-    def _term(self, value: int, places: tuple[str, ...]) -> int:
-        """Return the term of a value whose dimensions are some axes."""
+    def _term(self, value: int, places: Places) -> int:
+        """Return the term of a value that is read at some places."""
         key = value, places
         if key not in self.known:
             self.known[key] = self._made(value, places)
         return self.known[key]
 
-    def _made(self, value: int, places: tuple[str, ...]) -> int:
-        body, axes = self.body, tuple(sorted({axis for axis in places if axis}))
+    def _made(self, value: int, places: Places) -> int:
+        body = self.body
         if value in body.constants:
             return self._add(Term("number", value=float(body.constants[value].scalar)))
         producers = body.producers[value]
         if not producers:
-            position = [v for _, v in body.inputs].index(value)
-            return self._add(Term("input", axes=axes, places=places, position=position))
+            return self._input(value, places)
         primitive = body.primitives[producers[0]]
         inputs, types = primitive.inputs, body.types
         match primitive.attributes:
             case BroadcastAttributes():
                 shape = types[inputs[0]].shape
                 ends = places[len(places) - len(shape) :]
-                return self._term(inputs[0], tuple("" if n == 1 else e for n, e in zip(shape, ends, strict=True)))
+                return self._term(inputs[0], tuple(ZERO if n == 1 else e for n, e in zip(shape, ends, strict=True)))
             case TransposeAttributes(perm):
                 source = dict(zip(perm, places, strict=True))
                 return self._term(inputs[0], tuple(source[d] for d in range(len(perm))))
             case ReshapeAttributes():
                 pairs = {e: places[d] for d, e in self._squeezed(primitive)}
-                return self._term(inputs[0], tuple(pairs.get(e, "") for e in range(types[inputs[0]].rank)))
+                return self._term(inputs[0], tuple(pairs.get(e, ZERO) for e in range(types[inputs[0]].rank)))
             case ReduceAttributes(summed):
                 return self._reduced(primitive, places, summed)
+            case PadAttributes():
+                return self._padded(primitive, places)
+            case ConvAttributes():
+                return self._convolved(primitive, places)
             case _ if primitive.op == "matmul":
                 return self._product(primitive, places)
         arguments = tuple(self._term(v, places) for v in inputs)
-        own = tuple(sorted({axis for a in arguments for axis in self.terms[a].axes}))
-        return self._add(Term(primitive.op, arguments, own))
+        return self._add(Term(primitive.op, arguments, self._axes(arguments)))
 
-    def _reduced(self, primitive: Primitive, places: tuple[str, ...], summed: tuple[int, ...]) -> int:
-        source, taken, inner = primitive.inputs[0], list(places), list(places)
+    def _axes(self, arguments: tuple[int, ...]) -> tuple[str, ...]:
+        return tuple(sorted({axis for a in arguments for axis in self.terms[a].axes}))
+
+    @property
+    def ranges(self) -> Ranges:
+        """The least and the greatest value of each axis."""
+        return {axis: (0, size - 1) for axis, size in self.sizes.items()}
+
+    def _outside(self, places: Places, shape: tuple[int, ...]) -> tuple[Inside, ...]:
+        """Return the conditions that hold where some places are elements of a shape, those left out that always do."""
+        ends = [(place, n, *self._ends(place)) for place, n in zip(places, shape, strict=True)]
+        return tuple(Inside(place, 0, n) for place, n, low, high in ends if low < 0 or high >= n)
+
+    def _ends(self, place: Expr) -> tuple[int, int]:
+        """Return the least and the greatest value of a place, exactly if it depends on one axis."""
+        if place.coefficient(name := next(iter(place.variables), "")) is not None or len(place.variables) > 1:
+            return bounds(place, self.ranges)
+        values = [substitute(place, {name: constant(i)}, self.ranges).constant for i in range(self.sizes[name])]
+        return min(values), max(values)
+
+    def _input(self, value: int, places: Places) -> int:
+        position = [v for _, v in self.body.inputs].index(value)
+        guards = self._outside(places, self.body.types[value].shape)
+        return self._add(Term("input", axes=axes_of(places), places=places, guards=guards, position=position))
+
+    def _padded(self, primitive: Primitive, places: Places) -> int:
+        (source,), attributes = primitive.inputs, primitive.attributes_as(PadAttributes)
+        shape, moved = self.body.types[source].shape, list[Expr]()
+        for d, (place, n) in enumerate(zip(places, shape, strict=True)):
+            pads = attributes.before[d], attributes.after[d]
+            if attributes.mode == "constant":
+                moved.append(add(place, constant(-pads[0])))
+            else:
+                moved.append(folded(place, n, pads, attributes.mode, self.ranges))
+        inner = self._term(source, tuple(moved))
+        guards = self._outside(tuple(moved), shape) if attributes.mode == "constant" else ()
+        if not guards or (self.terms[inner].op == "input" and attributes.value == 0):
+            return inner
+        mask = self._add(Term("inside", axes=axes_of(tuple(guard.expr for guard in guards)), guards=guards))
+        chosen = mask, inner, self._add(Term("number", value=float(attributes.value)))
+        return self._add(Term("where", chosen, self._axes(chosen)))
+
+    def _convolved(self, primitive: Primitive, places: Places) -> int:
+        """Return sums of products over the window of a channel, or over the channels of an element."""
+        (x, w), attributes = primitive.inputs, primitive.attributes_as(ConvAttributes)
+        rank, summed, is_depthwise = len(places), list[Expr](), attributes.groups > 1
+        for d in range(2, rank):
+            summed.append(self._fresh(w, d, (*places, *summed)))
+        channel = places[1] if is_depthwise else self._fresh(x, 1, (*places, *summed))
+        if any(self._reach(primitive, d) for d in range(2, rank)) and self.body.producers[x]:
+            raise NotNamedError("a window of what is computed")
+        moved = [
+            add(scale(place, stride), scale(inner, dilation), constant(-before))
+            for place, inner, stride, dilation, before in zip(
+                places[2:], summed, attributes.strides, attributes.dilations, attributes.pads_begin, strict=True
+            )
+        ]
+        factors = (
+            self._term(x, (places[0], channel, *moved)),
+            self._term(w, (places[1], ZERO if is_depthwise else channel, *summed)),
+        )
+        result = self._add(Term("mul", tuple(sorted(factors)), self._axes(factors)))
+        for axis in reversed(axes_of((*summed, *(() if is_depthwise else (channel,))))):
+            result = self._collected("reduce_sum", result, axis)
+        return result
+
+    def _reduced(self, primitive: Primitive, places: Places, summed: tuple[int, ...]) -> int:
+        source, taken, inner = primitive.inputs[0], [*places], [*places]
         for d in summed:
             inner[d] = self._fresh(source, d, tuple(taken))
             taken.append(inner[d])
         result = self._term(source, tuple(inner))
         for d in summed:
-            if inner[d]:
-                result = self._collected(primitive.op, result, inner[d])
+            if inner[d] != ZERO:
+                result = self._collected(primitive.op, result, axis_of(inner[d]))
         return result
 
     def _collected(self, op: str, argument: int, axis: str) -> int:
@@ -256,18 +416,24 @@ class _Namer:
         axes = tuple(a for a in self.terms[argument].axes if a != axis)
         return self._add(Term(op, (argument,), axes, axis=axis))
 
-    def _product(self, primitive: Primitive, places: tuple[str, ...]) -> int:
+    def _product(self, primitive: Primitive, places: Places) -> int:
         a, b = primitive.inputs
         terms = self._fresh(a, len(places) - 1, places)
         sides = ((a, (places[-2], terms)), (b, (terms, places[-1])))
         arguments = []
         for value, last in sides:
             batch = self.body.types[value].shape[:-2]
-            own = tuple("" if n == 1 else e for n, e in zip(batch, places[:-2], strict=True))
+            own = tuple(ZERO if n == 1 else e for n, e in zip(batch, places[:-2], strict=True))
             arguments.append(self._term(value, (*own, *last)))
-        axes = tuple(sorted({axis for x in arguments for axis in self.terms[x].axes}))
-        product = self._add(Term("mul", tuple(sorted(arguments)), axes))
-        return self._collected("reduce_sum", product, terms) if terms else product
+        product = self._add(Term("mul", tuple(sorted(arguments)), self._axes(tuple(arguments))))
+        return self._collected("reduce_sum", product, axis_of(terms)) if terms != ZERO else product
+
+
+def _regrouped(attributes: Attributes, image: ValueType) -> Attributes:
+    """Return the attributes of a convolution with a group for each channel, for an image of other channels."""
+    if isinstance(attributes, ConvAttributes) and attributes.groups > 1:
+        return replace(attributes, groups=image.shape[1])
+    return attributes
 
 
 def _spread(number: float, type_: ValueType) -> Array:

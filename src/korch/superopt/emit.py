@@ -6,27 +6,23 @@ where they are read. An operand whose columns are not adjacent is packed into pa
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import assert_never
 
-from korch.alignment import round_up
-from korch.primitive.types import DType
-from korch.superopt.axes import Named, Term
+from korch.superopt.axes import Named, Term, axis_of
 from korch.superopt.expressions import Expressions
 from korch.superopt.field import LOWEST
+from korch.superopt.frame import F32, Frame, Sizes, Tile
 from korch.superopt.generate import TRANSCENDENTAL, BlockGraph, BlockStep, Kind, Operand, Phase
-from korch.tile.index import ZERO, Expr, add, scale, var
+from korch.tile.index import ZERO
 from korch.tile.loops import PAGE_ELEMENTS
 from korch.tile.program import (
     Accumulate,
     Apply,
     At,
     Axis,
-    Buffer,
     Contract,
-    Level,
     Literal,
     Load,
     Loop,
@@ -34,6 +30,7 @@ from korch.tile.program import (
     Pass,
     Product,
     Registers,
+    Select,
     Stage,
     Step,
     Store,
@@ -41,13 +38,14 @@ from korch.tile.program import (
     TileProgram,
 )
 
-F32 = DType.F32
+ROWS, VECTORS = {16: 12}, 2
+"""Rows, by lanes where they are more than `FEW_ROWS`, and vectors of columns that a contraction holds in registers."""
 
-ROWS, VECTORS = 6, 2
-"""Rows and vectors of columns that a contraction holds in registers."""
+FEW_ROWS = 6
+"""Rows of a contraction with 16 registers."""
 
 WIDE_VECTORS = 3
-"""Vectors of columns that go with 3 or 4 rows, if these columns lie side by side in panels."""
+"""Vectors of columns that go with 3 rows to two thirds of the most, if these columns lie side by side in panels."""
 
 VECTORS_OF_FEW_ROWS = 4
 """Vectors of columns of a contraction of one row."""
@@ -58,30 +56,6 @@ SHORT_COPY = 2
 
 class NotEmittedError(Exception):
     """A block graph with these sizes is no tile program; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """How a block graph is cut.
-
-    Attributes:
-        blocks: elements of each axis of the result in a task, and of the loop's axis in a turn.
-        lanes: elements of a vector.
-        packed: positions of inputs that come in panels, with the columns of a panel.
-    """
-
-    blocks: Mapping[str, int]
-    lanes: int
-    packed: Mapping[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Tile:
-    """A tile: its name, the steps of its axes in memory, in order, and its last axis."""
-
-    name: str
-    order: tuple[str, ...]
-    steps: Mapping[str, int]
 
 
 def emit(
@@ -102,23 +76,19 @@ def emit(
     return _Emitter(computation, ways, graph, sizes, inputs).program()
 
 
-class _Emitter:
+class _Emitter(Frame):
     def __init__(
         self, computation: Named, ways: Expressions, graph: BlockGraph, sizes: Sizes, inputs: Sequence[tuple[int, ...]]
     ) -> None:
-        self.computation, self.ways, self.graph, self.sizes = computation, ways, graph, sizes
-        self.inputs = inputs
-        self.order = [axis for axis in computation.result if axis]
-        self.order += sorted(set(computation.sizes) - set(self.order))
-        self.leaves: dict[int, Term] = {c: computation.terms[t] for t, c in ways.inputs.items()}
+        super().__init__(computation, ways, sizes, inputs)
+        self.graph = graph
         self.makers = {step.result: step for step in graph.steps}
         self.readers: dict[Operand, list[BlockStep]] = {}
         for step in graph.steps:
             for operand in step.operands:
                 self.readers.setdefault(operand, []).append(step)
-        self.tiles: dict[Operand, _Tile] = {}
-        self.factors: dict[int, _Tile] = {}
-        self.buffers: list[Buffer] = []
+        self.tiles: dict[Operand, Tile] = {}
+        self.factors: dict[int, Tile] = {}
         self.carried: list[str] = []
         self.steps: dict[Phase, list[Step]] = {phase: [] for phase in Phase}
 
@@ -137,85 +107,6 @@ class _Emitter:
         stage = Stage(grid or (Axis("g", 1),), (*before, *after))
         return TileProgram((*self._memory(), *self.buffers), (stage,))
 
-    def _memory(self) -> Iterable[Buffer]:
-        for position, shape in enumerate(self.inputs):
-            width = self.sizes.packed.get(position)
-            if width is None:
-                yield Buffer(f"i{position}", Level.INPUT, F32, math.prod(shape))
-                continue
-            columns = round_up(shape[-1], width)
-            yield Buffer(f"i{position}", Level.INPUT, F32, shape[-2] * columns, (Panels(columns, width),))
-        size = math.prod(self.computation.sizes[axis] for axis in self.computation.result if axis)
-        yield Buffer("o0", Level.OUTPUT, F32, size)
-
-    # Axes
-
-    def _block(self, axis: str) -> int:
-        return self.sizes.blocks.get(axis, self.computation.sizes[axis])
-
-    def _count(self, axis: str) -> int:
-        return -(-self.computation.sizes[axis] // self._block(axis))
-
-    def _outer(self, axis: str) -> str:
-        return f"g_{axis}"
-
-    def _inner(self, axis: str, is_reduced: bool = False) -> Axis:
-        size, block = self.computation.sizes[axis], self._block(axis)
-        return Axis(axis, block, is_reduced, (self._outer(axis), size) if size % block else None)
-
-    def _index(self, axis: str) -> Expr:
-        inside = var(axis) if self._block(axis) > 1 else ZERO
-        return add(scale(var(self._outer(axis)), self._block(axis)), inside) if self._count(axis) > 1 else inside
-
-    def _in_tile(self, axes: Iterable[str]) -> list[str]:
-        return [axis for axis in axes if self._block(axis) > 1]
-
-    def _sorted(self, axes: Iterable[str]) -> tuple[str, ...]:
-        return tuple(sorted(axes, key=self.order.index))
-
-    def _axes_of(self, operand: Operand) -> tuple[str, ...]:
-        return self._sorted(self.ways.axes[operand.expression])
-
-    def _nest(self, order: Sequence[str]) -> tuple[Axis, ...]:
-        """Return the loops over a tile: at least two, as contractions have them."""
-        axes = tuple(self._inner(axis) for axis in self._in_tile(order))
-        return (*(Axis(f"one{i}", 1) for i in range(2 - len(axes))), *axes)
-
-    # Places
-
-    def _tile(self, name: str, order: Sequence[str], is_wide: bool = False, layout: tuple[Panels, ...] = ()) -> _Tile:
-        order = tuple(self._in_tile(order))
-        steps, step = {}, 1
-        for axis in reversed(order):
-            steps[axis] = step
-            block = self._block(axis)
-            is_last = axis == order[-1]
-            step *= round_up(block, self.sizes.lanes) if is_last and is_wide else block
-        size = max(step, self.sizes.lanes if is_wide else 1)
-        name = f"{name}{len(self.buffers)}"
-        self.buffers.append(Buffer(name, Level.TILE, F32, size, layout))
-        return _Tile(name, order, steps)
-
-    def _at(self, tile: _Tile) -> At:
-        return At(tile.name, add(ZERO, *(scale(var(axis), step) for axis, step in tile.steps.items())))
-
-    def _input_at(self, expression: int) -> At:
-        term = self.leaves[expression]
-        shape, width = self.inputs[term.position], self.sizes.packed.get(term.position)
-        index, step = ZERO, 1
-        for d in reversed(range(len(shape))):
-            if term.places[d]:
-                index = add(index, scale(self._index(term.places[d]), step))
-            is_panel = width is not None and d == len(shape) - 1
-            step *= round_up(shape[d], width) if is_panel and width else shape[d]
-        return At(f"i{term.position}", index)
-
-    def _output_at(self) -> At:
-        index, step = ZERO, 1
-        for axis in reversed([axis for axis in self.computation.result if axis]):
-            index, step = add(index, scale(self._index(axis), step)), step * self.computation.sizes[axis]
-        return At("o0", index)
-
     def _place(self, operand: Operand) -> At | None:
         """Return where a value lies: in a tile or an input; None if it is computed where it is read."""
         if operand in self.tiles:
@@ -232,6 +123,8 @@ class _Emitter:
         match step.kind:
             case Kind.CONTRACT:
                 self._contract(step, site)
+            case Kind.REDUCE if self._is_nested(step):
+                return  # its reader sums along both axes
             case Kind.REDUCE:
                 self._reduce(step, site)
             case Kind.APPLY if self._is_goal(step.result):
@@ -290,21 +183,35 @@ class _Emitter:
         )
         return Pass(axes, _vector(axes), tuple(ops.ops), found)
 
-    def _filled(self, tile: _Tile, number: float, axes: tuple[Axis, ...]) -> Pass:
+    def _filled(self, tile: Tile, number: float, axes: tuple[Axis, ...]) -> Pass:
         at, whole = self._at(tile), tuple(replace(axis, ragged=None) for axis in axes)
         return Pass(whole, _vector(whole), (Literal("x0", F32, number),), (Store(at.buffer, at.index, "x0"),))
 
     # Reductions
 
+    def _is_nested(self, step: BlockStep) -> bool:
+        """Return whether a reduction is a part of the one that reads it."""
+        (reader, *others) = self.readers.get(step.result, [step])
+        is_like = reader.kind is Kind.REDUCE and (reader.op, reader.body) == (step.op, ())
+        return is_like and reader != step and not others and not step.is_carried and not reader.is_carried
+
+    def _chain(self, step: BlockStep) -> list[BlockStep]:
+        """Return a reduction and those that are a part of it, the innermost last."""
+        chain = [step]
+        while not chain[-1].body and (maker := self.makers.get(chain[-1].operands[0])) and self._is_nested(maker):
+            chain.append(maker)
+        return chain
+
     def _reduce(self, step: BlockStep, site: list[Step]) -> None:
-        order, op = self._in_tile(self._axes_of(step.result)), step.op.removeprefix("reduce_")
-        axes, reduced = self._nest(order), self._inner(step.axis, True)
+        chain, op = self._chain(step), step.op.removeprefix("reduce_")
+        inner, order = chain[-1], self._in_tile(self._reduced_order(step, chain[-1]))
+        axes, reduced = self._nest(order), [self._inner(one.axis, True) for one in chain]
         tile = self._tile("r", order)
         self.tiles[step.result] = tile
         part = self._tile("part", order) if step.is_carried else tile
-        collect = self._pass_of(step, (*axes, reduced), [(self._at(part), op)])
-        vector = step.axis if self._is_along(step) or axes[-1].extent == 1 else axes[-1].name
-        site.append(replace(collect, vector=vector if self._block(step.axis) > 1 else _vector(axes)))
+        collect = self._pass_of(inner, (*axes, *reduced), [(self._at(part), op)])
+        vector = inner.axis if self._is_along(inner) or axes[-1].extent == 1 else axes[-1].name
+        site.append(replace(collect, vector=vector if self._block(inner.axis) > 1 else _vector(axes)))
         if not step.is_carried:
             return
         self.carried.append(tile.name)
@@ -312,16 +219,34 @@ class _Emitter:
         self.steps[Phase.BEFORE].append(self._filled(tile, start, axes))
         site.append(self._updated(step, tile, part, axes, op))
 
+    def _reduced_order(self, step: BlockStep, inner: BlockStep) -> tuple[str, ...]:
+        """Return the axes of the result of a reduction: over a window in the order of what it is read from."""
+        axes = self._axes_of(step.result)
+        for leaf in self._leaves_under(inner):
+            if leaf.is_window:
+                order = [axis for place in leaf.places for axis in sorted(place.variables)]
+                return tuple(sorted(axes, key=lambda axis: order.index(axis) if axis in order else -1))
+        return axes
+
+    def _leaves_under(self, step: BlockStep) -> Iterator[Term]:
+        """Yield the inputs from which what a step reads is computed, without a tile between."""
+        for operand in step.operands:
+            if operand in self.tiles:
+                continue
+            if operand.expression in self.leaves:
+                yield self.leaves[operand.expression]
+            elif operand in self.makers:
+                yield from self._leaves_under(self.makers[operand])
+
     def _is_along(self, step: BlockStep) -> bool:
         """Return whether what is reduced lies side by side along the reduced axis."""
         for operand in step.operands:
             if operand in self.tiles and step.axis in self.tiles[operand].order:
                 return self.tiles[operand].order[-1] == step.axis
-            if operand.expression in self.leaves and step.axis in self.leaves[operand.expression].places:
-                return self.leaves[operand.expression].places[-1] == step.axis
-        return True
+        found = [leaf.places[-1] for leaf in self._leaves_under(step) if step.axis in leaf.axes]
+        return all(axis_of(place) for place in found) and (not found or axis_of(found[0]) == step.axis)
 
-    def _updated(self, step: BlockStep, tile: _Tile, part: _Tile, axes: tuple[Axis, ...], op: str) -> Pass:
+    def _updated(self, step: BlockStep, tile: Tile, part: Tile, axes: tuple[Axis, ...], op: str) -> Pass:
         """Return the pass that joins what a turn collected to what those before it did."""
         at, other = self._at(tile), self._at(part)
         ops: list[TileOp] = [Load("x0", F32, at.buffer, at.index), Load("x1", F32, other.buffer, other.index)]
@@ -342,7 +267,7 @@ class _Emitter:
         ops.append(Apply("x4", F32, "add", (old, "x1")))
         return Pass(axes, _vector(axes), tuple(ops), (Store(at.buffer, at.index, "x4"),))
 
-    def _factor(self, step: BlockStep) -> _Tile:
+    def _factor(self, step: BlockStep) -> Tile:
         return self.factors[step.follows]
 
     # Contractions
@@ -372,6 +297,8 @@ class _Emitter:
         first, second = self._place(a), self._second(b, step.axis, column, i, self._packing_site(b))
         if first is None or second is None:
             raise NotEmittedError("an operand of a contraction is in no tile")
+        if any(x not in self.tiles and self.guards_of(x.expression) for x in (a, b)):
+            raise NotEmittedError("an operand of a contraction is read where it has no elements")
         if not step.is_carried:
             site.append(self._filled(tile, 0.0, (i, j)))
         else:
@@ -393,7 +320,7 @@ class _Emitter:
         is_input = second.buffer.startswith("i")
         width = self.sizes.packed.get(int(second.buffer[1:])) if is_input else None
         vectors = width // self.sizes.lanes if width else VECTORS if i.extent > 2 else VECTORS_OF_FEW_ROWS
-        return Registers(rows_together(i.extent), vectors, is_input)
+        return Registers(rows_together(i.extent, self.sizes.lanes), vectors, is_input)
 
     def _packing_site(self, operand: Operand) -> list[Step]:
         return self.steps[operand.phase]
@@ -404,7 +331,7 @@ class _Emitter:
         if at is None or not column or (operand.expression in self.leaves and self._is_packed(operand)):
             return at
         row_step = at.index.coefficient(axis) or 0
-        is_near = row_step % PAGE_ELEMENTS != 0 or i.extent <= SHORT_COPY * ROWS or operand in self.tiles
+        is_near = row_step % PAGE_ELEMENTS != 0 or i.extent <= SHORT_COPY * FEW_ROWS or operand in self.tiles
         if at.index.coefficient(column) == 1 and is_near:
             return at
         p, j = self._inner(axis), self._inner(column)
@@ -427,9 +354,9 @@ class _Emitter:
         return self.leaves[operand.expression].position in self.sizes.packed
 
 
-def rows_together(rows: int) -> int:
-    """Return how many rows a contraction holds in registers: at most `ROWS`, and about equally many each time."""
-    return -(-rows // -(-rows // ROWS))
+def rows_together(rows: int, lanes: int) -> int:
+    """Return how many rows a contraction holds in registers, about equally many each time."""
+    return -(-rows // -(-rows // ROWS.get(lanes, FEW_ROWS)))
 
 
 def vectors_of_panels(rows: int, columns: int, lanes: int, is_whole: bool) -> int:
@@ -441,7 +368,8 @@ def vectors_of_panels(rows: int, columns: int, lanes: int, is_whole: bool) -> in
         lanes: elements of a vector.
         is_whole: whether these are all columns; others must be whole panels.
     """
-    choices = (WIDE_VECTORS, VECTORS) if rows_together(rows) in (3, 4) else (VECTORS,)
+    is_wide = 3 <= rows_together(rows, lanes) <= ROWS.get(lanes, FEW_ROWS) * VECTORS // WIDE_VECTORS
+    choices = (WIDE_VECTORS, VECTORS) if is_wide else (VECTORS,)
     return next((vectors for vectors in choices if is_whole or columns % (vectors * lanes) == 0), 0)
 
 
@@ -474,8 +402,8 @@ class _Ops:
             return name
         at = emitter._place(operand)
         if at is not None:
-            name = self._name()
-            self.ops.append(Load(name, F32, at.buffer, at.index))
+            name, guards = self._name(), () if operand in emitter.tiles else emitter.guards_of(operand.expression)
+            self.ops.append(Load(name, F32, at.buffer, at.index, guards))
             return name
         return self._body(emitter.makers[operand])
 
@@ -488,9 +416,13 @@ class _Ops:
 
         name = ""
         for one in step.body:
-            arguments = tuple(argument(a) for a in one.arguments)
+            condition, rest = (one.arguments[0], one.arguments[1:]) if one.op == "where" else (-1, one.arguments)
+            arguments = tuple(argument(a) for a in rest)
             name = self._name()
-            self.ops.append(Apply(name, F32, one.op, arguments))
+            if condition >= 0:
+                self.ops.append(Select(name, F32, self.emitter.guards_of(condition), *arguments))
+            else:
+                self.ops.append(Apply(name, F32, one.op, arguments))
             inside[one.result] = name
         return name
 

@@ -58,7 +58,7 @@ class Expressions:
     Attributes:
         goal: the class of the result.
         steps: the expressions.
-        inputs: class by number of the term of an input.
+        inputs: class by number of the term of an input, or of a condition.
         numbers: the number that a class is.
         axes: of each class.
         is_complete: whether no limit ended the saturation.
@@ -90,10 +90,11 @@ def _as_graph(computation: Named, order: list[str]) -> PrimitiveGraph:
     builder, values = GraphBuilder(), list[int]()
     for number, term in enumerate(computation.terms):
         arguments = [values[a] for a in term.arguments]
-        if term.op == "input":
+        if term.op in ("input", "inside"):
             # Sizes are symbols here: each axis has the size 2 + its number.
             shape = tuple(2 + i if axis in term.axes else 1 for i, axis in enumerate(order))
-            values.append(builder.input(f"t{number}", ValueType(shape, DType.F32)))
+            dtype = DType.F32 if term.op == "input" else DType.BOOL
+            values.append(builder.input(f"t{number}", ValueType(shape, dtype)))
         elif term.op == "number":
             values.append(builder.constant(np.full((1,) * len(order), term.value, np.float32)))
         elif term.axis:

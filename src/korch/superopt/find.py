@@ -13,7 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Protocol
 
@@ -23,12 +23,13 @@ from korch.errors import InvalidGraphError
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.primitive.graph import PrimitiveGraph
 from korch.records import plain, read_record
-from korch.superopt.axes import Named, NotNamedError, named, resized
-from korch.superopt.emit import NotEmittedError, Sizes, emit, vectors_of_panels
+from korch.superopt.axes import Named, NotNamedError, axis_of, named, resized
+from korch.superopt.emit import NotEmittedError, emit, vectors_of_panels
 from korch.superopt.expressions import Expressions, expressions
+from korch.superopt.frame import Sizes
 from korch.superopt.generate import BlockGraph, BlockStep, Kind, Rules, Search, block_graphs
 from korch.superopt.groups import superopt_groups
-from korch.superopt.sizes import Cut, Machine, columns_of, cuts, small_cut
+from korch.superopt.sizes import Cut, Machine, columns_of, cuts, small_cut, small_sizes
 from korch.superopt.verify import verify
 from korch.tile.check import check_program
 from korch.tile.parse import parse_program
@@ -288,12 +289,14 @@ class _Selection:
 
     def _refusal(self, graph: BlockGraph) -> str:
         """Return why the verifier refuses a block graph, "" if it does not."""
-        sizes, small = small_cut(self.computation, self.ways, graph)
-        body = resized(self.group.body, sizes)
-        shapes = [body.types[value].shape for _, value in body.inputs]
         try:
-            program = emit(replace(self.computation, sizes=sizes), self.ways, graph, small, shapes)
-        except NotEmittedError as error:
+            body = resized(self.group.body, small_sizes(self.computation, self.ways, graph))
+            computation = named(body)
+            if not computation.is_like(self.computation):
+                return "with small sizes it is another computation"
+            shapes = [body.types[value].shape for _, value in body.inputs]
+            program = emit(computation, self.ways, graph, small_cut(computation, self.ways, graph), shapes)
+        except (NotEmittedError, NotNamedError) as error:
             return str(error)
         return verify(program, body, rounds=self.limits.superopt_rounds).reason
 
@@ -320,8 +323,8 @@ class _Selection:
             if term.position not in self.group.constant_inputs or len(readers) != 1 or len(term.places) != 2:
                 continue
             (step,) = readers
-            columns = term.places[1]
-            is_second = step.kind is Kind.CONTRACT and term.places[0] == step.axis and columns != ""
+            columns = axis_of(term.places[1])
+            is_second = step.kind is Kind.CONTRACT and axis_of(term.places[0]) == step.axis and columns != ""
             if not is_second or columns != columns_of(self.computation, self.ways, step):
                 continue
             rows = math.prod(sizes[axis] for axis in self.ways.axes[step.result.expression] if axis != columns)

@@ -2,8 +2,8 @@
 
 A group is grown backwards from a value that no elementwise primitive reads: over primitives that
 nothing else reads, and, in a second group, over reductions and elementwise steps that others read too,
-which are then computed again. It has a product and a reduction, or two products; what has less is what
-other providers make.
+which are then computed again. A convolution over windows of a channel begins a group. A group has two products, a
+product and a reduction, or two reductions; what has less is what other providers make.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from korch.candidate.candidate import Group, make_group
 from korch.limits import SearchLimits
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
-from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
+from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, TransposeAttributes
+from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType
 
 INSIDE = (Category.ELEMENTWISE, Category.BROADCAST, Category.REDUCE)
@@ -35,7 +36,8 @@ def superopt_groups(graph: PrimitiveGraph, limits: SearchLimits) -> Iterator[Gro
 
 def _is_end(graph: PrimitiveGraph, primitive: Primitive) -> bool:
     """Return whether a value is an output, or read by more than elementwise steps."""
-    if primitive.row.category not in (*INSIDE, Category.LINEAR) or primitive.op == "broadcast":
+    is_inside = primitive.row.category in (*INSIDE, Category.LINEAR) or primitive.op == "pad"
+    if not is_inside or primitive.op == "broadcast":
         return False
     value = primitive.output
     readers = graph.reading(value)
@@ -53,15 +55,30 @@ def _fits(graph: PrimitiveGraph, primitive: Primitive) -> bool:
         case ReshapeAttributes():
             shapes = [[n for n in type_.shape if n != 1] for type_ in types]
             return shapes[0] == shapes[1]
-        case TransposeAttributes():
+        case TransposeAttributes() | PadAttributes():
             return True
+        case ConvAttributes():
+            return _is_window(graph, primitive) or _is_pointwise(graph, primitive)
     return primitive.op in ("matmul", "reduce_sum", "reduce_max") or primitive.row.category in INSIDE[:2]
+
+
+def _is_window(graph: PrimitiveGraph, primitive: Primitive) -> bool:
+    """Return whether a primitive is a convolution with one channel in each group, in and out."""
+    attributes = primitive.attributes
+    is_grouped = isinstance(attributes, ConvAttributes) and attributes.groups > 1
+    return is_grouped and graph.types[primitive.inputs[1]].shape[:2] == (graph.types[primitive.output].shape[1], 1)
+
+
+def _is_pointwise(graph: PrimitiveGraph, primitive: Primitive) -> bool:
+    """Return whether a convolution is a product for each element, without pads."""
+    attributes, kernel = primitive.attributes_as(ConvAttributes), graph.types[primitive.inputs[1]].shape[2:]
+    return attributes.groups == 1 and set(kernel) == {1} and not any((*attributes.pads_begin, *attributes.pads_end))
 
 
 def _cone(graph: PrimitiveGraph, end: int, copies: bool, limits: SearchLimits) -> tuple[int, ...] | None:
     """Return the primitives of a group that ends in one; None if it would be too large, or has too little."""
     chosen: dict[int, int] = {graph.primitives[end].output: end}
-    waiting = [*graph.primitives[end].inputs]
+    waiting = [] if _is_window(graph, graph.primitives[end]) else [*graph.primitives[end].inputs]
     while waiting:
         value = waiting.pop(0)
         if value in chosen or value in graph.constants or not graph.producers[value]:
@@ -71,13 +88,13 @@ def _cone(graph: PrimitiveGraph, end: int, copies: bool, limits: SearchLimits) -
         if not _fits(graph, primitive) or not (_is_private(graph, value, chosen) or _is_copied(primitive, copies)):
             continue
         chosen[value] = p
-        waiting += primitive.inputs
+        waiting += () if _is_window(graph, primitive) else primitive.inputs
     found = tuple(sorted(chosen.values()))
     rows = [graph.primitives[p] for p in found]
     products = sum(row.row.category is Category.LINEAR for row in rows)
-    has_reduction = any(row.row.category is Category.REDUCE for row in rows)
+    reductions = sum(row.row.category is Category.REDUCE for row in rows)
     is_small = products <= limits.superopt_products and len(found) <= limits.superopt_primitives
-    is_rich = products >= 2 or (products == 1 and has_reduction)
+    is_rich = products >= 2 or reductions >= (1 if products else 2)
     is_convex = not _reads_itself(graph, found, chosen)
     return found if is_small and is_rich and is_convex else None
 

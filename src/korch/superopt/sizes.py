@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from korch.alignment import round_up
-from korch.superopt.axes import TWIN, Named
-from korch.superopt.emit import VECTORS, Sizes, rows_together, vectors_of_panels
+from korch.superopt.axes import TWIN, Named, axis_of
+from korch.superopt.emit import VECTORS, rows_together, vectors_of_panels
 from korch.superopt.expressions import Expressions
+from korch.superopt.frame import Sizes
 from korch.superopt.generate import TRANSCENDENTAL, BlockGraph, BlockStep, Kind
+from korch.tile.index import ZERO
 
 ROW_BLOCKS = (1, 6, 12, 24, 48, 96)
 COLUMN_BLOCKS = (16, 48, 64, 128, 192, 256, 512, 528)
@@ -103,7 +105,8 @@ def roles_of(computation: Named, ways: Expressions, graph: BlockGraph) -> Roles:
             columns |= set(free[-1:])
             rows = free[:-1]
             second = y if free and free[-1] in y else x
-            single |= set(rows[:-1]) | {axis for axis in rows if axis in second}
+            own = [axis for axis in rows if axis not in second]
+            single |= {axis for axis in rows if axis in second} | set(own[:-1])
     return Roles(frozenset(single), frozenset(whole), frozenset(columns))
 
 
@@ -123,16 +126,20 @@ def cuts(computation: Named, ways: Expressions, graph: BlockGraph, machine: Mach
     return sorted(found, key=lambda cut: cut.estimate_ns)
 
 
-def small_cut(computation: Named, ways: Expressions, graph: BlockGraph) -> tuple[dict[str, int], Sizes]:
-    """Return small sizes of all axes, and a cut of them whose last blocks are shorter: for the verifier."""
+def small_sizes(computation: Named, ways: Expressions, graph: BlockGraph) -> dict[str, int]:
+    """Return small sizes of all axes, for the verifier."""
     roles = roles_of(computation, ways, graph)
     names = {axis.removesuffix(TWIN): axis in roles.single for axis in computation.sizes}
     lengths = {name: 2 if is_single else 4 + i % 4 for i, (name, is_single) in enumerate(names.items())}
-    sizes = {axis: min(n, lengths[axis.removesuffix(TWIN)]) for axis, n in computation.sizes.items()}
+    return {axis: min(n, lengths[axis.removesuffix(TWIN)]) for axis, n in computation.sizes.items()}
+
+
+def small_cut(computation: Named, ways: Expressions, graph: BlockGraph) -> Sizes:
+    """Return a cut of small sizes whose last blocks are shorter."""
+    roles = roles_of(computation, ways, graph)
     cut = [axis for axis in computation.result if axis and axis not in roles.whole]
     cut += [graph.loop] if graph.loop else []
-    blocks = {axis: 1 if axis in roles.single else min(3, sizes[axis]) for axis in cut}
-    return sizes, Sizes(blocks, 2)
+    return Sizes({axis: 1 if axis in roles.single else min(3, computation.sizes[axis]) for axis in cut}, 2)
 
 
 def _blocks(axis: str, computation: Named, roles: Roles, loop: str) -> list[int]:
@@ -164,7 +171,7 @@ def _estimate_ns(
         runs = tasks * (turns if graph.loop in axes else 1)
         own_ns = _step_ns(step, computation, ways, axes, sizes, machine)
         ns += runs * (own_ns + _far_ns(step, computation, ways, sizes))
-    read = sum(bytes_ for bytes_ in _read_bytes(ways, sizes, tasks, turns, graph.loop))
+    read = sum(_read_bytes(computation, ways, sizes, tasks, turns, graph.loop))
     waves = round_up(tasks, machine.threads) / tasks
     shorter, longer = sorted((ns, read / BYTES_PER_NS))
     return (longer + MEANWHILE * shorter) * waves / machine.threads
@@ -183,7 +190,7 @@ def _step_ns(
     *_, rows, columns = (1, 1, *sorted(sizes[axis] for axis in kept))
     is_whole = last == "" or columns == computation.sizes[last]
     vectors = vectors_of_panels(rows, columns, machine.lanes, is_whole) or VECTORS
-    strip, together = vectors * machine.lanes, rows_together(rows)
+    strip, together = vectors * machine.lanes, rows_together(rows, machine.lanes)
     blocks = -(-rows // together)
     full = rows / (blocks * together) * columns / round_up(columns, strip)
     full *= min(1.0, together * vectors / SUMS)
@@ -200,13 +207,17 @@ def _far_ns(step: BlockStep, computation: Named, ways: Expressions, sizes: Mappi
     places = {ways.inputs[t]: computation.terms[t].places for t in ways.inputs}
     for operand in step.operands:
         axes = ways.axes[operand.expression]
-        if columns and columns in axes and places.get(operand.expression, ("",))[-1] != columns:
+        if columns and columns in axes and axis_of(places.get(operand.expression, (ZERO,))[-1]) != columns:
             size_bytes = 4 * math.prod(sizes[axis] for axis in axes)
             return 2 * size_bytes / FAR_BYTES_PER_NS if size_bytes > NEAR_BYTES else 0.0
     return 0.0
 
 
-def _read_bytes(ways: Expressions, sizes: Mapping[str, int], tasks: int, turns: int, loop: str) -> Iterator[int]:
-    for expression in ways.inputs.values():
+def _read_bytes(
+    computation: Named, ways: Expressions, sizes: Mapping[str, int], tasks: int, turns: int, loop: str
+) -> Iterator[int]:
+    for number, expression in ways.inputs.items():
         axes = ways.axes[expression]
+        if computation.terms[number].op != "input":
+            continue
         yield 4 * tasks * (turns if loop in axes else 1) * math.prod(sizes[axis] for axis in axes)

@@ -186,29 +186,13 @@ class Emitter:
                 conditions.extend(self.inside(inner, 0, size))
                 moved.append(inner)
             else:
-                moved.append(self._folded(inner, index[axis], size, before, after, attributes.mode))
+                moved.append(folded(index[axis], size, (before, after), attributes.mode, self.ranges))
         if not conditions:
             return self.value(primitive.inputs[0], tuple(moved), guards)
         found = self.value(primitive.inputs[0], tuple(moved), (*guards, *conditions))
         kind = float if source.dtype.is_float else int
         fill = self.literal(source.dtype, kind(attributes.value))
         return self.select(source.dtype, tuple(conditions), found, fill)
-
-    def _folded(self, inner: Expr, outer: Expr, size: int, before: int, after: int, mode: str) -> Expr:
-        """Return where a non-constant pad reads along one axis."""
-        if not before and not after:
-            return inner
-        reach = size - 1 if mode == "reflect" else size
-        if max(before, after) > reach and mode != "edge":
-            table = [pad_source(i, size, before, mode) for i in range(before + size + after)]
-            return entry(table, outer, self.ranges)
-        if mode == "edge":
-            low, high = ZERO, constant(size - 1)
-        elif mode == "wrap":
-            low, high = add(inner, constant(size)), add(inner, constant(-size))
-        else:
-            low, high = scale(inner, -1), add(constant(2 * (size - 1)), scale(inner, -1))
-        return choice(inner, ((0, low), (size, inner)), high, self.ranges)
 
     def _concat(self, primitive: Primitive, index: Index, guards: Guards) -> str:
         attributes = primitive.attributes
@@ -239,3 +223,30 @@ class Emitter:
             self.ops.append(make(name))
             self._memo[key] = name
         return self._memo[key]
+
+
+def folded(outer: Expr, size: int, pads: tuple[int, int], mode: str, ranges: Ranges) -> Expr:
+    """Return where a non-constant pad reads along one axis.
+
+    Args:
+        outer: the place in the result.
+        size: elements of the axis before.
+        pads: elements added before and after it.
+        mode: reflect, edge or wrap.
+        ranges: of the variables.
+    """
+    before, after = pads
+    inner = add(outer, constant(-before))
+    if not before and not after:
+        return inner
+    reach = size - 1 if mode == "reflect" else size
+    if max(before, after) > reach and mode != "edge":
+        table = [pad_source(i, size, before, mode) for i in range(before + size + after)]
+        return entry(table, outer, ranges)
+    if mode == "edge":
+        low, high = ZERO, constant(size - 1)
+    elif mode == "wrap":
+        low, high = add(inner, constant(size)), add(inner, constant(-size))
+    else:
+        low, high = scale(inner, -1), add(constant(2 * (size - 1)), scale(inner, -1))
+    return choice(inner, ((0, low), (size, inner)), high, ranges)
