@@ -146,8 +146,8 @@ class Options:
     error: float = field(
         default=0.0,
         metadata={
-            "help": "on CPUs, the largest error of a plan that may compute products of a float32 model with bytes, or "
-            "read weights as bytes or bfloat16, relative to the largest element of each output"
+            "help": "on CPUs, the largest error of a plan that may compute products of a float32 model in fewer bits, "
+            "or read weights as bytes or bfloat16, relative to the largest element of each output"
         },
     )
     calibrate: Path | None = field(

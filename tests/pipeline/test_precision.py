@@ -30,7 +30,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, ValueType
 from korch.primitive.verbs import Verbs
 from korch.report.explain import explain
-from korch.target import has_matrix_units
+from korch.target import OF_COMPONENTS, detect_target
 
 LIMITS = SearchLimits(form_bytes=0, form_slack=1e9)
 RNG = np.random.default_rng(5)
@@ -53,7 +53,7 @@ def conv(groups: int = 1) -> ConvAttributes:
     return ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), groups)
 
 
-FORMS = ["product-of-bfloat16", "product-of-bytes"]
+FORMS = ["product-of-bfloat16", "product-of-bytes", "product-of-float16"]
 
 GRAPHS = {
     "product": (product((2, 9, 20), (1, 20, 7)), "normal", FORMS),
@@ -83,9 +83,9 @@ def feeds(graph: PrimitiveGraph, kind: str, count: int) -> list[dict[str, Any]]:
 
 
 def forms_of(
-    graph: PrimitiveGraph, samples: list[dict[str, Any]], budget: float = 0.5, has_halves: bool = False
+    graph: PrimitiveGraph, samples: list[dict[str, Any]], budget: float = 0.5, halves: tuple[DType, ...] = ()
 ) -> tuple[Form, ...]:
-    kernels = Kernels(lambda group: True, lambda group: has_halves)
+    kernels = Kernels(lambda group: True, lambda group: any(t.dtype in halves for t in group.body.types))
     return find_forms(graph, samples, budget, kernels, Deadline(), LIMITS)
 
 
@@ -98,11 +98,12 @@ def same_numbers() -> None:
 def test_a_form_computes_its_product_with_the_error_that_it_has(name: str) -> None:
     graph, kind, kinds = GRAPHS[name]
     samples = feeds(graph, kind, 3)
-    forms = forms_of(graph, samples, has_halves=True)
+    forms = [*forms_of(graph, samples, halves=(DType.BF16,)), *forms_of(graph, samples, halves=(DType.F16,))]
+    forms = [*{form.name: form for form in forms}.values()]
     assert sorted(form.name for form in forms) == [f"{kind} Product_0" for kind in kinds]
     for form in forms:
         alone = with_forms(graph, (form,), only=True)
-        assert {type_.dtype for type_ in alone.types} & {DType.I8, DType.U8, DType.BF16}
+        assert {type_.dtype for type_ in alone.types} & {DType.I8, DType.U8, DType.BF16, DType.F16}
         error = error_of(alone, samples[-1:], [reference.run(graph, samples[-1])])
         assert 1e-5 < error < 0.03 and error == pytest.approx(form.error, rel=1e-2)
         both = with_forms(graph, (form,))
@@ -129,8 +130,20 @@ def test_products_without_a_kernel_or_with_ranges_that_are_not_finite_have_no_fo
 
 def test_products_of_bfloat16_are_less_precise_by_less_than_those_of_bytes() -> None:
     graph, _, _ = GRAPHS["product"]
-    half, whole = sorted(forms_of(graph, feeds(graph, "normal", 2), has_halves=True), key=lambda form: form.name)
+    half, whole = sorted(forms_of(graph, feeds(graph, "normal", 2), halves=(DType.BF16,)), key=lambda form: form.name)
     assert half.dtype is DType.BF16 and 1e-4 < half.error < whole.error
+
+
+def test_products_of_float16_are_forms_where_those_of_bfloat16_exceed_the_budget() -> None:
+    graph, _, _ = GRAPHS["product"]
+    samples, both = feeds(graph, "normal", 2), (DType.BF16, DType.F16)
+    rough, fine = (forms_of(graph, samples, halves=(half,))[0] for half in both)
+    assert (rough.dtype, fine.dtype) == both and fine.error < rough.error / 4
+    for budget, wanted in ((2 * rough.error, rough), (2 * fine.error, fine)):
+        found = [form for form in forms_of(graph, samples, budget, both) if form.dtype in both]
+        assert [(form.name, form.error) for form in found] == [(wanted.name, wanted.error)]
+    samples[0]["x"][0, 0, 0] = 1e4  # others may be beyond the largest float16
+    assert DType.F16 not in {form.dtype for form in forms_of(graph, samples, halves=both)}
 
 
 def test_products_of_bfloat16_are_forms_where_matrix_units_multiply_them() -> None:
@@ -140,8 +153,9 @@ def test_products_of_bfloat16_are_forms_where_matrix_units_multiply_them() -> No
     forms = find_forms(graph, feeds(graph, "normal", 1), 0.5, kernels, Deadline(), LIMITS)
     assert not forms  # a tile is not filled
     large = product((1, 64, 64), (1, 64, 64))
+    has_units = detect_target(1, "").isa in OF_COMPONENTS
     forms = find_forms(large, feeds(large, "normal", 1), 0.5, kernels, Deadline(), LIMITS)
-    assert [form.name for form in forms] == ["product-of-bfloat16 Product_0"] * has_matrix_units()
+    assert [form.name for form in forms] == ["product-of-bfloat16 Product_0"] * has_units
 
 
 def test_a_form_whose_error_exceeds_the_budget_is_left_out() -> None:

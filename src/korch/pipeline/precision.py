@@ -1,11 +1,11 @@
 """A float32 model and a budget of errors -> forms of its products in less precise types, each with its error.
 
 A product by constant weights may be computed with bytes: its data is rounded to 8 bits on a grid for each input
-channel, calibrated on inputs, and its weights on one for each output channel. With few rows it may read weights that
-are stored in bytes or bfloat16. Each form is an alternative of the product. Its error is that of the model's outputs
-where it alone is used. Errors of several forms are independent, so their squares add up: the row of the program is
-Σ (error / budget)² ≤ 1. The results of the plan are then compared with exact ones, and the row is changed if that sum
-was wrong (`corrected`).
+channel, calibrated on inputs, and its weights on one for each output channel. Or both are rounded to bfloat16, or to
+float16, which has an eighth of the error. With few rows it may read weights that are stored in bytes or bfloat16. Each
+form is an alternative of the product. Its error is that of the model's outputs where it alone is used. Errors of
+several forms are independent, so their squares add up: the row of the program is Σ (error / budget)² ≤ 1. The results
+of the plan are then compared with exact ones, and the row is changed if that sum was wrong (`corrected`).
 
 The scale of channel c is a power mean of the spans of c and of the widest channel: all of the channels' spans in the
 data would move their differences into the weights, none of them would lose small channels (Xiao et al., SmoothQuant,
@@ -59,6 +59,12 @@ HEADROOM = 1.3
 EVENNESS = 0.5
 """The power of a channel's own span in its scale; the rest is that of the widest channel."""
 
+HALVES = {DType.BF16: 0.5, DType.F16: 0.3}
+"""The types of 16 bits in which products are multiplied, the fastest first, and the part of the time that is saved."""
+
+MOST_IN_F16 = 4096.0
+"""The largest element on a few inputs of what is rounded to float16: others may have elements 16 times as large."""
+
 BYTE_FLOP = 8
 """What a byte of weights costs in a product of few rows, in floating-point operations."""
 
@@ -70,7 +76,7 @@ class Form:
     Attributes:
         key: of the product.
         name: the rule that its primitives come from, and the product's node.
-        weights: as stored: bytes or bfloat16.
+        weights: as stored: bytes, bfloat16 or float16.
         attributes: of the product.
         factor: what sums are multiplied by, in the shape of the result with a size for output channels only.
         scale: the step of the data's grid by channel; None if the data stays as it is.
@@ -151,7 +157,8 @@ class Kernels:
 
     Attributes:
         of_bytes: whether some kernel computes a group with a product of bytes.
-        of_halves: whether one computes a group whose product is of widened bfloat16 in less time than one of float32.
+        of_halves: whether one computes a group whose product is of widened bfloat16 or float16 in less time than one
+            of float32.
     """
 
     of_bytes: HasKernel
@@ -195,11 +202,15 @@ def find_forms(
         if _is_multiplied(graph, form, kernels)
     ]
     end = deadline.until(time.monotonic() + limits.form_seconds)
-    halves = [form for form in forms if form.dtype is DType.BF16 and form.scale is None]
-    together = _error(graph, order, values, halves) if halves else 0.0
-    # If all products in bfloat16 are within the budget, it does not matter how much of the error each one has.
-    known = [replace(form, error=together / math.sqrt(len(halves))) for form in halves] if together <= budget else []
-    others = [form for form in forms if form not in halves] if known else forms
+    known, others = list[Form](), forms
+    for half in HALVES:
+        own = [form for form in forms if form.dtype is half]
+        together = _error(graph, order, values, own) if own else math.inf
+        if together <= budget:  # then it does not matter how much of the error each one has, nor are slower ones needed
+            known = [replace(form, error=together / math.sqrt(len(own))) for form in own]
+            slower = [*HALVES][[*HALVES].index(half) :]
+            others = [form for form in forms if form.dtype not in slower]
+            break
     for form in sorted(others, key=lambda form: -form.saving):
         if end.is_over:
             break
@@ -299,13 +310,24 @@ def _forms_of(graph: PrimitiveGraph, key: Key, found: _Channels, least_bytes: in
             Form(key, f"weights-in-bytes {found.name}", stored, factor, saving=0.75 * saved),
             Form(key, f"weights-in-bfloat16 {found.name}", half, saving=0.5 * saved),
         ]
-    flop, name = graph.work_flop(primitive), f"product-of-bfloat16 {found.name}"
-    of_halves = Form(key, name, weights.astype(DType.BF16.numpy), dtype=DType.BF16, saving=0.5 * flop)
+    flop = graph.work_flop(primitive)
+    most = max(float(np.abs(a).max()) for a in (weights, found.low, found.high))
+    halves = [
+        Form(
+            key,
+            f"product-of-{half.numpy.name} {found.name}",
+            weights.astype(half.numpy),
+            dtype=half,
+            saving=saved * flop,
+        )
+        for half, saved in HALVES.items()
+        if half is not DType.F16 or most <= MOST_IN_F16
+    ]
     if largest_terms(primitive.op, weights.shape) > MOST_TERMS:
-        return [of_halves]
+        return halves
     scale, zero, dtype = _grid(found, may_shift=primitive.op == "matmul")
     stored, factor = _rounded(weights * _by_input(scale, weights, primitive), primitive.op)
-    return [of_halves, Form(key, f"product-of-bytes {found.name}", stored, factor, scale, zero, dtype, 0.3 * flop)]
+    return [*halves, Form(key, f"product-of-bytes {found.name}", stored, factor, scale, zero, dtype, 0.3 * flop)]
 
 
 def _grid(found: _Channels, may_shift: bool) -> tuple[Array, Array | None, DType]:
@@ -347,7 +369,7 @@ def _is_multiplied(graph: PrimitiveGraph, form: Form, kernels: Kernels) -> bool:
     """Return whether some kernel computes the product in this form."""
     if form.dtype is DType.F32:
         return True
-    is_half = form.dtype is DType.BF16
+    is_half = form.dtype in HALVES
     primitive = next(p for p in graph.primitives if key_of(graph, p) == form.key)
     builder = GraphBuilder()
     x = builder.input("x", replace(graph.types[primitive.inputs[0]], dtype=form.dtype))
