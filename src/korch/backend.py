@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
+from korch.cuda.target import NOMINAL
+from korch.extras import install_command
 from korch.measure.compiler import Builder
 from korch.measure.meter import AnyMeter
 from korch.measure.toolchain import find_compiler
@@ -17,6 +19,9 @@ from korch.runtime.program import Step
 from korch.runtime.record import ModelRecord
 from korch.target import detect_target
 from korch.validation.plan import Make
+
+NO_OPAQUE = f"no provider of such operators is installed; {install_command('onnxruntime')}"
+"""Why an operator without a fission rule is left to the host, if no provider runs any."""
 
 if TYPE_CHECKING:
     from korch.runtime.cuda.executable import CudaExecutable
@@ -69,6 +74,23 @@ def has_kernels(options: Options, with_few_pairs: bool = False) -> Callable[[Gro
         return known[group.key]
 
     return has_kernel
+
+
+def opaque_refusals(options: Options) -> Callable[[Group], str]:
+    """Return what says why no provider of a target runs an operator without a fission rule; "" if one does."""
+    if options.is_cuda:
+        target: Any = NOMINAL[90]
+        providers = load_providers(CUDA_ENTRY_POINT_GROUP)
+    else:
+        target, providers = detect_target(options.threads, find_compiler().identity), load_providers()
+    asked = [provider for provider in providers if getattr(provider, "runs_opaque", False)]
+
+    def refusal_of(group: Group) -> str:
+        found = [provider.offer(group, target) for provider in asked]
+        reasons = [offers.reason for offers in found if isinstance(offers, Refusal)]
+        return "; ".join(reasons) or NO_OPAQUE if len(reasons) == len(found) else ""
+
+    return refusal_of
 
 
 def maker(

@@ -11,9 +11,14 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+ONNXRUNTIME = "onnxruntime"
+"""The library that its Python package keeps to itself."""
+
 
 def find_library(name: str) -> Path | None:
     """Return the shared library `lib<name>.so*` of the Python environment, or None."""
+    if name == ONNXRUNTIME:
+        return find_onnxruntime()
     for folder in library_folders():
         found = sorted(folder.glob(f"lib{name}.so*"))
         if found:
@@ -40,7 +45,7 @@ def library_folders() -> tuple[Path, ...]:
 
 @cache
 def find_onnxruntime() -> Path | None:
-    """Return ONNX Runtime's shared library, which its Python package keeps to itself, or None."""
+    """Return ONNX Runtime's shared library, or None."""
     found = importlib.util.find_spec("onnxruntime")
     for folder in (found.submodule_search_locations or ()) if found is not None else ():
         for path in sorted(Path(folder, "capi").glob("libonnxruntime.so*")):

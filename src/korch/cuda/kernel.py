@@ -119,6 +119,10 @@ class CudaKernel:
         return ""
 
     @property
+    def program(self) -> None:
+        """None: the tile program is not kept."""
+
+    @property
     def workspace_bytes(self) -> int:
         """Scratch memory."""
         return sum(aligned(size * dtype.size_bytes) for dtype, size in self.scratch)

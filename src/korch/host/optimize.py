@@ -8,22 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from korch.candidate.candidate import Refusal, make_group
-from korch.cuda.target import NOMINAL
+from korch.backend import opaque_refusals
+from korch.candidate.candidate import make_group
 from korch.deadline import Deadline
 from korch.errors import KorchError, UnprovidedError, UnsupportedError
 from korch.fission import fission, fission_with_report
 from korch.frontend.onnx import load_segments
 from korch.frontend.operator import OperatorGraph
 from korch.frontend.segments import HostSegment, SegmentedModel
-from korch.host.engine import Engine, open_session
+from korch.host.engine import Engine
 from korch.host.executable import HostedExecutable, HostPart, NativePart, Part
 from korch.measure.cuda.device import require_torch
 from korch.options import Options
 from korch.pipeline import Progress, optimize_model
-from korch.primitive.graph import PrimitiveGraph
-from korch.primitive.ops.opaque import OpaqueAttributes, opaque_model
-from korch.provider.torch_opaque import TorchOpaqueProvider
+from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.runtime.build import model_record
 from korch.runtime.record import ModelRecord
 from korch.runtime.report import HostedReport, HostNode, Report
@@ -126,7 +124,7 @@ def _build(
 
 def _refused(segmented: SegmentedModel, options: Options) -> dict[str, str]:
     """Return the operators that fission keeps whole and the target does not run, with the reasons."""
-    refuse = _refused_by_pytorch if options.is_cuda else _refused_by_runtime
+    refusal_of = opaque_refusals(options)
     refused: dict[str, str] = {}
     for segment in segmented.segments:
         if isinstance(segment, HostSegment):
@@ -134,25 +132,10 @@ def _refused(segmented: SegmentedModel, options: Options) -> dict[str, str]:
         graph = fission(segment)
         for number, (primitive, origin) in enumerate(zip(graph.primitives, graph.origins, strict=True)):
             if isinstance(primitive.attributes, OpaqueAttributes):
-                refusal = refuse(graph, number)
+                refusal = refusal_of(make_group(graph, [number], [primitive.output]))
                 if refusal:
                     refused |= dict.fromkeys(_named(segment, origin), refusal)
     return refused
-
-
-def _refused_by_runtime(graph: PrimitiveGraph, number: int) -> str:
-    """Return why ONNX Runtime does not run an opaque primitive; "" if it does."""
-    attributes = graph.primitives[number].attributes
-    if not isinstance(attributes, OpaqueAttributes) or attributes.output != 0:
-        return ""
-    return open_session(opaque_model(attributes), 1)[1]
-
-
-def _refused_by_pytorch(graph: PrimitiveGraph, number: int) -> str:
-    """Return why no call of PyTorch runs an opaque primitive on a device; "" if one does."""
-    group = make_group(graph, [number], [graph.primitives[number].output])
-    found = TorchOpaqueProvider().offer(group, NOMINAL[90])
-    return found.reason if isinstance(found, Refusal) else ""
 
 
 def _named(segment: OperatorGraph, origin: str) -> list[str]:

@@ -16,7 +16,7 @@ from functools import partial
 from korch.assembly.segments import Outcome, Segmented, search_segments
 from korch.assembly.task import prepare_all
 from korch.backend import has_kernels, open_meter
-from korch.candidate.candidate import make_group
+from korch.candidate.candidate import Refusal, make_group
 from korch.concurrent.side_by_side import side_by_side
 from korch.deadline import Deadline, stopped_by_interrupt
 from korch.equivalence.rule import AnyRule
@@ -50,13 +50,11 @@ from korch.primitive.lowering import lower_products
 from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.precision import with_half
 from korch.primitive.types import DType
-from korch.provider.generated import GeneratedProvider
 from korch.records import plain
 from korch.search.instance import check_steps
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName, Round
 from korch.tile.check import check_program
-from korch.tile.staging import DEVICE, Machine
 from korch.validation.standard import standard_of
 
 logger = logging.getLogger("korch.pipeline")
@@ -286,19 +284,9 @@ def check_plans(run: Run) -> None:
 
 
 def lower_plan(run: Run) -> None:
-    """Set the tile programs of the best plan's generated kernels."""
-    machine = DEVICE
-    if isinstance(run.meter, CpuMeter):
-        machine = Machine(run.meter.target.lanes, run.options.threads)
-    makers = (provider for provider in run.meter.providers if isinstance(provider, GeneratedProvider))
-    generator = next(makers, GeneratedProvider())
-    programs = []
-    for candidate in run.best_plan:
-        program = None
-        if candidate.provider == GeneratedProvider.name:
-            program = generator.program(candidate.group, candidate.offer, machine)
-        programs.append((candidate, program))
-    run.programs = tuple(programs)
+    """Set the tile programs of the best plan's kernels that are printed from one."""
+    kernels = [(candidate, run.meter.kernel(candidate)) for candidate in run.best_plan]
+    run.programs = tuple((c, None if isinstance(kernel, Refusal) else kernel.program) for c, kernel in kernels)
 
 
 def check_programs(run: Run) -> None:

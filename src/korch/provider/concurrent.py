@@ -237,10 +237,13 @@ def _print(
     tables = _tables(parts, slots, lanes, threads, has_state)
     text = "\n".join((head, *sources.values(), *tables))
     libraries = tuple(dict.fromkeys(name for kernel in kernels for name in kernel.libraries))
+    opens = tuple(dict.fromkeys(name for kernel in kernels for name in kernel.opens))
     threading = Threading.CALLER if _is_alone(lanes) else Threading.TEAM
     if any(kernel.threading is Threading.OWN for kernel in kernels):
         threading = Threading.OWN
-    return named_kernel(text, has_state=has_state, workspace_bytes=offset, libraries=libraries, threading=threading)
+    return named_kernel(
+        text, has_state=has_state, workspace_bytes=offset, libraries=libraries, opens=opens, threading=threading
+    )
 
 
 def _is_alone(lanes: Lanes) -> bool:

@@ -17,7 +17,7 @@ import onnx
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.extras import install_command
-from korch.libraries import announce_onnxruntime, find_onnxruntime
+from korch.libraries import ONNXRUNTIME, announce_onnxruntime, find_onnxruntime
 from korch.primitive.graph import Constant, Primitive
 from korch.primitive.ops.opaque import onnx_type, opaque_model
 from korch.primitive.types import ValueType
@@ -43,6 +43,7 @@ class OnnxRuntimeProvider:
 
     name = "onnxruntime"
     group_shapes = ()
+    runs_opaque = True
 
     def __init__(self) -> None:
         if importlib.util.find_spec("onnxruntime") is None or find_onnxruntime() is None:
@@ -70,7 +71,7 @@ class OnnxRuntimeProvider:
             return nodes
         model = _model(group, nodes[0]).SerializeToString(deterministic=True)
         text = _print_source(group, nodes, model)
-        return named_kernel(text, has_state=True)
+        return named_kernel(text, has_state=True, opens=(ONNXRUNTIME,))
 
 
 def _nodes(group: Group) -> list[Primitive] | Refusal:

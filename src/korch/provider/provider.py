@@ -78,6 +78,7 @@ class Kernel:
         has_state: whether `create` and `destroy` exist.
         workspace_bytes: scratch memory that `run` needs.
         libraries: shared libraries that it calls, as the compiler's -l names them.
+        opens: names of shared libraries that it opens itself when its state is created.
         threading: which threads it runs on. With a state or a library it counts as `OWN`.
         program: what its tasks touch, if that is known.
         size_input: the input of the model, an integer of 64 bits, that is a last buffer behind the workspace; "" for
@@ -92,6 +93,7 @@ class Kernel:
     threading: Threading = Threading.OWN
     program: TileProgram | None = field(default=None, compare=False, repr=False)
     size_input: str = ""
+    opens: tuple[str, ...] = ()
 
 
 def named_kernel(
@@ -100,13 +102,13 @@ def named_kernel(
     has_state: bool = False,
     workspace_bytes: int = 0,
     libraries: tuple[str, ...] = (),
+    opens: tuple[str, ...] = (),
     threading: Threading = Threading.OWN,
-    program: TileProgram | None = None,
 ) -> Kernel:
     """Return the kernel of a source in which NAME stands for the symbol, made from the content."""
     symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
     source = text.replace("NAME", symbol)
-    return Kernel(symbol, source, has_state, workspace_bytes, libraries, threading, program)
+    return Kernel(symbol, source, has_state, workspace_bytes, libraries, threading, opens=opens)
 
 
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -124,6 +126,8 @@ class Provider(Protocol[T_contra, K_co]):
 
     # A provider may also list the kinds of groups that it asks for, as `group_shapes`: see
     # `korch.candidate.shape`. One without the list is offered the `COMMON` ones.
+    # One with `runs_opaque = True` runs operators that have no fission rule: the host is given those that it refuses,
+    # with its reason.
 
     def offer(self, group: Group, target: T_contra) -> Sequence[Offer] | Refusal:
         """Return how it would run a group, or why it does not.

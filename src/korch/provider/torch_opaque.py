@@ -29,6 +29,7 @@ class TorchOpaqueProvider:
     name = "torch-opaque"
     version = content_version("provider/torch_calls")
     group_shapes = ()
+    runs_opaque = True
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
         """Offer an operator that is in the table, in plain layouts."""

@@ -81,12 +81,15 @@ def build(
     library = builder.library(list(sources.values()), sorted(libraries)).read_bytes()
     if any("iomp5" in flag for flag in builder.compiler.openmp):
         libraries.add("iomp5")
+    opens = sorted({name for kernel in program.kernels for name in kernel.opens})
     weights = pack_constants(graph, program)
     plan = plan_record(graph, steps, program, weights, origin)
     return Artifact(
         library=library,
         weights=weights,
-        plan=replace(plan, threads=target.threads, libraries=tuple(sorted(libraries)), target=plain(target)),
+        plan=replace(
+            plan, threads=target.threads, libraries=tuple(sorted(libraries)), opens=tuple(opens), target=plain(target)
+        ),
         requirements=Requirements.here(REQUIRED_FLAGS[target.isa]),
         sources=sources | _headers(sources),
     )

@@ -115,6 +115,7 @@ class PlanRecord:
         threads: OpenMP threads of a run.
         steps: the kernels in the order in which they run.
         libraries: shared libraries that the kernels call, as the compiler's -l names them.
+        opens: names of shared libraries that the kernels open themselves.
         arena_bytes: memory for what kernels hand to each other.
         arena_bound_bytes: no arena can be smaller.
         weights_bytes: the packed constants.
@@ -136,6 +137,7 @@ class PlanRecord:
     certificate: dict[str, Any]
     options: dict[str, Any]
     target: dict[str, Any]
+    opens: tuple[str, ...] = ()
 
     @property
     def kernel_count(self) -> int:

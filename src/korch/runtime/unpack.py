@@ -31,7 +31,7 @@ import numpy as np
 
 from korch.alignment import align_up
 from korch.errors import ArtifactError, OptionError, UnsupportedError
-from korch.libraries import find_library, find_onnxruntime
+from korch.libraries import find_library
 from korch.records import to_json
 from korch.runtime import artifact as artifact_module
 from korch.runtime import ranged, shaped
@@ -45,8 +45,6 @@ FORMAT = "korch-folder"
 SCHEMA = 1
 HEADER = "korch.h"
 WEIGHTS = "weights.bin"
-ONNXRUNTIME = "libonnxruntime.so.1"
-"""The name under which kernels that need ONNX Runtime open it."""
 
 Chunks = Iterable[bytes | memoryview]
 
@@ -195,16 +193,17 @@ def _check_names(names: Iterable[str], path: str | os.PathLike[str]) -> None:
 
 def _companions(plans: Sequence[PlanRecord]) -> tuple[dict[str, Path], tuple[str, ...]]:
     """Return the libraries that go along, by the name to give them, and those that are not here."""
-    names = sorted({name for plan in plans for name in plan.libraries})
-    paths = {name: find_library(name) for name in names}
-    found = {path.name: path for path in paths.values() if path is not None}
-    missing = [name for name, path in paths.items() if path is None]
-    if any(step.provider == "onnxruntime" for plan in plans for step in plan.steps):
-        path = find_onnxruntime()
+    called = {name for plan in plans for name in plan.libraries}
+    opened = {name for plan in plans for name in plan.opens}
+    found: dict[str, Path] = {}
+    missing = []
+    for name in (*sorted(called), *sorted(opened)):
+        path = find_library(name)
         if path is None:
-            missing.append("onnxruntime")
+            missing.append(name)
         else:
-            found[ONNXRUNTIME] = path
+            # Kernels open a library by its name with the major version.
+            found[path.name if name in called else f"lib{name}.so.1"] = path
     return found, tuple(missing)
 
 
