@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from korch.candidate.candidate import Candidate, Offer, Refusal, make_group
+from korch.candidate.candidate import Candidate, Lane, LanePart, Offer, make_group
 from korch.concurrent.plan import ConcurrentKernel, verify_concurrent, waits_for
 from korch.concurrent.side_by_side import _Search, described, lane_ns, lane_sizes, measured_sizes, side_by_side
 from korch.deadline import Deadline
@@ -18,7 +18,7 @@ from korch.errors import InvalidGraphError
 from korch.measure.record import Failed, Measured, Record
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
-from korch.provider.concurrent import ConcurrentProvider, parse_lanes
+from korch.provider.concurrent import ConcurrentProvider
 from korch.provider.provider import Kernel
 from korch.runtime.program import Step, bind_steps
 from korch.search.ledger import Ledger
@@ -95,7 +95,7 @@ def operations(candidate: Candidate) -> list[list[str]]:
     """The operations of a set, lane by lane; each part here has one primitive."""
     maker = {p.output: p.op for p in candidate.group.body.primitives}
     names = iter(maker[value] for _, value in candidate.group.body.outputs)
-    return [[next(names) for _ in lane.split(" + ")] for lane in candidate.offer.variant.split(" | ")]
+    return [[next(names) for _ in lane.parts] for lane in candidate.offer.lanes]
 
 
 def longest_lane(alone: dict[str, int]) -> Callable[[list[list[str]]], Record]:
@@ -115,7 +115,7 @@ class Scaled(Meter):
         for candidate in candidates:
             lanes = operations(candidate)
             self.measured.append(lanes)
-            counts = [lane.threads for lane in parse_lanes(candidate.offer.variant)]  # type: ignore[union-attr]
+            counts = [lane.threads for lane in candidate.offer.lanes]
             times = [[self.alone(op, n) for op in lane] for lane, n in zip(lanes, counts, strict=True)]
             failed = [r for lane in times for r in lane if isinstance(r, Failed)]
             longest_ns = max(sum(r.time_ns for r in lane if isinstance(r, Measured)) for lane in times)
@@ -147,11 +147,9 @@ def found(text: str, meter: Meter, order: Sequence[int] = ()) -> list[str] | Non
 
 
 def lanes_of(step: Candidate) -> str:
-    lanes = parse_lanes(step.offer.variant)
-    assert not isinstance(lanes, Refusal)
     return "|".join(
         (f"{lane.threads}:" if lane.threads > 1 else "") + "+".join(names)
-        for lane, names in zip(lanes, operations(step), strict=True)
+        for lane, names in zip(step.offer.lanes, operations(step), strict=True)
     )
 
 
@@ -316,8 +314,9 @@ graph(%0 "x": f32[8]) -> (%3 "a")
 
 
 def test_what_a_plan_has_of_sets_is_described() -> None:
-    step = SimpleNamespace(provider="concurrent", offer=SimpleNamespace(variant="3: a | b + c"))
-    other = SimpleNamespace(provider="toy", offer=SimpleNamespace(variant="a | b"))
+    part = LanePart("toy", "", 1)
+    step = SimpleNamespace(offer=SimpleNamespace(lanes=(Lane((part,), 3), Lane((part, part)))))
+    other = SimpleNamespace(offer=SimpleNamespace(lanes=()))
     assert described([step, other, step]) == (2, 6)  # type: ignore[list-item]
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from korch.candidate.candidate import Candidate, Group, Refusal, make_group, make_layout_change
+from korch.candidate.candidate import Candidate, Group, Lane, LanePart, Refusal, make_group, make_layout_change
 from korch.candidate.layout import Layout
 from korch.measure.compiler import Builder
 from korch.primitive import reference
@@ -23,7 +23,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
-from korch.provider.concurrent import ConcurrentProvider, Lane, Part, lanes_text, parse_lanes
+from korch.provider.concurrent import ConcurrentProvider
 from korch.provider.provider import Kernel, Provider, load_providers
 from korch.report.explain import explain
 from korch.report.threads import watch_threads
@@ -214,17 +214,20 @@ def test_what_is_proposed_is_refused_where_it_can_not_be(target: Target) -> None
     assert refusal([plain], [other]) == "two parts read a value in different layouts"
 
 
-def test_offers_of_other_texts_are_refused(target: Target) -> None:
+def test_offers_of_other_lanes_are_refused(target: Target) -> None:
     made = CONCURRENT.propose(GRAPH, [[offered("total", "generated", target)]], target)
     assert isinstance(made, Candidate)
-    for variant, reason in (
-        ("", "'' names no kernels to run side by side"),
-        ("absent", "there is no provider absent"),
-        ("generated:odd", "generated offers no such kernel for one thread"),
-        ("2: generated:odd", "generated offers no such kernel for 2 threads"),
-        ("2: generated | generated", "there are only 2 threads"),
-    ):
-        offer = replace(made.offer, variant=variant)
+    part = LanePart("generated", "", 1)
+    odd = replace(part, variant="odd")
+    rows: list[tuple[tuple[Lane, ...], str]] = [
+        ((), "it names no kernels to run side by side"),
+        ((Lane((LanePart("absent", "", 1),)),), "there is no provider absent"),
+        ((Lane((odd,)),), "generated offers no such kernel for one thread"),
+        ((Lane((odd,), 2),), "generated offers no such kernel for 2 threads"),
+        ((Lane((part,), 2), Lane((part,))), "there are only 2 threads"),
+    ]
+    for lanes, reason in rows:
+        offer = replace(made.offer, lanes=lanes)
         assert CONCURRENT.build(made.group, offer, target) == Refusal(reason)
     assert isinstance(CONCURRENT.offer(made.group, target), Refusal)
 
@@ -289,13 +292,10 @@ def test_the_key_says_how_each_part_is_made(target: Target) -> None:
     assert len({c.key for c in made if isinstance(c, Candidate)}) == 4
 
 
-def test_the_variant_is_read_back() -> None:
-    lanes = (Lane((Part("gemm", "", 1), Part("conv", "rows", 2)), 12), Lane((Part("a-b.c", "", 3),)))
-    assert lanes_text(lanes) == "12: gemm + conv:rows*2 | a-b.c*3"
-    assert parse_lanes(lanes_text(lanes)) == lanes
-    assert parse_lanes("2: x:y") == (Lane((Part("x", "y", 1),), 2),)
-    for text in ("gemm |", "gemm + ", "a:b|c", "x*", "|", "3: ", "0: x", "-1: x", "2: 3: x"):
-        assert isinstance(parse_lanes(text), Refusal)
+def test_the_text_of_a_lane_names_threads_providers_variants_and_outputs() -> None:
+    parts = (LanePart("gemm", "", 1), LanePart("conv", "rows", 2))
+    assert str(Lane(parts, 12)) == "12: gemm + conv:rows*2"
+    assert str(Lane((LanePart("a-b.c", "", 3),))) == "a-b.c*3"
 
 
 def test_a_part_that_fails_to_be_created_says_so(target: Target, builder: Builder) -> None:

@@ -27,7 +27,7 @@ from korch.measure.toolchain import find_compiler
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
-from korch.provider.concurrent import ConcurrentProvider, parse_lanes
+from korch.provider.concurrent import ConcurrentProvider
 from korch.provider.provider import Kernel, Threading, named_kernel
 from korch.provider.teams import team_refusal
 from korch.report.explain import explain
@@ -82,8 +82,7 @@ def proposed(text: str, target: Target) -> Candidate:
         lanes.append([offered(*part.split(), target) for part in parts.split(" + ")])
     made = CONCURRENT.propose(GRAPH, lanes, target, threads)
     assert isinstance(made, Candidate), made
-    parsed = parse_lanes(made.offer.variant)
-    assert [lane.threads for lane in parsed] == threads  # type: ignore[union-attr]
+    assert [lane.threads for lane in made.offer.lanes] == threads
     return made
 
 

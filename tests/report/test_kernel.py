@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from korch.candidate.candidate import Lane, LanePart
 from korch.errors import OptionError
 from korch.measure.calibrate import Level, Rates
 from korch.report.kernel import kernel_text, limit_of, nearest_rival, operations, rival_row, slowest, why
@@ -159,7 +160,7 @@ graph(%0 "i0": f32[4,4], %1 "i1": f32[4,4]) -> (%2 "o0", %4 "o1", %3 "o2", %5 "o
 %4: f32[4,4] = tanh(%3)
 %5: f32[4,4] = neg(%0)
 """
-    beside = replace(step, provider="concurrent", variant="gemm | toy*2 + toy", primitives=body)
+    lanes = (Lane((LanePart("gemm", "", 1),)), Lane((LanePart("toy", "", 2), LanePart("toy", "", 1))))
+    beside = replace(step, provider="concurrent", lanes=lanes, primitives=body)
     assert operations(beside) == "matmul | exp tanh + neg"
-    assert operations(replace(beside, provider="gemm")) == "matmul exp tanh neg"
-    assert operations(replace(beside, variant="")) == "matmul exp tanh neg"
+    assert operations(replace(beside, lanes=())) == "matmul exp tanh neg"

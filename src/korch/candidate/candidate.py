@@ -112,13 +112,38 @@ ALL_PAIRS = 6
 
 
 @dataclass(frozen=True, slots=True)
+class LanePart:
+    """A kernel of a lane: its provider, its variant, and how many of the outputs it writes."""
+
+    provider: str
+    variant: str
+    outputs: int
+
+    def __str__(self) -> str:
+        variant = f":{self.variant}" if self.variant else ""
+        return f"{self.provider}{variant}" + (f"*{self.outputs}" if self.outputs > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """The kernels that some threads run one after another."""
+
+    parts: tuple[LanePart, ...]
+    threads: int = 1
+
+    def __str__(self) -> str:
+        threads = f"{self.threads}: " if self.threads > 1 else ""
+        return threads + " + ".join(map(str, self.parts))
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """How a provider would run a group.
 
     Attributes:
         inputs: the layout in which it reads each input.
         outputs: the layout in which it writes each output.
-        variant: tells apart offers with the same layouts.
+        variant: tells apart offers with the same layouts; only the provider knows what it means.
         work_flop: a floor of the operations that this way of running it takes; 0 if unknown.
         pairs: the products of components by which matrix units multiply two numbers, which are sums of these, a
             half for two bytes; 0 if vector units multiply.
@@ -128,6 +153,7 @@ class Offer:
         is_loop_nest: whether it runs the primitives in loops, so that their operations estimate
             its time.
         found_ns: the time that the superoptimizer estimates for a program that it has found; 0 for all other offers.
+        lanes: of kernels that run side by side, what each share of the threads runs; () for all other offers.
     """
 
     inputs: tuple[Layout, ...]
@@ -139,6 +165,7 @@ class Offer:
     is_in_place: bool = False
     is_loop_nest: bool = False
     found_ns: int = 0
+    lanes: tuple[Lane, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ from korch.measure.cpu import CpuMeter
 from korch.measure.record import Failed, Measured, Record
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.solve import Solver
-from korch.provider.concurrent import ConcurrentProvider, parse_lanes
 from korch.search.ledger import Ledger
 
 logger = logging.getLogger("korch.orchestrate")
@@ -63,9 +62,8 @@ def side_by_side(
 
 def described(steps: Sequence[Candidate]) -> tuple[int, int]:
     """Return the number of sets of concurrent kernels in a plan, and of the kernels in them."""
-    lanes = [parse_lanes(c.offer.variant) for c in steps if c.provider == ConcurrentProvider.name]
-    known = [found for found in lanes if not isinstance(found, Refusal)]
-    return len(known), sum(len(lane.parts) for found in known for lane in found)
+    sets = [c.offer.lanes for c in steps if c.offer.lanes]
+    return len(sets), sum(len(lane.parts) for lanes in sets for lane in lanes)
 
 
 def lane_sizes(threads: int) -> tuple[int, ...]:

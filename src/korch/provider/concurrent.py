@@ -10,22 +10,19 @@ kernels. So regions that parts open in a lane of several threads are none of Ope
 threads are there already, and work on them as a team (`korch_teams.h`). Parts that bring a library
 or a state may have threads of their own, and have one thread.
 
-The parts are other providers' kernels for the lane's number of threads. Which they are is in the offer's
-variant: lanes are parted by `|`, parts by `+`. A lane of several threads begins with their number
-and `:`. A part is a provider, `:` and its variant if it has one, and `*` and the number of its
-outputs if it has several. Such candidates are not offered for groups, of which any two would be one
-more; they are made of the kernels of a plan (see `korch.concurrent.side_by_side`).
+The parts are other providers' kernels for the lane's number of threads; the offer's `lanes` say which. Its
+variant is their text: lanes are parted by `|`, parts by `+`. Such candidates are not offered for groups, of
+which any two would be one more; they are made of the kernels of a plan (see `korch.concurrent.side_by_side`).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 from korch.alignment import align_up
-from korch.candidate.candidate import Candidate, Group, Offer, Refusal
+from korch.candidate.candidate import Candidate, Group, Lane, LanePart, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.candidate.unite import split, unite
 from korch.primitive.graph import PrimitiveGraph
@@ -37,54 +34,7 @@ from korch.target import Target
 MOST_BUFFERS = 64
 """Of one part; `korch_concurrent.h` has the same number."""
 
-_PART = re.compile(r"([\w.-]+)(?::([^|+*: ][^|+*:]*))?(?:\*(\d+))?")
-_LANE = re.compile(r"(?:([1-9]\d*): )?(.*)", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """The provider of a part, its variant, and how many of the outputs it writes."""
-
-    provider: str
-    variant: str
-    outputs: int
-
-    def __str__(self) -> str:
-        variant = f":{self.variant}" if self.variant else ""
-        return f"{self.provider}{variant}" + (f"*{self.outputs}" if self.outputs > 1 else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """The parts that some threads run one after another."""
-
-    parts: tuple[Part, ...]
-    threads: int = 1
-
-    def __str__(self) -> str:
-        threads = f"{self.threads}: " if self.threads > 1 else ""
-        return threads + " + ".join(map(str, self.parts))
-
-
 Lanes = tuple[Lane, ...]
-
-
-def lanes_text(lanes: Lanes) -> str:
-    """Return the variant that says which kernels run side by side."""
-    return " | ".join(map(str, lanes))
-
-
-def parse_lanes(text: str) -> Lanes | Refusal:
-    """Return the lanes that `lanes_text` gives as `text`."""
-    lanes = []
-    for lane in text.split(" | "):
-        threads, parts_text = _LANE.fullmatch(lane).groups()  # type: ignore[union-attr]
-        found = [_PART.fullmatch(part) for part in parts_text.split(" + ")]
-        parts = tuple(Part(m[1], m[2] or "", int(m[3] or 1)) for m in found if m is not None)
-        if len(parts) < len(found):
-            return Refusal(f"{text!r} names no kernels to run side by side")
-        lanes.append(Lane(parts, int(threads or 1)))
-    return tuple(lanes)
 
 
 class ConcurrentProvider:
@@ -135,27 +85,24 @@ class ConcurrentProvider:
                 if layouts.setdefault(value, layout) != layout:
                     return Refusal("two parts read a value in different layouts")
             outputs += alike.outputs
-        text = lanes_text(
-            tuple(
-                Lane(tuple(Part(c.provider, c.offer.variant, len(c.group.outputs)) for c in lane), count)
-                for count, lane in zip(threads, lanes, strict=True)
-            )
+        chosen_lanes = tuple(
+            Lane(tuple(LanePart(c.provider, c.offer.variant, len(c.group.outputs)) for c in lane), count)
+            for count, lane in zip(threads, lanes, strict=True)
         )
-        if isinstance(refusal := parse_lanes(text), Refusal):
-            return refusal
         work_flop = sum(max(c.linear_flop, c.offer.work_flop) for c in chosen)
         inputs = tuple(layouts[value] for value in group.inputs)
         pairs = min((c.offer.pairs for c in chosen if c.offer.pairs), default=0)
         vector_flop = sum(c.offer.vector_flop for c in chosen)
-        offer = Offer(inputs, tuple(outputs), text, work_flop, pairs, vector_flop)
+        text = " | ".join(map(str, chosen_lanes))
+        offer = Offer(inputs, tuple(outputs), text, work_flop, pairs, vector_flop, lanes=chosen_lanes)
         versions = dict.fromkeys(f"{c.provider} {c.version}" for c in chosen)
         return Candidate(group, self.name, offer, ", ".join((self.version, *versions)))
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Return the kernel of lanes whose parts are built for as many threads as they have."""
-        lanes = parse_lanes(offer.variant)
-        if isinstance(lanes, Refusal):
-            return lanes
+        lanes = offer.lanes
+        if not lanes:
+            return Refusal("it names no kernels to run side by side")
         if sum(lane.threads for lane in lanes) > target.threads:
             return Refusal(f"there are only {target.threads} threads")
         parts = [part for lane in lanes for part in lane.parts]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from korch.candidate.candidate import Refusal, make_group
+from korch.candidate.candidate import make_group
 from korch.candidate.layout import Layout
 from korch.candidate.unite import split
 from korch.equivalence.rule import rule_of
@@ -19,7 +19,6 @@ from korch.errors import OptionError
 from korch.measure.calibrate import Rates
 from korch.primitive.text import parse_graph
 from korch.primitive.types import ValueType
-from korch.provider.concurrent import ConcurrentProvider, parse_lanes
 from korch.report.picture import picture
 from korch.report.units import count_text, cut, size_text, time_text
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
@@ -292,17 +291,16 @@ def operations(step: StepRecord, most: int = MOST_OPERATIONS) -> str:
     Of concurrent kernels, | separates lanes, and + the kernels that a lane runs in turn. The text
     of a lane with several threads begins with their number.
     """
-    lanes = parse_lanes(step.variant) if step.provider == ConcurrentProvider.name else None
-    if lanes is None or isinstance(lanes, Refusal):
+    if not step.lanes:
         return operations_of(step.primitives, most)
     text = "".join(f"{line}\n" for line in step.primitives.splitlines() if line[:1] != "#")
     graph = parse_graph(text)
     group = make_group(graph, range(len(graph.primitives)), [v for _, v in graph.outputs])
-    parts = iter(split(group, [part.outputs for lane in lanes for part in lane.parts]))
+    parts = iter(split(group, [part.outputs for lane in step.lanes for part in lane.parts]))
     names = [
         (f"{lane.threads}: " if lane.threads > 1 else "")
         + " + ".join(operations_of(next(parts).text) for _ in lane.parts)
-        for lane in lanes
+        for lane in step.lanes
     ]
     return cut(" | ".join(names), most)
 

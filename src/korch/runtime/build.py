@@ -203,6 +203,7 @@ def step_record(graph: PrimitiveGraph, step: Step[Any], slots: Sequence[Slot]) -
         size_bytes=step.candidate.size_bytes,
         work_flop=sum(body.work_flop(primitive) for primitive in body.primitives),
         workspace_bytes=step.kernel.workspace_bytes,
+        lanes=offer.lanes,
     )
 
 

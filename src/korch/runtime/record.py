@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from korch.candidate.candidate import Lane
 from korch.primitive.types import DType, ValueType
 from korch.records import from_json, to_json
 
@@ -72,6 +73,7 @@ class StepRecord:
         size_bytes: bytes that it must read and write.
         work_flop: floating-point operations of its primitives.
         workspace_bytes: scratch memory.
+        lanes: of kernels that run side by side, what each share of the threads runs.
     """
 
     symbol: str
@@ -88,6 +90,7 @@ class StepRecord:
     size_bytes: int
     work_flop: int
     workspace_bytes: int
+    lanes: tuple[Lane, ...] = ()
 
     @property
     def runs(self) -> bool:
