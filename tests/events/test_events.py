@@ -10,7 +10,6 @@ from korch.errors import InvalidGraphError
 from korch.events.check import check_graph, check_queues
 from korch.events.derive import derive_events
 from korch.events.graph import Affine, Table, Touched, affine_or_table
-from korch.events.interpret import run_tasks
 from korch.events.queues import Entry, make_queues
 from korch.events.spans import NOTHING, run, runs, union
 from korch.events.text import format_tasks, parse_tasks
@@ -20,6 +19,7 @@ from korch.tile.memory import places_in_memory
 from korch.tile.parse import parse_program
 from korch.tile.points import Points
 from korch.tile.region import accesses
+from tests.support.run_tasks import run_tasks
 from tests.tile.test_programs import PROGRAMS
 from tests.tile.tile_groups import FAMILIES, lowered, offers_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from korch.runtime.source import INCLUDE, native_text, print_main
 from korch.runtime.weights import Weights
 from korch.target import Target
 
+logger = logging.getLogger("korch.runtime")
 MAIN = "main.cpp"
 """The file name of the main source."""
 
@@ -103,7 +105,18 @@ def _segments(program: Program[Kernel], steps: Sequence[Step[Kernel]], target: T
         Use(i, step.kernel, tuple(map(_place, slots)), step.cost_ns)
         for i, (step, slots) in enumerate(zip(steps, program.slots, strict=True))
     ]
-    return [schedule_segment(segment, target, parts) for segment in segments_of(uses, target)]
+    found = [schedule_segment(segment, target, parts) for segment in segments_of(uses, target)]
+    for segment in found:
+        logger.info(
+            "steps %d to %d are tasks: threads wait for %.1f %% of a simulated run of %.1f us, not %.1f %% of %.1f us",
+            segment.steps[0],
+            segment.steps[1] - 1,
+            100 * segment.simulated.share_waiting,
+            segment.simulated.total_ns / 1e3,
+            100 * segment.joined.share_waiting,
+            segment.joined.total_ns / 1e3,
+        )
+    return found
 
 
 def _place(slot: Slot) -> tuple[str, int] | None:

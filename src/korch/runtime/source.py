@@ -13,6 +13,7 @@ from typing import Any
 
 from korch.events.kernels import TaskStage
 from korch.events.schedule import Segment
+from korch.events.text import format_tasks
 from korch.measure.compiler import ONLY_CALLS
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
@@ -113,11 +114,12 @@ def _is_split(stage: TaskStage) -> bool:
 
 
 def _queues(segments: Sequence[Segment], target: Target) -> Iterator[str]:
-    """Yield the tables of the queues."""
+    """Yield the events of the tasks as comments, and the tables of the queues."""
     tasks: list[str] = []
     waits: list[str] = []
     first: list[str] = []
     for segment in segments:
+        yield "".join(f"// {line}\n" for line in format_tasks(segment.graph).splitlines())
         for queue in segment.queues:
             first.append(str(len(tasks)))
             for entry in queue:
