@@ -132,7 +132,6 @@ def maker(
         return make_cuda
 
     def make(steps: Sequence[Step[Any]]) -> Executable:
-        from korch.events.schedule import PARTS
         from korch.measure.cpu import CpuMeter
         from korch.runtime.build import build
         from korch.runtime.executable import Executable
@@ -140,7 +139,7 @@ def maker(
 
         if not isinstance(meter, CpuMeter):
             raise AssertionError("a meter of another target")
-        parts = PARTS if runs_tasks else 0
+        parts = options.search.task_parts if runs_tasks else 0
         if ranges is not None:
             steps = trim_steps(graph, steps, ranges, meter.target)
         return Executable(build(graph, steps, meter.target, meter.builder, origin, parts))

@@ -81,6 +81,10 @@ class SearchLimits:
         timed_sizes: sizes among those that a plan serves at which its kernels are timed, at most 3.
         variants_share: share of the time of a search that is left for plans for other sizes.
         variant_gain: a plan for another size is kept if it takes at most this share of the time of the others there.
+        predicted_error: least relative error of times that are predicted by those at other sizes: repeated measurements
+            of one kernel differ by as much.
+        predicted_margin: a kernel is left out at another size if it loses even when it takes this number of errors
+            less, and the best one as many more.
         fit_share: share of the time of a search that is left to time its plans at several sizes.
         fit_sizes: sizes at which they are timed.
         fit_rounds: runs at each size.
@@ -88,6 +92,7 @@ class SearchLimits:
         least_fit_rounds: runs even if no time is left.
         checked_sizes: sizes at which a plan for a range is compared with the model even if no time is left.
         random_sizes: random sizes among those at which it is compared.
+        end_runs: runs of the model in the last stages, at a third of the machine's best rate.
         end_safety: factor between the predicted time of the last stages and the time reserved for them.
 
         calibration_samples: `pipeline.precision`: random inputs for calibration.
@@ -134,6 +139,7 @@ class SearchLimits:
         disturbed_factor: this many times the rounds and seconds are run while too few runs are undisturbed.
         build_safety: a plan is built only if this many times its predicted duration is left.
         heavy_bytes: of plans with more weights, only two are in memory at a time.
+        task_parts: tasks into which the grid points of each thread are cut: others may begin when some are done.
         tasks_gain: tasks are kept if a run takes at most this part of the time with joins.
         suspect_runs: runs in which kernels are timed if a prediction is wrong.
         suspect_share: kernels that explain this share of the difference are measured again.
@@ -247,6 +253,8 @@ class SearchLimits:
     timed_sizes: int = 3
     variants_share: float = 0.3
     variant_gain: float = 0.97
+    predicted_error: float = 0.03
+    predicted_margin: float = 3.0
     fit_share: float = 0.12
     fit_sizes: int = 9
     fit_rounds: int = 9
@@ -254,6 +262,7 @@ class SearchLimits:
     least_fit_rounds: int = 3
     checked_sizes: int = 3
     random_sizes: int = 2
+    end_runs: int = 8
     end_safety: float = 1.3
 
     calibration_samples: int = 4
@@ -298,6 +307,7 @@ class SearchLimits:
     disturbed_factor: int = 3
     build_safety: float = 1.5
     heavy_bytes: int = 512 << 20
+    task_parts: int = 2
     tasks_gain: float = 0.99
     suspect_runs: int = 5
     suspect_share: float = 0.8

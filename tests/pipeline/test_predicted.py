@@ -10,10 +10,10 @@ import pytest
 
 from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import enumerate_groups
-from korch.limits import SearchLimits
+from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.record import Failed, Measured
 from korch.options import Options
-from korch.pipeline.predicted import LEAST_ERROR, Predicted, at_sizes, predict, without_losers
+from korch.pipeline.predicted import Predicted, at_sizes, predict, without_losers
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.types import ValueType
 from korch.provider.generated import GeneratedProvider
@@ -47,7 +47,7 @@ def ledger(*times: tuple[int, Candidate, int]) -> Any:
         record = records.get(candidate.key)
         return (record.time_ns, True) if record is not None else (1, False)
 
-    return SimpleNamespace(records=records, cost_ns=cost_ns)
+    return SimpleNamespace(records=records, cost_ns=cost_ns, limits=DEFAULT_LIMITS)
 
 
 def test_a_kernel_that_loses_at_all_other_sizes_is_left_out() -> None:
@@ -74,7 +74,7 @@ def test_without_samples_nothing_is_predicted() -> None:
     (one,) = kernels("one")
     assert predict([one], (17,), SEEN, ledger((65, one, 100))) == Predicted({}, None)
     known = ledger((65, one, 100), (1, one, 100), (17, one, 100))
-    assert predict([one], (17,), SEEN, known) == Predicted({}, LEAST_ERROR)
+    assert predict([one], (17,), SEEN, known) == Predicted({}, DEFAULT_LIMITS.predicted_error)
     known.records[at_sizes(one, (1,)).key] = Failed("crashed", "")
     assert predict([one], (17,), SEEN, known) == Predicted({}, None)
     plain = replace(one, served=None)

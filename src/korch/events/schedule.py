@@ -15,11 +15,8 @@ from korch.events.derive import derive_events
 from korch.events.graph import Task, TaskGraph
 from korch.events.kernels import Splitter, TaskStage, Use
 from korch.events.queues import Queues, make_queues
-from korch.events.simulate import JOIN_NS, WAIT_NS, Simulated, simulate_joins, simulate_queues
+from korch.events.simulate import WAIT_NS, Simulated, simulate_joins, simulate_queues
 from korch.target import Target
-
-PARTS = 2
-"""Into how many tasks the grid points of each thread are cut: a thread may begin when half of another's are done."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +126,3 @@ def path_times(producers: dict[Task, list[Task]], times_ns: dict[Task, float]) -
 
 def _number(stage: TaskStage) -> int:
     return stage.parts[0].stage if stage.parts else 0
-
-
-__all__ = ["JOIN_NS", "Segment", "list_orders", "path_times", "schedule_segment"]

@@ -22,12 +22,6 @@ logger = logging.getLogger("korch.pipeline")
 
 LEAST_SAMPLES = 2
 
-LEAST_ERROR = 0.03
-"""Repeated measurements of one kernel differ by as much."""
-
-MARGIN = 3.0
-"""A kernel is excluded if it loses even when it takes this number of errors less, and the best one as many more."""
-
 Ports = tuple[tuple[int, Layout], ...]
 
 
@@ -69,7 +63,7 @@ def predict(candidates: Sequence[Candidate], sizes: Sizes, seen: Sequence[Sizes]
             errors.append(abs(cost.at(sizes) / known.time_ns - 1))
         else:
             times_ns[candidate.key] = round(cost.at(sizes))
-    return Predicted(times_ns, max(LEAST_ERROR, statistics.median(errors)) if errors else None)
+    return Predicted(times_ns, max(ledger.limits.predicted_error, statistics.median(errors)) if errors else None)
 
 
 def _sample(candidate: Candidate, sizes: Sizes, ledger: Ledger) -> Sample | None:
@@ -82,7 +76,7 @@ def without_losers(candidates: Iterable[Candidate], predicted: Predicted, ledger
     candidates = tuple(candidates)
     if predicted.error is None:
         return candidates
-    most, least_ns = 1 + MARGIN * predicted.error, dict[tuple[str, Ports, Ports], float]()
+    most, least_ns = 1 + ledger.limits.predicted_margin * predicted.error, dict[tuple[str, Ports, Ports], float]()
     for candidate in candidates:
         cost_ns, is_measured = ledger.cost_ns(candidate)
         if not is_measured and candidate.key not in predicted.times_ns:

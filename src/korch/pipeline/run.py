@@ -34,9 +34,6 @@ from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES
 
 logger = logging.getLogger("korch.pipeline")
 
-END_RUNS = 8
-"""The number of runs in the last stages, at a third of the machine's best rate."""
-
 PRIMITIVES_PER_KERNEL = 3
 """A lower estimate of the number of primitives in a kernel of a plan."""
 
@@ -179,7 +176,8 @@ class Run:
         build_s = meter.pace.predict_s("build", kernels + 2 * self.weights_bytes / WEIGHTS_BYTES)
         work_flop = sum(map(split.work_flop, split.primitives))
         run_s = 3 * work_flop / meter.rates().rate_flop_per_s * meter.pace.slowness
-        return self.options.search.end_safety * (build_s + END_RUNS * run_s)
+        limits = self.options.search
+        return limits.end_safety * (build_s + limits.end_runs * run_s)
 
 
 @contextmanager
