@@ -10,8 +10,7 @@ from korch.alignment import round_up
 from korch.primitive.types import DType
 from korch.schedule.attention import Attentions, Blocking, Builder, Packing
 from korch.schedule.blocks import Blocked, arranged, spaced, store
-from korch.schedule.split_products import are_adjacent, operand_components, tile_of_components
-from korch.tile.index import add, scale, var
+from korch.schedule.split_products import are_adjacent, copied, operand_components, tile_of_components
 from korch.tile.program import Apply, At, Axis, Load, Pass, Product, TileOp, TileProgram
 
 
@@ -50,15 +49,13 @@ class SplitBuilder(Builder):
         at, _ = self._tile(name, axes, blocked, position)
         emitter = blocked.fusion.emitter(self.ranges)
         value, passes = blocked.argument(emitter, position, self.values(blocked, position == 1)), list[Pass]()
-        ops = tuple(emitter.ops)
+        ops: tuple[TileOp, ...] = tuple(emitter.ops)
         if not are_adjacent(ops, axes[1], self.lanes):
             row = spaced(round_up(axes[1].extent, self.lanes))
-            copy = At(
-                self.make(f"{name}f", axes[0].extent * row), add(scale(var(axes[0].name), row), var(axes[1].name))
-            )
-            packing = Pass(axes, axes[1].name, ops, (store(copy, value),))
+            tile, packing, load = copied(f"{name}f", axes, row, ops, value)
+            self.made.setdefault(tile.name, tile)
             passes.append(arranged(packing, self.ranges, self.lanes))
-            ops, value = (Load("x0", DType.F32, copy.buffer, copy.index),), "x0"
+            ops, value = (load,), load.name
         return at, [*passes, Pass(axes, axes[1].name, ops, (store(at, value),))]
 
     def _queries(self, keys: At | None) -> tuple[At | None, list[Pass]]:

@@ -87,6 +87,23 @@ def are_adjacent(ops: Sequence[TileOp], along: Axis, lanes: int) -> bool:
     return is_whole and (along.extent == 1 or vector_step(loads[0].index, along.name, lanes) == 1)
 
 
+def copied(
+    name: str, axes: tuple[Axis, Axis], row: int, ops: Sequence[TileOp], value: str
+) -> tuple[Buffer, Pass, Load]:
+    """Return a tile for an operand whose neighbours are not adjacent, the pass that copies it, and a load of it.
+
+    Args:
+        name: of the tile.
+        axes: the operand's rows and columns.
+        row: how far apart rows are in the tile.
+        ops: what computes an element.
+        value: the element.
+    """
+    at = At(name, add(scale(var(axes[0].name), row), var(axes[1].name)))
+    packing = Pass(axes, axes[1].name, tuple(ops), (store(at, value),))
+    return Buffer(name, Level.TILE, DType.F32, axes[0].extent * row), packing, Load("x0", DType.F32, name, at.index)
+
+
 class SplitProducts(Products):
     """What all programs of a group on matrix units have in common."""
 

@@ -14,7 +14,7 @@ from korch.alignment import round_up
 from korch.primitive.types import DType
 from korch.schedule.blocks import cut, fill, flat, store
 from korch.schedule.contraction import NotFusedError
-from korch.schedule.split_products import are_adjacent, components_of, tile_of_components
+from korch.schedule.split_products import are_adjacent, components_of, copied, tile_of_components
 from korch.schedule.stored import Stored
 from korch.tile.cpp_split import EDGE
 from korch.tile.index import Expr, Ranges, add, constant, quotient, scale, substitute, var
@@ -91,15 +91,11 @@ class SplitStored(Stored):
         self, axes: tuple[Axis, Axis], ops: Sequence[TileOp], value: str, to: At
     ) -> tuple[tuple[Pass, ...], tuple[Buffer, ...]]:
         """Return the passes that make the components of the rows, and the copy of these that may be needed."""
-        i, p = axes
+        p = axes[1]
         if are_adjacent(ops, p, self.machine.lanes):
             return (Pass(axes, p.name, tuple(ops), (store(to, value),)),), ()
-        row = round_up(p.extent, self.machine.lanes)
-        copied = At("pa", add(scale(var(i.name), row), var(p.name)))
-        packing = Pass(axes, p.name, tuple(ops), (store(copied, value),))
-        load = Load("x0", DType.F32, copied.buffer, copied.index)
-        split = Pass(axes, p.name, (load,), (store(to, "x0"),))
-        return (packing, split), (Buffer("pa", Level.TILE, DType.F32, i.extent * row),)
+        tile, packing, load = copied("pa", axes, round_up(p.extent, self.machine.lanes), ops, value)
+        return (packing, Pass(axes, p.name, (load,), (store(to, load.name),))), (tile,)
 
     def _integers(self, at: tuple[Expr, Expr], axes: tuple[Axis, Axis], to: At, ranges: Ranges) -> Pass:
         """Return the pass that makes bfloat16 of the integers of some terms and columns, minus the zero point."""
