@@ -40,14 +40,12 @@ def _of_tensors(op: Any, found: Any) -> dict[Any, Any]:
         return op.Cast(scale, to=DOUBLE), op.Cast(point, to=INT64)
 
     def quantize(x: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int, dtype: int) -> Any:
-        y = op.QuantizeLinear(x, *_grid(op, scale, zero_point, dtype))
-        return _limited(op, y, (quant_min, quant_max), dtype)
+        return _quantize(op, x, (scale, zero_point), (quant_min, quant_max), dtype)
 
     def dequantize(
         x: Any, scale: Any, zero_point: Any, quant_min: int, quant_max: int, dtype: int, *, out_dtype: int = FLOAT
     ) -> Any:
-        y = op.DequantizeLinear(x, *_grid(op, scale, zero_point, dtype))
-        return y if out_dtype in (-1, None, FLOAT) else op.Cast(y, to=out_dtype)
+        return _dequantize(op, x, (scale, zero_point), dtype, out_dtype)
 
     return {
         found.choose_qparams.tensor: choose,
@@ -62,8 +60,7 @@ def _of_channels(op: Any, found: Any) -> dict[Any, Any]:
     """Return the functions of quantizers with a scale for each channel; their parameters are PyTorch's."""
 
     def quantize(x: Any, scales: Any, zero_points: Any, axis: int, quant_min: int, quant_max: int, dtype: int) -> Any:
-        y = op.QuantizeLinear(x, *_grid(op, scales, zero_points, dtype), axis=axis)
-        return _limited(op, y, (quant_min, quant_max), dtype)
+        return _quantize(op, x, (scales, zero_points), (quant_min, quant_max), dtype, axis=axis)
 
     def dequantize(
         x: Any,
@@ -76,8 +73,7 @@ def _of_channels(op: Any, found: Any) -> dict[Any, Any]:
         *,
         out_dtype: int = FLOAT,
     ) -> Any:
-        y = op.DequantizeLinear(x, *_grid(op, scales, zero_points, dtype), axis=axis)
-        return y if out_dtype in (-1, None, FLOAT) else op.Cast(y, to=out_dtype)
+        return _dequantize(op, x, (scales, zero_points), dtype, out_dtype, axis=axis)
 
     return {found.quantize_per_channel.default: quantize, found.dequantize_per_channel.default: dequantize}
 
@@ -91,8 +87,15 @@ def _grid(op: Any, scale: Any, zero_point: Any, dtype: int) -> tuple[Any, Any]:
     return op.Cast(scale, to=FLOAT), op.Cast(zero_point, to=dtype)
 
 
-def _limited(op: Any, y: Any, ends: tuple[int, int], dtype: int) -> Any:
+def _dequantize(op: Any, x: Any, grid: tuple[Any, Any], dtype: int, out_dtype: int | None, **axis: int) -> Any:
+    """Return the numbers that integers stand for, in a type."""
+    y = op.DequantizeLinear(x, *_grid(op, *grid, dtype), **axis)
+    return y if out_dtype in (-1, None, FLOAT) else op.Cast(y, to=out_dtype)
+
+
+def _quantize(op: Any, x: Any, grid: tuple[Any, Any], ends: tuple[int, int], dtype: int, **axis: int) -> Any:
     """Return integers within a range, which may be narrower than their type."""
+    y = op.QuantizeLinear(x, *_grid(op, *grid, dtype), **axis)
     limits = RANGES.get(int(dtype))
     if limits is None or (ends[0] <= limits.min and ends[1] >= limits.max):
         return y
