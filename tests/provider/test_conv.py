@@ -24,7 +24,7 @@ from korch.provider.conv.rows import lines_of_task
 from korch.provider.conv.split import split_of
 from korch.provider.provider import SPLIT
 from korch.provider.tile_kernel import kernel_of
-from korch.schedule.split_windows import SplitBlocking, SplitWindows
+from korch.schedule.split_windows import SplitWindowBlocking, SplitWindows
 from korch.target import Target
 from korch.testing.kernels import check_offers, load_kernels, run_kernel
 from korch.tile.check import check_program
@@ -409,7 +409,7 @@ def test_convolutions_on_matrix_units_agree_with_their_reference(units, rng, row
         group = one(shape, lambda g, x, size=size, options=options: conv(g, x, 35, size, **options))
         root, plain = group.body.linear[0], Layout.plain(4)
         windows = SplitWindows(group, root, ((last.normalized(shape), plain), (last,)))
-        program = windows.program(SplitBlocking(2, 32, 2 if not rows_pass else 1, 1, rows_pass))
+        program = windows.program(SplitWindowBlocking(2, 32, 2 if not rows_pass else 1, 1, rows_pass))
         assert check_program(program) == ()
         assert parse_program(format_program(program)) == program
         strips = Layout((0, 2, 3, 1), ((0, 32),))

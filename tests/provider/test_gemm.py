@@ -16,11 +16,11 @@ from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS, find_compiler
 from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.gemm import GemmProvider
-from korch.provider.gemm.blocking import Blocking
+from korch.provider.gemm.blocking import VectorBlocking
 from korch.provider.provider import SPLIT
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.contraction import contraction_of
-from korch.schedule.products import Blocking as Blocks
+from korch.schedule.products import VectorBlocking as Blocks
 from korch.schedule.split_products import SplitProducts
 from korch.target import Target
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
@@ -110,25 +110,25 @@ def test_what_is_not_finite_travels(target, builder, rng, bad):
 
 
 def test_few_rows_are_split_by_columns(target):
-    made = Blocking.of(1, 4, 1024, 64, target)
+    made = VectorBlocking.of(1, 4, 1024, 64, target)
     assert made.parts == target.threads and made.block == 4
-    assert Blocking.of(1, 4096, 64, 64, target).parts == 1
+    assert VectorBlocking.of(1, 4096, 64, 64, target).parts == 1
 
 
 def test_vector_units_beside_matrix_units_have_all_their_registers(target):
     with_units, without = (replace(target, isa=isa, lanes=16) for isa in ("amx", "avx512"))
     for sizes in ((1, 14, 1024, 64), (1, 512, 64, 256), (2, 100, 100, 100)):
-        assert Blocking.of(*sizes, with_units) == Blocking.of(*sizes, without)
+        assert VectorBlocking.of(*sizes, with_units) == VectorBlocking.of(*sizes, without)
 
 
 def test_long_rows_are_stored_from_end_to_end(target, builder, rng):
     """Where few terms make each result, and the right operand stays in the second cache."""
     machine = replace(target, l2_bytes=2 << 20)
-    made = Blocking.of(1, 40, 4096, 32, machine)
+    made = VectorBlocking.of(1, 40, 4096, 32, machine)
     assert made.block == made.rows < 40
-    assert Blocking.of(1, 40, 4096, 128, machine).block == 40  # many terms
-    assert Blocking.of(1, 40, 1024, 32, machine).block == 40  # short rows
-    assert Blocking.of(1, 40, 1 << 16, 64, machine).block == 40  # a large operand
+    assert VectorBlocking.of(1, 40, 4096, 128, machine).block == 40  # many terms
+    assert VectorBlocking.of(1, 40, 1024, 32, machine).block == 40  # short rows
+    assert VectorBlocking.of(1, 40, 1 << 16, 64, machine).block == 40  # a large operand
     shapes = ((40, 7), (7, 2100)), ((23, 20), (20, 2048)), ((30, 9), (9, 2049))
     groups = [product(a, b, constant=is_one) for a, b in shapes for is_one in (True, False)]
     check_offers(GemmProvider(), groups, machine, builder, rng)
@@ -136,33 +136,33 @@ def test_long_rows_are_stored_from_end_to_end(target, builder, rng):
 
 def test_rows_are_blocked_where_they_leave_the_second_cache(target):
     n = 64 * target.lanes * target.threads
-    assert Blocking.of(1, 256, n, 4096, target).block == 256
-    made = Blocking.of(1, 1500, 4 * n, target.l2_bytes // 4 // 300, target)
+    assert VectorBlocking.of(1, 256, n, 4096, target).block == 256
+    made = VectorBlocking.of(1, 1500, 4 * n, target.l2_bytes // 4 // 300, target)
     assert made.block < 1500 and made.block % made.rows == 0
 
 
 def test_strips_are_wide_where_lines_of_the_right_operand_crowd_each_other_out(target):
     n = 64 * 1024 + 256  # four lines apart, but for multiples of a page
     wide = replace(target, isa="avx512", lanes=16)
-    assert Blocking.of(1, 32, n, 64, wide, n).vectors == 4
-    assert Blocking.of(1, 32, n, 32, wide, n).vectors == 2  # few lines
-    assert Blocking.of(1, 32, n, 64, wide, n + 16).vectors == 2  # spread over all sets
-    assert Blocking.of(1, 32, n, 64, wide).vectors == 2  # packed
-    assert Blocking.of(1, 32, 1 << 16, 64, wide, 1 << 16).vectors == 2  # packed, for all lines do
-    assert Blocking.of(1, 32, n, 64, replace(target, isa="avx2", lanes=8), n).vectors == 2
+    assert VectorBlocking.of(1, 32, n, 64, wide, n).vectors == 4
+    assert VectorBlocking.of(1, 32, n, 32, wide, n).vectors == 2  # few lines
+    assert VectorBlocking.of(1, 32, n, 64, wide, n + 16).vectors == 2  # spread over all sets
+    assert VectorBlocking.of(1, 32, n, 64, wide).vectors == 2  # packed
+    assert VectorBlocking.of(1, 32, 1 << 16, 64, wide, 1 << 16).vectors == 2  # packed, for all lines do
+    assert VectorBlocking.of(1, 32, n, 64, replace(target, isa="avx2", lanes=8), n).vectors == 2
 
 
 def test_strips_are_wide_where_they_stay_in_the_first_cache(target):
     wide = replace(target, isa="avx512", lanes=16, l1_bytes=48 << 10, l2_bytes=2 << 20)
-    assert Blocking.of(1, 16384, 128, 32, wide).vectors == 4
-    assert Blocking.of(5, 1024, 256, 32, wide, 256).vectors == 4
-    assert Blocking.of(1, 16384, 128, 256, wide).vectors == 2  # many terms
-    assert Blocking.of(1, 16384, 96, 32, wide).vectors == 2  # half a strip would be empty
-    assert Blocking.of(1, 16384, 128, 32, replace(wide, isa="avx2", lanes=8)).vectors == 2
-    made = Blocking.of(1, 256, 4096, 64, wide)  # stored after few terms
+    assert VectorBlocking.of(1, 16384, 128, 32, wide).vectors == 4
+    assert VectorBlocking.of(5, 1024, 256, 32, wide, 256).vectors == 4
+    assert VectorBlocking.of(1, 16384, 128, 256, wide).vectors == 2  # many terms
+    assert VectorBlocking.of(1, 16384, 96, 32, wide).vectors == 2  # half a strip would be empty
+    assert VectorBlocking.of(1, 16384, 128, 32, replace(wide, isa="avx2", lanes=8)).vectors == 2
+    made = VectorBlocking.of(1, 256, 4096, 64, wide)  # stored after few terms
     assert (made.vectors, made.block) == (4, 8 * made.rows)
-    assert Blocking.of(1, 256, 4096, 16, wide).vectors == 2
-    assert Blocking.of(1, 32, 4096, 64, wide).vectors == 2
+    assert VectorBlocking.of(1, 256, 4096, 16, wide).vectors == 2
+    assert VectorBlocking.of(1, 32, 4096, 64, wide).vectors == 2
 
 
 def test_lines_of_large_results_are_fetched(target, builder, rng):
@@ -345,7 +345,7 @@ def split_offers(group: Group, target: Target) -> list[Offer]:
 )
 def test_what_stays_in_the_cache(batch, m, n, terms, is_kept):
     target = Target(isa="amx", lanes=16, threads=2, l2_bytes=256 << 10)
-    found = Blocking.split((batch, m, n, terms), (3, 3), target)
+    found = VectorBlocking.split((batch, m, n, terms), (3, 3), target)
     kept = "columns" if found.group else "rows"
     kept += " in chunks" if found.chunk < terms else ""
     kept += " in groups" if 0 < found.group * 32 < n else ""
@@ -357,7 +357,7 @@ def test_what_stays_in_the_cache(batch, m, n, terms, is_kept):
 @pytest.mark.parametrize(("m", "n", "parts"), [(128, 768, 2), (256, 169, 1), (300, 300, 2)])
 def test_threads_share_the_larger_operand_out(m, n, parts):
     target = Target(isa="amx", lanes=16, threads=2, l2_bytes=2 << 20)
-    found = Blocking.split((1, m, n, 512), (3, 3), target)
+    found = VectorBlocking.split((1, m, n, 512), (3, 3), target)
     assert found.parts == parts
     assert found.block == (m if parts == 2 else -(-m // 64) * 32)
 

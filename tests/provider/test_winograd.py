@@ -18,7 +18,7 @@ from korch.provider.provider import SPLIT, Kernel
 from korch.provider.winograd import WinogradProvider, provider
 from korch.provider.winograd.split import split_blocking
 from korch.provider.winograd.vectors import blocking_for, blocking_of
-from korch.schedule.split_winograd import SplitBlocking, SplitWinograd
+from korch.schedule.split_winograd import SplitWinograd, SplitWinogradBlocking
 from korch.schedule.winograd import Winograd
 from korch.target import Target
 from korch.testing.kernels import check_kernel, load_kernels, run_kernel
@@ -393,13 +393,19 @@ def test_matrix_units_are_offered_where_they_may_pay(target):
 @pytest.mark.parametrize(
     ("image", "channels", "tile", "threads", "expected"),
     [
-        ((1, 128, 52, 52), 128, 4, 2, SplitBlocking(4, 85)),
-        ((1, 128, 52, 52), 128, 4, 1, SplitBlocking(4, 169)),
-        ((1, 64, 104, 104), 64, 4, 1, SplitBlocking(4, 113)),  # more weights are read than points stay in the cache
-        ((1, 256, 26, 26), 512, 4, 1, SplitBlocking(4, 49)),
-        ((1, 256, 26, 26), 512, 4, 2, SplitBlocking(4, 49, run=18)),
-        ((1, 512, 13, 13), 512, 2, 7, SplitBlocking(4, 49, run=1, parts=2)),
-        ((1, 64, 20, 20), 96, 4, 1, SplitBlocking(2, 25)),
+        ((1, 128, 52, 52), 128, 4, 2, SplitWinogradBlocking(4, 85)),
+        ((1, 128, 52, 52), 128, 4, 1, SplitWinogradBlocking(4, 169)),
+        (
+            (1, 64, 104, 104),
+            64,
+            4,
+            1,
+            SplitWinogradBlocking(4, 113),
+        ),  # more weights are read than points stay in the cache
+        ((1, 256, 26, 26), 512, 4, 1, SplitWinogradBlocking(4, 49)),
+        ((1, 256, 26, 26), 512, 4, 2, SplitWinogradBlocking(4, 49, run=18)),
+        ((1, 512, 13, 13), 512, 2, 7, SplitWinogradBlocking(4, 49, run=1, parts=2)),
+        ((1, 64, 20, 20), 96, 4, 1, SplitWinogradBlocking(2, 25)),
     ],
 )
 def test_groups_are_large_and_threads_share_many_weights(image, channels, tile, threads, expected):

@@ -10,7 +10,7 @@ from korch.errors import InvalidGraphError
 from korch.primitive import reference
 from korch.primitive.ops.linear import ConvAttributes
 from korch.schedule.contraction import NotFusedError
-from korch.schedule.depthwise import Blocking, Depthwise, weights_layout
+from korch.schedule.depthwise import Depthwise, DepthwiseBlocking, weights_layout
 from korch.tile.arithmetic import Float64
 from korch.tile.check import check_program
 from korch.tile.cpp import print_cpp
@@ -42,7 +42,7 @@ def schedule_of(
 
 def program_of(rows: int = 2, channels: int = 4) -> tuple[Depthwise, TileProgram]:
     schedule = schedule_of()
-    return schedule, schedule.program(Blocking(rows, channels, 3))
+    return schedule, schedule.program(DepthwiseBlocking(rows, channels, 3))
 
 
 @pytest.mark.parametrize(("rows", "channels"), [(1, 6), (3, 4), (4, 6)])
@@ -72,7 +72,7 @@ FLOATS = {
 def test_programs_of_floats_compute_the_convolution(name, rng):
     change = FLOATS[name]
     schedule = schedule_of(**{"dtype": "f32", **change})
-    program = schedule.program(Blocking(2, 4, 2, is_by_rows=True))
+    program = schedule.program(DepthwiseBlocking(2, 4, 2, is_by_rows=True))
     check_program(program)
     assert parse_program(format_program(program)) == program
     (*_, contract, _) = program.stages[0].steps
@@ -89,7 +89,7 @@ def test_programs_of_floats_compute_the_convolution(name, rng):
 
 
 def test_a_window_that_leaves_its_image_is_refused():
-    text = format_program(schedule_of(dtype="f32").program(Blocking(2, 6, 2)))
+    text = format_program(schedule_of(dtype="f32").program(DepthwiseBlocking(2, 6, 2)))
     (line,) = (line for line in text.splitlines() if " by f32 " in line)
     with pytest.raises(InvalidGraphError, match="an index of 210 reaches"):
         check_program(parse_program(text.replace(line, line.partition(" if ")[0])))
@@ -105,7 +105,7 @@ def test_a_window_that_leaves_its_image_is_refused():
     ],
 )
 def test_windows_that_are_not_printed_are_refused(old, new, reason):
-    text = format_program(schedule_of(dtype="f32").program(Blocking(2, 6, 2)))
+    text = format_program(schedule_of(dtype="f32").program(DepthwiseBlocking(2, 6, 2)))
     assert old in text
     with pytest.raises(InvalidGraphError) as error:
         print_cpp(parse_program(text.replace(old, new)), "", LANES, 1)

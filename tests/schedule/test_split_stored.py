@@ -11,7 +11,7 @@ from korch.candidate.layout import Layout
 from korch.errors import InvalidGraphError
 from korch.primitive import reference
 from korch.schedule.contraction import NotFusedError
-from korch.schedule.split_stored import SplitBlocking, SplitStored
+from korch.schedule.split_stored import SplitStored, SplitStoredBlocking
 from korch.schedule.stored import strips
 from korch.testing.samples import random_arrays
 from korch.tile.check import check_program
@@ -51,7 +51,7 @@ def test_every_blocking_computes_the_group(rows, columns, options, rng):
         name: array for (name, _), array in zip(group.body.inputs, random_arrays(rng, group.input_types), strict=True)
     }
     expected = reference.run(group.body, feeds, exact=True)["o0"]
-    for blocking in (SplitBlocking(rows, columns, 128), SplitBlocking(min(rows, 32), 32, 64)):
+    for blocking in (SplitStoredBlocking(rows, columns, 128), SplitStoredBlocking(min(rows, 32), 32, 64)):
         program = schedule.split_program(blocking)
         assert check_program(program) == ()
         assert parse_program(format_program(program)) == program
@@ -64,11 +64,11 @@ def test_every_blocking_computes_the_group(rows, columns, options, rng):
 @pytest.mark.parametrize(("terms", "block"), [(96, 64), (80, 16), (30, 10)])
 def test_blocks_that_are_no_whole_steps_are_refused(terms, block):
     with pytest.raises(NotFusedError, match="no whole steps of 32 terms"):
-        schedule_of((8, terms), 32, block=block).split_program(SplitBlocking(8, 32, terms))
+        schedule_of((8, terms), 32, block=block).split_program(SplitStoredBlocking(8, 32, terms))
 
 
 def test_a_factor_that_changes_within_a_step_is_not_printed():
-    program = schedule_of((8, 64), 32, block=32).split_program(SplitBlocking(8, 32, 64))
+    program = schedule_of((8, 64), 32, block=32).split_program(SplitStoredBlocking(8, 32, 64))
     assert "run_blocks" in printed(program)
     stage = program.stages[0]
     steps = [

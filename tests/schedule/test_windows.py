@@ -15,7 +15,7 @@ from korch.primitive.op import Array
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import ValueType
-from korch.schedule.windows import Blocking, Windows
+from korch.schedule.windows import ConvBlocking, Windows
 from korch.tile.arithmetic import Float64
 from korch.tile.check import check_program
 from korch.tile.cpp import print_cpp
@@ -73,7 +73,7 @@ def windows_of(group: Group, kind: str = "plain") -> tuple[Windows, tuple[Layout
     return Windows(group, group.body.linear[0], (inputs, (sink,)), MACHINE), inputs, sink
 
 
-def blockings(windows: Windows, has_panels: bool) -> list[Blocking]:
+def blockings(windows: Windows, has_panels: bool) -> list[ConvBlocking]:
     """Whole images, some rows, and one; all channels and some; copies by tasks and before all tasks."""
     *outer, last = (side.out for side in windows.sides)
     rows = [(1,) * (len(outer) - 1) + (2, last)] if outer else [(min(3, last),)]
@@ -83,7 +83,7 @@ def blockings(windows: Windows, has_panels: bool) -> list[Blocking]:
         is_whole = channels > windows.results or sum(n > 1 for n in place) > 2
         for beside in dict.fromkeys((1, LANES, windows.channels)) if has_panels else (1,):
             if not is_whole and windows.channels % beside == 0:
-                found.append(Blocking(place, channels, None, LANES * has_panels, beside, is_shared))
+                found.append(ConvBlocking(place, channels, None, LANES * has_panels, beside, is_shared))
     return found
 
 
@@ -126,30 +126,30 @@ def test_every_blocking_computes_the_group(name, kind, rng):
                 check(program, group, feeds, plain, sink, rng)
 
 
-def buffers_of(name: str, blocking: Blocking) -> dict[str, Level]:
+def buffers_of(name: str, blocking: ConvBlocking) -> dict[str, Level]:
     return {b.name: b.level for b in windows_of(GROUPS[name])[0].program(blocking).buffers}
 
 
 def test_an_image_is_copied_only_if_windows_leave_it():
-    assert "p" not in buffers_of("one element", Blocking((4, 5), 8, None, LANES))
-    assert "p" not in buffers_of("one place", Blocking((1, 1), 4))
-    assert buffers_of("plain", Blocking((5, 6), 12, None, LANES))["p"] is Level.TILE
-    assert buffers_of("plain", Blocking((5, 6), 12, is_shared=True))["p"] is Level.WORKSPACE
+    assert "p" not in buffers_of("one element", ConvBlocking((4, 5), 8, None, LANES))
+    assert "p" not in buffers_of("one place", ConvBlocking((1, 1), 4))
+    assert buffers_of("plain", ConvBlocking((5, 6), 12, None, LANES))["p"] is Level.TILE
+    assert buffers_of("plain", ConvBlocking((5, 6), 12, is_shared=True))["p"] is Level.WORKSPACE
 
 
 def test_an_element_is_copied_once_for_all_windows():
-    def elements(name: str, blocking: Blocking) -> int:
+    def elements(name: str, blocking: ConvBlocking) -> int:
         return windows_of(GROUPS[name])[0].program(blocking).buffer("p").size
 
-    assert elements("plain", Blocking((5, 6), 12, None, LANES)) == 8 * 7 * 8
-    assert elements("plain", Blocking((1, 6), 12)) == 8 * 3 * 8
+    assert elements("plain", ConvBlocking((5, 6), 12, None, LANES)) == 8 * 7 * 8
+    assert elements("plain", ConvBlocking((1, 6), 12)) == 8 * 3 * 8
     # Along an axis with a stride, once for each place of a window.
-    assert elements("strided", Blocking((5, 4), 5)) == 8 * 3 * 3 * 5 * 4
+    assert elements("strided", ConvBlocking((5, 4), 5)) == 8 * 3 * 3 * 5 * 4
 
 
 def test_weights_are_copied_only_if_they_are_computed():
-    assert "w" in buffers_of("computed", Blocking((5, 5), 4))
-    assert "w" not in buffers_of("plain", Blocking((5, 6), 12))
+    assert "w" in buffers_of("computed", ConvBlocking((5, 5), 4))
+    assert "w" not in buffers_of("plain", ConvBlocking((5, 6), 12))
 
 
 def refusal(program: TileProgram, **changes: object) -> str:
@@ -164,12 +164,12 @@ def refusal(program: TileProgram, **changes: object) -> str:
 
 def test_what_is_not_printed_is_refused():
     windows, _, _ = windows_of(GROUPS["three axes"])
-    text = refusal(windows.program(Blocking((5, 3, 4), 8, None, LANES)))
+    text = refusal(windows.program(ConvBlocking((5, 3, 4), 8, None, LANES)))
     assert "at most two axes of rows" in text
     windows, _, _ = windows_of(GROUPS["plain"])
-    text = refusal(windows.program(Blocking((2, 4), 12, None, LANES)))
+    text = refusal(windows.program(ConvBlocking((2, 4), 12, None, LANES)))
     assert "an inner axis of rows" in text
-    program = windows.program(Blocking((5, 6), 12))
+    program = windows.program(ConvBlocking((5, 6), 12))
     (*_, contract, _) = program.stages[-1].steps
     text = refusal(program, axes=(Axis("one", 1), *(a for a in contract.axes if a.is_reduced)))
     assert "only contractions of rows, columns and terms" in text

@@ -9,8 +9,8 @@ from korch.primitive import reference
 from korch.primitive.ops.layout import PadAttributes
 from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
 from korch.schedule.contraction import NotFusedError
-from korch.schedule.split_winograd import SplitBlocking, SplitWinograd
-from korch.schedule.winograd import Blocking
+from korch.schedule.split_winograd import SplitWinograd, SplitWinogradBlocking
+from korch.schedule.winograd import WinogradBlocking
 from korch.tile.arithmetic import Float64
 from korch.tile.check import check_program
 from korch.tile.cpp_split import EDGE
@@ -22,8 +22,8 @@ from tests.support import finite_field
 from tests.support.tile_field import Field
 
 LANES = 4
-ONE, TWO, SHARED = Blocking(1, 3, 3), Blocking(2, 2, 5), Blocking(1, 2, 100, is_shared=True)
-SPLIT = SplitBlocking(2, 3)
+ONE, TWO, SHARED = WinogradBlocking(1, 3, 3), WinogradBlocking(2, 2, 5), WinogradBlocking(1, 2, 100, is_shared=True)
+SPLIT = SplitWinogradBlocking(2, 3)
 
 
 def group_of(x: tuple[int, ...], channels: int, tile: int, begin: tuple[int, int], pad: str) -> Group:
@@ -38,10 +38,10 @@ def group_of(x: tuple[int, ...], channels: int, tile: int, begin: tuple[int, int
 
 
 CASES = {
-    "odd": (group_of((1, 8, 7, 5), 8, 4, (1, 1), ""), (ONE, TWO, SPLIT, SplitBlocking(1, 4, run=9))),
+    "odd": (group_of((1, 8, 7, 5), 8, 4, (1, 1), ""), (ONE, TWO, SPLIT, SplitWinogradBlocking(1, 4, run=9))),
     "reflected": (group_of((1, 4, 9, 6), 8, 4, (0, 0), "reflect"), (TWO,)),
     "batch of small tiles": (group_of((2, 4, 4, 6), 8, 2, (0, 1), ""), (ONE, SHARED, SPLIT)),
-    "many channels": (group_of((1, 4, 3, 5), 72, 2, (1, 1), ""), (SplitBlocking(2, 6, run=1, parts=2),)),
+    "many channels": (group_of((1, 4, 3, 5), 72, 2, (1, 1), ""), (SplitWinogradBlocking(2, 6, run=1, parts=2),)),
     "padded": (group_of((2, 4, 3, 7), 8, 2, (1, 1), "constant"), (TWO,)),
 }
 
@@ -66,7 +66,7 @@ def test_every_blocking_computes_the_group(name, rng):
     for number, blocking in enumerate(blockings):
         schedule = schedule_of(group, blocked=bool(number % 2))
         schedule.check()
-        is_split = isinstance(blocking, SplitBlocking)
+        is_split = isinstance(blocking, SplitWinogradBlocking)
         program = schedule.split_program(blocking) if is_split else schedule.program(blocking)
         assert check_program(program) == ()
         assert parse_program(format_program(program)) == program

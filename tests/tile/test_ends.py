@@ -20,7 +20,7 @@ from korch.provider.gemm import GemmProvider
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
-from korch.schedule.attention import Attentions, Blocking, Packing
+from korch.schedule.attention import AttentionBlocking, Attentions, Packing
 from korch.schedule.split_attention import program_of
 from korch.target import Target
 from korch.testing.kernels import load_kernels
@@ -127,7 +127,7 @@ def differences(cases: Sequence[Case], target: Target, builder: Builder, count: 
     return wrong
 
 
-def attentions(keys: int, is_fused: bool, target: Target, *blockings: Blocking) -> list[Case]:
+def attentions(keys: int, is_fused: bool, target: Target, *blockings: AttentionBlocking) -> list[Case]:
     group = attention(13, keys, is_fused)
     schedule = Attentions(group, match_group(group), group.plain_layouts, Machine(target.lanes, target.threads))
     axes = {k: type_.shape.index(keys) for k, type_ in enumerate(group.input_types) if keys in type_.shape}
@@ -147,21 +147,26 @@ def test_attention_ends_with_its_keys(target: Target, builder: Builder) -> None:
         67,
         True,
         target,
-        Blocking(12, 67, task, chunks=2),
-        Blocking(12, 32, task, chunks=2),
-        Blocking(12, 32, stage),
-        Blocking(12, 32, task, is_split=True),
+        AttentionBlocking(12, 67, task, chunks=2),
+        AttentionBlocking(12, 32, task, chunks=2),
+        AttentionBlocking(12, 32, stage),
+        AttentionBlocking(12, 32, task, is_split=True),
     )
     cases += attentions(
-        72, False, target, Blocking(12, 72, stage), Blocking(12, 32, none, True), Blocking(12, 72, none)
+        72,
+        False,
+        target,
+        AttentionBlocking(12, 72, stage),
+        AttentionBlocking(12, 32, none, True),
+        AttentionBlocking(12, 72, none),
     )
     assert not differences(cases, target, builder)
 
 
 def test_attention_on_matrix_units_ends_with_its_keys(target: Target, tmp_path: Path) -> None:
     units, builder = matrix_units(target, tmp_path)
-    cases = attentions(67, True, units, Blocking(13, 67, Packing.SPLIT))
-    cases += attentions(72, False, units, Blocking(13, 72, Packing.SPLIT))
+    cases = attentions(67, True, units, AttentionBlocking(13, 67, Packing.SPLIT))
+    cases += attentions(72, False, units, AttentionBlocking(13, 72, Packing.SPLIT))
     assert not differences(cases, units, builder)
 
 

@@ -23,7 +23,7 @@ from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, arranged, cut, direct, fill, flat, spaced, store
 from korch.schedule.contraction import Layouts, NotFusedError, extent
 from korch.schedule.heads import Attention, contractions_of, emit_score
-from korch.schedule.softmax import Rows
+from korch.schedule.softmax import SoftmaxRows
 from korch.tile.emit import Emitter
 from korch.tile.index import ZERO, Expr, Ranges, add, constant, scale, var
 from korch.tile.program import (
@@ -63,7 +63,7 @@ class Packing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Blocking:
+class AttentionBlocking:
     """How attention is cut into tasks.
 
     Attributes:
@@ -99,12 +99,12 @@ class Attentions:
         self.packed_bytes = 4 * self.keys * (self.terms + self.columns)
 
 
-class Builder:
+class AttentionBuilder:
     """One program: its axes, and the buffers that its steps need."""
 
     product = Product.F32
 
-    def __init__(self, given: Attentions, blocking: Blocking) -> None:
+    def __init__(self, given: Attentions, blocking: AttentionBlocking) -> None:
         self.scores, self.mixed, self.found = given.scores, given.mixed, given.found
         self.blocking, self.batch = blocking, given.scores.batch
         self.lanes = given.machine.lanes
@@ -125,7 +125,7 @@ class Builder:
         self.d, self.c = Axis("d", self.terms), Axis("c", self.columns)
         self.made: dict[str, Buffer] = {}
         self.step = spaced(block)
-        self.softmax = Rows(self.i, given.found.is_guarded, self.is_online or self.is_split)
+        self.softmax = SoftmaxRows(self.i, given.found.is_guarded, self.is_online or self.is_split)
         outer, key = self._packed_keys
         axes = (*self.batch, self.gm, self.i, self.h, self.j, self.d, self.c, outer, key)
         self.ranges: Ranges = {axis.name: (0, axis.extent - 1) for axis in axes}
@@ -210,7 +210,7 @@ class Builder:
             steps += self._of(i, number, chunk)._block(keys, values)
         return steps
 
-    def _of(self, i: Axis, row: Expr, *around: Axis) -> Builder:
+    def _of(self, i: Axis, row: Expr, *around: Axis) -> AttentionBuilder:
         """Return the builder for some rows: their loop, the number of a row and the axes around it."""
         own = copy.copy(self)
         own.i, own.row, own.softmax = i, row, replace(self.softmax, axis=i)

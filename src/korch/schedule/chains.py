@@ -49,7 +49,7 @@ from korch.tile.staging import Machine
 
 
 @dataclass(frozen=True, slots=True)
-class Blocking:
+class ChainBlocking:
     """How a chain is cut into tasks.
 
     Attributes:
@@ -66,7 +66,7 @@ class Blocking:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class LinkRows:
     """Rows of a tile: how many it has, how many are computed at a time, and how many are met again."""
 
     height: int
@@ -126,41 +126,41 @@ class Chain:
         """Whether tasks may have channels of their own and do nothing twice."""
         return all(link.is_depthwise for link in self.links[1:])
 
-    def tiles(self, block: int, rows: int) -> list[Rows]:
+    def tiles(self, block: int, rows: int) -> list[LinkRows]:
         """Return the rows of the tile behind each link but the last.
 
         Args:
             block: rows of the last result that are computed at a time.
             rows: all that a task computes; if these are no more, nothing is met again.
         """
-        found: list[Rows] = []
+        found: list[LinkRows] = []
         new, kept = block, 0
         for link in self.links[:0:-1]:
             height = max(link.rows.reach(new), link.rows.reach(kept))
             kept = link.rows.met_again(new) if block < rows else 0
             new = link.rows.reach(new) - kept
-            found.append(Rows(height, new, kept))
+            found.append(LinkRows(height, new, kept))
         return found[::-1]
 
-    def program(self, blocking: Blocking) -> TileProgram:
+    def program(self, blocking: ChainBlocking) -> TileProgram:
         """Return the program of a blocking.
 
         Raises:
             NotFusedError: what stands around the convolutions can't be computed with them.
         """
-        return _Maker(self, blocking).program()
+        return _ChainMaker(self, blocking).program()
 
-    def finish(self, blocking: Blocking, only_last: bool) -> list[Pass]:
+    def finish(self, blocking: ChainBlocking, only_last: bool) -> list[Pass]:
         """Return the passes of this program that compute results from sums: of each link, or of the last one only.
 
         Raises:
             NotFusedError: the program can't be made.
         """
-        return _Maker(self, blocking).finish(only_last)
+        return _ChainMaker(self, blocking).finish(only_last)
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _RowPart:
     """Rows [first, first + count) of a link: they read a tile that begins at row `base`, and go to `offset` of one."""
 
     first: Expr
@@ -169,10 +169,10 @@ class _Part:
     offset: int = 0
 
 
-class _Maker:
+class _ChainMaker:
     """One program."""
 
-    def __init__(self, chain: Chain, blocking: Blocking) -> None:
+    def __init__(self, chain: Chain, blocking: ChainBlocking) -> None:
         self.chain, self.blocking, self.lanes = chain, blocking, chain.machine.lanes
         self.last = last = chain.links[-1]
         self.tiles = chain.tiles(blocking.block, blocking.rows)
@@ -191,7 +191,7 @@ class _Maker:
 
     def finish(self, only_last: bool) -> list[Pass]:
         """Return the passes that compute results from sums."""
-        part, count = _Part(self.begin, self.blocking.block), len(self.chain.links)
+        part, count = _RowPart(self.begin, self.blocking.block), len(self.chain.links)
         numbers = range(count - 1 if only_last else 0, count)
         return [self._after(number, part, self._sums(number, part.count)) for number in numbers]
 
@@ -199,13 +199,13 @@ class _Maker:
         """Return it."""
         blocking, links = self.blocking, range(len(self.chain.links))
         if self.turn.extent == 1:
-            return self._finished(tuple(self._run(links, _Part(self.begin, blocking.block), is_all=True)))
+            return self._finished(tuple(self._run(links, _RowPart(self.begin, blocking.block), is_all=True)))
         now = add(self.begin, scale(var("i"), blocking.block))
-        body = self._run(links, _Part(now, blocking.block))
+        body = self._run(links, _RowPart(now, blocking.block))
         before: list[Step] = []
         met = [number for number, tile in enumerate(self.tiles) if tile.kept]
         for number in met:
-            before = self._run(range(number + 1), _Part(self._base(number, self.begin), self.tiles[number].kept))
+            before = self._run(range(number + 1), _RowPart(self._base(number, self.begin), self.tiles[number].kept))
             body.append(self._moved(number))
         return self._finished((*before, Loop(self.turn, tuple(f"r{number}" for number in met), tuple(body))))
 
@@ -215,7 +215,7 @@ class _Maker:
             first = link.rows.met(first, ZERO)
         return first
 
-    def _run(self, numbers: Sequence[int], part: _Part, is_all: bool = False) -> list[Step]:
+    def _run(self, numbers: Sequence[int], part: _RowPart, is_all: bool = False) -> list[Step]:
         """Return the steps that compute rows of the last of some links, and what they read.
 
         Args:
@@ -229,7 +229,7 @@ class _Maker:
         rows = self.chain.links[last].rows
         height, base = rows.reach(part.count), rows.met(part.first, ZERO)
         kept = 0 if is_all else rows.met_again(part.count)
-        found = self._run(before, _Part(add(base, constant(kept)), height - kept, offset=kept), is_all)
+        found = self._run(before, _RowPart(add(base, constant(kept)), height - kept, offset=kept), is_all)
         return [*found, *self._link(last, replace(part, base=base))]
 
     def _finished(self, steps: tuple[Step, ...]) -> TileProgram:
@@ -321,7 +321,7 @@ class _Maker:
         place = add(*(scale(var(axis.name), n) for axis, n in zip((*kept, j), sizes, strict=True)))
         return At(self.sums[-1].name, place)
 
-    def _link(self, number: int, part: _Part) -> list[Step]:
+    def _link(self, number: int, part: _RowPart) -> list[Step]:
         """Return the steps that compute some rows of a link."""
         link = self.chain.links[number]
         kept = self._axes(number, part.count)
@@ -346,7 +346,7 @@ class _Maker:
         contract = Contract((*kept, *terms), total, a, weights, product, registers=registers, where=where)
         return [*before, zero, contract, after]
 
-    def _after(self, number: int, part: _Part, total: At) -> Pass:
+    def _after(self, number: int, part: _RowPart, total: At) -> Pass:
         """Return the pass that computes results from sums: outputs, or what the next link reads."""
         link, kept = self.chain.links[number], self._axes(number, part.count)
         ranges, own, row = self._ranges(*kept), flat(*self._channels(number)), add(part.first, var("y"))
@@ -387,7 +387,9 @@ class _Maker:
         self.components[number] = max(self.components.get(number, 0), elements)
         return At(f"s{number}", add(scale(_counted((var("y"), 0), (var("x"), width)), columns), channel))
 
-    def _of_components(self, number: int, part: _Part) -> tuple[At, tuple[Axis, ...], tuple[Inside, ...], list[Step]]:
+    def _of_components(
+        self, number: int, part: _RowPart
+    ) -> tuple[At, tuple[Axis, ...], tuple[Inside, ...], list[Step]]:
         """Return the components of what a link of one place reads, its terms, and what makes these components."""
         link, row = self.chain.links[number], add(part.first, var("y"))
         y, x, c = Axis("y", part.count), Axis("x", link.columns.out), Axis("c", link.channels)
@@ -427,7 +429,7 @@ class _Maker:
         return At(name, place), taps, guards
 
     def _of_image(
-        self, part: _Part, axes: tuple[Axis, ...], channel: Expr
+        self, part: _RowPart, axes: tuple[Axis, ...], channel: Expr
     ) -> tuple[At, tuple[Axis, ...], tuple[Inside, ...], list[Step]]:
         """Return what the first link reads, its terms, where these are inside of the image, and what copies it."""
         link, taps = self.chain.links[0], axes[-2:]
@@ -447,7 +449,7 @@ class _Maker:
         return self._copied(part, taps, (c, s))
 
     def _copied(
-        self, part: _Part, taps: tuple[Axis, ...], channels: tuple[Axis, Axis]
+        self, part: _RowPart, taps: tuple[Axis, ...], channels: tuple[Axis, Axis]
     ) -> tuple[At, tuple[Axis, ...], tuple[Inside, ...], list[Step]]:
         """Return the same, read in a copy with the pad around it."""
         link, (c, s) = self.chain.links[0], channels

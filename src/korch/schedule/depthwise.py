@@ -46,7 +46,7 @@ MOST_TAPS = 49
 
 
 @dataclass(frozen=True, slots=True)
-class Blocking:
+class DepthwiseBlocking:
     """How a depthwise convolution is cut into tasks.
 
     Attributes:
@@ -84,27 +84,27 @@ class Depthwise(Blocked):
         if self.is_of_bytes and math.prod(weights[2:]) > MOST_TAPS:
             raise NotFusedError("the window is too large")
 
-    def program(self, blocking: Blocking) -> TileProgram:
+    def program(self, blocking: DepthwiseBlocking) -> TileProgram:
         """Return the program of a blocking.
 
         Raises:
             NotFusedError: what stands around the convolution can't be computed with it.
         """
-        return _Maker(self, blocking).program()
+        return _DepthwiseMaker(self, blocking).program()
 
-    def finish(self, blocking: Blocking) -> Pass:
+    def finish(self, blocking: DepthwiseBlocking) -> Pass:
         """Return the pass of this program that computes the results from the sums.
 
         Raises:
             NotFusedError: the program can't be made.
         """
-        return _Maker(self, blocking).finish()
+        return _DepthwiseMaker(self, blocking).finish()
 
 
-class _Maker:
+class _DepthwiseMaker:
     """One program: its axes, and the steps along them."""
 
-    def __init__(self, depthwise: Depthwise, blocking: Blocking) -> None:
+    def __init__(self, depthwise: Depthwise, blocking: DepthwiseBlocking) -> None:
         self.depthwise, self.blocking = depthwise, blocking
         *outer, last = depthwise.sides
         sizes = [side.out for side in outer[:-1]] + [blocking.rows]

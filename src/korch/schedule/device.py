@@ -49,7 +49,7 @@ class Blocks:
     parts: int = 1
 
 
-class Grid:
+class BlockLoops:
     """The loops of a blocked contraction.
 
     Attributes:
@@ -127,7 +127,7 @@ class DeviceProduct(Blocked):
     def blocked(self, blocks: Blocks, product: Product) -> TileProgram:
         """Return the program of tasks that compute blocks."""
         found = self.contraction
-        grid = Grid(self.batch, [extent(axes) for axes in (found.rows, found.columns, found.terms)], blocks)
+        grid = BlockLoops(self.batch, [extent(axes) for axes in (found.rows, found.columns, found.terms)], blocks)
         values = self.values((flat(*grid.rows), flat(*grid.columns), grid.term), grid.ranges)
         operands = []
         for position in (0, 1):

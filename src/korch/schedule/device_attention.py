@@ -17,7 +17,7 @@ from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, cut, fill, flat, store
 from korch.schedule.contraction import Layouts, extent
 from korch.schedule.heads import Attention, contractions_of, emit_score
-from korch.schedule.softmax import Rows
+from korch.schedule.softmax import SoftmaxRows
 from korch.tile.emit import Emitter
 from korch.tile.index import Expr, Ranges, add, scale, var
 from korch.tile.program import (
@@ -62,10 +62,10 @@ class DeviceAttention:
             keys: of a block.
             product: how queries and keys, and weights and values, are multiplied.
         """
-        return _Builder(self, rows, keys, product).program()
+        return _DeviceAttentionBuilder(self, rows, keys, product).program()
 
 
-class _Builder:
+class _DeviceAttentionBuilder:
     """One program: its axes, and the tiles that its steps need."""
 
     def __init__(self, given: DeviceAttention, rows: int, keys: int, product: Product) -> None:
@@ -73,7 +73,7 @@ class _Builder:
         self.gm, self.i = cut(given.rows, rows, ("gm", "i"))
         self.h, self.j = cut(given.keys, keys, ("h", "j"))
         self.d, self.c = Axis("d", given.terms), Axis("c", given.columns)
-        self.softmax = Rows(self.i, given.found.is_guarded, is_in_parts=True, is_bounded=False)
+        self.softmax = SoftmaxRows(self.i, given.found.is_guarded, is_in_parts=True, is_bounded=False)
         self.made: dict[str, Buffer] = {}
         axes = (*given.scores.batch, self.gm, self.i, self.h, self.j, self.d, self.c)
         self.ranges: Ranges = {axis.name: (0, axis.extent - 1) for axis in axes}

@@ -15,7 +15,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.blocks import flat, store
 from korch.schedule.contraction import Contraction, Layouts
-from korch.schedule.device import SUMS, Blocks, Grid
+from korch.schedule.device import SUMS, BlockLoops, Blocks
 from korch.schedule.winograd import Winograd, both_ways
 from korch.tile.index import ZERO, Expr, add, constant, scale, var
 from korch.tile.program import At, Axis, Buffer, Inside, Level, Load, Pass, Product, Stage, Store, TileProgram, holds
@@ -89,7 +89,7 @@ class DeviceWinograd(Winograd):
 
     def _multiply(self, blocks: Blocks, product: Product) -> tuple[Stage, tuple[Buffer, ...]]:
         """Return the stage of the products, and its tiles."""
-        grid = Grid((Axis("q", self.points),), (self.tiles, self.outputs, self.channels), blocks)
+        grid = BlockLoops((Axis("q", self.points),), (self.tiles, self.outputs, self.channels), blocks)
         tile, column, term = flat(*grid.rows), flat(*grid.columns), grid.term
         weights = self.fusion.place[self.root.inputs[1]]
         places = (

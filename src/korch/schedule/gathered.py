@@ -88,7 +88,7 @@ class Gathered(Blocked):
     def program(self, blocking: GatheredBlocking) -> TileProgram:
         """Return the program of one blocking."""
         sort = Sort(self.keys, self.rows, self.matrices, blocking.rows, "order", "group", "count")
-        part = _Task(self, blocking, sort)
+        part = _GatheredTask(self, blocking, sort)
         tables = (Buffer(name, Level.WORKSPACE, DType.I32, size) for name, size in sort.written.items())
         copy = Buffer("ca", Level.WORKSPACE, DType.F32, sort.blocks * blocking.rows * spaced(self.terms))
         buffers = (*self._memory(blocking), *tables, copy, *part.buffers)
@@ -116,7 +116,7 @@ class Gathered(Blocked):
                 yield replace(buffer, elements=self.terms * columns, layout=(Panels(columns, blocking.strip),))
 
 
-class _Task:
+class _GatheredTask:
     """The tasks that multiply: some columns of the matrix of a block, by the rows of the block."""
 
     def __init__(self, of: Gathered, blocking: GatheredBlocking, sort: Sort) -> None:

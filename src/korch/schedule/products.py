@@ -62,7 +62,7 @@ TERMS = (64, 512)
 
 
 @dataclass(frozen=True, slots=True)
-class Blocking:
+class ProductBlocking:
     """How a product is cut into tasks, and what is packed.
 
     Attributes:
@@ -102,14 +102,14 @@ def products(group: Group, root: Primitive, layouts: Layouts, machine: Machine) 
     return [*dict.fromkeys(schedule.program(blocking) for blocking in blockings(contraction, machine))]
 
 
-def blockings(contraction: Contraction, machine: Machine) -> Iterator[Blocking]:
+def blockings(contraction: Contraction, machine: Machine) -> Iterator[ProductBlocking]:
     """Yield blockings that are no longer than the product, each with and without packed operands."""
     sizes = [extent(axes) for axes in (contraction.rows, contraction.columns, contraction.terms)]
     columns = tuple(machine.lanes * n for n in VECTORS)
     blocks = [[min(b, n) for b in side] for side, n in zip((ROWS, columns, TERMS), sizes, strict=True)]
     for rows, width, terms in dict.fromkeys(itertools.product(*blocks)):
         for packs in ((True, True), (True, False), (False, True), (False, False)):
-            yield Blocking(rows, width, terms, packs)
+            yield ProductBlocking(rows, width, terms, packs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Products(Blocked):
         self.terms = _whole_groups(contraction.terms, self.product.group)
         self.unit = self.product.group  # terms of a row are read in whole ones
 
-    def program(self, blocking: Blocking) -> TileProgram:
+    def program(self, blocking: ProductBlocking) -> TileProgram:
         """Return the program of one blocking."""
         cuts = self._cut(blocking)
         (gm, i), (gn, j), (g, p) = cuts.rows, cuts.columns, cuts.terms
@@ -158,7 +158,7 @@ class Products(Blocked):
         own = (buffer for operand in operands for buffer in operand.buffers)
         return TileProgram((*self._memory(blocking), tile, *own), stages)
 
-    def _cut(self, blocking: Blocking) -> Cut:
+    def _cut(self, blocking: ProductBlocking) -> Cut:
         m, n, k = (extent(axes) for axes in self._sides)
         rows, columns = cut(m, blocking.rows, ("gm", "i")), cut(n, blocking.columns, ("gn", "j"))
         terms = cut(k, min(blocking.terms, k), ("g", "p"))
@@ -173,7 +173,7 @@ class Products(Blocked):
     def second_steps(self) -> tuple[int, int] | None:
         """Return the steps in memory between rows and columns of the second operand; None if they vary."""
         m, n, k = (extent(axes) for axes in self._sides)
-        cuts = self._cut(Blocking(m, n, k))
+        cuts = self._cut(ProductBlocking(m, n, k))
         axes = (cuts.terms[1], cuts.columns[1])
         emitter = self.fusion.emitter(cuts.ranges)
         _ = self.argument(emitter, 1, cuts.values)
@@ -184,7 +184,7 @@ class Products(Blocked):
     def _whole(self, columns: int) -> int:
         return round_up(columns, self.machine.lanes)
 
-    def _operand(self, position: int, blocking: Blocking, cuts: Cut) -> Operand:
+    def _operand(self, position: int, blocking: ProductBlocking, cuts: Cut) -> Operand:
         """Return where an operand is read: in memory, in a copy of it or in a tile."""
         (_, i), (gn, j), (g, p) = cuts.rows, cuts.columns, cuts.terms
         axes = (p, j) if position else (i, p)
@@ -210,7 +210,7 @@ class Products(Blocked):
         buffer = Buffer(name, Level.TILE, self.dtype, axes[0].extent * row, layout)
         return Operand(packed, buffer, None, packing)
 
-    def _panels_of(self, columns: int, blocking: Blocking) -> tuple[Panels, ...]:
+    def _panels_of(self, columns: int, blocking: ProductBlocking) -> tuple[Panels, ...]:
         """Return the layout of some columns of the second operand in a tile: panels, if these are whole."""
         registers, lanes = blocking.registers, self.machine.lanes
         is_strip = registers is not None and registers.vectors * lanes == columns
@@ -244,7 +244,7 @@ class Products(Blocked):
         buffer = Buffer("pa", Level.TILE, self.dtype, i.extent * self._row(p.extent))
         return Operand(At("pa", add(scale(var(i.name), self._row(p.extent)), var(p.name))), buffer, None, packing)
 
-    def _right_bytes(self, blocking: Blocking, cuts: Cut) -> Operand:
+    def _right_bytes(self, blocking: ProductBlocking, cuts: Cut) -> Operand:
         """Return the columns of a task in panels in a tile; terms beyond the last are 0."""
         (_, j), (_, p) = cuts.columns, cuts.terms
         registers = blocking.registers
@@ -293,11 +293,11 @@ class Products(Blocked):
         """Return the number of a batch, the last axis first."""
         return _counted(tuple((axis.name, axis.extent) for axis in self.batch))
 
-    def _padded(self, blocking: Blocking) -> int:
+    def _padded(self, blocking: ProductBlocking) -> int:
         columns = extent(self.contraction.batch) * extent(self.contraction.columns)
         return round_up(columns, blocking.panels)
 
-    def _memory(self, blocking: Blocking) -> Iterator[Buffer]:
+    def _memory(self, blocking: ProductBlocking) -> Iterator[Buffer]:
         """Yield the buffers of inputs and outputs; the second operand may come in panels."""
         for buffer in self.memory():
             if blocking.panels and buffer.name == self.name_of(1):

@@ -47,7 +47,7 @@ class _Values:
 
 
 @dataclass(frozen=True)
-class Rows:
+class SoftmaxRows:
     """Some rows.
 
     Attributes:

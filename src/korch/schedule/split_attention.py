@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from korch.alignment import round_up
 from korch.primitive.types import DType
-from korch.schedule.attention import Attentions, Blocking, Builder, Packing
+from korch.schedule.attention import AttentionBlocking, AttentionBuilder, Attentions, Packing
 from korch.schedule.blocks import Blocked, arranged, spaced, store
 from korch.schedule.split_products import are_adjacent, copied, operand_components, tile_of_components
 from korch.tile.program import Apply, At, Axis, Load, Pass, Product, TileOp, TileProgram
 
 
-def program_of(given: Attentions, blocking: Blocking) -> TileProgram:
+def program_of(given: Attentions, blocking: AttentionBlocking) -> TileProgram:
     """Return the program of one blocking, for vector units or matrix units.
 
     Raises:
         NotFusedError: what stands around the products can't be computed with them.
     """
-    kind = SplitBuilder if blocking.packing is Packing.SPLIT else Builder
+    kind = SplitAttentionBuilder if blocking.packing is Packing.SPLIT else AttentionBuilder
     return kind(given, blocking).program()
 
 
-class SplitBuilder(Builder):
+class SplitAttentionBuilder(AttentionBuilder):
     """A program whose products are of components of bfloat16, by matrix units; all keys are one block."""
 
     product = Product.SPLIT

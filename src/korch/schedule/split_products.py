@@ -17,7 +17,7 @@ from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.types import DType
 from korch.schedule.blocks import Operand, store
 from korch.schedule.contraction import Contraction, Layouts, extent
-from korch.schedule.products import Blocking, Cut, Products
+from korch.schedule.products import Cut, ProductBlocking, Products
 from korch.tile.cpp_split import EDGE
 from korch.tile.index import add, scale, var, vector_step
 from korch.tile.program import At, Axis, Buffer, Level, Load, Panels, Pass, Product, Split, TileOp
@@ -114,7 +114,7 @@ class SplitProducts(Products):
         self.product = Product.SPLIT
         self.components = operand_components(group.body, root)
 
-    def _operand(self, position: int, blocking: Blocking, cuts: Cut) -> Operand:
+    def _operand(self, position: int, blocking: ProductBlocking, cuts: Cut) -> Operand:
         """Return the components of an operand, which come so or are made of it."""
         (_, i), (_, j), (_, p) = cuts.rows, cuts.columns, cuts.terms
         axes = (p, j) if position else (i, p)
@@ -133,10 +133,10 @@ class SplitProducts(Products):
         split = Pass(axes, axes[1].name, tuple(ops), (store(at, value),))
         return Operand(at, floats.buffer, floats.stage, floats.packing, (components, split))
 
-    def _panels_of(self, columns: int, blocking: Blocking) -> tuple[Panels, ...]:
+    def _panels_of(self, columns: int, blocking: ProductBlocking) -> tuple[Panels, ...]:
         return ()  # the components are made of rows
 
-    def _memory(self, blocking: Blocking) -> Iterator[Buffer]:
+    def _memory(self, blocking: ProductBlocking) -> Iterator[Buffer]:
         """Yield the buffers of inputs and outputs; the second operand may come in components."""
         columns = round_up(extent(self.contraction.columns), EDGE)
         for buffer in self.memory():

@@ -40,7 +40,7 @@ MOST_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class SplitBlocking:
+class SplitStoredBlocking:
     """How a product is cut: rows and columns of a task, and terms of a turn of its loop."""
 
     rows: int
@@ -61,7 +61,7 @@ class SplitStored(Stored):
         """How many numbers of bfloat16 an element of the rows is."""
         return components_of(self.group.body, self.root.inputs[0])
 
-    def split_program(self, blocking: SplitBlocking) -> TileProgram:
+    def split_program(self, blocking: SplitStoredBlocking) -> TileProgram:
         """Return the program of one blocking.
 
         Raises:

@@ -39,7 +39,7 @@ from korch.tile.program import (
 
 
 @dataclass(frozen=True, slots=True)
-class SplitBlocking:
+class SplitWindowBlocking:
     """How a convolution on matrix units is cut into tasks.
 
     Attributes:
@@ -102,7 +102,7 @@ class SplitWindows(Blocked):
         self.components = operand_components(group.body, root)
         self.down, self.across = (Kept(side) for side in sides_of(group, root))
 
-    def program(self, blocking: SplitBlocking) -> TileProgram:
+    def program(self, blocking: SplitWindowBlocking) -> TileProgram:
         """Return the program of one blocking.
 
         Raises:

@@ -39,7 +39,7 @@ COMPONENTS = "s"
 
 
 @dataclass(frozen=True, slots=True)
-class SplitBlocking:
+class SplitWinogradBlocking:
     """How a convolution on matrix units is cut into tasks.
 
     Attributes:
@@ -58,7 +58,7 @@ class SplitBlocking:
 class SplitWinograd(Winograd):
     """What all programs of a group on matrix units have in common."""
 
-    def split_program(self, blocking: SplitBlocking) -> TileProgram:
+    def split_program(self, blocking: SplitWinogradBlocking) -> TileProgram:
         """Return the program of one blocking.
 
         Raises:

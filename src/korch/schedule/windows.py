@@ -47,7 +47,7 @@ from korch.tile.staging import Machine
 
 
 @dataclass(frozen=True, slots=True)
-class Blocking:
+class ConvBlocking:
     """How a convolution is cut into tasks.
 
     Attributes:
@@ -78,27 +78,27 @@ class Windows(Blocked):
         self.groups, self.channels, self.results = at.groups, channels // at.groups, out[1] // at.groups
         self.sides = sides_of(group, root)
 
-    def program(self, blocking: Blocking) -> TileProgram:
+    def program(self, blocking: ConvBlocking) -> TileProgram:
         """Return the program of one blocking.
 
         Raises:
             NotFusedError: what stands around the convolution can't be computed with it.
         """
-        return _Maker(self, blocking).program()
+        return _WindowMaker(self, blocking).program()
 
-    def finish(self, blocking: Blocking) -> Pass:
+    def finish(self, blocking: ConvBlocking) -> Pass:
         """Return the pass of this program that computes the results from the sums.
 
         Raises:
             NotFusedError: the program can't be made.
         """
-        return _Maker(self, blocking).finish()
+        return _WindowMaker(self, blocking).finish()
 
 
-class _Maker:
+class _WindowMaker:
     """One program: its axes, and the steps along them."""
 
-    def __init__(self, windows: Windows, blocking: Blocking) -> None:
+    def __init__(self, windows: Windows, blocking: ConvBlocking) -> None:
         self.windows, self.blocking, self.is_first = windows, blocking, blocking.panels > 0
         sides, beside = windows.sides, blocking.beside
         cuts = [

@@ -55,7 +55,7 @@ TASK_VECTORS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Blocking:
+class WinogradBlocking:
     """How a convolution is cut into tasks.
 
     Attributes:
@@ -92,7 +92,7 @@ class Winograd:
         self.tiles = self.images * self.down * self.across
         self.transforms = TRANSFORMS[self.tile]
 
-    def program(self, blocking: Blocking) -> TileProgram:
+    def program(self, blocking: WinogradBlocking) -> TileProgram:
         """Return the program of one blocking.
 
         Raises:
@@ -181,7 +181,7 @@ class Winograd:
         return found if self.dtype.is_float else emitter.apply(self.dtype, "cast", found)
 
     def _back(
-        self, blocking: Blocking, blocks: Axis, tiles: Axis, number: Expr, steps: tuple[int, int]
+        self, blocking: WinogradBlocking, blocks: Axis, tiles: Axis, number: Expr, steps: tuple[int, int]
     ) -> tuple[Step, ...]:
         """Return the products of a group with a block of channels, and their way back.
 

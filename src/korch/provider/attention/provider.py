@@ -14,7 +14,7 @@ from korch.provider.content import content_version
 from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import printed_kernel
-from korch.schedule.attention import Attentions, Blocking, Packing
+from korch.schedule.attention import AttentionBlocking, Attentions, Packing
 from korch.schedule.contraction import NotFusedError, refuse_types
 from korch.schedule.heads import Attention
 from korch.schedule.split_attention import program_of
@@ -58,7 +58,7 @@ class AttentionProvider:
     group_shapes = (around("matmul", widens=True), attention_groups)
 
     def __init__(self) -> None:
-        self._plans: dict[tuple[str, Target], dict[str, Blocking] | Refusal] = {}
+        self._plans: dict[tuple[str, Target], dict[str, AttentionBlocking] | Refusal] = {}
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
         """Offer blocks of rows and keys in the plain layout."""
@@ -104,7 +104,7 @@ def _schedule(group: Group, found: Attention, target: Target) -> Attentions:
     return Attentions(group, found, group.plain_layouts, Machine(target.lanes, target.threads))
 
 
-def _plans(group: Group, found: Attention, target: Target) -> dict[str, Blocking] | Refusal:
+def _plans(group: Group, found: Attention, target: Target) -> dict[str, AttentionBlocking] | Refusal:
     """Return the blockings that can be printed, by the variants of their offers."""
     types = group.body.types
     if target.lanes < 4:
@@ -114,7 +114,7 @@ def _plans(group: Group, found: Attention, target: Target) -> dict[str, Blocking
     refusal = refuse_types(group.body, found.first, found.second, inside=found.inside)
     if refusal is not None:
         return refusal
-    plans: dict[str, Blocking] = {}
+    plans: dict[str, AttentionBlocking] = {}
     refusal = Refusal("there are too many keys to pack")
     try:
         schedule = _schedule(group, found, target)
@@ -131,13 +131,13 @@ def _plans(group: Group, found: Attention, target: Target) -> dict[str, Blocking
     return plans or refusal
 
 
-def blockings(schedule: Attentions, target: Target) -> Iterator[Blocking]:
+def blockings(schedule: Attentions, target: Target) -> Iterator[AttentionBlocking]:
     """Yield the blockings of which one may be the fastest."""
     rows, keys = schedule.rows, schedule.keys
     if rows <= FEW_ROWS:
-        yield from (Blocking(rows, n, Packing.NONE, is_split=True) for n in SPLIT_KEYS if n < keys)
+        yield from (AttentionBlocking(rows, n, Packing.NONE, is_split=True) for n in SPLIT_KEYS if n < keys)
         if keys <= MOST_KEYS:
-            yield Blocking(rows, keys, Packing.NONE)
+            yield AttentionBlocking(rows, keys, Packing.NONE)
     if rows < LEAST_PACKED or schedule.packed_bytes > MOST_BYTES:
         return
     together = REGISTERS.get(target.lanes, FEW_REGISTERS).rows
@@ -145,9 +145,11 @@ def blockings(schedule: Attentions, target: Target) -> Iterator[Blocking]:
     packing = Packing.STAGE if schedule.tasks * chunks % target.threads else Packing.TASK
     blocks = [n * together for n in BLOCKS_OF_ROWS]
     if keys <= MOST_KEYS:
-        yield from (Blocking(n, keys, packing, chunks=chunks) for n in blocks[: 1 if rows <= together else None])
+        yield from (
+            AttentionBlocking(n, keys, packing, chunks=chunks) for n in blocks[: 1 if rows <= together else None]
+        )
     if keys > MANY_KEYS:
-        yield Blocking(blocks[-1], KEYS, packing, chunks=chunks)
+        yield AttentionBlocking(blocks[-1], KEYS, packing, chunks=chunks)
 
 
 def _chunks(schedule: Attentions, target: Target, least: int, together: int) -> int:
@@ -158,7 +160,7 @@ def _chunks(schedule: Attentions, target: Target, least: int, together: int) -> 
     return chunks
 
 
-def split_blockings(schedule: Attentions, target: Target) -> Iterator[Blocking]:
+def split_blockings(schedule: Attentions, target: Target) -> Iterator[AttentionBlocking]:
     """Yield the blockings for matrix units of which one may be the fastest: keys are split again for each block."""
     rows, keys = schedule.rows, schedule.keys
     is_full = min(keys, schedule.terms, schedule.columns) >= TOGETHER // 2
@@ -171,4 +173,4 @@ def split_blockings(schedule: Attentions, target: Target) -> Iterator[Blocking]:
         block = ceil_div(rows, _chunks(schedule, target, ceil_div(rows, most) * least, TOGETHER))
         if block not in seen:
             seen.add(block)
-            yield Blocking(block, keys, Packing.SPLIT)
+            yield AttentionBlocking(block, keys, Packing.SPLIT)

@@ -35,7 +35,7 @@ from korch.schedule.contraction import (
 )
 from korch.schedule.depthwise import Depthwise, is_depthwise, weights_layout
 from korch.schedule.few_channels import FewChannels
-from korch.schedule.products import PAIR_LANES, Blocking, Products, terms_together
+from korch.schedule.products import PAIR_LANES, ProductBlocking, Products, terms_together
 from korch.target import Target
 from korch.tile.cpp_steps import BYTE_REGISTERS, FEW_BYTE_REGISTERS
 from korch.tile.program import Loop, Pass, Registers, TileProgram
@@ -212,14 +212,14 @@ def _depthwise_program(schedule: Depthwise, target: Target) -> TileProgram:
     row_bytes = last.reach(last.out) * channels * side.stride
     tasks = teams if is_split else schedule.images
     rows = lines_of_task(side.out, MOST_TILE_BYTES // row_bytes, tasks, target.threads)
-    program = schedule.program(depthwise.Blocking(rows, min(channels, schedule.channels), PLACES))
+    program = schedule.program(depthwise.DepthwiseBlocking(rows, min(channels, schedule.channels), PLACES))
     require_rows(program, target.lanes)
     return program
 
 
 def _blocking(
     contraction: Contraction, schedule: Products, registers: Registers, strip: int, target: Target
-) -> Blocking:
+) -> ProductBlocking:
     """Return blocks of rows, of as many for each thread; of columns where there are few rows."""
     m, n, terms = extent(contraction.rows), extent(contraction.columns), extent(schedule.terms)
     fewest, most = ROWS
@@ -229,4 +229,4 @@ def _blocking(
     rows = min(m, -(-m // (blocks * registers.rows)) * registers.rows)
     parts = target.threads if blocks < target.threads and not contraction.batch else 1
     columns = n if parts == 1 else min(n, -(-n // (strip * parts)) * strip)
-    return Blocking(rows, columns, terms, (False, True), registers, strip)
+    return ProductBlocking(rows, columns, terms, (False, True), registers, strip)

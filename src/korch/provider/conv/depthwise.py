@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from korch.candidate.layout import Layout
 from korch.provider.conv.rows import lines_of_task
-from korch.schedule.depthwise import Blocking, Depthwise
+from korch.schedule.depthwise import Depthwise, DepthwiseBlocking
 from korch.target import Target
 
 CACHE_SHARE = 0.25
@@ -17,7 +17,7 @@ PLACES = 8
 """Places of a row that are in registers at most: as many multiplications must be independent of each other."""
 
 
-def blockings(depthwise: Depthwise, source: Layout, target: Target) -> Iterator[tuple[str, Blocking]]:
+def blockings(depthwise: Depthwise, source: Layout, target: Target) -> Iterator[tuple[str, DepthwiseBlocking]]:
     """Yield the ways in which threads share a convolution, with their names: by rows or by channels."""
     *outer, side, last = depthwise.sides
     lanes, threads, channels = target.lanes, target.threads, depthwise.channels
@@ -32,9 +32,9 @@ def blockings(depthwise: Depthwise, source: Layout, target: Target) -> Iterator[
         return lines_of_task(side.out, side.out if is_read else fitting, tasks, threads)
 
     one = lanes if source.blocks else channels
-    yield "rows", Blocking(rows(depthwise.images, one), one, places, True, source.blocks != ())
+    yield "rows", DepthwiseBlocking(rows(depthwise.images, one), one, places, True, source.blocks != ())
     if threads > 1 and channels > lanes:
         parts = channels // lanes if source.blocks else threads
         own = -(-channels // (parts * lanes)) * lanes
         tasks = depthwise.images * -(-channels // own)
-        yield "channels", Blocking(rows(tasks, own), own, places, False, source.blocks != ())
+        yield "channels", DepthwiseBlocking(rows(tasks, own), own, places, False, source.blocks != ())

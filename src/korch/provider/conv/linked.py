@@ -16,7 +16,7 @@ from korch.provider.conv.vectors import WINDOWS, Plan, image_layouts, image_posi
 from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.matrix_units import STEP_BYTES, TOGETHER, components_layout
 from korch.provider.provider import SPLIT, Kernel
-from korch.schedule.chains import Blocking, Chain, Link
+from korch.schedule.chains import Chain, ChainBlocking, Link
 from korch.schedule.contraction import Layouts, NotFusedError, refuse_types
 from korch.schedule.depthwise import weights_layout
 from korch.target import Target
@@ -60,7 +60,7 @@ def chain_plans(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
     is_added = len(group.body.consumers[group.body.inputs[image][1]]) > 1  # then its layout matters there, too
     plans: list[Plan] = []
     refusal = Refusal("no layout fits both the inputs and the outputs")
-    blockings: tuple[tuple[str, Blocking], ...] = ()  # they are the same for all layouts
+    blockings: tuple[tuple[str, ChainBlocking], ...] = ()  # they are the same for all layouts
     for source, sink in image_layouts(group.input_types[image], group.body.types[root.output], target):
         layouts = layouts_of(group, root, image, source, sink)
         try:
@@ -115,7 +115,7 @@ def chain_kernel(group: Group, plan: Plan, target: Target) -> Kernel | Refusal:
     Offers ask that of the last convolution only, and of one layout unless the image is read again after the first, as
     it takes long for something that hardly occurs.
     """
-    if isinstance(plan.blocking, Blocking):
+    if isinstance(plan.blocking, ChainBlocking):
         try:
             chain = Chain(group, plan.layouts, Machine(target.lanes, target.threads))
             _require_neighbours(chain, plan.blocking, target, only_last=False)
@@ -124,7 +124,7 @@ def chain_kernel(group: Group, plan: Plan, target: Target) -> Kernel | Refusal:
     return plan.kernel(group, target)
 
 
-def _require_neighbours(chain: Chain, blocking: Blocking, target: Target, only_last: bool) -> None:
+def _require_neighbours(chain: Chain, blocking: ChainBlocking, target: Target, only_last: bool) -> None:
     for after in chain.finish(blocking, only_last):
         require_neighbours(after, target.lanes)
 
@@ -148,7 +148,7 @@ def _refused_or_image(group: Group, target: Target) -> int | Refusal:
 
 
 def _packed(
-    group: Group, chain: Chain, layouts: tuple[Layout, ...], blocking: Blocking, target: Target
+    group: Group, chain: Chain, layouts: tuple[Layout, ...], blocking: ChainBlocking, target: Target
 ) -> tuple[Layout, ...]:
     """Return the layouts of the inputs, those of weights in panels."""
     found, order = list(layouts), (0, 2, 3, 1)
@@ -163,7 +163,7 @@ def _packed(
     return tuple(found)
 
 
-def _blockings(chain: Chain, target: Target) -> Iterator[tuple[str, Blocking]]:
+def _blockings(chain: Chain, target: Target) -> Iterator[tuple[str, ChainBlocking]]:
     """Yield the ways in which threads share a chain, with their names: by rows, or by channels where rows are few."""
     last, lanes = chain.links[-1], target.lanes
     teams = target.threads // math.gcd(last.images, target.threads)
@@ -178,14 +178,14 @@ def _blockings(chain: Chain, target: Target) -> Iterator[tuple[str, Blocking]]:
         yield "channels", _blocking(chain, last.rows.out, last.results // teams, target)
 
 
-def _blocking(chain: Chain, rows: int, channels: int, target: Target) -> Blocking:
+def _blocking(chain: Chain, rows: int, channels: int, target: Target) -> ChainBlocking:
     """Return the blocking of tasks of some rows and channels: as many rows at a time as stay in the cache."""
     last = chain.links[-1].results
     own = [channels if channels < last else link.results for link in chain.links]
     links = zip(chain.links, own, strict=True)
     registers = (_registers(link, n, target, link is chain.links[0]) for link, n in links)
     block = _fitting(chain, rows, channels, CACHE_SHARE * target.l2_bytes)
-    return Blocking(rows, block, channels, tuple(registers))
+    return ChainBlocking(rows, block, channels, tuple(registers))
 
 
 def _fitting(chain: Chain, rows: int, channels: int, most_bytes: float, is_split: bool = False) -> int:

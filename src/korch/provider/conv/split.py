@@ -19,7 +19,7 @@ from korch.provider.matrix_units import COMPONENT_BYTES, TOGETHER
 from korch.provider.provider import SPLIT
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.split_products import MOST_COMPONENTS, operand_components, pairs_of
-from korch.schedule.split_windows import SplitBlocking, SplitWindows
+from korch.schedule.split_windows import SplitWindowBlocking, SplitWindows
 from korch.target import Target
 
 LEAST_FULL = 0.7
@@ -135,13 +135,13 @@ class _Sizes:
         return SPLIT_COST * (1 + self.components[position]) / (1 + MOST_COMPONENTS)
 
 
-def split_of(windows: SplitWindows, target: Target) -> SplitBlocking:
+def split_of(windows: SplitWindows, target: Target) -> SplitWindowBlocking:
     """Choose the blocking of a dense convolution."""
     sizes = _Sizes(windows, target)
     return min(_choices(sizes), key=lambda choice: choice[0])[1]
 
 
-def _choices(sizes: _Sizes) -> Iterator[tuple[float, SplitBlocking]]:
+def _choices(sizes: _Sizes) -> Iterator[tuple[float, SplitWindowBlocking]]:
     teams = max(1, sizes.target.threads // math.gcd(sizes.images, sizes.target.threads))
     yield from _rows_pass(sizes, min(teams, sizes.rows), 1)
     if teams > 1 and sizes.strips > 1:
@@ -149,7 +149,7 @@ def _choices(sizes: _Sizes) -> Iterator[tuple[float, SplitBlocking]]:
     yield _strips_pass(sizes)
 
 
-def _rows_pass(sizes: _Sizes, chunks: int, parts: int) -> Iterator[tuple[float, SplitBlocking]]:
+def _rows_pass(sizes: _Sizes, chunks: int, parts: int) -> Iterator[tuple[float, SplitWindowBlocking]]:
     """Yield the ways in which strips stay, with estimates of their time in products of a step."""
     own = ceil_div(sizes.strips, parts)
     fitting = max(1, int(STAY_SHARE * sizes.target.l2_bytes / (sizes.units * sizes.step_bytes)))
@@ -167,12 +167,12 @@ def _rows_pass(sizes: _Sizes, chunks: int, parts: int) -> Iterator[tuple[float, 
         rows = whole * sizes.split_rows(block) + (sizes.split_rows(rest) if rest else 0)
         groups = ceil_div(own, group)
         cost = max(cost, groups * rows * 2) + groups * sizes.split_rows(block)
-        yield rounds * cost, SplitBlocking(all_rows, group * TOGETHER, block, sizes.units, True)
+        yield rounds * cost, SplitWindowBlocking(all_rows, group * TOGETHER, block, sizes.units, True)
         if block == 1:
             return
 
 
-def _strips_pass(sizes: _Sizes) -> tuple[float, SplitBlocking]:
+def _strips_pass(sizes: _Sizes) -> tuple[float, SplitWindowBlocking]:
     """Return the way in which rows stay, with an estimate of its time."""
     parts = min(sizes.target.threads, sizes.strips)
     own = ceil_div(sizes.strips, parts)
@@ -186,4 +186,4 @@ def _strips_pass(sizes: _Sizes) -> tuple[float, SplitBlocking]:
     cost = own * strip + sizes.split_rows(block) + sizes.split_strip() * units / sizes.units
     cost *= blocks * (BLOCKS_COST if blocks > 1 else 1)
     rounds = ceil_div(sizes.images * parts, sizes.target.threads)
-    return rounds * cost, SplitBlocking(block, own * TOGETHER, block, units, False)
+    return rounds * cost, SplitWindowBlocking(block, own * TOGETHER, block, units, False)

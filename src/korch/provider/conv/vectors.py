@@ -21,8 +21,8 @@ from korch.provider.tile_kernel import kernel_of
 from korch.schedule import chains, depthwise
 from korch.schedule.contraction import Layouts, NotFusedError, refuse_types, root_of
 from korch.schedule.depthwise import Depthwise, is_depthwise, weights_layout
-from korch.schedule.split_windows import SplitBlocking, SplitWindows
-from korch.schedule.windows import Blocking, Windows
+from korch.schedule.split_windows import SplitWindowBlocking, SplitWindows
+from korch.schedule.windows import ConvBlocking, Windows
 from korch.target import Target
 from korch.tile.program import Registers, TileProgram
 from korch.tile.staging import Machine
@@ -57,19 +57,19 @@ class Plan:
 
     offer: Offer
     layouts: Layouts
-    blocking: Blocking | SplitBlocking | depthwise.Blocking | chains.Blocking
+    blocking: ConvBlocking | SplitWindowBlocking | depthwise.DepthwiseBlocking | chains.ChainBlocking
 
     def program(self, group: Group, target: Target) -> TileProgram:
         """Return the program of the kernel."""
         root, machine = group.body.linear[0], Machine(target.lanes, target.threads)
         match self.blocking:
-            case depthwise.Blocking():
+            case depthwise.DepthwiseBlocking():
                 return Depthwise(group, root, self.layouts, target.lanes).program(self.blocking)
-            case chains.Blocking():
+            case chains.ChainBlocking():
                 return chains.Chain(group, self.layouts, machine).program(self.blocking)
-            case SplitBlocking():
+            case SplitWindowBlocking():
                 return SplitWindows(group, root, self.layouts).program(self.blocking)
-            case Blocking():
+            case ConvBlocking():
                 return Windows(group, root, self.layouts, machine).program(self.blocking)
             case _:
                 assert_never(self.blocking)
@@ -116,11 +116,15 @@ def plans_of(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
 
 
 def _refusal(
-    group: Group, root: Primitive, layouts: Layouts, blocking: Blocking | depthwise.Blocking, target: Target
+    group: Group,
+    root: Primitive,
+    layouts: Layouts,
+    blocking: ConvBlocking | depthwise.DepthwiseBlocking,
+    target: Target,
 ) -> Refusal | None:
     """Return why no program of a layout of the result can be made; that of the image does not matter."""
     try:
-        if isinstance(blocking, depthwise.Blocking):
+        if isinstance(blocking, depthwise.DepthwiseBlocking):
             after = Depthwise(group, root, layouts, target.lanes).finish(blocking)
         else:
             after = Windows(group, root, layouts, Machine(target.lanes, target.threads)).finish(blocking)
@@ -137,7 +141,7 @@ class _Way:
     source: Layout
     sink: Layout
     variant: str
-    blocking: Blocking | depthwise.Blocking
+    blocking: ConvBlocking | depthwise.DepthwiseBlocking
     panels: tuple[tuple[int, Layout], ...] = ()
 
 
@@ -196,7 +200,7 @@ def packed_weights(group: Group, root: Primitive) -> int | None:
     return position if is_constant else None
 
 
-def _panels(rank: int, blocking: Blocking) -> Layout:
+def _panels(rank: int, blocking: ConvBlocking) -> Layout:
     """Return the layout of weights in panels of output channels: places of the window, then channels."""
     return Layout((0, *range(2, rank), 1), ((0, blocking.panels),))
 
@@ -276,7 +280,7 @@ def _lines(windows: Windows, target: Target, variant: str) -> tuple[int, ...]:
     return (*ones, fitted, last.out)
 
 
-def _pixels_first(windows: Windows, source: Layout, target: Target, variant: str) -> Blocking | None:
+def _pixels_first(windows: Windows, source: Layout, target: Target, variant: str) -> ConvBlocking | None:
     """Return the blocking of a convolution whose rows are pixels, or None if it has none."""
     places = _lines(windows, target, variant)
     registers = _registers(math.prod(places), ceil_div(windows.results, target.lanes), target)
@@ -290,10 +294,10 @@ def _pixels_first(windows: Windows, source: Layout, target: Target, variant: str
             return None
     is_read = all(side.window == side.stride == 1 and not side.pad for side in windows.sides)
     beside = target.lanes if source.blocks and is_read else windows.channels
-    return Blocking(places, channels, registers, strip, beside)
+    return ConvBlocking(places, channels, registers, strip, beside)
 
 
-def _channels_first(windows: Windows, target: Target, variant: str) -> Blocking | None:
+def _channels_first(windows: Windows, target: Target, variant: str) -> ConvBlocking | None:
     """Return the blocking of a convolution whose rows are channels, or None if it has none."""
     places, channels, is_shared = _lines(windows, target, variant), windows.results, len(windows.sides) == 1
     if variant == "channels":
@@ -312,4 +316,4 @@ def _channels_first(windows: Windows, target: Target, variant: str) -> Blocking 
         teams = target.threads // math.gcd(outer, target.threads)
         parts = max(teams, last.out // max(LEAST_COLUMNS, 4 * strip))
         places = (min(last.out, ceil_div(ceil_div(last.out, parts), strip) * strip),)
-    return Blocking(places, channels, registers, is_shared=is_shared)
+    return ConvBlocking(places, channels, registers, is_shared=is_shared)

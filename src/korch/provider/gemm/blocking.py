@@ -46,7 +46,7 @@ LEAST_GROUP = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Blocking:
+class VectorBlocking:
     """Sizes of blocks: vectors and rows in registers, rows of a block, parts of the columns.
 
     For matrix units, `chunk` is how many terms are multiplied at a time, and `group` how many
@@ -63,7 +63,7 @@ class Blocking:
     @staticmethod
     def split(
         sizes: tuple[int, int, int, int], components: tuple[int, int], target: Target, is_given: bool = False
-    ) -> Blocking:
+    ) -> VectorBlocking:
         """Choose the sizes for matrix units: whole tiles, and terms that go together.
 
         Threads share the larger operand out among them; each splits all of the other.
@@ -84,17 +84,17 @@ class Blocking:
         if not is_given and m >= teams * SPLIT_ROWS // 2 and fitting >= min(strips, LEAST_GROUP):
             block = min(m, -(-m // (teams * TOGETHER)) * TOGETHER)
             group = -(-strips // -(-strips // fitting))
-            return Blocking(vectors, 8, block, 1, terms, group)
+            return VectorBlocking(vectors, 8, block, 1, terms, group)
         blocks, parts = (1, teams) if strips >= teams and n >= m else (teams, 1)
         blocks *= max(1, round(m / (blocks * SPLIT_ROWS)))
         block = min(m, -(-m // (blocks * TOGETHER)) * TOGETHER)
         steps = int(room / (rows_bytes * round_up(block, TOGETHER)))
         chunks = -(-terms // (max(8, steps) * TOGETHER))
         chunk = -(-terms // (chunks * TOGETHER)) * TOGETHER
-        return Blocking(vectors, 8, block, parts, min(chunk, terms))
+        return VectorBlocking(vectors, 8, block, parts, min(chunk, terms))
 
     @staticmethod
-    def of(batch: int, m: int, n: int, terms: int, target: Target, row_step: int = 0) -> Blocking:
+    def of(batch: int, m: int, n: int, terms: int, target: Target, row_step: int = 0) -> VectorBlocking:
         """Choose the sizes for a product of `batch` times m rows and n columns.
 
         If the right operand is read where it lies, in rows `row_step` elements apart, and a
@@ -122,9 +122,9 @@ class Blocking:
             part_bytes = 4 * terms * n // teams
             if terms <= FEW_TERMS and n >= LONG_ROW and part_bytes <= PART_SHARE * target.l2_bytes:
                 if can_be_wide and m >= WIDE_ROWS and terms > FEW_TERMS // 2:
-                    return Blocking(WIDE_VECTORS, wide_rows, min(m, 8 * wide_rows), teams)
+                    return VectorBlocking(WIDE_VECTORS, wide_rows, min(m, 8 * wide_rows), teams)
                 block = rows
-            return Blocking(vectors, rows, block, teams)
+            return VectorBlocking(vectors, rows, block, teams)
         if can_be_wide and is_near and m >= teams * most:
             vectors, most, strips = WIDE_VECTORS, wide_rows, n // columns
         blocks = teams if m >= teams * most // 2 else 1
@@ -137,7 +137,7 @@ class Blocking:
         parts = 1 if batch * -(-m // block) >= target.threads else min(target.threads, strips)
         if block < m:
             block = round_up(block, rows)
-        return Blocking(vectors, rows, block, parts)
+        return VectorBlocking(vectors, rows, block, parts)
 
 
 def _rows(m: int, most: int) -> int:

@@ -17,7 +17,7 @@ from korch.provider.provider import SPLIT, Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.contraction import FLOATS, Layouts, NotFusedError, extent, root_of
 from korch.schedule.split_products import components_of, pairs_of
-from korch.schedule.split_stored import SplitBlocking, SplitStored
+from korch.schedule.split_stored import SplitStored, SplitStoredBlocking
 from korch.schedule.stored import FEW_ROWS, Stored, blocking_of, strips
 from korch.target import Target
 from korch.tile.cpp_split import MOST_FACTOR_ROWS
@@ -115,7 +115,9 @@ def _units(group: Group, root: Primitive, target: Target) -> tuple[tuple[Layout,
         max(1, terms // block),
     )
     parts = min(target.threads, ceil_div(columns, TOGETHER))
-    blocking = SplitBlocking(min(rows, own), min(columns, round_up(ceil_div(columns, parts), TOGETHER)), terms // turns)
+    blocking = SplitStoredBlocking(
+        min(rows, own), min(columns, round_up(ceil_div(columns, parts), TOGETHER)), terms // turns
+    )
     program = schedule.split_program(blocking)
     require_rows(program, target.lanes)
     return layouts[0], program

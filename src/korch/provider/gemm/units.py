@@ -9,12 +9,12 @@ from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
-from korch.provider.gemm.blocking import Blocking as Sizes
+from korch.provider.gemm.blocking import VectorBlocking as Sizes
 from korch.provider.gemm.vectors import require_rows, stays_in_cache
 from korch.provider.matrix_units import TOGETHER, components_layout
 from korch.schedule.byte_units import TiledProducts, tile_registers, unit_of
 from korch.schedule.contraction import Layouts, contraction_of, extent
-from korch.schedule.products import Blocking
+from korch.schedule.products import ProductBlocking
 from korch.schedule.split_products import SplitProducts
 from korch.target import Target
 from korch.tile.program import QUAD, Registers, TileProgram
@@ -61,7 +61,7 @@ def split_program_of(
     columns = min(n, (sizes.group or -(-strips // sizes.parts)) * TOGETHER)
     steps = schedule.second_steps() if packed is None else None
     packs = steps is not None and not stays_in_cache(steps[0], m, sizes.rows)
-    blocking = Blocking(
+    blocking = ProductBlocking(
         sizes.block,
         columns,
         sizes.chunk,
@@ -107,7 +107,7 @@ def tiled_program_of(group: Group, root: Primitive, layouts: Layouts, target: Ta
     return program
 
 
-def tiled_blocking(sizes: Sequence[int], target: Target, is_packed: bool) -> Blocking:
+def tiled_blocking(sizes: Sequence[int], target: Target, is_packed: bool) -> ProductBlocking:
     """Return the blocking of a product of bytes on matrix units.
 
     Threads share the columns where these have more bytes than the rows, so that no two of them read the same weights,
@@ -128,4 +128,4 @@ def tiled_blocking(sizes: Sequence[int], target: Target, is_packed: bool) -> Blo
     if strips_pass:
         rows = ceil_div(rows, ceil_div(rows * terms, room))
     registers = tile_registers(target.lanes, strips_pass)
-    return Blocking(rows, columns, terms, (False, True), registers, TOGETHER if is_packed else 0)
+    return ProductBlocking(rows, columns, terms, (False, True), registers, TOGETHER if is_packed else 0)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.provider.gemm.blocking import PAGE_FLOATS
-from korch.provider.gemm.blocking import Blocking as Sizes
+from korch.provider.gemm.blocking import VectorBlocking as Sizes
 from korch.schedule.blocks import require_adjacent
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, extent
-from korch.schedule.products import Blocking, Products
+from korch.schedule.products import ProductBlocking, Products
 from korch.target import Target
 from korch.tile.cpp_steps import BYTE_REGISTERS, FEW_BYTE_REGISTERS
 from korch.tile.program import QUAD, Load, Pass, Registers, Select, TileProgram
@@ -23,7 +23,7 @@ LEAST_TERMS = 32
 
 def schedule_of(
     group: Group, root: Primitive, layouts: Layouts, target: Target, is_packed: bool
-) -> tuple[Products, Blocking]:
+) -> tuple[Products, ProductBlocking]:
     """Return the schedule of a product and its blocking, with the columns of the panels of a packed second operand.
 
     Args:
@@ -52,17 +52,17 @@ def schedule_of(
     if is_read:
         columns = n if sizes.parts == 1 else -(-n // (strip * sizes.parts)) * strip
     panels = strip if is_packed else 0
-    return schedule, Blocking(sizes.block, columns, terms, (copies, not is_read), registers, panels)
+    return schedule, ProductBlocking(sizes.block, columns, terms, (copies, not is_read), registers, panels)
 
 
-def _blocking_of_bytes(sizes: tuple[int, int, int, int], target: Target, is_packed: bool) -> Blocking:
+def _blocking_of_bytes(sizes: tuple[int, int, int, int], target: Target, is_packed: bool) -> ProductBlocking:
     """Return the same for a product of bytes: four of them take the place of a float."""
     batch, m, n, terms = sizes
     blocks = Sizes.of(batch, m, n, -(-terms // QUAD), target)
     registers = BYTE_REGISTERS.get(target.lanes, FEW_BYTE_REGISTERS)
     strip = registers.vectors * target.lanes
     columns = n if blocks.parts == 1 else -(-n // (strip * blocks.parts)) * strip
-    return Blocking(blocks.block, columns, terms, (False, True), registers, strip if is_packed else 0)
+    return ProductBlocking(blocks.block, columns, terms, (False, True), registers, strip if is_packed else 0)
 
 
 def require_rows(program: TileProgram, lanes: int) -> None:

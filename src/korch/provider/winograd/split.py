@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from korch.alignment import ceil_div, round_up
 from korch.provider.matrix_units import STEP_BYTES, TOGETHER, components_layout
-from korch.schedule.split_winograd import SplitBlocking, SplitWinograd
+from korch.schedule.split_winograd import SplitWinograd, SplitWinogradBlocking
 from korch.target import Target
 
 WEIGHTS = components_layout((3, 0, 1, 2), columns=3, terms=2, is_split=True)
@@ -51,12 +51,12 @@ def suits_matrix_units(schedule: SplitWinograd, target: Target) -> bool:
     return target.isa == "amx" and schedule.dtype.is_float and is_wide and schedule.tiles >= LEAST_TILES
 
 
-def split_blocking(schedule: SplitWinograd, target: Target) -> SplitBlocking:
+def split_blocking(schedule: SplitWinograd, target: Target) -> SplitWinogradBlocking:
     """Choose the sizes."""
     return min(_choices(schedule, target), key=lambda choice: choice[0])[1]
 
 
-def _choices(schedule: SplitWinograd, target: Target) -> Iterator[tuple[float, SplitBlocking]]:
+def _choices(schedule: SplitWinograd, target: Target) -> Iterator[tuple[float, SplitWinogradBlocking]]:
     """Yield blockings, with estimates of their time."""
     threads, tiles = target.threads, schedule.tiles
     channels = schedule.channels, schedule.outputs
@@ -66,12 +66,15 @@ def _choices(schedule: SplitWinograd, target: Target) -> Iterator[tuple[float, S
     for groups in range(1, ceil_div(own, TOGETHER) + 1):
         group = ceil_div(own, groups)
         moved = 2 * max(0.0, group * tile_bytes - CACHE_SHARE * target.l2_bytes) / STEP_BYTES
-        yield groups * (steps * (_products(group) + READ_COST) + READ_COST * moved), SplitBlocking(vectors, group)
+        yield (
+            groups * (steps * (_products(group) + READ_COST) + READ_COST * moved),
+            SplitWinogradBlocking(vectors, group),
+        )
     if threads > 1:
         run, parts = _shares(schedule, threads)
         moved = 2 * 4 * schedule.points * sum(channels) * tiles / STEP_BYTES
         cost = (steps * (_products(tiles) + READ_COST) + SHARED_COST * moved) / threads + STAGES_COST
-        yield cost, SplitBlocking(vectors, tiles, run, parts)
+        yield cost, SplitWinogradBlocking(vectors, tiles, run, parts)
 
 
 def _products(tiles: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from korch.schedule.winograd import Blocking, Winograd
+from korch.schedule.winograd import Winograd, WinogradBlocking
 from korch.target import Target
 from korch.tile.cpp_steps import BYTE_REGISTERS
 
@@ -14,7 +14,7 @@ CACHE_SHARE = 0.9
 
 def blocking_of(
     points: int, tiles: int, channels: tuple[int, int], target: Target, is_shared: bool, element_bytes: int = 4
-) -> Blocking:
+) -> WinogradBlocking:
     """Choose the sizes.
 
     Args:
@@ -36,10 +36,10 @@ def blocking_of(
     # With a turn over the terms the weights are loaded once more, which costs as much as a row.
     candidates = range(max(1, most_rows // 2), most_rows + 1)
     rows = min(candidates, key=lambda r: (group + -(-group // r), -r))
-    return Blocking(vectors, min(rows, group), group, is_shared)
+    return WinogradBlocking(vectors, min(rows, group), group, is_shared)
 
 
-def blocking_for(schedule: Winograd, target: Target, is_shared: bool) -> Blocking:
+def blocking_for(schedule: Winograd, target: Target, is_shared: bool) -> WinogradBlocking:
     """Return the sizes for a convolution."""
     channels = schedule.channels, schedule.outputs
     size_bytes = schedule.dtype.size_bytes
