@@ -350,13 +350,13 @@ def _tensorrt_of_onnx(model: Any, inputs: list[Any], allow_tf32: bool) -> Callab
     """Return a run of an ONNX model's engine, as a CUDA graph."""
     import torch
 
-    from korch.cuda.engine import Engine, build_engine
+    from korch.cuda.engine import TensorRtEngine, build_engine
 
     outputs = [
         torch.empty([d.dim_value for d in o.type.tensor_type.shape.dim], device="cuda") for o in model.graph.output
     ]
     names = [item.name for item in (*model.graph.input, *model.graph.output)]
-    engine = Engine(build_engine(model.SerializeToString(), allow_tf32), names)
+    engine = TensorRtEngine(build_engine(model.SerializeToString(), allow_tf32), names)
     tensors = [t.reshape(-1).view(torch.uint8) for t in (*inputs, *outputs)]
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())

@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from korch.program.problem import Computation, Kernel, Port, Problem
+from korch.program.problem import Computation, Port, PricedKernel, Problem
 
 LAUNCH_NS = 2_000
 LAYOUTS = ("abcd", "acdb", "aBcd16b")
@@ -198,7 +198,7 @@ class _Maker:
             waiting -= ready
         return False
 
-    def _kernels(self, group: tuple[int, ...]) -> Iterator[Kernel]:
+    def _kernels(self, group: tuple[int, ...]) -> Iterator[PricedKernel]:
         made = {self.steps[p].output for p in group}
         read = sorted({v for p in group for v in self.steps[p].inputs} - made)
         used = sorted(v for v in made if v in self.ends or any(q not in group for q in self.readers[v]))
@@ -213,22 +213,22 @@ class _Maker:
 
     def _kernel(
         self, group: tuple[int, ...], read: list[int], outputs: tuple[int, ...], reads: str, writes: str
-    ) -> Kernel:
+    ) -> PricedKernel:
         bytes_ns = sum(self.size_ns[v] for v in (*read, *outputs))
         speed = LINEAR_SPEED[writes] if reads == writes else 1.1 * LINEAR_SPEED[writes]
         work_ns = int(speed * sum(self.work_ns[p] for p in group))
         noise = self.random.randint(0, 200)
-        return Kernel(
+        return PricedKernel(
             steps=frozenset(group),
             inputs=tuple(Port(v, reads) for v in read),
             outputs=tuple(Port(v, writes) for v in outputs),
             cost_ns=LAUNCH_NS + max(bytes_ns, work_ns) + bytes_ns // 8 + noise,
         )
 
-    def _layout_changes(self) -> Iterator[Kernel]:
+    def _layout_changes(self) -> Iterator[PricedKernel]:
         for v, size_ns in enumerate(self.size_ns):
             for a in self.layouts:
                 for b in self.layouts:
                     if a != b:
                         cost_ns = LAUNCH_NS + 2 * size_ns
-                        yield Kernel(frozenset(), (Port(v, a),), (Port(v, b),), cost_ns)
+                        yield PricedKernel(frozenset(), (Port(v, a),), (Port(v, b),), cost_ns)

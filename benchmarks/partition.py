@@ -28,7 +28,7 @@ from korch.ablation import Ablation
 from korch.assembly.task import prepare_all
 from korch.candidate.candidate import Candidate
 from korch.limits import SearchLimits
-from korch.measure.calibrate import Calibration, Level
+from korch.measure.calibrate import Calibration, MemoryLevel
 from korch.measure.cpu import CpuMeter
 from korch.options import Options
 from korch.pipeline import Run, few_collections, front
@@ -45,7 +45,7 @@ MODELS = (
 )
 
 RATES = Calibration(
-    (Level(1 << 21, 2e11, 1e11), Level(1 << 25, 8e10, 4e10), Level(0, 2e10, 1e10)),
+    (MemoryLevel(1 << 21, 2e11, 1e11), MemoryLevel(1 << 25, 8e10, 4e10), MemoryLevel(0, 2e10, 1e10)),
     rate_flop_per_s=2e11,
     launch_ns=100.0,
     region_ns=2000.0,

@@ -37,7 +37,7 @@ from korch.ranges.plan import RangePlan
 from korch.report.peers.inputs import random_arrays
 from korch.runtime.executable import Executable
 from korch.runtime.padding import Fitting, PaddedPlan
-from korch.runtime.program import Place
+from korch.runtime.program import SlotPlace
 from korch.runtime.ranged import RangedExecutable
 
 Feeds = Mapping[str, np.ndarray]
@@ -268,7 +268,10 @@ def _pairs(
     for (executable, plan), row in zip(plans, times, strict=True):
         steps = [step for step in executable.plan.steps if step.runs]
         for step, cost, time_ns in zip(steps, plan.costs, row, strict=True):
-            ports = [p.value for p in step.inputs if p.place != Place.CONSTANT.value], [p.value for p in step.outputs]
+            ports = (
+                [p.value for p in step.inputs if p.place != SlotPlace.CONSTANT.value],
+                [p.value for p in step.outputs],
+            )
             kernel = f"up to {plan.sizes}: {ports[0]} -> {ports[1]}"
             same.setdefault(kernel, {})[step.symbol] = cost.at(sizes), time_ns
         same.setdefault("plan", {})[f"up to {plan.sizes} at {plan.timed}"] = plan.cost_ns(sizes), sum(row)

@@ -25,7 +25,7 @@ from korch.primitive.types import ValueType
 from korch.provider.provider import Kernel
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
-from korch.runtime.program import Step
+from korch.runtime.program import PlanStep
 from korch.target import Target
 
 REPEATS = 2000
@@ -49,7 +49,7 @@ def make_chain(kernels: int, folder: Path) -> Executable:
     for p, primitive in enumerate(graph.primitives):
         group = make_group(graph, [p], [primitive.output])
         kernel = Kernel(f"k_{primitive.op}", SOURCE.format(op=primitive.op))
-        steps.append(Step(Candidate(group, "chain", Offer(plain, plain)), kernel))
+        steps.append(PlanStep(Candidate(group, "chain", Offer(plain, plain)), kernel))
     return Executable(build(graph, steps, Target(isa="generic"), Builder("generic", folder)))
 
 

@@ -36,8 +36,8 @@ from korch.runtime.report import Report
 from korch.superopt.axes import named
 from korch.superopt.expressions import expressions
 from korch.superopt.find import search
-from korch.superopt.generate import BlockStep, Rules, Search, block_graphs
-from korch.superopt.sizes import Machine
+from korch.superopt.generate import BlockStep, GraphSearch, Rules, block_graphs
+from korch.superopt.sizes import CacheMachine
 from korch.superopt.verify import verify
 from korch.tile.arithmetic import Float64
 from korch.tile.program import TileProgram
@@ -47,7 +47,7 @@ from tests.support.blocks import GROUPS, Block, rms_norm_product
 from tests.support.mutants import mutant
 
 RESULTS = Path(__file__).parent / "results"
-MACHINE = Machine(4, 2, 1 << 16)
+MACHINE = CacheMachine(4, 2, 1 << 16)
 ENGINES = ("onnxruntime", "openvino", "inductor")
 SUITE = ("efficientvit", "yolox", "segformer", "llama")
 LABELS = ("without", "with")
@@ -143,7 +143,7 @@ def pruning(seconds: float) -> list[dict[str, Any]]:
     ):
         computation = named(graph)
         ways = expressions(computation, joins=name.startswith("RMSNorm"))
-        graphs: dict[str, Search] = {}
+        graphs: dict[str, GraphSearch] = {}
         for kind, flags in KINDS.items():
             found = block_graphs(
                 computation, ways, Rules(most_steps=steps, seconds=seconds, most_found=10_000, **flags)
@@ -172,7 +172,7 @@ def exp_of_product() -> PrimitiveGraph:
     return b.result(b.add("exp", (b.add("matmul", (b.tensor("x", 4, 6), b.tensor("w", 6, 5))),)))
 
 
-def _within_bound(search: Search) -> set[tuple[BlockStep, ...]]:
+def _within_bound(search: GraphSearch) -> set[tuple[BlockStep, ...]]:
     """Return the block graphs that the bound leaves, whichever is found first."""
     least = min((graph.work for graph in search.found), default=0)
     return {graph.steps for graph in search.found if graph.work <= DEFAULT_LIMITS.superopt_margin * least}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from korch.deadline import Deadline
-from korch.measure.calibrate import FACT, Calibration, Level
+from korch.measure.calibrate import FACT, Calibration, MemoryLevel
 from korch.measure.compiler import Builder
 from korch.measure.database import Database
 from korch.measure.toolchain import find_compiler
@@ -92,10 +92,10 @@ def rng() -> np.random.Generator:
 
 RATES = Calibration(
     levels=(
-        Level(96 << 10, 8e11, 5e11),
-        Level(4 << 20, 4e11, 1.3e11),
-        Level(64 << 20, 8e10, 7e10),
-        Level(0, 5e10, 5e10),
+        MemoryLevel(96 << 10, 8e11, 5e11),
+        MemoryLevel(4 << 20, 4e11, 1.3e11),
+        MemoryLevel(64 << 20, 8e10, 7e10),
+        MemoryLevel(0, 5e10, 5e10),
     ),
     rate_flop_per_s=5e11,
     launch_ns=1.1,

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from ortools.linear_solver import pywraplp
 
-from korch.program.problem import Computation, Kernel, Port, Problem
+from korch.program.problem import Computation, Port, PricedKernel, Problem
 
 
 def random_problem(seed: int, kernels: int = 11, layouts: int = 2) -> Problem:
@@ -21,14 +21,14 @@ def random_problem(seed: int, kernels: int = 11, layouts: int = 2) -> Problem:
         v = rng.randrange(1, values)
         others = [u for u in range(values) if u != v]
         steps.append(Computation(v, tuple(rng.sample(others, min(len(others), rng.randint(1, 2))))))
-    made: list[Kernel] = []
+    made: list[PricedKernel] = []
     for _ in range(20 * kernels):
         if len(made) == kernels:
             break
         cost_ns = rng.randint(0, 20)
         if layouts > 1 and rng.random() < 0.15:
             v, (a, b) = rng.randrange(values), rng.sample(names, 2)
-            made.append(Kernel(frozenset(), (Port(v, a),), (Port(v, b),), cost_ns))
+            made.append(PricedKernel(frozenset(), (Port(v, a),), (Port(v, b),), cost_ns))
             continue
         group = rng.sample(range(len(steps)), min(len(steps), rng.choice((1, 1, 1, 2, 2, 3))))
         kernel = _kernel(steps, group, rng, names, cost_ns)
@@ -60,7 +60,9 @@ def with_errors(problem: Problem, seed: int) -> Problem:
     return replace(problem, kernels=tuple(kernels), most_error=rng.randint(0, 1500))
 
 
-def _kernel(steps: list[Computation], group: list[int], rng: random.Random, names: str, cost_ns: int) -> Kernel | None:
+def _kernel(
+    steps: list[Computation], group: list[int], rng: random.Random, names: str, cost_ns: int
+) -> PricedKernel | None:
     makers = {steps[p].output for p in group}
     if len(makers) < len(group):
         return None
@@ -73,7 +75,7 @@ def _kernel(steps: list[Computation], group: list[int], rng: random.Random, name
         waiting -= ready
     read = sorted({v for p in group for v in steps[p].inputs} - makers)
     write = rng.sample(sorted(makers), rng.randint(1, len(makers)))
-    return Kernel(
+    return PricedKernel(
         frozenset(group),
         tuple(Port(v, rng.choice(names)) for v in read),
         tuple(Port(v, rng.choice(names)) for v in write),
@@ -92,7 +94,7 @@ def brute_force(problem: Problem) -> int | None:
     return best
 
 
-def _runs(problem: Problem, chosen: tuple[Kernel, ...]) -> bool:
+def _runs(problem: Problem, chosen: tuple[PricedKernel, ...]) -> bool:
     there = set(problem.given)
     writes = [port for kernel in chosen for port in kernel.outputs]
     owned = [port for kernel in chosen for port in kernel.owns]

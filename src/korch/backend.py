@@ -15,7 +15,7 @@ from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, load_providers
 from korch.ranges.plan import RangePlan
-from korch.runtime.program import Step
+from korch.runtime.program import PlanStep
 from korch.runtime.record import ModelRecord
 from korch.target import detect_target
 from korch.validation.plan import Make
@@ -119,7 +119,7 @@ def maker(
     origin = Origin(model, certificate, options)
     if options.is_cuda:
 
-        def make_cuda(steps: Sequence[Step[Any]]) -> CudaExecutable:
+        def make_cuda(steps: Sequence[PlanStep[Any]]) -> CudaExecutable:
             from korch.measure.cuda.meter import CudaMeter
             from korch.runtime.cuda.build import build_cuda
             from korch.runtime.cuda.executable import with_best_branches
@@ -131,7 +131,7 @@ def maker(
 
         return make_cuda
 
-    def make(steps: Sequence[Step[Any]]) -> Executable:
+    def make(steps: Sequence[PlanStep[Any]]) -> Executable:
         from korch.measure.cpu import CpuMeter
         from korch.runtime.build import build
         from korch.runtime.executable import Executable

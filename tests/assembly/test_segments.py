@@ -14,7 +14,7 @@ import pytest
 from benchmarks.models import build
 from benchmarks.models.transformer_block import build_transformer_block
 from korch.assembly.segments import Outcome, Segmented, search_segments
-from korch.assembly.task import Task, prepare, prepare_all
+from korch.assembly.task import BlockTask, prepare, prepare_all
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.deadline import Deadline
@@ -35,7 +35,7 @@ from korch.primitive.types import DType, ValueType
 from korch.program.problem import Status
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel
-from korch.runtime.program import Step, bind_steps
+from korch.runtime.program import PlanStep, bind_steps
 from korch.search.instance import Answers
 from korch.search.ledger import Ledger
 from tests.partition_oracle import FakeMeter, run_steps
@@ -48,7 +48,7 @@ OPTIONS = Options(threads=1, search=SearchLimits(max_primitives=6, solver_second
 
 def search(
     graph: PrimitiveGraph, limit: int, meter: FakeMeter, options: Options = OPTIONS
-) -> tuple[Partition, Joined, list[Task], Outcome]:
+) -> tuple[Partition, Joined, list[BlockTask], Outcome]:
     partition = find_blocks(graph, split_segments(graph, limit), REWRITE)
     known = cast(Any, meter)
     joined = join(partition)
@@ -103,7 +103,7 @@ def test_concatenations_in_place_across_cuts_share_no_memory_with_others() -> No
         }
         for plan in outcome.plans.values():
             steps = [
-                Step(c, Kernel("" if c.offer.is_in_place else f"k{i}", "", workspace_bytes=0))
+                PlanStep(c, Kernel("" if c.offer.is_in_place else f"k{i}", "", workspace_bytes=0))
                 for i, c in enumerate(plan)
             ]
             arrays = [inputs[name] for name, _ in graph.inputs]

@@ -20,7 +20,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
 from korch.provider.concurrent import ConcurrentProvider
 from korch.provider.provider import Kernel
-from korch.runtime.program import Step, bind_steps
+from korch.runtime.program import PlanStep, bind_steps
 from korch.search.ledger import Ledger
 from korch.target import Target
 
@@ -337,7 +337,7 @@ def test_who_reads_a_concatenation_in_place_waits_for_those_who_write_its_parts(
     program = bind_steps(
         graph,
         [
-            Step(c, Kernel("" if c is joined else f"k{i}", "", workspace_bytes=64 * (c is not joined)))
+            PlanStep(c, Kernel("" if c is joined else f"k{i}", "", workspace_bytes=64 * (c is not joined)))
             for i, c in enumerate(found)
         ],
     )

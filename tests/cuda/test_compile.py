@@ -19,7 +19,7 @@ from korch.cuda.kernel import make_launch
 from korch.cuda.target import NOMINAL
 from korch.primitive.types import DType
 from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonProvider, TritonWinogradProvider
-from korch.tile.triton_launch import Printed
+from korch.tile.triton_launch import PrintedLaunches
 from tests.cuda.cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS
 from tests.tile.tile_groups import FAMILIES
 
@@ -65,7 +65,7 @@ def test_kernels_compile_within_their_bounds(compiler):
 def simple(text: str):
     source = f"@triton.jit\ndef NAME(p_i0, p_o0):\n    {text}\n"
     types = {"i0": DType.F32, "o0": DType.F32}
-    return make_launch(Printed(source, ("i0", "o0"), 1, 1), {"i0": 0, "o0": 1}, types)
+    return make_launch(PrintedLaunches(source, ("i0", "o0"), 1, 1), {"i0": 0, "o0": 1}, types)
 
 
 def test_a_damaged_cubin_is_compiled_again(compiler, caplog):
@@ -161,5 +161,5 @@ def test_warps_are_part_of_a_symbol():
     assert replace(launch, warps=2).symbol == launch.symbol
     types = {"i0": DType.F32, "o0": DType.F32}
     source = "@triton.jit\ndef NAME(p_i0, p_o0):\n    tl.store(p_o0, tl.load(p_i0))\n"
-    other = make_launch(Printed(source, ("i0", "o0"), 1, 4), {"i0": 0, "o0": 1}, types)
+    other = make_launch(PrintedLaunches(source, ("i0", "o0"), 1, 4), {"i0": 0, "o0": 1}, types)
     assert other.symbol != launch.symbol

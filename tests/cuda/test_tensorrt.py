@@ -179,14 +179,14 @@ def test_precision_follows_the_target_and_what_is_no_network_fails(library):
     with pytest.raises(CompileError, match="does not take the network"):
         engine.build_engine(b"nonsense", False)
     with pytest.raises(ProviderError, match="does not load"):
-        engine.Engine(b"nonsense", ["i0"])
+        engine.TensorRtEngine(b"nonsense", ["i0"])
 
 
 def test_an_engine_without_memory_to_run_in_is_one_clear_error(library, monkeypatch):
     loaded = SimpleNamespace(create_execution_context=lambda: None)
     monkeypatch.setattr(fake_tensorrt.Runtime, "deserialize_cuda_engine", lambda self, image: loaded)
     with pytest.raises(ProviderError, match="TensorRT has no memory to run an engine in"):
-        engine.Engine(b"image", ["i0"])
+        engine.TensorRtEngine(b"image", ["i0"])
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from korch.primitive import reference
 from korch.primitive.lowering import lower_products
 from korch.runtime.cuda.build import build_cuda
 from korch.runtime.cuda.program import archive_of, read_program
-from korch.runtime.program import Step
+from korch.runtime.program import PlanStep
 from korch.search.instance import Answers, Instance
 from korch.search.ledger import Ledger
 from korch.search.loop import Search
@@ -57,7 +57,7 @@ def program_of_graph(split, options, left_out):
         (block,) = partition.blocks
         task, joined = prepare(partition, block, Answers(meter.providers, meter.target), options), join(partition)
         chosen = Search(Instance(task.block.graph, task.candidates), Ledger(meter), options).run().steps
-        steps = [Step(c, meter.kernel(c)) for c in chosen]
+        steps = [PlanStep(c, meter.kernel(c)) for c in chosen]
         return build_cuda(joined.graph, steps, meter.target, meter.compiler), split
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from korch.equivalence.affine import AxisConstant
-from korch.equivalence.quantization import Grid, write_dequantized, write_quantized
+from korch.equivalence.quantization import QuantizationGrid, write_dequantized, write_quantized
 from korch.equivalence.rule import Writer
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.layout import ConcatAttributes, PadAttributes, ReshapeAttributes, TransposeAttributes
@@ -17,10 +17,10 @@ from korch.primitive.text import format_graph
 from korch.primitive.types import DType, ValueType
 
 
-def grid(scale: object = 0.5, zero: object = 0, dtype: DType = DType.U8, axis: int = 0) -> Grid:
+def grid(scale: object = 0.5, zero: object = 0, dtype: DType = DType.U8, axis: int = 0) -> QuantizationGrid:
     """Return a grid; what is a list varies along an axis."""
     parts = (AxisConstant(axis if np.ndim(part) else None, np.asarray(part, np.float64)) for part in (scale, zero))
-    return Grid(*parts, dtype)
+    return QuantizationGrid(*parts, dtype)
 
 
 class Example:
@@ -36,11 +36,11 @@ class Example:
         self.count += 1
         return self.builder.input(f"x{self.count}", ValueType(shape, dtype))
 
-    def given(self, shape: tuple[int, ...], on: Grid) -> int:
+    def given(self, shape: tuple[int, ...], on: QuantizationGrid) -> int:
         """Return an input of integers, dequantized."""
         return write_dequantized(self.writer, self.input(*shape, dtype=on.dtype), on, DType.F64)
 
-    def known(self, array: object, on: Grid) -> int:
+    def known(self, array: object, on: QuantizationGrid) -> int:
         """Return constant integers, dequantized."""
         q = self.builder.constant(np.asarray(array).astype(on.dtype.numpy))
         return write_dequantized(self.writer, q, on, DType.F64)
@@ -51,7 +51,7 @@ class Example:
     def along(self, vector: list[float], axis: int, *shape: int) -> int:
         return self.writer.along(np.asarray(vector), axis, ValueType(shape, DType.F64))
 
-    def quantized(self, x: int, on: Grid) -> int:
+    def quantized(self, x: int, on: QuantizationGrid) -> int:
         return write_quantized(self.writer, x, on)
 
     def text(self, *outputs: int) -> str:
@@ -75,15 +75,19 @@ GROUPS = ConvAttributes((2, 1), (1, 1), (0, 1), (1, 1), 2)
 WINDOW = PoolAttributes((2, 2), (1, 1), (1, 0), (0, 0), (1, 1))
 
 
-def product(data: Grid, weights: Grid, array: object = W, shape: tuple[int, ...] = (4, 2)) -> str:
+def product(
+    data: QuantizationGrid, weights: QuantizationGrid, array: object = W, shape: tuple[int, ...] = (4, 2)
+) -> str:
     return write(lambda e: e.add("matmul", (e.given(shape, data), e.known(array, weights))))
 
 
-def convolution(data: Grid, weights: Grid, attributes: ConvAttributes = PADDED, channels: int = 1) -> str:
+def convolution(
+    data: QuantizationGrid, weights: QuantizationGrid, attributes: ConvAttributes = PADDED, channels: int = 1
+) -> str:
     return write(lambda e: e.add("conv", (e.given((2, channels, 4, 3), data), e.known(IMAGE, weights)), attributes))
 
 
-def both(left: Grid, right: Grid) -> str:
+def both(left: QuantizationGrid, right: QuantizationGrid) -> str:
     return write(lambda e: e.add("matmul", (e.given((2, 3, 2), left), e.given((2, 2, 4), right))))
 
 
@@ -111,32 +115,32 @@ def rescaled(op: str, first: list[float] | float, second: list[float] | float, a
     return write(build)
 
 
-def moved(op: str, on: Grid, attributes: object, shape: tuple[int, ...] = (2, 3)) -> str:
+def moved(op: str, on: QuantizationGrid, attributes: object, shape: tuple[int, ...] = (2, 3)) -> str:
     return write(lambda e: e.add(op, (e.given(shape, on),), attributes))
 
 
-def joined(first: Grid, second: Grid) -> str:
+def joined(first: QuantizationGrid, second: QuantizationGrid) -> str:
     return write(lambda e: e.add("concat", (e.given((2, 3), first), e.given((2, 2), second)), ConcatAttributes(1)))
 
 
-def bound(op: str, number: float, on: Grid) -> str:
+def bound(op: str, number: float, on: QuantizationGrid) -> str:
     return write(lambda e: e.add("neg", (e.add(op, (e.given((2, 3), on), e.full(number, 2, 3))),)))
 
 
-def larger(first: Grid, second: Grid) -> str:
+def larger(first: QuantizationGrid, second: QuantizationGrid) -> str:
     return write(lambda e: e.add("max", (e.given((2, 3), first), e.given((2, 3), second))))
 
 
-def again(first: Grid, second: Grid) -> str:
+def again(first: QuantizationGrid, second: QuantizationGrid) -> str:
     return write(lambda e: e.quantized(e.given((2, 3), first), second))
 
 
-def signed(first: Grid, second: Grid) -> str:
+def signed(first: QuantizationGrid, second: QuantizationGrid) -> str:
     """Numbers that are quantized, of which the integers are dequantized."""
     return write(lambda e: write_dequantized(e.writer, e.quantized(e.input(2, 3), first), second, DType.F64))
 
 
-def parts(outer: Grid, is_dequantized: bool = True) -> str:
+def parts(outer: QuantizationGrid, is_dequantized: bool = True) -> str:
     def build(e: Example) -> int:
         first = e.given((2, 3), grid()) if is_dequantized else e.input(2, 3)
         return e.quantized(e.add("concat", (first, e.input(2, 2)), ConcatAttributes(1)), outer)
@@ -144,11 +148,11 @@ def parts(outer: Grid, is_dequantized: bool = True) -> str:
     return write(build)
 
 
-def clamped(op: str, number: float, on: Grid) -> str:
+def clamped(op: str, number: float, on: QuantizationGrid) -> str:
     return write(lambda e: e.quantized(e.add(op, (e.input(2, 3), e.full(number, 2, 3))), on))
 
 
-def stored(on: Grid, *lead: int, dtype: DType = DType.F64) -> str:
+def stored(on: QuantizationGrid, *lead: int, dtype: DType = DType.F64) -> str:
     """A product of floats by constant integers."""
 
     def build(e: Example) -> int:

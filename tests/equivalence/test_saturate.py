@@ -11,7 +11,7 @@ import pytest
 from korch.deadline import Deadline
 from korch.equivalence.rule import Rule, RuleRefusal, View, Writer
 from korch.equivalence.rules import RULES
-from korch.equivalence.saturate import Limits, saturate, without_circular
+from korch.equivalence.saturate import SaturationLimits, saturate, without_circular
 from korch.errors import OptionError
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.ops.layout import ReshapeAttributes
@@ -94,9 +94,13 @@ def test_strict_keeps_exact_divisions() -> None:
 
 @pytest.mark.parametrize(
     ("limits", "stopped"),
-    [(Limits(iterations=3), "iterations"), (Limits(values=20), "values"), (Limits(seconds=1e-9), "seconds")],
+    [
+        (SaturationLimits(iterations=3), "iterations"),
+        (SaturationLimits(values=20), "values"),
+        (SaturationLimits(seconds=1e-9), "seconds"),
+    ],
 )
-def test_limits_end_a_growth_without_end(limits: Limits, stopped: str) -> None:
+def test_limits_end_a_growth_without_end(limits: SaturationLimits, stopped: str) -> None:
     result, report = saturate(parse_graph(EXP), strict=False, limits=limits, rules=[grow()])
     assert report.stopped == stopped
     assert str(report).splitlines()[0].endswith(f"stopped by the limit of {stopped}")
@@ -110,7 +114,7 @@ def test_limits_end_a_growth_without_end(limits: Limits, stopped: str) -> None:
 @pytest.mark.parametrize("name", ["iterations", "values", "seconds"])
 def test_a_limit_that_is_not_positive_is_refused(name: str) -> None:
     with pytest.raises(OptionError) as caught:
-        Limits(**{name: 0})
+        SaturationLimits(**{name: 0})
     assert str(caught.value) == (f"limit {name} of saturation: the value 0 is not positive; expected more than 0")
 
 

@@ -9,8 +9,8 @@ import pytest
 from korch.errors import InvalidGraphError
 from korch.events.check import check_graph, check_queues
 from korch.events.derive import derive_events
-from korch.events.graph import Affine, Table, Touched, affine_or_table
-from korch.events.queues import Entry, make_queues
+from korch.events.graph import AffineMap, TableMap, Touched, affine_or_table
+from korch.events.queues import QueuedTask, make_queues
 from korch.events.spans import NOTHING, run, runs, union
 from korch.events.text import format_tasks, parse_tasks
 from korch.events.touched import touched_by
@@ -97,7 +97,7 @@ def test_maps_give_the_ranges_that_they_are_made_from(seed):
     rng = random.Random(seed)
     n, events = rng.randint(1, 9), rng.randint(1, 9)
     if seed % 2:
-        made = Affine(rng.randint(-2, 3), rng.randint(-4, 6), rng.randint(-4, 9), rng.randint(1, 4))
+        made = AffineMap(rng.randint(-2, 3), rng.randint(-4, 6), rng.randint(-4, 9), rng.randint(1, 4))
         ranges = [made.range(i, events) for i in range(n)]
     else:
         ranges = [tuple(sorted((rng.randint(0, events), rng.randint(0, events)))) for _ in range(n)]
@@ -108,18 +108,18 @@ def test_maps_give_the_ranges_that_they_are_made_from(seed):
 @pytest.mark.parametrize(
     ("ranges", "events", "expected"),
     [
-        ([(0, 2), (0, 3), (1, 4), (2, 4)], 4, Affine(1, -1, 2)),  # a window with a row before and after
-        ([(0, 1), (0, 1), (1, 2), (1, 2)], 2, Affine(1, 0, 2, 2)),  # two tasks for one
-        ([(0, 2), (2, 4)], 4, Affine(2, 0, 2)),
-        ([(0, 1)] * 5, 1, Affine(0, 0, 1)),  # a join
-        ([(0, 1), (2, 3), (1, 2)], 3, Table(((0, 1), (2, 3), (1, 2)))),
+        ([(0, 2), (0, 3), (1, 4), (2, 4)], 4, AffineMap(1, -1, 2)),  # a window with a row before and after
+        ([(0, 1), (0, 1), (1, 2), (1, 2)], 2, AffineMap(1, 0, 2, 2)),  # two tasks for one
+        ([(0, 2), (2, 4)], 4, AffineMap(2, 0, 2)),
+        ([(0, 1)] * 5, 1, AffineMap(0, 0, 1)),  # a join
+        ([(0, 1), (2, 3), (1, 2)], 3, TableMap(((0, 1), (2, 3), (1, 2)))),
     ],
 )
 def test_regular_maps_are_affine(ranges, events, expected):
     found = affine_or_table(ranges, events)
     assert type(found) is type(expected)
     assert [found.range(i, events) for i in range(len(ranges))] == ranges
-    assert isinstance(found, Table) or (found.step, found.divisor) == (expected.step, expected.divisor)
+    assert isinstance(found, TableMap) or (found.step, found.divisor) == (expected.step, expected.divisor)
 
 
 ROW = 8
@@ -251,7 +251,7 @@ def test_a_missing_notification_is_refused(seed):
             for i, (first, end) in enumerate(ranges):
                 if end - first != 1:
                     continue
-                table = Table(tuple((0, 0) if j == i else own for j, own in enumerate(ranges)))
+                table = TableMap(tuple((0, 0) if j == i else own for j, own in enumerate(ranges)))
                 counts = tuple(count - (event == first) for event, count in enumerate(tensor.counts))
                 edges = (*tensor.producers[:e], replace(edge, map=table), *tensor.producers[e + 1 :])
                 mutant = replace(tensor, counts=counts, producers=edges)
@@ -274,7 +274,7 @@ def test_a_wait_that_is_missing_or_too_short_is_refused(seed):
             for w, (other, n) in enumerate(entry.waits):
                 for fewer in ((other, n - 1),), ():
                     waits = (*entry.waits[:w], *(wait for wait in fewer if wait[1]), *entry.waits[w + 1 :])
-                    changed = (*queue[:i], Entry(entry.task, waits), *queue[i + 1 :])
+                    changed = (*queue[:i], QueuedTask(entry.task, waits), *queue[i + 1 :])
                     with pytest.raises(InvalidGraphError, match="nothing orders task"):
                         check_queues((*queues[:q], changed, *queues[q + 1 :]), footprints)
                     mutants += 1
@@ -296,7 +296,7 @@ def test_queues_that_wait_for_each_other_are_refused():
 
 def test_tasks_in_the_wrong_order_of_one_queue_are_refused():
     _, footprints = windows()
-    queue = [Entry((s, i)) for s in (0, 2, 1, 3) for i in range(len(footprints[s]))]
+    queue = [QueuedTask((s, i)) for s in (0, 2, 1, 3) for i in range(len(footprints[s]))]
     with pytest.raises(InvalidGraphError, match="task 0 of stage 2 runs before task 0 of the earlier stage 1"):
         check_queues((tuple(queue),), footprints)
 

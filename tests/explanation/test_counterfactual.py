@@ -9,7 +9,7 @@ from korch.errors import InfeasibleError
 from korch.explanation.counterfactual import _Swapper, counterfactual_groupings
 from korch.options import Options
 from korch.primitive.text import parse_graph
-from korch.program.problem import Certificate, Computation, Kernel, Plan, Port, Problem, Status
+from korch.program.problem import Certificate, Computation, Plan, Port, PricedKernel, Problem, Status
 from korch.program.solve import solve
 from korch.program.verify import verify_plan
 from korch.search.instance import Instance
@@ -60,12 +60,12 @@ def chain(*costs_ns: int, change_ns: int | None = None) -> Problem:
     layout = "B" if change_ns is not None else "A"
     ports = [Port(v, "A") for v in range(3)]
     kernels = [
-        Kernel(frozenset({0}), (ports[0],), (ports[1],), costs_ns[0]),
-        Kernel(frozenset({1}), (ports[1],), (ports[2],), costs_ns[1]),
-        Kernel(frozenset({0, 1}), (ports[0],), (Port(2, layout),), costs_ns[2]),
+        PricedKernel(frozenset({0}), (ports[0],), (ports[1],), costs_ns[0]),
+        PricedKernel(frozenset({1}), (ports[1],), (ports[2],), costs_ns[1]),
+        PricedKernel(frozenset({0, 1}), (ports[0],), (Port(2, layout),), costs_ns[2]),
     ]
     if change_ns is not None:
-        kernels.append(Kernel(frozenset(), (Port(2, "B"),), (ports[2],), change_ns))
+        kernels.append(PricedKernel(frozenset(), (Port(2, "B"),), (ports[2],), change_ns))
     return Problem((Computation(1, (0,)), Computation(2, (1,))), tuple(kernels), (ports[2],), frozenset(ports[:1]))
 
 

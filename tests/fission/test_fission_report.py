@@ -5,7 +5,7 @@ from onnx import helper
 
 from korch.errors import InvalidGraphError, ModelError
 from korch.fission import RULES, fission, fission_with_report
-from korch.fission.rule import NotSplit, Rule
+from korch.fission.rule import FissionRule, NotSplit
 from korch.fission.split import split_operators
 from korch.frontend import load_model
 from korch.primitive.check import check_graph
@@ -119,14 +119,14 @@ def test_a_model_that_contradicts_a_definition_is_refused_with_its_node(op, inpu
 
 def test_a_rule_that_gives_another_type_is_korch_s_fault():
     graph = load_model(one_operator("Relu", [X]))
-    wrong = Rule("Relu", 7, None, lambda c: c.transpose(c.input(0), (1, 0)), "test")
+    wrong = FissionRule("Relu", 7, None, lambda c: c.transpose(c.input(0), (1, 0)), "test")
     with pytest.raises(InvalidGraphError, match=r"f32\[4,3\]; expected f32\[3,4\]"):
         split_operators(graph, {"Relu": (wrong,)})
 
 
 def test_a_rule_for_other_opsets_does_not_fire():
     graph = load_model(one_operator("Relu", [X], opset=13))
-    old = Rule("Relu", 7, 12, lambda c: c.input(0), "test")
+    old = FissionRule("Relu", 7, 12, lambda c: c.input(0), "test")
     _, report = split_operators(graph, {"Relu": (old,)})
     assert report.reasons == {("Relu", "no rule for this opset"): 1}
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from korch.errors import ModelError, UnsupportedError
 from korch.fission import fission_with_report
 from korch.frontend import load_model
-from korch.host.engine import Engine
+from korch.host.engine import HostEngine
 from korch.primitive.check import check_graph
 from korch.primitive.lowering import lower_products
 from korch.primitive.op import Array
@@ -243,5 +243,5 @@ def test_an_operator_that_onnxruntime_refuses_is_not_called_unknown():
     inputs[1] = u8(6, 3, 6)
     model = onnx.ModelProto.FromString(node_model("MatMulNBits", inputs, {1, 2}, F32, **BITS, bits=3))
     with pytest.raises(UnsupportedError, match="ONNX Runtime does not run it: ") as caught:
-        Engine(model, 1)
+        HostEngine(model, 1)
     assert "neither" not in str(caught.value)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from korch.measure.record import Measured, confirmed, from_text, is_disturbed, is_lasting, summarize, to_text
-from korch.measure.worker import PATIENCE, Limits, take_turns
+from korch.measure.worker import PATIENCE, TimingLimits, take_turns
 
 QUANTUM_NS = 8_000_000
 
@@ -54,7 +54,7 @@ class Kernel:
         return self.own_ns + away_ns, away_ns
 
 
-def turns(kernel: Kernel, limits: Limits) -> Measured:
+def turns(kernel: Kernel, limits: TimingLimits) -> Measured:
     samples: list[list[int]] = []
 
     def say(**line: Any) -> None:
@@ -65,7 +65,7 @@ def turns(kernel: Kernel, limits: Limits) -> Measured:
     return summarize([s for s, _ in samples], [away for _, away in samples])
 
 
-LIMITS = Limits(rounds=6, least_rounds=2, kernel_ns=10_000_000, end_s=100.0, clock=lambda: 0.0)
+LIMITS = TimingLimits(rounds=6, least_rounds=2, kernel_ns=10_000_000, end_s=100.0, clock=lambda: 0.0)
 
 
 def test_disturbed_runs_are_taken_again() -> None:
@@ -81,5 +81,5 @@ def test_disturbed_runs_are_taken_again() -> None:
 
 @pytest.mark.parametrize(("now_s", "rounds"), [(0.0, 6), (101.0, 1)])
 def test_after_the_time_each_kernel_has_one_round(now_s: float, rounds: int) -> None:
-    limits = Limits(6, 2, 10_000_000, 100.0, clock=lambda: now_s)
+    limits = TimingLimits(6, 2, 10_000_000, 100.0, clock=lambda: now_s)
     assert len(turns(Kernel(1000, 0), limits).samples_ns) == rounds

@@ -8,14 +8,14 @@ import pytest
 
 from korch.candidate.candidate import Candidate, Offer, make_group
 from korch.candidate.layout import Layout, channels_last
-from korch.measure.calibrate import Calibration, Level
+from korch.measure.calibrate import Calibration, MemoryLevel
 from korch.measure.cpu import GUESS, GUESS_START_NS, CpuMeter
 from korch.measure.operations import TRANSCENDENTAL, operations
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes
 from korch.primitive.types import ValueType
 
-LEVELS = (Level(1 << 20, 1e12, 1e12), Level(1 << 25, 3e10, 1e10), Level(0, 2e10, 1e10))
+LEVELS = (MemoryLevel(1 << 20, 1e12, 1e12), MemoryLevel(1 << 25, 3e10, 1e10), MemoryLevel(0, 2e10, 1e10))
 
 
 def product(size: int) -> Candidate:

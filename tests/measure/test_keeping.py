@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from korch.candidate.candidate import Candidate, Offer, make_group
-from korch.measure.calibrate import FACT, Calibration, Level
+from korch.measure.calibrate import FACT, Calibration, MemoryLevel
 from korch.measure.cpu import CpuMeter
 from korch.measure.record import AGAIN, Failed, Measured, is_lasting
 from korch.options import Options
 from korch.primitive.text import parse_graph
 from korch.provider.generated import GeneratedProvider
 
-RATES = Calibration((Level(0, 1e10, 1e10),), 1e11, 1.0, 500.0)
+RATES = Calibration((MemoryLevel(0, 1e10, 1e10),), 1e11, 1.0, 500.0)
 LASTING = (
     Measured(5, (5,)),
     Failed("refused", "no"),

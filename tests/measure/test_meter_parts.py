@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from korch.errors import CompileError
-from korch.measure.calibrate import Calibration, Level, Work
+from korch.measure.calibrate import Calibration, MemoryLevel, Work
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, usable_folder
 from korch.measure.database import SCHEMA_VERSION, Database
 from korch.measure.record import Failed, Measured, from_text, summarize, to_text
@@ -164,7 +164,7 @@ def test_without_a_compiler_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPat
     find_compiler.cache_clear()
 
 
-CALIBRATION = Calibration((Level(1000, 4e9, 2e9), Level(0, 1e9, 1e9)), 1e9, 10.0, 100.0)
+CALIBRATION = Calibration((MemoryLevel(1000, 4e9, 2e9), MemoryLevel(0, 1e9, 1e9)), 1e9, 10.0, 100.0)
 
 
 def test_bounds_are_what_the_rates_say() -> None:

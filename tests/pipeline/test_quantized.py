@@ -14,7 +14,7 @@ from korch.backend import has_kernels
 from korch.candidate import enumerate as enumeration
 from korch.deadline import Deadline
 from korch.equivalence.affine import AxisConstant
-from korch.equivalence.quantization import Grid, write_dequantized, write_quantized
+from korch.equivalence.quantization import QuantizationGrid, write_dequantized, write_quantized
 from korch.equivalence.rule import Writer
 from korch.fission import fission
 from korch.frontend.onnx import load_model
@@ -32,9 +32,9 @@ F32 = DType.F32
 PADDED = ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), 1)
 
 
-def grid(scale: object, zero: float = 0.0, dtype: DType = DType.U8) -> Grid:
+def grid(scale: object, zero: float = 0.0, dtype: DType = DType.U8) -> QuantizationGrid:
     """Return a grid, perhaps with a scale for each output channel."""
-    return Grid(
+    return QuantizationGrid(
         AxisConstant(0 if np.ndim(scale) else None, np.asarray(scale)), AxisConstant(None, np.asarray(zero)), dtype
     )
 
@@ -49,7 +49,7 @@ class Model:
     def input(self, *shape: int) -> int:
         return self.builder.input("x", ValueType(shape, F32))
 
-    def again(self, x: int, on: Grid) -> int:
+    def again(self, x: int, on: QuantizationGrid) -> int:
         """Quantize and dequantize a value."""
         return write_dequantized(self.writer, write_quantized(self.writer, x, on), on, F32)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.instances import Severity, make_instance
 from korch.errors import InfeasibleError, InvalidGraphError
 from korch.limits import SearchLimits
-from korch.program.problem import Computation, Kernel, Port, Problem, Status
+from korch.program.problem import Computation, Port, PricedKernel, Problem, Status
 from korch.program.solve import Solver, solve
 from korch.program.text import format_problem, parse_problem
 from korch.program.verify import verify_plan
@@ -272,7 +272,7 @@ def test_generated_instances_are_the_same_each_time() -> None:
 
 def test_says_over_what_the_certificate_holds() -> None:
     steps = (Computation(1, (0,)),)
-    kernel = Kernel(frozenset({0}), (Port(0, "A"),), (Port(1, "A"),), 5, is_measured=True)
+    kernel = PricedKernel(frozenset({0}), (Port(0, "A"),), (Port(1, "A"),), 5, is_measured=True)
     problem = Problem(steps, (kernel,), (Port(1, "A"),), frozenset({Port(0, "A")}))
     certificate = solve(problem).certificate
     assert (certificate.kernels, certificate.measured, certificate.is_measured) == (1, 1, True)

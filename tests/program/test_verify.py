@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from korch.errors import InvalidGraphError
-from korch.program.problem import Certificate, Kernel, Plan, Port, Problem, Status
+from korch.program.problem import Certificate, Plan, Port, PricedKernel, Problem, Status
 from korch.program.text import format_plan, format_problem, parse_plan, parse_problem
 from korch.program.verify import check_problem, ready_order, verify_plan
 from tests.small_problems import random_problem
@@ -83,7 +83,7 @@ def test_wrong_kernels_are_refused(kernel: str, message: str) -> None:
 
 
 def test_negative_costs_are_refused() -> None:
-    kernel = Kernel(frozenset(), (Port(0, "A"),), (Port(0, "B"),), -1)
+    kernel = PricedKernel(frozenset(), (Port(0, "A"),), (Port(0, "B"),), -1)
     with pytest.raises(InvalidGraphError, match="its cost is -1 ns"):
         check_problem(Problem((), (kernel,), (), frozenset({Port(0, "A")})))
 

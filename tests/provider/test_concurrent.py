@@ -30,7 +30,7 @@ from korch.report.threads import watch_threads
 from korch.runtime.artifact import Artifact
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
-from korch.runtime.program import Step
+from korch.runtime.program import PlanStep
 from korch.runtime.report import Report
 from korch.target import Target
 from korch.testing.kernels import check_kernel
@@ -249,7 +249,7 @@ def whole_plan(target: Target, builder: Builder) -> Artifact:
     for each in lanes:
         candidate = CONCURRENT.propose(GRAPH, each, target)
         assert isinstance(candidate, Candidate), candidate
-        steps.append(Step(candidate, built(candidate, target)))
+        steps.append(PlanStep(candidate, built(candidate, target)))
     return build(PLAIN, steps, target, builder)
 
 

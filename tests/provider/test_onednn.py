@@ -13,7 +13,7 @@ from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, Transpo
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
 from korch.provider.onednn import OneDnnProvider
-from korch.provider.onednn.call import Answer, Eltwise
+from korch.provider.onednn.call import Eltwise, LibraryAnswer
 from korch.provider.onednn.geometry import model_layout
 from korch.provider.onednn.match import OneDnnOp, match_group
 from korch.testing.kernels import run_kernel
@@ -282,7 +282,7 @@ def test_offers_no_reference_code_where_there_is_other(provider, target):
         conv_group((1, 32, 8, 8), (32, 1, 3, 3), groups=32),
     ):
         for offer in provider.offer(group, target):
-            answer = Answer(provider.implementation(group, offer, target), None, 0)
+            answer = LibraryAnswer(provider.implementation(group, offer, target), None, 0)
             assert answer.implementation
             assert not answer.is_reference
 

@@ -36,7 +36,7 @@ from korch.runtime.artifact import Artifact
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
 from korch.runtime.library import Handle, load_plans
-from korch.runtime.program import Step
+from korch.runtime.program import PlanStep
 from korch.runtime.report import Report
 from korch.runtime.source import INCLUDE
 from korch.runtime.unpack import unpack
@@ -279,11 +279,11 @@ def whole_plan(target: Target, builder: Builder, has_teams: bool) -> Artifact:
             for part in (part for lane in parts for part in lane):
                 alone = PROVIDERS[part.provider].build(part.group, part.offer, target)
                 assert isinstance(alone, Kernel)
-                steps.append(Step(part, alone))
+                steps.append(PlanStep(part, alone))
             continue
         made = CONCURRENT.propose(PLAIN, parts, target, threads)
         assert isinstance(made, Candidate), made
-        steps.append(Step(made, built(made, target)))
+        steps.append(PlanStep(made, built(made, target)))
     return build(PLAIN, steps, target, builder)
 
 
@@ -375,7 +375,7 @@ def test_a_part_that_fails_leaves_its_team_free(target: Target, builder: Builder
     fails = f"{SEES}\n  if (x[0] < 0) return 1;\n  x = y;"
     four = for_threads(target, 4)
     made, kernel = side_by_side(graph, {0: fails, 1: SUMS}, [2, 2], four)
-    executable = Executable(build(graph, [Step(made, kernel)], four, builder))
+    executable = Executable(build(graph, [PlanStep(made, kernel)], four, builder))
     good = np.arange(64, dtype=np.float32)
     for _ in range(3):
         with pytest.raises(ProviderError):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from korch.candidate.candidate import Refusal, make_group
-from korch.cuda.kernel import Call
+from korch.cuda.kernel import TorchCall
 from korch.cuda.layout import strided
 from korch.cuda.target import NOMINAL
 from korch.fission import fission
@@ -31,7 +31,7 @@ def check(provider: Any, group: Any) -> int:
     for offer in offers:
         kernel = provider.build(group, offer, NOMINAL[90])
         (call,) = kernel.steps
-        assert isinstance(call, Call)
+        assert isinstance(call, TorchCall)
         arrays = random_arrays(rng, group.input_types)
         names: dict[str, Any] = {}
         exec(call.source, names)

@@ -17,7 +17,7 @@ from korch.ranges.form import Factor, Sizes
 from korch.ranges.masked import Masked, masked
 from korch.ranges.samples import LEAST_PLANNED, Bound, binding_of, dimensions_of
 from korch.report.peers.inputs import random_arrays
-from korch.runtime.padding import Cut, Padded
+from korch.runtime.padding import OutputCut, Padded
 
 Shapes = Mapping[str, Sequence[Bound]]
 
@@ -62,7 +62,7 @@ def worst_error(source: bytes, shapes: Shapes, whole: Masked, sizes: Sizes, *, w
     found = reference.run(whole.graph, given)
     errors = [0.0]
     for (name, _), form in zip(graph.outputs, whole.plan.outputs, strict=True):
-        part = Cut.of(form, sizes).apply(found[name])
+        part = OutputCut.of(form, sizes).apply(found[name])
         assert part.shape == wanted[name].shape
         assert np.array_equal(np.isnan(part), np.isnan(wanted[name]))
         errors.append(float(np.nanmax(np.abs(part - wanted[name]), initial=0)))

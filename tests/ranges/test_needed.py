@@ -14,7 +14,7 @@ from korch.ranges.masked import Masked
 from korch.ranges.needed import Need, needs
 from korch.ranges.plan import RangePlan
 from korch.report.peers.inputs import random_arrays
-from korch.runtime.padding import Cut
+from korch.runtime.padding import OutputCut
 from tests.ranges.range_models import bert, conv_net, masked_model, pyramid, vit
 
 N = frozenset((extent(0),))
@@ -78,7 +78,7 @@ def test_what_is_not_needed_does_not_reach_the_outputs() -> None:
             if result.dtype.kind == "f":
                 result[~needed_mask(result.shape, found.get(primitive.output, {}), sizes)] = np.nan
         for (_, value), form in zip(whole.graph.outputs, whole.plan.outputs, strict=True):
-            part = Cut.of(form, sizes)
+            part = OutputCut.of(form, sizes)
             assert np.array_equal(part.apply(spoiled[value]), part.apply(plain[value]))
 
 

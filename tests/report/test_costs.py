@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from korch.ranges.cost import Sample, fit
+from korch.ranges.cost import TimedSizes, fit
 from korch.report.costs import cost_lines
 from korch.runtime.report import KernelCost
 
 
 def test_a_plot_has_times_fits_and_functions() -> None:
-    cost = fit([Sample((n,), 1000.0 + 500 * n) for n in (1, 2, 4, 8, 16)])
+    cost = fit([TimedSizes((n,), 1000.0 + 500 * n) for n in (1, 2, 4, 8, 16)])
     lines = list(cost_lines("at most n=16", (KernelCost(3, "gemm", cost), KernelCost(5, "generated", cost))))
     assert lines[0].startswith("time by size, inputs of at most n=16")
     assert lines[1] == "            1        3.0 us        3.0 us  ########|"

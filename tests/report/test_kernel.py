@@ -8,7 +8,7 @@ import pytest
 
 from korch.candidate.candidate import Lane, LanePart
 from korch.errors import OptionError
-from korch.measure.calibrate import Level, Rates
+from korch.measure.calibrate import MemoryLevel, Rates
 from korch.report.kernel import kernel_text, limit_of, nearest_rival, operations, rival_row, slowest, why
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 from korch.runtime.report import GroupedKernel, GroupingRecord, Report, Rival
@@ -17,7 +17,7 @@ from korch.search.result import PlanName
 BODY = """graph(%0 "i0": f32[256,256], %1 "i1": f32[256,256]) -> (%2 "o0")
 %2: f32[256,256] = matmul(%0, %1)
 """
-MACHINE = Rates(levels=(Level(2**20, 1e12, 1e12), Level(0, 1e10, 1e10)), rate_flop_per_s=1e11)
+MACHINE = Rates(levels=(MemoryLevel(2**20, 1e12, 1e12), MemoryLevel(0, 1e10, 1e10)), rate_flop_per_s=1e11)
 SQUARE = 4 * 256 * 256
 
 

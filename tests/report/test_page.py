@@ -12,13 +12,13 @@ import pytest
 from korch.assembly.record import BlockRecord, PartitionRecord, SearchRecord
 from korch.equivalence.saturate import RuleReport, SaturationReport
 from korch.errors import UnsupportedError
-from korch.measure.calibrate import Level, Rates
+from korch.measure.calibrate import MemoryLevel, Rates
 from korch.report import page as page_module
 from korch.report.compare import Row
 from korch.report.diff import changes, differences, differences_page
 from korch.report.page import page, page_data
 from korch.report.profile import KernelTime, Profile
-from korch.report.threads import Run, Span, Threads
+from korch.report.threads import Threads, ThreadSpan, WatchedRun
 from korch.report.trace import trace
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 from korch.runtime.report import GroupedKernel, GroupingRecord, OperatorRecord, Report, Rival
@@ -41,7 +41,7 @@ REPORT = Report(
         OperatorRecord("MatMul b", ("y", "w"), ("z",)),
         OperatorRecord("Tanh c", ("z",), ("out",)),
     ),
-    machine=Rates(levels=(Level(0, 1e10, 1e10),), rate_flop_per_s=2e11),
+    machine=Rates(levels=(MemoryLevel(0, 1e10, 1e10),), rate_flop_per_s=2e11),
     rivals={
         "c2": (Rival("onednn", "", "(ab) -> (ab)", 6000, True), Rival("x", "", "", 1, False, "crashed: </script>"))
     },
@@ -132,8 +132,8 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
         "instead": "",
     }
     assert data["threads"] == [] and "load" not in kernels[0]
-    spans = (Span(0, 0, 0, 900, 0), Span(0, 1, 100, 1000, 0))
-    threads = Threads(2, (Run((1000, 2000), spans),))
+    spans = (ThreadSpan(0, 0, 0, 900, 0), ThreadSpan(0, 1, 100, 1000, 0))
+    threads = Threads(2, (WatchedRun((1000, 2000), spans),))
     watched = page_data(plan, REPORT, {}, threads=threads)
     assert watched["threads"] == [[0, 0, 0.0, 0.9], [0, 1, 0.1, 1.0]]
     assert watched["spans_us"] == [1.0, 2.0]

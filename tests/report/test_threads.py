@@ -15,7 +15,7 @@ from korch.cli import main
 from korch.errors import MeasureError
 from korch.limits import SearchLimits
 from korch.measure.toolchain import find_compiler
-from korch.report.threads import Load, Run, Span, Threads, read_run, watch_threads
+from korch.report.threads import ThreadLoad, Threads, ThreadSpan, WatchedRun, read_run, watch_threads
 
 needs_gcc = pytest.mark.skipif(
     platform.system() != "Linux" or shutil.which("g++") is None,
@@ -32,23 +32,23 @@ def test_a_region_belongs_to_the_kernel_in_which_it_begins() -> None:
             "spans": [[7, 1, 1105, 1149, 4], [7, 0, 1099, 1149, 0], [8, 0, 1160, 1190, 10]],
         }
     )
-    assert run.spans == (Span(0, 0, 99, 149, 0), Span(0, 1, 105, 149, 4), Span(2, 0, 160, 190, 10))
+    assert run.spans == (ThreadSpan(0, 0, 99, 149, 0), ThreadSpan(0, 1, 105, 149, 4), ThreadSpan(2, 0, 160, 190, 10))
     assert [span.busy_ns for span in run.spans] == [50, 40, 20]
 
 
 def test_loads_are_medians_over_runs() -> None:
-    def run(longest: int) -> Run:
-        spans = (Span(0, 0, 0, longest, 0), Span(0, 1, 0, 60, 20), Span(0, 0, 90, 90 + longest, 0))
-        return Run((200 + longest, 10), spans)
+    def run(longest: int) -> WatchedRun:
+        spans = (ThreadSpan(0, 0, 0, longest, 0), ThreadSpan(0, 1, 0, 60, 20), ThreadSpan(0, 0, 90, 90 + longest, 0))
+        return WatchedRun((200 + longest, 10), spans)
 
     threads = Threads(2, (run(80), run(20), run(50)))
     assert threads.typical == run(50)
     # A fast run with an interruption has the median length, but it is no typical run.
-    runs = [Run(times, ()) for times in ((10, 11), (11, 12), (12, 14), (13, 15), (3, 21))]
-    assert Threads(1, tuple(runs)).typical == Run((12, 14), ())
-    assert threads.loads() == (Load(100 / 70, 1 - 70 / 250), None)
-    even = Threads(2, (Run((100,), (Span(0, 0, 0, 100, 0), Span(0, 1, 0, 100, 0))),))
-    assert even.loads() == (Load(1.0, 0.0),)
+    runs = [WatchedRun(times, ()) for times in ((10, 11), (11, 12), (12, 14), (13, 15), (3, 21))]
+    assert Threads(1, tuple(runs)).typical == WatchedRun((12, 14), ())
+    assert threads.loads() == (ThreadLoad(100 / 70, 1 - 70 / 250), None)
+    even = Threads(2, (WatchedRun((100,), (ThreadSpan(0, 0, 0, 100, 0), ThreadSpan(0, 1, 0, 100, 0))),))
+    assert even.loads() == (ThreadLoad(1.0, 0.0),)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import ConcatAttributes
 from korch.primitive.types import DType, ValueType
 from korch.provider.provider import Kernel, Threading
-from korch.runtime.program import Step
+from korch.runtime.program import PlanStep
 from korch.target import Target
 
 TARGET = Target(isa="generic", lanes=4, threads=2)
@@ -20,7 +20,7 @@ TARGET = Target(isa="generic", lanes=4, threads=2)
 @dataclass(frozen=True)
 class Plan:
     graph: PrimitiveGraph
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     meaning: Callable[..., tuple[np.ndarray, ...]]
 
 
@@ -50,7 +50,7 @@ def step(graph, values, kernel, outputs=None, into=(), out_of=()):
 def in_place(graph, value):
     found = step(graph, [value], Kernel("", ""))
     offer = replace(found.candidate.offer, is_in_place=True)
-    return Step(replace(found.candidate, offer=offer), found.kernel, is_measured=True)
+    return PlanStep(replace(found.candidate, offer=offer), found.kernel, is_measured=True)
 
 
 def layout_step(graph, value, kernel, into, out_of):
@@ -61,7 +61,7 @@ def _step(group, kernel, into, out_of):
     inputs = tuple(into) or tuple(Layout.plain(t.rank) for t in group.input_types)
     outputs = tuple(out_of) or tuple(Layout.plain(t.rank) for t in group.output_types)
     candidate = Candidate(group, "hand", Offer(inputs, outputs))
-    return Step(candidate, kernel, cost_ns=100.0, bound_ns=10.0, is_measured=True)
+    return PlanStep(candidate, kernel, cost_ns=100.0, bound_ns=10.0, is_measured=True)
 
 
 def value_of(graph, op, position=0):

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from korch.host.engine import Engine
+from korch.host.engine import HostEngine
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.provider.onnxruntime import OnnxRuntimeProvider
 from tests.runtime import runtime_plans as plans
@@ -97,7 +97,7 @@ def test_a_forked_child_runs_a_part_on_the_host():
     y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [512, 512])
     graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["x", "x"], ["y"])], "g", [x], [y])
     opset = onnx.helper.make_opsetid("", 17)
-    engine = Engine(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), 2)
+    engine = HostEngine(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8), 2)
     feeds = {"x": np.eye(512, dtype=np.float32)}
     engine.run(feeds)
     assert exit_code_of_child(lambda: np.testing.assert_array_equal(engine.run(feeds)["y"], feeds["x"])) == 0

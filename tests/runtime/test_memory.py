@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from korch.errors import InvalidGraphError
 from korch.runtime import memory
-from korch.runtime.memory import ArenaPlan, Buffer, check_arena, live_bytes, plan_arena
+from korch.runtime.memory import ArenaBuffer, ArenaPlan, check_arena, live_bytes, plan_arena
 
 buffers = st.lists(
     st.builds(
-        lambda size, first, length: Buffer(size, first, first + length),
+        lambda size, first, length: ArenaBuffer(size, first, first + length),
         st.integers(0, 500),
         st.integers(0, 20),
         st.integers(0, 6),
@@ -46,22 +46,22 @@ def test_small_plans_are_optimal_and_say_so(found):
 
 
 def test_buffers_that_are_not_live_together_share_memory():
-    plan = plan_arena([Buffer(100, 0, 1), Buffer(120, 1, 2), Buffer(128, 2, 3)])
+    plan = plan_arena([ArenaBuffer(100, 0, 1), ArenaBuffer(120, 1, 2), ArenaBuffer(128, 2, 3)])
     assert plan.size_bytes == 256
     assert plan.offsets[0] == plan.offsets[2]
 
 
 def test_nothing_to_place_is_an_empty_arena():
     assert plan_arena([]) == ArenaPlan((), 0, 0)
-    assert plan_arena([Buffer(0, 0, 3)]).size_bytes == 0
+    assert plan_arena([ArenaBuffer(0, 0, 3)]).size_bytes == 0
 
 
 def test_the_solver_mends_what_greedy_orders_leave(monkeypatch):
     # One order only, which puts the fourth buffer where it splits the room for the last two.
     monkeypatch.setattr(memory, "_ORDERS", (lambda b: (b.first,),))
     monkeypatch.setattr(memory, "SHUFFLED_BUFFERS", 0)
-    found = [Buffer(128, 0, 1), Buffer(64, 0, 1), Buffer(128, 3, 5), Buffer(64, 1, 3)]
-    found += [Buffer(128, 3, 3)]
+    found = [ArenaBuffer(128, 0, 1), ArenaBuffer(64, 0, 1), ArenaBuffer(128, 3, 5), ArenaBuffer(64, 1, 3)]
+    found += [ArenaBuffer(128, 3, 3)]
     greedy = plan_arena(found, seconds=0)
     solved = plan_arena(found, seconds=5)
     assert greedy.size_bytes > greedy.lower_bound_bytes
@@ -71,17 +71,17 @@ def test_the_solver_mends_what_greedy_orders_leave(monkeypatch):
 
 
 def test_overlapping_buffers_are_refused():
-    found = [Buffer(100, 0, 2), Buffer(100, 2, 3)]
+    found = [ArenaBuffer(100, 0, 2), ArenaBuffer(100, 2, 3)]
     with pytest.raises(InvalidGraphError) as caught:
         check_arena(found, ArenaPlan((0, 64), 192, 192))
     assert str(caught.value) == ("arena: buffers 0 and 1 overlap in memory, and both are live at step 2")
-    check_arena([found[0], Buffer(100, 3, 3)], ArenaPlan((0, 64), 192, 192))
+    check_arena([found[0], ArenaBuffer(100, 3, 3)], ArenaPlan((0, 64), 192, 192))
 
 
 @pytest.mark.parametrize("offset", [-64, 32, 128])
 def test_buffers_that_are_unaligned_or_outside_are_refused(offset):
     with pytest.raises(InvalidGraphError) as caught:
-        check_arena([Buffer(100, 0, 0)], ArenaPlan((offset,), 192, 192))
+        check_arena([ArenaBuffer(100, 0, 0)], ArenaPlan((offset,), 192, 192))
     assert str(caught.value) == (
         f"arena: buffer 0 of 100 bytes lies at offset {offset}; expected a multiple of 64 and an end within 192 bytes"
     )

@@ -27,7 +27,7 @@ from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel
 from korch.report.kernel import kernel_text
 from korch.report.profile import profile
-from korch.runtime.program import Place, Program, Slot, Step, bind_steps
+from korch.runtime.program import PlanStep, Program, Slot, SlotPlace, bind_steps
 from korch.runtime.report import Report
 from korch.search.instance import Answers, Instance, collect_candidates
 from korch.target import Target
@@ -39,7 +39,7 @@ TARGET = Target(lanes=16)
 
 def plan(
     text: str, in_place: Sequence[int], order: Sequence[int] = (), layout: Any = None, workspace_bytes: int = 0
-) -> tuple[PrimitiveGraph, list[Step[Kernel]]]:
+) -> tuple[PrimitiveGraph, list[PlanStep[Kernel]]]:
     """Each primitive as a kernel, those of some values in place."""
     graph = parse_graph(text.lstrip())
     steps = []
@@ -54,7 +54,7 @@ def plan(
         kernel = Kernel(f"k{p}", "", workspace_bytes=workspace_bytes)
         if value in in_place:
             offer, kernel = replace(offer, is_in_place=True), Kernel("", "")
-        steps.append(Step(Candidate(group, "toy", offer), kernel))
+        steps.append(PlanStep(Candidate(group, "toy", offer), kernel))
     return graph, steps
 
 
@@ -66,7 +66,7 @@ def bind(text: str, in_place: Sequence[int], **fields: Any) -> Program[Kernel]:
     return program
 
 
-def check(graph: PrimitiveGraph, steps: Sequence[Step[Any]], program: Program[Any]) -> None:
+def check(graph: PrimitiveGraph, steps: Sequence[PlanStep[Any]], program: Program[Any]) -> None:
     rng = np.random.default_rng(3)
     arrays = [rng.standard_normal(graph.types[v].shape).astype(graph.types[v].dtype.numpy) for _, v in graph.inputs]
     feeds = {name: array for (name, _), array in zip(graph.inputs, arrays, strict=True)}
@@ -88,9 +88,9 @@ graph(%0 "x": f32[1,16,2,2]) -> (%4 "y")
 def test_operands_lie_in_the_result_one_after_another() -> None:
     program = bind(PAIR, [3])
     assert [slots[-1] for slots in program.slots[:3]] == [
-        Slot(Place.ARENA, 0),
-        Slot(Place.ARENA, 256),
-        Slot(Place.ARENA, 0),
+        Slot(SlotPlace.ARENA, 0),
+        Slot(SlotPlace.ARENA, 256),
+        Slot(SlotPlace.ARENA, 0),
     ]
     assert program.slots[2][:2] == (program.slots[0][-1], program.slots[1][-1])
     assert program.arena.size_bytes == 512
@@ -113,9 +113,9 @@ def test_a_result_that_is_a_model_output_is_written_in_parts() -> None:
     text = PAIR.replace('%4 "y"', '%3 "y"').rsplit("%4", 1)[0]
     program = bind(text, [3])
     assert [slots[-1] for slots in program.slots] == [
-        Slot(Place.OUTPUT, 0),
-        Slot(Place.OUTPUT, 0, 256),
-        Slot(Place.OUTPUT, 0),
+        Slot(SlotPlace.OUTPUT, 0),
+        Slot(SlotPlace.OUTPUT, 0, 256),
+        Slot(SlotPlace.OUTPUT, 0),
     ]
     assert program.arena.size_bytes == 0
 
@@ -136,7 +136,7 @@ def test_parts_have_parts() -> None:
     program = bind(NESTED, [3, 5])
     where = [slots[-1] for slots in program.slots[:5]]
     start = where[4].at
-    assert where[:4] == [Slot(Place.ARENA, start + n) for n in (128, 192, 128, 0)]
+    assert where[:4] == [Slot(SlotPlace.ARENA, start + n) for n in (128, 192, 128, 0)]
 
 
 def test_a_reader_after_the_concatenation_finds_the_operand_whole() -> None:
@@ -164,7 +164,7 @@ def test_an_operand_that_is_a_model_output_is_copied_out() -> None:
 def test_an_operand_of_an_output_that_is_another_output_is_copied_from_there() -> None:
     text = PAIR.replace('(%4 "y")', '(%3 "y", %2 "z")').rsplit("%4", 1)[0]
     program = bind(text, [3])
-    assert program.copies == ((1, Slot(Place.OUTPUT, 0, 256)),)
+    assert program.copies == ((1, Slot(SlotPlace.OUTPUT, 0, 256)),)
 
 
 def test_parts_without_elements_are_there_too() -> None:
@@ -259,7 +259,9 @@ def test_random_plans_compute_what_they_should(seed: int) -> None:
     problem = Instance(graph, candidates).problem(lambda c: (0 if c.offer.is_in_place else costs[c.key], True))
     chosen = [candidates[k] for k in solve(problem, seconds=5, limits=SearchLimits(solver_workers=1)).kernels]
     steps = [
-        Step(c, Kernel("", "") if c.offer.is_in_place else Kernel(f"k{i}", "", workspace_bytes=64 * rng.randint(0, 2)))
+        PlanStep(
+            c, Kernel("", "") if c.offer.is_in_place else Kernel(f"k{i}", "", workspace_bytes=64 * rng.randint(0, 2))
+        )
         for i, c in enumerate(chosen)
     ]
     check(graph, steps, bind_steps(graph, steps))

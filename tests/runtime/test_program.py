@@ -5,7 +5,7 @@ import pytest
 from korch.candidate.layout import Layout
 from korch.errors import InvalidGraphError
 from korch.runtime.build import check_symbols
-from korch.runtime.program import Place, Slot, bind_steps
+from korch.runtime.program import Slot, SlotPlace, bind_steps
 from tests.runtime import runtime_plans as plans
 
 
@@ -16,7 +16,7 @@ def bind(plan):
 def test_intermediates_lie_in_the_arena_and_outputs_in_the_callers_memory():
     program = bind(plans.chain())
     places = [[slot.place for slot in slots] for slots in program.slots]
-    arena, given, output = Place.ARENA, Place.INPUT, Place.OUTPUT
+    arena, given, output = SlotPlace.ARENA, SlotPlace.INPUT, SlotPlace.OUTPUT
     assert places == [[given, arena], [arena, arena], [arena, output]]
     assert program.arena.size_bytes == program.arena.lower_bound_bytes == 128
     assert program.copies == ()
@@ -25,7 +25,7 @@ def test_intermediates_lie_in_the_arena_and_outputs_in_the_callers_memory():
 def test_a_workspace_is_live_in_its_step_only():
     program = bind(plans.workspace())
     scratch = program.slots[1][-1]
-    assert scratch.place is Place.ARENA
+    assert scratch.place is SlotPlace.ARENA
     assert scratch not in program.slots[1][:-1]
     assert program.arena.size_bytes == 3 * 256
 
@@ -54,10 +54,10 @@ def test_a_constant_is_packed_once_for_each_layout():
 def test_outputs_that_no_kernel_writes_in_place_are_copied():
     program = bind(plans.passed_through())
     assert program.copies == (
-        (0, Slot(Place.INPUT, 0)),
-        (1, Slot(Place.CONSTANT, 0)),
-        (2, Slot(Place.CONSTANT, 1)),
-        (4, Slot(Place.OUTPUT, 3)),
+        (0, Slot(SlotPlace.INPUT, 0)),
+        (1, Slot(SlotPlace.CONSTANT, 0)),
+        (2, Slot(SlotPlace.CONSTANT, 1)),
+        (4, Slot(SlotPlace.OUTPUT, 3)),
     )
 
 
@@ -104,4 +104,4 @@ def test_a_layout_change_of_a_constant_reads_the_packed_constant():
     kernel = plans.loop("k_move", 20, "o0[i] = i0[i];")
     move = plans.layout_step(plan.graph, value, kernel, Layout.plain(4), Layout((0, 2, 3, 1)))
     program = bind_steps(plan.graph, (move, *plan.steps))
-    assert program.slots[0][0] == Slot(Place.CONSTANT, 0)
+    assert program.slots[0][0] == Slot(SlotPlace.CONSTANT, 0)

@@ -11,7 +11,7 @@ from korch.candidate.layout import Layout, channels_last
 from korch.errors import InvalidGraphError
 from korch.events.check import check_queues
 from korch.events.kernels import Use, segments_of
-from korch.events.queues import Entry
+from korch.events.queues import QueuedTask
 from korch.events.schedule import schedule_segment
 from korch.measure.compiler import Builder
 from korch.measure.toolchain import find_compiler
@@ -24,7 +24,7 @@ from korch.provider.generated import GeneratedProvider
 from korch.runtime import build as building
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
-from korch.runtime.program import Step, bind_steps
+from korch.runtime.program import PlanStep, bind_steps
 from korch.target import detect_target
 from tests.runtime import runtime_plans as plans
 
@@ -78,7 +78,7 @@ def step_of(group, target, is_input):
             written = zip(offer.outputs, group.output_types, strict=True)
             if all(x == wanted(t, False) for x, t in varying) and all(x == wanted(t, True) for x, t in written):
                 kernel = provider.build(group, offer, target)
-                return Step(Candidate(group, provider.name, offer, ""), kernel, cost_ns=10_000.0)
+                return PlanStep(Candidate(group, provider.name, offer, ""), kernel, cost_ns=10_000.0)
     raise AssertionError(group.text)
 
 
@@ -164,7 +164,7 @@ def test_queues_of_real_kernels_without_a_wait_are_refused(graph):
         for i, entry in enumerate(queue):
             for wait in entry.waits:
                 waits = tuple(other for other in entry.waits if other != wait)
-                changed = (*queue[:i], Entry(entry.task, waits), *queue[i + 1 :])
+                changed = (*queue[:i], QueuedTask(entry.task, waits), *queue[i + 1 :])
                 with pytest.raises(InvalidGraphError, match="nothing orders task"):
                     check_queues((*segment.queues[:q], changed, *segment.queues[q + 1 :]), footprints)
                 mutants += 1

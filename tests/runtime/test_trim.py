@@ -23,8 +23,8 @@ from korch.ranges.masked import Masked
 from korch.ranges.needed import Ends
 from korch.report.peers.inputs import random_arrays
 from korch.runtime import trim
-from korch.runtime.padding import Cut
-from korch.runtime.program import Step
+from korch.runtime.padding import OutputCut
+from korch.runtime.program import PlanStep
 from korch.search.instance import Answers, collect_candidates
 from korch.testing.kernels import load_kernels
 from tests.ranges.range_models import masked_model, model, padded, primitives, weight
@@ -90,7 +90,7 @@ class Planner:
         ports = (*candidate.input_ports, *candidate.output_ports)
         return all(layout == Layout.plain(len(self.graph.types[value].shape)) for value, layout in ports)
 
-    def plan(self, seed: int) -> list[Step[Kernel]]:
+    def plan(self, seed: int) -> list[PlanStep[Kernel]]:
         """Return the steps of a plan in the order in which they run."""
         rng, steps = random.Random(seed), []
         there = {value for _, value in self.graph.inputs} | self.graph.constants.keys()
@@ -104,7 +104,7 @@ class Planner:
             candidate, kernel = next((c, k) for c, k in kernels if isinstance(k, Kernel) and k.program is not None)
             for given in candidate.group.inputs:
                 make(given)
-            steps.append(Step(candidate, kernel))
+            steps.append(PlanStep(candidate, kernel))
             there.update(candidate.group.outputs)
 
         for _, value in self.graph.outputs:
@@ -113,7 +113,7 @@ class Planner:
 
 
 def execute(
-    graph: PrimitiveGraph, steps: Sequence[Step[Kernel]], library: ctypes.CDLL, feeds: Mapping[str, Array]
+    graph: PrimitiveGraph, steps: Sequence[PlanStep[Kernel]], library: ctypes.CDLL, feeds: Mapping[str, Array]
 ) -> dict[str, Array]:
     """Return the outputs of a plan; each value is in memory that was full of NaN before."""
     inputs = dict(graph.inputs)
@@ -149,7 +149,7 @@ def memory_of(array: Array) -> Array:
 def wrong_sizes(
     source: bytes,
     whole: Masked,
-    steps: Sequence[Step[Kernel]],
+    steps: Sequence[PlanStep[Kernel]],
     library: ctypes.CDLL,
     shapes: Mapping[str, tuple[range]] = SHAPES,
 ) -> list[int]:
@@ -164,7 +164,7 @@ def wrong_sizes(
         given |= {hidden.name: hidden.array(sizes) for hidden in whole.plan.hidden}
         found = execute(whole.graph, steps, library, given)
         for (name, _), form in zip(model.outputs, whole.plan.outputs, strict=True):
-            if not np.allclose(Cut.of(form, sizes).apply(found[name]), wanted[name], rtol=1e-3, atol=1e-4):
+            if not np.allclose(OutputCut.of(form, sizes).apply(found[name]), wanted[name], rtol=1e-3, atol=1e-4):
                 wrong.append(sizes[0])
     return wrong
 

@@ -16,7 +16,7 @@ from korch.superopt.choose import gain_of, ranked
 from korch.superopt.expressions import expressions
 from korch.superopt.find import LATE, Finder, Finding, search
 from korch.superopt.generate import Rules, block_graphs
-from korch.superopt.sizes import Machine
+from korch.superopt.sizes import CacheMachine
 from korch.superopt.verify import verify
 from korch.tile.program import Contract, Loop, Pass, TileProgram
 from tests.support.blocks import (
@@ -29,7 +29,7 @@ from tests.support.blocks import (
     rms_norm_product,
 )
 
-MACHINE = Machine(4, 2, 1 << 16)
+MACHINE = CacheMachine(4, 2, 1 << 16)
 
 
 def group_of(graph: PrimitiveGraph) -> Group:

@@ -14,7 +14,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.provider.generated import GeneratedProvider
 from korch.superopt.find import Finder
 from korch.superopt.groups import superopt_groups
-from korch.superopt.sizes import Machine
+from korch.superopt.sizes import CacheMachine
 from korch.target import Target, detect_target
 from korch.testing.kernels import check_kernel, load_kernels
 from tests.superopt.test_find import Kept, group_of
@@ -40,7 +40,7 @@ def target() -> Target:
 
 
 def provider_for(target: Target, limits: SearchLimits = DEFAULT_LIMITS) -> GeneratedProvider:
-    return GeneratedProvider(finder=Finder(Kept(), Machine(target.lanes, 2, target.l2_bytes), "1", limits))
+    return GeneratedProvider(finder=Finder(Kept(), CacheMachine(target.lanes, 2, target.l2_bytes), "1", limits))
 
 
 def offers_of(provider: GeneratedProvider, group: Group, target: Target) -> list[Offer]:

@@ -12,13 +12,13 @@ from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.primitive.types import ValueType
-from korch.runtime.program import Place, Program, Slot, Step
+from korch.runtime.program import PlanStep, Program, Slot, SlotPlace
 
 GARBAGE = 0xA5
 
 
 def simulate(
-    graph: PrimitiveGraph, steps: Sequence[Step[Any]], program: Program[Any], arrays: Sequence[Array]
+    graph: PrimitiveGraph, steps: Sequence[PlanStep[Any]], program: Program[Any], arrays: Sequence[Array]
 ) -> list[Array]:
     """Return the outputs; workspaces are overwritten, so what they share with others is lost.
 
@@ -37,10 +37,10 @@ def simulate(
     ]
 
     def memory(slot: Slot, size_bytes: int) -> Array:
-        if slot.place is Place.ARENA:
+        if slot.place is SlotPlace.ARENA:
             found = arena[slot.at : slot.at + size_bytes]
         else:
-            lists = {Place.INPUT: inputs, Place.OUTPUT: outputs, Place.CONSTANT: constants}
+            lists = {SlotPlace.INPUT: inputs, SlotPlace.OUTPUT: outputs, SlotPlace.CONSTANT: constants}
             found = lists[slot.place][slot.at][slot.offset : slot.offset + size_bytes]
         assert found.size == size_bytes
         return found

@@ -11,10 +11,10 @@ import onnx
 
 from korch.candidate.candidate import Group, Offer
 from korch.cuda.compile import Cubin, CubinCompiler
-from korch.cuda.driver import Function
-from korch.cuda.engine import Engine, build_engine
+from korch.cuda.driver import CudaFunction
+from korch.cuda.engine import TensorRtEngine, build_engine
 from korch.cuda.flags import library_flags
-from korch.cuda.kernel import Call, CudaKernel, Network
+from korch.cuda.kernel import CudaKernel, Network, TorchCall
 from korch.cuda.layout import strided
 from korch.cuda.module import load_call
 from korch.cuda.network import with_constants
@@ -44,7 +44,7 @@ def run_on_device(
     memory += [torch.full((max(1, n),), 255, dtype=torch.uint8, device="cuda") for n in sizes]
     memory += [_moved(torch, np.array(table, np.int32)) for table in kernel.tables]
     outputs = memory[len(inputs) : len(inputs) + len(types)]
-    if kernel.steps and isinstance(kernel.steps[0], Call):
+    if kernel.steps and isinstance(kernel.steps[0], TorchCall):
         function = load_call(kernel.steps[0].symbol, kernel.steps[0].source)
         tensors = [
             strided(m.view(_kind(torch, t.dtype.numpy)), t.shape, layout)
@@ -60,7 +60,7 @@ def run_on_device(
         cubin = cubins[launch.symbol]
         if not isinstance(cubin, Cubin):
             raise KernelError(f"{cubin.message}\n{launch.source}")
-        function = Function(cubin.image, launch.symbol, cubin.shared_bytes, launch.warps)
+        function = CudaFunction(cubin.image, launch.symbol, cubin.shared_bytes, launch.warps)
         pointers = [memory[i].data_ptr() for i in launch.arguments]
         function.launch(launch.grid, pointers, torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
@@ -78,7 +78,7 @@ def _run_engine(
     model = with_constants(onnx.ModelProto.FromString(network.model), constants)
     given = [i for i in range(len(inputs)) if i not in network.constants]
     names = [f"i{i}" for i in given] + [f"o{i}" for i in range(len(group.outputs))]
-    engine = Engine(build_engine(model.SerializeToString(), False), names)
+    engine = TensorRtEngine(build_engine(model.SerializeToString(), False), names)
     outputs = memory[len(inputs) : len(inputs) + len(group.outputs)]
     stream = torch.cuda.current_stream().cuda_stream
     engine.run([*(memory[i] for i in given), *outputs], len(given), stream)

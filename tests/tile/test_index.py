@@ -12,10 +12,10 @@ from korch.candidate.layout import Layout
 from korch.tile.emit import physical_offset
 from korch.tile.index import (
     Choice,
-    Entry,
     Expr,
     Quotient,
     Remainder,
+    TableEntry,
     Var,
     add,
     bounds,
@@ -60,7 +60,7 @@ def atom_value(atom, point):
             return math.floor(value(inner, point) / divisor)
         case Remainder(inner, divisor):
             return value(inner, point) - divisor * math.floor(value(inner, point) / divisor)
-        case Entry(table, inner):
+        case TableEntry(table, inner):
             return table[value(inner, point)]
         case Choice(inner, cases, otherwise):
             at = value(inner, point)

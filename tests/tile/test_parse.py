@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from korch.errors import InvalidGraphError
-from korch.tile.index import Choice, Entry, Expr, Quotient, Remainder, Times, Var, add, constant, scale, var
+from korch.tile.index import Choice, Expr, Quotient, Remainder, TableEntry, Times, Var, add, constant, scale, var
 from korch.tile.parse import parse_expr, parse_program
 from korch.tile.text import format_program
 from tests.tile.tile_groups import FAMILIES, lowered, offers_of, random_groups
@@ -18,7 +18,7 @@ EXPRESSIONS = (
     scale(var("v"), -1),
     add(scale(var("a"), -2), scale(var("b"), 5), constant(-7)),
     Expr(4, ((Quotient(Expr(-1, ((Var("v"), -1),)), 3), 2), (Remainder(V, 8), -1))),
-    Expr(0, ((Entry((3, -1, 4), V), 12), (Var("table1"), 1))),
+    Expr(0, ((TableEntry((3, -1, 4), V), 12), (Var("table1"), 1))),
     Expr(-1, ((Choice(V, ((-2, constant(-5)), (7, scale(V, -1))), Expr(3, ((Var("w"), 2),))), -3),)),
     Expr(0, ((Choice(V, ((1, Expr(0, ((Choice(V, ((2, V),), constant(1)), 1),))),), V), 1),)),
     Expr(1, ((Times(N, V), 3), (Times(Quotient(Expr(7, ((N, 1),)), 8), V), 1))),

@@ -5,7 +5,7 @@ from typing import Any
 
 from korch.deadline import Deadline
 from korch.validation.discrepancy import examine, explaining
-from korch.validation.plan import Entry, Result
+from korch.validation.plan import PlanEntry, Result
 
 
 def test_those_explain_it_whose_times_differ_most() -> None:
@@ -34,7 +34,7 @@ class Meter:
 
 def validation(costs_ns: dict[str, int], in_run_ns: list[int], unknown: str = "") -> Any:
     steps: Any = tuple(SimpleNamespace(key=key, provider="toy") for key in costs_ns)
-    entry = Entry("optimal", steps, tuple((ns, key not in unknown) for key, ns in costs_ns.items()))
+    entry = PlanEntry("optimal", steps, tuple((ns, key not in unknown) for key, ns in costs_ns.items()))
     timing = SimpleNamespace(kernel_ns=(in_run_ns,))
     winner = SimpleNamespace(time=lambda arrays, runs: timing)
     won = Result(entry, None, times_ns=(sum(in_run_ns),))

@@ -11,7 +11,7 @@ from korch.errors import CompileError, InvalidGraphError
 from korch.limits import DEFAULT_LIMITS
 from korch.numerics import Difference
 from korch.validation import schedule
-from korch.validation.plan import Entry, Result, Validation
+from korch.validation.plan import PlanEntry, Result, Validation
 from korch.validation.schedule import with_fastest_schedule
 
 METER = SimpleNamespace(tell=lambda text: None, pace=SimpleNamespace(predict_s=lambda kind, units: 0.0))
@@ -37,7 +37,7 @@ def no_kernels(monkeypatch):
 
 
 def validated(joins):
-    won = Result(Entry("searched", (), ()), joins, (1,), {"y": Difference()})
+    won = Result(PlanEntry("searched", (), ()), joins, (1,), {"y": Difference()})
     return Validation((won,), joins, won, {}, (), ())
 
 

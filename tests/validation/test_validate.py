@@ -12,7 +12,7 @@ from korch.deadline import Deadline
 from korch.limits import DEFAULT_LIMITS
 from korch.numerics import Difference
 from korch.validation import timing
-from korch.validation.plan import Entry, Result
+from korch.validation.plan import PlanEntry, Result
 from korch.validation.timing import Until
 from korch.validation.validate import _validate_in_turn
 
@@ -42,14 +42,14 @@ class Fake:
 def hold(names: tuple[str, ...], weights_bytes: int, until: Until | None = None) -> dict[str, Result]:
     Fake.alive = Fake.most = Fake.away_ns = 0
 
-    def attempt(entry: Entry) -> Result:
+    def attempt(entry: PlanEntry) -> Result:
         if entry.name == "refused":
             return Result(entry, None, refusal="it is")
         executable: Any = Fake(entry.name, weights_bytes)
         refusal = "it is wrong" if entry.name == "wrong" else ""
         return Result(entry, executable, errors={"y": Difference()}, refusal=refusal)
 
-    entries = [Entry(name, (), ()) for name in names]
+    entries = [PlanEntry(name, (), ()) for name in names]
     return {result.entry.name: result for result in _validate_in_turn(entries, attempt, (), until or Until())}
 
 

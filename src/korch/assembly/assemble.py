@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from korch.assembly.blocks import BlockInterface
-from korch.assembly.task import Task
+from korch.assembly.task import BlockTask
 from korch.assembly.trace import Key
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
@@ -23,7 +23,7 @@ from korch.options import Options
 from korch.partition.block import Partition
 from korch.partition.join import Joined
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Certificate, Computation, Kernel, Port, Problem
+from korch.program.problem import Certificate, Computation, Port, PricedKernel, Problem
 from korch.program.solve import Solver
 from korch.search.instance import PLAIN, Answers, Interface, layout_changes
 from korch.search.ledger import Ledger
@@ -31,7 +31,7 @@ from korch.search.price import estimate_ns
 
 
 @dataclass(frozen=True)
-class Choice:
+class SegmentChoice:
     """A plan of the whole, in segments.
 
     Attributes:
@@ -62,7 +62,7 @@ class Assembly:
     """The program of one model: what may be chosen, and which changes of layout there are."""
 
     def __init__(
-        self, partition: Partition, joined: Joined, tasks: Sequence[Task], ledger: Ledger, options: Options
+        self, partition: Partition, joined: Joined, tasks: Sequence[BlockTask], ledger: Ledger, options: Options
     ) -> None:
         self.partition, self.joined, self.tasks = partition, joined, tasks
         self.ledger, self.options = ledger, options
@@ -72,7 +72,7 @@ class Assembly:
         outputs = dict.fromkeys(v for _, v in self.graph.outputs if v not in self.graph.given)
         self.required = tuple(self.plain[v] for v in outputs)
 
-    def uses(self, choice: Choice, blocks: Sequence[Sequence[BlockInterface]]) -> Counter[BlockInterface]:
+    def uses(self, choice: SegmentChoice, blocks: Sequence[Sequence[BlockInterface]]) -> Counter[BlockInterface]:
         """Return how often a choice has each block in each interface."""
         return Counter(blocks[self.block_of[i]][j] for i, j in enumerate(choice.interfaces) if j >= 0)
 
@@ -80,7 +80,7 @@ class Assembly:
         """Return how often a plan runs each block."""
         return Counter(self.block_of[i] for i, j in enumerate(self.plain_choice().interfaces) if j >= 0)
 
-    def prefer(self, estimated_ns: Mapping[Key, int]) -> Choice:
+    def prefer(self, estimated_ns: Mapping[Key, int]) -> SegmentChoice:
         """Return the choice of the least estimated cost; nothing is measured.
 
         Args:
@@ -99,7 +99,7 @@ class Assembly:
         objective_ns = sum(costs[k] for k in plan.kernels)
         return self._in_order(choices, changes, plan.kernels, objective_ns, 0)
 
-    def choose(self, found: Mapping[Key, Certificate]) -> Choice:
+    def choose(self, found: Mapping[Key, Certificate]) -> SegmentChoice:
         """Return the cheapest choice among the interfaces for which a plan was found.
 
         Args:
@@ -140,7 +140,7 @@ class Assembly:
     ) -> Solver:
         return Solver(self._problem(choices, changes, cost_ns), limits=self.ledger.limits)
 
-    def steps(self, choice: Choice, plans: Callable[[int, int], Sequence[Candidate]]) -> tuple[Candidate, ...]:
+    def steps(self, choice: SegmentChoice, plans: Callable[[int, int], Sequence[Candidate]]) -> tuple[Candidate, ...]:
         """Return a choice's kernels in order.
 
         Two segments may each change the layout of a value that both read; it is done once.
@@ -163,11 +163,11 @@ class Assembly:
                 kept.append(step)
         return tuple(kept)
 
-    def plain_choice(self) -> Choice:
+    def plain_choice(self) -> SegmentChoice:
         """Return the choice of the plain interface everywhere, without its cost."""
         graphs = [instance.graph for instance in self.partition.instances]
         runs = [any(v not in graph.given for _, v in graph.outputs) for graph in graphs]
-        return Choice(tuple(0 if r else -1 for r in runs), ((),) * (len(runs) + 1), 0, 0)
+        return SegmentChoice(tuple(0 if r else -1 for r in runs), ((),) * (len(runs) + 1), 0, 0)
 
     def _options(self, found: Container[Key]) -> list[_Option]:
         options = []
@@ -213,12 +213,12 @@ class Assembly:
                 steps += (Computation(port.value, reads) for port in option.outputs)
                 of_segment[option.segment] = frozenset(range(first, len(steps)))
             kernels.append(
-                Kernel(of_segment[option.segment], self._needed(option.inputs), option.outputs, cost_ns(option))
+                PricedKernel(of_segment[option.segment], self._needed(option.inputs), option.outputs, cost_ns(option))
             )
         for change in changes:
             ports = [Port(v, str(layout)) for v, layout in change.input_ports]
             after = [Port(v, str(layout)) for v, layout in change.output_ports]
-            kernels.append(Kernel(frozenset(), tuple(ports), tuple(after), 0))
+            kernels.append(PricedKernel(frozenset(), tuple(ports), tuple(after), 0))
         return Problem(
             steps=tuple(steps),
             kernels=tuple(kernels),
@@ -244,7 +244,7 @@ class Assembly:
         kernels: Sequence[int],
         objective_ns: int,
         bound_ns: int,
-    ) -> Choice:
+    ) -> SegmentChoice:
         """Return chosen kernels by segment, each change of layout before its first reader."""
         makers = {
             Port(value, str(layout)): changes[k - len(options)]
@@ -261,7 +261,7 @@ class Assembly:
             if i < count:
                 reads = list(chosen[i].inputs) if i in chosen else []
             changed.append(tuple(_made_now(reads, makers)))
-        return Choice(tuple(interfaces), tuple(changed), objective_ns, bound_ns)
+        return SegmentChoice(tuple(interfaces), tuple(changed), objective_ns, bound_ns)
 
 
 def _made_now(ports: Sequence[Port], makers: dict[Port, Candidate]) -> list[Candidate]:

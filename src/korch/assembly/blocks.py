@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
-from korch.assembly.task import Task
+from korch.assembly.task import BlockTask
 from korch.assembly.trace import SearchTrace
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
@@ -42,7 +42,7 @@ OnRound = Callable[[int, Round], None]
 """Called with a block's position and a round of its search."""
 
 
-class Phase(Enum):
+class SearchPhase(Enum):
     """What a search of a block in one interface is for; results are kept by phase."""
 
     FIRST = "first"
@@ -60,7 +60,7 @@ class BlockInterface:
         found: the best plan with its certificate; None if none is known.
     """
 
-    def __init__(self, b: int, j: int, task: Task) -> None:
+    def __init__(self, b: int, j: int, task: BlockTask) -> None:
         self.key = (b, j)
         self.task = task
         self.search: Search | None = None
@@ -97,7 +97,7 @@ class BlockSearch:
 
     def __init__(
         self,
-        tasks: Sequence[Task],
+        tasks: Sequence[BlockTask],
         ledger: Ledger,
         options: Options,
         deadline: Deadline,
@@ -118,7 +118,7 @@ class BlockSearch:
 
     def is_kept(self) -> bool:
         """Return whether an earlier run has a first plan of all interfaces."""
-        return all(self._kept(one, Phase.FIRST) is not None for block in self.blocks for one in block)
+        return all(self._kept(one, SearchPhase.FIRST) is not None for block in self.blocks for one in block)
 
     def find_whole(self) -> None:
         """Find the best plan of a model that is one segment.
@@ -127,10 +127,10 @@ class BlockSearch:
             InfeasibleError: it has no plan.
         """
         one = self.blocks[0][0]
-        kept = self._recalled(one, Phase.REFINE) if self.options.measure else None
+        kept = self._recalled(one, SearchPhase.REFINE) if self.options.measure else None
         if kept is None:
             began_s, kept = self.trace.seconds, self.open(one).run()
-            self.trace.record_search(one.key, Phase.REFINE.value, began_s, kept, is_recalled=False)
+            self.trace.record_search(one.key, SearchPhase.REFINE.value, began_s, kept, is_recalled=False)
         one.found = kept
         self.trace.record_block(0, {0: one.found})
 
@@ -143,10 +143,10 @@ class BlockSearch:
         if not (self.is_whole and self.options.measure):
             return ()
         if one.search is None:
-            kept = self._kept(one, Phase.REFINE)
+            kept = self._kept(one, SearchPhase.REFINE)
             return kept.plans.get(PlanName.SECOND, ()) if kept else ()
         second = one.search.runner_up()
-        self._keep(one, Phase.REFINE, Solved(one.result, {PlanName.SECOND: second} if second else {}))
+        self._keep(one, SearchPhase.REFINE, Solved(one.result, {PlanName.SECOND: second} if second else {}))
         return second
 
     def without_found(self, one: BlockInterface) -> Sequence[Candidate]:
@@ -185,8 +185,8 @@ class BlockSearch:
         if not self.options.measure:
             one.found = self._resumed(one, until_s, self.limits.interface_measurements).run()
             return
-        one.found = self._recalled(one, Phase.FIRST) or self._run(
-            one, Phase.FIRST, until_s, self.limits.block_seconds, rounds=1
+        one.found = self._recalled(one, SearchPhase.FIRST) or self._run(
+            one, SearchPhase.FIRST, until_s, self.limits.block_seconds, rounds=1
         )
 
     def _is_dispensable(self, one: BlockInterface) -> bool:
@@ -211,9 +211,9 @@ class BlockSearch:
                 one.found = replace(one.result, stopped_by_budget=True)
                 continue
             twice = 2 if one.task.count > 1 else 1
-            one.found = self._recalled(one, Phase.REFINE) or self._run(
+            one.found = self._recalled(one, SearchPhase.REFINE) or self._run(
                 one,
-                Phase.REFINE,
+                SearchPhase.REFINE,
                 self._share([gains[other] for other in order[place:]]),
                 twice * self.limits.refine_seconds,
                 measurements=twice * self.limits.refine_measurements,
@@ -243,7 +243,7 @@ class BlockSearch:
             search = self.open(one)
             revised = search.revise(one.result)
             one.found = search.prove() if self.is_whole else revised
-            self._keep(one, Phase.REFINE, Solved(one.found, {}))
+            self._keep(one, SearchPhase.REFINE, Solved(one.found, {}))
         return True
 
     def tighten(self) -> None:
@@ -302,13 +302,13 @@ class BlockSearch:
         if not is_asked or plain.found is None or self._is_over():
             return {}
         task = plain.task
-        kept = self._kept(plain, Phase.BASELINES)
+        kept = self._kept(plain, SearchPhase.BASELINES)
         if kept is None:
             exact = (c for c in task.candidates if task.errors.of.keys().isdisjoint(c.group.primitives))
             usable = [c for c in exact if not self.ledger.has_failed(c)]
             seconds = self.limits.whole_baseline_seconds if self.is_whole else self.limits.baseline_seconds
             kept = Solved(plain.found, baseline_plans(task.block.graph, usable, self.ledger, self.options, seconds))
-            self._keep(plain, Phase.BASELINES, kept)
+            self._keep(plain, SearchPhase.BASELINES, kept)
         return dict(kept.plans)
 
     def savings(self, one: BlockInterface) -> Savings:
@@ -323,7 +323,7 @@ class BlockSearch:
         """Return other groupings of the kernels of a block's plan."""
         return counterfactual_groupings(one.instance, steps, self.ledger.cost_ns, self.options, deadline)
 
-    def _recalled(self, one: BlockInterface, phase: Phase) -> Orchestration | None:
+    def _recalled(self, one: BlockInterface, phase: SearchPhase) -> Orchestration | None:
         kept = self._kept(one, phase)
         if kept is None:
             return None
@@ -335,7 +335,7 @@ class BlockSearch:
     def _run(
         self,
         one: BlockInterface,
-        phase: Phase,
+        phase: SearchPhase,
         until_s: float | None,
         most_seconds: float,
         rounds: int | None = None,
@@ -373,10 +373,10 @@ class BlockSearch:
         search.resume(self.deadline.until(until_s), most)
         return search
 
-    def _kept(self, one: BlockInterface, phase: Phase) -> Solved | None:
+    def _kept(self, one: BlockInterface, phase: SearchPhase) -> Solved | None:
         return recall_solved(self.ledger, one.task.candidates, self.options, _tag(one, phase))
 
-    def _keep(self, one: BlockInterface, phase: Phase, solved: Solved) -> None:
+    def _keep(self, one: BlockInterface, phase: SearchPhase, solved: Solved) -> None:
         keep_solved(self.ledger, one.task.candidates, self.options, solved, _tag(one, phase))
 
     def _is_over(self) -> bool:
@@ -391,7 +391,7 @@ class BlockSearch:
         return time.monotonic() + max(0.0, left_s) * weights[0] / max(1, sum(weights))
 
 
-def _tag(one: BlockInterface, phase: Phase) -> str:
+def _tag(one: BlockInterface, phase: SearchPhase) -> str:
     return f"{phase.value} {one.interface}{one.task.errors}"
 
 

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from korch.assembly.assemble import Assembly, Choice
+from korch.assembly.assemble import Assembly, SegmentChoice
 from korch.assembly.blocks import BlockInterface, BlockSearch, OnRound
 from korch.assembly.explore import explore
 from korch.assembly.record import BlockRecord, CutRecord, InterfaceRecord, PartitionRecord
-from korch.assembly.task import Task
+from korch.assembly.task import BlockTask
 from korch.assembly.trace import SearchTrace, changed_rounds
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
@@ -72,7 +72,7 @@ class Segmented:
 
     partition: Partition
     joined: Joined
-    tasks: Sequence[Task]
+    tasks: Sequence[BlockTask]
 
 
 def search_segments(
@@ -96,7 +96,7 @@ def search_segments(
     search = BlockSearch(tasks, ledger, options, deadline.less(ledger.limits.confirm_share), on_round, trace)
     choice = _search(assembly, search, deadline)
     uses = assembly.uses(choice, search.blocks)
-    made: dict[str, tuple[Choice, Steps]] = {
+    made: dict[str, tuple[SegmentChoice, Steps]] = {
         PlanName.SEARCHED: (choice, {one: one.result.steps for one in search.planned})
     }
     made |= _baselines(assembly, search)
@@ -118,7 +118,7 @@ def search_segments(
     return Outcome(plans, found, described, savings, is_recalled, groupings, _curve(search, choice, uses))
 
 
-def _curve(search: BlockSearch, choice: Choice, uses: Uses) -> Curve:
+def _curve(search: BlockSearch, choice: SegmentChoice, uses: Uses) -> Curve:
     """Return what plans within parts of the budget of errors cost; changes of layout between segments stay."""
     if not search.options.error:
         return ()
@@ -126,7 +126,7 @@ def _curve(search: BlockSearch, choice: Choice, uses: Uses) -> Curve:
     return add_curves(parts, choice.objective_ns - sum((curve[-1] or 0) * count for curve, count in parts))
 
 
-def _search(assembly: Assembly, search: BlockSearch, deadline: Deadline) -> Choice:
+def _search(assembly: Assembly, search: BlockSearch, deadline: Deadline) -> SegmentChoice:
     """Search all blocks; return the best choice of interfaces."""
     limits = search.limits
     if search.is_whole:
@@ -153,7 +153,7 @@ def _search(assembly: Assembly, search: BlockSearch, deadline: Deadline) -> Choi
     return choice
 
 
-def _choose(assembly: Assembly, search: BlockSearch) -> Choice:
+def _choose(assembly: Assembly, search: BlockSearch) -> SegmentChoice:
     """Choose the interfaces of all segments, and record the choice in the trace."""
     found = {one.key: one.result for one in search.planned}
     choice = assembly.choose({key: result.certificate for key, result in found.items()})
@@ -162,7 +162,7 @@ def _choose(assembly: Assembly, search: BlockSearch) -> Choice:
     return choice
 
 
-def _steps(assembly: Assembly, search: BlockSearch, choice: Choice, steps: Steps) -> tuple[Candidate, ...]:
+def _steps(assembly: Assembly, search: BlockSearch, choice: SegmentChoice, steps: Steps) -> tuple[Candidate, ...]:
     """Return the kernels of the whole model."""
     return assembly.steps(choice, lambda b, j: steps[search.blocks[b][j]])
 
@@ -170,7 +170,7 @@ def _steps(assembly: Assembly, search: BlockSearch, choice: Choice, steps: Steps
 def _groupings(
     assembly: Assembly,
     search: BlockSearch,
-    choice: Choice,
+    choice: SegmentChoice,
     steps: Steps,
     whole: Sequence[Candidate],
     deadline: Deadline,
@@ -194,7 +194,7 @@ def _identity(step: Candidate) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
     return step.key, step.group.primitives, step.group.outputs
 
 
-def _baselines(assembly: Assembly, search: BlockSearch) -> dict[str, tuple[Choice, Steps]]:
+def _baselines(assembly: Assembly, search: BlockSearch) -> dict[str, tuple[SegmentChoice, Steps]]:
     """Return the plans that all blocks have, as a choice and the kernels of each block."""
     choice = assembly.plain_choice()
     plans = {one: search.baselines(one.key[0]) for one in assembly.uses(choice, search.blocks)}
@@ -202,7 +202,7 @@ def _baselines(assembly: Assembly, search: BlockSearch) -> dict[str, tuple[Choic
     return {name: (choice, {one: own[name] for one, own in plans.items()}) for name in names}
 
 
-def _result(search: BlockSearch, choice: Choice, steps: Sequence[Candidate]) -> Orchestration:
+def _result(search: BlockSearch, choice: SegmentChoice, steps: Sequence[Candidate]) -> Orchestration:
     """Return the whole search as one result; the steps of several segments are in the plans.
 
     The plan may cost less than the sum over its segments, as what two of them do is done once.
@@ -238,7 +238,7 @@ def _result(search: BlockSearch, choice: Choice, steps: Sequence[Candidate]) -> 
     )
 
 
-def _describe(partition: Partition, search: BlockSearch, choice: Choice, uses: Uses) -> PartitionRecord:
+def _describe(partition: Partition, search: BlockSearch, choice: SegmentChoice, uses: Uses) -> PartitionRecord:
     """Return the record of the segments for the report."""
     return PartitionRecord(
         segments=len(partition.instances),

@@ -24,7 +24,7 @@ KINDS = {"any": ("last", "blocked"), "last": ("last",), "plain": ()}
 
 
 @dataclass(frozen=True)
-class Task:
+class BlockTask:
     """A block with what may run it.
 
     Attributes:
@@ -54,7 +54,7 @@ def prepare(
     options: Options,
     held: Collection[int] | None = None,
     deadline: Deadline | None = None,
-) -> Task:
+) -> BlockTask:
     """Return a block's candidates.
 
     Args:
@@ -79,12 +79,12 @@ def prepare(
     candidates, refusals = collect_candidates(graph, asked, answers, interfaces, held)
     candidates = tuple(c for c in candidates if has_layouts(c, options.ablation.layouts))
     check_every_primitive_runs(graph, candidates, refusals)
-    return Task(block, candidates, enumeration, interfaces)
+    return BlockTask(block, candidates, enumeration, interfaces)
 
 
 def prepare_all(
     partition: Partition, joined: Joined, meter: AnyMeter, options: Options, deadline: Deadline | None = None
-) -> list[Task]:
+) -> list[BlockTask]:
     """Return the candidates of all blocks, fewer of them if the deadline passes.
 
     Raises:

@@ -13,7 +13,7 @@ from korch.primitive.op import Category
 from korch.primitive.types import NARROW
 
 
-class Contraction:
+class Attachment:
     """Decides which primitives of a graph come with their readers."""
 
     def __init__(self, graph: PrimitiveGraph, contract_chains: bool, limits: SearchLimits) -> None:

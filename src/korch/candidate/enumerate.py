@@ -41,7 +41,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Group, make_group
-from korch.candidate.contract import Contraction
+from korch.candidate.contract import Attachment
 from korch.candidate.shape import COMMON, Compose, GroupShape
 from korch.deadline import Deadline
 from korch.options import Options
@@ -164,7 +164,7 @@ class _Space:
         contract_chains = options.ablation.contract_chains
         count = len(graph.primitives)
         self.outputs = {value for _, value in graph.outputs}
-        self.contraction = Contraction(graph, contract_chains, options.search)
+        self.contraction = Attachment(graph, contract_chains, options.search)
         self.is_free = [self.contraction.is_free(p) for p in range(count)]
         # Direct producers, through free ones; and these free ones, which come with each primitive.
         self.feeds, self.comes_with = self._behind()

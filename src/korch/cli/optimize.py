@@ -19,7 +19,7 @@ from korch.files import check_output, open_file
 from korch.options import Options
 
 if TYPE_CHECKING:
-    from korch.pipeline import Run, Stage
+    from korch.pipeline import PipelineStage, Run
 
 
 def optimize(parsed: argparse.Namespace) -> int:
@@ -118,7 +118,7 @@ def _run_stages(parsed: argparse.Namespace, options: Options, last: str, printed
             run_until(run, last, first=first, skip=skip, watch=partial(_print_result, printed))
 
 
-def _print_result(printed: Sequence[str], stage: Stage, run: Run) -> None:
+def _print_result(printed: Sequence[str], stage: PipelineStage, run: Run) -> None:
     if stage.name in printed:
         print(stage.text(run), end="")
 

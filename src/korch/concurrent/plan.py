@@ -15,7 +15,7 @@ from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Computation, Kernel, Port, Problem
+from korch.program.problem import Computation, Port, PricedKernel, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,10 @@ def concurrent_problem(before: Sequence[int], sets: Sequence[Sequence[int]]) -> 
     """
     direct = [_direct(before, i) for i in range(len(before))]
 
-    def kernel(places: Sequence[int]) -> Kernel:
+    def kernel(places: Sequence[int]) -> PricedKernel:
         own = frozenset(places)
         reads = dict.fromkeys(k for i in places for k in direct[i] if k not in own)
-        return Kernel(own, tuple(_port(k) for k in reads), tuple(_port(i) for i in places), 0)
+        return PricedKernel(own, tuple(_port(k) for k in reads), tuple(_port(i) for i in places), 0)
 
     return Problem(
         steps=tuple(Computation(i, tuple(needs)) for i, needs in enumerate(direct)),

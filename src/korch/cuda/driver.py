@@ -74,7 +74,7 @@ def enter_context(device: int = 0) -> None:
     _call("cuCtxSetCurrent", current)
 
 
-class Function:
+class CudaFunction:
     """A kernel that is loaded into the current context."""
 
     def __init__(self, image: bytes, symbol: str, shared_bytes: int, warps: int) -> None:

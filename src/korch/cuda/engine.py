@@ -98,7 +98,7 @@ def check_maker(built_by: str, here: str) -> None:
         )
 
 
-class Engine:
+class TensorRtEngine:
     """An engine that is loaded, with memory of its own for what is between its layers."""
 
     def __init__(self, image: bytes, names: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from korch.alignment import round_up
 from korch.primitive.types import DType
-from korch.tile.triton_launch import Printed, PrintedProgram
+from korch.tile.triton_launch import PrintedLaunches, PrintedProgram
 
 IMPORTS = """import triton
 import triton.language as tl
@@ -59,7 +59,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TorchCall:
     """A call of PyTorch's operators.
 
     Attributes:
@@ -99,7 +99,7 @@ class CudaKernel:
         tables: constant tables of 32-bit integers.
     """
 
-    steps: tuple[Launch, ...] | tuple[Call] | tuple[Network]
+    steps: tuple[Launch, ...] | tuple[TorchCall] | tuple[Network]
     scratch: tuple[tuple[DType, int], ...] = ()
     tables: tuple[tuple[int, ...], ...] = ()
 
@@ -144,7 +144,7 @@ def named(stem: str, text: str) -> str:
     return f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def make_launch(printed: Printed, number: Mapping[str, int], types: Mapping[str, DType]) -> Launch:
+def make_launch(printed: PrintedLaunches, number: Mapping[str, int], types: Mapping[str, DType]) -> Launch:
     """Return the launch of a printed function.
 
     Args:

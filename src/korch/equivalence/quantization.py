@@ -33,7 +33,7 @@ _QUANTIZED = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Grid:
+class QuantizationGrid:
     """The real numbers that integers stand for: (q - zero)*scale.
 
     Attributes:
@@ -57,7 +57,7 @@ class Grid:
         info = np.iinfo(self.dtype.numpy)
         return int(info.min), int(info.max)
 
-    def equals(self, other: Grid) -> bool:
+    def equals(self, other: QuantizationGrid) -> bool:
         """Return whether the same integers stand for the same numbers."""
         return self.dtype is other.dtype and all(
             a.axis == b.axis and np.array_equal(a.vector, b.vector)
@@ -75,14 +75,14 @@ class Grid:
         """Return the number that an integer stands for on a uniform grid, in float32."""
         return float(np.float32(level - float(self.zero.vector)) * np.float32(self.scale.vector))
 
-    def unsigned(self) -> Grid:
+    def unsigned(self) -> QuantizationGrid:
         """Return the grid of the signed bytes of this one plus 128, which stand for the same numbers."""
-        return Grid(self.scale, AxisConstant(self.zero.axis, self.zero.vector + 128), DType.U8)
+        return QuantizationGrid(self.scale, AxisConstant(self.zero.axis, self.zero.vector + 128), DType.U8)
 
-    def moved(self, axes: tuple[int | None, ...]) -> Grid:
+    def moved(self, axes: tuple[int | None, ...]) -> QuantizationGrid:
         """Return the grid after axes moved: `axes[i]` is the new place of axis i."""
         scale, zero = (c if c.axis is None else AxisConstant(axes[c.axis], c.vector) for c in (self.scale, self.zero))
-        return Grid(scale, zero, self.dtype)
+        return QuantizationGrid(scale, zero, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Dequantized:
 
     root: Primitive
     q: int
-    grid: Grid = field(compare=False)
+    grid: QuantizationGrid = field(compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Quantized:
 
     root: Primitive
     x: int
-    grid: Grid = field(compare=False)
+    grid: QuantizationGrid = field(compare=False)
 
 
 def dequantized(view: View, value: int) -> Iterator[Dequantized]:
@@ -134,17 +134,19 @@ def quantized_by(view: View, root: Primitive) -> Quantized | None:
     return None
 
 
-def _grid(view: View, found: Found, dtype: DType) -> Grid | None:
+def _grid(view: View, found: Found, dtype: DType) -> QuantizationGrid | None:
     """Return the grid with the scale and the zero point of a pattern, None if they make none."""
     scale = axis_constant(view, found.values["scale"])
     zero = axis_constant(view, found.values["zero"]) if "zero" in found.values else NONE
     if dtype not in NARROW or scale is None or zero is None:
         return None
     is_scale = (np.isfinite(scale.vector) & (scale.vector > 0)).all()
-    return Grid(scale, zero, dtype) if is_scale and np.array_equal(zero.vector, np.rint(zero.vector)) else None
+    return (
+        QuantizationGrid(scale, zero, dtype) if is_scale and np.array_equal(zero.vector, np.rint(zero.vector)) else None
+    )
 
 
-def write_dequantized(writer: Writer, q: int, grid: Grid, dtype: DType) -> int:
+def write_dequantized(writer: Writer, q: int, grid: QuantizationGrid, dtype: DType) -> int:
     """Write (q - zero)*scale in a float type."""
     type_ = ValueType(writer.type(q).shape, dtype)
     value = writer.add("cast", (q,), CastAttributes(dtype.value))
@@ -153,7 +155,7 @@ def write_dequantized(writer: Writer, q: int, grid: Grid, dtype: DType) -> int:
     return writer.add("mul", (value, writer.along(grid.scale.vector, grid.scale.axis or 0, type_)))
 
 
-def write_quantized(writer: Writer, x: int, grid: Grid) -> int:
+def write_quantized(writer: Writer, x: int, grid: QuantizationGrid) -> int:
     """Write saturate(round(x / scale) + zero) as integers; NaN becomes the least."""
     type_ = writer.type(x)
 

@@ -28,7 +28,7 @@ Stop = Literal["saturated", "iterations", "values", "seconds"]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SaturationLimits:
     """When to stop before nothing changes any more.
 
     Attributes:
@@ -46,13 +46,13 @@ class Limits:
     seconds: float = 60.0
 
     @staticmethod
-    def of(primitives: int) -> Limits:
+    def of(primitives: int) -> SaturationLimits:
         """Return the limits for a model of some size that is not saturated part by part.
 
         The time takes a busy machine into account: alone, 1,000 primitives take some seconds.
         """
         share = max(1.0, primitives / 1000)
-        return Limits(values=int(50_000 * share), seconds=240.0 * share)
+        return SaturationLimits(values=int(50_000 * share), seconds=240.0 * share)
 
     def __post_init__(self) -> None:
         for name in ("iterations", "values", "seconds"):
@@ -132,7 +132,7 @@ def saturate(
     graph: PrimitiveGraph,
     *,
     strict: bool,
-    limits: Limits | None = None,
+    limits: SaturationLimits | None = None,
     rules: Sequence[AnyRule] = RULES,
     deadline: Deadline | None = None,
     keep: Callable[[Constant], Constant] | None = None,
@@ -142,7 +142,7 @@ def saturate(
     Args:
         graph: a graph; it may have alternatives already.
         strict: leave out the rules that re-associate floating-point operations.
-        limits: when to stop; the defaults of `Limits` if None.
+        limits: when to stop; the defaults of `SaturationLimits` if None.
         rules: the rules, in the order in which they are tried. One that raises an error is dropped
             for the match at which it does, and the report has the error.
         deadline: when to stop, whatever the limits.
@@ -152,7 +152,7 @@ def saturate(
         The graph with alternatives, renumbered, and what was done.
     """
     run = _Saturation(
-        graph, [r for r in rules if not (strict and r.reorders)], limits or Limits(), deadline or Deadline()
+        graph, [r for r in rules if not (strict and r.reorders)], limits or SaturationLimits(), deadline or Deadline()
     )
     run.builder.keep = keep or run.builder.keep
     stopped = run.run()
@@ -283,7 +283,7 @@ class _Saturation:
 
     graph: PrimitiveGraph
     rules: Sequence[AnyRule]
-    limits: Limits
+    limits: SaturationLimits
     deadline: Deadline
     builder: GraphBuilder = field(init=False)
     begin_s: float = field(default_factory=time.monotonic)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from korch.errors import InvalidGraphError
-from korch.events.graph import Affine, Footprints, Task, TaskGraph
+from korch.events.graph import AffineMap, Footprints, Task, TaskGraph
 from korch.events.queues import Queues, clocks_of
 
 
@@ -19,7 +19,7 @@ def check_graph(graph: TaskGraph) -> None:
         for edge in (*tensor.producers, *tensor.consumers):
             if edge.stage >= len(graph.stages):
                 raise InvalidGraphError(f"there is no stage {edge.stage}", where=f"event tensor {t}")
-            if isinstance(edge.map, Affine):
+            if isinstance(edge.map, AffineMap):
                 continue
             is_long = len(edge.map.ranges) == graph.stages[edge.stage].tasks
             if not is_long or any(not 0 <= a <= b <= len(tensor.counts) for a, b in edge.map.ranges):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from korch.events.graph import Edge, EventTensor, Footprints, Stage, Task, TaskGraph, Touched, affine_or_table
+from korch.events.graph import Edge, EventStage, EventTensor, Footprints, Task, TaskGraph, Touched, affine_or_table
 from korch.events.spans import union
 
 Relation = dict[int, set[int]]
@@ -26,7 +26,7 @@ def derive_events(names: Sequence[str], footprints: Footprints) -> TaskGraph:
         names: of the stages, in the order of the plan.
         footprints: what each task of each stage touches.
     """
-    stages = tuple(Stage(name, len(own)) for name, own in zip(names, footprints, strict=True))
+    stages = tuple(EventStage(name, len(own)) for name, own in zip(names, footprints, strict=True))
     events: list[EventTensor] = []
     for consumer, relations in enumerate(needed_order(footprints)):
         events += _tensors(stages, consumer, relations)
@@ -77,7 +77,7 @@ def _whole(footprints: Sequence[Touched]) -> Touched:
     )
 
 
-def _tensors(stages: Sequence[Stage], consumer: int, relations: dict[int, Relation]) -> list[EventTensor]:
+def _tensors(stages: Sequence[EventStage], consumer: int, relations: dict[int, Relation]) -> list[EventTensor]:
     """Return the event tensors for which a stage waits."""
     merged: dict[tuple[int, ...], list[tuple[int, list[set[int]]]]] = {}
     for producer, relation in sorted(relations.items()):

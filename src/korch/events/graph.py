@@ -24,7 +24,7 @@ MOST_DIVISOR = 4
 
 
 @dataclass(frozen=True)
-class Affine:
+class AffineMap:
     """The map from task i to events from (step * i + first) / divisor to before (step * i + end) / divisor.
 
     Quotients are rounded down, and the range is limited to the events that exist.
@@ -42,7 +42,7 @@ class Affine:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableMap:
     """The map from task i to the events of entry i."""
 
     ranges: tuple[Range, ...]
@@ -57,7 +57,7 @@ class Edge:
     """Which events the tasks of a stage notify or wait for."""
 
     stage: int
-    map: Affine | Table
+    map: AffineMap | TableMap
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class EventTensor:
 
 
 @dataclass(frozen=True)
-class Stage:
+class EventStage:
     """Tasks that may run in any order."""
 
     name: str
@@ -87,7 +87,7 @@ class Stage:
 class TaskGraph:
     """Stages in the order of the plan, and the event tensors that order their tasks."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[EventStage, ...]
     events: tuple[EventTensor, ...]
 
     @property
@@ -142,17 +142,17 @@ Footprints = Sequence[Sequence[Touched]]
 """What each task of each stage touches."""
 
 
-def affine_or_table(ranges: Sequence[Range], events: int) -> Affine | Table:
+def affine_or_table(ranges: Sequence[Range], events: int) -> AffineMap | TableMap:
     """Return the map that gives some ranges, as an affine one if there is one."""
     for divisor in range(1, MOST_DIVISOR + 1):
         for step in _steps(ranges, divisor):
             ends = [_offset([r[side] for r in ranges], step, divisor, (0, events)[side]) for side in (0, 1)]
             if ends[0] is None or ends[1] is None:
                 continue
-            found = Affine(step, ends[0], ends[1], divisor)
+            found = AffineMap(step, ends[0], ends[1], divisor)
             if all(found.range(i, events) == own for i, own in enumerate(ranges)):
                 return found
-    return Table(tuple(ranges))
+    return TableMap(tuple(ranges))
 
 
 def _steps(ranges: Sequence[Range], divisor: int) -> list[int]:

@@ -41,7 +41,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Part:
+class TaskPart:
     """A task: some grid points of a kernel's stage, on a thread; of a kernel without a choice the stage is -1."""
 
     stage: int
@@ -62,7 +62,7 @@ class TaskStage:
     """
 
     use: Use
-    parts: tuple[Part, ...]
+    parts: tuple[TaskPart, ...]
     footprints: tuple[Touched, ...]
     times_ns: tuple[float, ...]
 
@@ -82,7 +82,7 @@ class Splitter:
 
     def __init__(self, target: Target, parts: int) -> None:
         self.target, self.parts = target, parts
-        self._known: dict[tuple[str, int, tuple[bool, ...], tuple[Part, ...]], list[PortSpans]] = {}
+        self._known: dict[tuple[str, int, tuple[bool, ...], tuple[TaskPart, ...]], list[PortSpans]] = {}
 
     def stages(self, use: Use, thread: int) -> list[TaskStage]:
         """Return the stages of a kernel; if it runs in one thread, in the given one."""
@@ -91,7 +91,7 @@ class Splitter:
         if program is None:
             raise AssertionError("a kernel without tasks")
         if kernel.threading is Threading.CALLER:
-            own = [Part(-1, 0, 1, thread)]
+            own = [TaskPart(-1, 0, 1, thread)]
             return [TaskStage(use, tuple(own), (self._whole(use, program),), (use.cost_ns,))]
         works = [stage.work for stage in program.stages]
         found = []
@@ -103,17 +103,17 @@ class Splitter:
             found.append(TaskStage(use, parts, touched, tuple(each * (p.end - p.begin) for p in parts)))
         return found
 
-    def _parts(self, number: int, tasks: int) -> list[Part]:
+    def _parts(self, number: int, tasks: int) -> list[TaskPart]:
         found = []
         for thread in range(self.target.threads):
             begin, end = share(tasks, thread, self.target.threads), share(tasks, thread + 1, self.target.threads)
             count = min(self.parts, end - begin)
             for i in range(count):
                 own = [begin + share(end - begin, i + side, count) for side in (0, 1)]
-                found.append(Part(number, own[0], own[1], thread))
+                found.append(TaskPart(number, own[0], own[1], thread))
         return found
 
-    def _touched(self, use: Use, program: TileProgram, number: int, parts: tuple[Part, ...]) -> list[Touched]:
+    def _touched(self, use: Use, program: TileProgram, number: int, parts: tuple[TaskPart, ...]) -> list[Touched]:
         """Return what some tasks touch, the workspace of their threads included."""
         positions = [i for i, place in enumerate(use.places) if place is not None]
         key = (use.kernel.symbol, number, tuple(place is None for place in use.places), parts)

@@ -18,14 +18,14 @@ Wait = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Entry:
+class QueuedTask:
     """A task in a queue, and what it waits for."""
 
     task: Task
     waits: tuple[Wait, ...] = ()
 
 
-Queues = tuple[tuple[Entry, ...], ...]
+Queues = tuple[tuple[QueuedTask, ...], ...]
 """The entries of each thread, in the order in which it runs them."""
 
 Clocks = dict[Task, tuple[int, ...]]
@@ -56,7 +56,7 @@ def make_queues(graph: TaskGraph, orders: Sequence[Sequence[Task]]) -> Queues:
             raise InvalidGraphError(f"it waits for what the queue runs later: task {task}", where=f"queue {q}")
         needed[q][i] = tuple((other, n) for other, n in enumerate(least) if n and other != q)
     queues = tuple(
-        tuple(Entry(task, waits) for task, waits in zip(order, own, strict=True))
+        tuple(QueuedTask(task, waits) for task, waits in zip(order, own, strict=True))
         for order, own in zip(orders, needed, strict=True)
     )
     return _reduced(queues, clocks_of(queues))
@@ -103,7 +103,7 @@ def _reduced(queues: Queues, clocks: Clocks) -> Queues:
             (other, n) for other, n in waits if not any(ends[o][m - 1][other] >= n for o, m in waits if o != other)
         )
 
-    return tuple(tuple(Entry(e.task, kept(q, i)) for i, e in enumerate(queue)) for q, queue in enumerate(queues))
+    return tuple(tuple(QueuedTask(e.task, kept(q, i)) for i, e in enumerate(queue)) for q, queue in enumerate(queues))
 
 
 def _end(clock: tuple[int, ...], queue: int, position: int) -> tuple[int, ...]:

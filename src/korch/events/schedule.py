@@ -20,7 +20,7 @@ from korch.target import Target
 
 
 @dataclass(frozen=True)
-class Segment:
+class TaskSegment:
     """Kernels that run as tasks.
 
     Attributes:
@@ -43,7 +43,7 @@ class Segment:
         return self.stages[0].use.step, self.stages[-1].use.step + 1
 
 
-def schedule_segment(uses: Sequence[Use], target: Target, parts: int = 1) -> Segment:
+def schedule_segment(uses: Sequence[Use], target: Target, parts: int = 1) -> TaskSegment:
     """Return the queues of some kernels.
 
     Args:
@@ -68,7 +68,7 @@ def schedule_segment(uses: Sequence[Use], target: Target, parts: int = 1) -> Seg
     queues = make_queues(graph, list_orders(graph, times_ns, threads, target.threads))
     check_queues(queues, footprints)
     joined = simulate_joins(graph, times_ns, threads, target.threads)
-    return Segment(tuple(stages), graph, queues, joined, simulate_queues(queues, times_ns))
+    return TaskSegment(tuple(stages), graph, queues, joined, simulate_queues(queues, times_ns))
 
 
 def list_orders(

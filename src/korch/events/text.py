@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator
 
 from korch.errors import InvalidGraphError
-from korch.events.graph import Affine, Edge, EventTensor, Stage, Table, TaskGraph
+from korch.events.graph import AffineMap, Edge, EventStage, EventTensor, TableMap, TaskGraph
 
 _EDGE = re.compile(r"  (from|to) (\d+) (?:i -> \[(.+), (.+)\)|table((?: \d+:\d+)*))")
 _END = re.compile(r"(?:(-?\d*)\*?i)?(?: ?([+-]) ?)?(\d+)?")
@@ -35,11 +35,11 @@ def parse_tasks(text: str) -> TaskGraph:
     Raises:
         InvalidGraphError: a line can't be read; the text has its number.
     """
-    stages: list[Stage] = []
+    stages: list[EventStage] = []
     events: list[tuple[tuple[int, ...], dict[str, list[Edge]]]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if found := re.fullmatch(r"stage (\S+) tasks (\d+)", line):
-            stages.append(Stage(found[1], int(found[2])))
+            stages.append(EventStage(found[1], int(found[2])))
         elif found := re.fullmatch(r"event counts((?: \d+)*)", line):
             events.append((tuple(map(int, found[1].split())), {"from": [], "to": []}))
         elif (found := _EDGE.fullmatch(line)) and events and (map_ := _map(*found.groups()[2:])) is not None:
@@ -61,13 +61,13 @@ def _lines(graph: TaskGraph) -> Iterator[str]:
                 yield f"  {word} {edge.stage} {_map_text(edge.map)}"
 
 
-def _map_text(map_: Affine | Table) -> str:
-    if isinstance(map_, Table):
+def _map_text(map_: AffineMap | TableMap) -> str:
+    if isinstance(map_, TableMap):
         return "table" + "".join(f" {first}:{end}" for first, end in map_.ranges)
     return f"i -> [{_end_text(map_, map_.first)}, {_end_text(map_, map_.end)})"
 
 
-def _end_text(map_: Affine, offset: int) -> str:
+def _end_text(map_: AffineMap, offset: int) -> str:
     step = "" if map_.step == 1 else "-" if map_.step == -1 else f"{map_.step}*"
     text = f"{step}i" if map_.step else ""
     if offset or not text:
@@ -78,14 +78,14 @@ def _end_text(map_: Affine, offset: int) -> str:
     return f"({text})/{map_.divisor}"
 
 
-def _map(first: str | None, end: str | None, table: str | None) -> Affine | Table | None:
+def _map(first: str | None, end: str | None, table: str | None) -> AffineMap | TableMap | None:
     if first is None or end is None:
         pairs = (pair.split(":") for pair in (table or "").split())
-        return Table(tuple((int(a), int(b)) for a, b in pairs))
+        return TableMap(tuple((int(a), int(b)) for a, b in pairs))
     low, high = _end(first), _end(end)
     if low is None or high is None or (low[0], low[2]) != (high[0], high[2]):
         return None
-    return Affine(low[0], low[1], high[1], low[2])
+    return AffineMap(low[0], low[1], high[1], low[2])
 
 
 def _end(text: str) -> tuple[int, int, int] | None:

@@ -11,7 +11,7 @@ from korch.errors import InfeasibleError
 from korch.options import Options
 from korch.partition.choose import estimated_cost
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Computation, Kernel, Port, Problem
+from korch.program.problem import Computation, Port, PricedKernel, Problem
 from korch.program.solve import solve
 
 
@@ -34,7 +34,7 @@ def extract(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
     problem = Problem(
         steps=tuple(Computation(p.output, p.inputs) for p in graph.primitives),
         kernels=tuple(
-            Kernel(
+            PricedKernel(
                 frozenset({i}),
                 tuple(port(v) for v in dict.fromkeys(p.inputs) if v not in graph.constants),
                 (port(p.output),),

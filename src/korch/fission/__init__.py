@@ -14,12 +14,12 @@ from korch.fission import (
     resize,
     scan,
 )
-from korch.fission.rule import NotSplit, Rule
+from korch.fission.rule import FissionRule, NotSplit
 from korch.fission.split import FissionReport, KeptWhole, split_operators
 from korch.frontend.operator import OperatorGraph
 from korch.primitive.graph import PrimitiveGraph
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[FissionRule, ...] = (
     *elementwise.RULES,
     *activation.RULES,
     *reduction.RULES,
@@ -33,7 +33,7 @@ RULES: tuple[Rule, ...] = (
     *integer.RULES,
     *scan.RULES,
 )
-_BY_OPERATOR: dict[str, tuple[Rule, ...]] = {
+_BY_OPERATOR: dict[str, tuple[FissionRule, ...]] = {
     name: tuple(rule for rule in RULES if rule.operator == name)
     for name in dict.fromkeys(rule.operator for rule in RULES)
 }
@@ -49,4 +49,4 @@ def fission_with_report(graph: OperatorGraph) -> tuple[PrimitiveGraph, FissionRe
     return split_operators(graph, _BY_OPERATOR)
 
 
-__all__ = ["RULES", "FissionReport", "KeptWhole", "NotSplit", "Rule", "fission", "fission_with_report"]
+__all__ = ["RULES", "FissionReport", "FissionRule", "KeptWhole", "NotSplit", "fission", "fission_with_report"]

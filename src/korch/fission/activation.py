@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from korch.fission.context import Context
-from korch.fission.rule import NotSplit, Result, Rule, rule
+from korch.fission.rule import FissionRule, NotSplit, Result, rule
 from korch.primitive.types import ValueId
 from korch.primitive.verbs import lit
 
@@ -132,7 +132,7 @@ def _shrink(c: Context) -> Result:
     return c.add("where", c.elementwise("less", x, lit(-limit)), more, upper)
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[FissionRule, ...] = (
     rule("Relu", _relu),
     rule("LeakyRelu", _leaky_relu),
     rule("PRelu", _prelu),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from korch.fission.context import Context
-from korch.fission.rule import Build, NotSplit, Result, Rule, rule
+from korch.fission.rule import Build, FissionRule, NotSplit, Result, rule
 from korch.primitive.op import NONE, TypeMismatchError
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType, ValueType
@@ -188,7 +188,7 @@ _OTHERS: tuple[tuple[str, Build], ...] = (
     ("BitShift", _bit_shift),
 )
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[FissionRule, ...] = (
     *(rule(name, _direct(op)) for name, op in _SAME.items()),
     rule("Greater", _compare("less")),
     rule("GreaterOrEqual", _compare("less_equal")),

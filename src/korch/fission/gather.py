@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import NotSplit, Result, Rule, rule
+from korch.fission.rule import FissionRule, NotSplit, Result, rule
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import MOST_INDICES
 from korch.primitive.types import DType, ValueId, ValueType
@@ -213,7 +213,7 @@ def _scatter_nd(c: Context) -> Result:
     return _placed(c, each * firsts[..., None] + np.arange(each))
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[FissionRule, ...] = (
     rule("Gather", _gather),
     rule("GatherElements", _gather_elements, 11),
     rule("GatherND", _gather_nd, 11),

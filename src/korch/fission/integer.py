@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from korch.fission.context import Context
 from korch.fission.linear import conv_attributes, matrices
-from korch.fission.rule import NotSplit, Result, Rule, rule
+from korch.fission.rule import FissionRule, NotSplit, Result, rule
 from korch.primitive.ops.linear import BYTES
 from korch.primitive.quantized import integer_conv, integer_matmul, quantize
 from korch.primitive.types import DType, ValueId
@@ -109,7 +109,7 @@ def _qlinear_conv(c: Context) -> Result:
     )
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[FissionRule, ...] = (
     rule("MatMulInteger", _matmul_integer, 10),
     rule("ConvInteger", _conv_integer, 10),
     rule("QLinearMatMul", _qlinear_matmul, 10),

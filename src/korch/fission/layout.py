@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import Build, NotSplit, Result, Rule, rule
+from korch.fission.rule import Build, FissionRule, NotSplit, Result, rule
 from korch.primitive.ops.layout import MOST_INDICES
 from korch.primitive.types import DType
 from korch.primitive.verbs import Shape
@@ -209,7 +209,7 @@ _OTHERS: tuple[tuple[str, Build, int], ...] = (
     ("ReverseSequence", _reverse_sequence, 10),
 )
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[FissionRule, ...] = (
     *(rule(name, _same_elements) for name in _RESHAPES),
     *(rule(name, build, first) for name, build, first in _OTHERS),
 )

@@ -6,7 +6,7 @@ import math
 
 from korch.fission.context import Context
 from korch.fission.gathered import gathered_product
-from korch.fission.rule import NotSplit, Result, Rule, rule
+from korch.fission.rule import FissionRule, NotSplit, Result, rule
 from korch.fission.window import window_of
 from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
 from korch.primitive.ops.reduce import window_extent
@@ -173,7 +173,7 @@ def _sum_out(c: Context, value: ValueId, term: str, out: str) -> ValueId:
     return c.transpose(value, [rest.index(x) for x in out if x in rest])
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[FissionRule, ...] = (
     rule("Conv", _conv),
     rule("ConvTranspose", _conv_transpose),
     rule("MatMul", _matmul, 9),

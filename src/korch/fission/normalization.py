@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import NotSplit, Result, Rule, rule
+from korch.fission.rule import FissionRule, NotSplit, Result, rule
 from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.types import DType, ValueId
 from korch.primitive.verbs import Shape, lit
@@ -163,7 +163,7 @@ def _lrn(c: Context) -> Result:
     return c.elementwise("div", x, c.elementwise("pow", base, lit(beta)))
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[FissionRule, ...] = (
     rule("Softmax", _softmax),
     rule("LogSoftmax", _log_softmax),
     rule("LayerNormalization", _layer_norm, 17),

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from korch.fission.context import Context
-from korch.fission.rule import Build, NotSplit, Result, Rule, rule
+from korch.fission.rule import Build, FissionRule, NotSplit, Result, rule
 from korch.fission.window import Window, reach, window_of
 from korch.primitive.op import Array
 from korch.primitive.ops.reduce import PoolAttributes
@@ -104,7 +104,7 @@ def _global(name: str) -> Build:
     return build
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[FissionRule, ...] = (
     rule("MaxPool", _max_pool),
     rule("AveragePool", _average_pool),
     rule("LpPool", _lp_pool),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import NotSplit, Result, Rule, rule
+from korch.fission.rule import FissionRule, NotSplit, Result, rule
 from korch.primitive.quantized import NARROW_BITS, dequantize, is_zero, pack, quantize, unpack
 from korch.primitive.types import NARROW, DType, ValueId, ValueType
 from korch.primitive.verbs import lit
@@ -134,7 +134,7 @@ def _quantize_dynamically(c: Context) -> Result:
     return quantize(c, quotient, c.broadcast(zero, c.shape(x)), DType.U8), scale, zero
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[FissionRule, ...] = (
     rule("DequantizeLinear", _dequantize, 10),
     rule("QuantizeLinear", _quantize, 10),
     rule("DynamicQuantizeLinear", _quantize_dynamically, 11),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import Build, NotSplit, Result, Rule, rule
+from korch.fission.rule import Build, FissionRule, NotSplit, Result, rule
 from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Shape
 
@@ -102,7 +102,7 @@ def _place_of(name: str) -> Build:
     return build
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[FissionRule, ...] = (
     rule("ArgMax", _place_of("max")),
     rule("ArgMin", _place_of("min")),
     rule("ReduceSum", _reduction(None, _plain("sum"))),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import NotSplit, Result, Rule, rule
+from korch.fission.rule import FissionRule, NotSplit, Result, rule
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import MOST_INDICES
 from korch.primitive.types import ValueId
@@ -160,4 +160,4 @@ def _resize(c: Context) -> Result:
     return x
 
 
-RULES: tuple[Rule, ...] = (rule("Resize", _resize, 10), rule("Upsample", _resize, 7, 9))
+RULES: tuple[FissionRule, ...] = (rule("Resize", _resize, 10), rule("Upsample", _resize, 7, 9))

@@ -23,7 +23,7 @@ Build = Callable[[Context], Result]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class FissionRule:
     """How one operator is split.
 
     Attributes:
@@ -46,6 +46,6 @@ class Rule:
         return self.first <= opset and (self.last is None or opset <= self.last)
 
 
-def rule(operator: str, build: Build, first: int = 7, last: int | None = None) -> Rule:
+def rule(operator: str, build: Build, first: int = 7, last: int | None = None) -> FissionRule:
     """Return a rule whose source is the ONNX operator of the same name."""
-    return Rule(operator, first, last, build, f"ONNX {operator}, opset {first}..{last or ''}")
+    return FissionRule(operator, first, last, build, f"ONNX {operator}, opset {first}..{last or ''}")

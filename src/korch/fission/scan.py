@@ -10,7 +10,7 @@ nothing is multiplied, so an infinity or NaN shows in the sums that contain it a
 from __future__ import annotations
 
 from korch.fission.context import Context, axis_of
-from korch.fission.rule import NotSplit, Rule, rule
+from korch.fission.rule import FissionRule, NotSplit, rule
 from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.types import ValueId
 
@@ -66,4 +66,4 @@ def _shifted(c: Context, value: ValueId, axis: int, is_reverse: bool) -> ValueId
     return c.pad(kept, zeros, pads) if is_reverse else c.pad(kept, pads, zeros)
 
 
-RULES: tuple[Rule, ...] = (rule("CumSum", _cumsum, 11),)
+RULES: tuple[FissionRule, ...] = (rule("CumSum", _cumsum, 11),)

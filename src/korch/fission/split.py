@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from korch.errors import InvalidGraphError, ModelError
 from korch.fission.context import Context
 from korch.fission.opaque import keep_whole
-from korch.fission.rule import NotSplit, Result, Rule
+from korch.fission.rule import FissionRule, NotSplit, Result
 from korch.frontend.operator import Operator, OperatorGraph
 from korch.frontend.shapes import check_size
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
@@ -54,7 +54,7 @@ class FissionReport:
 
 
 def split_operators(
-    graph: OperatorGraph, rules: Mapping[str, tuple[Rule, ...]]
+    graph: OperatorGraph, rules: Mapping[str, tuple[FissionRule, ...]]
 ) -> tuple[PrimitiveGraph, FissionReport]:
     """Split every operator by these rules.
 
@@ -88,10 +88,10 @@ def split_operators(
     return found, report
 
 
-def _split(c: Context, rules: Mapping[str, tuple[Rule, ...]], values: dict[str, ValueId]) -> str:
+def _split(c: Context, rules: Mapping[str, tuple[FissionRule, ...]], values: dict[str, ValueId]) -> str:
     """Split one operator; return why it was kept whole, or "" if it was not."""
     found = _nothing(c) or _find(c.operator, rules)
-    result = _build(c, found) if isinstance(found, Rule) else found
+    result = _build(c, found) if isinstance(found, FissionRule) else found
     if isinstance(result, NotSplit):
         outputs, reason = keep_whole(c), result.reason
     else:
@@ -112,7 +112,7 @@ def _nothing(c: Context) -> tuple[ValueId, ...]:
     return tuple(c.full(0, type_) for type_ in types)
 
 
-def _build(c: Context, rule: Rule) -> Result:
+def _build(c: Context, rule: FissionRule) -> Result:
     """Apply a rule; what ONNX's own checks let pass but no rule can mean is the model's fault."""
     try:
         return rule.build(c)
@@ -130,7 +130,7 @@ def _check_type(c: Context, position: int, value: ValueId) -> None:
         )
 
 
-def _find(operator: Operator, rules: Mapping[str, tuple[Rule, ...]]) -> Rule | NotSplit:
+def _find(operator: Operator, rules: Mapping[str, tuple[FissionRule, ...]]) -> FissionRule | NotSplit:
     candidates = rules.get(operator.op_type, ()) if not operator.domain else ()
     for candidate in candidates:
         if candidate.holds_for(operator.version):

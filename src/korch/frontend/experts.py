@@ -281,7 +281,7 @@ def _gathered(model: _Model, group: Sequence[_Expert], constants: dict[str, Arra
     if axes is None:
         return None
     constants[first.start.output[0]] = grid
-    writer = _Writer(first, constants, differing, axes, known)
+    writer = _ExpertWriter(first, constants, differing, axes, known)
     return writer.run(group[-1].result.output[0], rows)
 
 
@@ -325,7 +325,7 @@ class _RefusedError(Exception):
 
 
 @dataclass
-class _Writer:
+class _ExpertWriter:
     """Writes the nodes of one expert with gathered weights."""
 
     expert: _Expert

@@ -28,7 +28,7 @@ _OF_PARENTS: list[Any] = []
 """Sessions that were open when this process was forked."""
 
 
-class Engine:
+class HostEngine:
     """A host segment that is ready to run.
 
     Attributes:

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from korch.errors import ArtifactError
 from korch.frontend.shapes import dtype_of
-from korch.host.engine import Engine
+from korch.host.engine import HostEngine
 from korch.primitive.op import Array
 from korch.records import plain, read_object, read_record
 from korch.runtime.artifact import Archive, read_archive
@@ -48,7 +48,7 @@ class HostPart:
     """
 
     model: onnx.ModelProto
-    engine: Engine
+    engine: HostEngine
     nodes: tuple[tuple[str, str], ...]
 
 
@@ -197,7 +197,7 @@ def _read(archive: zipfile.ZipFile) -> tuple[Any, ...]:
         if "host" in segment:
             model = onnx.ModelProto.FromString(archive.read(segment["host"]))
             nodes = tuple((str(name), str(reason)) for name, reason in segment["nodes"])
-            parts.append(HostPart(model, Engine(model, threads), nodes))
+            parts.append(HostPart(model, HostEngine(model, threads), nodes))
         else:
             kind = CudaExecutable if segment.get("cuda") else Executable
             native = kind.load(io.BytesIO(archive.read(segment["native"])))

@@ -16,7 +16,7 @@ from korch.fission import fission, fission_with_report
 from korch.frontend.onnx import load_segments
 from korch.frontend.operator import OperatorGraph
 from korch.frontend.segments import HostSegment, SegmentedModel
-from korch.host.engine import Engine
+from korch.host.engine import HostEngine
 from korch.host.executable import HostedExecutable, HostPart, NativePart, Part
 from korch.measure.cuda.device import require_torch
 from korch.options import Options
@@ -24,7 +24,7 @@ from korch.pipeline import Progress, optimize_model
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.runtime.build import model_record
 from korch.runtime.record import ModelRecord
-from korch.runtime.report import HostedReport, HostNode, Report
+from korch.runtime.report import HostedReport, HostNodeRecord, Report
 
 logger = logging.getLogger("korch.host")
 
@@ -91,7 +91,7 @@ def _build(
 ) -> HostedExecutable:
     # A segment that no engine runs is refused before the search, which may take hours.
     engines = [
-        Engine(segment.model, options.threads) if isinstance(segment, HostSegment) else None
+        HostEngine(segment.model, options.threads) if isinstance(segment, HostSegment) else None
         for segment in segmented.segments
     ]
     parts: list[Part] = []
@@ -111,7 +111,7 @@ def _build(
         parts.append(NativePart(executable, segment.inputs, segment.outputs))
         reports.append(executable.report)
     hosted = tuple(
-        HostNode(node, reason, part.engine.name)
+        HostNodeRecord(node, reason, part.engine.name)
         for part in parts
         if isinstance(part, HostPart)
         for node, reason in part.nodes

@@ -41,7 +41,7 @@ REGION_LIMIT_NS = 200_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
+class MemoryLevel:
     """A level of memory.
 
     Attributes:
@@ -70,7 +70,7 @@ class Rates:
         margin: the factor by which the rates exceed the measured ones.
     """
 
-    levels: tuple[Level, ...] = ()
+    levels: tuple[MemoryLevel, ...] = ()
     rate_flop_per_s: float = 0.0
     split_flop_per_s: float = 0.0
     copy_bytes_per_s: float = 0.0
@@ -119,7 +119,7 @@ class Calibration:
             is told the size of a cache that it has but a part of.
     """
 
-    levels: tuple[Level, ...]
+    levels: tuple[MemoryLevel, ...]
     rate_flop_per_s: float
     launch_ns: float
     region_ns: float
@@ -155,7 +155,9 @@ class Calibration:
         both = work.moved_bytes / seconds / (read + write)
         read, write = read * max(1.0, both * MARGIN), write * max(1.0, both * MARGIN)
         levels = tuple(
-            Level(x.limit_bytes, max(x.read_bytes_per_s, read), max(x.write_bytes_per_s, write)) if i <= own else x
+            MemoryLevel(x.limit_bytes, max(x.read_bytes_per_s, read), max(x.write_bytes_per_s, write))
+            if i <= own
+            else x
             for i, x in enumerate(self.levels)
         )
         far = max(levels[-1].read_bytes_per_s, work.cold_bytes / seconds * MARGIN)
@@ -229,7 +231,7 @@ def calibrate(timer: Path, target: Target) -> Calibration:
         library.korch_threads(ctypes.c_int(before))  # the caller's own OpenMP code keeps its count
 
 
-def _levels(library: ctypes.CDLL, target: Target) -> tuple[tuple[Level, ...], int]:
+def _levels(library: ctypes.CDLL, target: Target) -> tuple[tuple[MemoryLevel, ...], int]:
     """Return the levels of memory, and how many bytes the farthest cache keeps."""
     # A level serves what fits the caches of all threads; half its size is sure to fit.
     threads, all_l2_bytes = target.threads, target.l2_bytes * target.threads
@@ -250,7 +252,9 @@ def _levels(library: ctypes.CDLL, target: Target) -> tuple[tuple[Level, ...], in
     kept = threads * kept_size([(n, passes[n]) for n in shared], passes[farthest])
     # A bound must be right for what is mostly kept, too: memory is taken to begin a step later.
     limits = [target.l1_bytes * threads, all_l2_bytes, min(2 * kept, all_bytes), 0]
-    levels = tuple(Level(limit, max(reads[i:]) * MARGIN, max(writes[i:]) * MARGIN) for i, limit in enumerate(limits))
+    levels = tuple(
+        MemoryLevel(limit, max(reads[i:]) * MARGIN, max(writes[i:]) * MARGIN) for i, limit in enumerate(limits)
+    )
     return levels, kept
 
 

@@ -25,7 +25,7 @@ from korch.deadline import Deadline
 from korch.errors import CompileError
 from korch.files import make_private
 from korch.libraries import find_headers
-from korch.measure.compiler_process import TICK_SECONDS, KilledError, RefusedError, StoppedError, run_compiler
+from korch.measure.compiler_process import TICK_SECONDS, CompilerRefusedError, KilledError, StoppedError, run_compiler
 from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS, find_compiler, link_flags, own_flags
 from korch.options import default_cache_folder
 from korch.scratch import scratch_folder
@@ -240,7 +240,7 @@ class Builder:
         except StoppedError:
             return None
         except CompileError as error:
-            output = error.output if isinstance(error, RefusedError) else ""
+            output = error.output if isinstance(error, CompilerRefusedError) else ""
             return CompileFailure(error.what, isinstance(error, KilledError), output)
 
     def _key(self, *parts: str) -> str:

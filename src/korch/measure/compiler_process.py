@@ -33,7 +33,7 @@ class KilledError(CompileError):
     """The system did not start the compiler, or killed it."""
 
 
-class RefusedError(CompileError):
+class CompilerRefusedError(CompileError):
     """The compiler found errors in the source.
 
     Attributes:
@@ -53,7 +53,7 @@ def run_compiler(command: Sequence[str], folder: Path, stop: Deadline | None = N
         raise KilledError("the system killed the compiler, most likely because memory ran out")
     if code:
         lines = [line for line in said.splitlines() if "error" in line] or ["no message"]
-        refusal = RefusedError("; ".join(lines[:3]))
+        refusal = CompilerRefusedError("; ".join(lines[:3]))
         refusal.output = said
         raise refusal
 

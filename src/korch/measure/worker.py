@@ -79,13 +79,13 @@ def fill(memory: Bytes, buffer: dict[str, Any], rng: np.random.Generator) -> Non
             view[start : start + PATTERN] = some[: view.size - start]
 
 
-class Span(ctypes.Structure):
+class BufferSpan(ctypes.Structure):
     """A buffer of which something is done before each run."""
 
     _fields_ = (("at", ctypes.c_void_p), ("size", ctypes.c_int64))
 
 
-class Job:
+class LoadedJob:
     """One kernel, ready to run."""
 
     def __init__(self, library: ctypes.CDLL, spec: dict[str, Any], threads: int) -> None:
@@ -111,9 +111,9 @@ class Job:
             if not self.state:
                 self.error = text.value.decode(errors="replace") or "create gave nothing"
 
-        def spans(positions: list[int]) -> tuple[ctypes.Array[Span], ctypes.c_int64]:
-            found = [Span(pointers[i], spec["buffers"][i]["bytes"]) for i in positions]
-            return (Span * max(1, len(found)))(*found), ctypes.c_int64(len(found))
+        def spans(positions: list[int]) -> tuple[ctypes.Array[BufferSpan], ctypes.c_int64]:
+            found = [BufferSpan(pointers[i], spec["buffers"][i]["bytes"]) for i in positions]
+            return (BufferSpan * max(1, len(found)))(*found), ctypes.c_int64(len(found))
 
         self.inputs, self.cold = spans(spec["inputs"]), spans(spec["cold"])
         self.repeats = 1
@@ -166,9 +166,9 @@ def _serve() -> None:
     own_all = task["threads"] * task["own_cache_bytes"]
     memory = aligned_bytes(max(2 * own_all, min(2 * task["l3_bytes"], OTHER_BYTES), 128))
     memory[:] = 0
-    other = Span(memory.ctypes.data, memory.size)
+    other = BufferSpan(memory.ctypes.data, memory.size)
 
-    def time_ns(job: Job) -> tuple[int, int]:
+    def time_ns(job: LoadedJob) -> tuple[int, int]:
         away_ns = ctypes.c_int64()
         taken_ns = int(
             timer.korch_time_fresh(
@@ -185,11 +185,11 @@ def _serve() -> None:
         )
         return taken_ns, away_ns.value
 
-    jobs: dict[int, Job] = {}
+    jobs: dict[int, LoadedJob] = {}
     end_s = time.monotonic() + task["seconds"]
     for i, spec in enumerate(task["jobs"]):
         say(at=i)
-        job = Job(library, spec, task["threads"])
+        job = LoadedJob(library, spec, task["threads"])
         if job.error:
             say(failed=[i, "not created", job.error])
             continue
@@ -199,7 +199,7 @@ def _serve() -> None:
             continue
         job.repeats = max(1, min(MOST_REPEATS, SAMPLE_NS // max(1, taken[-1])))
         jobs[i] = job
-    limits = Limits(task["rounds"], task["least_rounds"], task["kernel_ns"], end_s)
+    limits = TimingLimits(task["rounds"], task["least_rounds"], task["kernel_ns"], end_s)
     take_turns(jobs, time_ns, limits, say)
     say(done=True)
     out.flush()
@@ -207,7 +207,7 @@ def _serve() -> None:
 
 
 @dataclass(frozen=True)
-class Limits:
+class TimingLimits:
     """How long kernels are timed.
 
     Attributes:
@@ -241,7 +241,7 @@ class _Spent:
         self.least_ns = min(own_ns, self.least_ns or own_ns)
         self.clean += not is_disturbed(taken_ns, away_ns)
 
-    def is_done(self, limits: Limits) -> bool:
+    def is_done(self, limits: TimingLimits) -> bool:
         """Return whether more runs would tell little, or take too long."""
         is_short = self.least_ns < SLICE_NS
         times = 1 if self.clean >= CLEAN_SAMPLES or not is_short else PATIENCE
@@ -250,7 +250,7 @@ class _Spent:
 
 
 def take_turns(
-    jobs: dict[int, Any], time_ns: Callable[[Any], tuple[int, int]], limits: Limits, say: Callable[..., None]
+    jobs: dict[int, Any], time_ns: Callable[[Any], tuple[int, int]], limits: TimingLimits, say: Callable[..., None]
 ) -> None:
     """Time kernels in rounds, so that a slow period affects all of them.
 

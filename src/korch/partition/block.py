@@ -20,7 +20,7 @@ from korch.primitive.op import Category
 
 
 @dataclass(frozen=True)
-class Instance:
+class BlockInstance:
     """A segment with its alternatives.
 
     Attributes:
@@ -61,12 +61,12 @@ class Partition:
     """
 
     source: PrimitiveGraph
-    instances: tuple[Instance, ...]
+    instances: tuple[BlockInstance, ...]
     blocks: tuple[Block, ...]
     rules: SaturationReport
 
     @staticmethod
-    def of(source: PrimitiveGraph, instances: Sequence[Instance], rules: SaturationReport) -> Partition:
+    def of(source: PrimitiveGraph, instances: Sequence[BlockInstance], rules: SaturationReport) -> Partition:
         """Return the model in segments, with equal segments as one block."""
         members: dict[tuple[object, ...], list[int]] = {}
         for number, instance in enumerate(instances):
@@ -103,7 +103,7 @@ def find_blocks(
         inputs, outputs = (
             tuple(segment.values[own[name]] for name, _ in side) for side in (found.inputs, found.outputs)
         )
-        instances.append(Instance(found, inputs, outputs, segment.price_bytes))
+        instances.append(BlockInstance(found, inputs, outputs, segment.price_bytes))
         reports.append((report, segment.values))
     return Partition.of(graph, instances, merge_reports(reports))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Candidate
-from korch.partition.block import Instance, Partition
+from korch.partition.block import BlockInstance, Partition
 from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
 from korch.primitive.types import ValueType
 
@@ -121,7 +121,7 @@ class _Joiner:
             self.constants[self.constant_ids[key]] = constant
         return self.constant_ids[key]
 
-    def add(self, instance: Instance) -> None:
+    def add(self, instance: BlockInstance) -> None:
         graph = instance.graph
         known = {v: self.of_model[whole] for (_, v), whole in zip(graph.inputs, instance.inputs, strict=True)}
         known |= {value: self.constant(c) for value, c in graph.constants.items()}

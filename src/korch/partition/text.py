@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from korch.equivalence.saturate import SaturationReport
 from korch.errors import InvalidGraphError
-from korch.partition.block import Instance, Partition
+from korch.partition.block import BlockInstance, Partition
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import format_constant, format_ends, format_graph, parse_constants, parse_ends, parse_graph
 
@@ -68,7 +68,7 @@ def parse_partition(text: str) -> Partition:
     inputs, outputs = parse_ends(first)
     constants = parse_constants(constant_lines)
     types = {value: type_ for _, value, type_ in inputs} | {value: c.type for value, c in constants.items()}
-    instances: list[Instance] = []
+    instances: list[BlockInstance] = []
     for part in parts:
         instance = _instance(part, instances)
         instances.append(instance)
@@ -83,7 +83,7 @@ def parse_partition(text: str) -> Partition:
     return Partition.of(source, instances, report)
 
 
-def _instance(text: str, before: Sequence[Instance]) -> Instance:
+def _instance(text: str, before: Sequence[BlockInstance]) -> BlockInstance:
     head, _, body = text.partition("\n")
     match = _SEGMENT.match(head)
     if match is None or (match[4] and int(match[4]) >= len(before)):
@@ -96,8 +96,8 @@ def _instance(text: str, before: Sequence[Instance]) -> Instance:
     inputs, outputs = (tuple(int(value) for value in re.findall(r"%(\d+)", side)) for side in match.group(1, 2))
     if (len(inputs), len(outputs)) != (len(graph.inputs), len(graph.outputs)):
         raise InvalidGraphError(f"'segment{head}' has other numbers of values than its graph")
-    return Instance(graph, inputs, outputs, int(match[3]))
+    return BlockInstance(graph, inputs, outputs, int(match[3]))
 
 
-def _sizes(instance: Instance) -> tuple[int, int]:
+def _sizes(instance: BlockInstance) -> tuple[int, int]:
     return len(instance.graph.primitives), instance.graph.alternatives

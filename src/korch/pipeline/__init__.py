@@ -2,13 +2,13 @@
 
 from korch.pipeline.optimize import Watch, front, optimize_model, plan_model, run_until
 from korch.pipeline.run import Progress, Run, few_collections
-from korch.pipeline.stages import STAGES, Stage
+from korch.pipeline.stages import STAGES, PipelineStage
 
 __all__ = [
     "STAGES",
+    "PipelineStage",
     "Progress",
     "Run",
-    "Stage",
     "Watch",
     "few_collections",
     "front",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from korch.assembly.task import Task
+from korch.assembly.task import BlockTask
 from korch.assembly.trace import changed_rounds
 from korch.backend import maker
 from korch.candidate.candidate import Candidate
@@ -28,7 +28,7 @@ from korch.runtime.report import Disturbance, GroupingRecord, OperatorRecord, Re
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
 from korch.validation.discrepancy import examine
-from korch.validation.plan import Entry, Validation
+from korch.validation.plan import PlanEntry, Validation
 from korch.validation.schedule import with_fastest_schedule
 from korch.validation.validate import WEIGHTS_BYTES, Trial, validate_plans
 
@@ -151,7 +151,7 @@ def search_report(run: Run) -> Report:
     )
 
 
-def _count_measured(tasks: Sequence[Task], ledger: Ledger) -> int:
+def _count_measured(tasks: Sequence[BlockTask], ledger: Ledger) -> int:
     """Return the number of distinct candidates with a measured time; blocks share some."""
     candidates = {c.key: c for task in tasks for c in task.candidates}
     return sum(map(ledger.is_measured, candidates.values()))
@@ -162,16 +162,16 @@ def _count_untimed(steps: Sequence[Candidate], ledger: Ledger) -> int:
     return sum(not (ledger.cost_ns(step)[1] or step.offer.is_in_place) for step in steps)
 
 
-def _replayed(entries: list[Entry], ledger: Ledger) -> list[Entry]:
+def _replayed(entries: list[PlanEntry], ledger: Ledger) -> list[PlanEntry]:
     """Return all plans; in a replay only the one that won when the ledger was written."""
     won = ledger.recorded_choice("plan")
     return entries if won is None else [entry for entry in entries if entry.name == won]
 
 
-def _entry(name: str, steps: Sequence[Candidate], ledger: Ledger) -> Entry:
+def _entry(name: str, steps: Sequence[Candidate], ledger: Ledger) -> PlanEntry:
     costs = tuple(ledger.cost_ns(c) for c in steps)
     expected = expect((ns, ledger.known(c)) for (ns, _), c in zip(costs, steps, strict=True) if not c.offer.is_in_place)
-    return Entry(name, tuple(steps), costs, expected)
+    return PlanEntry(name, tuple(steps), costs, expected)
 
 
 def _disturbance(validation: Validation, meter: AnyMeter) -> Disturbance:

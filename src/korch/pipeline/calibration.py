@@ -22,7 +22,7 @@ RANDOM = "random normal inputs: ranges of real inputs may differ, so give some w
 
 
 @dataclass(frozen=True)
-class Calibration:
+class CalibrationInputs:
     """Inputs of a model, those for calibration and those for checks, and what to call their source."""
 
     samples: Sequence[Feeds]
@@ -30,7 +30,7 @@ class Calibration:
     source: str
 
 
-def calibration_of(graph: PrimitiveGraph, path: Path | None, limits: SearchLimits) -> Calibration:
+def calibration_of(graph: PrimitiveGraph, path: Path | None, limits: SearchLimits) -> CalibrationInputs:
     """Return the samples in a file, or random ones.
 
     The last samples of a file are for checks; a file with one sample has a random input for them.
@@ -46,11 +46,11 @@ def calibration_of(graph: PrimitiveGraph, path: Path | None, limits: SearchLimit
     count, checks = limits.calibration_samples, limits.calibration_checks
     rolled = [random_inputs(graph, limits.seed + 1 + i) for i in range(count + checks)]
     if path is None:
-        return Calibration(rolled[:count], rolled[count:], RANDOM)
+        return CalibrationInputs(rolled[:count], rolled[count:], RANDOM)
     samples = _read(graph, path, limits.calibration_most)
     kept = max(1, len(samples) - checks)
     text = f"{path.name}, {len(samples)} sample{'s' * (len(samples) != 1)}"
-    return Calibration(samples[:kept], samples[kept:] or rolled[:1], text)
+    return CalibrationInputs(samples[:kept], samples[kept:] or rolled[:1], text)
 
 
 def _read(graph: PrimitiveGraph, path: Path, most: int) -> list[Feeds]:

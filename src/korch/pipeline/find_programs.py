@@ -15,7 +15,7 @@ from korch.provider.generated import GeneratedProvider
 from korch.superopt.choose import ranked
 from korch.superopt.find import Finder, FoundProgram
 from korch.superopt.groups import superopt_groups
-from korch.superopt.sizes import Machine
+from korch.superopt.sizes import CacheMachine
 
 
 def find_programs(run: Run) -> None:
@@ -24,7 +24,7 @@ def find_programs(run: Run) -> None:
     if not (isinstance(meter, CpuMeter) and options.has_superopt):
         return
     target = meter.target
-    machine = Machine(target.lanes, target.threads, target.l2_bytes)
+    machine = CacheMachine(target.lanes, target.threads, target.l2_bytes)
     deadline, limits = end_of(run), options.search
     for provider in meter.providers:
         if isinstance(provider, GeneratedProvider):

@@ -11,7 +11,7 @@ from korch.cores import short_slices
 from korch.deadline import Deadline
 from korch.limits import SearchLimits
 from korch.primitive.op import Array
-from korch.ranges.cost import Cost, Sample, fit
+from korch.ranges.cost import Cost, TimedSizes, fit
 from korch.ranges.form import Dimension, Sizes
 from korch.ranges.plan import RangePlan
 from korch.report.peers.inputs import random_arrays
@@ -89,4 +89,4 @@ def _inputs(executable: Executable, plan: RangePlan, sizes: Sizes) -> list[Array
 
 def _fitted(rows: Sequence[tuple[Sizes, Sequence[float]]]) -> tuple[Cost, ...]:
     count = len(rows[0][1]) if rows else 0
-    return tuple(fit([Sample(sizes, max(1.0, row[k])) for sizes, row in rows]) for k in range(count))
+    return tuple(fit([TimedSizes(sizes, max(1.0, row[k])) for sizes, row in rows]) for k in range(count))

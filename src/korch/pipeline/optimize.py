@@ -18,7 +18,7 @@ from korch.options import Options
 from korch.partition.block import Partition
 from korch.pipeline.build import search_report
 from korch.pipeline.run import Progress, Run, few_collections
-from korch.pipeline.stages import STAGES, Stage
+from korch.pipeline.stages import STAGES, PipelineStage
 from korch.primitive.graph import PrimitiveGraph
 from korch.report.dry_run import DryRun, dry_run
 from korch.runtime.cuda.executable import CudaExecutable
@@ -27,7 +27,7 @@ from korch.search.result import PlanName
 
 logger = logging.getLogger("korch.pipeline")
 
-Watch = Callable[[Stage, Run], None]
+Watch = Callable[[PipelineStage, Run], None]
 """Called after a stage, when its result was checked."""
 
 

@@ -23,7 +23,7 @@ from typing import cast
 
 import numpy as np
 
-from korch.assembly.task import Task
+from korch.assembly.task import BlockTask
 from korch.candidate.candidate import Candidate, Group, make_group
 from korch.deadline import Deadline
 from korch.equivalence.rule import origin_of, rule_of
@@ -408,7 +408,7 @@ class Precision:
     curve: Curve = ()
     tried: list[float] = field(default_factory=list)
 
-    def tasks(self, tasks: Sequence[Task], partition: Partition) -> list[Task]:
+    def tasks(self, tasks: Sequence[BlockTask], partition: Partition) -> list[BlockTask]:
         """Return tasks whose less precise primitives have errors, and a share of the budget each.
 
         A task's forms are in all of its instances or in none. The shares go to the forms that save most for their

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.measure.record import Measured
-from korch.ranges.cost import Sample, fit, line
+from korch.ranges.cost import TimedSizes, fit, line
 from korch.ranges.form import Sizes
 from korch.search.ledger import Ledger
 
@@ -66,9 +66,9 @@ def predict(candidates: Sequence[Candidate], sizes: Sizes, seen: Sequence[Sizes]
     return Predicted(times_ns, max(ledger.limits.predicted_error, statistics.median(errors)) if errors else None)
 
 
-def _sample(candidate: Candidate, sizes: Sizes, ledger: Ledger) -> Sample | None:
+def _sample(candidate: Candidate, sizes: Sizes, ledger: Ledger) -> TimedSizes | None:
     record = ledger.records.get(candidate.key)
-    return Sample(sizes, max(1.0, record.time_ns)) if isinstance(record, Measured) else None
+    return TimedSizes(sizes, max(1.0, record.time_ns)) if isinstance(record, Measured) else None
 
 
 def without_losers(candidates: Iterable[Candidate], predicted: Predicted, ledger: Ledger) -> tuple[Candidate, ...]:

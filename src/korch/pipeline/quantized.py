@@ -18,7 +18,7 @@ from korch.candidate.candidate import Group, make_group
 from korch.deadline import Deadline
 from korch.equivalence.rule import AnyRule, RuleRefusal, View, rule_of
 from korch.equivalence.rules import integers, quantization, stored
-from korch.equivalence.rules.integers import ProductMatch, ProductWitness
+from korch.equivalence.rules.integers import ProductMatch, QuantizedProductWitness
 from korch.equivalence.rules.stored import BlockMatch, BlockWitness
 from korch.equivalence.saturate import first_known, saturate
 from korch.partition.choose import choose
@@ -108,7 +108,9 @@ def _numbered_in_order(graph: PrimitiveGraph) -> PrimitiveGraph:
     return builder.freeze()
 
 
-def _refuse_without_kernel(has_kernel: HasKernel, view: View, match: ProductMatch) -> ProductWitness | RuleRefusal:
+def _refuse_without_kernel(
+    has_kernel: HasKernel, view: View, match: ProductMatch
+) -> QuantizedProductWitness | RuleRefusal:
     """Return why a product stays one of floats: the rule's reasons, or that no kernel multiplies such bytes."""
     witness = integers.PRODUCT_OF_DEQUANTIZED_IS_INTEGER.refuse(view, match)
     if isinstance(witness, RuleRefusal):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from korch.assembly.segments import Outcome
-from korch.assembly.task import Task
+from korch.assembly.task import BlockTask
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
 from korch.frontend.onnx import ModelSource
@@ -95,7 +95,7 @@ class Run:
     meter: AnyMeter = field(init=False)
     ledger: Ledger = field(init=False)
     found: FinderReport | None = None
-    tasks: list[Task] = field(init=False)
+    tasks: list[BlockTask] = field(init=False)
     outcome: Outcome = field(init=False)
     variants: list[tuple[Sizes, tuple[Candidate, ...]]] = field(default_factory=list)
     programs: tuple[tuple[Candidate, TileProgram | None], ...] = field(init=False)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from korch.assembly.segments import Segmented, search_segments
-from korch.assembly.task import Task
+from korch.assembly.task import BlockTask
 from korch.candidate.candidate import Candidate, Group, Offer
 from korch.errors import InfeasibleError
 from korch.measure.cpu import CpuMeter
@@ -53,7 +53,9 @@ def time_as_served(run: Run, plan: RangePlan) -> None:
     run.tasks = [_served(task, run.joined, needs, found, plan) for task in run.tasks]
 
 
-def _served(task: Task, joined: Joined, needs: dict[int, Need], found: Mapping[int, Ends], plan: RangePlan) -> Task:
+def _served(
+    task: BlockTask, joined: Joined, needs: dict[int, Need], found: Mapping[int, Ends], plan: RangePlan
+) -> BlockTask:
     """Return a block whose candidates say what is needed of them in some segment, and what they read."""
     values = [joined.values[i] for i in task.block.instances]
     inputs = tuple(sorted(plan.size_inputs.items()))
@@ -128,8 +130,8 @@ def _main_sizes(run: Run) -> Sizes:
 
 
 def _predicted(
-    tasks: list[Task], known: Iterable[Steps], sizes: Sizes, seen: Sequence[Sizes], ledger: Ledger
-) -> list[Task]:
+    tasks: list[BlockTask], known: Iterable[Steps], sizes: Sizes, seen: Sequence[Sizes], ledger: Ledger
+) -> list[BlockTask]:
     """Return blocks without the candidates that lose by their times at other sizes; the ledger gets these estimates."""
     own = [c for task in tasks for c in task.candidates]
     predicted = predict([*own, *(c for plan in known for c in plan)], sizes, seen, ledger)
@@ -137,7 +139,7 @@ def _predicted(
     return [replace(task, candidates=without_losers(task.candidates, predicted, ledger)) for task in tasks]
 
 
-def _timed_at(task: Task, sizes: Sizes, ledger: Ledger, groups: frozenset[str]) -> Task:
+def _timed_at(task: BlockTask, sizes: Sizes, ledger: Ledger, groups: frozenset[str]) -> BlockTask:
     """Return a block with the candidates of some groups and those that were measured, to be timed at other sizes."""
     own = (c for c in task.candidates if c.offer.is_in_place or c.group.key in groups or ledger.is_measured(c))
     return replace(task, candidates=_all_at(own, sizes))

@@ -21,7 +21,7 @@ from korch.concurrent.side_by_side import side_by_side
 from korch.deadline import Deadline, stopped_by_interrupt
 from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import integers, select_rules
-from korch.equivalence.saturate import Limits, SaturationReport, joined_reports, saturate
+from korch.equivalence.saturate import SaturationLimits, SaturationReport, joined_reports, saturate
 from korch.errors import InvalidGraphError, OptionError
 from korch.explanation.extract import extract
 from korch.fission import fission
@@ -67,7 +67,7 @@ HALF = {"float16": DType.F16, "bfloat16": DType.BF16}
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PipelineStage:
     """One step from a model to its executable.
 
     Attributes:
@@ -150,7 +150,7 @@ def add_alternatives(run: Run) -> None:
     if limit is not None:
         wide = [rule for rule in rules if not rule.is_local]
         rules = tuple(rule for rule in rules if rule.is_local)
-        limits = Limits.of(len(split.primitives))
+        limits = SaturationLimits.of(len(split.primitives))
         whole, report = saturate(
             split, strict=options.strict, rules=wide, keep=spill.keep, limits=limits, deadline=deadline
         )
@@ -301,14 +301,14 @@ def no_check(run: Run) -> None:
 
 
 STAGES = (
-    Stage("frontend", load, no_check, texts.operators_text),
-    Stage("fission", split_operators, check_split, texts.split_text),
-    Stage("saturate", add_alternatives, check_blocks, texts.blocks_text),
-    Stage("reference", compute_reference, no_check, texts.reference_text),
-    Stage("candidates", collect_candidates, no_check, texts.candidates_text),
-    Stage("orchestrate", orchestrate, check_plans, texts.plan_text),
-    Stage("lower", lower_plan, check_programs, texts.programs_text),
-    Stage("build", build_plans, no_check, texts.kernels_text),
+    PipelineStage("frontend", load, no_check, texts.operators_text),
+    PipelineStage("fission", split_operators, check_split, texts.split_text),
+    PipelineStage("saturate", add_alternatives, check_blocks, texts.blocks_text),
+    PipelineStage("reference", compute_reference, no_check, texts.reference_text),
+    PipelineStage("candidates", collect_candidates, no_check, texts.candidates_text),
+    PipelineStage("orchestrate", orchestrate, check_plans, texts.plan_text),
+    PipelineStage("lower", lower_plan, check_programs, texts.programs_text),
+    PipelineStage("build", build_plans, no_check, texts.kernels_text),
 )
 """From a model to its executable. The stage "build" checks each executable by its results."""
 
@@ -327,4 +327,4 @@ def _interruptible(run: Run) -> Iterator[None]:
         yield
 
 
-__all__ = ["STAGES", "Stage", "search_plans"]
+__all__ = ["STAGES", "PipelineStage", "search_plans"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from korch.assembly.task import Task
+from korch.assembly.task import BlockTask
 from korch.partition.join import join
 from korch.partition.text import format_partition, parse_partition
 from korch.pipeline.run import Run
@@ -106,7 +106,7 @@ def kernels_text(run: Run) -> str:
     return "\n".join(f"// {name}\n{text}" for name, text in run.executable.sources.items())
 
 
-def tasks_line(tasks: Sequence[Task]) -> str:
+def tasks_line(tasks: Sequence[BlockTask]) -> str:
     """Return a line with the numbers of segments, groups and candidates."""
     groups = sum(task.enumeration.groups for task in tasks)
     text = f"{groups} groups, {sum(len(task.candidates) for task in tasks)} candidates"
@@ -116,7 +116,7 @@ def tasks_line(tasks: Sequence[Task]) -> str:
     return text
 
 
-def round_line(tasks: Sequence[Task], b: int, entry: Round) -> str:
+def round_line(tasks: Sequence[BlockTask], b: int, entry: Round) -> str:
     """Return a line with the bound, the best plan and the gap after a round of a block's search."""
     text = f"bound {entry.bound_ns / 1e6:.3f} ms, {entry.measured} measured"
     if entry.incumbent_ns is not None:

@@ -32,15 +32,15 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Literal:
+class LiteralOperand:
     """A number that is an operand; made by `lit`."""
 
     number: float
 
 
-def lit(number: float) -> Literal:
+def lit(number: float) -> LiteralOperand:
     """Return a number as an operand, in the element type of the operation."""
-    return Literal(float(number))
+    return LiteralOperand(float(number))
 
 
 class Verbs:
@@ -84,20 +84,22 @@ class Verbs:
             item = np.asarray(number).astype(type_.dtype.numpy)
         return self.constant(np.broadcast_to(item, type_.shape))
 
-    def elementwise(self, op: str, *operands: ValueId | Literal) -> ValueId:
+    def elementwise(self, op: str, *operands: ValueId | LiteralOperand) -> ValueId:
         """Add an elementwise primitive of operands that are broadcast to one shape.
 
         Args:
             op: the operation.
             operands: values, or numbers, which take the type of the last value.
         """
-        values = [x for x in operands if not isinstance(x, Literal)]
+        values = [x for x in operands if not isinstance(x, LiteralOperand)]
         dtype = self.dtype(values[-1])
         shape = np.broadcast_shapes(*(self.shape(value) for value in values))
         return self.add(
             op,
             *(
-                self.full(x.number, ValueType(shape, dtype)) if isinstance(x, Literal) else self.broadcast(x, shape)
+                self.full(x.number, ValueType(shape, dtype))
+                if isinstance(x, LiteralOperand)
+                else self.broadcast(x, shape)
                 for x in operands
             ),
         )

@@ -37,7 +37,7 @@ from korch.program.problem import Port, Problem
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class LinearRow:
     """Σ coefficient · variable ≥ least, or = least.
 
     Attributes:
@@ -69,7 +69,7 @@ class Formulation:
     problem: Problem
     most: list[int] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[LinearRow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         problem = self.problem
@@ -126,13 +126,13 @@ class Formulation:
 
     def at_least(
         self, family: str, plus: Iterable[int], minus: Iterable[int] = (), least: int = 0, is_equal: bool = False
-    ) -> Row:
+    ) -> LinearRow:
         """Add Σ plus - Σ minus ≥ least (or = least); a variable in both cancels out."""
         terms = dict.fromkeys(plus, 1)
         for column in minus:
             terms[column] = terms.get(column, 0) - 1
         kept = {column: c for column, c in terms.items() if c}
-        row = Row(family, tuple(kept), tuple(kept.values()), least, is_equal)
+        row = LinearRow(family, tuple(kept), tuple(kept.values()), least, is_equal)
         self.rows.append(row)
         return row
 
@@ -221,7 +221,7 @@ def add_errors(program: Formulation) -> None:
     """
     errors = {k: -kernel.error for k, kernel in enumerate(program.problem.kernels) if kernel.error}
     if errors:
-        row = Row("errors", tuple(errors), tuple(errors.values()), -program.problem.most_error)
+        row = LinearRow("errors", tuple(errors), tuple(errors.values()), -program.problem.most_error)
         program.rows.append(row)
 
 
@@ -413,7 +413,7 @@ def add_entries(program: Formulation) -> None:
             program.at_least("entries", firsts, (program.computed[value],))
 
 
-def loop_row(program: Formulation, port: Port, ports: frozenset[Port]) -> Row:
+def loop_row(program: Formulation, port: Port, ports: frozenset[Port]) -> LinearRow:
     """Return written[q] ≤ Σ_{k enters Q} use[k] for a port q of a set Q of ports.
 
     Where a solution has a cycle of kernels, the rows for the ports in the cycle forbid it.
@@ -422,7 +422,7 @@ def loop_row(program: Formulation, port: Port, ports: frozenset[Port]) -> Row:
     reads no port of Q, for it would have to be written before.
     """
     terms = dict.fromkeys(program.entries(ports), 1)
-    return Row("loop", (*terms, program.ports[port]), (*terms.values(), -1), 0)
+    return LinearRow("loop", (*terms, program.ports[port]), (*terms.values(), -1), 0)
 
 
 def cycles(problem: Problem) -> list[frozenset[int]]:

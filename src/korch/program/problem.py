@@ -47,7 +47,7 @@ class Computation:
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class PricedKernel:
     """A candidate as the solver sees it.
 
     Attributes:
@@ -84,7 +84,7 @@ class Problem:
     """
 
     steps: tuple[Computation, ...]
-    kernels: tuple[Kernel, ...]
+    kernels: tuple[PricedKernel, ...]
     required: tuple[Port, ...]
     given: frozenset[Port] = frozenset()
     constants: frozenset[int] = frozenset()
@@ -138,7 +138,7 @@ class Problem:
         """
         flags = is_measured or [kernel.is_measured for kernel in self.kernels]
         kernels = tuple(
-            Kernel(k.steps, k.inputs, k.outputs, cost_ns, flag, k.owns, k.error)
+            PricedKernel(k.steps, k.inputs, k.outputs, cost_ns, flag, k.owns, k.error)
             for k, cost_ns, flag in zip(self.kernels, costs_ns, flags, strict=True)
         )
         found = replace(self, kernels=kernels)

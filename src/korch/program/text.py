@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from korch.errors import InvalidGraphError
-from korch.program.problem import Certificate, Computation, Kernel, Plan, Port, Problem, Status
+from korch.program.problem import Certificate, Computation, Plan, Port, PricedKernel, Problem, Status
 
 _STEP = re.compile(r"p(\d+): %(\d+) =((?: %\d+)*)$")
 _KERNEL = re.compile(r"k(\d+): ([p\d ]*) \| ?(.*?) ?-> (.*) \| (\d+) (bound|measured)(?: error (\d+))?(?: owns (.*))?$")
@@ -82,7 +82,7 @@ def parse_problem(text: str) -> Problem:
     constants: set[int] = set()
     required: list[Port] = []
     steps: list[Computation] = []
-    kernels: list[Kernel] = []
+    kernels: list[PricedKernel] = []
     most_error = 0
     for number, line in _lines(text):
         word, _, rest = line.partition(" ")
@@ -98,7 +98,7 @@ def parse_problem(text: str) -> Problem:
             steps.append(Computation(int(match[2]), tuple(int(v[1:]) for v in match[3].split())))
         elif (match := _KERNEL.match(line)) and int(match[1]) == len(kernels):
             kernels.append(
-                Kernel(
+                PricedKernel(
                     steps=frozenset(int(p[1:]) for p in match[2].split()),
                     inputs=tuple(_port(port, number) for port in match[3].split()),
                     outputs=tuple(_port(port, number) for port in match[4].split()),

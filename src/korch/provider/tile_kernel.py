@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from korch.candidate.candidate import Group, Offer
 from korch.provider.provider import Kernel, Threading
 from korch.target import Target
-from korch.tile.cpp import Printed, print_cpp
+from korch.tile.cpp import PrintedCpp, print_cpp
 from korch.tile.program import TileProgram
 from korch.tile.trim import Count
 
@@ -47,7 +47,7 @@ def kernel_of(
     return printed_kernel(program, printed)
 
 
-def printed_kernel(program: TileProgram, printed: Printed) -> Kernel:
+def printed_kernel(program: TileProgram, printed: PrintedCpp) -> Kernel:
     """Return the kernel of a program that is printed."""
     threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
     return Kernel(

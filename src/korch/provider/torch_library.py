@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last
 from korch.candidate.shape import around
-from korch.cuda.kernel import Call, CudaKernel, named
+from korch.cuda.kernel import CudaKernel, TorchCall, named
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TransposeAttributes
@@ -55,7 +55,7 @@ class TorchProvider:
         arguments = ", ".join(["torch", *(name for name, _ in group.body.inputs)])
         source = f"def NAME({arguments}):\n{head}{text}"
         symbol = named("t", source)
-        return CudaKernel((Call(symbol, source.replace("NAME", symbol)),))
+        return CudaKernel((TorchCall(symbol, source.replace("NAME", symbol)),))
 
 
 def _call(group: Group, last: bool) -> str | Refusal:

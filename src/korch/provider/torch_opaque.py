@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.cuda.kernel import Call, CudaKernel, named
+from korch.cuda.kernel import CudaKernel, TorchCall, named
 from korch.cuda.layout import TORCH_TYPES
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Constant
@@ -46,7 +46,7 @@ class TorchOpaqueProvider:
         arguments = ", ".join(["torch", *(name for name, _ in group.body.inputs), "kept={}"])
         source = f"def NAME({arguments}):\n{text}"
         symbol = named("t", source)
-        return CudaKernel((Call(symbol, source.replace("NAME", symbol)),))
+        return CudaKernel((TorchCall(symbol, source.replace("NAME", symbol)),))
 
 
 def _call(group: Group) -> str | Refusal:

@@ -44,7 +44,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TimedSizes:
     """A time in nanoseconds, more than 0, for some sizes."""
 
     sizes: Sizes
@@ -68,7 +68,7 @@ class Cost:
     above: tuple[Term, ...]
     below: tuple[Term, ...] = ()
     error: float = 0.0
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[TimedSizes, ...] = ()
     step: int = 1
 
     def at(self, sizes: Sequence[int]) -> float:
@@ -100,7 +100,7 @@ class Cost:
         return " + ".join(parts)
 
 
-def fit(samples: Sequence[Sample]) -> Cost:
+def fit(samples: Sequence[TimedSizes]) -> Cost:
     """Return the function that fits times at some sizes.
 
     Args:
@@ -122,18 +122,18 @@ def fit(samples: Sequence[Sample]) -> Cost:
     return best
 
 
-def line(samples: Sequence[Sample]) -> Cost:
+def line(samples: Sequence[TimedSizes]) -> Cost:
     """Return the linear function of the sizes that fits a few times; its error is not known."""
     scales = _scales(samples)
     constant, linear, *_ = (above for above, _ in _forms(len(scales)))
     return _fitted(samples, scales, _Form(1, linear if len(samples) > 1 else constant, []))
 
 
-def _scales(samples: Sequence[Sample]) -> Sizes:
+def _scales(samples: Sequence[TimedSizes]) -> Sizes:
     return tuple(max(1, *(sample.sizes[d] for sample in samples)) for d in range(len(samples[0].sizes)))
 
 
-def _without(samples: Sequence[Sample], i: int) -> Sequence[Sample]:
+def _without(samples: Sequence[TimedSizes], i: int) -> Sequence[TimedSizes]:
     return samples if len(samples) == 1 else [*samples[:i], *samples[i + 1 :]]
 
 
@@ -153,7 +153,7 @@ class _Form:
     below: Sequence[Exponents]
 
 
-def _fitted(samples: Sequence[Sample], scales: Sizes, form: _Form) -> Cost:
+def _fitted(samples: Sequence[TimedSizes], scales: Sizes, form: _Form) -> Cost:
     """Return the quotient of some form with the least squares of relative errors."""
     times = np.array([sample.time_ns for sample in samples])
     columns = np.array([sample.sizes for sample in samples]).T

@@ -25,7 +25,7 @@ HINT = "Give the sizes that you need, separated by commas: --shape length=128,25
 
 
 @dataclass(frozen=True)
-class Operand:
+class LockOperand:
     """An operand of a primitive: a value of the largest graph, or the constant that it is in each graph."""
 
     value: int
@@ -33,7 +33,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Step:
+class LockStep:
     """A primitive with its counterparts.
 
     Attributes:
@@ -45,7 +45,7 @@ class Step:
     """
 
     op: str
-    operands: tuple[Operand, ...]
+    operands: tuple[LockOperand, ...]
     attributes: tuple[Attributes, ...]
     output: int
     origin: str
@@ -87,9 +87,9 @@ class Lockstep:
     """
 
     samples: Samples
-    steps: tuple[Step, ...]
+    steps: tuple[LockStep, ...]
     shapes: dict[int, tuple[Sizes, ...]]
-    outputs: tuple[tuple[str, Operand], ...]
+    outputs: tuple[tuple[str, LockOperand], ...]
 
 
 class AmbiguousError(UnsupportedError):
@@ -139,7 +139,7 @@ def _vectors(samples: Samples, values: Sequence[int], origin: str = "") -> tuple
 
 def _step(
     samples: Samples, maps: Sequence[dict[int, int]], i: int, primitive: Primitive, others: Sequence[Primitive | None]
-) -> Step:
+) -> LockStep:
     graph = samples.largest
     origin = graph.origins[i] if graph.origins else ""
     found = [other for other in others if other is not None and len(other.inputs) == len(primitive.inputs)]
@@ -159,20 +159,20 @@ def _step(
     nodes = {(a.op_type, a.node, a.output) for a in attributes if isinstance(a, OpaqueAttributes)}
     if len(nodes) > 1:
         raise refusal(samples, origin, "its attributes depend on the size")
-    return Step(op, tuple(operands), attributes, primitive.output, origin)
+    return LockStep(op, tuple(operands), attributes, primitive.output, origin)
 
 
-def _operand(samples: Samples, maps: Sequence[dict[int, int]], values: Sequence[int], origin: str) -> Operand:
+def _operand(samples: Samples, maps: Sequence[dict[int, int]], values: Sequence[int], origin: str) -> LockOperand:
     constants = [graph.constants.get(v) for graph, v in zip(samples.graphs, values, strict=True)]
     known = tuple(constant for constant in constants if constant is not None)
     if len(known) == len(constants):
-        return Operand(values[0], known)
+        return LockOperand(values[0], known)
     if known or any(found.get(values[0]) != v for found, v in zip(maps, values, strict=True)):
         raise refusal(samples, origin, "it reads other values at some of the sizes")
-    return Operand(values[0])
+    return LockOperand(values[0])
 
 
-def _as_divisor(operand: Operand, is_factor: Sequence[bool]) -> Operand:
+def _as_divisor(operand: LockOperand, is_factor: Sequence[bool]) -> LockOperand:
     """Return the operand of a quotient that is a factor in some graphs, there a power of 2."""
     if not all(constant.is_uniform for constant in operand.constants):
         return operand  # the constants differ, which is refused later
@@ -180,7 +180,7 @@ def _as_divisor(operand: Operand, is_factor: Sequence[bool]) -> Operand:
         Constant.of(_reciprocal(constant.array)) if turns else constant
         for constant, turns in zip(operand.constants, is_factor, strict=True)
     ]
-    return Operand(operand.value, tuple(constants))
+    return LockOperand(operand.value, tuple(constants))
 
 
 def _reciprocal(array: Array) -> Array:

@@ -15,7 +15,7 @@ from korch.primitive.graph import Constant, GraphBuilder, PrimitiveGraph
 from korch.primitive.ops import OPS
 from korch.ranges.form import Dimension, Factor, Form, Hidden, Sizes, extent, is_free, size_input
 from korch.ranges.free import rule_of
-from korch.ranges.lockstep import AmbiguousError, Lockstep, Operand, align, refusal
+from korch.ranges.lockstep import AmbiguousError, LockOperand, Lockstep, align, refusal
 from korch.ranges.mask import Fill, Masks, Value, plain
 from korch.ranges.plan import RangePlan
 from korch.ranges.samples import MANY, sample
@@ -101,7 +101,7 @@ class _Walk:
         self._values[value] = plain(id_, tuple(form), [Fill(0)] * len(form))
         return tuple(form)
 
-    def _output(self, name: str, operand: Operand) -> tuple[tuple[Factor, ...], ...]:
+    def _output(self, name: str, operand: LockOperand) -> tuple[tuple[Factor, ...], ...]:
         value = self._operand(operand, f"output {name!r}")
         shape = (
             tuple(zip(*(c.type.shape for c in operand.constants), strict=True))
@@ -117,7 +117,7 @@ class _Walk:
         self._builder.output(name, value.id)
         return tuple(form)
 
-    def _operand(self, operand: Operand, origin: str) -> Value:
+    def _operand(self, operand: LockOperand, origin: str) -> Value:
         if not operand.constants:
             return self._values[operand.value]
         constants = operand.constants

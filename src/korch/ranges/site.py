@@ -10,7 +10,7 @@ from korch.errors import UnsupportedError
 from korch.primitive.op import Attributes
 from korch.primitive.types import DType
 from korch.ranges.form import Axis, Extent, Factor, Sizes, axis_of, is_free, prefix
-from korch.ranges.lockstep import AmbiguousError, Lockstep, Samples, Step, refusal
+from korch.ranges.lockstep import AmbiguousError, LockStep, Lockstep, Samples, refusal
 from korch.ranges.mask import Fill, Masks, Value
 
 AnyAttributes = TypeVar("AnyAttributes", bound=Attributes)
@@ -56,7 +56,7 @@ class Site:
     """
 
     def __init__(
-        self, lockstep: Lockstep, step: Step, operands: list[Value], masks: Masks, known: Sequence[Extent]
+        self, lockstep: Lockstep, step: LockStep, operands: list[Value], masks: Masks, known: Sequence[Extent]
     ) -> None:
         self.samples, self.step, self.operands, self.masks = lockstep.samples, step, operands, masks
         self._known = known
@@ -143,7 +143,7 @@ class Site:
                 )
 
 
-def _shape_of(lockstep: Lockstep, step: Step, k: int) -> tuple[Sizes, ...]:
+def _shape_of(lockstep: Lockstep, step: LockStep, k: int) -> tuple[Sizes, ...]:
     operand = step.operands[k]
     if operand.constants:
         return tuple(zip(*(constant.type.shape for constant in operand.constants), strict=True))

@@ -34,7 +34,7 @@ _PACKAGES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """A line of the report.
 
     Attributes:
@@ -57,12 +57,12 @@ def examine() -> tuple[str, bool]:
     return "\n".join(map(str, found)), all(finding.mark != FAIL for finding in found)
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[Diagnosis]:
     """Look for a compiler, and for the instruction set and caches that it builds for."""
     try:
         compiler = find_compiler()
     except CompileError as error:
-        yield Finding(FAIL, "compiler", str(error))
+        yield Diagnosis(FAIL, "compiler", str(error))
         yield _describe(detect_target(default_threads(), ""))
         return
     target = detect_target(default_threads(), compiler.identity)
@@ -70,30 +70,30 @@ def _machine() -> Iterator[Finding]:
     yield _describe(target)
 
 
-def _try_out(compiler: Compiler, target: Target) -> Finding:
+def _try_out(compiler: Compiler, target: Target) -> Diagnosis:
     try:
         Builder(target.isa).library([_PROBE])
     except KorchError as error:
         hint = "Install its OpenMP library, or another compiler and name it in $CXX"
         text = f"{compiler.version} can't build a library with OpenMP: {error}. {hint}"
-        return Finding(FAIL, "compiler", text)
-    return Finding(OK, "compiler", f"{compiler.version} ({' '.join(compiler.command)})")
+        return Diagnosis(FAIL, "compiler", text)
+    return Diagnosis(OK, "compiler", f"{compiler.version} ({' '.join(compiler.command)})")
 
 
-def _describe(target: Target) -> Finding:
+def _describe(target: Target) -> Diagnosis:
     sizes = (target.l1_bytes, target.l2_bytes, target.l3_bytes)
     caches = ", ".join(f"L{i} {size >> 10} KiB" for i, size in enumerate(sizes, 1))
     text = f"{target.cpu}, {target.isa}, {target.threads} threads, {caches}"
-    return Finding(OK, "machine", text)
+    return Diagnosis(OK, "machine", text)
 
 
-def _libraries() -> Iterator[Finding]:
+def _libraries() -> Iterator[Diagnosis]:
     library, headers = find_library("dnnl"), find_headers("dnnl.h")
     if library is not None and headers is not None:
-        yield Finding(OK, "oneDNN", str(library))
+        yield Diagnosis(OK, "oneDNN", str(library))
     else:
         part = "its headers are missing" if library is not None else "missing"
-        yield Finding(
+        yield Diagnosis(
             MISSING,
             "oneDNN",
             f"{part} (convolution, matmul, pooling): pip install onednn-cpu-gomp onednn-devel-cpu-gomp",
@@ -101,59 +101,59 @@ def _libraries() -> Iterator[Finding]:
     for package, distribution, purpose in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             command = install_command(package)  # the extra is called as the package is
-            yield Finding(MISSING, package, f"missing ({purpose}): {command}")
+            yield Diagnosis(MISSING, package, f"missing ({purpose}): {command}")
             continue
         try:
-            yield Finding(OK, package, version(distribution))
+            yield Diagnosis(OK, package, version(distribution))
         except PackageNotFoundError:  # a build under another name, onnxruntime-gpu for one
-            yield Finding(OK, package, "of unknown version")
+            yield Diagnosis(OK, package, "of unknown version")
 
 
-def _providers() -> Iterator[Finding]:
+def _providers() -> Iterator[Diagnosis]:
     try:
         names = [provider.name for provider in load_providers()]
     except KorchError as error:
-        yield Finding(FAIL, "providers", str(error))
+        yield Diagnosis(FAIL, "providers", str(error))
         return
-    yield Finding(OK if names else FAIL, "providers", ", ".join(names) or "none is registered; install Korch again")
+    yield Diagnosis(OK if names else FAIL, "providers", ", ".join(names) or "none is registered; install Korch again")
     for group in (ENTRY_POINT_GROUP, CUDA_ENTRY_POINT_GROUP):
         for entry in sorted(entry_points(group=group), key=lambda e: e.name):
             try:
                 entry.load()()
             except ImportError as error:
-                yield Finding(MISSING, "providers", f"{entry.name} is disabled: {error}")
+                yield Diagnosis(MISSING, "providers", f"{entry.name} is disabled: {error}")
 
 
-def _cuda() -> Iterator[Finding]:
+def _cuda() -> Iterator[Diagnosis]:
     """Look for what the CUDA target needs: Triton to compile, PyTorch and a device to run."""
     if importlib.util.find_spec("triton") is None:
-        yield Finding(MISSING, "triton", "missing (compiles kernels for CUDA devices): " + install_command("cuda"))
+        yield Diagnosis(MISSING, "triton", "missing (compiles kernels for CUDA devices): " + install_command("cuda"))
     else:
-        yield Finding(OK, "triton", version("triton"))
+        yield Diagnosis(OK, "triton", version("triton"))
     try:
         target = detect_cuda_target()
     except KorchError as error:
-        yield Finding(MISSING, "cuda", str(replace(error, where="")))  # no option was given
+        yield Diagnosis(MISSING, "cuda", str(replace(error, where="")))  # no option was given
         return
-    yield Finding(
+    yield Diagnosis(
         OK, "cuda", f"{target.name}, {target.isa}, {target.processors} multiprocessors, L2 {target.l2_bytes >> 20} MiB"
     )
     names = [provider.name for provider in load_providers(CUDA_ENTRY_POINT_GROUP)]
-    yield Finding(OK, "cuda", f"providers {', '.join(names)}")
+    yield Diagnosis(OK, "cuda", f"providers {', '.join(names)}")
 
 
-def _cache(folder: Path) -> Iterator[Finding]:
+def _cache(folder: Path) -> Iterator[Diagnosis]:
     try:
         usable = usable_folder(folder)
     except KorchError as error:
-        yield Finding(FAIL, "cache", str(error))
+        yield Diagnosis(FAIL, "cache", str(error))
         return
     if usable != folder:
-        yield Finding(
+        yield Diagnosis(
             MISSING,
             "cache",
             f"{folder} can't be written, so nothing is kept for the next run: name another folder in $KORCH_CACHE",
         )
         return
     sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
-    yield Finding(OK, "cache", f"{folder}, {len(sizes)} files, {sum(sizes) / 1e6:.0f} MB")
+    yield Diagnosis(OK, "cache", f"{folder}, {len(sizes)} files, {sum(sizes) / 1e6:.0f} MB")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from korch.report.kernel import operations
-from korch.report.threads import Load
+from korch.report.threads import ThreadLoad
 from korch.runtime.executable import Executable
 
 
@@ -58,7 +58,7 @@ class Profile:
     kernels: tuple[KernelTime, ...]
     run_ns: float
     rounds: int
-    loads: tuple[Load | None, ...] = ()
+    loads: tuple[ThreadLoad | None, ...] = ()
 
     @property
     def running(self) -> tuple[KernelTime, ...]:

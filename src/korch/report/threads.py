@@ -30,7 +30,7 @@ SECONDS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ThreadSpan:
     """The work of one thread in one parallel region of a kernel, times in nanoseconds.
 
     Attributes:
@@ -54,16 +54,16 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class WatchedRun:
     """One run: the time of each kernel, and the spans of its threads."""
 
     kernel_ns: tuple[int, ...]
-    spans: tuple[Span, ...]
+    spans: tuple[ThreadSpan, ...]
     left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ThreadLoad:
     """How evenly the threads of a kernel work; medians over runs.
 
     Attributes:
@@ -86,10 +86,10 @@ class Threads:
     """
 
     threads: int
-    runs: tuple[Run, ...]
+    runs: tuple[WatchedRun, ...]
 
     @property
-    def typical(self) -> Run:
+    def typical(self) -> WatchedRun:
         """The run whose kernels are nearest to their medians over all runs.
 
         In the run of median length, one kernel may have been interrupted and the others fast.
@@ -98,17 +98,17 @@ class Threads:
         away = np.abs(times - np.median(times, axis=0)).sum(axis=1)
         return self.runs[int(np.argmin(away))]
 
-    def loads(self) -> tuple[Load | None, ...]:
+    def loads(self) -> tuple[ThreadLoad | None, ...]:
         """Return, for each kernel, how evenly its threads work; None if no region was recorded."""
-        found: list[Load | None] = []
+        found: list[ThreadLoad | None] = []
         for kernel in range(len(self.runs[0].kernel_ns)):
             rows = [self._load(run, kernel) for run in self.runs]
             seen = [row for row in rows if row is not None]
             middle = np.median(np.array(seen), axis=0) if seen else None
-            found.append(None if middle is None else Load(float(middle[0]), float(middle[1])))
+            found.append(None if middle is None else ThreadLoad(float(middle[0]), float(middle[1])))
         return tuple(found)
 
-    def _load(self, run: Run, kernel: int) -> tuple[float, float] | None:
+    def _load(self, run: WatchedRun, kernel: int) -> tuple[float, float] | None:
         busy_ns = [0] * self.threads
         for span in run.spans:
             if span.kernel == kernel and span.thread < self.threads:
@@ -163,7 +163,7 @@ def watch_threads(artifact: Path, threads: int, rounds: int, seed: int = 0) -> T
     return Threads(threads, tuple(read_run(run) for run in json.loads(done.stdout)))
 
 
-def read_run(data: dict[str, Any]) -> Run:
+def read_run(data: dict[str, Any]) -> WatchedRun:
     """Return a run from the process's answer: a region belongs to the kernel in which it begins."""
     kernel_ns: Sequence[int] = data["kernel_ns"]
     ends = list(accumulate(kernel_ns))
@@ -172,7 +172,7 @@ def read_run(data: dict[str, Any]) -> Run:
     for region, _, begin_ns, _, _ in data["spans"]:
         first[region] = min(begin_ns, first.get(region, begin_ns))
     spans = (
-        Span(
+        ThreadSpan(
             min(bisect_right(ends, first[region] - begun_ns), len(ends) - 1),
             thread,
             begin_ns - begun_ns,
@@ -182,4 +182,4 @@ def read_run(data: dict[str, Any]) -> Run:
         for region, thread, begin_ns, end_ns, wait_ns in data["spans"]
     )
     ordered = sorted(spans, key=lambda span: (span.begin_ns, span.thread))
-    return Run(tuple(kernel_ns), tuple(ordered), data["left_out"])
+    return WatchedRun(tuple(kernel_ns), tuple(ordered), data["left_out"])

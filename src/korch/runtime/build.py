@@ -15,7 +15,7 @@ import numpy as np
 from korch import __version__
 from korch.errors import InvalidGraphError, ModelError
 from korch.events.kernels import Use, segments_of
-from korch.events.schedule import Segment, schedule_segment
+from korch.events.schedule import TaskSegment, schedule_segment
 from korch.files import open_file
 from korch.measure.compiler import Builder
 from korch.partition.spill import forget
@@ -24,7 +24,7 @@ from korch.provider.provider import Kernel
 from korch.records import plain
 from korch.runtime.artifact import Artifact
 from korch.runtime.machine import REQUIRED_FLAGS, Requirements
-from korch.runtime.program import Place, Program, Slot, Step, bind_steps
+from korch.runtime.program import PlanStep, Program, Slot, SlotPlace, bind_steps
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 from korch.runtime.source import INCLUDE, native_text, print_main
 from korch.runtime.weights import Weights
@@ -55,7 +55,7 @@ UNKNOWN = Origin()
 
 def build(
     graph: PrimitiveGraph,
-    steps: Sequence[Step[Kernel]],
+    steps: Sequence[PlanStep[Kernel]],
     target: Target,
     builder: Builder,
     origin: Origin = UNKNOWN,
@@ -97,7 +97,9 @@ def build(
     )
 
 
-def _segments(program: Program[Kernel], steps: Sequence[Step[Kernel]], target: Target, parts: int) -> Sequence[Segment]:
+def _segments(
+    program: Program[Kernel], steps: Sequence[PlanStep[Kernel]], target: Target, parts: int
+) -> Sequence[TaskSegment]:
     """Return the kernels that run as tasks."""
     if parts == 0 or target.threads == 1:
         return ()
@@ -121,13 +123,13 @@ def _segments(program: Program[Kernel], steps: Sequence[Step[Kernel]], target: T
 
 def _place(slot: Slot) -> tuple[str, int] | None:
     """Return the memory of a buffer that some kernel writes, and where it begins."""
-    if slot.place is Place.ARENA:
+    if slot.place is SlotPlace.ARENA:
         return "arena", slot.at
-    return (f"output {slot.at}", slot.offset) if slot.place is Place.OUTPUT else None
+    return (f"output {slot.at}", slot.offset) if slot.place is SlotPlace.OUTPUT else None
 
 
 def plan_record(
-    graph: PrimitiveGraph, steps: Sequence[Step[Any]], program: Program[Any], weights: Weights, origin: Origin
+    graph: PrimitiveGraph, steps: Sequence[PlanStep[Any]], program: Program[Any], weights: Weights, origin: Origin
 ) -> PlanRecord:
     """Return the record of a plan of one thread without libraries, for no target."""
     return PlanRecord(
@@ -190,7 +192,7 @@ def check_symbols(program: Program[Kernel]) -> None:
             )
 
 
-def step_record(graph: PrimitiveGraph, step: Step[Any], slots: Sequence[Slot]) -> StepRecord:
+def step_record(graph: PrimitiveGraph, step: PlanStep[Any], slots: Sequence[Slot]) -> StepRecord:
     """Return the record of a kernel and the places of its buffers."""
     group, offer = step.candidate.group, step.candidate.offer
     ports = [

@@ -26,7 +26,7 @@ SHUFFLED_BUFFERS = 16_000
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class ArenaBuffer:
     """Memory that is needed from one step to another.
 
     Attributes:
@@ -60,7 +60,7 @@ class ArenaPlan:
         return self.size_bytes == self.lower_bound_bytes
 
 
-def live_bytes(buffers: Sequence[Buffer]) -> int:
+def live_bytes(buffers: Sequence[ArenaBuffer]) -> int:
     """Return the bytes needed at the busiest step, each buffer rounded up to the alignment."""
     events: dict[int, int] = {}
     for buffer in buffers:
@@ -74,7 +74,7 @@ def live_bytes(buffers: Sequence[Buffer]) -> int:
     return peak
 
 
-def plan_arena(buffers: Sequence[Buffer], *, seconds: float = 1.0) -> ArenaPlan:
+def plan_arena(buffers: Sequence[ArenaBuffer], *, seconds: float = 1.0) -> ArenaPlan:
     """Place buffers so that the arena is as small as can be found.
 
     Args:
@@ -93,7 +93,7 @@ def plan_arena(buffers: Sequence[Buffer], *, seconds: float = 1.0) -> ArenaPlan:
     return plan
 
 
-def check_arena(buffers: Sequence[Buffer], plan: ArenaPlan) -> None:
+def check_arena(buffers: Sequence[ArenaBuffer], plan: ArenaPlan) -> None:
     """Check that a plan can be run.
 
     Raises:
@@ -121,12 +121,12 @@ def check_arena(buffers: Sequence[Buffer], plan: ArenaPlan) -> None:
         live.append(i)
 
 
-def _size_bytes(buffers: Sequence[Buffer], offsets: Sequence[int]) -> int:
+def _size_bytes(buffers: Sequence[ArenaBuffer], offsets: Sequence[int]) -> int:
     ends = (o + align_up(b.size_bytes) for b, o in zip(buffers, offsets, strict=True))
     return max(ends, default=0)
 
 
-_ORDERS: tuple[Callable[[Buffer], tuple[int, ...]], ...] = (
+_ORDERS: tuple[Callable[[ArenaBuffer], tuple[int, ...]], ...] = (
     lambda b: (-b.size_bytes, b.first),
     lambda b: (-b.size_bytes * (b.last - b.first + 1), b.first),
     lambda b: (b.first - b.last, -b.size_bytes),
@@ -136,7 +136,7 @@ _ORDERS: tuple[Callable[[Buffer], tuple[int, ...]], ...] = (
 )
 
 
-def _greedy(buffers: Sequence[Buffer], bound: int) -> list[int]:
+def _greedy(buffers: Sequence[ArenaBuffer], bound: int) -> list[int]:
     """Return the best placement of several orders and of disturbances of the best of them."""
     neighbours = _neighbours(buffers)
     rng = random.Random(0)
@@ -166,7 +166,7 @@ def _greedy(buffers: Sequence[Buffer], bound: int) -> list[int]:
     return best
 
 
-def _neighbours(buffers: Sequence[Buffer]) -> list[list[int]]:
+def _neighbours(buffers: Sequence[ArenaBuffer]) -> list[list[int]]:
     """Return, per buffer, those that some step needs together with it."""
     found: list[list[int]] = [[] for _ in buffers]
     live: list[int] = []
@@ -180,7 +180,7 @@ def _neighbours(buffers: Sequence[Buffer]) -> list[list[int]]:
 
 
 def _place(
-    buffers: Sequence[Buffer], neighbours: Sequence[Sequence[int]], order: Sequence[int], is_best_fit: bool
+    buffers: Sequence[ArenaBuffer], neighbours: Sequence[Sequence[int]], order: Sequence[int], is_best_fit: bool
 ) -> list[int]:
     """Place in this order, each into the tightest (or else the lowest) gap that it fits."""
     offsets = [-1] * len(buffers)
@@ -203,7 +203,7 @@ def _place(
     return offsets
 
 
-def _solve(buffers: Sequence[Buffer], hint: Sequence[int], bound: int, seconds: float) -> tuple[list[int], int]:
+def _solve(buffers: Sequence[ArenaBuffer], hint: Sequence[int], bound: int, seconds: float) -> tuple[list[int], int]:
     """Return the placement and the lower bound that CP-SAT finds, never worse than the hint."""
     model = cp_model.CpModel()
     limit = _size_bytes(buffers, hint) // ALIGNMENT

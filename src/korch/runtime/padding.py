@@ -63,7 +63,7 @@ class PaddedPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class OutputCut:
     """How the model's elements of an output are taken from a plan's.
 
     Attributes:
@@ -79,7 +79,7 @@ class Cut:
     shape: tuple[int, ...]
 
     @staticmethod
-    def of(form: Sequence[tuple[Factor, ...]], sizes: Sizes) -> Cut:
+    def of(form: Sequence[tuple[Factor, ...]], sizes: Sizes) -> OutputCut:
         """Return the cut for some sizes."""
         factors = [factor for axis in form for factor in axis]
         counts = [factor.at(sizes) for factor in factors]
@@ -87,7 +87,7 @@ class Cut:
         shape = tuple(size_at(axis, sizes) for axis in form)
         slices = tuple(slice(None if factor.parts else n) for factor, n in zip(factors, counts, strict=True))
         joined = tuple((i, np.flatnonzero(factor.valid(sizes))) for i, factor in enumerate(factors) if factor.parts)
-        return Cut(() if is_whole else tuple(f.size for f in factors), slices, joined, shape)
+        return OutputCut(() if is_whole else tuple(f.size for f in factors), slices, joined, shape)
 
     def apply(self, array: Array) -> Array:
         """Return the model's elements, copied if they are not dense or a small part."""
@@ -114,7 +114,7 @@ class Fitting:
         self._padded = padded
         self._masks = [hidden.array(sizes) for hidden in plan.hidden]
         self._is_whole = [tuple(size_at(a, sizes) for a in form) == _planned(form) for form in plan.inputs]
-        self._cuts = [Cut.of(form, sizes) for form in plan.outputs]
+        self._cuts = [OutputCut.of(form, sizes) for form in plan.outputs]
 
     def run(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
         """Return the model's outputs."""

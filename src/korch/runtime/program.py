@@ -22,7 +22,7 @@ from korch.candidate.layout import Layout
 from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import DType, ValueType
-from korch.runtime.memory import ArenaPlan, Buffer, plan_arena
+from korch.runtime.memory import ArenaBuffer, ArenaPlan, plan_arena
 
 Port = tuple[int, Layout]
 
@@ -50,7 +50,7 @@ K = TypeVar("K", bound=AnyKernel)
 
 
 @dataclass(frozen=True)
-class Step(Generic[K]):
+class PlanStep(Generic[K]):
     """One kernel of a plan.
 
     Attributes:
@@ -68,7 +68,7 @@ class Step(Generic[K]):
     is_measured: bool = False
 
 
-class Place(Enum):
+class SlotPlace(Enum):
     """Where a buffer lies; the enum's value is its name in the C++ source."""
 
     ARENA = "ARENA"
@@ -84,7 +84,7 @@ class Slot:
     A part of a model output is `offset` bytes from where that begins.
     """
 
-    place: Place
+    place: SlotPlace
     at: int
     offset: int = 0
 
@@ -112,7 +112,7 @@ class Program(Generic[K]):
     arena: ArenaPlan
 
 
-def bind_steps(graph: PrimitiveGraph, steps: Sequence[Step[K]]) -> Program[K]:
+def bind_steps(graph: PrimitiveGraph, steps: Sequence[PlanStep[K]]) -> Program[K]:
     """Decide where each buffer of a plan lies.
 
     Args:
@@ -135,7 +135,7 @@ class _Binder:
         self.graph = graph
         self.input_of = {value: i for i, (_, value) in enumerate(graph.inputs)}
         self.current: dict[Port, Slot] = {}
-        self.buffers: list[Buffer] = []
+        self.buffers: list[ArenaBuffer] = []
         self.constants: dict[tuple[str, Layout], int] = {}
         self.constant_ports: list[Port] = []
         self.slots: list[tuple[Slot, ...]] = []
@@ -145,7 +145,7 @@ class _Binder:
     def port(self, value: int, layout: Layout) -> Port:
         return value, layout.normalized(self.graph.types[value].shape)
 
-    def add(self, step: Step[Any]) -> None:
+    def add(self, step: PlanStep[Any]) -> None:
         number = len(self.slots)
         group, offer = step.candidate.group, step.candidate.offer
         slots = [
@@ -163,14 +163,14 @@ class _Binder:
             slots.append(self.new_buffer(step.kernel.workspace_bytes, number, True))
         if step.kernel.size_input:
             names = [name for name, _ in self.graph.inputs]
-            slots.append(Slot(Place.INPUT, names.index(step.kernel.size_input)))
+            slots.append(Slot(SlotPlace.INPUT, names.index(step.kernel.size_input)))
         self.slots.append(tuple(slots))
 
     def join(self, parts: Sequence[Slot], whole: Slot, number: int) -> None:
         """Let the buffers of some slots be parts of another's, one after another."""
         offset = 0
         for part in parts:
-            if part.place is not Place.ARENA or part.at in self.whole_of:
+            if part.place is not SlotPlace.ARENA or part.at in self.whole_of:
                 raise InvalidGraphError(
                     "it is a concatenation in place of what lies elsewhere already", where=f"step {number}"
                 )
@@ -188,8 +188,8 @@ class _Binder:
     def new_buffer(self, size_bytes: int, number: int, is_mixed: bool) -> Slot:
         if is_mixed:
             self.mixed.add(len(self.buffers))
-        self.buffers.append(Buffer(size_bytes, number, number))
-        return Slot(Place.ARENA, len(self.buffers) - 1)
+        self.buffers.append(ArenaBuffer(size_bytes, number, number))
+        return Slot(SlotPlace.ARENA, len(self.buffers) - 1)
 
     def read(self, port: Port, number: int, symbol: str) -> Slot:
         if port in self.current:
@@ -215,12 +215,12 @@ class _Binder:
             if key not in self.constants:
                 self.constants[key] = len(self.constant_ports)
                 self.constant_ports.append(port)
-            return Slot(Place.CONSTANT, self.constants[key])
+            return Slot(SlotPlace.CONSTANT, self.constants[key])
         if value in self.input_of and layout.is_plain:
-            return Slot(Place.INPUT, self.input_of[value])
+            return Slot(SlotPlace.INPUT, self.input_of[value])
         return None
 
-    def finish(self, steps: Sequence[Step[K]]) -> Program[K]:
+    def finish(self, steps: Sequence[PlanStep[K]]) -> Program[K]:
         moved: dict[int, Slot] = {}
         copies: list[tuple[int, Slot]] = []
         for i, (name, value) in enumerate(self.graph.outputs):
@@ -228,12 +228,12 @@ class _Binder:
             source = self.current.get(port) or self.given(port)
             if source is None:
                 raise InvalidGraphError(f"no step writes it (%{value} in layout {port[1]})", where=f"output {name!r}")
-            is_whole = source.place is Place.ARENA and source.at not in self.whole_of
+            is_whole = source.place is SlotPlace.ARENA and source.at not in self.whole_of
             if is_whole and source.at not in moved:
-                moved[source.at] = Slot(Place.OUTPUT, i)
+                moved[source.at] = Slot(SlotPlace.OUTPUT, i)
             else:
                 copies.append((i, source))
-                if source.place is Place.ARENA:
+                if source.place is SlotPlace.ARENA:
                     self.keep_until(source.at, len(steps))
         arena = self.place(moved, any(step.kernel.size_input for step in steps))
         types = self.graph.types
@@ -266,7 +266,7 @@ class _Binder:
             start = sum(arena.size_bytes for arena in arenas)
             arenas.append(plan_arena([live[i] for i in own]))
             for i, offset in zip(own, arenas[-1].offsets, strict=True):
-                moved[i] = Slot(Place.ARENA, start + offset)
+                moved[i] = Slot(SlotPlace.ARENA, start + offset)
         return ArenaPlan(
             tuple(moved[i].at for i in numbers),
             sum(arena.size_bytes for arena in arenas),
@@ -283,10 +283,10 @@ class _Binder:
 
     def located(self, slot: Slot, moved: dict[int, Slot]) -> Slot:
         """Return where a slot lies, once all buffers have their places."""
-        if slot.place is not Place.ARENA:
+        if slot.place is not SlotPlace.ARENA:
             return slot
         at, offset = self.within(slot.at)
         whole = moved[at]
-        if whole.place is Place.ARENA:
-            return Slot(Place.ARENA, whole.at + offset)
+        if whole.place is SlotPlace.ARENA:
+            return Slot(SlotPlace.ARENA, whole.at + offset)
         return Slot(whole.place, whole.at, offset)

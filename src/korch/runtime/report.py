@@ -437,7 +437,7 @@ class ShapedReport:
 
 
 @dataclass(frozen=True, slots=True)
-class HostNode:
+class HostNodeRecord:
     """A node that the host runs: its name, why Korch does not run it, and the engine that does."""
 
     node: str
@@ -456,7 +456,7 @@ class HostedReport:
         model: what it was built from.
     """
 
-    host: tuple[HostNode, ...] = ()
+    host: tuple[HostNodeRecord, ...] = ()
     segments: tuple[Report, ...] = ()
     seconds: float = 0.0
     model: ModelRecord = field(default_factory=ModelRecord)

@@ -12,14 +12,14 @@ from importlib.resources import files
 from typing import Any
 
 from korch.events.kernels import TaskStage
-from korch.events.schedule import Segment
+from korch.events.schedule import TaskSegment
 from korch.events.text import format_tasks
 from korch.measure.compiler import ONLY_CALLS
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
 from korch.provider.provider import Kernel, Threading
 from korch.provider.teams import team_refusal
-from korch.runtime.program import Place, Program, Slot
+from korch.runtime.program import Program, Slot, SlotPlace
 from korch.target import Target
 
 PLAN_FUNCTIONS = ("inputs", "outputs", "constants", "kernels", "arena_bytes", "create", "run", "run_timed", "destroy")
@@ -34,7 +34,9 @@ def native_text(name: str) -> str:
     return files("korch").joinpath("native", name).read_text(encoding="utf-8")
 
 
-def print_main(graph: PrimitiveGraph, program: Program[Any], target: Target, segments: Sequence[Segment] = ()) -> str:
+def print_main(
+    graph: PrimitiveGraph, program: Program[Any], target: Target, segments: Sequence[TaskSegment] = ()
+) -> str:
     """Return the main source of a library.
 
     Args:
@@ -49,7 +51,7 @@ def print_main(graph: PrimitiveGraph, program: Program[Any], target: Target, seg
     tasked = {entry.use.kernel.symbol for segment in segments for entry in segment.stages if _is_split(entry)}
     running = (slots for kernel, slots in _pairs(program) if kernel.symbol)
     flat = [slot for slots in running for slot in slots]
-    bindings = [i for i, s in enumerate(flat) if s.place in (Place.INPUT, Place.OUTPUT)]
+    bindings = [i for i, s in enumerate(flat) if s.place in (SlotPlace.INPUT, SlotPlace.OUTPUT)]
     copies = [f"{{{output}, {_slot(source)}}}" for output, source in program.copies]
     sections = (
         native_text("korch.h"),
@@ -113,7 +115,7 @@ def _is_split(stage: TaskStage) -> bool:
     return any(part.stage >= 0 for part in stage.parts)
 
 
-def _queues(segments: Sequence[Segment], target: Target) -> Iterator[str]:
+def _queues(segments: Sequence[TaskSegment], target: Target) -> Iterator[str]:
     """Yield the events of the tasks as comments, and the tables of the queues."""
     tasks: list[str] = []
     waits: list[str] = []

@@ -20,7 +20,7 @@ from korch.ranges.filled import ends
 from korch.ranges.form import Extent
 from korch.ranges.needed import Need, needs
 from korch.ranges.plan import RangePlan
-from korch.runtime.program import Step
+from korch.runtime.program import PlanStep
 from korch.target import Target
 from korch.tile.ends import KEYS, ended
 from korch.tile.growth import TextLimitError
@@ -29,8 +29,8 @@ from korch.tile.trim import LIVE, Count, Needed, trimmed
 
 
 def trim_steps(
-    graph: PrimitiveGraph, steps: Sequence[Step[Kernel]], plan: RangePlan, target: Target
-) -> tuple[Step[Kernel], ...]:
+    graph: PrimitiveGraph, steps: Sequence[PlanStep[Kernel]], plan: RangePlan, target: Target
+) -> tuple[PlanStep[Kernel], ...]:
     """Return the steps of a plan with kernels that read the size for which they run.
 
     Args:
@@ -69,7 +69,7 @@ def sized(kernel: Kernel, candidate: Candidate, plan: RangePlan, target: Target)
     return trimmer.kernel(candidate, kernel, trimmer.ending(candidate, kernel, candidate.served.endings), found)
 
 
-def _ended_by_all(steps: Sequence[Step[Kernel]], endings: Sequence[Ending | None]) -> set[tuple[int, int]]:
+def _ended_by_all(steps: Sequence[PlanStep[Kernel]], endings: Sequence[Ending | None]) -> set[tuple[int, int]]:
     """Return the reductions that all kernels end which have them."""
     own = [ending.reductions if ending is not None else frozenset() for ending in endings]
     some = {reduction for reductions in own for reduction in reductions}

@@ -12,7 +12,7 @@ from korch.candidate.layout import Layout
 from korch.cuda.target import CudaTarget
 from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Computation, Kernel, Port, Problem
+from korch.program.problem import Computation, Port, PricedKernel, Problem
 from korch.program.verify import check_problem, verify_kernels
 from korch.provider.provider import Provider, faults_named
 from korch.target import Target
@@ -94,7 +94,7 @@ class Instance:
         for candidate in self.candidates:
             cost, is_measured = cost_ns(candidate)
             kernels.append(
-                Kernel(
+                PricedKernel(
                     steps=frozenset(candidate.group.primitives),
                     inputs=_ports(candidate.input_ports),
                     outputs=_ports(candidate.output_ports),

@@ -54,7 +54,7 @@ def axes_of(places: Places) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class AxisTerm:
     """One step of the computation.
 
     Attributes:
@@ -94,7 +94,7 @@ class Named:
     """
 
     sizes: dict[str, int]
-    terms: tuple[Term, ...]
+    terms: tuple[AxisTerm, ...]
     result: tuple[str, ...]
 
     def is_like(self, other: Named) -> bool:
@@ -128,7 +128,7 @@ def resized(body: PrimitiveGraph, wanted: Mapping[str, int]) -> PrimitiveGraph:
 @dataclass
 class _Namer:
     body: PrimitiveGraph
-    terms: list[Term] = field(default_factory=list)
+    terms: list[AxisTerm] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         body = self.body
@@ -143,7 +143,7 @@ class _Namer:
         self.numbers: dict[tuple[int, int], str] = {}
         self.sizes: dict[str, int] = {}
         self.known: dict[tuple[int, Places], int] = {}
-        self.number: dict[Term, int] = {}
+        self.number: dict[AxisTerm, int] = {}
 
     def run(self) -> Named:
         output = self.body.outputs[0][1]
@@ -289,7 +289,7 @@ class _Namer:
         self.sizes[name] = self.body.types[value].shape[d]
         return var(name)
 
-    def _add(self, term: Term) -> int:
+    def _add(self, term: AxisTerm) -> int:
         if term not in self.number:
             self.number[term] = len(self.terms)
             self.terms.append(term)
@@ -305,7 +305,7 @@ class _Namer:
     def _made(self, value: int, places: Places) -> int:
         body = self.body
         if value in body.constants:
-            return self._add(Term("number", value=float(body.constants[value].scalar)))
+            return self._add(AxisTerm("number", value=float(body.constants[value].scalar)))
         producers = body.producers[value]
         if not producers:
             return self._input(value, places)
@@ -331,7 +331,7 @@ class _Namer:
             case _ if primitive.op == "matmul":
                 return self._product(primitive, places)
         arguments = tuple(self._term(v, places) for v in inputs)
-        return self._add(Term(primitive.op, arguments, self._axes(arguments)))
+        return self._add(AxisTerm(primitive.op, arguments, self._axes(arguments)))
 
     def _axes(self, arguments: tuple[int, ...]) -> tuple[str, ...]:
         return tuple(sorted({axis for a in arguments for axis in self.terms[a].axes}))
@@ -356,7 +356,7 @@ class _Namer:
     def _input(self, value: int, places: Places) -> int:
         position = [v for _, v in self.body.inputs].index(value)
         guards = self._outside(places, self.body.types[value].shape)
-        return self._add(Term("input", axes=axes_of(places), places=places, guards=guards, position=position))
+        return self._add(AxisTerm("input", axes=axes_of(places), places=places, guards=guards, position=position))
 
     def _padded(self, primitive: Primitive, places: Places) -> int:
         (source,), attributes = primitive.inputs, primitive.attributes_as(PadAttributes)
@@ -371,9 +371,9 @@ class _Namer:
         guards = self._outside(tuple(moved), shape) if attributes.mode == "constant" else ()
         if not guards or (self.terms[inner].op == "input" and attributes.value == 0):
             return inner
-        mask = self._add(Term("inside", axes=axes_of(tuple(guard.expr for guard in guards)), guards=guards))
-        chosen = mask, inner, self._add(Term("number", value=float(attributes.value)))
-        return self._add(Term("where", chosen, self._axes(chosen)))
+        mask = self._add(AxisTerm("inside", axes=axes_of(tuple(guard.expr for guard in guards)), guards=guards))
+        chosen = mask, inner, self._add(AxisTerm("number", value=float(attributes.value)))
+        return self._add(AxisTerm("where", chosen, self._axes(chosen)))
 
     def _convolved(self, primitive: Primitive, places: Places) -> int:
         """Return sums of products over the window of a channel, or over the channels of an element."""
@@ -394,7 +394,7 @@ class _Namer:
             self._term(x, (places[0], channel, *moved)),
             self._term(w, (places[1], ZERO if is_depthwise else channel, *summed)),
         )
-        result = self._add(Term("mul", tuple(sorted(factors)), self._axes(factors)))
+        result = self._add(AxisTerm("mul", tuple(sorted(factors)), self._axes(factors)))
         for axis in reversed(axes_of((*summed, *(() if is_depthwise else (channel,))))):
             result = self._collected("reduce_sum", result, axis)
         return result
@@ -414,7 +414,7 @@ class _Namer:
         if axis not in self.terms[argument].axes:
             raise NotNamedError("elements that are equal are collected")
         axes = tuple(a for a in self.terms[argument].axes if a != axis)
-        return self._add(Term(op, (argument,), axes, axis=axis))
+        return self._add(AxisTerm(op, (argument,), axes, axis=axis))
 
     def _product(self, primitive: Primitive, places: Places) -> int:
         a, b = primitive.inputs
@@ -425,7 +425,7 @@ class _Namer:
             batch = self.body.types[value].shape[:-2]
             own = tuple(ZERO if n == 1 else e for n, e in zip(batch, places[:-2], strict=True))
             arguments.append(self._term(value, (*own, *last)))
-        product = self._add(Term("mul", tuple(sorted(arguments)), self._axes(tuple(arguments))))
+        product = self._add(AxisTerm("mul", tuple(sorted(arguments)), self._axes(tuple(arguments))))
         return self._collected("reduce_sum", product, axis_of(terms)) if terms != ZERO else product
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Group
 from korch.limits import DEFAULT_LIMITS
 from korch.primitive.op import Category
-from korch.superopt.sizes import BYTES_PER_NS, CYCLES_PER_NS, Machine
+from korch.superopt.sizes import BYTES_PER_NS, CYCLES_PER_NS, CacheMachine
 
 START_NS = 1000.0
 """The time that a kernel takes to start its threads and wait for the last one."""
@@ -40,7 +40,7 @@ class Gain:
         return self.saved_ns > least * (self.saved_ns + self.least_ns)
 
 
-def gain_of(group: Group, machine: Machine) -> Gain:
+def gain_of(group: Group, machine: CacheMachine) -> Gain:
     """Return what a program for a group can save over a kernel for each product and each normalization."""
     body, bandwidth = group.body, BYTES_PER_NS * machine.threads
     outputs = {value for _, value in body.outputs}
@@ -55,13 +55,13 @@ def gain_of(group: Group, machine: Machine) -> Gain:
     return Gain(saved_ns, moved / bandwidth + group.linear_flop / _flop_per_ns(machine))
 
 
-def _flop_per_ns(machine: Machine) -> float:
+def _flop_per_ns(machine: CacheMachine) -> float:
     return OPERATIONS_PER_LANE * machine.lanes * CYCLES_PER_NS * machine.threads
 
 
 def ranked(
     groups: Iterable[tuple[Group, int]],
-    machine: Machine,
+    machine: CacheMachine,
     work_flop: float = 0.0,
     least: float = DEFAULT_LIMITS.superopt_gain,
 ) -> Iterator[Group]:

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import assert_never
 
-from korch.superopt.axes import Named, Term, axis_of
+from korch.superopt.axes import AxisTerm, Named, axis_of
 from korch.superopt.expressions import Expressions
 from korch.superopt.field import LOWEST
-from korch.superopt.frame import F32, Frame, Sizes, Tile
-from korch.superopt.generate import TRANSCENDENTAL, BlockGraph, BlockStep, Kind, Operand, Phase
+from korch.superopt.frame import F32, BlockSizes, Frame, Tile
+from korch.superopt.generate import TRANSCENDENTAL, BlockGraph, BlockStep, GraphOperand, LoopPhase, StepKind
 from korch.tile.index import ZERO
 from korch.tile.loops import PAGE_ELEMENTS
 from korch.tile.program import (
@@ -59,7 +59,7 @@ class NotEmittedError(Exception):
 
 
 def emit(
-    computation: Named, ways: Expressions, graph: BlockGraph, sizes: Sizes, inputs: Sequence[tuple[int, ...]]
+    computation: Named, ways: Expressions, graph: BlockGraph, sizes: BlockSizes, inputs: Sequence[tuple[int, ...]]
 ) -> TileProgram:
     """Return the tile program of a block graph.
 
@@ -73,29 +73,34 @@ def emit(
     Raises:
         NotEmittedError: a contraction has several axes of rows or of columns.
     """
-    return _Emitter(computation, ways, graph, sizes, inputs).program()
+    return _GraphEmitter(computation, ways, graph, sizes, inputs).program()
 
 
-class _Emitter(Frame):
+class _GraphEmitter(Frame):
     def __init__(
-        self, computation: Named, ways: Expressions, graph: BlockGraph, sizes: Sizes, inputs: Sequence[tuple[int, ...]]
+        self,
+        computation: Named,
+        ways: Expressions,
+        graph: BlockGraph,
+        sizes: BlockSizes,
+        inputs: Sequence[tuple[int, ...]],
     ) -> None:
         super().__init__(computation, ways, sizes, inputs)
         self.graph = graph
         self.makers = {step.result: step for step in graph.steps}
-        self.readers: dict[Operand, list[BlockStep]] = {}
+        self.readers: dict[GraphOperand, list[BlockStep]] = {}
         for step in graph.steps:
             for operand in step.operands:
                 self.readers.setdefault(operand, []).append(step)
-        self.tiles: dict[Operand, Tile] = {}
+        self.tiles: dict[GraphOperand, Tile] = {}
         self.factors: dict[int, Tile] = {}
         self.carried: list[str] = []
-        self.steps: dict[Phase, list[Step]] = {phase: [] for phase in Phase}
+        self.steps: dict[LoopPhase, list[Step]] = {phase: [] for phase in LoopPhase}
 
     def program(self) -> TileProgram:
         for step in self.graph.steps:
             self._emit(step)
-        before, turn, after = (tuple(self.steps[phase]) for phase in Phase)
+        before, turn, after = (tuple(self.steps[phase]) for phase in LoopPhase)
         if self.graph.loop:
             axis = Axis(self._outer(self.graph.loop), self._count(self.graph.loop))
             before = (*before, Loop(axis, tuple(dict.fromkeys(self.carried)), turn))
@@ -107,7 +112,7 @@ class _Emitter(Frame):
         stage = Stage(grid or (Axis("g", 1),), (*before, *after))
         return TileProgram((*self._memory(), *self.buffers), (stage,))
 
-    def _place(self, operand: Operand) -> At | None:
+    def _place(self, operand: GraphOperand) -> At | None:
         """Return where a value lies: in a tile or an input; None if it is computed where it is read."""
         if operand in self.tiles:
             return self._at(self.tiles[operand])
@@ -115,33 +120,33 @@ class _Emitter(Frame):
 
     # Steps
 
-    def _site(self, step: BlockStep) -> Phase:
-        return Phase.TURN if step.is_carried else step.result.phase
+    def _site(self, step: BlockStep) -> LoopPhase:
+        return LoopPhase.TURN if step.is_carried else step.result.phase
 
     def _emit(self, step: BlockStep) -> None:
         site = self.steps[self._site(step)]
         match step.kind:
-            case Kind.CONTRACT:
+            case StepKind.CONTRACT:
                 self._contract(step, site)
-            case Kind.REDUCE if self._is_nested(step):
+            case StepKind.REDUCE if self._is_nested(step):
                 return  # its reader sums along both axes
-            case Kind.REDUCE:
+            case StepKind.REDUCE:
                 self._reduce(step, site)
-            case Kind.APPLY if self._is_goal(step.result):
+            case StepKind.APPLY if self._is_goal(step.result):
                 self._store_output(step.result, site)
                 return
-            case Kind.APPLY if self._is_tile(step):
+            case StepKind.APPLY if self._is_tile(step):
                 tile = self._tile("t", self._order_of(step.result))
                 site.append(self._pass_of(step, self._nest(tile.order), [(self._at(tile), "")]))
                 self.tiles[step.result] = tile
-            case Kind.APPLY:
+            case StepKind.APPLY:
                 pass  # its readers compute it
             case _:
                 assert_never(step.kind)
         if self._is_goal(step.result):
-            self._store_output(step.result, site if not step.is_carried else self.steps[Phase.AFTER])
+            self._store_output(step.result, site if not step.is_carried else self.steps[LoopPhase.AFTER])
 
-    def _is_goal(self, operand: Operand) -> bool:
+    def _is_goal(self, operand: GraphOperand) -> bool:
         last = self.graph.steps[-1].result
         return operand.expression == self.ways.goal and operand == last
 
@@ -151,24 +156,24 @@ class _Emitter(Frame):
         if len(readers) > 1 and ops & set(TRANSCENDENTAL):
             return True
         return any(
-            reader.kind is Kind.CONTRACT or self._site(reader) != self._site(step) or self._read_axes(reader) != own
+            reader.kind is StepKind.CONTRACT or self._site(reader) != self._site(step) or self._read_axes(reader) != own
             for reader in readers
         )
 
     def _read_axes(self, step: BlockStep) -> set[str]:
         return {axis for x in step.operands for axis in self.ways.axes[x.expression]}
 
-    def _order_of(self, operand: Operand) -> tuple[str, ...]:
+    def _order_of(self, operand: GraphOperand) -> tuple[str, ...]:
         """Return the axes of a tile, the columns last where it is a second operand."""
         axes = self._axes_of(operand)
         for reader in self.readers.get(operand, []):
-            if reader.kind is Kind.CONTRACT:
+            if reader.kind is StepKind.CONTRACT:
                 a, b, _, _ = self._sides(reader)
                 if operand == b and operand != a:
                     return (reader.axis, *(axis for axis in axes if axis != reader.axis))
         return axes
 
-    def _store_output(self, operand: Operand, site: list[Step]) -> None:
+    def _store_output(self, operand: GraphOperand, site: list[Step]) -> None:
         axes = self._nest([axis for axis in self.computation.result if axis])
         ops = _Ops(self)
         value = ops.computed(operand)
@@ -177,7 +182,7 @@ class _Emitter(Frame):
 
     def _pass_of(self, step: BlockStep, axes: tuple[Axis, ...], sinks: Sequence[tuple[At, str]]) -> Pass:
         ops = _Ops(self)
-        value = ops.computed(step.result) if step.kind is Kind.APPLY else ops.reduced(step)
+        value = ops.computed(step.result) if step.kind is StepKind.APPLY else ops.reduced(step)
         found = tuple(
             Accumulate(at.buffer, at.index, value, op) if op else Store(at.buffer, at.index, value) for at, op in sinks
         )
@@ -192,7 +197,7 @@ class _Emitter(Frame):
     def _is_nested(self, step: BlockStep) -> bool:
         """Return whether a reduction is a part of the one that reads it."""
         (reader, *others) = self.readers.get(step.result, [step])
-        is_like = reader.kind is Kind.REDUCE and (reader.op, reader.body) == (step.op, ())
+        is_like = reader.kind is StepKind.REDUCE and (reader.op, reader.body) == (step.op, ())
         return is_like and reader != step and not others and not step.is_carried and not reader.is_carried
 
     def _chain(self, step: BlockStep) -> list[BlockStep]:
@@ -216,7 +221,7 @@ class _Emitter(Frame):
             return
         self.carried.append(tile.name)
         start = LOWEST if op == "max" else 0.0
-        self.steps[Phase.BEFORE].append(self._filled(tile, start, axes))
+        self.steps[LoopPhase.BEFORE].append(self._filled(tile, start, axes))
         site.append(self._updated(step, tile, part, axes, op))
 
     def _reduced_order(self, step: BlockStep, inner: BlockStep) -> tuple[str, ...]:
@@ -228,7 +233,7 @@ class _Emitter(Frame):
                 return tuple(sorted(axes, key=lambda axis: order.index(axis) if axis in order else -1))
         return axes
 
-    def _leaves_under(self, step: BlockStep) -> Iterator[Term]:
+    def _leaves_under(self, step: BlockStep) -> Iterator[AxisTerm]:
         """Yield the inputs from which what a step reads is computed, without a tile between."""
         for operand in step.operands:
             if operand in self.tiles:
@@ -252,7 +257,7 @@ class _Emitter(Frame):
         ops: list[TileOp] = [Load("x0", F32, at.buffer, at.index), Load("x1", F32, other.buffer, other.index)]
         if op == "max":
             factor = self._tile("f", tile.order)
-            running = Operand(step.result.expression, Phase.TURN)
+            running = GraphOperand(step.result.expression, LoopPhase.TURN)
             self.tiles[running], self.factors[running.expression] = tile, factor
             ops += [Apply("x2", F32, "max", ("x0", "x1")), Apply("x3", F32, "sub", ("x0", "x2"))]
             ops += [Apply("x4", F32, "exp", ("x3",))]
@@ -272,7 +277,7 @@ class _Emitter(Frame):
 
     # Contractions
 
-    def _sides(self, step: BlockStep) -> tuple[Operand, Operand, str, str]:
+    def _sides(self, step: BlockStep) -> tuple[GraphOperand, GraphOperand, str, str]:
         """Return the first and the second operand of a contraction, and the axes of rows and columns, perhaps ""."""
         kept = self._in_tile(self._axes_of(step.result))
         x, y = step.operands
@@ -302,7 +307,7 @@ class _Emitter(Frame):
         if not step.is_carried:
             site.append(self._filled(tile, 0.0, (i, j)))
         else:
-            self.steps[Phase.BEFORE].append(self._filled(tile, 0.0, (i, j)))
+            self.steps[LoopPhase.BEFORE].append(self._filled(tile, 0.0, (i, j)))
             self.carried.append(tile.name)
         rescale = None
         if step.follows >= 0:
@@ -322,10 +327,10 @@ class _Emitter(Frame):
         vectors = width // self.sizes.lanes if width else VECTORS if i.extent > 2 else VECTORS_OF_FEW_ROWS
         return Registers(rows_together(i.extent, self.sizes.lanes), vectors, is_input)
 
-    def _packing_site(self, operand: Operand) -> list[Step]:
+    def _packing_site(self, operand: GraphOperand) -> list[Step]:
         return self.steps[operand.phase]
 
-    def _second(self, operand: Operand, axis: str, column: str, i: Axis, site: list[Step]) -> At | None:
+    def _second(self, operand: GraphOperand, axis: str, column: str, i: Axis, site: list[Step]) -> At | None:
         """Return where the second operand is read: where it lies, or in panels."""
         at = self._place(operand)
         if at is None or not column or (operand.expression in self.leaves and self._is_packed(operand)):
@@ -350,7 +355,7 @@ class _Emitter(Frame):
         strip = self._registers(i, At("t", ZERO)).vectors * lanes
         return (Panels(j.extent, strip if j.extent % strip == 0 else lanes),) if j.extent % lanes == 0 else ()
 
-    def _is_packed(self, operand: Operand) -> bool:
+    def _is_packed(self, operand: GraphOperand) -> bool:
         return self.leaves[operand.expression].position in self.sizes.packed
 
 
@@ -380,11 +385,11 @@ def _vector(axes: tuple[Axis, ...]) -> str:
 class _Ops:
     """The operations of a pass."""
 
-    def __init__(self, emitter: _Emitter) -> None:
+    def __init__(self, emitter: _GraphEmitter) -> None:
         self.emitter, self.ops = emitter, list[TileOp]()
-        self.known: dict[Operand, str] = {}
+        self.known: dict[GraphOperand, str] = {}
 
-    def computed(self, operand: Operand) -> str:
+    def computed(self, operand: GraphOperand) -> str:
         """Return the name of a value, read from its tile or computed."""
         if operand not in self.known:
             self.known[operand] = self._made(operand)
@@ -394,7 +399,7 @@ class _Ops:
         """Return the name of what a reduction collects."""
         return self._body(step) if step.body else self.computed(step.operands[0])
 
-    def _made(self, operand: Operand) -> str:
+    def _made(self, operand: GraphOperand) -> str:
         emitter = self.emitter
         if operand.expression in emitter.ways.numbers:
             name = self._name()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from korch.equivalence.rule import AnyRule, Rule, View, Writer
-from korch.equivalence.saturate import Limits, saturate
+from korch.equivalence.saturate import SaturationLimits, saturate
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.types import DType, ValueType
@@ -24,7 +24,7 @@ from korch.superopt.axes import Named
 
 COMMUTATIVE = ("mul", "add", "max", "min")
 
-LIMITS = Limits(iterations=8, values=2500, seconds=6.0)
+LIMITS = SaturationLimits(iterations=8, values=2500, seconds=6.0)
 """Of saturation; what is not found until then is taken to lead nowhere."""
 
 Recipe = int | tuple["str | Recipe", ...]
@@ -82,7 +82,7 @@ def expressions(computation: Named, joins: bool = True) -> Expressions:
     order = sorted(computation.sizes)
     graph = _as_graph(computation, order)
     found, report = saturate(graph, strict=False, rules=AXIOMS, limits=LIMITS)
-    return _Table(found, order, report.stopped == "saturated").read(joins)
+    return _ClassTable(found, order, report.stopped == "saturated").read(joins)
 
 
 def _as_graph(computation: Named, order: list[str]) -> PrimitiveGraph:
@@ -266,7 +266,7 @@ def _is_unary(step: Expression, numbers: Mapping[int, float]) -> bool:
     return len({a for a in step.arguments if a not in numbers}) == 1
 
 
-class _Table:
+class _ClassTable:
     """The classes of a saturated graph, without broadcasts."""
 
     def __init__(self, graph: PrimitiveGraph, order: list[str], is_complete: bool) -> None:

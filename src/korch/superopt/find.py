@@ -27,9 +27,9 @@ from korch.superopt.axes import Named, NotNamedError, axis_of, named, resized
 from korch.superopt.emit import NotEmittedError, emit, vectors_of_panels
 from korch.superopt.expressions import Expressions, expressions
 from korch.superopt.frame import Sizes
-from korch.superopt.generate import BlockGraph, BlockStep, Kind, Rules, Search, block_graphs
+from korch.superopt.generate import BlockGraph, BlockStep, GraphSearch, Rules, StepKind, block_graphs
 from korch.superopt.groups import superopt_groups
-from korch.superopt.sizes import Cut, Machine, columns_of, cuts, small_cut, small_sizes
+from korch.superopt.sizes import CacheMachine, SizedCut, columns_of, cuts, small_cut, small_sizes
 from korch.superopt.verify import verify
 from korch.tile.check import check_program
 from korch.tile.parse import parse_program
@@ -139,7 +139,9 @@ class FinderReport:
 class Finder:
     """Finds programs of groups, and says which were found."""
 
-    def __init__(self, facts: Facts, machine: Machine, version: str, limits: SearchLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, facts: Facts, machine: CacheMachine, version: str, limits: SearchLimits = DEFAULT_LIMITS
+    ) -> None:
         """Keep results in `facts` under a version and the limits that are not the default ones."""
         self.facts, self.machine, self.version, self.limits = facts, machine, version, limits
         own = {f.name: value for f in fields(limits) if (value := getattr(limits, f.name)) != f.default}
@@ -216,7 +218,7 @@ def _read(text: str) -> Finding | None:
 
 
 def search(
-    group: Group, machine: Machine, seconds: float | None = None, limits: SearchLimits = DEFAULT_LIMITS
+    group: Group, machine: CacheMachine, seconds: float | None = None, limits: SearchLimits = DEFAULT_LIMITS
 ) -> Finding:
     """Return verified programs of a group; none if it is no computation over named axes.
 
@@ -249,16 +251,16 @@ class _Selection:
     """The choice of block graphs and cuts."""
 
     group: Group
-    machine: Machine
+    machine: CacheMachine
     limits: SearchLimits
     computation: Named
     ways: Expressions
-    found: Search
+    found: GraphSearch
     begin: float
     end: float
 
     def run(self) -> Finding:
-        ranked: list[tuple[Cut, BlockGraph]] = []
+        ranked: list[tuple[SizedCut, BlockGraph]] = []
         for graph in self.found.found:
             best = cuts(self.computation, self.ways, graph, self.machine)[: self.limits.superopt_cuts]
             ranked += [(cut, graph) for cut in best]
@@ -300,7 +302,7 @@ class _Selection:
             return str(error)
         return verify(program, body, rounds=self.limits.superopt_rounds).reason
 
-    def _program(self, graph: BlockGraph, cut: Cut) -> FoundProgram | str:
+    def _program(self, graph: BlockGraph, cut: SizedCut) -> FoundProgram | str:
         packed = self._packed(graph, cut)
         sizes = Sizes(cut.blocks, self.machine.lanes, packed)
         shapes = [type_.shape for type_ in self.group.input_types]
@@ -313,7 +315,7 @@ class _Selection:
         lines = tuple(describe(step) for step in graph.steps)
         return FoundProgram(format_program(program), tuple(packed.items()), turns, lines, cut.estimate_ns)
 
-    def _packed(self, graph: BlockGraph, cut: Cut) -> dict[int, int]:
+    def _packed(self, graph: BlockGraph, cut: SizedCut) -> dict[int, int]:
         """Return the constant matrices that only are second operands, with the columns of their panels."""
         sizes = {**self.computation.sizes, **cut.blocks}
         found: dict[int, int] = {}
@@ -324,7 +326,7 @@ class _Selection:
                 continue
             (step,) = readers
             columns = axis_of(term.places[1])
-            is_second = step.kind is Kind.CONTRACT and axis_of(term.places[0]) == step.axis and columns != ""
+            is_second = step.kind is StepKind.CONTRACT and axis_of(term.places[0]) == step.axis and columns != ""
             if not is_second or columns != columns_of(self.computation, self.ways, step):
                 continue
             rows = math.prod(sizes[axis] for axis in self.ways.axes[step.result.expression] if axis != columns)
@@ -339,7 +341,7 @@ def describe(step: BlockStep) -> str:
     operands = ", ".join(f"e{x.expression}" for x in step.operands)
     op = (
         "contract"
-        if step.kind is Kind.CONTRACT
+        if step.kind is StepKind.CONTRACT
         else " ".join([*(x.op for x in step.body), *([step.op] if step.axis else [])])
     )
     along = f" along {step.axis}" if step.axis else ""

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from korch.alignment import round_up
 from korch.primitive.types import DType
-from korch.superopt.axes import Named, Term
+from korch.superopt.axes import AxisTerm, Named
 from korch.superopt.expressions import Expressions
-from korch.superopt.generate import Operand
+from korch.superopt.generate import GraphOperand
 from korch.tile.index import ZERO, Expr, add, scale, substitute, var
 from korch.tile.program import At, Axis, Buffer, Inside, Level, Panels
 
@@ -49,7 +49,7 @@ class Frame:
         self.computation, self.ways, self.sizes, self.inputs = computation, ways, sizes, inputs
         self.order = [axis for axis in computation.result if axis]
         self.order += sorted(set(computation.sizes) - set(self.order))
-        self.leaves: dict[int, Term] = {c: computation.terms[t] for t, c in ways.inputs.items()}
+        self.leaves: dict[int, AxisTerm] = {c: computation.terms[t] for t, c in ways.inputs.items()}
         self.buffers: list[Buffer] = []
 
     def _memory(self) -> Iterable[Buffer]:
@@ -88,7 +88,7 @@ class Frame:
     def _sorted(self, axes: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(axes, key=self.order.index))
 
-    def _axes_of(self, operand: Operand) -> tuple[str, ...]:
+    def _axes_of(self, operand: GraphOperand) -> tuple[str, ...]:
         return self._sorted(self.ways.axes[operand.expression])
 
     def _nest(self, order: Sequence[str]) -> tuple[Axis, ...]:

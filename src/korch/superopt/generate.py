@@ -32,7 +32,7 @@ TRANSCENDENTAL_POINTS, VECTOR_POINTS = 8, 2
 """Arithmetic of an element, in that of a multiplication and addition of a contraction."""
 
 
-class Phase(IntEnum):
+class LoopPhase(IntEnum):
     """When a task computes a value: before, in or after its loop."""
 
     BEFORE = 0
@@ -41,14 +41,14 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Operand:
+class GraphOperand:
     """A value of a block graph: its class, and when it is there."""
 
     expression: int
-    phase: Phase
+    phase: LoopPhase
 
 
-class Kind(IntEnum):
+class StepKind(IntEnum):
     """What a step is."""
 
     APPLY = 0
@@ -71,10 +71,10 @@ class BlockStep:
         follows: the running maximum by whose changes a carried sum is rescaled; -1 if there is none.
     """
 
-    kind: Kind
+    kind: StepKind
     op: str
-    operands: tuple[Operand, ...]
-    result: Operand
+    operands: tuple[GraphOperand, ...]
+    result: GraphOperand
     axis: str = ""
     body: tuple[Expression, ...] = ()
     is_carried: bool = False
@@ -124,7 +124,7 @@ class Rules:
 
 
 @dataclass
-class Search:
+class GraphSearch:
     """What was visited, what was left by which rule, and what was found."""
 
     visited: int = 0
@@ -139,12 +139,12 @@ class _State:
     """A prefix: what is there, which running maxima each value depends on, and what was read."""
 
     steps: tuple[BlockStep, ...]
-    there: Mapping[Operand, frozenset[int]]
+    there: Mapping[GraphOperand, frozenset[int]]
     unread: frozenset[int]
     work: int
 
 
-def block_graphs(computation: Named, ways: Expressions, rules: Rules | None = None) -> Search:
+def block_graphs(computation: Named, ways: Expressions, rules: Rules | None = None) -> GraphSearch:
     """Return the block graphs of a computation, those with the least arithmetic first.
 
     Args:
@@ -153,7 +153,7 @@ def block_graphs(computation: Named, ways: Expressions, rules: Rules | None = No
         rules: how to prune, and when to stop.
     """
     rules = rules or Rules()
-    search, begin = Search(), time.monotonic()
+    search, begin = GraphSearch(), time.monotonic()
     reduced = sorted({step.axis for step in ways.steps if step.axis} - set(computation.result))
     end = begin + rules.seconds
     for steps in dict.fromkeys((min(rules.first_steps, rules.most_steps), rules.most_steps)):
@@ -170,7 +170,7 @@ class _Generator:
     """The search with one loop."""
 
     def __init__(
-        self, computation: Named, ways: Expressions, rules: Rules, search: Search, loop: str, end: float
+        self, computation: Named, ways: Expressions, rules: Rules, search: GraphSearch, loop: str, end: float
     ) -> None:
         self.computation, self.rules, self.search, self.loop, self.end = computation, rules, search, loop, end
         self.unpruned = None if rules.by_expression else Unpruned(ways)
@@ -182,13 +182,13 @@ class _Generator:
         self.best = min((graph.work for graph in search.found), default=None)
 
     def run(self) -> None:
-        leaves = {Operand(c, self._phase_of_input(c)) for c in set(self.ways.inputs.values())}
-        there: dict[Operand, frozenset[int]] = dict.fromkeys(leaves, frozenset())
-        there |= {Operand(c, Phase.BEFORE): frozenset() for c in self.ways.numbers}
+        leaves = {GraphOperand(c, self._phase_of_input(c)) for c in set(self.ways.inputs.values())}
+        there: dict[GraphOperand, frozenset[int]] = dict.fromkeys(leaves, frozenset())
+        there |= {GraphOperand(c, LoopPhase.BEFORE): frozenset() for c in self.ways.numbers}
         self._visit(_State((), there, frozenset(c for c in self.ways.inputs.values()), 0))
 
-    def _phase_of_input(self, expression: int) -> Phase:
-        return Phase.TURN if self.loop in self.ways.axes[expression] else Phase.BEFORE
+    def _phase_of_input(self, expression: int) -> LoopPhase:
+        return LoopPhase.TURN if self.loop in self.ways.axes[expression] else LoopPhase.BEFORE
 
     # What may be computed
 
@@ -229,33 +229,37 @@ class _Generator:
         for step in (*self.candidates, *others):
             for operands in self._choices(state, step.arguments):
                 phases = {x.phase for x in operands}
-                if {Phase.TURN, Phase.AFTER} <= phases:
+                if {LoopPhase.TURN, LoopPhase.AFTER} <= phases:
                     continue
                 follows = frozenset[int]().union(*(state.there[x] for x in operands))
                 made = self._step(step, operands, max(phases), follows)
                 if made is not None:
                     yield made
 
-    def _choices(self, state: _State, arguments: tuple[int, ...]) -> Iterator[tuple[Operand, ...]]:
-        ways: list[tuple[Operand, ...]] = [()]
+    def _choices(self, state: _State, arguments: tuple[int, ...]) -> Iterator[tuple[GraphOperand, ...]]:
+        ways: list[tuple[GraphOperand, ...]] = [()]
         for argument in arguments:
-            phases = [Operand(argument, phase) for phase in Phase if Operand(argument, phase) in state.there]
+            phases = [
+                GraphOperand(argument, phase) for phase in LoopPhase if GraphOperand(argument, phase) in state.there
+            ]
             ways = [(*way, operand) for way in ways for operand in phases]
         yield from ways
 
     def _step(
-        self, step: Expression, operands: tuple[Operand, ...], phase: Phase, follows: frozenset[int]
+        self, step: Expression, operands: tuple[GraphOperand, ...], phase: LoopPhase, follows: frozenset[int]
     ) -> tuple[BlockStep, frozenset[int]] | None:
         if not step.axis:
-            return BlockStep(Kind.APPLY, step.op, operands, Operand(step.result, phase), body=step.body), follows
-        kind = Kind.CONTRACT if step.op == "contract" else Kind.REDUCE
-        op = "reduce_sum" if kind is Kind.CONTRACT else step.op
+            return BlockStep(
+                StepKind.APPLY, step.op, operands, GraphOperand(step.result, phase), body=step.body
+            ), follows
+        kind = StepKind.CONTRACT if step.op == "contract" else StepKind.REDUCE
+        op = "reduce_sum" if kind is StepKind.CONTRACT else step.op
         if step.axis != self.loop:
-            return BlockStep(kind, op, operands, Operand(step.result, phase), step.axis, step.body), follows
-        if phase is not Phase.TURN or len(follows) > 1 or (follows and op != "reduce_sum"):
+            return BlockStep(kind, op, operands, GraphOperand(step.result, phase), step.axis, step.body), follows
+        if phase is not LoopPhase.TURN or len(follows) > 1 or (follows and op != "reduce_sum"):
             self.search.pruned["accumulator"] += 1
             return None
-        result = Operand(step.result, Phase.AFTER)
+        result = GraphOperand(step.result, LoopPhase.AFTER)
         return BlockStep(kind, op, operands, result, step.axis, step.body, True, min(follows, default=-1)), frozenset()
 
     # Depth first
@@ -292,7 +296,7 @@ class _Generator:
         there = {**state.there, step.result: follows}
         if step.is_carried and step.op == "reduce_max":
             running = step.result.expression
-            there[Operand(running, Phase.TURN)] = frozenset({running})
+            there[GraphOperand(running, LoopPhase.TURN)] = frozenset({running})
         unread = (state.unread - {x.expression for x in step.operands}) | {step.result.expression}
         return _State((*state.steps, step), there, unread, state.work + self.work(step))
 
@@ -315,15 +319,15 @@ class _Generator:
         """Return the arithmetic of a step, if it is computed once."""
         axes = {axis for x in step.operands for axis in self.ways.axes[x.expression]}
         count = points(self.sizes, tuple(axes))
-        if step.kind is Kind.CONTRACT:
+        if step.kind is StepKind.CONTRACT:
             return count
         ops = [x.op for x in step.body] + ([step.op] if step.axis else [])
         return count * sum(TRANSCENDENTAL_POINTS if op in TRANSCENDENTAL else VECTOR_POINTS for op in ops)
 
     def _is_done(self, state: _State) -> bool:
         """Return whether a prefix computes the result; keep it as a block graph if all its values are read."""
-        phases = (Phase.AFTER,) if self.loop else (Phase.BEFORE,)
-        if not any(Operand(self.ways.goal, phase) in state.there for phase in phases):
+        phases = (LoopPhase.AFTER,) if self.loop else (LoopPhase.BEFORE,)
+        if not any(GraphOperand(self.ways.goal, phase) in state.there for phase in phases):
             return False
         if state.unread != {self.ways.goal}:
             self.search.pruned["never read"] += 1

@@ -17,7 +17,7 @@ from korch.superopt.axes import TWIN, Named, axis_of
 from korch.superopt.emit import VECTORS, rows_together, vectors_of_panels
 from korch.superopt.expressions import Expressions
 from korch.superopt.frame import Sizes
-from korch.superopt.generate import TRANSCENDENTAL, BlockGraph, BlockStep, Kind
+from korch.superopt.generate import TRANSCENDENTAL, BlockGraph, BlockStep, StepKind
 from korch.tile.index import ZERO
 
 ROW_BLOCKS = (1, 6, 12, 24, 48, 96)
@@ -54,7 +54,7 @@ CYCLES_PER_NS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class SizedCut:
     """Sizes, with the estimated time in nanoseconds."""
 
     blocks: Mapping[str, int]
@@ -62,7 +62,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class CacheMachine:
     """What sizes are chosen for: lanes of a vector, threads, and the bytes of a core's cache."""
 
     lanes: int
@@ -97,7 +97,7 @@ def roles_of(computation: Named, ways: Expressions, graph: BlockGraph) -> Roles:
     whole = {step.axis for step in graph.steps if step.axis and step.axis != graph.loop}
     single, columns = set[str](), set[str]()
     for step in graph.steps:
-        if step.kind is Kind.CONTRACT:
+        if step.kind is StepKind.CONTRACT:
             x, y = (set(ways.axes[operand.expression]) for operand in step.operands)
             kept = [axis for axis in order if axis in ways.axes[step.result.expression]]
             single |= x & y & set(kept)
@@ -110,7 +110,7 @@ def roles_of(computation: Named, ways: Expressions, graph: BlockGraph) -> Roles:
     return Roles(frozenset(single), frozenset(whole), frozenset(columns))
 
 
-def cuts(computation: Named, ways: Expressions, graph: BlockGraph, machine: Machine) -> list[Cut]:
+def cuts(computation: Named, ways: Expressions, graph: BlockGraph, machine: CacheMachine) -> list[SizedCut]:
     """Return sizes whose tiles fit, the fastest by estimate first."""
     roles = roles_of(computation, ways, graph)
     if roles.single & roles.whole or graph.loop in roles.single:
@@ -122,7 +122,7 @@ def cuts(computation: Named, ways: Expressions, graph: BlockGraph, machine: Mach
         cut = dict(zip(axes, blocks, strict=True))
         has_turns = not graph.loop or cut[graph.loop] < computation.sizes[graph.loop]  # or it is as without a loop
         if has_turns and _tile_bytes(computation, ways, graph, cut) <= machine.cache_bytes:
-            found.append(Cut(cut, _estimate_ns(computation, ways, graph, cut, machine)))
+            found.append(SizedCut(cut, _estimate_ns(computation, ways, graph, cut, machine)))
     return sorted(found, key=lambda cut: cut.estimate_ns)
 
 
@@ -159,7 +159,7 @@ def _tile_bytes(computation: Named, ways: Expressions, graph: BlockGraph, cut: M
 
 
 def _estimate_ns(
-    computation: Named, ways: Expressions, graph: BlockGraph, cut: Mapping[str, int], machine: Machine
+    computation: Named, ways: Expressions, graph: BlockGraph, cut: Mapping[str, int], machine: CacheMachine
 ) -> float:
     sizes = {**computation.sizes, **cut}
     counts = {axis: -(-computation.sizes[axis] // block) for axis, block in cut.items()}
@@ -178,11 +178,16 @@ def _estimate_ns(
 
 
 def _step_ns(
-    step: BlockStep, computation: Named, ways: Expressions, axes: Set[str], sizes: Mapping[str, int], machine: Machine
+    step: BlockStep,
+    computation: Named,
+    ways: Expressions,
+    axes: Set[str],
+    sizes: Mapping[str, int],
+    machine: CacheMachine,
 ) -> float:
     rate = machine.lanes * CYCLES_PER_NS
     points = math.prod(sizes[axis] for axis in axes)
-    if step.kind is not Kind.CONTRACT:
+    if step.kind is not StepKind.CONTRACT:
         ops = [x.op for x in step.body] + ([step.op] if step.axis else [])
         return points * sum(8 if op in TRANSCENDENTAL else 1 for op in ops) / (rate * ELEMENT_SHARE)
     kept = [axis for axis in axes if axis != step.axis and axis in ways.axes[step.result.expression]]
@@ -201,7 +206,7 @@ def _step_ns(
 
 def _far_ns(step: BlockStep, computation: Named, ways: Expressions, sizes: Mapping[str, int]) -> float:
     """Return the time to store and load a copy of the second operand of a contraction, if it is large."""
-    if step.kind is not Kind.CONTRACT:
+    if step.kind is not StepKind.CONTRACT:
         return 0.0
     columns = columns_of(computation, ways, step)
     places = {ways.inputs[t]: computation.terms[t].places for t in ways.inputs}

@@ -33,7 +33,7 @@ from korch.tile.reference import run_program
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class NumberTrial:
     """Numbers that are tried: their size, and which inputs have a mean above or below zero.
 
     Attributes:
@@ -47,7 +47,14 @@ class Trial:
     bit: int | None = None
 
 
-TRIALS = (Trial(1.0), Trial(1e-3), Trial(30.0), Trial(30.0, 0), Trial(30.0, 1), Trial(30.0, 2))
+TRIALS = (
+    NumberTrial(1.0),
+    NumberTrial(1e-3),
+    NumberTrial(30.0),
+    NumberTrial(30.0, 0),
+    NumberTrial(30.0, 1),
+    NumberTrial(30.0, 2),
+)
 """What is tried in the program's types, the first also in float64."""
 
 
@@ -169,7 +176,7 @@ def _differs_in_fields(program: TileProgram, graph: PrimitiveGraph, field: PairF
     return ""
 
 
-def _differs_in_floats(program: TileProgram, graph: PrimitiveGraph, trial: Trial, seed: int) -> str:
+def _differs_in_floats(program: TileProgram, graph: PrimitiveGraph, trial: NumberTrial, seed: int) -> str:
     rng = np.random.default_rng(seed)
     feeds: dict[str, Array] = {}
     for position, (name, value) in enumerate(graph.inputs):

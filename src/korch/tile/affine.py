@@ -18,11 +18,11 @@ from typing import assert_never
 from korch.tile.index import (
     Atom,
     Choice,
-    Entry,
     Expr,
     Quotient,
     Ranges,
     Remainder,
+    TableEntry,
     Times,
     Var,
     add,
@@ -224,7 +224,7 @@ def _divisions(expr: Expr) -> Iterable[tuple[Expr, int]]:
                 yield inner, divisor
             case Times(_, inner):
                 yield from _divisions(inner)
-            case Var() | Entry() | Choice():
+            case Var() | TableEntry() | Choice():
                 pass
             case _:
                 assert_never(atom)

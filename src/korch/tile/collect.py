@@ -23,7 +23,7 @@ LEAST_COLLECTED = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class WrittenSpan:
     """What a task writes of a buffer.
 
     Attributes:
@@ -41,11 +41,11 @@ class Span:
     row: int
 
 
-def collected(pass_: Pass, streamed: Set[str]) -> dict[str, Span]:
+def collected(pass_: Pass, streamed: Set[str]) -> dict[str, WrittenSpan]:
     """Return the buffers of which a pass collects its span."""
     if pass_.is_reduction:
         return {}
-    found: dict[str, Span] = {}
+    found: dict[str, WrittenSpan] = {}
     for sink in pass_.sinks:
         span = _span(pass_, sink) if sink.buffer in streamed else None
         others = sum(other.buffer == sink.buffer for other in pass_.sinks)
@@ -60,7 +60,7 @@ def begins_lines(pass_: Pass, sink: Sink) -> bool:
     return all(c % LINE_ELEMENTS == 0 for c in (sink.index.constant, *others))
 
 
-def _span(pass_: Pass, sink: Sink) -> Span | None:
+def _span(pass_: Pass, sink: Sink) -> WrittenSpan | None:
     """Return the dense span that a task writes, or None if it is none, or too large or small."""
     steps = {a.name: sink.index.coefficient(a.name) for a in pass_.axes if a.extent > 1}
     axes = sorted((a for a in pass_.axes if a.extent > 1), key=lambda a: steps[a.name] or 0)
@@ -76,4 +76,4 @@ def _span(pass_: Pass, sink: Sink) -> Span | None:
     inside = tuple(term for term in sink.index.terms if term[0] in own)
     outside = tuple(term for term in sink.index.terms if term[0] not in own)
     start = Expr(sink.index.constant, outside)
-    return Span(start, Expr(0, inside), size, axes[-1], size // axes[-1].extent)
+    return WrittenSpan(start, Expr(0, inside), size, axes[-1], size // axes[-1].extent)

@@ -23,7 +23,7 @@ class UnclearError(Exception):
     """It is not clear which coordinate a part of a program has."""
 
 
-class Kind(Enum):
+class CoordinateKind(Enum):
     """What an index counts."""
 
     ELEMENT = "element"
@@ -52,10 +52,10 @@ class Counter:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CoordinatePlace:
     """Where a buffer has a coordinate: index // stride % (period // stride)."""
 
-    kind: Kind
+    kind: CoordinateKind
     stride: int
     period: int
     block: int = 0
@@ -102,7 +102,8 @@ class Coordinates:
         (self._extent,) = {entry.extent for entry in known.values()}
         self.counters: list[dict[str, Counter]] = [{} for _ in program.stages]
         self.places = {
-            name: Place(Kind.ELEMENT, entry.stride, entry.stride * entry.extent) for name, entry in known.items()
+            name: CoordinatePlace(CoordinateKind.ELEMENT, entry.stride, entry.stride * entry.extent)
+            for name, entry in known.items()
         }
         self.visits = tuple(_visits(program))
         self._given = {buffer.name for buffer in program.buffers if buffer.level is Level.INPUT} | {*known}
@@ -148,9 +149,9 @@ class Coordinates:
         elif place is not None and not visit.is_fill:
             self._count(visit, place)
 
-    def _count(self, visit: Visit, place: Place) -> None:
+    def _count(self, visit: Visit, place: CoordinatePlace) -> None:
         """Take down the counter of an access to a buffer whose place is known."""
-        if place.kind is Kind.INNER:
+        if place.kind is CoordinateKind.INNER:
             raise UnclearError
         found = self._counter_of(visit, place)
         if found is None:  # a single element
@@ -161,7 +162,7 @@ class Coordinates:
         if any(own.setdefault(name, found) != found for name in found.names):
             raise UnclearError
 
-    def _counter_of(self, visit: Visit, place: Place) -> Counter | None:
+    def _counter_of(self, visit: Visit, place: CoordinatePlace) -> Counter | None:
         terms, axes = self._coordinate(visit, place), {axis.name: axis for axis in visit.axes}
         if not terms:
             return None
@@ -169,7 +170,7 @@ class Coordinates:
         inner = axes[names[0]]
         if terms[inner.name] != 1 or len(names) > 2:
             raise UnclearError
-        if place.kind is Kind.BLOCK:
+        if place.kind is CoordinateKind.BLOCK:
             if len(names) > 1 or inner.extent != ceil_div(self._extent, place.block):
                 raise UnclearError
             return Counter("", inner.name, place.block)
@@ -184,7 +185,7 @@ class Coordinates:
     def _blocks(self, block: int) -> int:
         return ceil_div(self._extent, block)
 
-    def _coordinate(self, visit: Visit, place: Place) -> dict[str, int]:
+    def _coordinate(self, visit: Visit, place: CoordinatePlace) -> dict[str, int]:
         """Return the coordinate of an access, by axis; nothing if it has the first one only."""
         ranges, stride = self._ranges(visit), place.stride
         found: dict[str, int] = {}
@@ -209,8 +210,14 @@ class Coordinates:
         index, ranges = visit.access.index, self._ranges(visit)
         slopes = [index.coefficient(name) if name else 0 for name in (counter.inner, counter.outer)]
         inner, outer = (-1 if slope is None else slope for slope in slopes)
-        kind = Kind.BLOCK if inner == 0 else Kind.INNER if counter.outer and outer == 0 else Kind.ELEMENT
-        if min(inner, outer) < 0 or (kind is Kind.ELEMENT and outer not in (0, inner * counter.block)):
+        kind = (
+            CoordinateKind.BLOCK
+            if inner == 0
+            else CoordinateKind.INNER
+            if counter.outer and outer == 0
+            else CoordinateKind.ELEMENT
+        )
+        if min(inner, outer) < 0 or (kind is CoordinateKind.ELEMENT and outer not in (0, inner * counter.block)):
             raise UnclearError
         stride, name = inner or outer, visit.access.buffer
         others = tuple(t for t in index.terms if not (isinstance(t[0], Var) and t[0].name in counter.names))
@@ -223,21 +230,23 @@ class Coordinates:
         period = math.gcd(*high, own.constant - own.constant % stride)
         known = self.places.get(name)
         if known is not None:
-            if (known.kind, known.stride) != (kind, stride) or (kind is Kind.BLOCK and known.block != counter.block):
+            if (known.kind, known.stride) != (kind, stride) or (
+                kind is CoordinateKind.BLOCK and known.block != counter.block
+            ):
                 raise UnclearError
             period = math.gcd(period, known.period)
-        self.places[name] = Place(kind, stride, period or self._program.buffer(name).size, counter.block)
+        self.places[name] = CoordinatePlace(kind, stride, period or self._program.buffer(name).size, counter.block)
 
     def _require_apart(self, name: str) -> None:
         """Raise an error if other terms of an index may change the coordinate of a buffer."""
         place = self.places[name]
         count = {
-            Kind.ELEMENT: self._extent,
-            Kind.INNER: place.block,
-            Kind.BLOCK: ceil_div(self._extent, place.block or 1),
+            CoordinateKind.ELEMENT: self._extent,
+            CoordinateKind.INNER: place.block,
+            CoordinateKind.BLOCK: ceil_div(self._extent, place.block or 1),
         }[place.kind]
         is_tile = self._program.buffer(name).level is Level.TILE
-        if place.period < place.stride * count or (place.kind is Kind.INNER and not is_tile):
+        if place.period < place.stride * count or (place.kind is CoordinateKind.INNER and not is_tile):
             raise UnclearError
 
 

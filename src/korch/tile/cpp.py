@@ -23,7 +23,7 @@ from korch.tile.cpp_accepts import require_contractions
 from korch.tile.cpp_sort import print_sort
 from korch.tile.cpp_split import split_of
 from korch.tile.cpp_steps import StepPrinter, is_large_tile, tile_bytes, tiles_of
-from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer
+from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, CppWriter
 from korch.tile.index import Expr
 from korch.tile.loops import SQUARE_TYPES
 from korch.tile.memory import places_in_memory
@@ -48,7 +48,7 @@ HEADERS = (
 """What a kernel contains, and the file of `native/` that has it."""
 
 
-class Printed(NamedTuple):
+class PrintedCpp(NamedTuple):
     """A kernel's source.
 
     Attributes:
@@ -71,7 +71,7 @@ def print_cpp(
     threads: int,
     stream_bytes: int = sys.maxsize,
     counts: Mapping[str, Count] | None = None,
-) -> Printed:
+) -> PrintedCpp:
     """Return the source of a program.
 
     Args:
@@ -108,9 +108,9 @@ class _Printer:
         self.threads = threads if self.is_parallel else 1
         self.room_bytes = max(map(self._large_bytes, program.stages), default=0)
         streamed, large = _streamed(program, stream_bytes), _large(program, stream_bytes)
-        self.out = Writer(program, lanes, streamed, large, depth=0 if self.is_parallel else 1)
+        self.out = CppWriter(program, lanes, streamed, large, depth=0 if self.is_parallel else 1)
 
-    def run(self) -> Printed:
+    def run(self) -> PrintedCpp:
         if self.is_parallel:
             for number, stage in enumerate(self.program.stages):
                 self._stage_function(number, stage)
@@ -128,7 +128,7 @@ class _Printer:
         text = f"{head}{includes}\n{tables}{self._functions(body)}"
         symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
         workspace_bytes = places_in_memory(self.program)[1] + self.room_bytes * self.threads
-        return Printed(symbol, text.replace("NAME", symbol), workspace_bytes, self.is_parallel)
+        return PrintedCpp(symbol, text.replace("NAME", symbol), workspace_bytes, self.is_parallel)
 
     # Structure
 

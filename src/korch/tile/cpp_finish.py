@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from korch.tile.cpp_loops import LoopPrinter
-from korch.tile.cpp_text import C_TYPE, Writer, loop_end
+from korch.tile.cpp_text import C_TYPE, CppWriter, loop_end
 from korch.tile.fetch import Fetches
 from korch.tile.index import Expr, Ranges, add, scale, substitute, var, vector_step
 from korch.tile.loops import map_indices
@@ -138,7 +138,7 @@ def by_row(pass_: Pass, rows: Sequence[Axis], ranges: dict[str, tuple[int, int]]
     return map_indices(pass_, lambda expr: substitute(expr, {inner.name: number}, ranges))
 
 
-def print_places(out: Writer, rows: Sequence[Axis]) -> None:
+def print_places(out: CppWriter, rows: Sequence[Axis]) -> None:
     """Print the places along axes of rows, from the number of a row."""
     rest, left = "row", math.prod(axis.extent for axis in rows)
     for axis in rows:  # the number of a row is the same as in a task's number
@@ -151,7 +151,7 @@ def print_places(out: Writer, rows: Sequence[Axis]) -> None:
 class FinishPrinter(LoopPrinter):
     """The function that takes a vector of sums."""
 
-    def __init__(self, out: Writer, stage: Stage, sums: Sums, given: Set[str]) -> None:
+    def __init__(self, out: CppWriter, stage: Stage, sums: Sums, given: Set[str]) -> None:
         """Prepare it; `stage` has the axes around the contraction, and the pass."""
         (pass_,) = stage.passes
         super().__init__(out, stage, pass_, given)

@@ -9,7 +9,7 @@ from korch.alignment import round_up
 from korch.tile.cpp_finish import batches_of, tails_of
 from korch.tile.cpp_loops import print_ends
 from korch.tile.cpp_panels import panels
-from korch.tile.cpp_text import Writer
+from korch.tile.cpp_text import CppWriter
 from korch.tile.index import Ranges
 from korch.tile.program import PAIR, Axis, Buffer, Contract, Inside, Panels, refused
 
@@ -77,7 +77,7 @@ def window_contraction(step: Contract, second: Buffer, lanes: int, a: Mapping[st
     return f"korch::WindowContraction<{', '.join(map(str, (*sizes, before, width, panel, row, behind, *flags)))}>"
 
 
-def print_rows(out: Writer, step: Contract, ranges: Ranges, a: Mapping[str, int], b: Mapping[str, int]) -> str:
+def print_rows(out: CppWriter, step: Contract, ranges: Ranges, a: Mapping[str, int], b: Mapping[str, int]) -> str:
     """Print the function that visits the rows of a window which are inside of an image; return its name."""
     *outer, _ = step.axes[2:]
     ends = []

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable, Set
 
 from korch.tile.clip import loop_ends
-from korch.tile.collect import Span, begins_lines, collected
+from korch.tile.collect import WrittenSpan, begins_lines, collected
 from korch.tile.cpp_op import OpPrinter
-from korch.tile.cpp_text import C_TYPE, Writer, loop_end
+from korch.tile.cpp_text import C_TYPE, CppWriter, loop_end
 from korch.tile.index import Expr, Ranges, add, bounds, breakpoints, constant, scale, substitute, turning_point, var
 from korch.tile.loops import LINE_ELEMENTS
 from korch.tile.program import Accumulate, Axis, Inside, Load, Pass, Select, Sink, Stage, holds
@@ -24,7 +24,7 @@ BYTES_PER_LANE = 4
 class LoopPrinter(OpPrinter):
     """Loops over whole vectors and over what is left, with their ends and widths."""
 
-    def __init__(self, out: Writer, stage: Stage, pass_: Pass, given: Set[str]) -> None:
+    def __init__(self, out: CppWriter, stage: Stage, pass_: Pass, given: Set[str]) -> None:
         super().__init__(out, stage, pass_, given)
         self.kept = [a for a in pass_.axes if not a.is_reduced]
         self.reduced = [a for a in pass_.axes if a.is_reduced]
@@ -182,7 +182,7 @@ class LoopPrinter(OpPrinter):
             self.out.line(f"{place}[at] = korch::lane<{type_}, {width}>({value}, lane);")
             self.out.close()
 
-    def _spans(self) -> dict[str, Span]:
+    def _spans(self) -> dict[str, WrittenSpan]:
         """Return what is collected before it is written past the caches.
 
         Rows that are long enough to be written so at once are not, nor is anything where registers
@@ -194,7 +194,7 @@ class LoopPrinter(OpPrinter):
         return {} if is_long else collected(self.pass_, self.out.streamed)
 
 
-def print_ends(out: Writer, axis: Axis, guards: tuple[Inside, ...], ranges: Ranges) -> tuple[str, str]:
+def print_ends(out: CppWriter, axis: Axis, guards: tuple[Inside, ...], ranges: Ranges) -> tuple[str, str]:
     """Print where the loop over a reduced axis begins and ends if guards hold inside only; return their texts."""
 
     def quotient(expr: Expr, divisor: int) -> str:

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from korch.primitive.types import DType
 from korch.tile.clip import clipping_guards
-from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, Writer, literal
+from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, CppWriter, literal
 from korch.tile.fetch import fetches_of
 from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, substitute
 from korch.tile.loops import SQUARE_TYPES
@@ -47,7 +47,7 @@ def applied(op: Apply, source: DType, arguments: Sequence[str], width: str) -> s
 class OpPrinter:
     """What is computed inside of the loops of one pass."""
 
-    def __init__(self, out: Writer, stage: Stage, pass_: Pass, given: Set[str]) -> None:
+    def __init__(self, out: CppWriter, stage: Stage, pass_: Pass, given: Set[str]) -> None:
         """Begin with nothing printed; `given` names the buffers that the kernel only reads."""
         self.out = out
         self.pass_ = pass_
@@ -252,7 +252,7 @@ class OpPrinter:
         return condition_of(self.out, open_guards, ranges)
 
 
-def condition_of(out: Writer, guards: Sequence[Inside], ranges: Ranges) -> str:
+def condition_of(out: CppWriter, guards: Sequence[Inside], ranges: Ranges) -> str:
     """Return the condition that guards hold, without what ranges show; "" if these show all of it."""
     texts = []
     for guard in guards:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence, Set
 
 from korch.tile.cpp_reduce import ReductionPrinter
-from korch.tile.cpp_text import C_TYPE, Writer, loop_end
+from korch.tile.cpp_text import C_TYPE, CppWriter, loop_end
 from korch.tile.index import Expr, Ranges, add, constant, substitute
 from korch.tile.loops import ALIASED_ELEMENTS, LINE_ELEMENTS, is_across, side_of, turns_on
 from korch.tile.program import Axis, Inside, Load, Pass, Stage
@@ -32,7 +32,7 @@ UNROLLED_EXTENT = 4
 class PassPrinter(ReductionPrinter):
     """The loop nest of one pass."""
 
-    def __init__(self, out: Writer, stage: Stage, pass_: Pass, given: Set[str]) -> None:
+    def __init__(self, out: CppWriter, stage: Stage, pass_: Pass, given: Set[str]) -> None:
         super().__init__(out, stage, pass_, given)
         self.side = self._side(self.across) if self.across else 1
 

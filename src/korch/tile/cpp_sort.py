@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from korch.tile.cpp_text import Writer, loop_end
+from korch.tile.cpp_text import CppWriter, loop_end
 from korch.tile.program import At, Axis
 from korch.tile.sort import Ordering, Sort
 
@@ -18,7 +18,7 @@ def print_sort(step: Ordering, grid: tuple[Axis, ...]) -> str:
     return f"korch::sort_rows<{sizes}>({step.keys}, {step.order}, {step.group}, {step.count});"
 
 
-def loop_head(out: Writer, axis: Axis, only: At | None) -> str:
+def loop_head(out: CppWriter, axis: Axis, only: At | None) -> str:
     """Return the head of a loop; if one turn is run only, the condition under which it is."""
     if only is None:
         return f"for (long {axis.name} = 0; {axis.name} < {loop_end(axis, axis.extent)}; ++{axis.name})"

@@ -15,7 +15,7 @@ from korch.alignment import round_up
 from korch.tile.cpp_finish import by_row, count_of, print_places, sides_of
 from korch.tile.cpp_loops import LoopPrinter, print_ends
 from korch.tile.cpp_panels import in_rows, panels
-from korch.tile.cpp_text import Writer, loop_end
+from korch.tile.cpp_text import CppWriter, loop_end
 from korch.tile.fetch import Fetches
 from korch.tile.index import Expr, add, constant, substitute, vector_step
 from korch.tile.program import (
@@ -82,7 +82,7 @@ def bytes_of_components(program: TileProgram, stage: Stage, buffer: Buffer) -> i
     goes_by = buffer.name in passing(program, stage.steps)
     step = reader_of(stage, buffer.name)
     if len(step.axes) == WINDOW_AXES:
-        window = Window.of(program, stage, step)
+        window = ImageWindow.of(program, stage, step)
         if buffer.name == step.a.buffer:
             return element * EDGE * ((PASSING if goes_by else 1) * (window.pixels * window.steps + EDGE))
         units = PASSING * window.units if goes_by else window.all_units * -(-layout.columns // EDGE)
@@ -104,7 +104,7 @@ BF16_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ImageWindow:
     """The sizes of a contraction over windows of an image, as `Window` of `native/korch_contract_image.h` has them."""
 
     taps: tuple[int, int]
@@ -119,7 +119,7 @@ class Window:
     components: int
 
     @staticmethod
-    def of(program: TileProgram, stage: Stage, step: Contract) -> Window:
+    def of(program: TileProgram, stage: Stage, step: Contract) -> ImageWindow:
         """Return those of a contraction of a stage."""
         y, x, _, t0, t1, c = step.axes
         made = maker_of(program, stage, step.a.buffer)
@@ -130,7 +130,7 @@ class Window:
         pitch = made.axes[1].extent
         steps = [step.a.index.coefficient(axis.name) or 0 for axis in (y, x, t0, t1)]
         sy, sx, dy, dx = (n // layout.columns for n in steps)
-        return Window(
+        return ImageWindow(
             (t0.extent, t1.extent),
             (max(1, sy // pitch), max(1, sx)),
             (max(1, dy // pitch), max(1, dx)),
@@ -188,7 +188,7 @@ def maker_of(program: TileProgram, stage: Stage, name: str) -> Pass:
 class SplitPrinter(LoopPrinter):
     """The functions that compute the elements of an operand, and fetch what they are computed from."""
 
-    def __init__(self, out: Writer, stage: Stage, pass_: Pass, given: Set[str], reader: Contract) -> None:
+    def __init__(self, out: CppWriter, stage: Stage, pass_: Pass, given: Set[str], reader: Contract) -> None:
         """Prepare it; elements of what is no image of windows are found by the number of a row."""
         super().__init__(out, stage, pass_, given)
         if len(pass_.axes) not in (2, 3):
@@ -264,7 +264,7 @@ class SplitPrinter(LoopPrinter):
         return vector_step(index, variable, self.out.lanes)
 
 
-def print_product(out: Writer, step: Contract, stage: Stage, around: Stage, sums: str) -> str:
+def print_product(out: CppWriter, step: Contract, stage: Stage, around: Stage, sums: str) -> str:
     """Return the call of the micro-kernel that multiplies components.
 
     Args:
@@ -297,7 +297,7 @@ def print_product(out: Writer, step: Contract, stage: Stage, around: Stage, sums
     return f"korch_amx::Product{{{sums}, {first}, {text}}}.template run<{str(passes_rows).lower()}>();"
 
 
-def _factors(out: Writer, step: Contract, around: Stage, axes: Sequence[Axis]) -> tuple[str, Axis]:
+def _factors(out: CppWriter, step: Contract, around: Stage, axes: Sequence[Axis]) -> tuple[str, Axis]:
     """Print the function of the factors of columns; return the text of these, and one axis of all terms."""
     (*_, terms), columns = axes, sides_of(step)[1]
     whole, at = math.prod(axis.extent for axis in axes), step.factor
@@ -324,9 +324,9 @@ def _factors(out: Writer, step: Contract, around: Stage, axes: Sequence[Axis]) -
     return f", korch_amx::factors_of<{terms.extent // EDGE}>({name})", replace(terms, size=whole)
 
 
-def _print_windows(out: Writer, step: Contract, stage: Stage, passes_rows: bool, sums: str) -> str:
+def _print_windows(out: CppWriter, step: Contract, stage: Stage, passes_rows: bool, sums: str) -> str:
     """Return the call of the micro-kernel for windows of an image."""
-    window, (y, _, j, *_) = Window.of(out.program, stage, step), step.axes
+    window, (y, _, j, *_) = ImageWindow.of(out.program, stage, step), step.axes
     a, b = step.a.buffer, step.b.buffer
     load = next(op for op in maker_of(out.program, stage, a).ops if isinstance(op, Load))
     is_last = str(load.index.coefficient("c") == 1 or window.channels == 1).lower()
@@ -337,7 +337,7 @@ def _print_windows(out: Writer, step: Contract, stage: Stage, passes_rows: bool,
     return f"korch_amx::windows_of<{window.text}>({sums}, {image}, {weights}).{run};"
 
 
-def _span(out: Writer, step: Contract, around: Stage) -> tuple[str, str]:
+def _span(out: CppWriter, step: Contract, around: Stage) -> tuple[str, str]:
     """Print which rows guards leave; return the text of the first, "" if it is the very first, and of their number."""
     outer, inner, *_ = step.axes
     ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in (*around.grid, *step.axes)}
@@ -364,7 +364,7 @@ def is_chained(step: Contract) -> bool:
     return step.product is Product.SPLIT and len(step.axes) == CHAIN_AXES and step.factor is None
 
 
-def _print_chained(out: Writer, step: Contract, around: Stage, sums: str, counts: Sequence[str]) -> str:
+def _print_chained(out: CppWriter, step: Contract, around: Stage, sums: str, counts: Sequence[str]) -> str:
     """Return the call of the micro-kernel for rows of a chain; `counts` has the first row, and all numbers."""
     first, count, _, terms = counts
     a, second = step.a.buffer, out.program.buffer(step.b.buffer)
@@ -374,7 +374,7 @@ def _print_chained(out: Writer, step: Contract, around: Stage, sums: str, counts
     return f"korch_amx::Chained{{{sums}, {rows}, {_given(out, second, step, around, counts[1:])}}}.run({a}, {count});"
 
 
-def _given(out: Writer, buffer: Buffer, step: Contract, stage: Stage, counts: Sequence[str]) -> str:
+def _given(out: CppWriter, buffer: Buffer, step: Contract, stage: Stage, counts: Sequence[str]) -> str:
     """Return the text of an operand that comes in components: strips of whole steps."""
     layout, split = panels(buffer), split_of(buffer)
     if split is None or layout is None:

@@ -27,7 +27,7 @@ from korch.tile.cpp_panels import in_group, in_rows, panel_width, panels, strips
 from korch.tile.cpp_pass import PassPrinter
 from korch.tile.cpp_sort import loop_head
 from korch.tile.cpp_split import SplitPrinter, bytes_of_components, is_split, print_product, reader_of, split_of
-from korch.tile.cpp_text import Writer, loop_end
+from korch.tile.cpp_text import CppWriter, loop_end
 from korch.tile.cpp_tiles import byte_tiles
 from korch.tile.index import Expr, add, constant, scale, substitute, var
 from korch.tile.memory import LINE_BYTES, computed_bytes
@@ -116,7 +116,7 @@ def tile_bytes(program: TileProgram, stage: Stage, buffer: Buffer) -> int:
 class StepPrinter:
     """The steps of one stage's tasks."""
 
-    def __init__(self, out: Writer, stage: Stage, given: Set[str]) -> None:
+    def __init__(self, out: CppWriter, stage: Stage, given: Set[str]) -> None:
         """Prepare the printers of all passes; `given` names the buffers that are only read."""
         self.out, self.stage, self.given = out, stage, given
         self.printers: list[PassPrinter] = []

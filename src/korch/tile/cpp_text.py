@@ -8,7 +8,7 @@ from typing import assert_never
 
 from korch.primitive.types import DType
 from korch.tile.growth import TextLimitError
-from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Times, Var
+from korch.tile.index import Atom, Choice, Expr, Quotient, Remainder, TableEntry, Times, Var
 from korch.tile.program import Axis, TileProgram
 
 MOST_CHARACTERS = 1 << 20
@@ -70,7 +70,7 @@ def loop_end(axis: Axis, high: int) -> str:
     return f"korch::smaller({high}, {total} - {axis.extent} * {outer})"
 
 
-class Writer:
+class CppWriter:
     """Lines of C++ with their indentation, the expressions in them, and the tables that those read.
 
     Attributes:
@@ -143,7 +143,7 @@ class Writer:
                 return f"(({self.expr(inner)}) / {divisor})"
             case Remainder(inner, divisor):
                 return f"(({self.expr(inner)}) % {divisor})"
-            case Entry(table, inner):
+            case TableEntry(table, inner):
                 name = self.tables.setdefault(table, f"table{len(self.tables)}")
                 return f"NAME_{name}[{self.expr(inner)}]"
             case Choice(inner, cases, otherwise):

@@ -51,7 +51,7 @@ class Remainder:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """The entry of a constant table at position `expr`."""
 
     table: tuple[int, ...]
@@ -85,7 +85,7 @@ class Times:
         return f"{self.factor}*({self.expr})"
 
 
-Atom = Var | Quotient | Remainder | Entry | Choice | Times
+Atom = Var | Quotient | Remainder | TableEntry | Choice | Times
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def entry(table: Sequence[int], expr: Expr, ranges: Ranges) -> Expr:
             if all(e == first + i // repeat for i, e in enumerate(entries)):
                 return add(Expr(first), quotient(expr, repeat, ranges))
             break
-    return Expr(0, ((Entry(entries, expr), 1),))
+    return Expr(0, ((TableEntry(entries, expr), 1),))
 
 
 def choice(expr: Expr, cases: Sequence[tuple[int, Expr]], otherwise: Expr, ranges: Ranges) -> Expr:
@@ -277,7 +277,7 @@ def breakpoints(expr: Expr, name: str, ranges: Ranges) -> set[int]:
         match atom:
             case Var():
                 pass
-            case Quotient(inner, _) | Remainder(inner, _) | Entry(_, inner):
+            case Quotient(inner, _) | Remainder(inner, _) | TableEntry(_, inner):
                 found |= breakpoints(inner, name, ranges)
             case Choice(inner, cases, otherwise):
                 found |= breakpoints(inner, name, ranges)
@@ -355,7 +355,7 @@ def _atom_variables(atom: Atom) -> frozenset[str]:
     match atom:
         case Var(name):
             return frozenset((name,))
-        case Quotient(inner, _) | Remainder(inner, _) | Entry(_, inner):
+        case Quotient(inner, _) | Remainder(inner, _) | TableEntry(_, inner):
             return inner.variables
         case Choice(inner, cases, otherwise):
             return inner.variables.union(otherwise.variables, *(p.variables for _, p in cases))
@@ -374,7 +374,7 @@ def _atom_bounds(atom: Atom, ranges: Ranges) -> tuple[int, int]:
             return low // divisor, high // divisor
         case Remainder(_, divisor):
             return 0, divisor - 1
-        case Entry(table, inner):
+        case TableEntry(table, inner):
             low, high = bounds(inner, ranges)
             seen = table[max(low, 0) : high + 1] or table
             return min(seen), max(seen)
@@ -396,7 +396,7 @@ def _substitute_atom(atom: Atom, values: Mapping[str, Expr], ranges: Ranges) -> 
             return quotient(substitute(inner, values, ranges), divisor, ranges)
         case Remainder(inner, divisor):
             return remainder(substitute(inner, values, ranges), divisor, ranges)
-        case Entry(table, inner):
+        case TableEntry(table, inner):
             return entry(table, substitute(inner, values, ranges), ranges)
         case Choice(inner, cases, otherwise):
             replaced = [(limit, substitute(then, values, ranges)) for limit, then in cases]

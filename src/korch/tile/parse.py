@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
-from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Times, Var
+from korch.tile.index import Atom, Choice, Expr, Quotient, Remainder, TableEntry, Times, Var
 from korch.tile.program import (
     Accumulate,
     Apply,
@@ -153,7 +153,7 @@ class _Tokens:
             self.need("[")
             expr = self.expr()
             self.need("]")
-            return Entry(table, expr)
+            return TableEntry(table, expr)
         if not self.take("("):
             return Var(self.name())
         expr = self.expr()

@@ -8,7 +8,7 @@ from typing import assert_never
 import numpy as np
 
 from korch.primitive.op import Array
-from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Times, Var
+from korch.tile.index import Atom, Choice, Expr, Quotient, Remainder, TableEntry, Times, Var
 from korch.tile.program import Axis, Inside
 
 
@@ -76,7 +76,7 @@ class Points:
                 return self.at(inner) // divisor
             case Remainder(inner, divisor):
                 return self.at(inner) % divisor
-            case Entry(table, inner):
+            case TableEntry(table, inner):
                 found: Array = np.asarray(table)[np.clip(self.at(inner), 0, len(table) - 1)]
                 return found
             case Choice(inner, cases, otherwise):

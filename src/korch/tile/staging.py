@@ -19,7 +19,7 @@ from korch.tile.emit import Emitter, Home, Index, physical_offset
 from korch.tile.index import ZERO, Expr, Ranges, add, constant, scale, var
 from korch.tile.loops import beside
 from korch.tile.program import Load
-from korch.tile.window import ROW_ELEMENTS, Row, pays, row_of
+from korch.tile.window import ROW_ELEMENTS, WindowRow, pays, row_of
 
 KEEP_OPS = frozenset(("exp", "log", "erf", "tanh", "sigmoid", "pow", "sin", "cos", "tan"))
 WIDEST_BLOCK = 1024
@@ -64,7 +64,7 @@ class Member:
     reduction: Primitive | None
     grid_axis: dict[int, int] = field(default_factory=dict)  # stage's grid axis -> own axis
     reads: frozenset[int] = frozenset()
-    row: Row | None = None  # windows that are reduced by columns first
+    row: WindowRow | None = None  # windows that are reduced by columns first
 
 
 @dataclass
@@ -183,7 +183,7 @@ class Staging:
             blocks |= self._rows(member, [a for a in kept if a != split_axis], block)
         return StageDraft([(member.type.shape[a], blocks.get(a, 1)) for a in kept], is_free=False)
 
-    def _row(self, member: Member, split_axis: int | None) -> Row | None:
+    def _row(self, member: Member, split_axis: int | None) -> WindowRow | None:
         """Return the row that windows are reduced in, columns first, if that pays."""
         attributes = member.reduction and member.reduction.attributes
         if not isinstance(attributes, PoolAttributes) or self.machine.is_device:
@@ -197,7 +197,9 @@ class Staging:
             return None
         return row
 
-    def _blocks_of_rows(self, member: Member, row: Row, kept: list[int], blocks: dict[int, int]) -> dict[int, int]:
+    def _blocks_of_rows(
+        self, member: Member, row: WindowRow, kept: list[int], blocks: dict[int, int]
+    ) -> dict[int, int]:
         """Return the blocks of a task that reduces windows in rows: whole rows, and what fits."""
         last = member.type.rank - 1
         found = {last: row.windows}

@@ -19,7 +19,7 @@ BYTE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ByteTable:
     """The entry of a byte is that of its bits from `shift` on.
 
     Attributes:
@@ -38,12 +38,12 @@ class Table:
         return tuple(np.array(self.entries, np.float32).view(np.uint32).tolist())
 
 
-def tables_of(ops: Sequence[TileOp]) -> Mapping[str, Table]:
+def tables_of(ops: Sequence[TileOp]) -> Mapping[str, ByteTable]:
     """Return the table of each value that becomes a float32 from four bits of a loaded byte, by its name."""
     every = np.arange(1 << BYTE, dtype=np.uint8)
     loads = {op.name: op.name for op in ops if isinstance(op, Load) and op.dtype is DType.U8}
     values: dict[str, Array] = dict.fromkeys(loads, every)
-    found: dict[str, Table] = {}
+    found: dict[str, ByteTable] = {}
     for op in ops if loads else ():
         if isinstance(op, Literal):
             values[op.name] = Typed().literal(op.dtype, op.value)
@@ -59,12 +59,12 @@ def tables_of(ops: Sequence[TileOp]) -> Mapping[str, Table]:
     return found
 
 
-def _table(byte: str, values: Array) -> Table | None:
+def _table(byte: str, values: Array) -> ByteTable | None:
     """Return the table of what 256 bytes become, or None if more than four bits count."""
     every = np.arange(1 << BYTE)
     for shift in range(0, BYTE - 1, 2):
         index = every >> shift & (1 << BITS) - 1
         entries = values[(np.arange(1 << BITS) << shift) & (1 << BYTE) - 1]
         if np.array_equal(entries[index], values):
-            return Table(byte, shift, tuple(entries.tolist()))
+            return ByteTable(byte, shift, tuple(entries.tolist()))
     return None

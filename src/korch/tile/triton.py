@@ -17,7 +17,7 @@ from dataclasses import replace
 from korch.primitive.types import DType
 from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram, read_by, refused, written_by
 from korch.tile.triton_blocks import BlockStage, stage_is_blocked
-from korch.tile.triton_launch import MANY_NUMBERS, Launch, PrintedProgram, numbers_of, warps_for
+from korch.tile.triton_launch import MANY_NUMBERS, PrintedProgram, StageLaunch, numbers_of, warps_for
 from korch.tile.triton_rows import RowStage, SplitStage
 from korch.tile.triton_text import COLUMNS, Coordinate, power_of_two
 
@@ -85,7 +85,7 @@ def stage_is_splittable(program: TileProgram, stage: Stage, processors: int) -> 
     return longest >= 4096 and single and is_handed_on
 
 
-class _FreeStage(Launch):
+class _FreeStage(StageLaunch):
     """A loop nest of stores: columns are its points, or a turned matrix is a tile."""
 
     def print(self) -> None:

@@ -34,7 +34,7 @@ from korch.tile.program import (
     TileProgram,
     written_by,
 )
-from korch.tile.triton_launch import Launch, PrintedProgram
+from korch.tile.triton_launch import PrintedProgram, StageLaunch
 from korch.tile.triton_text import COLUMNS, REDUCE, ROWS, STORED, Coordinate, axes_of, converted, literal, power_of_two
 
 SMALLEST = 16
@@ -54,7 +54,7 @@ PRECISION = {
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TileBlock:
     """A tile as a variable.
 
     Attributes:
@@ -109,14 +109,14 @@ def stage_is_blocked(stage: Stage) -> bool:
     return any(not isinstance(step, Pass) for step in stage.steps)
 
 
-class BlockStage(Launch):
+class BlockStage(StageLaunch):
     """A program per task; tiles are blocks."""
 
     def __init__(
         self, program: TileProgram, stage: Stage, comment: str, found: PrintedProgram, processors: int
     ) -> None:
         super().__init__(program, stage, comment, found, processors)
-        self.blocks: dict[str, Block] = {}
+        self.blocks: dict[str, TileBlock] = {}
         self.sides: dict[str, int] = {}
         for loops, step in stage.leaves:
             for axis in step.axes:
@@ -297,7 +297,7 @@ class BlockStage(Launch):
 
     def keep(self, place: At, frame: Frame, name: str, zero: frozenset[int]) -> None:
         """Say that a tile is a variable from now on."""
-        self.blocks[place.buffer] = Block(name, place.index.constant, frame.steps(place.index), frame.shape, zero)
+        self.blocks[place.buffer] = TileBlock(name, place.index.constant, frame.steps(place.index), frame.shape, zero)
 
 
 def _variable(buffer: str) -> str:

@@ -10,7 +10,7 @@ from korch.tile.triton_text import Text
 
 
 @dataclass(frozen=True, slots=True)
-class Printed:
+class PrintedLaunches:
     """One launch.
 
     Attributes:
@@ -39,7 +39,7 @@ class PrintedProgram:
         tables: names of constant tables and their entries.
     """
 
-    launches: list[Printed] = field(default_factory=list)
+    launches: list[PrintedLaunches] = field(default_factory=list)
     scratch: dict[str, tuple[DType, int]] = field(default_factory=dict)
     tables: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -63,7 +63,7 @@ class PrintedProgram:
         body = "\n".join(text.lines)
         source = f"@triton.jit\ndef NAME({parameters}):\n{head}{body}\n"
         buffers = tuple(renamed.get(name, name) for name in text.arguments)
-        self.launches.append(Printed(source, buffers, grid, warps, stages))
+        self.launches.append(PrintedLaunches(source, buffers, grid, warps, stages))
 
 
 MANY_NUMBERS = 12
@@ -85,7 +85,7 @@ def numbers_of(pass_: Pass) -> int:
     return max(sum(isinstance(op, Load) for op in pass_.ops), len(pass_.sinks))
 
 
-class Launch:
+class StageLaunch:
     """The launches of one stage; there are four kinds."""
 
     def __init__(

@@ -10,7 +10,7 @@ from korch.primitive.types import DType
 from korch.tile.identity import identity
 from korch.tile.index import Expr, add, scale, var
 from korch.tile.program import Accumulate, Axis, Level, Load, Pass, written_by
-from korch.tile.triton_launch import MANY_NUMBERS, Launch, numbers_of, warps_for
+from korch.tile.triton_launch import MANY_NUMBERS, StageLaunch, numbers_of, warps_for
 from korch.tile.triton_text import COLUMNS, COMPUTE, REDUCE, ROWS, STORED, Coordinate, literal, power_of_two
 
 MOST_SERIAL = 128
@@ -35,7 +35,7 @@ _COMBINE = {"sum": "{} + {}", "prod": "{} * {}", "max": "f.larger({}, {})", "min
 
 
 @dataclass
-class Row:
+class TileRows:
     """What is written of the rows of a tile, and what later passes may use again.
 
     Attributes:
@@ -55,7 +55,7 @@ class Row:
     memo: dict[str, str] = field(default_factory=dict)
 
 
-class RowStage(Launch):
+class RowStage(StageLaunch):
     """Rows are tasks; passes run over columns."""
 
     def print(self) -> None:
@@ -72,7 +72,7 @@ class RowStage(Launch):
             masks[0] = "r_inside"
         at = text.split("r", [(a.name, a.extent) for a in self.grid()], ROWS)
         at[TASK] = Coordinate("r", ROWS)
-        row = Row(rows, at, masks)
+        row = TileRows(rows, at, masks)
         passes = [self.addressed(pass_) for pass_ in stage.passes]
         for number, pass_ in enumerate(passes):
             later = [op for p in passes[number + 1 :] for op in p.ops if isinstance(op, Load)]
@@ -149,7 +149,7 @@ class RowStage(Launch):
             if buffer.level is Level.TILE and buffer.size > 1 and buffer.name in written_by(self.stage.steps):
                 self.found.scratch[buffer.name] = (buffer.dtype, buffer.size * self.stage.tasks)
 
-    def pass_(self, pass_: Pass, columns: int, row: Row, later: Sequence[Load]) -> None:
+    def pass_(self, pass_: Pass, columns: int, row: TileRows, later: Sequence[Load]) -> None:
         """Write a pass; `later` are the loads of those that follow."""
         text, depth = self.text, self.text.depth
         serial = [a for a in pass_.axes if pass_.is_reduction and not a.is_reduced]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from korch.primitive.types import DType
-from korch.tile.index import Atom, Choice, Entry, Expr, Quotient, Remainder, Times, Var, bounds
+from korch.tile.index import Atom, Choice, Expr, Quotient, Remainder, TableEntry, Times, Var, bounds
 from korch.tile.program import Apply, Inside, Literal, Load, Select, Sink, TileOp
 
 COMPUTE = {
@@ -282,7 +282,7 @@ class Text:
                 return self.once(f"(({self.expr(inner, at)}) // {divisor})")
             case Remainder(inner, divisor):
                 return self.once(f"(({self.expr(inner, at)}) % {divisor})")
-            case Entry(table, inner):
+            case TableEntry(table, inner):
                 name = self.tables.setdefault(table, f"c{len(self.tables)}")
                 place = self.expr(inner, at)
                 inside = f"({place} >= 0) & ({place} < {len(table)})"

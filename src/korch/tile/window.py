@@ -29,7 +29,7 @@ COLUMN, TAP = "c", "r"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class WindowRow:
     """How the windows of the last axis lie in a row with its borders.
 
     Attributes:
@@ -71,7 +71,7 @@ class Row:
         return add(scale(window, self.stride), scale(tap, self.dilation))
 
 
-def row_of(attributes: PoolAttributes, loop: str, inner: str, windows: int, columns: int) -> Row | None:
+def row_of(attributes: PoolAttributes, loop: str, inner: str, windows: int, columns: int) -> WindowRow | None:
     """Return the row of the last axis of windows; None if there is none.
 
     Args:
@@ -85,12 +85,12 @@ def row_of(attributes: PoolAttributes, loop: str, inner: str, windows: int, colu
     if taps == 1 or windows == 1 or begin < 0:
         return None
     steps = attributes.strides[-1], attributes.dilations[-1]
-    row = Row(loop, inner, windows, taps, *steps, begin, columns)
+    row = WindowRow(loop, inner, windows, taps, *steps, begin, columns)
     row = dataclasses.replace(row, columns=min(columns, row.size - begin))
     return row if row.columns > 0 else None
 
 
-def pays(attributes: PoolAttributes, row: Row, lanes: int) -> bool:
+def pays(attributes: PoolAttributes, row: WindowRow, lanes: int) -> bool:
     """Return whether columns and rows take less time than whole windows.
 
     Args:
@@ -116,7 +116,7 @@ class RowTile:
         return add(ZERO, *(scale(parts[name], s) for name, s in self.strides.items()))
 
 
-def place_rows(buffer: str, axes: Sequence[Axis], address: Expr, row: Row) -> RowTile:
+def place_rows(buffer: str, axes: Sequence[Axis], address: Expr, row: WindowRow) -> RowTile:
     """Return where the rows lie: with their axes in the order of the output's, vectors innermost.
 
     Args:
@@ -142,7 +142,7 @@ def border_pass(place: RowTile, op: str, dtype: DType) -> Pass:
     return Pass((Axis("f", place.size),), "", (fill,), (Store(place.buffer, var("f"), "x0"),))
 
 
-def row_pass(place: RowTile, row: Row, axes: Sequence[Axis], sink: Accumulate, dtype: DType) -> Pass:
+def row_pass(place: RowTile, row: WindowRow, axes: Sequence[Axis], sink: Accumulate, dtype: DType) -> Pass:
     """Return the pass that reduces the windows of the last axis.
 
     Args:

@@ -14,14 +14,14 @@ from korch.measure.expect import Expected
 from korch.measure.uncompiled import Uncompiled
 from korch.numerics import Difference, Differences, worst
 from korch.primitive.op import Array
-from korch.runtime.program import Step
+from korch.runtime.program import PlanStep
 from korch.runtime.report import OutputError, PlanResult, Report
 from korch.runtime.runnable import PlanExecutable
 from korch.search.result import PlanName
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PlanEntry:
     """A plan to validate.
 
     Attributes:
@@ -42,7 +42,7 @@ class Entry:
         return sum(cost for cost, _ in self.costs)
 
 
-Make = Callable[[Sequence[Step[Any]]], PlanExecutable]
+Make = Callable[[Sequence[PlanStep[Any]]], PlanExecutable]
 """Builds an executable of chosen kernels in order."""
 
 
@@ -55,7 +55,7 @@ class Result:
     less the lost time.
     """
 
-    entry: Entry
+    entry: PlanEntry
     executable: PlanExecutable | None
     times_ns: tuple[int, ...] = ()
     errors: Differences | None = None

@@ -12,7 +12,7 @@ from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.absence import Absence
 from korch.measure.record import summarize
 from korch.primitive.op import Array
-from korch.validation.plan import Entry, Result
+from korch.validation.plan import PlanEntry, Result
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Until:
     """
 
     deadline: Deadline = field(default_factory=Deadline)
-    needed_s: Callable[[Entry], float] = lambda entry: 0.0
+    needed_s: Callable[[PlanEntry], float] = lambda entry: 0.0
     tell: Callable[[str], None] = lambda text: None
     limits: SearchLimits = DEFAULT_LIMITS
 
-    def leaves_out(self, entry: Entry, build_s: float) -> bool:
+    def leaves_out(self, entry: PlanEntry, build_s: float) -> bool:
         """Return whether there is no time for a plan if building one takes so long."""
         left_s = self.deadline.left_s
         return left_s is not None and left_s < self.limits.build_safety * (build_s + self.needed_s(entry))

@@ -20,8 +20,8 @@ from korch.measure.meter import AnyMeter
 from korch.numerics import Differences, Standard
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
-from korch.runtime.program import Step
-from korch.validation.plan import Entry, Make, Result, Validation
+from korch.runtime.program import PlanStep
+from korch.validation.plan import Make, PlanEntry, Result, Validation
 from korch.validation.standard import has_opaque
 from korch.validation.timing import Until, time_all
 
@@ -50,7 +50,7 @@ class Trial:
 
 
 def validate_plans(
-    trial: Trial, entries: Sequence[Entry], meter: AnyMeter, make: Make, deadline: Deadline, limits: SearchLimits
+    trial: Trial, entries: Sequence[PlanEntry], meter: AnyMeter, make: Make, deadline: Deadline, limits: SearchLimits
 ) -> Validation:
     """Build, check and time plans.
 
@@ -70,7 +70,7 @@ def validate_plans(
     arrays = [standard.inputs[name] for name, _ in graph.inputs]
     timed_arrays = [trial.timed_with.get(name, array) for (name, _), array in zip(graph.inputs, arrays, strict=True)]
 
-    def attempt(entry: Entry) -> Result:
+    def attempt(entry: PlanEntry) -> Result:
         meter.tell(f"building and checking plan {str(entry.name)!r}")
         try:
             steps = steps_of(entry, meter)
@@ -89,7 +89,7 @@ def validate_plans(
             return Result(entry, None, refusal=str(error_found), is_uncompiled=is_uncompiled)
         return Result(entry, executable, errors=errors, refusal=_refusal(errors, refused, standard))
 
-    def needed_s(entry: Entry) -> float:
+    def needed_s(entry: PlanEntry) -> float:
         """Return the seconds to compile the kernels that were not measured."""
         return meter.compile_s([c for c, (_, done) in zip(entry.steps, entry.costs, strict=True) if not done])
 
@@ -134,7 +134,7 @@ def _refusal(errors: Differences, names: Sequence[str], standard: Standard) -> s
 
 
 def _validate_in_turn(
-    entries: Sequence[Entry], attempt: Callable[[Entry], Result], arrays: Sequence[Array], until: Until
+    entries: Sequence[PlanEntry], attempt: Callable[[PlanEntry], Result], arrays: Sequence[Array], until: Until
 ) -> list[Result]:
     """Build and time all plans in turn; large plans are compared two at a time.
 
@@ -144,7 +144,7 @@ def _validate_in_turn(
     results = [attempt(entry) for entry in entries[:1]]
     build_s = time.monotonic() - begun_s
 
-    def attempt_in_time(entry: Entry) -> Result:
+    def attempt_in_time(entry: PlanEntry) -> Result:
         if any(result.is_right for result in results) and until.leaves_out(entry, build_s):
             return Result(entry, None, refusal="the budget left no time to build it")
         return attempt(entry)
@@ -176,14 +176,14 @@ def _weights_bytes(result: Result) -> int:
     return 0 if result.executable is None else result.executable.plan.weights_bytes
 
 
-def _distinct(entries: Sequence[Entry]) -> list[Entry]:
-    found: dict[tuple[tuple[str, tuple[int, ...]], ...], Entry] = {}
+def _distinct(entries: Sequence[PlanEntry]) -> list[PlanEntry]:
+    found: dict[tuple[tuple[str, tuple[int, ...]], ...], PlanEntry] = {}
     for entry in entries:
         found.setdefault(tuple((c.key, c.group.outputs) for c in entry.steps), entry)
     return list(found.values())
 
 
-def steps_of(entry: Entry, meter: AnyMeter) -> list[Step[Any]]:
+def steps_of(entry: PlanEntry, meter: AnyMeter) -> list[PlanStep[Any]]:
     """Return the kernels of a plan.
 
     Raises:
@@ -194,5 +194,5 @@ def steps_of(entry: Entry, meter: AnyMeter) -> list[Step[Any]]:
         kernel = meter.kernel(candidate)
         if isinstance(kernel, Refusal):
             raise InfeasibleError(f"{candidate.provider} refuses a kernel: {kernel.reason}")
-        steps.append(Step(candidate, kernel, cost_ns, meter.bound_ns(candidate), is_measured))
+        steps.append(PlanStep(candidate, kernel, cost_ns, meter.bound_ns(candidate), is_measured))
     return steps

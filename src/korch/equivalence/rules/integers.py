@@ -47,7 +47,7 @@ class ProductMatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ProductWitness:
+class QuantizedProductWitness:
     """A product of dequantized bytes, and the scale of its sums: along no axis, one or two."""
 
     root: Primitive
@@ -64,7 +64,7 @@ def _match_product(view: View, root: Primitive) -> Iterator[ProductMatch]:
             yield ProductMatch(root, left, right)
 
 
-def _refuse_product(view: View, match: ProductMatch) -> ProductWitness | RuleRefusal:
+def _refuse_product(view: View, match: ProductMatch) -> QuantizedProductWitness | RuleRefusal:
     root, left, right = match.root, match.left, match.right
     if not {left.grid.dtype, right.grid.dtype} <= {*BYTES}:
         return RuleRefusal("the integers have more than 8 bits", root.output)
@@ -86,7 +86,7 @@ def _refuse_product(view: View, match: ProductMatch) -> ProductWitness | RuleRef
         scales = [AxisConstant(place, scales[0].vector * scales[1].vector)]
     if not all(_is_normal(scale.vector) for scale in scales):
         return RuleRefusal("a product of scales is no normal number", root.output)
-    return ProductWitness(root, left, right, tuple(scales))
+    return QuantizedProductWitness(root, left, right, tuple(scales))
 
 
 def _is_normal(vector: Array) -> bool:
@@ -94,7 +94,7 @@ def _is_normal(vector: Array) -> bool:
     return bool(((vector >= limits.tiny) & (vector <= limits.max)).all())
 
 
-def _build_product(writer: Writer, witness: ProductWitness) -> int:
+def _build_product(writer: Writer, witness: QuantizedProductWitness) -> int:
     root, verbs = witness.root, writer.verbs
     values = [ValueId(side.q) for side in (witness.left, witness.right)]
     zeros = [_zero(writer, side, root.op) for side in (witness.left, witness.right)]

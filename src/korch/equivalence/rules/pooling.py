@@ -127,7 +127,7 @@ _SUM_OF_LINEAR = op("pool_sum|reduce_sum", either(_LINEAR, op("add", _LINEAR, "s
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SumWitness:
+class PooledSumWitness:
     """The two primitives, and what to add: float64[channels] along an axis, or None."""
 
     root: Primitive
@@ -136,7 +136,7 @@ class SumWitness:
     axis: int
 
 
-def _refuse_sum(view: View, match: Found) -> SumWitness | RuleRefusal:
+def _refuse_sum(view: View, match: Found) -> PooledSumWitness | RuleRefusal:
     root, linear, shift = match.root, match.primitives["linear"], match.values.get("shift")
     attributes = root.attributes_as(ReduceAttributes, PoolAttributes)
     shape = view.shape(linear.output)
@@ -160,11 +160,11 @@ def _refuse_sum(view: View, match: Found) -> SumWitness | RuleRefusal:
     if any(is_read_elsewhere(view, v, inside) for v in (linear.output, root.inputs[0])):
         return RuleRefusal("the values before the sum are needed too", root.output)
     if shift is None:
-        return SumWitness(root, linear, None, axis)
+        return PooledSumWitness(root, linear, None, axis)
     constant = axis_constant(view, shift)
     if constant is None or constant.axis not in (None, axis):
         return RuleRefusal("the shift is not per channel", root.output)
-    return SumWitness(root, linear, np.asarray(constant.vector * count), axis)
+    return PooledSumWitness(root, linear, np.asarray(constant.vector * count), axis)
 
 
 def _is_pointwise(view: View, linear: Primitive) -> bool:
@@ -179,7 +179,7 @@ def _is_pointwise(view: View, linear: Primitive) -> bool:
     return is_one and {*a.strides} <= {1} and not any((*a.pads_begin, *a.pads_end))
 
 
-def _build_sum(writer: Writer, witness: SumWitness) -> int:
+def _build_sum(writer: Writer, witness: PooledSumWitness) -> int:
     root, linear = witness.root, witness.linear
     summed = writer.add(root.op, (linear.inputs[0],), root.attributes)
     mapped = writer.add(linear.op, (summed, linear.inputs[1]), linear.attributes)

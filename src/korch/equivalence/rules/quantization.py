@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from korch.equivalence.quantization import (
     Dequantized,
-    Grid,
+    QuantizationGrid,
     Quantized,
     dequantized,
     dequantized_by,
@@ -33,7 +33,7 @@ LARGEST_OF = ("pool_max", "reduce_max", "reduce_min")
 
 
 @dataclass(frozen=True, slots=True)
-class MoveMatch:
+class QuantizedMoveMatch:
     """A primitive, and what each of its inputs is dequantized from."""
 
     root: Primitive
@@ -47,19 +47,19 @@ class MoveWitness:
     root: Primitive
     inputs: tuple[int, ...]
     attributes: Attributes
-    grid: Grid
+    grid: QuantizationGrid
 
 
-def _match_move(view: View, root: Primitive) -> Iterator[MoveMatch]:
+def _match_move(view: View, root: Primitive) -> Iterator[QuantizedMoveMatch]:
     if not view.type(root.output).dtype.is_float:
         return
     found = [next(dequantized(view, value), None) for value in root.inputs]
     inner = tuple(item for item in found if item is not None)
     if len(inner) == len(root.inputs):
-        yield MoveMatch(root, inner)
+        yield QuantizedMoveMatch(root, inner)
 
 
-def _refuse_move(view: View, match: MoveMatch) -> MoveWitness | RuleRefusal:
+def _refuse_move(view: View, match: QuantizedMoveMatch) -> MoveWitness | RuleRefusal:
     root, found = match.root, match.inner
     first, attributes = found[0], root.attributes
     if any(not item.grid.equals(first.grid) for item in found[1:]):
@@ -75,13 +75,13 @@ def _refuse_move(view: View, match: MoveMatch) -> MoveWitness | RuleRefusal:
     return MoveWitness(root, tuple(item.q for item in found), attributes, grid)
 
 
-def _exact_level(grid: Grid, number: float) -> int | None:
+def _exact_level(grid: QuantizationGrid, number: float) -> int | None:
     """Return the integer that stands for a number exactly, None if none does."""
     level = grid.level(number)
     return level if grid.number(level) == number else None
 
 
-def _moved_grid(view: View, root: Primitive, grid: Grid) -> Grid | None:
+def _moved_grid(view: View, root: Primitive, grid: QuantizationGrid) -> QuantizationGrid | None:
     """Return a grid that varies along an axis after a move, None if the axis does not stay as it is."""
     old, new = view.shape(root.inputs[0]), view.shape(root.output)
     axes: list[int | None] = [None] * len(old)
@@ -118,7 +118,7 @@ MOVE_COMES_BEFORE_DEQUANTIZATION = Rule(
 )
 
 
-def _refuse_largest(view: View, match: MoveMatch) -> MoveWitness | RuleRefusal:
+def _refuse_largest(view: View, match: QuantizedMoveMatch) -> MoveWitness | RuleRefusal:
     (found,) = match.inner
     if not found.grid.is_uniform:
         return RuleRefusal("compared elements have different scales", match.root.output)
@@ -152,7 +152,7 @@ class BoundWitness:
     root: Primitive
     inputs: tuple[int, ...]
     level: int | None
-    grid: Grid
+    grid: QuantizationGrid
 
 
 def _match_bound(view: View, root: Primitive) -> Iterator[BoundMatch]:
@@ -237,7 +237,7 @@ class PartsWitness:
 
     parts: tuple[int, ...]
     axis: ConcatAttributes
-    grid: Grid
+    grid: QuantizationGrid
 
 
 Rounded = tuple[Quantized, Primitive]
@@ -312,8 +312,8 @@ class UnsignedWitness:
     """What is rounded, and the unsigned grids on which it is quantized and dequantized."""
 
     x: int
-    first: Grid
-    then: Grid
+    first: QuantizationGrid
+    then: QuantizationGrid
     dtype: DType
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from korch.candidate.candidate import Candidate
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
-from korch.cuda.kernel import Call, CudaKernel
+from korch.cuda.kernel import CudaKernel, TorchCall
 from korch.cuda.target import CudaTarget, nominal_target
 from korch.deadline import Deadline
 from korch.measure.calibrate import Rates
@@ -147,7 +147,7 @@ def _job(
     ]
     buffers += [{"kind": "table", "bytes": 4 * len(table), "table": list(table)} for table in kernel.tables]
     step = kernel.steps[0] if kernel.steps else None
-    call = {"symbol": step.symbol, "source": step.source} if isinstance(step, Call) else None
+    call = {"symbol": step.symbol, "source": step.source} if isinstance(step, TorchCall) else None
     launches = []
     for launch in kernel.launches:
         cubin = cubins[launch.symbol]

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from korch.cuda.driver import Function
-from korch.cuda.engine import Engine, build_engine
+from korch.cuda.driver import CudaFunction
+from korch.cuda.engine import TensorRtEngine, build_engine
 from korch.cuda.flags import library_flags
 from korch.cuda.layout import TORCH_TYPES, strided
 from korch.cuda.module import load_call
@@ -182,7 +182,7 @@ def _engine_maker(job: dict[str, Any], allow_tf32: bool) -> Make:
     names = [f"i{i}" if i < inputs else f"o{i - inputs}" for i in given]
 
     def make(buffers: list[Any], stream: Any) -> Callable[[], None]:
-        engine = Engine(image, names)
+        engine = TensorRtEngine(image, names)
         tensors = [buffers[i] for i in given]
 
         def run() -> None:
@@ -213,7 +213,7 @@ def _call_maker(torch: Any, job: dict[str, Any]) -> Make:
 
 def _launch_maker(job: dict[str, Any]) -> Make:
     functions = [
-        Function(Path(step["path"]).read_bytes(), step["symbol"], step["shared_bytes"], step["warps"])
+        CudaFunction(Path(step["path"]).read_bytes(), step["symbol"], step["shared_bytes"], step["warps"])
         for step in job["launches"]
     ]
 

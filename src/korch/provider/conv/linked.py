@@ -12,7 +12,7 @@ from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.primitive.op import Category
 from korch.provider.conv.rows import lines_of_task
-from korch.provider.conv.vectors import WINDOWS, Plan, image_layouts, image_position, layouts_of
+from korch.provider.conv.vectors import WINDOWS, OfferPlan, image_layouts, image_position, layouts_of
 from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.matrix_units import STEP_BYTES, TOGETHER, components_layout
 from korch.provider.provider import SPLIT, Kernel
@@ -51,14 +51,14 @@ COMPONENTS_SHARE, SPLIT_SHARE = 0.6, 0.3
 """The parts of the level-2 cache for components of weights, and for the rows between convolutions beside these."""
 
 
-def chain_plans(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
+def chain_plans(group: Group, target: Target) -> tuple[OfferPlan, ...] | Refusal:
     """Return the ways to compute a group with several convolutions, or why there is none."""
     image = _refused_or_image(group, target)
     if isinstance(image, Refusal):
         return image
     root, machine = group.body.linear[-1], Machine(target.lanes, target.threads)
     is_added = len(group.body.consumers[group.body.inputs[image][1]]) > 1  # then its layout matters there, too
-    plans: list[Plan] = []
+    plans: list[OfferPlan] = []
     refusal = Refusal("no layout fits both the inputs and the outputs")
     blockings: tuple[tuple[str, ChainBlocking], ...] = ()  # they are the same for all layouts
     for source, sink in image_layouts(group.input_types[image], group.body.types[root.output], target):
@@ -73,7 +73,7 @@ def chain_plans(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
             continue
         for variant, blocking in blockings:
             inputs = _packed(group, chain, layouts[0], blocking, target)
-            plans.append(Plan(Offer(inputs, layouts[1], f"{WINDOWS} {variant}"), layouts, blocking))
+            plans.append(OfferPlan(Offer(inputs, layouts[1], f"{WINDOWS} {variant}"), layouts, blocking))
         if target.isa == "amx" and _suits_matrix_units(chain, target):
             plans += _split_plans(group, chain, layouts, target)
     return tuple(plans) or refusal
@@ -91,7 +91,7 @@ def _suits_matrix_units(chain: Chain, target: Target) -> bool:
     return is_kept and all(max(pair) >= n for pair, n in zip(channels, least, strict=True))
 
 
-def _split_plans(group: Group, chain: Chain, layouts: Layouts, target: Target) -> Iterator[Plan]:
+def _split_plans(group: Group, chain: Chain, layouts: Layouts, target: Target) -> Iterator[OfferPlan]:
     """Yield the way to compute a chain on matrix units, if what they multiply can be read so."""
     last = chain.links[-1]
     rows = lines_of_task(last.rows.out, last.rows.out, last.images, target.threads)
@@ -106,10 +106,10 @@ def _split_plans(group: Group, chain: Chain, layouts: Layouts, target: Target) -
         return
     vector_flop = sum(group.body.work_flop(link.root) for link in chain.links if not link.can_be_split)
     inputs = _packed(group, chain, layouts[0], blocking, target)
-    yield Plan(Offer(inputs, layouts[1], SPLIT, 0, ALL_PAIRS, vector_flop), layouts, blocking)
+    yield OfferPlan(Offer(inputs, layouts[1], SPLIT, 0, ALL_PAIRS, vector_flop), layouts, blocking)
 
 
-def chain_kernel(group: Group, plan: Plan, target: Target) -> Kernel | Refusal:
+def chain_kernel(group: Group, plan: OfferPlan, target: Target) -> Kernel | Refusal:
     """Print the kernel of a plan, or return why what stands around the convolutions can't be computed with them.
 
     Offers ask that of the last convolution only, and of one layout unless the image is read again after the first, as

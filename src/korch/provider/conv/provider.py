@@ -11,7 +11,7 @@ from korch.provider.conv.bytes import ByteConvolutions, multiplies_bytes
 from korch.provider.conv.chains import chain_groups
 from korch.provider.conv.linked import chain_kernel, chain_plans
 from korch.provider.conv.split import split_plans
-from korch.provider.conv.vectors import Plan, plans_of
+from korch.provider.conv.vectors import OfferPlan, plans_of
 from korch.provider.provider import Kernel
 from korch.target import Target
 
@@ -25,10 +25,10 @@ class ConvProvider:
 
     def __init__(self) -> None:
         """Begin without plans; those of offered groups are kept until they are built."""
-        self._plans: dict[tuple[str, Target], tuple[Plan, ...] | Refusal] = {}
+        self._plans: dict[tuple[str, Target], tuple[OfferPlan, ...] | Refusal] = {}
         self._bytes = ByteConvolutions()
 
-    def _windows(self, group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
+    def _windows(self, group: Group, target: Target) -> tuple[OfferPlan, ...] | Refusal:
         """Return the ways to compute a group with one convolution by a tile program."""
         key = (group.key, target)
         if key not in self._plans:

@@ -13,7 +13,14 @@ from collections.abc import Iterator
 from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout
-from korch.provider.conv.vectors import Plan, image_layouts, image_position, is_dense_image, layouts_of, packed_weights
+from korch.provider.conv.vectors import (
+    OfferPlan,
+    image_layouts,
+    image_position,
+    is_dense_image,
+    layouts_of,
+    packed_weights,
+)
 from korch.provider.gemm.vectors import require_rows
 from korch.provider.matrix_units import COMPONENT_BYTES, TOGETHER
 from korch.provider.provider import SPLIT
@@ -50,7 +57,7 @@ STAY_SHARE, BLOCK_SHARE = 0.5, 0.2
 """The parts of the level-2 cache for split operands that stay, and for those of the rows that go by."""
 
 
-def split_plans(group: Group, target: Target) -> tuple[Plan, ...]:
+def split_plans(group: Group, target: Target) -> tuple[OfferPlan, ...]:
     """Return the ways to compute a group with one dense convolution of images on matrix units."""
     if not is_dense_image(group) or not _suits_matrix_units(group):
         return ()
@@ -74,7 +81,7 @@ def split_plans(group: Group, target: Target) -> tuple[Plan, ...]:
             continue
         inputs = list(layouts[0])
         inputs[weights] = Layout((0, 2, 3, 1), ((0, TOGETHER),))
-        plans.append(Plan(Offer(tuple(inputs), layouts[1], SPLIT, pairs=pairs), layouts, blocking))
+        plans.append(OfferPlan(Offer(tuple(inputs), layouts[1], SPLIT, pairs=pairs), layouts, blocking))
     return tuple(plans)
 
 

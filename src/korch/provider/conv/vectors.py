@@ -52,7 +52,7 @@ VARIANTS = ("rows", "channels")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OfferPlan:
     """An offer, and how its kernel is computed: the layouts, of which that of weights in panels counts as plain."""
 
     offer: Offer
@@ -89,7 +89,7 @@ def is_dense_image(group: Group) -> bool:
     return is_dense and body.types[root.output].rank == 4 and packed_weights(group, root) is not None
 
 
-def plans_of(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
+def plans_of(group: Group, target: Target) -> tuple[OfferPlan, ...] | Refusal:
     """Return the ways to compute a group with one convolution, or why there is none."""
     root = root_of(group, "conv")
     if isinstance(root, Refusal):
@@ -110,7 +110,7 @@ def plans_of(group: Group, target: Target) -> tuple[Plan, ...] | Refusal:
             for position, layout in way.panels:
                 inputs[position] = layout
             offer = Offer(tuple(inputs), layouts[1], f"{WINDOWS} {way.variant}")
-            plans.append(Plan(offer, layouts, way.blocking))
+            plans.append(OfferPlan(offer, layouts, way.blocking))
     reasons = [refusal for refusal in refusals.values() if refusal is not None]
     return tuple(plans) or (reasons or [Refusal("no layout fits both the inputs and the outputs")])[-1]
 

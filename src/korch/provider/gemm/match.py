@@ -13,7 +13,7 @@ MOVES = ("transpose", "reshape", "slice", "take")
 
 
 @dataclass(frozen=True, eq=False)
-class Product:
+class MatchedProduct:
     """A product: the positions of the two inputs that it reads, perhaps moved."""
 
     primitive: Primitive
@@ -21,7 +21,7 @@ class Product:
     b: int
 
 
-def match_group(group: Group) -> Product | Refusal:
+def match_group(group: Group) -> MatchedProduct | Refusal:
     """Return what a group is, or why it is not a matrix product."""
     root = root_of(group, "matmul")
     if isinstance(root, Refusal):
@@ -33,7 +33,7 @@ def match_group(group: Group) -> Product | Refusal:
     a, b = (source_of(group, value) for value in root.inputs)
     if a is None or b is None:
         return Refusal("an operand is computed in the group")
-    return Product(root, a, b)
+    return MatchedProduct(root, a, b)
 
 
 def source_of(group: Group, value: int) -> int | None:

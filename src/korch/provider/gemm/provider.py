@@ -18,7 +18,7 @@ from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.types import DType, ValueType
 from korch.provider.content import content_version
 from korch.provider.gemm.gathered import AROUND_GATHERED, build_gathered, offer_gathered
-from korch.provider.gemm.match import Product, is_widened, match_group
+from korch.provider.gemm.match import MatchedProduct, is_widened, match_group
 from korch.provider.gemm.stored import STORED, build_stored, offer_stored
 from korch.provider.gemm.units import columns_in_steps, is_split_right, split_program_of, split_right, tiled_program_of
 from korch.provider.gemm.vectors import require_neighbours, schedule_of
@@ -124,14 +124,14 @@ def _other_product(group: Group) -> tuple[OfferOf, BuildOf] | None:
     return OTHERS.get(linear[0].op) if len(linear) == 1 else None
 
 
-def _positions_after(group: Group, found: Product) -> list[int]:
+def _positions_after(group: Group, found: MatchedProduct) -> list[int]:
     """Return the positions of the inputs that may be read after the product, and not only as its operands."""
     body = group.body
     alone = {i for i in (found.a, found.b) if len(body.consumers[body.inputs[i][1]]) == 1}
     return [i for i in range(len(group.inputs)) if i not in alone]
 
 
-def _refusal(group: Group, found: Product, layouts: Layouts, target: Target) -> Refusal | None:
+def _refusal(group: Group, found: MatchedProduct, layouts: Layouts, target: Target) -> Refusal | None:
     """Return why layouts don't fit: operands are only moved inputs, so what follows the product decides."""
     contraction = contraction_of(group, found.primitive, last=False)
     try:
@@ -148,7 +148,7 @@ def _strips(rank: int, columns: int, terms: int = 1) -> Layout:
     return Layout(order, ((rank - 1, columns), *group))
 
 
-def _can_split(group: Group, found: Product, target: Target) -> bool:
+def _can_split(group: Group, found: MatchedProduct, target: Target) -> bool:
     """Return whether matrix units may pay: where tiles of results are mostly full, or little is computed for each."""
     _, m, n, terms = _sizes(group, found)
     if is_of_bytes(group.body, found.primitive):
@@ -159,7 +159,7 @@ def _can_split(group: Group, found: Product, target: Target) -> bool:
     return target.sums_components(pairs) and m >= rows and min(n - 1, terms) >= TOGETHER // 2
 
 
-def _ways(group: Group, found: Product, target: Target) -> list[Way]:
+def _ways(group: Group, found: MatchedProduct, target: Target) -> list[Way]:
     """Return what may multiply.
 
     A constant right operand is split at build time. Three components have 1.5 times the bytes of a float32. A product
@@ -195,7 +195,7 @@ def _layouts(group: Group, target: Target) -> Iterator[Layouts]:
             yield chosen
 
 
-def _packed(group: Group, found: Product, target: Target, way: Way) -> Layout | None:
+def _packed(group: Group, found: MatchedProduct, target: Target, way: Way) -> Layout | None:
     """Return the layout of a right operand that is packed before, or None."""
     if not _is_packed(group, found, by_batch=way is Way.VECTORS):
         return None
@@ -212,7 +212,7 @@ def _packed(group: Group, found: Product, target: Target, way: Way) -> Layout | 
     return _strips(rank, blocking.panels, terms)
 
 
-def _program(group: Group, found: Product, target: Target, layouts: Layouts, way: Way) -> TileProgram:
+def _program(group: Group, found: MatchedProduct, target: Target, layouts: Layouts, way: Way) -> TileProgram:
     packed, root = _packed(group, found, target, way), found.primitive
     if way is Way.VECTORS:
         schedule, blocking = schedule_of(group, root, layouts, target, packed is not None)
@@ -222,7 +222,7 @@ def _program(group: Group, found: Product, target: Target, layouts: Layouts, way
     return split_program_of(group, root, layouts, target, packed, found.b)
 
 
-def _is_packed(group: Group, found: Product, by_batch: bool = False) -> bool:
+def _is_packed(group: Group, found: MatchedProduct, by_batch: bool = False) -> bool:
     """Return whether the right operand is constant, as it came or only widened, and is packed before.
 
     It is one matrix for all batches; or, if asked for, each batch has its own, in whole panels of vectors.
@@ -237,7 +237,7 @@ def _is_packed(group: Group, found: Product, by_batch: bool = False) -> bool:
     return is_constant and (math.prod(shape[:-2]) == 1 or is_own)
 
 
-def _sizes(group: Group, found: Product) -> tuple[int, int, int, int]:
+def _sizes(group: Group, found: MatchedProduct) -> tuple[int, int, int, int]:
     """Return batch, m, n and terms; batches that share the right operand are rows."""
     *batch, m, n = group.body.types[found.primitive.output].shape
     return math.prod(batch), m, n, group.body.types[found.primitive.inputs[0]].shape[-1]

@@ -12,7 +12,7 @@ from typing import Any
 
 from korch.candidate.layout import Layout
 from korch.libraries import find_headers, find_library, load_globally
-from korch.provider.onednn.call import ANY, Answer, Call, Dims, Eltwise, Tensor
+from korch.provider.onednn.call import ANY, CallTensor, Dims, Eltwise, LibraryAnswer, PrimitiveCall
 
 _SUCCESS = 0
 _CPU = 1
@@ -53,7 +53,7 @@ class OneDnn:
         self._library.dnnl_memory_desc_get_size.restype = ctypes.c_size_t
 
     @lru_cache(maxsize=1 << 16)  # noqa: B019 - one library per process
-    def ask(self, call: Call, threads: int) -> Answer | None:
+    def ask(self, call: PrimitiveCall, threads: int) -> LibraryAnswer | None:
         """Return how a call would be run, or None if it can't be.
 
         Args:
@@ -68,7 +68,7 @@ class OneDnn:
         finally:
             self._library.omp_set_num_threads(before)
 
-    def _ask(self, call: Call, stack: ExitStack) -> Answer | None:
+    def _ask(self, call: PrimitiveCall, stack: ExitStack) -> LibraryAnswer | None:
         descs = [self._desc(tensor, stack) for tensor in call.tensors]
         bias = self._desc(call.bias, stack) if call.bias is not None else ctypes.c_void_p()
         attributes = self._attributes(call, stack)
@@ -86,13 +86,13 @@ class OneDnn:
         )
         weights = self._tensor_of(made, "dnnl_query_weights_md")
         workspace = self._tensor_of(made, "dnnl_query_scratchpad_md")
-        return Answer(
+        return LibraryAnswer(
             (name.value or b"").decode(),
             self._layout(weights) if weights and len(call.tensors) > 2 else None,
             int(self._library.dnnl_memory_desc_get_size(workspace)) if workspace else 0,
         )
 
-    def _create(self, call: Call, made: Any, descs: Sequence[Any], bias: Any, attributes: Any) -> int:
+    def _create(self, call: PrimitiveCall, made: Any, descs: Sequence[Any], bias: Any, attributes: Any) -> int:
         library, engine = self._library, self._engine
         steps = [(ctypes.c_int64 * _MOST_AXES)(*step) for step in call.steps]
         algorithm = self._algorithms.get(f"dnnl_{call.algorithm}", 0)
@@ -114,7 +114,7 @@ class OneDnn:
                 arguments = (*head, *descs[:2], bias, descs[2], *steps)
         return int(create(*arguments, attributes))
 
-    def _attributes(self, call: Call, stack: ExitStack) -> Any:
+    def _attributes(self, call: PrimitiveCall, stack: ExitStack) -> Any:
         attributes, post = ctypes.c_void_p(), ctypes.c_void_p()
         self._check(self._library.dnnl_primitive_attr_create(ctypes.byref(attributes)))
         stack.callback(self._library.dnnl_primitive_attr_destroy, attributes)
@@ -137,7 +137,7 @@ class OneDnn:
         status = self._library.dnnl_primitive_attr_set_post_ops(attributes, post)
         return attributes if status == _SUCCESS else None
 
-    def _desc(self, tensor: Tensor, stack: ExitStack) -> Any:
+    def _desc(self, tensor: CallTensor, stack: ExitStack) -> Any:
         desc = ctypes.c_void_p()
         sizes = (ctypes.c_int64 * _MOST_AXES)(*tensor.dims)
         head = (ctypes.byref(desc), len(tensor.dims), sizes, _F32)
@@ -191,7 +191,7 @@ class OneDnn:
         alike = sorted(self._alike.get(_key(layout), ()), key=lambda tag: tag != str(layout))
         for tag in alike:
             with ExitStack() as stack:
-                again = self._desc(Tensor(0, dims, tag), stack)
+                again = self._desc(CallTensor(0, dims, tag), stack)
                 if again is not None and self._library.dnnl_memory_desc_equal(desc, again):
                     return Layout.parse(tag)
         return None

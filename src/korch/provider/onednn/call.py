@@ -13,7 +13,7 @@ ANY = "any"
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class CallTensor:
     """A tensor of a primitive.
 
     Attributes:
@@ -42,11 +42,11 @@ class Binary:
     """A post-operation with another tensor, whose dims broadcast to the output's."""
 
     kind: str
-    other: Tensor
+    other: CallTensor
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PrimitiveCall:
     """A primitive with all that it is made of.
 
     Attributes:
@@ -60,14 +60,14 @@ class Call:
 
     kind: str
     algorithm: str
-    tensors: tuple[Tensor, ...]
-    bias: Tensor | None = None
+    tensors: tuple[CallTensor, ...]
+    bias: CallTensor | None = None
     steps: tuple[Dims, ...] = ()
     post: tuple[Eltwise | Binary, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LibraryAnswer:
     """How the library would run a call.
 
     Attributes:

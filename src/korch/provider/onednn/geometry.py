@@ -10,11 +10,11 @@ from korch.candidate.layout import Layout
 from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
 from korch.primitive.ops.reduce import PoolAttributes
 from korch.primitive.types import row_major_strides
-from korch.provider.onednn.call import ANY, Binary, Call, Dims, Eltwise, Tensor
+from korch.provider.onednn.call import ANY, Binary, CallTensor, Dims, Eltwise, PrimitiveCall
 from korch.provider.onednn.match import MatrixView, OneDnnOp, Other
 
 
-def describe(group: Group, found: OneDnnOp, x: Layout, y: Layout, weights: Layout | None = None) -> Call:
+def describe(group: Group, found: OneDnnOp, x: Layout, y: Layout, weights: Layout | None = None) -> PrimitiveCall:
     """Return the call for a match.
 
     Args:
@@ -26,8 +26,8 @@ def describe(group: Group, found: OneDnnOp, x: Layout, y: Layout, weights: Layou
             library, the plain layout for their order in the model.
     """
     source = _tensor(group, found.inputs[0], x)
-    target = Tensor(len(group.inputs), group.output_types[0].shape, str(y))
-    tensors: tuple[Tensor, ...] = (source, target)
+    target = CallTensor(len(group.inputs), group.output_types[0].shape, str(y))
+    tensors: tuple[CallTensor, ...] = (source, target)
     if found.op == "matmul":
         a, b, product = (
             _viewed(buffer, view) for buffer, view in zip((*found.inputs, len(group.inputs)), found.views, strict=True)
@@ -45,7 +45,7 @@ def describe(group: Group, found: OneDnnOp, x: Layout, y: Layout, weights: Layou
     }
     bias = _bias(group, found) if found.bias is not None else None
     post = tuple(_post(operation, group, found, y) for operation in found.post)
-    return Call(kind, algorithms.get(found.op, ""), tensors, bias, _steps(found), post)
+    return PrimitiveCall(kind, algorithms.get(found.op, ""), tensors, bias, _steps(found), post)
 
 
 def weights_axes(group: Group, found: OneDnnOp) -> Dims:
@@ -82,17 +82,17 @@ def model_layout(layout: Layout, dims: Dims, axes: Dims) -> Layout | None:
     return Layout(tuple(axes[axis] for axis in order), tuple((axes[axis], size) for axis, size in blocks))
 
 
-def _tensor(group: Group, position: int, layout: Layout) -> Tensor:
-    return Tensor(position, group.input_types[position].shape, str(layout))
+def _tensor(group: Group, position: int, layout: Layout) -> CallTensor:
+    return CallTensor(position, group.input_types[position].shape, str(layout))
 
 
-def _with_form(tensor: Tensor, weights: Layout | None) -> Tensor:
+def _with_form(tensor: CallTensor, weights: Layout | None) -> CallTensor:
     if weights is None:
-        return Tensor(tensor.buffer, tensor.dims, ANY)
-    return tensor if weights.is_plain else Tensor(tensor.buffer, tensor.dims, str(weights))
+        return CallTensor(tensor.buffer, tensor.dims, ANY)
+    return tensor if weights.is_plain else CallTensor(tensor.buffer, tensor.dims, str(weights))
 
 
-def _viewed(buffer: int, view: MatrixView) -> Tensor:
+def _viewed(buffer: int, view: MatrixView) -> CallTensor:
     """Return a tensor of a matrix product, as it lies in the model.
 
     A matrix of one row may lie in any order, but oneDNN takes a row that is no longer than an
@@ -103,10 +103,10 @@ def _viewed(buffer: int, view: MatrixView) -> Tensor:
     steps = [strides[axis] for axis in view.perm]
     if dims[-2] == 1:
         steps[-2] = max(steps[-2], dims[-1] * steps[-1])
-    return Tensor(buffer, dims, tuple(steps))
+    return CallTensor(buffer, dims, tuple(steps))
 
 
-def _conv_weights(group: Group, found: OneDnnOp) -> Tensor:
+def _conv_weights(group: Group, found: OneDnnOp) -> CallTensor:
     """Return the weights as they lie in the model.
 
     With groups oneDNN's weights have an axis more, in front; those of a transposed convolution are
@@ -124,16 +124,16 @@ def _conv_weights(group: Group, found: OneDnnOp) -> Tensor:
         i = len(shape) - len(attributes.strides) - 2
         shape = (*shape[:i], shape[i + 1], shape[i], *shape[i + 2 :])
         strides = (*strides[:i], strides[i + 1], strides[i], *strides[i + 2 :])
-    return Tensor(position, shape, strides)
+    return CallTensor(position, shape, strides)
 
 
-def _bias(group: Group, found: OneDnnOp) -> Tensor:
+def _bias(group: Group, found: OneDnnOp) -> CallTensor:
     position = found.bias or 0
     size = math.prod(group.input_types[position].shape)
     if found.op != "matmul":
-        return Tensor(position, (size,), "a")
+        return CallTensor(position, (size,), "a")
     rank = len(found.views[-1].perm)
-    return Tensor(position, (1,) * (rank - 1) + (size,), str(Layout.plain(rank)))
+    return CallTensor(position, (1,) * (rank - 1) + (size,), str(Layout.plain(rank)))
 
 
 def follows_output(group: Group, found: OneDnnOp, operation: Other) -> bool:
@@ -147,7 +147,7 @@ def _post(operation: Eltwise | Other, group: Group, found: OneDnnOp, y: Layout) 
         return operation
     is_full = follows_output(group, found, operation)
     layout = y if is_full else Layout.plain(len(operation.dims))
-    return Binary(operation.kind, Tensor(operation.input, operation.dims, str(layout)))
+    return Binary(operation.kind, CallTensor(operation.input, operation.dims, str(layout)))
 
 
 def _steps(found: OneDnnOp) -> tuple[Dims, ...]:

@@ -15,7 +15,7 @@ from korch.candidate.layout import Layout, layout_choices
 from korch.candidate.shape import FUSED, around
 from korch.provider.content import content_version
 from korch.provider.onednn.api import OneDnn
-from korch.provider.onednn.call import Call
+from korch.provider.onednn.call import PrimitiveCall
 from korch.provider.onednn.geometry import describe, follows_output, model_layout, weights_axes
 from korch.provider.onednn.match import OneDnnOp, Other, match_group
 from korch.provider.onednn.source import print_source
@@ -77,7 +77,7 @@ class OneDnnProvider:
 
     def _calls(
         self, group: Group, found: OneDnnOp, target: Target, only: Offer | None = None
-    ) -> Iterator[tuple[Offer, Call]]:
+    ) -> Iterator[tuple[Offer, PrimitiveCall]]:
         """Yield each offer with its call, weights in a layout of their own."""
         for x, y in _layouts(group, found, target):
             if only is not None and (only.inputs[found.inputs[0]], only.outputs[0]) != (x, y):
@@ -87,7 +87,7 @@ class OneDnnProvider:
 
     def _calls_in(
         self, group: Group, found: OneDnnOp, target: Target, x: Layout, y: Layout, is_lone: bool
-    ) -> Iterator[tuple[Offer, Call]]:
+    ) -> Iterator[tuple[Offer, PrimitiveCall]]:
         """Yield the calls between two layouts."""
         if len(found.inputs) == 1:
             offer, call = _offer(group, found, (x,), y), describe(group, found, x, y)
@@ -115,8 +115,8 @@ class OneDnnProvider:
         yield from self._legal(offer, call, target, is_lone and x.is_plain and y.is_plain)
 
     def _legal(
-        self, offer: Offer | None, call: Call, target: Target, allow_reference: bool
-    ) -> Iterator[tuple[Offer, Call]]:
+        self, offer: Offer | None, call: PrimitiveCall, target: Target, allow_reference: bool
+    ) -> Iterator[tuple[Offer, PrimitiveCall]]:
         """Yield an offer with its call if the library has code for it."""
         answer = None if offer is None else self._library.ask(call, target.threads)
         if offer is not None and answer is not None and (allow_reference or not answer.is_reference):
@@ -136,7 +136,7 @@ def _layouts(group: Group, found: OneDnnOp, target: Target) -> Iterator[tuple[La
                 yield x, y
 
 
-def _with_weights(call: Call, tag: str) -> Call:
+def _with_weights(call: PrimitiveCall, tag: str) -> PrimitiveCall:
     x, w, y = call.tensors
     return replace(call, tensors=(x, replace(w, form=tag), y))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from korch.provider.onednn.call import Call, Dims, Eltwise, Tensor
+from korch.provider.onednn.call import CallTensor, Dims, Eltwise, PrimitiveCall
 
 _NAMES = ("x", "w", "y")
 
 
-def print_source(call: Call, workspace: int, workspace_bytes: int, comment: str) -> str:
+def print_source(call: PrimitiveCall, workspace: int, workspace_bytes: int, comment: str) -> str:
     """Return the source, with NAME where the symbol is to stand.
 
     Args:
@@ -36,7 +36,7 @@ extern "C" void NAME_destroy(void* state) {{ korch_onednn::destroy(state); }}
 """
 
 
-def _create(call: Call, workspace: int, workspace_bytes: int) -> Iterator[str]:
+def _create(call: PrimitiveCall, workspace: int, workspace_bytes: int) -> Iterator[str]:
     has_weights = len(call.tensors) > 2
     names = _NAMES if has_weights else ("x", "y")
     arguments = {"x": "DNNL_ARG_SRC", "w": "DNNL_ARG_WEIGHTS", "y": "DNNL_ARG_DST"}
@@ -63,7 +63,7 @@ def _create(call: Call, workspace: int, workspace_bytes: int) -> Iterator[str]:
     yield f"return make.{call.kind}({', '.join(parts)});"
 
 
-def _tensor(tensor: Tensor, argument: str) -> str:
+def _tensor(tensor: CallTensor, argument: str) -> str:
     head = f"{tensor.buffer}, {argument}, {_dims(tensor.dims)}"
     if isinstance(tensor.form, str):
         return f"make.tensor({head}, dnnl_{tensor.form})"

@@ -11,7 +11,7 @@ import onnx
 
 from korch.cuda.compile import Cubin, CubinCompiler
 from korch.cuda.engine import build_engine, maker
-from korch.cuda.kernel import Call, CudaKernel, Network, aligned, named
+from korch.cuda.kernel import CudaKernel, Network, TorchCall, aligned, named
 from korch.cuda.network import with_constants
 from korch.cuda.target import CudaTarget
 from korch.errors import CompileError
@@ -20,13 +20,13 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.records import plain
 from korch.runtime.build import UNKNOWN, Origin, pack_constants, plan_record
 from korch.runtime.cuda.program import BufferRecord, CudaProgram, LaunchRecord, StepProgram
-from korch.runtime.program import Slot, Step, bind_steps
+from korch.runtime.program import PlanStep, Slot, bind_steps
 from korch.runtime.weights import Weights
 
 
 def build_cuda(
     graph: PrimitiveGraph,
-    steps: Sequence[Step[CudaKernel]],
+    steps: Sequence[PlanStep[CudaKernel]],
     target: CudaTarget,
     compiler: CubinCompiler,
     origin: Origin = UNKNOWN,
@@ -79,7 +79,7 @@ def build_cuda(
 
 def _program(
     graph: PrimitiveGraph,
-    step: Step[CudaKernel],
+    step: PlanStep[CudaKernel],
     slots: Sequence[Slot],
     cubins: Mapping[str, Any],
     tables: dict[tuple[int, ...], int],
@@ -117,7 +117,7 @@ def _program(
         )
         for launch in kernel.launches
     )
-    calls = [part.symbol for part in kernel.steps if isinstance(part, Call)]
+    calls = [part.symbol for part in kernel.steps if isinstance(part, TorchCall)]
     known = kernel.network.constants if kernel.network else ()
     return StepProgram(
         tuple(buffers), len(group.inputs), len(group.outputs), launches, calls[0] if calls else "", engine, known
@@ -125,7 +125,7 @@ def _program(
 
 
 def _engine(
-    step: Step[CudaKernel], slots: Sequence[Slot], weights: Weights, allow_tf32: bool, engines: dict[str, bytes]
+    step: PlanStep[CudaKernel], slots: Sequence[Slot], weights: Weights, allow_tf32: bool, engines: dict[str, bytes]
 ) -> str:
     """Build the engine of a network with its weights; return its name, "" if there is no network.
 

@@ -16,8 +16,8 @@ from typing import IO, Any, Self
 
 import numpy as np
 
-from korch.cuda.driver import Function
-from korch.cuda.engine import Engine, check_maker, maker
+from korch.cuda.driver import CudaFunction
+from korch.cuda.engine import TensorRtEngine, check_maker, maker
 from korch.cuda.flags import library_flags
 from korch.cuda.layout import TORCH_TYPES, strided
 from korch.cuda.module import load_call
@@ -84,7 +84,7 @@ class CudaExecutable(PlanExecutable):
         images = cubins_for(program, 10 * major + minor)
         launches = {launch.symbol: launch for step in program.steps for launch in step.launches}
         self._functions: dict[str, Any] = {
-            symbol: Function(image.image, symbol, image.shared_bytes, launches[symbol].warps)
+            symbol: CudaFunction(image.image, symbol, image.shared_bytes, launches[symbol].warps)
             for symbol, image in images.items()
         }
         calls = {step.call for step in program.steps if step.call}
@@ -337,7 +337,7 @@ class _Memory:
         return strided(self.flat(place).view(kind), place.shape, place.layout)
 
 
-def open_engines(program: CudaProgram, arch: int, torch: Any) -> dict[int, Engine]:
+def open_engines(program: CudaProgram, arch: int, torch: Any) -> dict[int, TensorRtEngine]:
     """Load a program's engines, one for each step that has one: each has its own scratch memory.
 
     Raises:
@@ -352,7 +352,7 @@ def open_engines(program: CudaProgram, arch: int, torch: Any) -> dict[int, Engin
         here = "no TensorRT"
     check_maker(program.engine_maker, here)
     return {
-        number: Engine(
+        number: TensorRtEngine(
             program.engines[step.engine],
             [f"i{i}" if i < step.inputs else f"o{i - step.inputs}" for i in _open_buffers(step)],
         )
