@@ -238,7 +238,7 @@ def test_a_plan_without_found_programs_is_measured_first(seed: int) -> None:
     before = [c for c in candidates if c.key in meter.asked[:first]]
     whole = Instance(graph, before).problem(lambda c: (meter.true[c.key], True))
     assert loop.best is not None
-    assert loop.best[0] <= (solve(whole, seconds=20.0).certificate.objective_ns or 0)
+    assert loop.best.cost_ns <= (solve(whole, seconds=20.0).certificate.objective_ns or 0)
     plain = loop.without_found()
     assert plain and not any(c.is_found for c in plain)
 
@@ -368,8 +368,8 @@ def test_an_unproven_plan_has_a_runner_up() -> None:
     second = loop.runner_up()
     assert second
     total_ns = sum(meter.true[c.key] for c in second)
-    assert loop.best[0] <= total_ns <= 1.1 * loop.best[0]
-    assert {id(c) for c in second} != {id(candidates[k]) for k in loop.best[1]}
+    assert loop.best.cost_ns <= total_ns <= 1.1 * loop.best.cost_ns
+    assert {id(c) for c in second} != {id(candidates[k]) for k in loop.best.kernels}
 
 
 def test_a_proven_plan_has_none() -> None:

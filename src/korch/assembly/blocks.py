@@ -362,7 +362,7 @@ class BlockSearch:
                 self.on_round(b, entry)
                 self.trace.record_round(one.key, entry)
 
-            written = (other.search.solver.problem for other in self.blocks[b] if other.search is not None)
+            written = (other.search.questions.solver.problem for other in self.blocks[b] if other.search is not None)
             like = next(written, None)
             one.search = Search(one.instance, self.ledger, self.options, self.deadline, on_round, like)
         return one.search

@@ -109,7 +109,8 @@ def _explorations(search: BlockSearch, interfaces: Iterable[BlockInterface]) -> 
 
 def _explore_in_turn(search: BlockSearch, uses: Counter[BlockInterface]) -> None:
     """Explore one block after the other, those that cost most first: there is no time for all."""
-    for one in sorted(uses, key=lambda one: -uses[one] * (search.open(one).best or (0,))[0]):
+    costs_ns = {one: best.cost_ns if (best := search.open(one).best) else 0 for one in uses}
+    for one in sorted(uses, key=lambda one: -uses[one] * costs_ns[one]):
         left_s = search.ledger.left_s(search.deadline)
         if left_s is None or left_s < search.limits.explore_batch_seconds:
             return
@@ -197,4 +198,4 @@ def _total_ns(search: BlockSearch, uses: Counter[BlockInterface]) -> int | None:
     best = {one: search.open(one).best for one in uses}
     if any(plan is None for plan in best.values()):
         return None
-    return sum(uses[one] * plan[0] for one, plan in best.items() if plan is not None)
+    return sum(uses[one] * plan.cost_ns for one, plan in best.items() if plan is not None)

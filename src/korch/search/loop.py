@@ -13,34 +13,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.options import Options
 from korch.program.problem import Certificate, Plan, Problem, Status
-from korch.program.solve import Solver
-from korch.search.infeasible import no_working_plan
 from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.measure import measure_some
-from korch.search.price import Prices, estimates_ns, plan_ns, price
+from korch.search.price import Prices, estimates_ns, price
 from korch.search.propose import Exploration, expected_improvements, near_optimal, unmeasured
+from korch.search.questions import Questions
 from korch.search.result import Orchestration, Round
+from korch.search.tried import PricedPlan, best_two, distinct_measured
 
 logger = logging.getLogger("korch.orchestrate")
-
-Priced = tuple[int, tuple[int, ...]]
-"""A plan: its nanoseconds, and the numbers of its candidates."""
 
 
 class Search:
     """The search of one instance: a graph's candidates in one interface.
 
     Attributes:
-        solver: the program.
+        questions: the program, and what is asked about it.
         tried: the plans that were tried, in order.
         rounds: since the search was begun or resumed.
     """
@@ -64,57 +60,31 @@ class Search:
             progress: called with each round.
             like: the program of the instance in another interface, if it is written already.
         """
-        self.graph, self.candidates = instance.graph, tuple(instance.candidates)
+        self.candidates = tuple(instance.candidates)
         self.ledger, self.options = ledger, options
         self.limits = ledger.limits
-        self.deadline = self.last_deadline = deadline or Deadline()
+        self.last_deadline = deadline or Deadline()
         self.progress = progress
         self.most_measured: int | None = None
         self.tried: dict[tuple[int, ...], None] = {}
         self.rounds: list[Round] = []
         self.start_s = time.monotonic()
+        self.questions = Questions(instance, ledger, self.last_deadline, like)
         self._keys = frozenset(c.key for c in self.candidates)
         self._proven = (0, 0)  # a bound, and after how many corrections it was proven
         self._combined: frozenset[int] = frozenset()
-        self._relaxed: tuple[tuple[list[int], list[int]], int, dict[int, int]] | None = None
         self._found = [k for k, c in enumerate(self.candidates) if c.is_found]
-        self._left_out = self._found  # until a plan without found programs is measured
-        ledger.look_up(self.candidates)
-        if like is None:
-            ledger.bounds_ns(self.candidates)  # one question for all
-            problem = instance.problem(ledger.cost_ns)
-        else:
-            required, given = instance.interface.ports(instance.graph)
-            problem = replace(like, required=required, given=given)
-        self.solver = Solver(problem, describe=self._describe, like=like, limits=self.limits)
+        self.questions.left_out = self._found  # until a plan without found programs is measured
 
     # What follows from the ledger.
 
-    def best_two(self) -> tuple[Priced | None, Priced | None]:
-        """Return the best plan that was tried and the second-best one, at what they cost by now.
-
-        Where no plan is measured, the best is the first one whose kernels have not failed.
-        """
-        plans = [(kernels, [self.candidates[k] for k in kernels]) for kernels in self.tried]
-        measured = sorted(
-            ((plan_ns(self.ledger, own), kernels) for kernels, own in plans if all(map(self.ledger.is_measured, own))),
-            key=lambda plan: plan[0],
-        )
-        if measured:
-            best = measured[0]
-            return best, next((plan for plan in measured if set(plan[1]) != set(best[1])), None)
-        alive = ((kernels, own) for kernels, own in plans if not any(map(self.ledger.has_failed, own)))
-        kernels, own = next(alive, (None, ()))
-        if kernels is None:
-            return None, None
-        if not self.options.measure:
-            return (sum(price(self.ledger, own).costs_ns), kernels), None
-        return (plan_ns(self.ledger, own), kernels), None
-
     @property
-    def best(self) -> Priced | None:
+    def best(self) -> PricedPlan | None:
         """The best plan so far."""
-        return self.best_two()[0]
+        return self._best_two()[0]
+
+    def _best_two(self) -> tuple[PricedPlan | None, PricedPlan | None]:
+        return best_two(self.ledger, self.candidates, self.tried, is_measuring=self.options.measure)
 
     @property
     def bound_ns(self) -> int:
@@ -138,21 +108,23 @@ class Search:
 
     def runner_up(self) -> tuple[Candidate, ...]:
         """Return the second-best measured plan, if the best is not proven and it is near."""
-        best, second = self.best_two()
+        best, second = self._best_two()
         if best is None or second is None or self._is_close(best):
             return ()
-        return tuple(self.candidates[k] for k in second[1]) if second[0] <= self.limits.runner_up * best[0] else ()
+        is_near = second.cost_ns <= self.limits.runner_up * best.cost_ns
+        return tuple(self.candidates[k] for k in second.kernels) if is_near else ()
 
-    def _is_close(self, best: Priced | None) -> bool:
+    def _is_close(self, best: PricedPlan | None) -> bool:
         """Return whether a plan is proven to be as good as was asked for."""
-        return best is not None and best[0] - self.bound_ns <= self.options.search.gap * best[0]
+        return best is not None and best.is_close(self.bound_ns, self.options.search.gap)
 
-    def _has_gained(self, bound_ns: int, before: Priced | None) -> bool:
+    def _has_gained(self, bound_ns: int, before: PricedPlan | None) -> bool:
         """Return whether plan and bound are noticeably nearer to each other than before."""
         best = self.best
         if best is None or before is None:
             return True
-        return before[0] - best[0] + self.bound_ns - bound_ns > self.limits.noticeable * best[0]
+        gained_ns = before.cost_ns - best.cost_ns + self.bound_ns - bound_ns
+        return gained_ns > self.limits.noticeable * best.cost_ns
 
     def _room(self) -> int:
         """Return how many candidates may still be measured."""
@@ -162,7 +134,7 @@ class Search:
         return max(0, most - self.known)
 
     def _has_time(self) -> bool:
-        return not self.ledger.is_over(self.deadline)
+        return not self.ledger.is_over(self.questions.deadline)
 
     # The loop.
 
@@ -188,14 +160,14 @@ class Search:
         It proves nothing, but it finds in a few rounds what the bounds alone find late. Programs that the
         superoptimizer found are left out until a plan without them is measured; so they can only improve it.
         """
-        if self._left_out:
+        if self.questions.left_out:
             try:
                 self._estimate()
             except InfeasibleError as error:
                 logger.info("there is no plan without programs that the superoptimizer found: %s", error)
             if self.best is not None and not self._has_time():
                 return
-            self._left_out = []
+            self.questions.left_out = []
         self._estimate()
 
     def _estimate(self) -> None:
@@ -223,7 +195,8 @@ class Search:
         Raises:
             InfeasibleError: no plan exists.
         """
-        self._left_out, stopped, quiet, count = [], False, 0, 0
+        stopped, quiet, count = False, 0, 0
+        self.questions.left_out = []
         seconds, gap = self.limits.round_seconds, self.limits.round_gap
         while not self._is_close(best := self.best) and count != most_rounds:
             count += 1
@@ -253,11 +226,11 @@ class Search:
     def combine_measured(self) -> None:
         """Look for the best plan of what is measured: no solve has seen the last measurements."""
         prices, best = price(self.ledger, self.candidates), self.best
-        measured = frozenset(k for k, is_measured in enumerate(prices.is_measured) if is_measured) - {*self._left_out}
-        if best is None or self._is_close(best) or measured == self._combined or not measured.issuperset(best[1]):
+        measured = _measured_of(prices).difference(self.questions.left_out)
+        if best is None or self._is_close(best) or measured == self._combined or not measured.issuperset(best.kernels):
             return
         self._combined = measured
-        plan = self._solve_some(prices, measured, best[1])
+        plan = self.questions.solve_some(prices, measured, best.kernels)
         if plan.kernels:
             self.tried[plan.kernels] = None
         if self.best != best:
@@ -266,24 +239,12 @@ class Search:
     def without_found(self) -> tuple[Candidate, ...]:
         """Return the best measured plan without programs that the superoptimizer found, () if there is none."""
         prices = price(self.ledger, self.candidates)
-        measured = frozenset(k for k, is_measured in enumerate(prices.is_measured) if is_measured)
+        measured = _measured_of(prices)
         try:
-            plan = self._solve_some(prices, measured.difference(self._found))
+            plan = self.questions.solve_some(prices, measured.difference(self._found))
         except InfeasibleError:
             return ()
         return tuple(self.candidates[k] for k in plan.kernels)
-
-    def _solve_some(self, prices: Prices, numbers: Collection[int], hint: tuple[int, ...] | None = None) -> Plan:
-        """Return the best plan of some candidates only."""
-        left_s, seconds = self.ledger.left_s(self.deadline), self.limits.combine_seconds
-        return self.ledger.solve(
-            self.solver,
-            prices.costs_ns,
-            seconds=seconds if left_s is None else max(self.limits.last_seconds, min(seconds, left_s)),
-            hint=hint,
-            gap=self.limits.round_gap,
-            excluded=[k for k in range(len(self.candidates)) if k not in numbers],
-        )
 
     def explore(self, seconds: float | None = None, gap: float | None = None) -> Exploration:
         """Return the best plan by estimates, and what else is worth measuring.
@@ -302,13 +263,13 @@ class Search:
         unknown = unmeasured(self.ledger, self.candidates, plan.kernels)
         least_ns = self.limits.least_improvement * (plan.certificate.objective_ns or 0)
         own = {self.candidates[k].key for k in unknown}
-        slack_ns = self._relax_estimates(estimates)[1]
+        slack_ns = self.questions.relax_estimates(estimates)[1]
         others = expected_improvements(self.ledger, self.candidates, estimates, slack_ns, least_ns, own)
         return Exploration(plan.kernels, unknown, others)
 
     def estimated_ns(self) -> int:
         """Return about what the best plan costs by estimates: the bound of the relaxation."""
-        return self._relax_estimates(estimates_ns(self.ledger, self.candidates))[0]
+        return self.questions.relax_estimates(estimates_ns(self.ledger, self.candidates))[0]
 
     def try_plan(self, kernels: tuple[int, ...]) -> None:
         """Try a plan, and report the round."""
@@ -320,10 +281,10 @@ class Search:
 
         Plans that could not be measured before are forgotten if there is time now.
         """
-        self.deadline, self.most_measured = deadline, most_measured
+        self.questions.deadline, self.most_measured = deadline, most_measured
         self.start_s, self.rounds, self.bound_ns = time.monotonic(), [], 0
         best = self.best
-        if best is not None and unmeasured(self.ledger, self.candidates, best[1]) and self._has_time():
+        if best is not None and unmeasured(self.ledger, self.candidates, best.kernels) and self._has_time():
             self.tried.clear()
 
     def revise(self, found: Orchestration) -> Orchestration:
@@ -353,7 +314,8 @@ class Search:
             InfeasibleError: there is no plan.
         """
         self.combine_measured()
-        self.bound_ns = self._relax(price(self.ledger, self.candidates).costs_ns, self.limits.least_proof_seconds)[0]
+        costs_ns = price(self.ledger, self.candidates).costs_ns
+        self.bound_ns = self.questions.relax(costs_ns, self.limits.least_proof_seconds)[0]
         self._report()
         return self._result(stopped=True)
 
@@ -365,86 +327,30 @@ class Search:
             self._measure(plan.kernels, is_needed=True)
             self.tried[plan.kernels] = None
 
-    # Questions to the ledger.
-
     def _solve(
         self, costs_ns: list[int], is_measured: list[bool] | None, seconds: float, gap: float, bound_ns: int = 0
     ) -> Plan:
-        left_s, best = self.ledger.left_s(self.deadline), self.best
-        if left_s is not None:
-            least_s = self.limits.first_seconds if best is None else self.limits.last_seconds
-            seconds = max(min(least_s, seconds), min(seconds, left_s))
-        try:
-            plan = self.ledger.solve(
-                self.solver,
-                costs_ns,
-                is_measured=is_measured,
-                seconds=seconds,
-                hint=best[1] if best else None,
-                lower_bound_ns=bound_ns,
-                excluded=[*self._failed(), *self._left_out],
-                gap=gap,
-            )
-            if plan.certificate.status is Status.INFEASIBLE:
-                raise InfeasibleError("the candidates that work do not make up a plan")
-        except InfeasibleError as error:
-            raise no_working_plan(self.graph, self.candidates, self.ledger.records, error) from error
-        found = plan.certificate
-        if found.status is Status.UNKNOWN:
-            raise InfeasibleError(
-                f"the solver found no plan within {seconds:.0f} s",
-                hint="Raise SearchLimits.solver_seconds, or lower SearchLimits.max_primitives",
-            )
-        logger.info(
-            "solved: %s, %s ns, bound %s ns, %.1f s",
-            found.status.value,
-            found.objective_ns,
-            found.bound_ns,
-            found.seconds,
-        )
-        return plan
-
-    def _relax(
-        self, costs_ns: list[int], least_s: float = 1.0, left_out: Sequence[int] = ()
-    ) -> tuple[int, dict[int, int]]:
-        left_s, most_s = self.ledger.left_s(self.deadline), self.limits.relax_seconds
-        seconds = most_s if left_s is None else max(least_s, min(most_s, left_s))
-        return self.ledger.relax(self.solver, costs_ns, excluded=[*self._failed(), *left_out], seconds=seconds)
-
-    def _relax_estimates(self, estimates: list[int]) -> tuple[int, dict[int, int]]:
-        """Return what the relaxation says of estimates; a second time without solving it again."""
-        question = estimates, self._left_out
-        if self._relaxed is None or self._relaxed[0] != question:
-            self._relaxed = (question, *self._relax(estimates, left_out=self._left_out))
-        return self._relaxed[1:]
+        """Return the best plan at some costs; the best one so far is a hint."""
+        best = self.best
+        hint = best.kernels if best else None
+        return self.questions.solve(costs_ns, is_measured, seconds, gap, hint=hint, bound_ns=bound_ns)
 
     def _near_optimal(self, prices: Prices) -> list[int]:
-        bound_ns, slack_ns = self._relax(prices.costs_ns)
+        bound_ns, slack_ns = self.questions.relax(prices.costs_ns)
         best = self.best
-        return near_optimal(self.ledger, self.candidates, slack_ns, best[0] - bound_ns if best else 0)
+        return near_optimal(self.ledger, self.candidates, slack_ns, best.cost_ns - bound_ns if best else 0)
 
     def _measure(self, kernels: Sequence[int], *, is_needed: bool = False) -> None:
         """Measure candidates; those of a first plan are needed, whatever time is left."""
         unique = {self.candidates[k].key: self.candidates[k] for k in kernels}
         todo = [c for key, c in unique.items() if key not in self.ledger.records]
-        deadline, needed = (self.last_deadline, len(todo)) if is_needed else (self.deadline, 0)
+        deadline, needed = (self.last_deadline, len(todo)) if is_needed else (self.questions.deadline, 0)
         measure_some(self.ledger, todo, deadline, needed)
-
-    def _failed(self) -> list[int]:
-        return [k for k, c in enumerate(self.candidates) if self.ledger.has_failed(c)]
-
-    def _describe(self, value: int) -> str:
-        makers = self.graph.producers[value]
-        origin = self.graph.origins[makers[0]] if makers and self.graph.origins else ""
-        return f"%{value} ({origin})" if origin else f"%{value}"
-
-    def _distinct_measured(self) -> int:
-        unique = {c.key: c for c in self.candidates}
-        return sum(map(self.ledger.is_measured, unique.values()))
 
     def _report(self) -> None:
         best, seconds = self.best, time.monotonic() - self.start_s
-        entry = Round(self.bound_ns, best[0] if best else None, self._distinct_measured(), seconds)
+        measured = distinct_measured(self.ledger, self.candidates)
+        entry = Round(self.bound_ns, best.cost_ns if best else None, measured, seconds)
         self.rounds.append(entry)
         if self.progress is not None:
             self.progress(entry)
@@ -453,15 +359,20 @@ class Search:
         best = self.best
         if best is None:
             raise InfeasibleError("no plan was found")
-        objective_ns, kernels = best
+        kernels = best.kernels
         prices, seconds = price(self.ledger, self.candidates), time.monotonic() - self.start_s
-        certificate = Certificate.of(objective_ns, self.bound_ns, prices.is_measured, kernels, seconds)
+        certificate = Certificate.of(best.cost_ns, self.bound_ns, prices.is_measured, kernels, seconds)
         return Orchestration(
             steps=tuple(self.candidates[k] for k in kernels),
             certificate=certificate,
             costs_ns=tuple(prices.costs_ns[k] for k in kernels),
             rounds=tuple(self.rounds),
-            distinct_measured=self._distinct_measured(),
+            distinct_measured=distinct_measured(self.ledger, self.candidates),
             failed=len(prices.failed),
             stopped_by_budget=stopped,
         )
+
+
+def _measured_of(prices: Prices) -> frozenset[int]:
+    """Return the numbers of the candidates that are measured."""
+    return frozenset(k for k, is_measured in enumerate(prices.is_measured) if is_measured)

@@ -1,0 +1,142 @@
+"""The program of an instance, and what a search asks about it: the best plan at some costs, and a bound.
+
+The ledger keeps each question with its answer, so that a search can be replayed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from korch.deadline import Deadline
+from korch.errors import InfeasibleError
+from korch.primitive.graph import PrimitiveGraph
+from korch.program.problem import Plan, Problem, Status
+from korch.program.solve import Solver
+from korch.search.infeasible import no_working_plan
+from korch.search.instance import Instance
+from korch.search.ledger import Ledger
+from korch.search.price import Prices
+
+logger = logging.getLogger("korch.orchestrate")
+
+
+class Questions:
+    """What is asked about one instance.
+
+    Attributes:
+        candidates: of the instance.
+        solver: the program.
+        deadline: until when there may be questions.
+        left_out: the numbers of candidates that plans may not have, beside those that failed.
+    """
+
+    def __init__(self, instance: Instance, ledger: Ledger, deadline: Deadline, like: Problem | None) -> None:
+        """Write the program; `like` is that of the instance in another interface, if it is written already."""
+        self.graph, self.candidates = instance.graph, tuple(instance.candidates)
+        self.ledger, self.limits, self.deadline = ledger, ledger.limits, deadline
+        self.left_out: list[int] = []
+        self._relaxed: tuple[tuple[list[int], list[int]], int, dict[int, int]] | None = None
+        ledger.look_up(self.candidates)
+        if like is None:
+            ledger.bounds_ns(self.candidates)  # one question for all
+            problem = instance.problem(ledger.cost_ns)
+        else:
+            required, given = instance.interface.ports(instance.graph)
+            problem = replace(like, required=required, given=given)
+        self.solver = Solver(problem, describe=lambda value: _named(self.graph, value), like=like, limits=self.limits)
+
+    def solve(
+        self,
+        costs_ns: list[int],
+        is_measured: list[bool] | None,
+        seconds: float,
+        gap: float,
+        *,
+        hint: tuple[int, ...] | None,
+        bound_ns: int = 0,
+    ) -> Plan:
+        """Return the best plan at some costs.
+
+        Args:
+            costs_ns: of each candidate.
+            is_measured: whether each is measured; None if the costs are estimates.
+            seconds: longest time, if the budget has it.
+            gap: by which it may be worse than the best.
+            hint: a plan, None if there is none yet: then the solve may take longer than the budget.
+            bound_ns: no plan costs less.
+
+        Raises:
+            InfeasibleError: no plan exists, or the solver found none in time.
+        """
+        left_s = self.ledger.left_s(self.deadline)
+        if left_s is not None:
+            least_s = self.limits.first_seconds if hint is None else self.limits.last_seconds
+            seconds = max(min(least_s, seconds), min(seconds, left_s))
+        try:
+            plan = self.ledger.solve(
+                self.solver,
+                costs_ns,
+                is_measured=is_measured,
+                seconds=seconds,
+                hint=hint,
+                lower_bound_ns=bound_ns,
+                excluded=[*self._failed(), *self.left_out],
+                gap=gap,
+            )
+            if plan.certificate.status is Status.INFEASIBLE:
+                raise InfeasibleError("the candidates that work do not make up a plan")
+        except InfeasibleError as error:
+            raise no_working_plan(self.graph, self.candidates, self.ledger.records, error) from error
+        found = plan.certificate
+        if found.status is Status.UNKNOWN:
+            raise InfeasibleError(
+                f"the solver found no plan within {seconds:.0f} s",
+                hint="Raise SearchLimits.solver_seconds, or lower SearchLimits.max_primitives",
+            )
+        logger.info(
+            "solved: %s, %s ns, bound %s ns, %.1f s",
+            found.status.value,
+            found.objective_ns,
+            found.bound_ns,
+            found.seconds,
+        )
+        return plan
+
+    def solve_some(self, prices: Prices, numbers: Collection[int], hint: tuple[int, ...] | None = None) -> Plan:
+        """Return the best plan of some candidates only."""
+        left_s, seconds = self.ledger.left_s(self.deadline), self.limits.combine_seconds
+        return self.ledger.solve(
+            self.solver,
+            prices.costs_ns,
+            seconds=seconds if left_s is None else max(self.limits.last_seconds, min(seconds, left_s)),
+            hint=hint,
+            gap=self.limits.round_gap,
+            excluded=[k for k in range(len(self.candidates)) if k not in numbers],
+        )
+
+    def relax(
+        self, costs_ns: list[int], least_s: float = 1.0, left_out: Sequence[int] = ()
+    ) -> tuple[int, dict[int, int]]:
+        """Return the bound of the relaxation at some costs, and the slack of candidates."""
+        left_s, most_s = self.ledger.left_s(self.deadline), self.limits.relax_seconds
+        seconds = most_s if left_s is None else max(least_s, min(most_s, left_s))
+        return self.ledger.relax(self.solver, costs_ns, excluded=[*self._failed(), *left_out], seconds=seconds)
+
+    def relax_estimates(self, estimates: list[int]) -> tuple[int, dict[int, int]]:
+        """Return what the relaxation says of estimates; a second time without solving it again."""
+        question = estimates, self.left_out
+        if self._relaxed is None or self._relaxed[0] != question:
+            self._relaxed = (question, *self.relax(estimates, left_out=self.left_out))
+        return self._relaxed[1:]
+
+    def _failed(self) -> list[int]:
+        return [k for k, c in enumerate(self.candidates) if self.ledger.has_failed(c)]
+
+
+def _named(graph: PrimitiveGraph, value: int) -> str:
+    """Return a value with the node that it comes from."""
+    makers = graph.producers[value]
+    origin = graph.origins[makers[0]] if makers and graph.origins else ""
+    return f"%{value} ({origin})" if origin else f"%{value}"
