@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,7 @@ def align_up(size_bytes: int) -> int:
     return round_up(size_bytes, ALIGNMENT)
 
 
-def aligned_bytes(size_bytes: int) -> npt.NDArray[Any]:
+def aligned_bytes(size_bytes: int) -> npt.NDArray[np.uint8]:
     """Return uninitialised memory that begins at a multiple of `ALIGNMENT`.
 
     Large blocks ask for huge pages: weights are read in every run, and a TLB miss each 4 KiB shows.
@@ -50,7 +49,7 @@ def aligned_bytes(size_bytes: int) -> npt.NDArray[Any]:
     return block[start : start + size_bytes]
 
 
-def short_lived_bytes(size_bytes: int) -> npt.NDArray[Any]:
+def short_lived_bytes(size_bytes: int) -> npt.NDArray[np.uint8]:
     """Return the same from the heap, which hands out again what it was given back.
 
     New pages are zeroed by the system first, so for what each run allocates the heap is faster.

@@ -132,7 +132,7 @@ def _quote(name: str) -> str:
     return '"' + "".join(_ESCAPES.get(c, c) for c in plain) + '"'
 
 
-def _literal(value: Any) -> str:
+def _literal(value: object) -> str:
     if isinstance(value, float) and not np.isfinite(value):
         return f"'{value}'"
     return repr(value)

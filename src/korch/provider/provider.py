@@ -142,10 +142,13 @@ class Provider(Protocol[T_contra, K_co]):
         ...
 
 
-_registered: dict[str, list[Callable[[], Provider[Any, Any]]]] = {}
+AnyProvider = Provider[Any, Any]
+"""A provider for some kind of targets."""
+
+_registered: dict[str, list[Callable[[], AnyProvider]]] = {}
 
 
-def register_provider(provider: Callable[[], Provider[Any, Any]], entry_point_group: str = ENTRY_POINT_GROUP) -> None:
+def register_provider(provider: Callable[[], AnyProvider], entry_point_group: str = ENTRY_POINT_GROUP) -> None:
     """Let this process use a provider that no installed package registers.
 
     Args:
@@ -162,7 +165,7 @@ def register_provider(provider: Callable[[], Provider[Any, Any]], entry_point_gr
         known.append(provider)
 
 
-def load_providers(entry_point_group: str = ENTRY_POINT_GROUP) -> tuple[Provider[Any, Any], ...]:
+def load_providers(entry_point_group: str = ENTRY_POINT_GROUP) -> tuple[AnyProvider, ...]:
     """Return one instance of every registered provider, in the order of their names.
 
     A provider whose library is missing raises `ImportError`; it is disabled, and `korch doctor`
@@ -171,10 +174,10 @@ def load_providers(entry_point_group: str = ENTRY_POINT_GROUP) -> tuple[Provider
     Raises:
         ProviderError: a provider can't be loaded, or two have one name.
     """
-    found: dict[str, Provider[Any, Any]] = {}
+    found: dict[str, AnyProvider] = {}
     # Two distributions may register the same class.
     installed = {(e.name, e.value): e for e in entry_points(group=entry_point_group)}
-    makers: list[tuple[str, Callable[[], Provider[Any, Any]]]]
+    makers: list[tuple[str, Callable[[], AnyProvider]]]
     makers = [(f"provider {e.name!r} ({e.value})", partial(_instance, e)) for _, e in sorted(installed.items())]
     makers += [(f"provider {each!r}", each) for each in _registered.get(entry_point_group, ())]
     for where, make in makers:
@@ -190,7 +193,7 @@ def load_providers(entry_point_group: str = ENTRY_POINT_GROUP) -> tuple[Provider
 
 
 @contextmanager
-def faults_named(provider: Provider[Any, Any], group: Group) -> Iterator[None]:
+def faults_named(provider: AnyProvider, group: Group) -> Iterator[None]:
     """Report what a provider raises for a group as its error.
 
     Raises:
@@ -211,7 +214,7 @@ def faults_named(provider: Provider[Any, Any], group: Group) -> Iterator[None]:
         ) from error
 
 
-def _made(where: str, make: Callable[[], Provider[Any, Any]]) -> Provider[Any, Any]:
+def _made(where: str, make: Callable[[], AnyProvider]) -> AnyProvider:
     """Return a provider.
 
     Raises:
@@ -234,6 +237,6 @@ def _made(where: str, make: Callable[[], Provider[Any, Any]]) -> Provider[Any, A
     return provider
 
 
-def _instance(entry: EntryPoint) -> Provider[Any, Any]:
-    provider: Provider[Any, Any] = entry.load()()
+def _instance(entry: EntryPoint) -> AnyProvider:
+    provider: AnyProvider = entry.load()()
     return provider

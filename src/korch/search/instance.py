@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_layout_change
 from korch.candidate.layout import Layout
@@ -14,7 +13,7 @@ from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Computation, Port, PricedKernel, Problem
 from korch.program.verify import check_problem, verify_kernels
-from korch.provider.provider import Provider, faults_named
+from korch.provider.provider import AnyProvider, faults_named
 from korch.target import Target
 
 
@@ -125,11 +124,11 @@ class Answers:
         known: what they said, by the provider's name and the group's key.
     """
 
-    providers: Sequence[Provider[Any, Any]]
+    providers: Sequence[AnyProvider]
     target: Target | CudaTarget
     known: dict[tuple[str, str], Sequence[Offer] | Refusal] = field(default_factory=dict)
 
-    def to(self, group: Group) -> Iterator[tuple[Provider[Any, Any], Sequence[Offer] | Refusal]]:
+    def to(self, group: Group) -> Iterator[tuple[AnyProvider, Sequence[Offer] | Refusal]]:
         """Yield each provider with its answer for a group."""
         for provider in self.providers:
             key = (provider.name, group.key)

@@ -19,7 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypedDict, TypeVar, Unpack
 
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
@@ -38,6 +38,17 @@ logger = logging.getLogger("korch.orchestrate")
 T = TypeVar("T")
 
 SCHEMA = 1
+
+
+class SolveLimits(TypedDict, total=False):
+    """What `Solver.solve` takes beside the costs."""
+
+    is_measured: Sequence[bool] | None
+    seconds: float
+    hint: Sequence[int] | None
+    lower_bound_ns: int
+    excluded: Collection[int]
+    gap: float
 
 
 class Ledger:
@@ -227,7 +238,7 @@ class Ledger:
 
     # What the solver says.
 
-    def solve(self, solver: Solver, costs_ns: Sequence[int], **limits: Any) -> Plan:
+    def solve(self, solver: Solver, costs_ns: Sequence[int], **limits: Unpack[SolveLimits]) -> Plan:
         """Return what `Solver.solve` does."""
         question = (costs_ns, limits.get("excluded"), limits.get("hint"), limits.get("gap"))
 

@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -216,7 +215,7 @@ def _phase_weights(weights: Array, axes: tuple[AxisPhases, ...]) -> Array:
     return np.concatenate(phases)
 
 
-def _tap(place: tuple[int, ...]) -> Any:
+def _tap(place: tuple[int, ...]) -> tuple[slice | int, ...]:
     return (slice(None), slice(None), *place)
 
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -134,7 +133,7 @@ def _infer_cast(inputs: Sequence[ValueType], attributes: CastAttributes) -> Valu
         raise
 
 
-def _row(name: str, arity: int, kind: str, function: Callable[..., Any], predicate: bool = False) -> Op:
+def _row(name: str, arity: int, kind: str, function: Callable[..., Array], predicate: bool = False) -> Op:
     good = {"bool": "bool[2,3]", "integer": "u8[2,3]"}.get(kind, "f32[2,3]")
     bad = {"float": "i32[2,3]", "number": "bool[2,3]"}.get(kind, "f32[2,3]")
     refusals = [Sample((bad,) * arity)] if kind != "any" else []
@@ -162,7 +161,7 @@ def _row(name: str, arity: int, kind: str, function: Callable[..., Any], predica
     )
 
 
-_UNARY: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+_UNARY: tuple[tuple[str, str, Callable[..., Array]], ...] = (
     ("neg", "number", np.negative),
     ("abs", "number", np.abs),
     ("sign", "number", np.sign),
@@ -190,7 +189,7 @@ _UNARY: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("not", "bool", np.logical_not),
     ("bitwise_not", "integer", np.invert),
 )
-_BINARY: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+_BINARY: tuple[tuple[str, str, Callable[..., Array]], ...] = (
     ("add", "number", np.add),
     ("sub", "number", np.subtract),
     ("mul", "number", np.multiply),
@@ -208,7 +207,7 @@ _BINARY: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("shift_left", "integer", np.left_shift),
     ("shift_right", "integer", np.right_shift),
 )
-_PREDICATES: tuple[tuple[str, int, str, Callable[..., Any]], ...] = (
+_PREDICATES: tuple[tuple[str, int, str, Callable[..., Array]], ...] = (
     ("equal", 2, "any", np.equal),
     ("less", 2, "number", np.less),
     ("less_equal", 2, "number", np.less_equal),
