@@ -20,7 +20,7 @@ from korch.provider.gemm.blocking import VectorBlocking
 from korch.provider.provider import SPLIT
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.contraction import contraction_of
-from korch.schedule.products import VectorBlocking as Blocks
+from korch.schedule.products import ProductBlocking
 from korch.schedule.split_products import SplitProducts
 from korch.target import Target
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
@@ -470,7 +470,7 @@ def test_programs_for_matrix_units_agree_with_their_reference(units, rng):
         layouts = ((Layout.plain(2),) * 2, (Layout.plain(2),))
         root = group.body.linear[0]
         schedule = SplitProducts(group, root, layouts, contraction_of(group, root, last=False), Machine(16, 2))
-        program = schedule.program(Blocks(32, 32, 32, (False, False), rows_pass=rows_pass))
+        program = schedule.program(ProductBlocking(32, 32, 32, (False, False), rows_pass=rows_pass))
         assert check_program(program) == ()
         assert parse_program(format_program(program)) == program
         made.append((group, Offer(*layouts), kernel_of(program, group, Offer(*layouts), target)))
