@@ -21,6 +21,8 @@ SHAPE_HELP = (
     "separated by commas, give one artifact with a plan for each; LOW..HIGH gives one for all sizes of a range"
 )
 
+ARTIFACT_HELP = "what `korch optimize` has written"
+
 _SATURATE = ("target", "budget_s", "strict", "precision", "cache_folder")
 _CANDIDATES = ("target", "threads", *_SATURATE[1:])
 _ORCHESTRATE = (*_CANDIDATES, "tolerance", "measure")
@@ -30,7 +32,7 @@ PRINTED = {
     "saturate": ("print a model's primitives with the alternatives that equivalences add", _SATURATE),
     "candidates": ("print the groups of primitives and the kernels that are offered for them", _CANDIDATES),
     "orchestrate": ("print the program with its costs, and the plan", _ORCHESTRATE),
-    "lower": ("print the tile programs of the plan's generated kernels", _ORCHESTRATE),
+    "lower": ("print the tile programs of the plan's kernels", _ORCHESTRATE),
 }
 """Commands that print the result of a stage: what each does, and the options that apply."""
 
@@ -58,8 +60,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _add_optimize(commands: Commands) -> None:
     parser = commands.add_parser("optimize", help="build an artifact from an ONNX model")
-    parser.add_argument("model", type=Path, metavar="MODEL.onnx")
-    parser.add_argument("-o", "--output", type=Path, metavar="OUT.korch")
+    parser.add_argument("model", type=Path, metavar="MODEL.onnx", help="the model")
+    parser.add_argument("-o", "--output", type=Path, metavar="OUT.korch", help="the artifact to write")
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -79,8 +81,10 @@ def _add_optimize(commands: Commands) -> None:
 
 def _add_run(commands: Commands) -> None:
     parser = commands.add_parser("run", help="run an artifact")
-    parser.add_argument("artifact", type=Path, metavar="OUT.korch")
-    parser.add_argument("--input", action="append", default=[], metavar="NAME=x.npy")
+    parser.add_argument("artifact", type=Path, metavar="OUT.korch", help=ARTIFACT_HELP)
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="NAME=x.npy", help="an input from a file; repeatable"
+    )
     parser.add_argument("--random", action="store_true", help="use seeded random inputs")
     parser.add_argument("--output", type=Path, metavar="out.npz", help="where to write the outputs")
     parser.add_argument("--repeat", type=int, default=0, metavar="N", help="time N runs")
@@ -90,7 +94,8 @@ def _add_run(commands: Commands) -> None:
 
 def _add_bench(commands: Commands) -> None:
     parser = commands.add_parser("bench", help="compare with other engines in interleaved runs")
-    parser.add_argument("subject", type=Path, metavar="MODEL.onnx|OUT.korch")
+    subject = "a model, which is optimized first, or an artifact"
+    parser.add_argument("subject", type=Path, metavar="MODEL.onnx|OUT.korch", help=subject)
     names = (
         "onnxruntime, openvino, inductor, eager, iree, tvm (untuned) or tvm:2000 (tuned with "
         "2000 trials); separated by commas"
@@ -102,16 +107,16 @@ def _add_bench(commands: Commands) -> None:
         metavar="MODEL.onnx",
         help="the model that the other engines run, if the subject is an artifact",
     )
-    parser.add_argument("--rounds", type=int, default=15, metavar="N")
+    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="runs of each engine, in turn")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
-    parser.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224")
+    parser.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224", help=SHAPE_HELP)
     add_options(parser)
     parser.set_defaults(command=run.bench)
 
 
 def _add_explain(commands: Commands) -> None:
     parser = commands.add_parser("explain", help="show the kernels of an artifact, and why they were chosen")
-    parser.add_argument("artifact", type=Path, metavar="OUT.korch")
+    parser.add_argument("artifact", type=Path, metavar="OUT.korch", help=ARTIFACT_HELP)
     parser.add_argument("other", type=Path, nargs="?", metavar="OTHER.korch", help="compare with this plan")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--kernel", type=int, metavar="NUMBER", help="show one kernel, its time and its rivals")
@@ -135,9 +140,9 @@ def _add_explain(commands: Commands) -> None:
 
 def _add_profile(commands: Commands) -> None:
     parser = commands.add_parser("profile", help="time the kernels of an artifact in complete runs")
-    parser.add_argument("artifact", type=Path, metavar="OUT.korch")
-    parser.add_argument("--rounds", type=int, default=30, metavar="N")
-    parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    parser.add_argument("artifact", type=Path, metavar="OUT.korch", help=ARTIFACT_HELP)
+    parser.add_argument("--rounds", type=int, default=30, metavar="N", help="runs of the plan")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs")
     parser.add_argument("--json", action="store_true", help="print all kernels as JSON")
     parser.add_argument(
         "--trace",
@@ -151,7 +156,7 @@ def _add_profile(commands: Commands) -> None:
 
 def _add_unpack(commands: Commands) -> None:
     parser = commands.add_parser("unpack", help="write the files that a C program needs to run an artifact")
-    parser.add_argument("artifact", type=Path, metavar="OUT.korch")
+    parser.add_argument("artifact", type=Path, metavar="OUT.korch", help=ARTIFACT_HELP)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="an empty or new folder")
     parser.set_defaults(command=explain.unpack)
 
