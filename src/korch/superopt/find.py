@@ -26,7 +26,7 @@ from korch.records import plain, read_record
 from korch.superopt.axes import Named, NotNamedError, axis_of, named, resized
 from korch.superopt.emit import NotEmittedError, emit, vectors_of_panels
 from korch.superopt.expressions import Expressions, expressions
-from korch.superopt.frame import Sizes
+from korch.superopt.frame import BlockSizes
 from korch.superopt.generate import BlockGraph, BlockStep, GraphSearch, Rules, StepKind, block_graphs
 from korch.superopt.groups import superopt_groups
 from korch.superopt.sizes import CacheMachine, SizedCut, columns_of, cuts, small_cut, small_sizes
@@ -304,7 +304,7 @@ class _Selection:
 
     def _program(self, graph: BlockGraph, cut: SizedCut) -> FoundProgram | str:
         packed = self._packed(graph, cut)
-        sizes = Sizes(cut.blocks, self.machine.lanes, packed)
+        sizes = BlockSizes(cut.blocks, self.machine.lanes, packed)
         shapes = [type_.shape for type_ in self.group.input_types]
         try:
             program = emit(self.computation, self.ways, graph, sizes, shapes)

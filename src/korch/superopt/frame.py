@@ -18,7 +18,7 @@ F32 = DType.F32
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class BlockSizes:
     """How a block graph is cut.
 
     Attributes:
@@ -44,7 +44,9 @@ class Tile:
 class Frame:
     """The loops, tiles and buffers of a program."""
 
-    def __init__(self, computation: Named, ways: Expressions, sizes: Sizes, inputs: Sequence[tuple[int, ...]]) -> None:
+    def __init__(
+        self, computation: Named, ways: Expressions, sizes: BlockSizes, inputs: Sequence[tuple[int, ...]]
+    ) -> None:
         """Begin a program without tiles."""
         self.computation, self.ways, self.sizes, self.inputs = computation, ways, sizes, inputs
         self.order = [axis for axis in computation.result if axis]

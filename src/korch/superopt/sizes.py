@@ -16,7 +16,7 @@ from korch.alignment import round_up
 from korch.superopt.axes import TWIN, Named, axis_of
 from korch.superopt.emit import VECTORS, rows_together, vectors_of_panels
 from korch.superopt.expressions import Expressions
-from korch.superopt.frame import Sizes
+from korch.superopt.frame import BlockSizes
 from korch.superopt.generate import TRANSCENDENTAL, BlockGraph, BlockStep, StepKind
 from korch.tile.index import ZERO
 
@@ -134,12 +134,12 @@ def small_sizes(computation: Named, ways: Expressions, graph: BlockGraph) -> dic
     return {axis: min(n, lengths[axis.removesuffix(TWIN)]) for axis, n in computation.sizes.items()}
 
 
-def small_cut(computation: Named, ways: Expressions, graph: BlockGraph) -> Sizes:
+def small_cut(computation: Named, ways: Expressions, graph: BlockGraph) -> BlockSizes:
     """Return a cut of small sizes whose last blocks are shorter."""
     roles = roles_of(computation, ways, graph)
     cut = [axis for axis in computation.result if axis and axis not in roles.whole]
     cut += [graph.loop] if graph.loop else []
-    return Sizes({axis: 1 if axis in roles.single else min(3, computation.sizes[axis]) for axis in cut}, 2)
+    return BlockSizes({axis: 1 if axis in roles.single else min(3, computation.sizes[axis]) for axis in cut}, 2)
 
 
 def _blocks(axis: str, computation: Named, roles: Roles, loop: str) -> list[int]:
