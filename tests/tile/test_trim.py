@@ -24,7 +24,7 @@ from korch.target import Target
 from korch.testing.kernels import load_kernels
 from korch.tile.bind import bind
 from korch.tile.index import add, constant, scale, var
-from korch.tile.program import Axis, Buffer, Level, Literal, Pass, Stage, Store, TileProgram
+from korch.tile.program import Axis, Buffer, Level, Literal, Load, Pass, Stage, Store, TileProgram
 from korch.tile.trim import LIVE, ROW_STEP, Count, Needed, trimmed, whole
 from tests.provider.onednn_groups import Graph
 
@@ -84,6 +84,7 @@ def kernels(group: Group, axis: int, target: Target, provider: object) -> list[t
     [
         (product(ROWS, 40, 96), 1, GemmProvider()),
         (product(36, 16, 32), 1, GemmProvider()),
+        (product(ROWS, 3072, 64), 1, GemmProvider()),
         (of_heads(ROWS), 2, GemmProvider()),
         (normalized(1, ROWS, 48), 1, GeneratedProvider()),
         (normalized(1, 4, ROWS, 40), 2, GeneratedProvider()),
@@ -107,6 +108,8 @@ def test_what_is_needed_is_computed(group, axis, provider, target: Target, build
             memory[-1][:] = 0xFF
             size = np.array([n], np.int64)
             room = [aligned_bytes(which.workspace_bytes)] * bool(which.workspace_bytes)
+            for buffer in room:
+                buffer[:] = 0xFF
             buffers = [*memory, *room, size]
             pointers = (ctypes.c_void_p * len(buffers))(*(buffer.ctypes.data for buffer in buffers))
             assert getattr(library, f"{which.symbol}_run")(None, pointers) == 0
@@ -132,6 +135,38 @@ def test_a_task_may_have_a_part_of_a_coordinate() -> None:
     assert program is not None
     assert [bind(program, {LIVE: n}).stages[0].tasks for n in (1, 3, 10)] == [4, 12, 40]
     assert whole(program).stages[0].tasks == 40
+
+
+def copied(row: int, step: int) -> TileProgram:
+    """A program that copies `step` numbers of each row of 16 to a workspace, and writes them in blocks of 4 rows."""
+    rows, size = 10, step * 10
+    buffers = (
+        Buffer("i0", Level.INPUT, DType.F32, rows * 16),
+        Buffer("w", Level.WORKSPACE, DType.F32, size),
+        Buffer("o0", Level.OUTPUT, DType.F32, size),
+    )
+    element = add(scale(var("r"), step), var("i"))
+    read = Pass(
+        (Axis("i", step),),
+        "i",
+        (Load("x", DType.F32, "i0", add(scale(var("r"), 16), var("i"))),),
+        (Store("w", element, "x"),),
+    )
+    block = Axis("j", 4, ragged=("g", rows))
+    place = add(scale(var("g"), 4 * step), scale(var("j"), step), var("i"))
+    source = add(scale(var("g"), 4 * row), scale(var("j"), row), var("i"))
+    written = Pass((block, Axis("i", step)), "i", (Load("y", DType.F32, "w", source),), (Store("o0", place, "y"),))
+    return TileProgram(buffers, (Stage((Axis("r", rows),), (read,)), Stage((Axis("g", 3),), (written,))))
+
+
+def test_what_a_trimmed_stage_reads_of_the_workspace_is_trimmed() -> None:
+    needed = {"o0": Needed(8, 10)}
+    program = trimmed(copied(8, 8), needed, 2)
+    assert program is not None
+    assert [[stage.tasks for stage in bind(program, {LIVE: n}).stages] for n in (1, 5, 10)] == [[1, 1], [5, 2], [10, 3]]
+    overlapping = trimmed(copied(7, 8), needed, 2)  # rows begin 7 elements apart, and are 8 long
+    assert overlapping is not None
+    assert [stage.tasks for stage in bind(overlapping, {LIVE: 1}).stages] == [10, 1]
 
 
 def test_what_can_not_be_trimmed() -> None:

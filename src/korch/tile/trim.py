@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -33,7 +33,7 @@ from korch.tile.program import (
     parts_of,
     written_by,
 )
-from korch.tile.region import accesses
+from korch.tile.region import Access, accesses
 
 LIVE = "live"
 """The parameter of a trimmed program: how many coordinates are needed."""
@@ -87,10 +87,13 @@ def trimmed(program: TileProgram, needed: Mapping[str, Needed], threads: int) ->
     if program.parameters or len(extents) != 1 or program.is_sorted:
         return None
     (extent,) = extents
-    stages = tuple(_stage(program, stage, needed, extent, threads) or stage for stage in program.stages)
-    if stages == program.stages:
+    known, stages = dict(needed), list(program.stages)
+    for i, stage in reversed(list(enumerate(stages))):
+        known |= _read_in_part(program, stages[i + 1 :], written_by(stage.steps), extent)
+        stages[i] = _stage(program, stage, known, extent, threads) or stage
+    if tuple(stages) == program.stages:
         return None
-    return replace(program, stages=stages, parameters=(Parameter(LIVE, 1, extent),))
+    return replace(program, stages=tuple(stages), parameters=(Parameter(LIVE, 1, extent),))
 
 
 def whole(program: TileProgram) -> TileProgram:
@@ -124,6 +127,41 @@ def _stage(program: TileProgram, stage: Stage, needed: Mapping[str, Needed], ext
     if _ends_in_order(stage, axis, needed):
         steps = tuple(_ended(step, axis.name, int(part), extent) for step in steps)
     return Stage(tuple(replace(a, size=count) if a.name == axis.name else a for a in stage.grid), steps)
+
+
+def _read_in_part(program: TileProgram, later: Sequence[Stage], names: Iterable[str], extent: int) -> dict[str, Needed]:
+    """Return what trimmed stages read of buffers of the workspace, as far as it is the needed coordinates only."""
+    workspace = {buffer.name for buffer in program.buffers if buffer.level is Level.WORKSPACE}
+    found = {}
+    for name in workspace.intersection(names):
+        own = {_read(stage, access, extent) for stage in later for access in accesses(stage) if access.buffer == name}
+        needed = own.pop() if len(own) == 1 else None
+        if needed is not None:
+            found[name] = needed
+    return found
+
+
+def _read(stage: Stage, access: Access, extent: int) -> Needed | None:
+    """Return where an access finds the needed coordinates in a buffer; None if it also reads elements of others."""
+    tasks = [axis for axis in stage.grid if not isinstance(axis.size, int)]
+    inner = [axis for axis in access.axes if axis.ragged is not None and not isinstance(axis.ragged[1], int)]
+    part = inner[0].extent if inner else 1
+    counts = {axis.size for axis in tasks} | {axis.ragged[1] for axis in inner if axis.ragged is not None}
+    known = {parts_of(var(LIVE), part, {LIVE: (1, extent)}), var(LIVE)} if tasks and inner else {var(LIVE)}
+    if len(tasks) > 1 or len(inner) > 1 or not counts or not counts <= known:
+        return None
+    stride = access.index.coefficient((inner or tasks)[0].name) or 0
+    steps = {axis.name: -stride * part for axis in tasks} | {axis.name: -stride for axis in inner}
+    if stride <= 0 or any(access.index.coefficient(name) != -step for name, step in steps.items()):
+        return None
+    rest = add(access.index, *(scale(var(name), step) for name, step in steps.items()))
+    ranges = {**ranges_of_axes((*stage.grid, *access.axes), {LIVE: (1, extent)}), "coordinate": (0, extent - 1)}
+    needed = Needed(stride, extent)
+    place = _place(add(rest, scale(var("coordinate"), stride)), needed, (), ranges)
+    if place is None:
+        return None
+    low, high = bounds(add(place, scale(var("coordinate"), -stride)), ranges)
+    return needed if low >= 0 and high < stride else None
 
 
 def _looped(stage: Stage, needed: Mapping[str, Needed]) -> Stage | None:
