@@ -96,3 +96,12 @@ def test_imports_point_left() -> None:
 )
 def test_what_points_right_is_seen(own: str, text: str, wrong: set[str]) -> None:
     assert wrong_imports(own, text) == wrong
+
+
+def test_a_public_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

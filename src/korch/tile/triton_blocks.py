@@ -73,7 +73,7 @@ class TileBlock:
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class PassFrame:
     """The rows and columns of one pass.
 
     Attributes:
@@ -238,7 +238,7 @@ class BlockStage(StageLaunch):
                 dtype = self.buffer(sink.buffer).dtype
                 text.store(sink, dtype, value, frame.at, frame.masks, frame.text)
 
-    def collect(self, sink: Accumulate, value: str, frame: Frame) -> None:
+    def collect(self, sink: Accumulate, value: str, frame: PassFrame) -> None:
         """Write what the columns of a block come to."""
         buffer = self.buffer(sink.buffer)
         start = literal(identity(sink.op, buffer.dtype))
@@ -246,7 +246,7 @@ class BlockStage(StageLaunch):
         if 1 in frame.masks:
             value = f"tl.where({frame.masks[1]}, {value}, {start})"
         total = f"tl.sum({value}, 1)" if sink.op == "sum" else f"tl.reduce({value}, 1, {REDUCE[sink.op]})"
-        left = Frame(
+        left = PassFrame(
             (frame.axes[0], None), (frame.shape[0], 1), frame.at, {k: m for k, m in frame.masks.items() if not k}
         )
         name = _variable(sink.buffer)
@@ -258,7 +258,7 @@ class BlockStage(StageLaunch):
 
     # Blocks
 
-    def frame(self, axes: Sequence[Axis | None], at: Mapping[str, Coordinate]) -> Frame:
+    def frame(self, axes: Sequence[Axis | None], at: Mapping[str, Coordinate]) -> PassFrame:
         """Write the rows and columns of a pass."""
         text = self.text
         here, masks, shape = dict(at), {}, [1, 1]
@@ -275,9 +275,9 @@ class BlockStage(StageLaunch):
                 conditions.append(f"({begin} + {name} < {total})" if begin else f"({name} < {total})")
             if conditions:
                 masks[side] = text.once(" & ".join(conditions), "m")
-        return Frame((axes[0], axes[1]), (shape[0], shape[1]), here, masks)
+        return PassFrame((axes[0], axes[1]), (shape[0], shape[1]), here, masks)
 
-    def read(self, place: At, frame: Frame, zero: int | None = None) -> str:
+    def read(self, place: At, frame: PassFrame, zero: int | None = None) -> str:
         """Return a tile, or what is in memory, as a block of some rows and columns; 0 beyond the end of side `zero`."""
         buffer, block = self.buffer(place.buffer), self.blocks.get(place.buffer)
         if buffer.level is not Level.TILE:
@@ -295,7 +295,7 @@ class BlockStage(StageLaunch):
             return f"tl.where({frame.masks[zero]}, {name}, 0.0)"
         return name
 
-    def keep(self, place: At, frame: Frame, name: str, zero: frozenset[int]) -> None:
+    def keep(self, place: At, frame: PassFrame, name: str, zero: frozenset[int]) -> None:
         """Say that a tile is a variable from now on."""
         self.blocks[place.buffer] = TileBlock(name, place.index.constant, frame.steps(place.index), frame.shape, zero)
 
@@ -316,7 +316,7 @@ def _sides(pass_: Pass) -> tuple[Axis | None, Axis | None]:
     return rows, columns
 
 
-def _zero_sides(pass_: Pass, sink: Store, frame: Frame) -> frozenset[int]:
+def _zero_sides(pass_: Pass, sink: Store, frame: PassFrame) -> frozenset[int]:
     """Return the sides along which a value that is stored to a tile is 0 beyond the end."""
     op = next(op for op in pass_.ops if op.name == sink.value)
     match op:

@@ -30,7 +30,7 @@ OFFERED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class ProgramTile:
     """The shape of a program's work.
 
     Attributes:
@@ -54,17 +54,17 @@ class Tile:
         return text if self.parts == 1 else f"{text}p{self.parts}"
 
     @staticmethod
-    def parse(text: str) -> Tile:
+    def parse(text: str) -> ProgramTile:
         """Return the tile that prints as `text`."""
         sizes, _, rest = text.partition("w")
         warps, _, rest = rest.partition("s")
         stages, _, parts = rest.partition("p")
         rows, columns, terms = map(int, sizes.split("x"))
-        return Tile(rows, columns, terms, int(warps), int(stages), int(parts or 1))
+        return ProgramTile(rows, columns, terms, int(warps), int(stages), int(parts or 1))
 
 
 SHAPES = tuple(
-    Tile(rows, columns, terms, warps, stages)
+    ProgramTile(rows, columns, terms, warps, stages)
     for rows, columns, warps in (
         (16, 16, 1),
         (16, 32, 1),
@@ -121,7 +121,7 @@ class TritonProductProvider:
             schedule = _schedule(group, root, (offer.inputs, offer.outputs))
             if offer.variant == "direct":
                 return print_kernel(group, offer, schedule.direct(), target)
-            tile = Tile.parse(offer.variant)
+            tile = ProgramTile.parse(offer.variant)
             blocks = Blocks(tile.rows, tile.columns, tile.terms, tile.parts)
             program = schedule.blocked(blocks, product_for(schedule.dtype, target))
             return print_kernel(group, offer, program, target, tile.warps, tile.stages)
@@ -167,7 +167,7 @@ def _is_narrow(found: Contraction) -> bool:
     return min(extent(found.rows), extent(found.columns)) < 2 * FEWEST_COLUMNS
 
 
-def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[Tile]:
+def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[ProgramTile]:
     """Return the tiles that promise the shortest times, best first.
 
     The model: programs run in waves over the multiprocessors; a program's time is its terms times
@@ -204,10 +204,10 @@ def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[Tile
             if parts > 1:
                 seconds += 1e-9 * target.launch_ns
                 seconds += 8 * parts * batch * m * n / target.l2_bytes_per_s
-            tile = Tile(shape.rows, shape.columns, shape.terms, shape.warps, shape.stages, parts)
+            tile = ProgramTile(shape.rows, shape.columns, shape.terms, shape.warps, shape.stages, parts)
             scored.append((seconds, str(tile), tile))
     scored.sort(key=lambda entry: entry[:2])
-    best: dict[tuple[int, int, int], Tile] = {}
+    best: dict[tuple[int, int, int], ProgramTile] = {}
     for _, _, tile in scored:
         best.setdefault((tile.rows, tile.columns, tile.parts), tile)
     return list(best.values())[:OFFERED]

@@ -15,7 +15,7 @@ from korch.cuda.target import CudaTarget
 from korch.primitive.types import DType
 from korch.provider.content import content_version
 from korch.provider.triton.fused import print_kernel
-from korch.provider.triton.product import Tile, product_for, product_layouts, tiles_for
+from korch.provider.triton.product import ProgramTile, product_for, product_layouts, tiles_for
 from korch.schedule.contraction import NotFusedError, root_of
 from korch.schedule.device import Blocks
 from korch.schedule.device_winograd import DeviceWinograd
@@ -59,7 +59,7 @@ class TritonWinogradProvider:
         root = root_of(group, "winograd")
         if isinstance(root, Refusal):
             return root
-        tile = Tile.parse(offer.variant)
+        tile = ProgramTile.parse(offer.variant)
         try:
             program = _program(DeviceWinograd(group, root, (offer.inputs, offer.outputs)), tile, target)
         except NotFusedError as error:
@@ -67,5 +67,5 @@ class TritonWinogradProvider:
         return print_kernel(group, offer, program, target, tile.warps, tile.stages)
 
 
-def _program(schedule: DeviceWinograd, tile: Tile, target: CudaTarget) -> TileProgram:
+def _program(schedule: DeviceWinograd, tile: ProgramTile, target: CudaTarget) -> TileProgram:
     return schedule.blocked(Blocks(tile.rows, tile.columns, tile.terms), product_for(DType.F32, target))
