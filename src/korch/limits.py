@@ -128,7 +128,7 @@ class SearchLimits:
         superopt_cuts: cuts of each block graph that are estimated.
         superopt_worth: programs with more than this many times the least estimate are not verified.
         superopt_graphs: block graphs of a group that are verified.
-        superopt_rounds: random inputs over finite fields with which each is compared.
+        superopt_rounds: computations over finite fields in which each is compared, two for each random input.
         superopt_programs: programs of a group that are offered.
 
         plan_rounds: `validation`: rounds in which plans are timed in turn.
@@ -296,7 +296,7 @@ class SearchLimits:
     superopt_cuts: int = 2
     superopt_worth: float = 1.3
     superopt_graphs: int = 8
-    superopt_rounds: int = 2
+    superopt_rounds: int = 4
     superopt_programs: int = 4
 
     plan_rounds: int = 11

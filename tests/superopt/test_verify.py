@@ -124,3 +124,16 @@ def test_a_cast_to_integers_is_not_proven():
         "    x0 = f32 load x[i]\n    x1 = i32 cast(x0)\n    x2 = f32 cast(x1)\n    store y[i] = x2\n"
     )
     assert verify(program, graph).reason == "a cast to i32"
+
+
+def test_a_branch_that_is_taken_for_few_inputs_counts():
+    """The last element of a sum of positive parts is left out: where it is negative that makes no difference."""
+    b = Block()
+    x = b.tensor("x", 1, 3)
+    graph = b.result(b.along("sum", b.add("max", (x, b.number(0.0, x)))))
+    text = (
+        "buffer x: input f32[3]\nbuffer y: output f32[1]\nstage g<1\n  pass i<1 | j<{}\n"
+        "    x0 = f32 load x[j]\n    x1 = f32 0.0\n    x2 = f32 max(x0, x1)\n    sum y[i] = x2\n"
+    )
+    assert verify(parse_program(text.format(3)), graph).is_equal
+    assert not any(verify(parse_program(text.format(2)), graph, seed).is_equal for seed in range(64))

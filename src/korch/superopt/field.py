@@ -9,7 +9,8 @@ exp(x + y) = exp(x) exp(y) holds. What exp(x) is modulo q is undefined.
   x or -x, as of the absolute value x^((p+1)/2).
 - max, min and comparisons use an order that a hash of the residues gives. So they obey the laws of
   any order, and no law that connects the order with sums or products: some equal programs are
-  refused, and none that differs in a branch is accepted.
+  refused, and none that differs in a branch is accepted. With the same inputs, an order and its reverse take both
+  sides of each comparison.
 - All other functions, and exp of what is undefined modulo q, are hashes: equal arguments give equal
   results.
 
@@ -47,8 +48,9 @@ class NotProvableError(Exception):
 class PairField(Typed):
     """Floats are pairs of residues; integers and truth values are themselves."""
 
-    def __init__(self, seed: int = 0) -> None:
-        """Choose the base of exponentials, and the hashes."""
+    def __init__(self, seed: int = 0, is_reversed: bool = False) -> None:
+        """Choose the base of exponentials, and the hashes; elements may be in the reversed order of the same seed."""
+        self.is_reversed = is_reversed
         self.rng = np.random.default_rng(seed)
         self.seed = seed
         root = int(self.rng.integers(2, P - 1))
@@ -153,6 +155,7 @@ class PairField(Typed):
 
     def _rank(self, a: Array) -> Array:
         hashed = self._hashed("order", a).real
+        hashed = P - hashed if self.is_reversed else hashed
         return np.where(np.isinf(a.real), a.real, hashed)
 
     def _folded(self, op: str, values: Array, axis: int, start: complex) -> Array:

@@ -80,12 +80,13 @@ def verify(
         program: the program, of known sizes; they should be small.
         graph: what it is to compute, with one alternative for each value.
         seed: of the random inputs.
-        rounds: random inputs of the fields; each has other exponentials, orders and functions.
+        rounds: computations in the fields; each two have the same inputs and reversed orders, so that they take both
+            sides of each branch, and other inputs, exponentials and functions than the two before.
     """
     try:
         check_program(program)
         for number in range(rounds):
-            if reason := _differs_in_fields(program, graph, PairField(rounds * seed + number)):
+            if reason := _differs_in_fields(program, graph, PairField(rounds * seed + number // 2, number % 2 == 1)):
                 return Verdict(False, reason)
         for number, trial in enumerate(TRIALS):
             if reason := _differs_in_floats(program, graph, trial, seed + number):
