@@ -244,7 +244,7 @@ def test_threads_keep_pointers_of_their_own(target):
 
 def streaming(group: Group, offer: Offer, target: Target, least_bytes: int = 0) -> Kernel:
     """Return the kernel that writes outputs of this many bytes past the caches."""
-    machine = Machine(target.lanes, target.threads)
+    machine = Machine.of(target)
     program = lower(group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
     parts = print_cpp(program, group.text, target.lanes, target.threads, least_bytes)
     return Kernel(parts[0], parts[1], workspace_bytes=parts[2])

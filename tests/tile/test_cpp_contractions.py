@@ -82,7 +82,7 @@ def kernels_of(group: Group, target: Target) -> tuple[Offer, list[Kernel]]:
     """Return kernels of some blockings."""
     layouts = tuple(tuple(Layout.plain(t.rank) for t in types) for types in (group.input_types, group.output_types))
     found = []
-    programs = products(group, group.body.linear[0], layouts, Machine(target.lanes, target.threads))
+    programs = products(group, group.body.linear[0], layouts, Machine.of(target))
     for program in programs[:: max(1, len(programs) // CHOSEN) | 1]:
         printed = print_cpp(program, "", target.lanes, target.threads)
         threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
@@ -183,7 +183,7 @@ def rescaled(program: TileProgram) -> TileProgram:
 def test_sums_are_rescaled(name, target, builder, rng):
     group = groups_of("f32")[name]
     layouts = tuple(tuple(Layout.plain(t.rank) for t in types) for types in (group.input_types, group.output_types))
-    found = products(group, group.body.linear[0], layouts, Machine(target.lanes, target.threads))
+    found = products(group, group.body.linear[0], layouts, Machine.of(target))
     program = rescaled(found[len(found) // 2])
     assert check_program(program) == ()
     printed = print_cpp(program, "", target.lanes, target.threads)

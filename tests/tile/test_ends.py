@@ -129,7 +129,7 @@ def differences(cases: Sequence[Case], target: Target, builder: Builder, count: 
 
 def attentions(keys: int, is_fused: bool, target: Target, *blockings: AttentionBlocking) -> list[Case]:
     group = attention(13, keys, is_fused)
-    schedule = Attentions(group, match_group(group), group.plain_layouts, Machine(target.lanes, target.threads))
+    schedule = Attentions(group, match_group(group), group.plain_layouts, Machine.of(target))
     axes = {k: type_.shape.index(keys) for k, type_ in enumerate(group.input_types) if keys in type_.shape}
     found = []
     for blocking in blockings:

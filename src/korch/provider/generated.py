@@ -120,7 +120,7 @@ class GeneratedProvider:
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
         """Lower and print the group."""
-        machine = Machine(target.lanes, target.threads)
+        machine = Machine.of(target)
         found = self.found(group, offer)
         remark = "" if found is None else "\nfound:\n" + "\n".join(found.steps) + "\n" + found.text
         try:

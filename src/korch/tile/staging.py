@@ -15,6 +15,7 @@ from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes
 from korch.primitive.types import ValueType
+from korch.target import Target
 from korch.tile.emit import Emitter, Home, Index, physical_offset
 from korch.tile.index import ZERO, Expr, Ranges, add, constant, scale, var
 from korch.tile.loops import beside
@@ -49,6 +50,11 @@ class Machine:
     lanes: int
     threads: int
     is_device: bool = False
+
+    @classmethod
+    def of(cls, target: Target) -> Machine:
+        """Return the machine of a CPU."""
+        return cls(target.lanes, target.threads)
 
 
 DEVICE = Machine(lanes=1, threads=1, is_device=True)

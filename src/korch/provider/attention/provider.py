@@ -101,7 +101,7 @@ def _pairs(group: Group, found: Attention) -> tuple[int, ...]:
 
 
 def _schedule(group: Group, found: Attention, target: Target) -> Attentions:
-    return Attentions(group, found, group.plain_layouts, Machine(target.lanes, target.threads))
+    return Attentions(group, found, group.plain_layouts, Machine.of(target))
 
 
 def _plans(group: Group, found: Attention, target: Target) -> dict[str, AttentionBlocking] | Refusal:

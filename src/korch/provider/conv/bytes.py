@@ -174,7 +174,7 @@ def _program(group: Group, root: Primitive, layouts: Layouts, target: Target) ->
     strip = registers.vectors * target.lanes
     if contraction.batch and extent(contraction.columns) % strip:
         raise NotFusedError("the channels of a group do not fill vector registers")
-    schedule = Products(group, root, layouts, contraction, Machine(target.lanes, target.threads))
+    schedule = Products(group, root, layouts, contraction, Machine.of(target))
     program = schedule.program(_blocking(contraction, schedule, registers, strip, target))
     require_rows(program, target.lanes)
     return program

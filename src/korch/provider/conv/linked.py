@@ -56,7 +56,7 @@ def chain_plans(group: Group, target: Target) -> tuple[OfferPlan, ...] | Refusal
     image = _refused_or_image(group, target)
     if isinstance(image, Refusal):
         return image
-    root, machine = group.body.linear[-1], Machine(target.lanes, target.threads)
+    root, machine = group.body.linear[-1], Machine.of(target)
     is_added = len(group.body.consumers[group.body.inputs[image][1]]) > 1  # then its layout matters there, too
     plans: list[OfferPlan] = []
     refusal = Refusal("no layout fits both the inputs and the outputs")
@@ -117,7 +117,7 @@ def chain_kernel(group: Group, plan: OfferPlan, target: Target) -> Kernel | Refu
     """
     if isinstance(plan.blocking, ChainBlocking):
         try:
-            chain = Chain(group, plan.layouts, Machine(target.lanes, target.threads))
+            chain = Chain(group, plan.layouts, Machine.of(target))
             _require_neighbours(chain, plan.blocking, target, only_last=False)
         except NotFusedError as error:
             return Refusal(str(error))

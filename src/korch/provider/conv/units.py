@@ -56,7 +56,7 @@ def tiled_program_of(group: Group, root: Primitive, layouts: Layouts, target: Ta
     Raises:
         NotFusedError: the convolution, or what stands around it, does not fit.
     """
-    machine = Machine(target.lanes, target.threads)
+    machine = Machine.of(target)
     if is_pointwise(group, root):
         contraction = contraction_of(group, root, last=True)
         products = TiledProducts(group, root, layouts, contraction, machine)

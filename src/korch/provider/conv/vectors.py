@@ -61,7 +61,7 @@ class OfferPlan:
 
     def program(self, group: Group, target: Target) -> TileProgram:
         """Return the program of the kernel."""
-        root, machine = group.body.linear[0], Machine(target.lanes, target.threads)
+        root, machine = group.body.linear[0], Machine.of(target)
         match self.blocking:
             case depthwise.DepthwiseBlocking():
                 return Depthwise(group, root, self.layouts, target.lanes).program(self.blocking)
@@ -127,7 +127,7 @@ def _refusal(
         if isinstance(blocking, depthwise.DepthwiseBlocking):
             after = Depthwise(group, root, layouts, target.lanes).finish(blocking)
         else:
-            after = Windows(group, root, layouts, Machine(target.lanes, target.threads)).finish(blocking)
+            after = Windows(group, root, layouts, Machine.of(target)).finish(blocking)
         require_neighbours(after, target.lanes)
     except NotFusedError as error:
         return Refusal(str(error))
@@ -147,7 +147,7 @@ class _Way:
 
 def _ways(group: Group, root: Primitive, image: int, target: Target) -> Iterator[_Way]:
     plain = tuple(tuple(Layout.plain(t.rank) for t in types) for types in (group.input_types, group.output_types))
-    windows = Windows(group, root, (plain[0], plain[1]), Machine(target.lanes, target.threads))
+    windows = Windows(group, root, (plain[0], plain[1]), Machine.of(target))
     x, y = group.input_types[image], group.body.types[root.output]
     weights, shape = packed_weights(group, root), group.body.types[root.inputs[1]].shape
     can_pack = weights is not None and weights != image and all(type_.shape == y.shape for type_ in group.output_types)

@@ -140,7 +140,7 @@ def program_of(group: Group, root: Primitive, offer: Offer, target: Target) -> T
     """
     is_split = any(is_split_right(layout) for layout in offer.inputs)
     plain = tuple(Layout.plain(len(layout.order)) for layout in offer.inputs)
-    schedule = Gathered(group, root, (plain, offer.outputs), Machine(target.lanes, target.threads))
+    schedule = Gathered(group, root, (plain, offer.outputs), Machine.of(target))
     program = schedule.program(_blocking(group, root, target, is_split))
     require_neighbours(_last(program.stages[-1]), target.lanes)
     return program

@@ -91,7 +91,7 @@ def _vectors(group: Group, root: Primitive, target: Target) -> tuple[tuple[Layou
     registers = REGISTERS.get(target.lanes, FEW_REGISTERS)
     blocking = blocking_of(_attributes(root), rows, terms, target.lanes, registers)
     layouts = _layouts(group, root, blocking.strip)
-    program = Stored(group, root, layouts, Machine(target.lanes, target.threads)).program(blocking)
+    program = Stored(group, root, layouts, Machine.of(target)).program(blocking)
     require_rows(program, target.lanes)
     return layouts[0], program
 
@@ -106,7 +106,7 @@ def _units(group: Group, root: Primitive, target: Target) -> tuple[tuple[Layout,
     if rows < LEAST_ROWS:
         raise NotFusedError("matrix units would multiply mostly zeros")
     layouts = _layouts(group, root, TOGETHER)
-    schedule = SplitStored(group, root, layouts, Machine(target.lanes, target.threads))
+    schedule = SplitStored(group, root, layouts, Machine.of(target))
     term_bytes = COMPONENT_BYTES * _components(group, root)[0]
     room = int(KEPT_SHARE * target.l2_bytes)
     block, own = _attributes(root).block, min(round_up(rows, TOGETHER), MOST_FACTOR_ROWS)

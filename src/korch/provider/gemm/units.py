@@ -53,7 +53,7 @@ def split_program_of(
     if packed is not None and not has_components:
         inputs = tuple(packed if i == position else layout for i, layout in enumerate(layouts[0]))
         layouts = (inputs, layouts[1])
-    schedule = SplitProducts(group, root, layouts, contraction, Machine(target.lanes, target.threads))
+    schedule = SplitProducts(group, root, layouts, contraction, Machine.of(target))
     axes = (contraction.batch, contraction.rows, contraction.columns, contraction.terms)
     batch, m, n, terms = (extent(some) for some in axes)
     sizes = Sizes.split((batch, m, n, terms), schedule.components, target, has_components)
@@ -100,7 +100,7 @@ def tiled_program_of(group: Group, root: Primitive, layouts: Layouts, target: Ta
         NotFusedError: the product, or what stands around it, does not fit.
     """
     contraction = contraction_of(group, root, last=False)
-    schedule = TiledProducts(group, root, layouts, contraction, Machine(target.lanes, target.threads))
+    schedule = TiledProducts(group, root, layouts, contraction, Machine.of(target))
     axes = (contraction.batch, contraction.rows, contraction.columns, contraction.terms)
     program = schedule.program(tiled_blocking([extent(some) for some in axes], target, is_packed))
     require_rows(program, target.lanes)

@@ -34,7 +34,7 @@ def schedule_of(
         is_packed: whether the second operand is a constant that is packed when the kernel is built.
     """
     contraction = contraction_of(group, root, last=False)
-    schedule = Products(group, root, layouts, contraction, Machine(target.lanes, target.threads))
+    schedule = Products(group, root, layouts, contraction, Machine.of(target))
     batch, m, n, terms = (
         extent(axes) for axes in (contraction.batch, contraction.rows, contraction.columns, contraction.terms)
     )
