@@ -23,7 +23,6 @@ import pytest
 from korch.candidate.candidate import Candidate, Offer, Refusal, make_group
 from korch.errors import ProviderError
 from korch.measure.compiler import NATIVE_FOLDER, Builder
-from korch.measure.toolchain import find_compiler
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
@@ -38,7 +37,6 @@ from korch.runtime.executable import Executable
 from korch.runtime.library import Handle, load_plans
 from korch.runtime.program import PlanStep
 from korch.runtime.report import Report
-from korch.runtime.source import INCLUDE
 from korch.runtime.unpack import unpack
 from korch.target import Target
 from korch.testing.kernels import run_kernel
@@ -46,17 +44,6 @@ from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
 from tests.provider.onednn_groups import Graph
 from tests.provider.test_concurrent import CONCURRENT, GRAPH, PLAIN, PROVIDERS, built, check, needs_watching, offered
-
-needs_gcc = pytest.mark.skipif(
-    "clang" in find_compiler().version.lower(), reason="only GCC's regions can be given to a team"
-)
-
-
-DIRECTIVE = re.compile(r"#\s*pragma\s+omp\s+(.*)")
-TEAM_DIRECTIVE = re.compile(
-    r"barrier|(parallel|for|parallel for)"
-    r"(\s+((num_threads|if) ?\(([^()]|\([^()]*\))*\)|schedule\(static\)|nowait))*\s*"
-)
 
 
 def for_threads(target: Target, threads: int) -> Target:
@@ -86,7 +73,6 @@ def proposed(text: str, target: Target) -> Candidate:
     return made
 
 
-@needs_gcc
 @pytest.mark.parametrize(("threads", "lanes"), LANES)
 def test_teams_compute_what_the_parts_do_on_all_threads(
     threads: int, lanes: str, target: Target, builder: Builder, rng: np.random.Generator
@@ -126,13 +112,16 @@ class Witness:
 
     def build(self, group: Any, offer: Offer, target: Target) -> Kernel:
         text = (
-            'extern "C" int omp_get_thread_num(void);\nextern "C" int omp_get_num_threads(void);\n'
-            'extern "C" int NAME_run(void*, void* const* buffers) {\n'
+            '#include "korch_team.h"\nextern "C" int NAME_team(void* const* buffers, korch::Member& own) {\n'
+            "  const long me = own.me, threads = own.threads;\n"
             "  const float* x = static_cast<const float*>(buffers[0]);\n"
-            "  float* y = static_cast<float*>(buffers[1]);\n"
+            "  float *y = static_cast<float*>(buffers[1]), *room = static_cast<float*>(buffers[2]);\n"
             f"{self.body}\n  return 0;\n}}\n"
+            'extern "C" int NAME_run(void*, void* const* buffers) {\n'
+            "  return korch::run_region(THREADS, NAME_team, buffers);\n}\n"
         )
-        return named_kernel(text.replace("THREADS", str(target.threads)), threading=Threading.TEAM)
+        text = text.replace("THREADS", str(target.threads))
+        return named_kernel(text, threading=Threading.TEAM, workspace_bytes=512)
 
 
 def witnessed(
@@ -168,57 +157,36 @@ def side_by_side(
 
 
 SEES = """
-  for (int i = 0; i < 64; ++i) y[i] = -1;
-  y[0] = omp_get_thread_num(), y[1] = omp_get_num_threads();
-#pragma omp parallel num_threads(THREADS)
-  { y[8 + omp_get_thread_num()] = omp_get_num_threads(); }
-#pragma omp parallel num_threads(2)
-  { y[16 + omp_get_thread_num()] = omp_get_num_threads(); }
-#pragma omp parallel num_threads(64)
-  {
-#pragma omp parallel
-    { y[24 + omp_get_num_threads()] = omp_get_thread_num(); }
-    y[32 + omp_get_thread_num()] = omp_get_num_threads();
-  }
-#pragma omp parallel if (x[1] > 5)
-  { y[40 + omp_get_thread_num()] = omp_get_num_threads(); }
-  y[2] = omp_get_thread_num(), y[3] = omp_get_num_threads();
+  room[0] = 0;
+  if (me == 0) for (int i = 0; i < 64; ++i) y[i] = -1;
+  own.meet();
+  y[me] = me, y[8 + me] = threads;
+  own.meet();
+  y[16 + me] = y[8 + (me + 1) % threads];
 """
 
 
-@needs_gcc
 @pytest.mark.parametrize("lanes", [[3, 1], [1, 3], [2, 2], [3], [4], [2]])
-def test_a_region_sees_its_team_alone(lanes: list[int], target: Target, builder: Builder) -> None:
+def test_a_kernel_sees_the_threads_of_its_lane_alone(lanes: list[int], target: Target, builder: Builder) -> None:
     four = for_threads(target, 4)
     bodies = dict.fromkeys(range(len(lanes)), SEES)
     for count, y in zip(lanes, witnessed(bodies, lanes, four, builder), strict=True):
-        two = min(2, count)
-        assert y[:4].tolist() == [0, 1, 0, 1]
-        assert y[8:16].tolist() == [count] * count + [-1] * (8 - count)
-        assert y[16:24].tolist() == [two] * two + [-1] * (8 - two)
-        assert y[24:32].tolist() == [-1, 0, *[-1] * 6]
-        assert y[32:40].tolist() == [count] * count + [-1] * (8 - count)
-        assert y[40:48].tolist() == [1, *[-1] * 7]
+        assert y[:8].tolist() == [*range(count), *[-1] * (8 - count)]
+        assert y[8:16].tolist() == y[16:24].tolist() == [count] * count + [-1] * (8 - count)
 
 
 SUMS = """
-  float steps[2][64];
+  const long begin = korch::share(64, me, threads), end = korch::share(64, me + 1, threads);
   for (long turn = 0; turn < 400; ++turn) {
-#pragma omp parallel num_threads(turn % 3 == 0 ? 2 : THREADS)
-    {
-#pragma omp for schedule(static)
-      for (long i = 0; i < 64; ++i) steps[0][i] = turn == 0 ? x[i] : y[i];
-#pragma omp for schedule(static)
-      for (long i = 0; i < 64; ++i) steps[1][i] = steps[0][63 - i] + 1;
-#pragma omp barrier
-#pragma omp for schedule(static) nowait
-      for (long i = 0; i < 64; ++i) y[i] = steps[1][i];
-    }
+    for (long i = begin; i < end; ++i) room[i] = turn == 0 ? x[i] : y[i];
+    own.meet();
+    for (long i = begin; i < end; ++i) room[64 + i] = room[63 - i] + 1;
+    own.meet();
+    for (long i = begin; i < end; ++i) y[i] = room[64 + i];
   }
 """
 
 
-@needs_gcc
 @pytest.mark.parametrize(("threads", "lanes"), [(4, [3, 1]), (8, [5, 3]), (8, [2, 2, 2])])
 def test_threads_of_a_team_wait_for_each_other(
     threads: int, lanes: list[int], target: Target, builder: Builder
@@ -228,7 +196,6 @@ def test_threads_of_a_team_wait_for_each_other(
         assert y.tolist() == (np.arange(64) + 400 + 2 * i).tolist()
 
 
-@needs_gcc
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_region_of_fewer_threads_gives_each_lane_one(threads: int, target: Target, builder: Builder) -> None:
     """As where a program calls a plan in a region of its own."""
@@ -247,13 +214,16 @@ def test_a_region_of_fewer_threads_gives_each_lane_one(threads: int, target: Tar
     library = ctypes.CDLL(str(builder.library([kernel.source])))
     memory = np.zeros((2, 4, 64), np.float32)
     memory[:, :2] = np.arange(64)
-    buffers = [(ctypes.c_void_p * 5)(*(row.ctypes.data for row in own), None) for own in memory]
+    rooms = np.zeros((2, 512), np.float32)
+    buffers = [
+        (ctypes.c_void_p * 5)(*(row.ctypes.data for row in own), room.ctypes.data)
+        for own, room in zip(memory, rooms, strict=True)
+    ]
     run = getattr(library, kernel.symbol + "_run")
     assert ctypes.CDLL(str(caller)).inside(threads, run, *buffers) == 0
     for _, _, seen, summed in memory[:threads] if threads == 1 else memory:
         assert summed.tolist() == (np.arange(64) + 400).tolist()
-        if threads == 2:
-            assert seen[8:11].tolist() == [1, -1, -1]
+        assert seen[8:11].tolist() == ([3, 3, 3] if threads == 1 else [1, -1, -1])
 
 
 def plain(name: str, provider: str, target: Target) -> Candidate:
@@ -287,13 +257,12 @@ def whole_plan(target: Target, builder: Builder, has_teams: bool) -> Artifact:
     return build(PLAIN, steps, target, builder)
 
 
-@needs_gcc
 def test_a_plan_with_teams_computes_what_the_model_does(
     target: Target, builder: Builder, rng: np.random.Generator, tmp_path: Path
 ) -> None:
     four = for_threads(target, 4)
     artifact = whole_plan(four, builder, has_teams=True)
-    assert "korch_teams.h" in artifact.sources
+    assert "korch_concurrent.h" in artifact.sources
     Executable(artifact).save(tmp_path / "m.korch")
     executables = Executable.load(tmp_path / "m.korch"), Executable(artifact)
     after = Executable(whole_plan(four, builder, has_teams=False))
@@ -326,7 +295,6 @@ def test_a_plan_with_teams_computes_what_the_model_does(
     assert re.search(r"2: matmul tanh \+ reduce_sum \| 2: matmul", text)
 
 
-@needs_gcc
 @pytest.mark.skipif(platform.system() != "Linux", reason="threads are counted in /proc")
 def test_no_thread_stays_behind(tmp_path: Path, target: Target, builder: Builder) -> None:
     """In a process of its own: other tests leave threads of OpenMP's in this one."""
@@ -366,7 +334,6 @@ print(turns, *teams, count(turns), run(sys.argv[1], turns))
     assert len(counts) == 6 and len(set(counts)) == 1, counts
 
 
-@needs_gcc
 def test_a_part_that_fails_leaves_its_team_free(target: Target, builder: Builder) -> None:
     g = Graph()
     for i in range(2):
@@ -390,7 +357,6 @@ def test_a_part_that_fails_leaves_its_team_free(target: Target, builder: Builder
         assert seen[8:12].tolist() == [2, 2, -1, -1]
 
 
-@needs_gcc
 @needs_watching
 def test_the_threads_of_teams_are_seen_once(target: Target, builder: Builder, tmp_path: Path) -> None:
     path = tmp_path / "m.korch"
@@ -404,24 +370,20 @@ def test_the_threads_of_teams_are_seen_once(target: Target, builder: Builder, tm
         assert seen == [(kernel, thread) for kernel in (0, 1) for thread in range(4)]
         for span in run.spans:
             assert 0 <= span.wait_ns <= span.end_ns - span.begin_ns
-        # Those that don't lead wait for the first region.
-        assert all(s.wait_ns > 0 for s in run.spans if (s.kernel, s.thread) in ((1, 1), (1, 3)))
+        assert all(s.wait_ns > 0 for s in run.spans if (s.kernel, s.thread) == (1, 1))  # between the parts of its lane
 
 
-@needs_gcc
 def test_what_can_not_run_in_a_team_is_refused(target: Target) -> None:
     four = for_threads(target, 4)
 
-    def reason(threading: Threading, on: Target = four, **more: Any) -> str | None:
-        refusal = team_refusal(Kernel("k", "", threading=threading, **more), on)
+    def reason(threading: Threading, **more: Any) -> str | None:
+        refusal = team_refusal(Kernel("k", "", threading=threading, **more))
         return refusal and refusal.reason
 
     assert reason(Threading.CALLER) is reason(Threading.TEAM) is None
     assert reason(Threading.OWN) == "the kernel has threads of its own"
     library = "a kernel with a state or a library may have threads of its own"
     assert reason(Threading.TEAM, libraries=("dnnl",)) == reason(Threading.TEAM, has_state=True) == library
-    clang = replace(four, compiler="Debian clang version 17.0.6 (9)")
-    assert reason(Threading.TEAM, clang) == "only the regions of GCC's OpenMP can be given to a team"
     made = CONCURRENT.propose(GRAPH, [[offered("small", "onednn", four)]], four, [2])
     assert isinstance(made, Candidate)
     assert CONCURRENT.build(made.group, made.offer, four) == Refusal(library)
@@ -430,15 +392,12 @@ def test_what_can_not_run_in_a_team_is_refused(target: Target) -> None:
     assert found == Refusal("there are only 4 threads")
 
 
-def test_headers_of_kernels_have_only_directives_that_a_team_can_run() -> None:
-    others = {"korch_timer.cpp", "korch_threads.cpp", "korch_teams.h"}
+def test_headers_of_kernels_open_no_regions() -> None:
+    others = {"korch_timer.cpp", "korch_threads.cpp", "korch_runtime.h", "korch_concurrent.h", "korch_team.h"}
     for path in NATIVE_FOLDER.iterdir():
-        if path.name not in others:
-            for directive in DIRECTIVE.findall(path.read_text()):
-                assert TEAM_DIRECTIVE.fullmatch(directive), f"{path.name}: {directive}"
+        assert path.name in others or "#pragma omp" not in path.read_text()
 
 
-@needs_gcc
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_kernels_run_on_the_threads_that_they_declare(threads: int, target: Target) -> None:
     some = for_threads(target, threads)
@@ -454,17 +413,12 @@ def test_kernels_run_on_the_threads_that_they_declare(threads: int, target: Targ
         candidate = offered(name, provider, some)
         kernel = PROVIDERS[provider].build(candidate.group, candidate.offer, some)
         assert isinstance(kernel, Kernel)
-        texts = [kernel.source, *((NATIVE_FOLDER / h).read_text() for h in INCLUDE.findall(kernel.source))]
-        directives = [d for text in texts for d in DIRECTIVE.findall(text)]
-        if kernel.threading is Threading.CALLER:
-            assert not any(d.startswith("parallel") for d in directives)
-        elif kernel.threading is Threading.TEAM:
-            assert all(TEAM_DIRECTIVE.fullmatch(d) for d in directives)
+        assert "#pragma omp" not in kernel.source
+        assert (f"int {kernel.symbol}_team(" in kernel.source) == (kernel.threading is Threading.TEAM)
         found.add(kernel.threading)
     assert (Threading.TEAM in found) == (threads > 1)
 
 
-@needs_gcc
 def test_stages_of_generated_kernels_wait(target: Target, builder: Builder, rng: np.random.Generator) -> None:
     """A softmax down the columns and one along the rows: several stages, each with a barrier."""
     g = Graph()
@@ -488,4 +442,4 @@ def test_stages_of_generated_kernels_wait(target: Target, builder: Builder, rng:
         lanes.append([Candidate(group, "generated", offers[0], "1")])
     made = CONCURRENT.propose(graph, lanes, four, [2, 2])
     kernel = check(made, four, builder, rng, graph)
-    assert kernel.source.count("#pragma omp parallel") == 2
+    assert kernel.source.count("korch::run_region(") == 2

@@ -38,12 +38,12 @@ def test_the_main_source_depends_on_nothing_but_the_plan(target):
     text = print_main(plan.graph, program, target)
     assert text == print_main(plan.graph, bind_steps(plan.graph, plan.steps), target)
     assert text.count("k_state_create(int, char *, size_t);") == 1
-    assert "{k_state_run, nullptr, k_state_create, k_state_destroy, 2, true, false},\n" in text
+    assert "{k_state_run, nullptr, nullptr, k_state_create, k_state_destroy, 2, true},\n" in text
 
 
 def test_the_artifacts_sources_compile_alone(make_artifact, tmp_path):
     artifact = make_artifact(plans.state())
-    headers = ["korch.h", "korch_concurrent.h", "korch_teams.h"]
+    headers = ["korch.h", "korch_concurrent.h", "korch_oversubscription.h", "korch_team.h", "korch_wait.h"]
     assert sorted(artifact.sources) == ["k_state.cpp", *headers, "main.cpp"]
     for name, text in artifact.sources.items():
         (tmp_path / name).write_text(text)

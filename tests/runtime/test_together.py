@@ -14,30 +14,34 @@ from korch.runtime.build import build
 from korch.runtime.executable import Executable
 from tests.runtime import runtime_plans as plans
 
-pytestmark = pytest.mark.skipif(
-    "clang" in find_compiler().version.lower(), reason="only GCC's regions can be given to a team"
+needs_gcc = pytest.mark.skipif(
+    "clang" in find_compiler().version.lower(), reason="a kernel's own regions are seen with GCC's OpenMP only"
 )
 
 MS = 1_000_000
 
 SEES = """
-#include "korch_teams.h"
-extern "C" int {symbol}_run(void*, void* const* buffers) {{
+#include "korch_team.h"
+extern "C" int {symbol}_team(void* const* buffers, korch::Member& own) {{
   float* y = static_cast<float*>(buffers[1]);
-  for (int i = 0; i < 16; ++i) y[i] = -1;
-#pragma omp parallel
-  {{
-    const int me = omp_get_thread_num(), all = omp_get_num_threads();
-    y[me] = me;
-#pragma omp barrier
-    y[4 + me] = y[(me + 1) % all];  // what another wrote before they met
-    y[8 + me] = korch_teams::seat.team != nullptr;
+  const long me = own.me, all = own.threads;
+  if (me == 0) {{
+    for (int i = 0; i < 16; ++i) y[i] = -1;
+    y[12] = static_cast<const float*>(buffers[0])[12] + 1;
   }}
-  y[12] = static_cast<const float*>(buffers[0])[12] + 1;
+  own.meet();
+  y[me] = me;
+  own.meet();
+  y[4 + me] = y[(me + 1) % all];  // what another wrote before they met
+  y[8 + me] = own.team != nullptr;
   return 0;
+}}
+extern "C" int {symbol}_run(void*, void* const* buffers) {{
+  return korch::run_region(omp_get_max_threads(), {symbol}_team, buffers);
 }}
 """
 STATE = """
+#include <stddef.h>
 extern "C" void* {symbol}_create(int, char*, size_t) {{ return new int; }}
 extern "C" void {symbol}_destroy(void* state) {{ delete static_cast<int*>(state); }}
 """
@@ -74,8 +78,8 @@ def told(has_team: int, i: int) -> list[float]:
     return [0, 1, 2, 3, 1, 2, 3, 0, *[has_team] * 4, i + 1, -1, -1, -1]
 
 
-def told_alone(has_team: int, i: int) -> list[float]:
-    return [0, -1, -1, -1, 0, -1, -1, -1, has_team, -1, -1, -1, i + 1, -1, -1, -1]
+def told_alone(i: int) -> list[float]:
+    return [0, -1, -1, -1, 0, -1, -1, -1, 0, -1, -1, -1, i + 1, -1, -1, -1]
 
 
 def test_kernels_that_follow_each_other_are_a_teams_and_one_with_a_state_is_not(make_seeing):
@@ -85,7 +89,7 @@ def test_kernels_that_follow_each_other_are_a_teams_and_one_with_a_state_is_not(
     assert first[0].tolist() == told(True, 0)
     for found in (first, second):
         for i, y in enumerate(found):  # alone where other processes want the cores
-            assert y.tolist() in (told(has_team[i], i), told_alone(True, i))  # also a state leads a team of one there
+            assert y.tolist() in (told(has_team[i], i), told_alone(i))
 
 
 def test_callers_in_several_threads_get_what_they_get_alone(make_seeing):
@@ -112,9 +116,10 @@ def test_a_kernel_by_itself_opens_its_region_itself(make_seeing):
 
 def test_one_thread_needs_no_team(make_seeing):
     for i, y in enumerate(make_seeing([False, False], 1)(X)):
-        assert y.tolist() == told_alone(False, i)
+        assert y.tolist() == told_alone(i)
 
 
+@needs_gcc
 def test_the_threads_of_a_team_are_seen_in_each_kernel(make_seeing, tmp_path):
     make_seeing([False, False, True, False], 4).save(tmp_path / "m.korch")
     for run in watch_threads(tmp_path / "m.korch", 4, rounds=3).runs:
@@ -125,8 +130,8 @@ def test_the_threads_of_a_team_are_seen_in_each_kernel(make_seeing, tmp_path):
 
 
 OVERSUBSCRIPTION = """
-#include "korch_teams.h"
-static korch_teams::Oversubscription oversubscription;
+#include "korch_oversubscription.h"
+static korch::Oversubscription oversubscription;
 static int threads_seen;
 static int64_t clock_ns;
 extern "C" {
@@ -143,23 +148,6 @@ int is_here(int64_t now_ns) {
   clock_ns = now_ns;
   return oversubscription.is_here([] { return clock_ns; });
 }
-int run(int threads) {
-  korch_teams::run_together(threads, &oversubscription, [] {
-    threads_seen = 0;
-#pragma omp parallel
-    __atomic_fetch_add(&threads_seen, 1, __ATOMIC_RELAXED);
-  });
-  return threads_seen;
-}
-int run_apart(int threads) {
-  int64_t usual_ns = 0;
-  korch_teams::run_apart(threads, oversubscription, usual_ns, [&] {
-    threads_seen = 1000 * omp_get_max_threads();  // what a library finds
-#pragma omp parallel num_threads(threads)
-    __atomic_fetch_add(&threads_seen, 1, __ATOMIC_RELAXED);
-  });
-  return threads_seen;
-}
 }
 """
 
@@ -169,12 +157,6 @@ class Oversubscription:
 
     def __init__(self, path):
         self.library = ctypes.CDLL(str(path))
-
-    def run(self, threads):
-        return self.library.run(threads)
-
-    def run_apart(self, threads):
-        return self.library.run_apart(threads)
 
     def is_here(self, now):
         return bool(self.library.is_here(ctypes.c_int64(int(now * MS))))
@@ -269,15 +251,6 @@ def test_the_usual_time_of_a_step_is_its_least_and_grows_slowly(oversubscription
     assert usual == pytest.approx(2)
 
 
-def test_a_step_of_unknown_threads_has_one_in_a_oversubscription_only(oversubscription):
-    assert oversubscription.run_apart(3) % 1000 == 3
-    oversubscription.works(0, 0.5)
-    far = 2**62 // MS
-    oversubscription.tell("begin", far)
-    assert oversubscription.wait(far, far + 2, 3)
-    assert oversubscription.run_apart(3) == 1001
-
-
 def test_oversubscriptions_that_come_back_last_longer_and_runs_without_shorten_them(oversubscription):
     oversubscription.works(0, 1)
     now, lengths = 10, []
@@ -297,10 +270,39 @@ def test_oversubscriptions_that_come_back_last_longer_and_runs_without_shorten_t
     assert not oversubscription.is_here(now + 27)
 
 
-def test_in_a_oversubscription_regions_have_one_thread(oversubscription):
-    assert oversubscription.run(3) == 3
-    oversubscription.works(0, 0.5)
-    far = 2**62 // MS
-    oversubscription.tell("begin", far)
-    assert oversubscription.wait(far, far + 2, 3)
-    assert oversubscription.run(3) == 1
+LATE = """
+#include <unistd.h>
+#include "korch_team.h"
+extern "C" int {symbol}_team(void* const* buffers, korch::Member& own) {{
+  if (own.me != 0) usleep(1000 * static_cast<const float*>(buffers[0])[0]);
+  else static_cast<float*>(buffers[1])[0] = own.threads;
+  return 0;
+}}
+extern "C" int {symbol}_run(void*, void* const* buffers) {{
+  static_cast<float*>(buffers[1])[0] = 1000 + omp_get_max_threads();  // what a library finds
+  return 0;
+}}
+"""
+
+
+def test_where_threads_come_late_one_runs_all(builder):
+    """The calling thread waits for longer than all work takes, so it runs the next kernels and runs alone."""
+    graph_builder, x = plans.new_graph(x="f32[16]")
+    for i in range(4):
+        graph_builder.output(f"y{i}", graph_builder.add(("neg", "abs", "tanh", "exp")[i], [x]))
+    graph = graph_builder.freeze()
+    steps = []
+    for i, (_, value) in enumerate(graph.outputs):
+        source = LATE.format(symbol=f"k_late{i}")
+        kernel = Kernel(f"k_late{i}", source, threading=Threading.OWN if i == 3 else Threading.TEAM)
+        steps.append(plans.step(graph, [value], kernel))
+    executable = Executable(build(graph, steps, replace(plans.TARGET, threads=3), builder))
+
+    def threads(late_ms):
+        return [float(y[0]) for y in executable(np.full(16, late_ms, np.float32))]
+
+    for _ in range(200):
+        if threads(0) == [3, 3, 3, 1003]:
+            break
+    assert threads(40) == [3, 1, 1, 1001]  # the others have stopped after the first kernel
+    assert threads(0) == [1, 1, 1, 1001]

@@ -235,9 +235,7 @@ def test_threads_keep_pointers_of_their_own(target):
     group = g.group(g.add("neg", [x]))
     kernel = PROVIDER.build(group, offers_of(group, target)[0], target)
     assert isinstance(kernel, Kernel)
-    stage, region = (
-        kernel.source.find(text) for text in ("NAME_stage0(".replace("NAME", kernel.symbol), "#pragma omp")
-    )
+    stage, region = (kernel.source.find(text) for text in ("NAME_stage0(".replace("NAME", kernel.symbol), "_team("))
     if target.threads > 1:
         assert 0 < stage < kernel.source.index("__restrict") < kernel.source.rindex("__restrict") < region
 
@@ -404,7 +402,7 @@ def test_large_groups_run_in_parallel_and_small_ones_do_not(target, builder, rng
         g = Graph()
         groups.append(g.group(g.add("neg", [g.tensor(f"f32[{n}]")])))
     checked = check_offers(PROVIDER, groups, target, builder, rng)
-    assert ["omp parallel" in kernel.source for *_, kernel in checked] == [False, True]
+    assert ["run_region(" in kernel.source for *_, kernel in checked] == [False, True]
 
 
 def test_a_source_is_deterministic_and_begins_with_its_group(target):
@@ -456,8 +454,6 @@ def test_threads_wait_only_for_what_they_read(target):
     group = g.group(g.concat(1, wide, g.add("mul", [x, total])))
     program = lowered(group, offers_of(group, target)[0], target)
     source = print_cpp(program, "", target.lanes, 2)[1]
-    region = source[source.index("#pragma omp parallel") :]
-    waits = [
-        calls.count("#pragma omp barrier") for calls in re.split(r"_stage\d\(buffers", region.partition("_task(")[0])
-    ]
+    calls = source[source.index("_team(") :].partition("_run(")[0]
+    waits = [part.count("own.meet()") for part in re.split(r"_stage\d\(buffers", calls)]
     assert waits == [0, 0, 1, 0]  # the third reads

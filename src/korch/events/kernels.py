@@ -67,9 +67,9 @@ class TaskStage:
     times_ns: tuple[float, ...]
 
 
-def has_tasks(kernel: Kernel, target: Target) -> bool:
+def has_tasks(kernel: Kernel) -> bool:
     """Return whether a kernel can run as tasks."""
-    return kernel.program is not None and bool(kernel.symbol) and team_refusal(kernel, target) is None
+    return kernel.program is not None and bool(kernel.symbol) and team_refusal(kernel) is None
 
 
 class Splitter:
@@ -163,13 +163,13 @@ def _placed(use: Use, spans: PortSpans) -> Touched:
     return Touched(reads, writes)
 
 
-def segments_of(uses: Sequence[Use], target: Target) -> list[list[Use]]:
+def segments_of(uses: Sequence[Use]) -> list[list[Use]]:
     """Return the longest sequences of kernels that can run as tasks, of two kernels or more."""
     found: list[list[Use]] = [[]]
     for use in uses:
         if not use.kernel.symbol:
             continue
-        if has_tasks(use.kernel, target):
+        if has_tasks(use.kernel):
             found[-1].append(use)
         else:
             found.append([])

@@ -3,16 +3,19 @@
 
 #include <stddef.h>
 
-extern "C" int omp_get_max_threads(void);
+#include "korch_wait.h"
+
 extern "C" void omp_set_num_threads(int);
 
 namespace korch_concurrent {
 
 constexpr int MOST = 64;  // buffers of a part
 
-// A kernel, and where its slots begin; without state it is neither created nor destroyed.
+// A kernel, and where its slots begin; without state it is neither created nor destroyed. `team` is null if it has no
+// function that several threads call.
 struct Part {
   int (*run)(void*, void* const*);
+  int (*team)(void* const*, korch::Member&);
   void* (*create)(int, char*, size_t);
   void (*destroy)(void*);
   int first_slot;
@@ -59,18 +62,23 @@ void* create(const Part (&parts)[PARTS], char* error, size_t error_size) {
   return states;
 }
 
-// Run parts[from] to parts[end - 1], one after the other. `slots` ends where the last part's do.
+// Run the parts of a lane one after the other, as one of its threads: parts[from] to parts[end - 1]. `slots` ends where
+// the last part's do.
 inline int run_lane(const Part* parts, const Slot* slots, int slot_count, int from, int end,
-                    int part_count, void* const* states, void* const* buffers) {
+                    int part_count, void* const* states, void* const* buffers, korch::Member own) {
   const OneThread one;
+  int failed = 0;
   for (int i = from; i < end; ++i) {
-    void* own[MOST];
+    void* place[MOST];
     const int last = i + 1 < part_count ? parts[i + 1].first_slot : slot_count;
     for (int s = parts[i].first_slot; s < last; ++s)
-      own[s - parts[i].first_slot] = static_cast<char*>(buffers[slots[s].buffer]) + slots[s].offset;
-    if (parts[i].run(states == nullptr ? nullptr : states[i], own) != 0) return 1;
+      place[s - parts[i].first_slot] = static_cast<char*>(buffers[slots[s].buffer]) + slots[s].offset;
+    if (parts[i].team != nullptr) failed |= parts[i].team(place, own);
+    else if (own.me == 0) failed |= parts[i].run(states == nullptr ? nullptr : states[i], place);
+    if (failed != 0 && own.threads == 1) break;  // others of a lane wait for this thread
+    if (i + 1 < end) own.meet();
   }
-  return 0;
+  return failed;
 }
 
 // Run a single lane of one thread: no other is started.
@@ -78,7 +86,48 @@ template <int PARTS, int SLOTS>
 int run_alone(const Part (&parts)[PARTS], const Slot (&slots)[SLOTS], void* state,
               void* const* buffers) {
   void* const* states = static_cast<void* const*>(state);
-  return run_lane(parts, slots, SLOTS, 0, PARTS, PARTS, states, buffers);
+  return run_lane(parts, slots, SLOTS, 0, PARTS, PARTS, states, buffers, {});
+}
+
+// More than how often the threads of a lane meet.
+constexpr uint32_t MOST_TURNS = 1 << 16;
+
+// Run all lanes at once, as one of the threads: lane l has the parts before ends[l] and after the lane before it, and
+// threads[l] of the threads. Where there are fewer than it asks for, as inside of another region, a lane has one.
+template <int PARTS, int SLOTS, int LANES>
+int run_lanes(const Part (&parts)[PARTS], const Slot (&slots)[SLOTS], const int (&ends)[LANES],
+              const int (&threads)[LANES], void* state, void* const* buffers, korch::Member& own) {
+  void* const* states = static_cast<void* const*>(state);
+  const auto run_it = [&](int lane, const korch::Member& seat) {
+    return run_lane(parts, slots, SLOTS, lane == 0 ? 0 : ends[lane - 1], ends[lane], PARTS, states, buffers, seat);
+  };
+  int needed = 0, failed = 0;
+  for (const int count : threads) needed += count;
+  if (own.threads < needed) {
+    for (int lane = int(own.me); lane < LANES; lane += int(own.threads)) failed |= run_it(lane, {});
+    return failed;
+  }
+  for (int lane = 0, first = 0; lane < LANES; first += threads[lane++]) {
+    if (own.me < first || own.me >= first + threads[lane]) continue;
+    failed = run_it(lane, {own.me - first, threads[lane], own.meet_others, own.team, own.first + first, own.turn});
+  }
+  own.turn += MOST_TURNS;
+  return failed;
+}
+
+// Run a kernel of lanes in a region of its own. It has as many threads as those of other kernels: GCC's OpenMP ends the
+// threads that a region has less, and makes them anew for the next.
+template <int THREADS, class F>
+int run_region(F run) {
+  korch::Count counts[THREADS];
+  korch::Team team{counts, THREADS, korch::look_ns(THREADS)};
+  int failed = 0;
+#pragma omp parallel num_threads(THREADS) reduction(| : failed)
+  {
+    korch::Member own = korch::member(team, omp_get_thread_num(), omp_get_num_threads(), 0);
+    failed |= run(own);
+  }
+  return failed;
 }
 
 }  // namespace korch_concurrent

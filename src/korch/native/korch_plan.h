@@ -2,6 +2,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "korch_team.h"
+
 namespace plan {
 
 enum place_kind { ARENA, CONSTANT, INPUT, OUTPUT };
@@ -15,17 +17,18 @@ struct slot {
 };
 
 /* One kernel call: its buffers are SLOTS[first_slot], SLOTS[first_slot + 1], and so on. Of a step for
- * which nothing runs, a concatenation in place, `run` is null. One that is alone may have threads of its
- * own. The others, as many as follow each other, run in one parallel region if two of them or more open
- * regions. `tasks` runs a part of a stage on the thread `me`; it is null where no task does. */
+ * which nothing runs, a concatenation in place, `run` is null. `team` is what all threads of a team call; it
+ * is null for a step that one thread runs, and for one that is alone: it may have threads of its own. The
+ * others, as many as follow each other, run in one parallel region if two of them or more have `team`.
+ * `tasks` runs a part of a stage on the thread `me`; it is null where no task does. */
 struct step {
     int (*run)(void *state, void *const *buffers);
+    int (*team)(void *const *buffers, korch::Member &own);
     void (*tasks)(int stage, void *const *buffers, long begin, long end, long me);
     void *(*create)(int threads, char *error, size_t error_size);
     void (*destroy)(void *state);
     int64_t first_slot;
     bool is_alone;
-    bool opens_regions;
 };
 
 /* A model output that no kernel writes in place. */

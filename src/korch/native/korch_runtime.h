@@ -22,10 +22,14 @@
 #include <string.h>
 #include <sys/mman.h>
 
-extern "C" int omp_get_max_threads(void);
 extern "C" void omp_set_num_threads(int);
 extern "C" int omp_pause_resource_all(int) __attribute__((weak)); /* new in GCC 9 */
 extern "C" void __kmpc_fork_call(void) __attribute__((weak));     /* of Intel's and Clang's OpenMP */
+
+/* `korch_threads.cpp` has these where it is preloaded: a thread begins to work on a step, or ends; regions of OpenMP's
+ * that the thread opens are of no kernel, or are again. */
+extern "C" void korch_threads_work(int64_t step, int begins) __attribute__((weak));
+extern "C" void korch_threads_hide(int begins) __attribute__((weak));
 
 namespace {
 
@@ -39,12 +43,13 @@ struct handle {
     pthread_mutex_t mutex;
     handle *next; /* in the list of all */
     int threads;
-    korch_teams::Oversubscription oversubscription;
+    korch::Oversubscription oversubscription;
     char *arena;
     const void **constants;
     void **table;
     void **states;
-    korch_teams::Count *ended; /* of each thread: how many tasks it has run */
+    korch::Count *met;   /* of each thread: how often it has met others */
+    korch::Count *ended; /* of each queue: how many tasks it has run */
     int64_t *usual_ns; /* of the steps from this one on that run in turn; see Oversubscription::note_step */
 };
 
@@ -143,83 +148,192 @@ void copy_outputs(const handle *h, const void *const *inputs, void *const *outpu
     }
 }
 
-using korch_teams::now_ns;
+using korch::now_ns;
 
-/* Runs steps of a plan, until one fails. */
+/* The threads that run steps of a plan. Between two steps their first one decides whether the others stop. */
+struct crew : korch::Team {
+    korch::Oversubscription *oversubscription; /* null: none is detected */
+    uint32_t before[plan::QUEUES];             /* how many tasks each queue had run */
+    int failed = 0;                            /* atomic: the step after one that failed */
+    bool stops = false;
+    int64_t came_ns = 0; /* when all had come to where they met last */
+    korch::Count finished;
+
+    crew(handle *h, korch::Oversubscription *found) : Team{h->met, h->threads, korch::look_ns(h->threads)}, oversubscription(found) {
+        for (int q = 0; q < plan::QUEUES; ++q) before[q] = h->ended[q].now();
+        waited = [](Team &team, int64_t since_ns) {
+            crew &own = static_cast<crew &>(team);
+            if (own.oversubscription) own.oversubscription->note_wait(since_ns, now_ns(), (int)own.threads);
+        };
+        all_came = [](Team &team) {
+            crew &own = static_cast<crew &>(team);
+            own.came_ns = now_ns();
+            own.stops = own.failed_step() || (own.oversubscription && own.oversubscription->is_here());
+        };
+    }
+
+    int failed_step() const { return __atomic_load_n(&failed, __ATOMIC_RELAXED); }
+    void fail(int step) { __atomic_store_n(&failed, step, __ATOMIC_RELAXED); }
+};
+
+/* Runs steps of a plan, until one fails, as one of the threads of a crew. */
 template <bool IS_TIMED>
 struct runner {
     handle *h;
+    crew &team;
+    korch::Member own;
     int64_t *kernel_ns;
-    int64_t start = IS_TIMED ? now_ns() : 0;
-    korch_teams::Oversubscription *oversubscription = nullptr;
-    int64_t segment = 0; /* the next one */
-    int failed = 0;      /* the step after that which failed */
+    int64_t *start; /* when the next kernel begins, of timed runs */
+    uint32_t before[plan::QUEUES] = {};
 
     void run(int64_t from, int64_t end) {
-        for (int64_t i = from; i < end && !failed;) {
-            if (!IS_TIMED && runs_tasks() && plan::SEGMENTS[segment].begin == i) i = run_tasks();
-            else run(i++);
+        for (int q = 0; q < plan::QUEUES; ++q) before[q] = team.before[q];
+        int64_t segment = 0; /* the next one */
+        bool is_met = true;  /* whether threads have met since one of them ran a step alone */
+        for (int64_t i = from; i < end;) {
+            while (segment < plan::SEGMENT_COUNT && plan::SEGMENTS[segment].begin < i) ++segment;
+            const bool has_tasks = !IS_TIMED && own.threads == plan::QUEUES && own.threads > 1 &&
+                                   segment < plan::SEGMENT_COUNT && plan::SEGMENTS[segment].begin == i;
+            if (has_tasks || plan::STEPS[i].team) {
+                if (!is_met && !meet()) return;
+                const int64_t next = has_tasks ? run_tasks(segment) : run_team(i);
+                if (!meet()) return;
+                is_met = true;
+                if (!has_tasks) note(i, own.threads > 1 ? team.came_ns : 0);
+                i = next;
+            } else {
+                if (own.me == 0) run_alone(i);
+                if (own.threads == 1 && team.failed_step()) return;
+                is_met = false;
+                note(i++);
+            }
         }
+        if (!is_met) meet();
     }
 
-    void run(int64_t i) {
+    /* Meet the others; return whether to run more. Where others stop, the first thread runs the rest. */
+    bool meet() {
+        if (own.threads == 1) return !team.failed_step();
+        own.meet();
+        if (!team.stops) return true;
+        if (own.me == 0) {
+            own.threads = 1;
+            return !team.failed_step();
+        }
+        team.finished.wait_for(1, team.look_ns);
+        return false;
+    }
+
+    int64_t run_team(int64_t i) {
         const plan::step &step = plan::STEPS[i];
-        if (step.run && step.run(h->states[i], h->table + step.first_slot)) failed = (int)i + 1;
-        if (IS_TIMED) {
-            const int64_t now = now_ns();
-            kernel_ns[i] = now - start;
-            start = now;
-        }
+        if (korch_threads_work) korch_threads_work(i, true);
+        if (step.team(h->table + step.first_slot, own)) team.fail((int)i + 1);
+        if (korch_threads_work) korch_threads_work(i, false);
+        return i + 1;
     }
 
-    bool runs_tasks() const { return segment < plan::SEGMENT_COUNT && h->threads == plan::QUEUES; }
+    void run_alone(int64_t i) {
+        const plan::step &step = plan::STEPS[i];
+        if (step.run && step.run(h->states[i], h->table + step.first_slot)) team.fail((int)i + 1);
+    }
 
-    /* Run the next segment as tasks; return the step after it. */
-    int64_t run_tasks() {
-        failed = korch_tasks::run_segment(segment, h->table, h->states, h->ended, oversubscription);
-        return plan::SEGMENTS[segment++].end;
+    /* Run a segment as tasks; return the step after it. */
+    int64_t run_tasks(int64_t segment) {
+        const int failed =
+            korch_tasks::run_queue(segment, (int)own.me, h->table, h->states, h->ended, before, team);
+        if (failed) team.fail(failed);
+        const int64_t *const first = plan::FIRST_TASKS + segment * plan::QUEUES;
+        for (int q = 0; q < plan::QUEUES; ++q) before[q] += (uint32_t)(first[q + 1] - first[q]);
+        return plan::SEGMENTS[segment].end;
+    }
+
+    /* A step has ended, now or when all threads had ended it. */
+    void note(int64_t i, int64_t ended_ns = 0) {
+        if (!IS_TIMED || own.me != 0) return;
+        const int64_t now = ended_ns ? ended_ns : now_ns();
+        kernel_ns[i] = now - *start;
+        *start = now;
     }
 };
 
 /* Steps that follow each other, before `end`. */
 struct stretch {
     int64_t end;
-    int regions; /* how many of them open regions of their own */
+    int regions; /* how many of them all threads run */
 
     /* The longest from a step on whose steps can share a region, or a single step. */
     explicit stretch(int64_t from) : end(from), regions(0) {
-        for (; end < plan::STEP_COUNT && !plan::STEPS[end].is_alone; ++end)
-            regions += plan::STEPS[end].opens_regions;
+        for (; end < plan::STEP_COUNT && !plan::STEPS[end].is_alone; ++end) regions += plan::STEPS[end].team != nullptr;
         if (end == from) ++end;
     }
 };
+
+/* Run steps in one region. */
+template <bool IS_TIMED>
+int run_together(handle *h, const stretch &steps, int64_t from, korch::Oversubscription *oversubscription,
+                 int64_t *kernel_ns, int64_t *start) {
+    crew team(h, oversubscription);
+    if (h->threads == 1 || (oversubscription && oversubscription->is_here())) {
+        runner<IS_TIMED>{h, team, {}, kernel_ns, start}.run(from, steps.end);
+        return team.failed_step();
+    }
+    if (korch_threads_hide) korch_threads_hide(true);
+    const uint32_t turn = korch::begin_turns(team);
+    int64_t ended_ns = 0;
+#pragma omp parallel num_threads(h->threads)
+    {
+        const int me = omp_get_thread_num(), threads = omp_get_num_threads();
+        if (me == 0) team.threads = threads; /* read by this thread alone */
+        runner<IS_TIMED>{h, team, korch::member(team, me, threads, turn), kernel_ns, start}.run(from, steps.end);
+        if (me == 0) {
+            team.finished.set(1);
+            if (oversubscription) ended_ns = now_ns();
+        }
+    }
+    if (oversubscription) oversubscription->note_wait(ended_ns, now_ns(), h->threads);
+    if (korch_threads_hide) korch_threads_hide(false);
+    return team.failed_step();
+}
+
+/* Run a step that may have threads of its own, or a single region. Where other processes need the cores it has one
+ * thread: OpenMP reports one to a library. */
+template <bool IS_TIMED>
+int run_apart(handle *h, int64_t i, korch::Oversubscription *oversubscription, int64_t *kernel_ns, int64_t *start) {
+    crew team(h, nullptr);
+    runner<IS_TIMED> steps{h, team, {}, kernel_ns, start};
+    if (oversubscription && oversubscription->is_here()) {
+        const korch_concurrent::OneThread one;
+        steps.run(i, i + 1);
+        return team.failed_step();
+    }
+    const int64_t since_ns = oversubscription ? now_ns() : 0;
+    steps.run_alone(i);
+    steps.note(i);
+    if (oversubscription) oversubscription->note_step(since_ns, now_ns(), h->usual_ns[i], h->threads);
+    return team.failed_step();
+}
 
 template <bool IS_TIMED>
 int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *kernel_ns) {
     pthread_mutex_lock(&h->mutex);
     const thread_count count(h->threads);
     bind(h, inputs, outputs);
-    runner<IS_TIMED> steps{h, kernel_ns};
+    int64_t start = now_ns();
+    int failed = 0;
     /* Times are those of all threads. */
-    korch_teams::Oversubscription *oversubscription = IS_TIMED || h->threads == 1 ? nullptr : &h->oversubscription;
-    steps.oversubscription = oversubscription;
-    if (oversubscription) oversubscription->begin(now_ns());
-    for (int64_t from = 0; from < plan::STEP_COUNT && !steps.failed;) {
+    korch::Oversubscription *oversubscription = IS_TIMED || h->threads == 1 ? nullptr : &h->oversubscription;
+    if (oversubscription) oversubscription->begin(start);
+    for (int64_t from = 0; from < plan::STEP_COUNT && !failed;) {
         const stretch next(from);
-        const auto run_it = [&] { steps.run(from, next.end); };
-        if (h->threads > 1 && next.regions > 1) {
-            korch_teams::run_together(h->threads, oversubscription, run_it);
-        } else if (oversubscription && (next.regions || plan::STEPS[from].is_alone)) {
-            korch_teams::run_apart(h->threads, *oversubscription, h->usual_ns[from], run_it);
-        } else {
-            run_it();
-        }
+        const bool is_apart = plan::STEPS[from].is_alone || (next.end == from + 1 && next.regions && h->threads > 1);
+        failed = is_apart ? run_apart<IS_TIMED>(h, from, oversubscription, kernel_ns, &start)
+                          : run_together<IS_TIMED>(h, next, from, oversubscription, kernel_ns, &start);
         from = next.end;
     }
     if (oversubscription) oversubscription->end(now_ns());
-    if (!steps.failed) copy_outputs(h, inputs, outputs);
+    if (!failed) copy_outputs(h, inputs, outputs);
     pthread_mutex_unlock(&h->mutex);
-    return steps.failed;
+    return failed;
 }
 
 /* Create the state of each kernel; return whether all could be. */
@@ -282,6 +396,7 @@ void KORCH_PLAN(destroy)(void *pointer) {
     free(h->table);
     free(h->states);
     free(h->usual_ns);
+    free(h->met);
     free(h->ended);
     pthread_mutex_destroy(&h->mutex);
     free(h);
@@ -304,8 +419,9 @@ void *KORCH_PLAN(create)(const void *const *constants, int threads, char *error,
     h->table = (void **)calloc(plan::SLOT_COUNT + 1, sizeof(void *));
     h->states = (void **)calloc(plan::STEP_COUNT + 1, sizeof(void *));
     h->usual_ns = (int64_t *)calloc(plan::STEP_COUNT + 1, sizeof(int64_t));
-    h->ended = (korch_teams::Count *)allocate(plan::QUEUES * sizeof(korch_teams::Count)); /* all 0 */
-    if (!h->arena || !h->constants || !h->table || !h->states || !h->usual_ns || !h->ended) {
+    h->met = (korch::Count *)allocate(threads * sizeof(korch::Count)); /* all 0, as are these: */
+    h->ended = (korch::Count *)allocate(plan::QUEUES * sizeof(korch::Count));
+    if (!h->arena || !h->constants || !h->table || !h->states || !h->usual_ns || !h->met || !h->ended) {
         snprintf(error, error_size, "out of memory: the arena needs %lld bytes",
                  (long long)plan::ARENA_BYTES);
         KORCH_PLAN(destroy)(h);

@@ -117,13 +117,12 @@ void GOMP_barrier(void) {
     waited_ns += now_ns() - begin_ns;
 }
 
-/* The next four are called by `korch_teams.h`, where threads of a region work as teams. */
+/* The next three are called by `korch_runtime.h` and `korch_wait.h`, where threads run steps of a plan together. */
 void korch_threads_hide(int begins) { is_hidden = begins; }
 
-int64_t korch_threads_open(void) { return is_on && !is_inside ? regions.fetch_add(1) : -1; }
-
-void korch_threads_work(int64_t region, int begins) {
-    if (region >= 0) work(region, begins);
+/* A step's number is kept as a negative region. */
+void korch_threads_work(int64_t step, int begins) {
+    if (is_on) work(-1 - step, begins);
 }
 
 void korch_threads_wait(int begins) {

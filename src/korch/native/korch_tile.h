@@ -6,12 +6,6 @@
 
 namespace korch {
 
-// Where the tasks of a thread begin if threads share some evenly, the first ones one more if need be.
-KORCH_INLINE long share(long tasks, long thread, long threads) {
-  const long more = tasks % threads;
-  return tasks / threads * thread + (thread < more ? thread : more);
-}
-
 // Elementwise operations by their names in the primitive table. Those of korch_math.h serve
 // whole vectors; the others go lane by lane.
 template <typename R, typename T, int W, typename F>

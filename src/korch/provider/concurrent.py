@@ -5,10 +5,9 @@ its blocks. On fewer it loses less, and other kernels have the other threads mea
 region has *lanes* of one or more threads, and a lane runs one part, or several in turn. A single
 lane of one thread is a kernel that starts no threads.
 
-GCC's OpenMP makes the threads of nested regions anew each time, which takes longer than such
-kernels. So regions that parts open in a lane of several threads are none of OpenMP's: the lane's
-threads are there already, and work on them as a team (`korch_teams.h`). Parts that bring a library
-or a state may have threads of their own, and have one thread.
+A part in a lane of several threads opens no region, as OpenMP makes the threads of nested regions anew
+each time, which takes longer than such kernels: each of the lane's threads calls the part (`korch_team.h`).
+Parts that bring a library or a state may have threads of their own, and have one thread.
 
 The parts are other providers' kernels for the lane's number of threads; the offer's `lanes` say which. Its
 variant is their text: lanes are parted by `|`, parts by `+`. Such candidates are not offered for groups, of
@@ -121,7 +120,7 @@ class ConcurrentProvider:
             kernel = self._providers[part.provider].build(own, alike, few)
             if isinstance(kernel, Refusal):
                 return kernel
-            refusal = team_refusal(kernel, target) if count > 1 else None
+            refusal = team_refusal(kernel) if count > 1 else None
             if refusal is not None:
                 return refusal
             if len(own.inputs) + len(own.outputs) >= MOST_BUFFERS:
@@ -172,7 +171,8 @@ def _print(
     for own, kernel in zip(groups, kernels, strict=True):
         name = names[kernel.symbol]
         state = f"{name}_create, {name}_destroy" if kernel.has_state else "nullptr, nullptr"
-        parts.append(f"{{{name}_run, {state}, {len(slots)}}}")
+        team = f"{name}_team" if kernel.threading is Threading.TEAM else "nullptr"
+        parts.append(f"{{{name}_run, {team}, {state}, {len(slots)}}}")
         slots += [f"{{{position[value]}, 0}}" for value in own.inputs]
         slots += [f"{{{output + i}, 0}}" for i in range(len(own.outputs))]
         output += len(own.outputs)
@@ -181,13 +181,13 @@ def _print(
             offset += align_up(kernel.workspace_bytes)
     has_state = any(kernel.has_state for kernel in kernels)
     head = "".join(f"// {line}\n" for line in comment.splitlines())
-    tables = _tables(parts, slots, lanes, threads, has_state)
-    text = "\n".join((head, *sources.values(), *tables))
     libraries = tuple(dict.fromkeys(name for kernel in kernels for name in kernel.libraries))
     opens = tuple(dict.fromkeys(name for kernel in kernels for name in kernel.opens))
     threading = Threading.CALLER if _is_alone(lanes) else Threading.TEAM
-    if any(kernel.threading is Threading.OWN for kernel in kernels):
+    if has_state or libraries or any(kernel.threading is Threading.OWN for kernel in kernels):
         threading = Threading.OWN
+    tables = _tables(parts, slots, lanes, threads, has_state)
+    text = "\n".join((head, *sources.values(), *tables))
     return named_kernel(
         text, has_state=has_state, workspace_bytes=offset, libraries=libraries, opens=opens, threading=threading
     )
@@ -200,7 +200,7 @@ def _is_alone(lanes: Lanes) -> bool:
 
 def _tables(parts: Sequence[str], slots: Sequence[str], lanes: Lanes, threads: int, has_state: bool) -> Iterator[str]:
     is_alone = _is_alone(lanes)
-    yield f'#include "korch_{"concurrent" if is_alone else "teams"}.h"\n'
+    yield '#include "korch_concurrent.h"\n'
     yield f"static const korch_concurrent::Part NAME_parts[] = {{{', '.join(parts)}}};"
     yield f"static const korch_concurrent::Slot NAME_slots[] = {{{', '.join(slots)}}};"
     call = "run_alone(NAME_parts, NAME_slots, state, buffers)"
@@ -209,8 +209,13 @@ def _tables(parts: Sequence[str], slots: Sequence[str], lanes: Lanes, threads: i
         yield f"static const int NAME_ends[] = {{{', '.join(map(str, ends))}}};"
         counts = ", ".join(str(lane.threads) for lane in lanes)
         yield f"static const int NAME_threads[] = {{{counts}}};"
-        tables = "NAME_parts, NAME_slots, NAME_ends, NAME_threads"
-        call = f"run<{threads}>({tables}, state, buffers)"
+        lanes_call = "korch_concurrent::run_lanes(NAME_parts, NAME_slots, NAME_ends, NAME_threads"
+        yield (
+            '\nextern "C" int NAME_team(void* const* buffers, korch::Member& own) {\n'
+            f"  return {lanes_call}, nullptr, buffers, own);\n}}"
+        )
+        body = f"return {lanes_call}, state, buffers, own);"
+        call = f"run_region<{threads}>([&](korch::Member& own) {{\n    {body}\n  }})"
     if has_state:
         yield (
             '\nextern "C" void* NAME_create(int, char* error, size_t error_size) {\n'

@@ -43,11 +43,10 @@ class Threading(Enum):
     """The calling thread only."""
 
     TEAM = "team"
-    """Those of OpenMP regions that `korch_teams.h` can run on threads that are there already: they
-    have no directives but `parallel`, `for` with a static schedule and `barrier`."""
+    """Threads that are there already, each of which calls NAME_team."""
 
     OWN = "own"
-    """Others: a library's, or those of other OpenMP directives."""
+    """Others: a library's, or those of regions that it opens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,7 @@ class Kernel:
         void* NAME_create(int threads, char* error, size_t error_size);  // only with has_state
         int NAME_run(void* state, void* const* buffers);                 // 0 is success
         void NAME_destroy(void* state);                                  // only with has_state
+        int NAME_team(void* const* buffers, korch::Member& own);         // only with threading TEAM
         void NAME_task(int stage, void* const* buffers, long begin, long end, long me);  // see below
 
     `buffers` holds the inputs, then the outputs, in the offer's layouts, then the workspace;
@@ -68,7 +68,8 @@ class Kernel:
     kernel may run beside others: if its target has one thread, it uses the calling thread only; if
     several, its regions may get fewer than it asks for. `create` returns null and writes a message
     if it fails. A kernel without state gets a null state. Kernels are compiled many to a unit, so
-    every other name in the source is static or begins with NAME. With a program and threading `TEAM`,
+    every other name in the source is static or begins with NAME. With threading `TEAM`, each of some threads,
+    which may be fewer or more than those of the target, calls NAME_team (`korch_team.h`). With a program, too,
     NAME_task runs the tasks of a range of a stage of the program on the thread `me`, which has a part of the
     workspace for itself behind the program's buffers.
 

@@ -1,7 +1,7 @@
 """The activity of the threads of each kernel in complete runs.
 
-The unchanged artifact runs in a process with a small preloaded library, which records every
-parallel region of GCC's OpenMP, that is, of Korch's and oneDNN's kernels. ONNX Runtime has its own
+The unchanged artifact runs in a process with a small preloaded library, which records what threads
+of the plan do, and every parallel region of GCC's OpenMP, as oneDNN's kernels open them. ONNX Runtime has its own
 threads, and Clang's OpenMP has another interface: of such kernels only the calling thread is known.
 """
 
@@ -164,7 +164,10 @@ def watch_threads(artifact: Path, threads: int, rounds: int, seed: int = 0) -> T
 
 
 def read_run(data: dict[str, Any]) -> WatchedRun:
-    """Return a run from the process's answer: a region belongs to the kernel in which it begins."""
+    """Return a run from the process's answer: a region belongs to the kernel in which it begins.
+
+    The region of threads that run the kernels of a plan together is the number of the kernel, as -1 - number.
+    """
     kernel_ns: Sequence[int] = data["kernel_ns"]
     ends = list(accumulate(kernel_ns))
     begun_ns = data["begun_ns"]
@@ -173,7 +176,7 @@ def read_run(data: dict[str, Any]) -> WatchedRun:
         first[region] = min(begin_ns, first.get(region, begin_ns))
     spans = (
         ThreadSpan(
-            min(bisect_right(ends, first[region] - begun_ns), len(ends) - 1),
+            -1 - region if region < 0 else min(bisect_right(ends, first[region] - begun_ns), len(ends) - 1),
             thread,
             begin_ns - begun_ns,
             end_ns - begun_ns,

@@ -107,7 +107,7 @@ def _segments(
         Use(i, step.kernel, tuple(map(_place, slots)), step.cost_ns)
         for i, (step, slots) in enumerate(zip(steps, program.slots, strict=True))
     ]
-    found = [schedule_segment(segment, target, parts) for segment in segments_of(uses, target)]
+    found = [schedule_segment(segment, target, parts) for segment in segments_of(uses)]
     for segment in found:
         logger.info(
             "steps %d to %d are tasks: threads wait for %.1f %% of a simulated run of %.1f us, not %.1f %% of %.1f us",

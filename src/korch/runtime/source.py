@@ -56,14 +56,14 @@ def print_main(
     sections = (
         native_text("korch.h"),
         ONLY_CALLS,
-        '#include "korch_teams.h"\n',
+        '#include "korch_concurrent.h"\n#include "korch_oversubscription.h"\n',
         native_text("korch_plan.h"),
         _declarations(program.kernels, tasked),
         "namespace plan {\n",
         _tensors("INPUT", program.inputs),
         _tensors("OUTPUT", program.outputs),
         _tensors("CONSTANT", constants),
-        _table("step", "STEP", _steps(program, target, tasked)),
+        _table("step", "STEP", _steps(program, tasked)),
         _rows("const char *const", "SYMBOLS", [c_string(k.symbol) for k in program.kernels]),
         _table("slot", "SLOT", [_slot(slot) for slot in flat]),
         _table("int64_t", "BINDING", [str(i) for i in bindings]),
@@ -144,6 +144,8 @@ def _declarations(kernels: Iterable[Kernel], tasked: Container[str]) -> str:
         if not name:
             continue
         lines[f"int {name}_run(void *, void *const *);"] = None
+        if _has_team(kernel):
+            lines[f"int {name}_team(void *const *, korch::Member &);"] = None
         if name in tasked:
             lines[f"void {name}_task(int, void *const *, long, long, long);"] = None
         if kernel.has_state:
@@ -152,17 +154,23 @@ def _declarations(kernels: Iterable[Kernel], tasked: Container[str]) -> str:
     return 'extern "C" {\n' + "".join(f"{line}\n" for line in lines) + "}\n"
 
 
-def _steps(program: Program[Any], target: Target, tasked: Container[str]) -> list[str]:
+def _has_team(kernel: Kernel) -> bool:
+    """Return whether the threads of a plan run a kernel together."""
+    return kernel.threading is Threading.TEAM and team_refusal(kernel) is None
+
+
+def _steps(program: Program[Any], tasked: Container[str]) -> list[str]:
     rows, first = [], 0
     for kernel, slots in _pairs(program):
         name = kernel.symbol
         if not name:
-            rows.append(f"{{nullptr, nullptr, nullptr, nullptr, {first}, false, false}}")
+            rows.append(f"{{nullptr, nullptr, nullptr, nullptr, nullptr, {first}, false}}")
             continue
         state = f"{name}_create, {name}_destroy" if kernel.has_state else "nullptr, nullptr"
-        flags = (team_refusal(kernel, target) is not None, kernel.threading is not Threading.CALLER)
+        team = f"{name}_team" if _has_team(kernel) else "nullptr"
         tasks = f"{name}_task" if name in tasked else "nullptr"
-        rows.append(f"{{{name}_run, {tasks}, {state}, {first}, {', '.join(str(f).lower() for f in flags)}}}")
+        is_alone = str(team_refusal(kernel) is not None).lower()
+        rows.append(f"{{{name}_run, {team}, {tasks}, {state}, {first}, {is_alone}}}")
         first += len(slots)
     return rows
 

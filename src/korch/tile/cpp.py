@@ -1,10 +1,9 @@
 """Tile program -> C++.
 
 One function per kernel. If threads share its work, there is also one per stage, which runs a range of its tasks:
-the kernel's function calls them in a parallel region, and a plan may call them for tasks of its own choice
-(`NAME_task`). A pass
-is a loop nest around a generic lambda of the vector width, so that the same text serves whole
-vectors and what is left. Where a pad or a concatenation turns inside of the vector axis, the loop
+each of some threads calls the kernel's function (`NAME_team`), which calls them, and a plan may call them for tasks of
+its own choice (`NAME_task`). A pass is a loop nest around a generic lambda of the vector width, so that the same text
+serves whole vectors and what is left. Where a pad or a concatenation turns inside of the vector axis, the loop
 is split there, and each part reads straight from memory. Where loads lie side by side along another
 axis than stores, squares of both are read whole and transposed in registers.
 """
@@ -124,7 +123,8 @@ class _Printer:
             for table, name in self.out.tables.items()
         )
         body = "\n".join(self.out.lines)
-        includes = "".join(f'#include "{header}"\n' for header in _headers(body))
+        headers = [*_headers(body), *(["korch_team.h"] if self.is_parallel else [])]
+        includes = "".join(f'#include "{header}"\n' for header in headers)
         text = f"{head}{includes}\n{tables}{self._functions(body)}"
         symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
         workspace_bytes = places_in_memory(self.program)[1] + self.room_bytes * self.threads
@@ -140,15 +140,16 @@ class _Printer:
         calls, cases = [], []
         for number, waits in enumerate(self._waits()):
             begin, end = (f"korch::share({self._count(number)}, {me}, threads)" for me in ("me", "me + 1"))
-            calls.append(f"    NAME_stage{number}(buffers, {begin}, {end}, me);\n")
-            calls += ["#pragma omp barrier\n"] if waits else []
+            calls.append(f"  NAME_stage{number}(buffers, {begin}, {end}, me);\n")
+            calls += ["  own.meet();\n"] if waits else []
             cases.append(f"    case {number}: return NAME_stage{number}(buffers, begin, end, me);\n")
-        limit = f" num_threads({self.threads})" if self.room_bytes else ""  # as many as have room
+        most = str(self.threads) if self.room_bytes else "omp_get_max_threads()"
         size = "".join(f"  {line}\n" for line in self._live())
+        threads = f"korch::smaller({self.threads}, own.threads)" if self.room_bytes else "own.threads"
         return (
-            f"{body}\n\n{head}\n{size}#pragma omp parallel{limit}\n  {{\n"
-            "    const long me = omp_get_thread_num(), threads = omp_get_num_threads();\n"
-            f"{''.join(calls)}  }}\n  return 0;\n}}\n\n"
+            f'{body}\n\nextern "C" int NAME_team(void* const* buffers, korch::Member& own) {{\n{size}'
+            f"  const long me = own.me, threads = {threads};\n{''.join(calls)}  return 0;\n}}\n\n"
+            f"{head}\n  return korch::run_region({most}, NAME_team, buffers);\n}}\n\n"
             'extern "C" void NAME_task(int stage, void* const* buffers, long begin, long end, long me) {\n'
             f"  switch (stage) {{\n{''.join(cases)}  }}\n}}\n"
         )
