@@ -32,12 +32,14 @@ class Use:
         kernel: the code.
         places: of its buffers; None for constants and inputs of the model, which nothing writes.
         cost_ns: its measured or estimated time on all threads.
+        alone_ns: that on one thread, which is shared out over grid points; None to share out the other.
     """
 
     step: int
     kernel: Kernel
     places: tuple[Place | None, ...]
     cost_ns: float
+    alone_ns: float | None = None
 
 
 @dataclass(frozen=True)
@@ -92,14 +94,16 @@ class Splitter:
             raise AssertionError("a kernel without tasks")
         if kernel.threading is Threading.CALLER:
             own = [TaskPart(-1, 0, 1, thread)]
-            return [TaskStage(use, tuple(own), (self._whole(use, program),), (use.cost_ns,))]
+            time_ns = use.cost_ns if use.alone_ns is None else use.alone_ns
+            return [TaskStage(use, tuple(own), (self._whole(use, program),), (time_ns,))]
         works = [stage.work for stage in program.stages]
         found = []
         for number, (stage, work) in enumerate(zip(program.stages, works, strict=True)):
             parts = tuple(self._parts(number, stage.tasks))
             touched = tuple(self._touched(use, program, number, parts))
-            most = max(1, -(-stage.tasks // self.target.threads))
-            each = use.cost_ns * work / max(1, sum(works)) / most
+            most = -(-stage.tasks // self.target.threads) if use.alone_ns is None else stage.tasks
+            time_ns = use.cost_ns if use.alone_ns is None else use.alone_ns
+            each = time_ns * work / max(1, sum(works)) / max(1, most)
             found.append(TaskStage(use, parts, touched, tuple(each * (p.end - p.begin) for p in parts)))
         return found
 

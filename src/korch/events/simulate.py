@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from korch.events.graph import Task, TaskGraph
 from korch.events.queues import Queues
@@ -22,10 +22,13 @@ class Simulated:
     Attributes:
         total_ns: its time.
         waiting_ns: how long each thread waits.
+        waits_ns: by the stage that waits and the stage that it waits for: the sum over threads. Those of a join are
+            for the stage itself.
     """
 
     total_ns: float
     waiting_ns: tuple[float, ...]
+    waits_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
     @property
     def share_waiting(self) -> float:
@@ -37,6 +40,7 @@ def simulate_queues(queues: Queues, times_ns: Mapping[Task, float]) -> Simulated
     """Return the run of queues, whose waits end."""
     ends_ns: list[list[float]] = [[] for _ in queues]
     working_ns = [0.0] * len(queues)
+    waits_ns: dict[tuple[int, int], float] = {}
     is_stuck = False
     while not is_stuck:
         is_stuck = True
@@ -45,13 +49,17 @@ def simulate_queues(queues: Queues, times_ns: Mapping[Task, float]) -> Simulated
                 entry = queue[len(ends_ns[q])]
                 if any(len(ends_ns[other]) < n for other, n in entry.waits):
                     break
-                waits = (ends_ns[other][n - 1] + WAIT_NS for other, n in entry.waits)
-                begin_ns = max([ends_ns[q][-1] if ends_ns[q] else 0.0, *waits])
+                free_ns = ends_ns[q][-1] if ends_ns[q] else 0.0
+                waits = [(ends_ns[other][n - 1] + WAIT_NS, queues[other][n - 1].task[0]) for other, n in entry.waits]
+                begin_ns, stage = max([(free_ns, -1), *waits])
+                if begin_ns > free_ns:
+                    pair = entry.task[0], stage
+                    waits_ns[pair] = waits_ns.get(pair, 0.0) + begin_ns - free_ns
                 ends_ns[q].append(begin_ns + times_ns[entry.task])
                 working_ns[q] += times_ns[entry.task]
                 is_stuck = False
     total_ns = max((own[-1] for own in ends_ns if own), default=0.0) + JOIN_NS
-    return Simulated(total_ns, tuple(total_ns - own for own in working_ns))
+    return Simulated(total_ns, tuple(total_ns - own for own in working_ns), waits_ns)
 
 
 def simulate_joins(
@@ -59,10 +67,12 @@ def simulate_joins(
 ) -> Simulated:
     """Return the run of stages one after another, with a join after each that more than one thread runs."""
     total_ns, working_ns = 0.0, [0.0] * count
+    waits_ns: dict[tuple[int, int], float] = {}
     for s, stage in enumerate(graph.stages):
         own_ns = [0.0] * count
         for i in range(stage.tasks):
             own_ns[threads[s, i]] += times_ns[s, i]
         total_ns += max(own_ns) + JOIN_NS * (stage.tasks > 1)
         working_ns = [a + b for a, b in zip(working_ns, own_ns, strict=True)]
-    return Simulated(total_ns, tuple(total_ns - own for own in working_ns))
+        waits_ns[s, s] = sum(max(own_ns) - own for own in own_ns)
+    return Simulated(total_ns, tuple(total_ns - own for own in working_ns), waits_ns)

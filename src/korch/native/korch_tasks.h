@@ -4,6 +4,12 @@
  * may wait until other threads have ended some number of theirs. Threads wait as where they meet: they spin
  * briefly and sleep.
  */
+/* `korch_threads.cpp` has these where it is preloaded: a task of TASKS has run since some time; a thread has waited
+ * for one since some time. */
+extern "C" __attribute__((weak)) void korch_threads_task(int64_t task, int64_t step, int64_t stage, int64_t begin,
+                                                         int64_t end, int64_t since_ns);
+extern "C" __attribute__((weak)) void korch_threads_waited(int64_t task, int64_t since_ns);
+
 #pragma GCC visibility push(hidden)
 
 namespace korch_tasks {
@@ -21,13 +27,17 @@ inline int run_queue(int64_t segment, int me, void *const *table, void *const *s
             korch::Count &count = ended[plan::WAITS[w].queue];
             const uint32_t wanted = before[plan::WAITS[w].queue] + plan::WAITS[w].ended;
             if (count.is_at(wanted)) continue;
-            const int64_t since_ns = leads ? korch::now_ns() : 0;
+            const int64_t since_ns = leads || korch_threads_waited ? korch::now_ns() : 0;
             count.wait_for(wanted, team.look_ns);
             if (leads) team.waited(team, since_ns);
+            if (korch_threads_waited)
+                korch_threads_waited(first[plan::WAITS[w].queue - me] + plan::WAITS[w].ended - 1, since_ns);
         }
         const plan::step &own = plan::STEPS[task.step];
+        const int64_t since_ns = korch_threads_task ? korch::now_ns() : 0;
         if (task.stage >= 0) own.tasks(task.stage, table + own.first_slot, task.begin, task.end, me);
         else if (own.run(states[task.step], table + own.first_slot)) failed = (int)task.step + 1;
+        if (korch_threads_task) korch_threads_task(i, task.step, task.stage, task.begin, task.end, since_ns);
         ended[me].set(ended[me].now() + 1);
     }
     return failed;

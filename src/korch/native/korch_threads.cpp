@@ -14,9 +14,14 @@
 
 namespace {
 
-/* What one thread did in one region; as `Span` in korch/report/threads_worker.py. */
+/* What one thread did in one region; as `RegionRecord` in korch/report/threads_worker.py. */
 struct span {
     int64_t region, thread, begin_ns, end_ns, wait_ns;
+};
+
+/* A task that a thread ran, or waited for; as `TaskRecord` in korch/report/threads_worker.py. */
+struct task_span {
+    int64_t is_wait, thread, task, step, stage, begin, end, begin_ns, end_ns;
 };
 
 struct job {
@@ -34,7 +39,9 @@ int (*real_clock)(clockid_t, timespec *);
 
 std::atomic<bool> is_on{false};
 std::atomic<int64_t> regions, count, first_ns;
+std::atomic<bool> sees_tasks{false};
 span *spans;
+task_span *task_spans;
 int64_t limit;
 thread_local int64_t waited_ns;
 
@@ -52,6 +59,12 @@ int64_t now_ns() {
     timespec time;
     real_clock(CLOCK_MONOTONIC, &time);
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
+}
+
+void note_task(task_span own) {
+    own.end_ns = now_ns(), own.thread = real_thread();
+    const int64_t at = count.fetch_add(1);
+    if (at < limit) task_spans[at] = own;
 }
 
 void note(int64_t region, int64_t begin_ns, int64_t end_ns) {
@@ -117,7 +130,16 @@ void GOMP_barrier(void) {
     waited_ns += now_ns() - begin_ns;
 }
 
-/* The next three are called by `korch_runtime.h` and `korch_wait.h`, where threads run steps of a plan together. */
+/* The next five are called by `korch_runtime.h`, `korch_wait.h` and `korch_tasks.h`, where threads run steps of a plan
+ * together. */
+void korch_threads_task(int64_t task, int64_t step, int64_t stage, int64_t begin, int64_t end, int64_t since_ns) {
+    if (sees_tasks) note_task({0, 0, task, step, stage, begin, end, since_ns, 0});
+}
+
+void korch_threads_waited(int64_t task, int64_t since_ns) {
+    if (sees_tasks) note_task({1, 0, task, 0, 0, 0, 0, since_ns, 0});
+}
+
 void korch_threads_hide(int begins) { is_hidden = begins; }
 
 /* A step's number is kept as a negative region. */
@@ -153,6 +175,21 @@ int korch_threads_run(int (*run_timed)(void *, const void *const *, void *const 
     const int code = run_timed(handle, inputs, outputs, kernel_ns);
     is_on = false;
     *found = count, *begun_ns = first_ns;
+    return code;
+}
+
+/* Run a plan once as tasks; `begun_ns` is when it began. Returns what `run` does; -1 if there is no OpenMP library. */
+int korch_threads_run_tasks(int (*run)(void *, const void *const *, void *const *), void *handle,
+                            const void *const *inputs, void *const *outputs, task_span *into, int64_t room,
+                            int64_t *found, int64_t *begun_ns) {
+    if (!real_thread || !real_clock) return -1;
+    task_spans = into, limit = room;
+    count = 0;
+    *begun_ns = now_ns();
+    sees_tasks = true;
+    const int code = run(handle, inputs, outputs);
+    sees_tasks = false;
+    *found = count;
     return code;
 }
 

@@ -181,7 +181,22 @@ def _head(plan: PlanRecord, report: Report) -> str:
             lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in report.stages_s.items()))
         if report.limits_hit:
             lines.append("limits that bound the candidates: " + ", ".join(report.limits_hit))
-    return "\n".join(lines)
+    return "\n".join([*lines, *waiting_lines(plan)])
+
+
+def waiting_lines(plan: PlanRecord) -> list[str]:
+    """Return what share of the threads' time is waiting in a simulated run, and on what."""
+    if plan.waiting is None:
+        return []
+    rest = "tasks" if plan.waiting.runs_tasks else "joins"
+    lines = [f"waiting: {100 * plan.waiting.share:.1f} % of the threads' time in a simulated run with {rest}"]
+    for wait in plan.waiting.waits[:3]:
+        step, waited = plan.steps[wait.step], plan.steps[wait.waited]
+        where = f"kernel {wait.step} ({operations(step)})"
+        what = f"{where} for kernel {wait.waited} ({operations(waited)})" if wait.step != wait.waited else where
+        cause = "before" if wait.step != wait.waited else "for the last thread of"
+        lines.append(f"    {100 * wait.share:.1f} % {cause} {what}")
+    return lines
 
 
 def _slowest(plan: PlanRecord, report: Report) -> str:

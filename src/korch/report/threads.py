@@ -23,6 +23,7 @@ from korch.child import child_command
 from korch.errors import MeasureError
 from korch.libraries import find_library
 from korch.measure.compiler import Builder
+from korch.report.task_spans import TaskRun, TaskSpan
 from korch.runtime.source import native_text
 
 SECONDS = 300
@@ -82,11 +83,19 @@ class Threads:
 
     Attributes:
         threads: the number of threads.
-        runs: the runs.
+        runs: the runs, with a join after each kernel.
+        task_runs: runs as tasks; empty if the plan has none.
     """
 
     threads: int
     runs: tuple[WatchedRun, ...]
+    task_runs: tuple[TaskRun, ...] = ()
+
+    @property
+    def typical_tasks(self) -> TaskRun | None:
+        """The run as tasks of median length; None if the plan has none."""
+        ordered = sorted(self.task_runs, key=lambda run: run.end_ns)
+        return ordered[len(ordered) // 2] if ordered else None
 
     @property
     def typical(self) -> WatchedRun:
@@ -160,7 +169,9 @@ def watch_threads(artifact: Path, threads: int, rounds: int, seed: int = 0) -> T
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         raise MeasureError(f"the process that records threads fails: {last[:200]}")
-    return Threads(threads, tuple(read_run(run) for run in json.loads(done.stdout)))
+    answer = json.loads(done.stdout)
+    tasks = (TaskRun(tuple(TaskSpan(bool(span[0]), *span[1:]) for span in spans)) for spans in answer["tasks"] if spans)
+    return Threads(threads, tuple(map(read_run, answer["runs"])), tuple(tasks))
 
 
 def read_run(data: dict[str, Any]) -> WatchedRun:

@@ -10,7 +10,7 @@ import ctypes
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from korch.report.peers.inputs import random_feeds
@@ -21,10 +21,50 @@ REGIONS_OF_A_KERNEL = 64
 """Most regions that are recorded of each kernel; further ones are only counted."""
 
 
-class Span(ctypes.Structure):
+class RegionRecord(ctypes.Structure):
     """What one thread did in one parallel region; as `span` in korch_threads.cpp."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("region", "thread", "begin_ns", "end_ns", "wait_ns"))
+
+
+TASKS_OF_A_KERNEL = 256
+"""Most tasks and waits that are recorded of each kernel and thread."""
+
+
+TASK_FIELDS = ("is_wait", "thread", "task", "step", "stage", "begin", "end")
+
+
+class TaskRecord(ctypes.Structure):
+    """A task that a thread ran or waited for; as `task_span` in korch_threads.cpp."""
+
+    _fields_ = tuple((name, ctypes.c_int64) for name in (*TASK_FIELDS, "begin_ns", "end_ns"))
+
+
+def _task_recorder(
+    preloaded: ctypes.CDLL, most: int
+) -> Callable[[Handle, Sequence[int], Sequence[int]], list[list[int]]]:
+    """Return what runs a plan once and returns the tasks and waits of all threads, at most some number of them."""
+
+    def once(handle: Handle, given: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
+        spans, found, begun_ns = (TaskRecord * most)(), ctypes.c_int64(), ctypes.c_int64()
+        code = preloaded.korch_threads_run_tasks(
+            ctypes.c_void_p(handle.run_address),
+            handle.pointer,
+            pointers_of(given),
+            pointers_of(wanted),
+            spans,
+            ctypes.c_int64(most),
+            ctypes.byref(found),
+            ctypes.byref(begun_ns),
+        )
+        if code:
+            raise SystemExit(f"the run failed with code {code}")
+        return [
+            [*(getattr(s, name) for name in TASK_FIELDS), s.begin_ns - begun_ns.value, s.end_ns - begun_ns.value]
+            for s in spans[: min(found.value, most)]
+        ]
+
+    return once
 
 
 def serve() -> None:
@@ -41,7 +81,7 @@ def serve() -> None:
     room = max(1, count) * threads * REGIONS_OF_A_KERNEL
 
     def once(handle: Handle, given: Sequence[int], wanted: Sequence[int]) -> dict[str, Any]:
-        kernel_ns, spans = (ctypes.c_int64 * count)(), (Span * room)()
+        kernel_ns, spans = (ctypes.c_int64 * count)(), (RegionRecord * room)()
         found, begun_ns = ctypes.c_int64(), ctypes.c_int64()
         code = preloaded.korch_threads_run(
             ctypes.c_void_p(handle.timed_address),
@@ -65,5 +105,7 @@ def serve() -> None:
         }
 
     runs = [executable.hooked(arrays, once) for _ in range(task["rounds"])]
-    json.dump(runs, answer)
+    once_as_tasks = _task_recorder(preloaded, max(1, count) * threads * TASKS_OF_A_KERNEL)
+    tasks = [executable.hooked(arrays, once_as_tasks) for _ in range(task["rounds"])]
+    json.dump({"runs": runs, "tasks": tasks}, answer)
     answer.close()

@@ -1,7 +1,8 @@
 """A run as a trace for Perfetto or Chrome's tracing page.
 
 One row shows the kernels. If the activity of threads was recorded, each thread has a row with a
-span for each parallel region in which it worked.
+span for each kernel or parallel region in which it worked. A plan that runs as tasks has rows of a second run: the
+tasks of each thread, what it waited for between them, and the critical path.
 Source: the Trace Event Format, "complete events".
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 
 from korch.report.kernel import operations
 from korch.report.profile import Profile
+from korch.report.task_spans import TaskRun, TaskSpan
 from korch.report.threads import Threads
 from korch.runtime.record import PlanRecord
 
@@ -47,6 +49,8 @@ def trace(plan: PlanRecord, profile: Profile, threads: Threads | None = None, re
     events += _kernels(plan, profile, kernel_ns)
     if threads is not None:
         events += _threads(plan, threads)
+        if (run := threads.typical_tasks) is not None:
+            events += _tasks(plan, run, threads.threads)
     return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"threads": note}}
 
 
@@ -97,3 +101,31 @@ def _threads(plan: PlanRecord, threads: Threads) -> list[dict[str, Any]]:
         }
         for span in threads.typical.spans
     ]
+
+
+def _tasks(plan: PlanRecord, run: TaskRun, threads: int) -> list[dict[str, Any]]:
+    """Return the rows of a run as tasks, as a process of their own."""
+    rows = {0: "critical path"} | {n + 1: f"thread {n}" for n in range(threads)}
+    events: list[dict[str, Any]] = [{"name": "process_name", "ph": "M", "pid": 2, "args": {"name": "a run as tasks"}}]
+    for row, name in rows.items():
+        events.append({"name": "thread_name", "ph": "M", "pid": 2, "tid": row, "args": {"name": name}})
+        events.append({"name": "thread_sort_index", "ph": "M", "pid": 2, "tid": row, "args": {"sort_index": row}})
+    events += (_task(plan, run, span, span.thread + 1) for span in run.spans if not span.is_wait or span.time_ns)
+    events += (_task(plan, run, span, 0) for span in run.critical_path())
+    return events
+
+
+def _task(plan: PlanRecord, run: TaskRun, span: TaskSpan, row: int) -> dict[str, Any]:
+    task = run.tasks.get(span.task, span)
+    step = plan.steps[task.kernel]
+    about = {"task": task.task, "kernel": task.kernel, "stage": task.stage, "grid points": f"{task.first}:{task.last}"}
+    return {
+        "name": f"wait for task {task.task} of {operations(step)}" if span.is_wait else operations(step),
+        "cat": "wait" if span.is_wait else step.provider,
+        "ph": "X",
+        "ts": span.begin_ns / 1e3,
+        "dur": span.time_ns / 1e3,
+        "pid": 2,
+        "tid": row,
+        "args": {**about, "thread": task.thread},
+    }

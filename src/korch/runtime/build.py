@@ -27,6 +27,7 @@ from korch.runtime.machine import REQUIRED_FLAGS, Requirements
 from korch.runtime.program import PlanStep, Program, Slot, SlotPlace, bind_steps
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 from korch.runtime.source import INCLUDE, native_text, print_main
+from korch.runtime.waiting import waiting_of
 from korch.runtime.weights import Weights
 from korch.target import Target
 
@@ -78,7 +79,9 @@ def build(
     program = bind_steps(graph, steps)
     check_symbols(program)
     sources = {f"{kernel.symbol}.cpp": kernel.source for kernel in program.kernels if kernel.symbol}
-    sources[MAIN] = print_main(graph, program, target, _segments(program, steps, target, parts))
+    uses = _uses(program, steps)
+    segments = _segments(uses, target, parts)
+    sources[MAIN] = print_main(graph, program, target, segments)
     libraries = {name for kernel in program.kernels for name in kernel.libraries}
     library = builder.library(list(sources.values()), sorted(libraries)).read_bytes()
     if any("iomp5" in flag for flag in builder.compiler.openmp):
@@ -90,23 +93,30 @@ def build(
         library=library,
         weights=weights,
         plan=replace(
-            plan, threads=target.threads, libraries=tuple(sorted(libraries)), opens=tuple(opens), target=plain(target)
+            plan,
+            threads=target.threads,
+            libraries=tuple(sorted(libraries)),
+            opens=tuple(opens),
+            target=plain(target),
+            waiting=waiting_of(uses, segments, target),
         ),
         requirements=Requirements.here(REQUIRED_FLAGS[target.isa]),
         sources=sources | _headers(sources),
     )
 
 
-def _segments(
-    program: Program[Kernel], steps: Sequence[PlanStep[Kernel]], target: Target, parts: int
-) -> Sequence[TaskSegment]:
-    """Return the kernels that run as tasks."""
-    if parts == 0 or target.threads == 1:
-        return ()
-    uses = [
+def _uses(program: Program[Kernel], steps: Sequence[PlanStep[Kernel]]) -> list[Use]:
+    """Return the kernels with the places of their buffers."""
+    return [
         Use(i, step.kernel, tuple(map(_place, slots)), step.cost_ns)
         for i, (step, slots) in enumerate(zip(steps, program.slots, strict=True))
     ]
+
+
+def _segments(uses: Sequence[Use], target: Target, parts: int) -> Sequence[TaskSegment]:
+    """Return the kernels that run as tasks."""
+    if parts == 0 or target.threads == 1:
+        return ()
     found = [schedule_segment(segment, target, parts) for segment in segments_of(uses)]
     for segment in found:
         logger.info(

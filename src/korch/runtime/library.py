@@ -121,6 +121,11 @@ class Handle:
         """The address of the plan's `run_timed`, for native code that calls it."""
         return self.library.address("run_timed")
 
+    @property
+    def run_address(self) -> int:
+        """The address of the plan's `run`, for native code that calls it."""
+        return self.library.address("run")
+
     def run(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Run once.
 

@@ -107,6 +107,36 @@ class ModelRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitRecord:
+    """Threads that wait before a kernel for another one; if both are the same, for the last thread of it.
+
+    Attributes:
+        step: the kernel's place in the plan.
+        waited: that of the kernel waited for.
+        share: of the time of all threads.
+    """
+
+    step: int
+    waited: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRecord:
+    """How long threads wait in a simulated run.
+
+    Attributes:
+        share: of the time of all threads.
+        runs_tasks: whether some kernels run as tasks.
+        waits: the longest waits.
+    """
+
+    share: float
+    runs_tasks: bool
+    waits: tuple[WaitRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRecord:
     """A built plan.
 
@@ -125,6 +155,7 @@ class PlanRecord:
         certificate: the solver's status, objective, bound and gap.
         options: the options of the build.
         target: the machine that it was built for.
+        waiting: how long its threads wait in a simulated run; None for one thread, or where it is not known.
     """
 
     korch_version: str
@@ -141,6 +172,7 @@ class PlanRecord:
     options: dict[str, Any]
     target: dict[str, Any]
     opens: tuple[str, ...] = ()
+    waiting: WaitingRecord | None = None
 
     @property
     def kernel_count(self) -> int:

@@ -1,0 +1,103 @@
+"""Plans end with the right results where threads lose their cores, are stopped, forked or interrupted."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from korch.measure.compiler import Builder
+from korch.measure.toolchain import find_compiler
+from korch.runtime.build import build
+from korch.runtime.executable import Executable
+from korch.target import detect_target
+from tests.runtime.test_tasks import network, steps_of
+
+pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="threads are bound to cores as on Linux")
+
+SCRIPT = """
+import os, signal, sys, time
+import numpy as np
+from korch.runtime.executable import Executable
+executable, way, seconds = Executable.load(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+x = np.random.default_rng(0).standard_normal((1, 32, 21, 18), np.float32)
+expected = [y.copy() for y in executable(x)]
+def check():
+    assert all(np.array_equal(a, b) for a, b in zip(executable(x), expected, strict=True))
+if way == "one core":
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    for task in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(task), {min(os.sched_getaffinity(0))})
+if way == "fork":
+    child = os.fork()
+    for _ in range(20):
+        check()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+end, interrupted, begun = time.monotonic() + seconds, 0, ""
+while time.monotonic() < end:
+    try:
+        if not begun:
+            begun = "begun"
+            print(begun, flush=True)
+        while time.monotonic() < end:
+            check()
+    except KeyboardInterrupt:
+        interrupted += 1
+check()
+print("ended", interrupted, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the artifact of a plan that runs as tasks of four threads."""
+    graph = network()
+    target = detect_target(4, find_compiler().identity)
+    folder = tmp_path_factory.mktemp("plan")
+    builder = Builder(target.isa, folder / "cache")
+    Executable(build(graph, steps_of(graph, target), target, builder, parts=2)).save(folder / "m.korch")
+    return folder / "m.korch"
+
+
+def started(artifact: Path, way: str, seconds: float) -> subprocess.Popen[str]:
+    """Return a process that runs the plan for some seconds, when it has begun."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", SCRIPT, str(artifact), way, str(seconds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None and process.stdout.readline() == "begun\n"
+    return process
+
+
+@pytest.mark.parametrize("way", ["one core", "fork"])
+def test_threads_that_share_a_core_or_are_forked_end(artifact: Path, way: str) -> None:
+    process = started(artifact, way, 0.5)
+    assert process.communicate(timeout=120)[0] == "ended 0\n"
+    assert process.returncode == 0
+
+
+def test_a_stopped_process_goes_on(artifact: Path) -> None:
+    """As with a quota of CPU time, all threads lose their cores again and again."""
+    process = started(artifact, "stop", 1.0)
+    for _ in range(40):
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.015)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.005)
+    assert process.communicate(timeout=120)[0] == "ended 0\n"
+
+
+def test_an_interrupt_ends_a_run_and_the_next_is_right(artifact: Path) -> None:
+    process = started(artifact, "interrupt", 1.0)
+    for _ in range(5):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    text, _ = process.communicate(timeout=120)
+    assert text.startswith("ended ") and int(text.split()[1]) > 0
