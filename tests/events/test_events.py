@@ -281,6 +281,13 @@ def test_a_wait_that_is_missing_or_too_short_is_refused(seed):
     assert mutants > 0
 
 
+def test_tasks_of_a_stage_with_many_short_runs_need_no_order():
+    begins = 128 * np.arange(20_000)
+    tasks = [Touched({}, {"arena": runs(begins + 64 * i, begins + 64 * i + 64)}) for i in range(2)]
+    assert tasks[0].conflict(tasks[1]) is not None  # there are too many runs to be exact
+    check_queues(tuple((QueuedTask((0, i)),) for i in range(2)), [tasks])
+
+
 def test_queues_that_wait_for_each_other_are_refused():
     names, footprints = windows()
     graph = derive_events(names, footprints)
