@@ -10,6 +10,7 @@ import pytest
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.measure.compiler import Builder
+from korch.measure.toolchain import ISA_COMPILER_FLAGS
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, ValueType
@@ -23,6 +24,7 @@ from korch.testing.kernels import check_kernel, check_offers, load_kernels, run_
 from korch.testing.samples import random_arrays
 from tests.provider.onednn_groups import Graph
 from tests.provider.test_attention import halved
+from tests.provider.test_instruction_sets import _assemble, _clang
 from tests.provider.test_sixteen_bit_floats import cast, narrow_product
 
 HALVES = (DType.BF16, DType.BF16)
@@ -123,6 +125,16 @@ def test_denormal_numbers_count_as_zero(compiled, rng):
     x[:], w[:] = 2.0**-130, 2.0**100
     (found,) = run_kernel(kernel, group, offer, [x, w], compiled)
     assert x.astype(np.float32).all() and not found.astype(np.float32).any()
+
+
+def test_clang_knows_the_instruction(tmp_path):
+    clang = _clang()
+    if clang is None:
+        pytest.skip("there is no Clang (the package ziglang has one)")
+    flags = (*ISA_COMPILER_FLAGS["avx512_bf16"], "-DKORCH_BF16_ON_VECTORS")
+    command = (*clang, "-target", "x86_64-linux-gnu", *flags)
+    (text,) = _assemble(command, lambda: Pairs(GemmProvider()), PRODUCTS[:1], TARGET, tmp_path)
+    assert "vdpbf16ps" in text
 
 
 def test_numbers_of_more_components_are_left_to_float32():
