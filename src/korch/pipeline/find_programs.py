@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from typing import Protocol, runtime_checkable
 
-from korch.candidate.candidate import Candidate, Group
+from korch.candidate.candidate import Candidate, Group, Offer
 from korch.deadline import Deadline
 from korch.limits import SearchLimits
 from korch.measure.cpu import CpuMeter
 from korch.partition.block import Partition
 from korch.pipeline.run import Run
-from korch.provider.generated import GeneratedProvider
 from korch.superopt.choose import ranked
 from korch.superopt.find import Finder, FoundProgram
 from korch.superopt.groups import superopt_groups
 from korch.superopt.sizes import CacheMachine
 
 
+@runtime_checkable
+class TakesPrograms(Protocol):
+    """A provider that also offers the programs that its finder finds."""
+
+    name: str
+    version: str
+    finder: Finder | None
+
+    def found(self, group: Group, offer: Offer) -> FoundProgram | None:
+        """Return the found program of an offer, or None if it is no such offer."""
+        ...
+
+
 def find_programs(run: Run) -> None:
-    """Let the generator of kernels offer programs that are found, if the options leave time for it."""
+    """Let providers that take found programs offer them, if the options leave time for it."""
     meter, options = run.meter, run.options
     if not (isinstance(meter, CpuMeter) and options.has_superopt):
         return
@@ -27,7 +40,7 @@ def find_programs(run: Run) -> None:
     machine = CacheMachine(target.lanes, target.threads, target.l2_bytes)
     deadline, limits = end_of(run), options.search
     for provider in meter.providers:
-        if isinstance(provider, GeneratedProvider):
+        if isinstance(provider, TakesPrograms):
             provider.finder = Finder(meter.database, machine, provider.version, limits)
             work_flop = sum(map(run.split.work_flop, run.split.primitives))
             groups = ranked(_groups(run.partition, limits), machine, work_flop, limits.superopt_gain)
@@ -54,6 +67,6 @@ def _groups(partition: Partition, limits: SearchLimits) -> Iterator[tuple[Group,
 
 def found_programs(run: Run, steps: Iterable[Candidate]) -> dict[str, FoundProgram]:
     """Return, by candidate of a plan, the programs that were found, those of concurrent kernels left out."""
-    generators = (p for p in run.meter.providers if isinstance(p, GeneratedProvider))
+    generators = (p for p in run.meter.providers if isinstance(p, TakesPrograms))
     found = {c.key: g.found(c.group, c.offer) for g in generators for c in steps if c.provider == g.name}
     return {key: program for key, program in found.items() if program is not None}
