@@ -137,3 +137,22 @@ def test_a_branch_that_is_taken_for_few_inputs_counts():
     )
     assert verify(parse_program(text.format(3)), graph).is_equal
     assert not any(verify(parse_program(text.format(2)), graph, seed).is_equal for seed in range(64))
+
+
+@pytest.mark.parametrize("columns", ["j<4", "j<2"])
+def test_a_maximum_that_misses_an_element_is_refused(columns):
+    """In exact arithmetic any number may be subtracted; large inputs overflow where it is not the greatest one."""
+    b = Block()
+    graph = b.result(b.softmax(b.add("matmul", (b.tensor("x", 1, 6), b.tensor("w", 6, 5)))))
+    text = (
+        "buffer x: input f32[6]\nbuffer w: input f32[30]\nbuffer y: output f32[5]\nbuffer c: tile f32[8]\n"
+        "buffer m: tile f32[1]\nbuffer s: tile f32[1]\nstage g<1\n  pass i<1 j<5\n    x0 = f32 0.0\n"
+        "    store c[j] = x0\n  contract i<1 j<5 | p<6 by f32\n    c[j] += x[p] * w[5*p + j]\n  pass i<1 | {}\n"
+        "    x0 = f32 load c[j]\n    max m[i] = x0\n  pass i<1 | j<5\n    x0 = f32 load c[j]\n"
+        "    x1 = f32 load m[i]\n    x2 = f32 sub(x0, x1)\n    x3 = f32 exp(x2)\n    sum s[i] = x3\n"
+        "  pass i<1 j<5\n    x0 = f32 load c[j]\n    x1 = f32 load m[i]\n    x2 = f32 sub(x0, x1)\n"
+        "    x3 = f32 exp(x2)\n    x4 = f32 load s[i]\n    x5 = f32 div(x3, x4)\n    store y[j] = x5\n"
+    )
+    assert verify(parse_program(text.format("j<5")), graph).is_equal
+    for seed in range(16):
+        assert "in its own types" in verify(parse_program(text.format(columns)), graph, seed).reason

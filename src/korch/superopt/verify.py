@@ -41,11 +41,17 @@ class NumberTrial:
         bit: the inputs in whose position this bit is set have a mean of 2 times the size, the
             others of -2 times: of any two inputs one trial has products that are all negative.
             None if all means are 0.
+        peak: if it is not negative, all numbers are positive, and those whose index along an axis is this one, modulo
+            `PEAKS`, are larger: each element of a row is the greatest in one trial.
     """
 
     scale: float
     bit: int | None = None
+    peak: int = -1
 
+
+PEAKS, PEAK = 9, 4.0
+"""After how many elements another one is larger, and by which factor."""
 
 TRIALS = (
     NumberTrial(1.0),
@@ -54,6 +60,7 @@ TRIALS = (
     NumberTrial(30.0, 0),
     NumberTrial(30.0, 1),
     NumberTrial(30.0, 2),
+    *(NumberTrial(10.0, peak=peak) for peak in range(PEAKS)),
 )
 """What is tried in the program's types, the first also in float64."""
 
@@ -188,6 +195,10 @@ def _differs_in_floats(program: TileProgram, graph: PrimitiveGraph, trial: Numbe
             if type_.dtype.is_float
             else rng.integers(0, 2, type_.shape)
         )
+        if trial.peak >= 0 and type_.dtype.is_float:
+            drawn = np.abs(drawn)
+            for index in np.indices(type_.shape):
+                drawn = np.where(index % PEAKS == trial.peak, PEAK * drawn, drawn)
         feeds[name] = drawn.astype(type_.dtype.numpy)
     exact, own = (_flat(reference.run(graph, feeds, exact=way)) for way in (True, False))
     ways: list[tuple[Typed, str]] = [(Typed(), "its own types")]
