@@ -36,6 +36,12 @@ inline long share(long tasks, long me, long threads) {
   return tasks / threads * me + (me < tasks % threads ? me : tasks % threads);
 }
 
+// The same for a number of coordinates, of which `unit` go together.
+inline long share_units(long count, long unit, long me, long threads) {
+  const long first = unit * share((count + unit - 1) / unit, me, threads);
+  return first < count ? first : count;
+}
+
 // Run a kernel's function in a region of its own.
 inline int run_region(int threads, int (*run)(void* const*, Member&), void* const* buffers) {
   int failed = 0;

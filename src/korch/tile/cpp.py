@@ -27,6 +27,7 @@ from korch.tile.index import Expr
 from korch.tile.loops import SQUARE_TYPES
 from korch.tile.memory import places_in_memory
 from korch.tile.program import Axis, Buffer, Contract, Level, Product, Stage, TileProgram, read_by, written_by
+from korch.tile.shares import Shares, shares_of
 from korch.tile.trim import Count, whole
 
 SERIAL_POINTS = 6000
@@ -101,6 +102,8 @@ class _Printer:
     ) -> None:
         self.parameters, self.counts = program.parameters, counts
         self.grids = [stage.grid for stage in program.stages]
+        ranges = program.parameter_ranges
+        self.shares = [shares_of(stage, ranges) for stage in program.stages]
         self.program = program = whole(program)
         self.comment = comment
         self.is_parallel = threads > 1 and sum(stage.work for stage in program.stages) >= SERIAL_POINTS
@@ -139,7 +142,7 @@ class _Printer:
             return f"{head}\n{body}\n  return 0;\n}}\n"
         calls, cases = [], []
         for number, waits in enumerate(self._waits()):
-            begin, end = (f"korch::share({self._count(number)}, {me}, threads)" for me in ("me", "me + 1"))
+            begin, end = (self._share(number, me) for me in ("me", "me + 1"))
             calls.append(f"  NAME_stage{number}(buffers, {begin}, {end}, me);\n")
             calls += ["  own.meet();\n"] if waits else []
             cases.append(f"    case {number}: return NAME_stage{number}(buffers, begin, end, me);\n")
@@ -171,6 +174,13 @@ class _Printer:
         size = f"*static_cast<const int64_t*>(buffers[{ports + has_workspace}])"
         counts = ((p, self.counts[p.name].text(size)) for p in self.parameters)
         return [f"const long {p.name} = korch::smaller({p.high}, {count});" for p, count in counts]
+
+    def _share(self, number: int, me: str) -> str:
+        """Return where the part of a thread of a stage begins, as text."""
+        shares = self.shares[number]
+        if shares is None:
+            return f"korch::share({self._count(number)}, {me}, threads)"
+        return f"korch::share_units({shares.parameter}, {shares.unit}, {me}, threads)"
 
     def _count(self, number: int) -> str:
         """Return the number of tasks of a stage, as text."""
@@ -232,14 +242,8 @@ class _Printer:
         steps = StepPrinter(self.out, stage, given)
         if any(isinstance(step, Contract) and step.product is Product.SPLIT for _, step in stage.leaves):
             self.out.line("const korch_amx::Units units;")
-        self.out.open(f"for (long task = {begin}; task < {end}; ++task)")
-        rest, grid = "task", self.grids[number]
-        for place, axis in enumerate(grid, 1):
-            left = self._product(grid[place:])
-            left = f"({left})" if "*" in left else left
-            value = rest if left == "1" else f"{rest} / {left}"
-            self.out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
-            rest = f"task % {left}" if left != "1" else "0"
+        shares = self.shares[number] if self.is_parallel else None
+        self._loop(number, begin, end) if shares is None else self._moved(stage, shares)
         large, offset = self._large_tiles(stage), 0
         for buffer in tiles_of(self.program, stage):
             type_, size = C_TYPE[buffer.dtype], max(buffer.size, 1)
@@ -255,8 +259,37 @@ class _Printer:
             self.out.line(print_sort(stage.sort, stage.grid))
         steps.run()
         self.out.close()
+        if shares is not None:
+            self.out.close()
         if steps.is_streamed:
             self.out.line("korch::end_streams();")
+
+    def _loop(self, number: int, begin: str, end: str) -> None:
+        """Open the loop over some tasks, and print their coordinates."""
+        self.out.open(f"for (long task = {begin}; task < {end}; ++task)")
+        rest, grid = "task", self.grids[number]
+        for place, axis in enumerate(grid, 1):
+            left = self._product(grid[place:])
+            left = f"({left})" if "*" in left else left
+            value = rest if left == "1" else f"{rest} / {left}"
+            self.out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
+            rest = f"task % {left}" if left != "1" else "0"
+
+    def _moved(self, stage: Stage, shares: Shares) -> None:
+        """Open the loop over a thread's coordinates: each turn is the first task, of buffers that are moved on."""
+        name = shares.parameter
+        self.out.open(f"for (long first = begin; first < end; first += {shares.most})")
+        self.out.line(f"const long left = korch::smaller({name}, end) - first;")
+        for moved, step in shares.steps.items():
+            self.out.line(f"auto* const {moved}_at = {moved} + {step} * first;")
+        self.out.open("")
+        self.out.line(f"const long {name} = left;")
+        for buffer in self.program.buffers:
+            if buffer.name in shares.steps:
+                restrict = "" if buffer.level is Level.WORKSPACE else " __restrict"
+                self.out.line(f"auto* const{restrict} {buffer.name} = {buffer.name}_at;")
+        for axis in stage.grid:
+            self.out.line(f"[[maybe_unused]] const long {axis.name} = 0;")
 
 
 def _headers(body: str) -> list[str]:

@@ -34,6 +34,7 @@ from korch.tile.program import (
     written_by,
 )
 from korch.tile.region import Access, accesses
+from korch.tile.shares import shares_of
 
 LIVE = "live"
 """The parameter of a trimmed program: how many coordinates are needed."""
@@ -119,9 +120,15 @@ def _stage(program: TileProgram, stage: Stage, needed: Mapping[str, Needed], ext
             break
     else:
         return _looped(stage, needed) or _inside(stage, needed, extent)
-    finer = _finer(stage, axis, int(part), extent, threads) if part.denominator == 1 else None
-    if finer is not None:
-        stage, part = finer[0], Fraction(finer[1])
+    coarse = _of_live(stage, axis, part, needed, extent)
+    if part.denominator > 1 or shares_of(coarse, {LIVE: (1, extent)}) is not None:
+        return coarse
+    finer = _finer(stage, axis, int(part), extent, threads)
+    return _of_live(finer[0], axis, Fraction(finer[1]), needed, extent) if finer is not None else coarse
+
+
+def _of_live(stage: Stage, axis: Axis, part: Fraction, needed: Mapping[str, Needed], extent: int) -> Stage:
+    """Return a stage with the tasks that compute needed coordinates, each value of a grid axis `part` of them."""
     count = parts_of(scale(var(LIVE), part.denominator), part.numerator, {LIVE: (1, extent)})
     steps = stage.steps
     if _ends_in_order(stage, axis, needed):

@@ -1,0 +1,109 @@
+"""Threads share the needed coordinates of a trimmed stage evenly, though its tasks are many coordinates each."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from korch.alignment import aligned_bytes
+from korch.candidate.candidate import Group, Refusal
+from korch.measure.compiler import Builder
+from korch.primitive.types import DType
+from korch.provider.gemm import GemmProvider
+from korch.provider.tile_kernel import kernel_of
+from korch.target import Target
+from korch.testing.kernels import load_kernels
+from korch.tile.index import add, scale, var
+from korch.tile.program import Axis, Buffer, Inside, Level, Load, Pass, Stage, Store, TileProgram
+from korch.tile.shares import PRODUCT_ROWS, Shares, shares_of
+from korch.tile.trim import LIVE, Count, Needed, trimmed
+from tests.provider.onednn_groups import Graph
+
+ROWS, TERMS, COLUMNS = 300, 64, 48
+
+
+def product() -> Group:
+    g = Graph()
+    return g.group(g.add("exp", [g.add("matmul", [g.tensor(ROWS, TERMS), g.weights(TERMS, COLUMNS)])]))
+
+
+def rows_of(where: tuple[Inside, ...] = (), source: int = 4) -> Stage:
+    """A stage that copies rows of 4 numbers, 8 rows a task."""
+    place = add(scale(var("g"), 32), scale(var("i"), 4), var("j"))
+    read = add(scale(var("g"), 8 * source), scale(var("i"), source), var("j"))
+    copy = Pass(
+        (Axis("i", 8, ragged=("g", 30)), Axis("j", 4)),
+        "j",
+        (Load("x", DType.F32, "i0", read),),
+        (Store("o0", place, "x"),),
+        where=where,
+    )
+    return Stage((Axis("one", 1), Axis("g", 4)), (copy,))
+
+
+def live(stage: Stage) -> tuple[Stage, TileProgram]:
+    buffers = (Buffer("i0", Level.INPUT, DType.F32, 120), Buffer("o0", Level.OUTPUT, DType.F32, 120))
+    program = trimmed(TileProgram(buffers, (stage,)), {"o0": Needed(4, 30)}, 2)
+    assert program is not None
+    return program.stages[0], program
+
+
+def test_what_a_coordinate_moves_buffers_on() -> None:
+    stage, program = live(rows_of())
+    assert shares_of(stage, program.parameter_ranges) == Shares(LIVE, 8, 1, {"i0": 4, "o0": 4})
+    whole = replace(stage, grid=(Axis("one", 1), Axis("g", 4)))
+    assert shares_of(whole, program.parameter_ranges) is None  # of all sizes
+    several = replace(stage, grid=(Axis("one", 2), *stage.grid[1:]))
+    assert shares_of(several, program.parameter_ranges) is None
+
+
+def test_a_guard_of_the_task_leaves_tasks_whole() -> None:
+    stage, program = live(rows_of(where=(Inside(var("g"), 0, 3),)))
+    assert shares_of(stage, program.parameter_ranges) is None
+
+
+def test_a_buffer_that_moves_in_two_ways_leaves_tasks_whole() -> None:
+    stage, program = live(rows_of())
+    (step,) = stage.steps
+    other = Load("y", DType.F32, "i0", add(scale(var("g"), 16), scale(var("i"), 2)))
+    changed = replace(stage, steps=(replace(step, ops=(*step.ops, other)),))
+    assert shares_of(changed, program.parameter_ranges) is None
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_any_number_of_threads_computes_all_rows_once(threads: int, target: Target, builder: Builder, rng) -> None:
+    group = product()
+    offers = GemmProvider().offer(group, target)
+    assert not isinstance(offers, Refusal)
+    found = 0
+    for offer in offers:
+        program = GemmProvider().build(group, offer, target).program
+        smaller = trimmed(program, {"o0": Needed(COLUMNS, ROWS)}, target.threads)
+        if smaller is None or shares_of(smaller.stages[-1], smaller.parameter_ranges) is None:
+            continue
+        found += 1
+        kernel = kernel_of(smaller, group, offer, target, counts={LIVE: Count()})
+        assert f"share_units({LIVE}, " in kernel.source
+        library = load_kernels([kernel], builder)
+        values = [rng.standard_normal(type_.shape, np.float32) for type_ in group.input_types]
+        packed = [layout.pack(a).reshape(-1).view(np.uint8) for layout, a in zip(offer.inputs, values, strict=True)]
+        for n in (1, PRODUCT_ROWS, 17, 197, ROWS):
+            memory = [aligned_bytes(size) for size in (*(a.size for a in packed), 4 * ROWS * COLUMNS)]
+            for place, array in zip(memory, packed, strict=False):
+                place[:] = array
+            memory[-1][:] = 0xFF
+            room = [aligned_bytes(kernel.workspace_bytes)] * bool(kernel.workspace_bytes)
+            buffers = [*memory, *room, np.array([n], np.int64)]
+            pointers = (ctypes.c_void_p * len(buffers))(*(buffer.ctypes.data for buffer in buffers))
+            run = getattr(library, f"{kernel.symbol}_task")
+            for me in range(threads):
+                first, last = (min(n, -(-n // threads) * k) for k in (me, me + 1))
+                run(0, pointers, ctypes.c_long(first), ctypes.c_long(last), ctypes.c_long(0))
+            result = memory[-1].view(np.float32).reshape(ROWS, COLUMNS)
+            wanted = np.exp(values[0][:n].astype(np.float64) @ values[1])
+            assert np.allclose(result[:n], wanted, rtol=1e-4, atol=1e-6)
+            assert np.isnan(result[n:]).all()
+    assert found
