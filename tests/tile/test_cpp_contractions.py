@@ -136,7 +136,7 @@ def test_large_tiles_are_in_the_workspace_of_each_thread():
         large = [b.size * 4 for b in program.buffers if b.level.value == "tile" and b.size * 4 > LARGEST_ARRAY_BYTES]
         for threads, one in enumerate(printed, 1):
             assert one.workspace_bytes == threads * sum(-(-size // 64) * 64 for size in large)
-            assert (f"num_threads({threads})" in one.source) == bool(large and threads > 1)
+            assert (f"run_region({threads}, " in one.source) == bool(large and threads > 1)
         assert all(f" {b.name}[{b.size}]" not in printed[0].source for b in program.buffers if b.size * 4 in large)
 
 
