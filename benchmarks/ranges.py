@@ -1,7 +1,7 @@
 """Artifacts for ranges of sizes, compared with exact plans and with other engines at random sizes.
 
-    python -m benchmarks.ranges [--models bert-2,bert,vit-4,llama,yolox] [--budget 120] [--sizes 8] [--exact 3]
-                                [--pairs 200] [--rounds 15] [--folder FOLDER] [--output FILE.json]
+    python -m benchmarks.ranges [--models bert-2,bert,vit-4,llama,yolox] [--budget 120] [--sizes 8 | --at 1,2,4]
+                                [--exact 3] [--pairs 200] [--rounds 15] [--folder FOLDER] [--output FILE.json]
 
 Each model is exported once with a free dimension, and optimized once for its range. ONNX Runtime and OpenVINO get the
 same file with the free dimension. At a few of the random sizes, a plan for exactly that size is searched with the same
@@ -97,6 +97,7 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--budget", type=float, default=120.0, help="seconds of search per plan")
     parser.add_argument("--sizes", type=int, default=8, help="random sizes, besides the two ends")
+    parser.add_argument("--at", type=_numbers, default=(), help="compare these sizes, not random ones")
     parser.add_argument("--exact", type=int, default=3, help="at how many sizes an exact plan is searched")
     parser.add_argument("--pairs", type=int, default=0, help="kernels at sizes at which the choice is judged")
     parser.add_argument("--rounds", type=int, default=15)
@@ -115,6 +116,10 @@ def main() -> int:
     return int(any(row["quotients"][peer] < 1 for rows_ in rows.values() for row in rows_["sizes"] for peer in PEERS))
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
+
+
 def measure(name: str, model: Ranged, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Optimize a model for its range and for some sizes, and compare."""
     path = folder / f"{name}.onnx"
@@ -122,9 +127,9 @@ def measure(name: str, model: Ranged, folder: Path, args: argparse.Namespace) ->
         onnx.save(model.build(), str(path))
     rng = np.random.default_rng(7)
     between = [size for size in model.sizes[1:-1] if size != model.alone]
-    inner = rng.choice(between, min(args.sizes, len(between)), replace=False).tolist()
+    inner = list(args.at) or rng.choice(between, min(args.sizes, len(between)), replace=False).tolist()
     exact = [model.alone, *inner][: args.exact]
-    sizes = sorted({model.sizes[0], *inner, *exact, model.sizes[-1]})
+    sizes = sorted({*inner, *exact} if args.at else {model.sizes[0], *inner, *exact, model.sizes[-1]})
     ranged, search = _artifact(path, folder / f"{name}.korch", {model.dimension: model.sizes}, args)
     if not isinstance(ranged, RangedExecutable):
         raise AssertionError("an artifact of one size")
