@@ -51,6 +51,14 @@ def test_agrees_with_brute_force_where_kernels_add_to_the_error(seed: int) -> No
     assert parse_problem(format_problem(problem)) == problem
 
 
+def test_a_relaxation_without_solution_bounds_nothing_and_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    solver = Solver(random_problem(FEASIBLE_SEEDS[0], kernels=11))
+    costs_ns = [solver.problem.kernels[k].cost_ns for k in solver.kept]
+    assert solver.relaxer.solve(costs_ns, (), 10).bound_ns > 0
+    assert solver.relaxer.solve(costs_ns, range(len(costs_ns)), 10).bound_ns == 0
+    assert capfd.readouterr() == ("", "")
+
+
 def test_the_budget_of_errors_matters_in_some_of_these() -> None:
     problems = [with_errors(random_problem(seed, kernels=11, layouts=1 + seed % 2), seed) for seed in range(60)]
     free = [replace(problem, most_error=10**6) for problem in problems]

@@ -123,8 +123,9 @@ class Relaxer:
         self._costs_ns, self._forbidden = list(costs_ns), forbidden
         objective.SetMinimization()
         self.solver.SetTimeLimit(max(1, int(1000 * seconds)))
-        self.solver.Solve()
-        duals = np.array([constraint.dual_value() for constraint in self.constraints])
+        duals = np.zeros(len(self.constraints))
+        if self.solver.Solve() in (pywraplp.Solver.OPTIMAL, pywraplp.Solver.FEASIBLE):
+            duals = np.array([constraint.dual_value() for constraint in self.constraints])
         return safe_bound(self.program, costs_ns, forbidden, duals, self.matrix)
 
 
