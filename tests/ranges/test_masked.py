@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import re
 
+import numpy as np
 import pytest
 
 from korch.errors import UnsupportedError
+from korch.primitive import reference
 from korch.primitive.op import Category
 from tests.ranges.range_models import (
     bert,
@@ -15,6 +17,7 @@ from tests.ranges.range_models import (
     free_factors,
     masked_model,
     model,
+    padded,
     pyramid,
     vit,
     weight,
@@ -108,6 +111,24 @@ def test_what_is_not_a_number_behind_the_elements_is_kept_out() -> None:
     # Without masks 0 / 0 behind the elements comes into all results.
     with pytest.raises(AssertionError):
         worst_error(source, shapes, whole, (3,), without_masks=True)
+
+
+POOLED = """
+g (float[1, 2, n, n] x) => (float[1, 2, m, m] y)
+{
+    y = MaxPool <kernel_shape = [5, 5], pads = [2, 2, 2, 2]> (x)
+}
+"""
+
+
+def test_a_maximum_of_pads_only_is_finite_behind_the_elements() -> None:
+    source, shapes = model(POOLED), {"n": (range(1, 14),)}
+    whole = masked_model(source, shapes)
+    for n in (1, 6, 13):
+        assert worst_error(source, shapes, whole, (n,)) < EXACT
+    given = padded(whole, {"x": np.ones((1, 2, 6, 6), np.float32)})
+    given |= {hidden.name: hidden.array((6,)) for hidden in whole.plan.hidden}
+    assert np.isfinite(reference.run(whole.graph, given)["y"]).all()
 
 
 MERGED = """

@@ -283,7 +283,9 @@ def _pool(site: Site) -> Value:
         over += [lead + i] if reaches_over else []
         spatial.append(_windows(site, lead + i, stride, counts[0]))
     site.mask(0, over, number)
-    return _result(site, (*site.operands[0].form[:lead], *spatial))
+    result = _result(site, (*site.operands[0].form[:lead], *spatial))
+    # A product of infinities is computed again, element by element, by kernels that split its operands.
+    return result if math.isfinite(number) else site.masks.filled(result, over, 0)
 
 
 def _windows(site: Site, axis: int, stride: int, more: int) -> Axis:
