@@ -97,13 +97,13 @@ import sys, time
 from korch.cuda.compile import CubinCompiler
 from korch.cuda.kernel import make_launch
 from korch.primitive.types import DType
-from korch.tile.triton_launch import Printed
+from korch.tile.triton_launch import PrintedLaunches
 from pathlib import Path
 
 print("begun", flush=True)
 types = {"i0": DType.F32, "o0": DType.F32}
 source = "@triton.jit\\ndef NAME(p_i0, p_o0):\\n    tl.store(p_o0, tl.load(p_i0) + 7.0)\\n"
-launch = make_launch(Printed(source, ("i0", "o0"), 1, 1), {"i0": 0, "o0": 1}, types)
+launch = make_launch(PrintedLaunches(source, ("i0", "o0"), 1, 1), {"i0": 0, "o0": 1}, types)
 compiler = CubinCompiler(90, Path(sys.argv[1]), workers=1)
 (found,) = compiler.compile([launch]).values()
 print(type(found).__name__, flush=True)
