@@ -243,7 +243,10 @@ class _Printer:
         if any(isinstance(step, Contract) and step.product is Product.SPLIT for _, step in stage.leaves):
             self.out.line("const korch_amx::Units units;")
         shares = self.shares[number] if self.is_parallel else None
-        self._loop(number, begin, end) if shares is None else self._moved(stage, shares)
+        if shares is None:
+            self._loop(number, begin, end)
+        else:
+            self._moved(stage, shares)
         large, offset = self._large_tiles(stage), 0
         for buffer in tiles_of(self.program, stage):
             type_, size = C_TYPE[buffer.dtype], max(buffer.size, 1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from korch.tile.index import Expr, Ranges, var
 from korch.tile.loops import guards_of
@@ -33,7 +33,7 @@ class Shares:
     parameter: str
     most: int
     unit: int
-    steps: Mapping[str, int] = field(default_factory=dict)
+    steps: Mapping[str, int]
 
 
 def shares_of(stage: Stage, parameters: Ranges) -> Shares | None:
