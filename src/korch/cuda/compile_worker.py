@@ -55,9 +55,7 @@ def _compile(launch: Launch, arch: int) -> Cubin | CubinFailure:
         source = ASTSource(fn=function, signature=signature, constexprs={}, attrs=attrs)
         # Overflows are looked for in debug modes only, but the tests for them would be built.
         compiled = triton.compile(
-            source,
-            target=GPUTarget("cuda", arch, 32),
-            options={"num_warps": launch.warps, "num_stages": launch.stages, "sanitize_overflow": False},
+            source, target=GPUTarget("cuda", arch, 32), options={"num_warps": launch.warps, "sanitize_overflow": False}
         )
     except Exception as error:  # noqa: BLE001 - the compiler raises what it likes
         text = str(error).strip() or type(error).__name__

@@ -40,13 +40,12 @@ class Launch:
     """One launch of a Triton function of pointers only.
 
     Attributes:
-        symbol: the function's name, made from its text.
+        symbol: the function's name, made from its text; SYMBOL_task is what one program does.
         source: its text, without imports.
         signature: the element type behind each pointer.
         arguments: the buffer of each: inputs, outputs, scratch and tables, numbered through.
         grid: programs.
         warps: warps of a program.
-        stages: loads that are under way at a time in pipelined loops.
     """
 
     symbol: str
@@ -55,7 +54,6 @@ class Launch:
     arguments: tuple[int, ...]
     grid: int
     warps: int
-    stages: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +150,7 @@ def make_launch(printed: PrintedLaunches, number: Mapping[str, int], types: Mapp
         number: the number of each buffer.
         types: the element type of each.
     """
-    symbol = named("k", f"{printed.source} {printed.warps} {printed.stages}")
+    symbol = named("k", f"{printed.source} {printed.warps}")
     return Launch(
         symbol,
         printed.source.replace("NAME", symbol),
@@ -160,7 +158,6 @@ def make_launch(printed: PrintedLaunches, number: Mapping[str, int], types: Mapp
         tuple(number[name] for name in printed.buffers),
         printed.grid,
         printed.warps,
-        printed.stages,
     )
 
 

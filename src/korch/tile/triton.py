@@ -92,7 +92,7 @@ class _FreeStage(StageLaunch):
         pass_ = _whole(self.stage)
         rows = self._turned(pass_)
         text = self.text
-        self.program_id()
+        self.widen()
         at: dict[str, Coordinate] = {}
         masks: dict[int, str] = {}
         if rows is None:

@@ -118,6 +118,7 @@ class BlockStage(StageLaunch):
         super().__init__(program, stage, comment, found, processors)
         self.blocks: dict[str, TileBlock] = {}
         self.sides: dict[str, int] = {}
+        self.stages = 0
         for loops, step in stage.leaves:
             for axis in step.axes:
                 least = SMALLEST if isinstance(step, Contract) else 1
@@ -128,10 +129,10 @@ class BlockStage(StageLaunch):
 
     def print(self, warps: int, stages: int) -> None:
         """Print the stage as one launch; operands of `stages` turns of a loop are read at a time."""
-        self.text.known = {}
-        self.program_id()
+        self.text.known, self.stages = {}, stages
+        self.widen()
         self.steps(self.stage.steps, self.place())
-        self.finish(self.stage.tasks, warps, stages)
+        self.finish(self.stage.tasks, warps)
 
     def place(self) -> dict[str, Coordinate]:
         """Write which task a program is; return the spelling of the grid's axes."""
@@ -179,7 +180,8 @@ class BlockStage(StageLaunch):
         axis, here = loop.axis, Coordinate("0")
         is_turned = axis.extent != 1
         if is_turned:  # a loop over numbers that follow one another would be unrolled
-            here = self.text.begin_loop(axis.name, axis.extent, self.terms(loop))
+            has_product = any(isinstance(step, Contract) for step in loop.body)
+            here = self.text.begin_loop(axis.name, axis.extent, self.terms(loop), self.stages if has_product else 0)
         for name in loop.carried:
             self.blocks[name] = replace(self.blocks[name], zero=frozenset())
         self.steps(loop.body, at | {axis.name: here})

@@ -14,19 +14,18 @@ class PrintedLaunches:
     """One launch.
 
     Attributes:
-        source: the text of a Triton function named NAME.
+        source: the text of two Triton functions: NAME_task computes what one program does, whose number is its
+            first argument, and NAME is what is launched.
         buffers: the buffers that it takes, in order; those that it names itself begin with "c"
             (tables) or "s" (partial results).
         grid: programs.
         warps: warps of a program.
-        stages: loads that are under way at a time.
     """
 
     source: str
     buffers: tuple[str, ...]
     grid: int
     warps: int
-    stages: int = 2
 
 
 @dataclass
@@ -43,15 +42,14 @@ class PrintedProgram:
     scratch: dict[str, tuple[DType, int]] = field(default_factory=dict)
     tables: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def add(self, text: Text, comment: str, grid: int, warps: int, stages: int = 2) -> None:
+    def add(self, text: Text, comment: str, grid: int, warps: int) -> None:
         """Add the launch of a text; equal tables of several launches are one.
 
         Args:
-            text: the lines of the function, with the buffers and tables that it uses.
+            text: the lines of a program, with the buffers and tables that it uses.
             comment: stands at the head of the function.
             grid: programs.
             warps: warps of a program.
-            stages: loads that are under way at a time.
         """
         renamed = {}
         for table, name in text.tables.items():
@@ -61,9 +59,12 @@ class PrintedProgram:
         head = "".join(f"    # {line}\n" for line in comment.splitlines())
         parameters = ", ".join(f"p_{name}" for name in text.arguments)
         body = "\n".join(text.lines)
-        source = f"@triton.jit\ndef NAME({parameters}):\n{head}{body}\n"
+        source = (
+            f"@triton.jit\ndef NAME_task(pid, {parameters}):\n{head}{body}\n\n\n"
+            f"@triton.jit\ndef NAME({parameters}):\n    NAME_task(tl.program_id(0), {parameters})\n"
+        )
         buffers = tuple(renamed.get(name, name) for name in text.arguments)
-        self.launches.append(PrintedLaunches(source, buffers, grid, warps, stages))
+        self.launches.append(PrintedLaunches(source, buffers, grid, warps))
 
 
 MANY_NUMBERS = 12
@@ -103,12 +104,12 @@ class StageLaunch:
         """Return a buffer of the program."""
         return self.program.buffer(name)
 
-    def finish(self, grid: int, warps: int, stages: int = 2) -> None:
+    def finish(self, grid: int, warps: int) -> None:
         """Add the launch that has been written, and begin another."""
-        self.found.add(self.text, self.comment, grid, warps, stages)
+        self.found.add(self.text, self.comment, grid, warps)
         self.text = Text()
 
-    def program_id(self) -> None:
-        """Write the program's number; it is wide if some index needs that."""
-        wide = max(self.sizes.values(), default=0) >= 1 << 31
-        self.text.line(f"pid = tl.program_id(0){'.to(tl.int64)' if wide else ''}")
+    def widen(self) -> None:
+        """Make the program's number wide if some index needs that."""
+        if max(self.sizes.values(), default=0) >= 1 << 31:
+            self.text.line("pid = pid.to(tl.int64)")

@@ -63,7 +63,7 @@ class RowStage(StageLaunch):
         stage, text = self.stage, self.text
         self.spill()
         rows, columns = self.tile()
-        self.program_id()
+        self.widen()
         tasks = stage.tasks
         text.line(f"r = pid * {rows} + tl.arange(0, {rows})[:, None]")
         masks = {}
@@ -311,7 +311,7 @@ class SplitStage(RowStage):
             parts = max(1, min(PARTS, blocks, wanted))
             per_part = -(-blocks // parts)
             parts = -(-blocks // per_part)
-            self.program_id()
+            self.widen()
             text = self.text
             text.line(f"r = (pid // {parts}) + tl.zeros([1, 1], tl.int32)")
             text.line(f"part = pid % {parts}")
@@ -370,7 +370,7 @@ class SplitStage(RowStage):
         """Print the launch that puts together the results that are outputs."""
         if not ready:
             return
-        self.program_id()
+        self.widen()
         text = self.text
         text.line("r = pid + tl.zeros([1, 1], tl.int32)")
         at = text.split("r", [(a.name, a.extent) for a in grid], ROWS)

@@ -224,12 +224,20 @@ class Text:
                 loop.varying.add(name)
         return self.known[text]
 
-    def begin_loop(self, variable: str, turns: int, step: int) -> Coordinate:
-        """Write the head of a loop that counts in steps; return the variable's spelling."""
+    def begin_loop(self, variable: str, turns: int, step: int, stages: int = 0) -> Coordinate:
+        """Write the head of a loop that counts in steps; return the variable's spelling.
+
+        Args:
+            variable: its name.
+            turns: of the loop.
+            step: by how much it grows.
+            stages: turns whose operands are read at a time; 0 if the loop has no product.
+        """
         for loop in self.loops:
             loop.varying.add(variable)
         self.loops.append(_Loop(len(self.lines), self.depth, {variable}))
-        self.line(f"for {variable} in range(0, {turns * step}, {step}):")
+        ends = f"0, {turns * step}, {step}"
+        self.line(f"for {variable} in " + (f"tl.range({ends}, num_stages={stages}):" if stages else f"range({ends}):"))
         self.depth += 1
         return Coordinate(variable, frozenset(), step)
 

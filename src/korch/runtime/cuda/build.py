@@ -110,7 +110,6 @@ def _program(
             launch.symbol,
             launch.grid,
             launch.warps,
-            launch.stages,
             cubins[launch.symbol].shared_bytes,
             tuple(d.value for d in launch.signature),
             launch.arguments,

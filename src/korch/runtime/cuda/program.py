@@ -29,7 +29,7 @@ from korch.runtime.report import Report
 from korch.runtime.weights import Weights
 
 FORMAT = "korch-cuda"
-SCHEMA = 5
+SCHEMA = 6
 PLAN, PROGRAM, REPORT = "plan.json", "program.json", "report.json"
 WEIGHTS = "weights.safetensors"
 CUBINS, ENGINES, SOURCES = "cubins/", "engines/", "sources/"
@@ -64,7 +64,6 @@ class LaunchRecord:
     symbol: str
     grid: int
     warps: int
-    stages: int
     shared_bytes: int
     signature: tuple[str, ...]
     arguments: tuple[int, ...]
@@ -72,7 +71,7 @@ class LaunchRecord:
     def launch(self, sources: Mapping[str, str]) -> Launch:
         """Return the launch of the function that some sources, by symbol, hold."""
         types = tuple(map(DType, self.signature))
-        return Launch(self.symbol, sources[self.symbol], types, self.arguments, self.grid, self.warps, self.stages)
+        return Launch(self.symbol, sources[self.symbol], types, self.arguments, self.grid, self.warps)
 
 
 @dataclass(frozen=True, slots=True)
