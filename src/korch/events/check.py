@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import combinations
 
 from korch.errors import InvalidGraphError
-from korch.events.graph import AffineMap, Footprints, Task, TaskGraph
+from korch.events.graph import AffineMap, Footprints, Task, TaskGraph, conflicts
 from korch.events.queues import Queues, clocks_of
 
 
@@ -35,52 +35,32 @@ def check_graph(graph: TaskGraph) -> None:
 def check_queues(queues: Queues, footprints: Footprints) -> None:
     """Check that tasks are ordered wherever one writes bytes that the other touches.
 
-    Each task has a vector clock: how many tasks of each queue have ended when it begins. Only tasks
-    that no clock orders are compared. Those of one stage are not: the check of tile programs proves that they write
-    nothing that others of the stage touch, and a set of many short runs has bytes between them, too (`Spans`).
+    Each task has a vector clock: how many tasks of each queue have ended when it begins. Tasks of one stage
+    are not compared: the check of tile programs proves that they write nothing that others of the stage touch, and a
+    set of many short runs has bytes between them, too (`Spans`).
 
     Raises:
         InvalidGraphError: two tasks may run at the same time, or in another order than that of the plan.
     """
     clocks = clocks_of(queues)
-    for first, second in unordered(queues, clocks):
-        if first[0] == second[0]:
-            continue
-        conflict = footprints[first[0]][first[1]].conflict(footprints[second[0]][second[1]])
-        if conflict is not None:
-            raise InvalidGraphError(
-                f"nothing orders task {first[1]} of stage {first[0]} and task {second[1]} of stage {second[0]}, "
-                f"and both touch byte {conflict[1]} of {conflict[0]}",
-                where="queues",
-            )
-    for earlier, later in _turned(queues, clocks):
-        if footprints[earlier[0]][earlier[1]].conflict(footprints[later[0]][later[1]]) is not None:
-            raise InvalidGraphError(
-                f"task {earlier[1]} of stage {earlier[0]} runs before task {later[1]} of the earlier stage {later[0]}",
-                where="queues",
-            )
+    places = {entry.task: (q, at) for q, queue in enumerate(queues) for at, entry in enumerate(queue)}
 
+    def is_before(first: Task, second: Task) -> bool:
+        queue, at = places[first]
+        return clocks[second][queue] > at
 
-def unordered(queues: Queues, clocks: dict[Task, tuple[int, ...]]) -> Iterator[tuple[Task, Task]]:
-    """Yield the pairs of tasks of different queues that may run at the same time."""
-    for q, queue in enumerate(queues):
-        for other in range(q + 1, len(queues)):
-            rest = queues[other]
-            for i, entry in enumerate(queue):
-                for at in range(clocks[entry.task][other], len(rest)):
-                    if clocks[rest[at].task][q] > i:
-                        break
-                    yield entry.task, rest[at].task
-
-
-def _turned(queues: Queues, clocks: dict[Task, tuple[int, ...]]) -> Iterator[tuple[Task, Task]]:
-    """Yield the pairs of ordered tasks of which the first is of a later stage than the second."""
-    for q, queue in enumerate(queues):
-        for i, entry in enumerate(queue):
-            for other, rest in enumerate(queues):
-                start = (
-                    i + 1 if other == q else next((at for at, e in enumerate(rest) if clocks[e.task][q] > i), len(rest))
+    for earlier, later in combinations(range(len(footprints)), 2):
+        for i, j in conflicts(footprints[earlier], footprints[later]).tolist():
+            first, second = (earlier, i), (later, j)
+            if is_before(first, second):
+                continue
+            if is_before(second, first):
+                raise InvalidGraphError(
+                    f"task {j} of stage {later} runs before task {i} of the earlier stage {earlier}", where="queues"
                 )
-                for later in rest[start:]:
-                    if later.task[0] < entry.task[0]:
-                        yield entry.task, later.task
+            memory, byte = footprints[earlier][i].conflict(footprints[later][j]) or ("", 0)
+            raise InvalidGraphError(
+                f"nothing orders task {i} of stage {earlier} and task {j} of stage {later}, "
+                f"and both touch byte {byte} of {memory}",
+                where="queues",
+            )

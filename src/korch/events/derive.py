@@ -12,7 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from korch.events.graph import Edge, EventStage, EventTensor, Footprints, Task, TaskGraph, Touched, affine_or_table
+from korch.events.graph import (
+    Edge,
+    EventStage,
+    EventTensor,
+    Footprints,
+    Task,
+    TaskGraph,
+    Touched,
+    affine_or_table,
+    conflicts,
+)
 from korch.events.spans import union
 
 Relation = dict[int, set[int]]
@@ -57,12 +67,13 @@ def _relation(footprints: Footprints, pair: tuple[int, int], numbers: dict[Task,
     """Return the pairs of tasks of two stages that nothing orders yet, and note that they are ordered."""
     producer, consumer = pair
     found: Relation = {}
-    for i, touched in enumerate(footprints[consumer]):
-        own = numbers[consumer, i]
-        for j, earlier in enumerate(footprints[producer]):
-            other = numbers[producer, j]
-            if before[own] >> other & 1 or touched.conflict(earlier) is None:
-                continue
+    first, count = numbers[producer, 0], len(footprints[producer])
+    all_ = ((1 << count) - 1) << first
+    if all(before[numbers[consumer, i]] & all_ == all_ for i in range(len(footprints[consumer]))):
+        return found
+    for i, j in conflicts(footprints[consumer], footprints[producer]).tolist():
+        own, other = numbers[consumer, i], numbers[producer, j]
+        if not before[own] >> other & 1:
             found.setdefault(i, set()).add(j)
             before[own] |= before[other]
     return found

@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from korch.events.spans import NOTHING, Spans
+import numpy as np
+
+from korch.events.spans import NOTHING, Spans, overlapping
+from korch.primitive.op import Array
 
 Range = tuple[int, int]
 """The first event and the one after the last."""
@@ -140,6 +143,17 @@ class Touched:
 
 Footprints = Sequence[Sequence[Touched]]
 """What each task of each stage touches."""
+
+
+def conflicts(first: Sequence[Touched], second: Sequence[Touched]) -> Array:
+    """Return int64[n, 2]: the tasks of two stages of which one writes a byte that the other touches, ascending."""
+    found = [np.zeros((0, 2), np.int64)]
+    sides = [([task.writes for task in first], [task.writes for task in second])]
+    sides += [(sides[0][0], [task.reads for task in second]), ([task.reads for task in first], sides[0][1])]
+    for a, b in sides:
+        for memory in set().union(*a) & set().union(*b):
+            found.append(overlapping(*([own.get(memory, NOTHING) for own in tasks] for tasks in (a, b))))
+    return np.unique(np.concatenate(found), axis=0)
 
 
 def affine_or_table(ranges: Sequence[Range], events: int) -> AffineMap | TableMap:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from korch.errors import InvalidGraphError
 from korch.events.graph import Task, TaskGraph
 
@@ -69,20 +71,21 @@ def clocks_of(queues: Queues) -> Clocks:
         InvalidGraphError: threads wait for each other for ever.
     """
     at = [0] * len(queues)
-    known: list[list[tuple[int, ...]]] = [[] for _ in queues]  # when each task of a queue has ended
+    firsts = np.cumsum([0, *map(len, queues)]).tolist()
+    ended = np.zeros((firsts[-1], len(queues)), np.int64)  # what has ended when each task has ended
     found: Clocks = {}
     is_stuck = False
     while not is_stuck:
         is_stuck = True
         for q, queue in enumerate(queues):
             while at[q] < len(queue) and all(at[other] >= n for other, n in queue[at[q]].waits):
-                clock = list(known[q][-1]) if known[q] else [0] * len(queues)
-                for other, n in queue[at[q]].waits:
-                    clock = [max(a, b) for a, b in zip(clock, known[other][n - 1], strict=True)] if n else clock
-                found[queue[at[q]].task] = tuple(clock)
+                rows = [firsts[other] + n - 1 for other, n in queue[at[q]].waits if n]
+                rows += [firsts[q] + at[q] - 1] if at[q] else []
+                clock = ended[rows].max(0, initial=0)
+                found[queue[at[q]].task] = tuple(clock.tolist())
+                clock[q] = at[q] + 1
+                ended[firsts[q] + at[q]] = clock
                 at[q] += 1
-                clock[q] = at[q]
-                known[q].append(tuple(clock))
                 is_stuck = False
     for q, queue in enumerate(queues):
         if at[q] < len(queue):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from korch.primitive.op import Array
 
 MOST_RUNS = 1 << 13
 """A set of more runs also has the bytes of its smallest gaps, so that comparing sets stays cheap."""
+
+PAIRS_AT_ONCE = 1 << 22
+"""About how many pairs of runs are enumerated at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,3 +77,36 @@ def union(sets: Iterable[Spans]) -> Spans:
     if len(found) < 2:
         return found[0] if found else NOTHING
     return runs(np.concatenate([s.begins for s in found]), np.concatenate([s.ends for s in found]))
+
+
+def overlapping(first: Sequence[Spans], second: Sequence[Spans]) -> Array:
+    """Return int64[n, 2]: the positions of the sets that have a common byte, in ascending order."""
+    a, b = _sorted_runs(first), _sorted_runs(second)
+    # Of two runs with a common byte, one begins in the other; where they begin together, count that once.
+    found = np.concatenate([_begin_within(a, b, "left"), _begin_within(b, a, "right")[:, ::-1]])
+    return np.unique(found, axis=0)
+
+
+_Runs = tuple[Array, Array, Array]
+"""Begins, ends and the positions of the sets of runs, by begin."""
+
+
+def _sorted_runs(sets: Sequence[Spans]) -> _Runs:
+    begins, ends = (
+        np.concatenate([NOTHING.begins, *(getattr(spans, side) for spans in sets)]) for side in ("begins", "ends")
+    )
+    order = np.argsort(begins, kind="stable")
+    owners = np.repeat(np.arange(len(sets)), [spans.begins.size for spans in sets])
+    return begins[order], ends[order], owners[order]
+
+
+def _begin_within(outer: _Runs, inner: _Runs, side: Literal["left", "right"]) -> Array:
+    """Return int64[n, 2]: the owners of runs and of those that begin in them, for "right" behind their begin."""
+    lows = np.searchsorted(inner[0], outer[0], side)
+    counts = np.maximum(np.searchsorted(inner[0], outer[1]) - lows, 0)
+    found = [np.zeros((0, 2), np.int64)]
+    for part in np.array_split(np.flatnonzero(counts), 1 + int(counts.sum()) // PAIRS_AT_ONCE):
+        own = counts[part]
+        places = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own) + np.repeat(lows[part], own)
+        found.append(np.unique(np.stack([np.repeat(outer[2][part], own), inner[2][places]], 1), axis=0))
+    return np.concatenate(found)
