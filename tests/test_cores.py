@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 
 from korch import cores
 from korch.cores import SHORT_SLICE_NS, machine_cores, short_slices, usable_cores
+from korch.measure.compiler import NATIVE_FOLDER
+from korch.measure.toolchain import find_compiler
 
 V1 = "3:cpuset:/\n2:cpu,cpuacct:/box\n1:name=systemd:/\n0::/\n"
 
@@ -23,54 +26,72 @@ def written(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({}, 64),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 64),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
-        (
-            {
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/a/cpu.max": "350000 100000\n",
-                "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
-            },
-            3,
-        ),
-        ({"proc/self/cgroup": "0::/docker/0123\n", "sys/fs/cgroup/cpu.max": "400000 100000"}, 4),
-        (
-            {
-                "proc/self/cgroup": V1,
-                "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us": "200000\n",
-                "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us": "100000\n",
-            },
-            2,
-        ),
-        (
-            {
-                "proc/self/cgroup": V1,
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            3,
-        ),
-        (
-            {
-                "proc/self/cgroup": V1,
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            64,
-        ),
-        ({"proc/self/cgroup": "0::/\nnonsense\n", "sys/fs/cgroup/cpu.max": "a b c"}, 64),
-    ],
-)
+QUOTAS: list[tuple[dict[str, str], int]] = [
+    ({}, 64),
+    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"}, 2),
+    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 64),
+    ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "50000 100000\n"}, 1),
+    (
+        {
+            "proc/self/cgroup": "0::/a/b\n",
+            "sys/fs/cgroup/a/cpu.max": "350000 100000\n",
+            "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
+        },
+        3,
+    ),
+    ({"proc/self/cgroup": "0::/docker/0123\n", "sys/fs/cgroup/cpu.max": "400000 100000"}, 4),
+    (
+        {
+            "proc/self/cgroup": V1,
+            "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_quota_us": "200000\n",
+            "sys/fs/cgroup/cpu,cpuacct/box/cpu.cfs_period_us": "100000\n",
+        },
+        2,
+    ),
+    (
+        {
+            "proc/self/cgroup": V1,
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        },
+        3,
+    ),
+    (
+        {
+            "proc/self/cgroup": V1,
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        },
+        64,
+    ),
+    ({"proc/self/cgroup": "0::/\nnonsense\n", "sys/fs/cgroup/cpu.max": "a b c"}, 64),
+]
+"""Files, and the cores that a process with 64 of them may use."""
+
+
+@pytest.mark.parametrize(("files", "cores"), QUOTAS)
 def test_the_quota_of_a_container_is_seen(
     files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("korch.cores.os.sched_getaffinity", lambda _: set(range(64)))
     assert usable_cores(written(tmp_path, files)) == cores
+
+
+def test_the_runtime_sees_the_same_quotas(tmp_path: Path) -> None:
+    """Threads of a plan spin if each has a core within the quota."""
+    roots = [str(written(tmp_path / str(i), files)) for i, (files, _) in enumerate(QUOTAS)]
+    source = tmp_path / "cores.cpp"
+    source.write_text(
+        '#include "korch_wait.h"\n#include <stdlib.h>\nint main(int count, char** roots) {\n'
+        '  for (int i = 1; i < count; ++i) printf("%d ", korch::quota_cores(roots[i], 64));\n'
+        '  printf("%d\\n", korch::cores <= omp_get_num_procs());\n}\n'
+    )
+    compiler, headers = find_compiler(), NATIVE_FOLDER
+    program = [str(tmp_path / "cores")]
+    flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror", f"-I{headers}", str(source), "-o", *program]
+    subprocess.run([*compiler.command, *compiler.openmp, *flags], check=True)
+    printed = subprocess.run([*program, *roots], check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert list(map(int, printed.split())) == [*(cores for _, cores in QUOTAS), 1]
 
 
 def test_a_machine_has_no_fewer_cores_than_a_process_may_use() -> None:

@@ -43,7 +43,7 @@ def test_the_main_source_depends_on_nothing_but_the_plan(target):
 
 def test_the_artifacts_sources_compile_alone(make_artifact, tmp_path):
     artifact = make_artifact(plans.state())
-    headers = ["korch.h", "korch_concurrent.h", "korch_oversubscription.h", "korch_team.h", "korch_wait.h"]
+    headers = [f"korch{name}.h" for name in ("", "_concurrent", "_cores", "_oversubscription", "_team", "_wait")]
     assert sorted(artifact.sources) == ["k_state.cpp", *headers, "main.cpp"]
     for name, text in artifact.sources.items():
         (tmp_path / name).write_text(text)

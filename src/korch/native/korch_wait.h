@@ -14,11 +14,10 @@
 #include <sched.h>
 #endif
 
+#include "korch_cores.h"
 #include "korch_team.h"
 
 extern "C" {
-int omp_get_num_procs(void);
-
 // `korch_threads.cpp` has this where it is preloaded: a thread begins to wait, or ends.
 __attribute__((weak)) void korch_threads_wait(int begins);
 }
@@ -27,12 +26,12 @@ __attribute__((weak)) void korch_threads_wait(int begins);
 
 namespace korch {
 
-// If each thread has a core, waiting threads spin for longer than a kernel takes; otherwise they spin
+// If each thread has a core within the container's quota, waiting threads spin for longer than a kernel takes; otherwise they spin
 // briefly, as they would take the core from a thread that works. The limit is a time: one pause takes 10
 // cycles on some CPUs and 140 on others.
 constexpr int64_t LOOK_NS = 1000000, SHORT_LOOK_NS = 5000;
 
-inline const int cores = omp_get_num_procs();
+inline const int cores = usable_cores();
 
 inline int64_t look_ns(int threads) { return cores >= threads ? LOOK_NS : SHORT_LOOK_NS; }
 
