@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from korch.measure.compiler import Builder
 from korch.measure.toolchain import find_compiler
+from korch.provider.provider import Kernel
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
+from korch.runtime.program import PlanStep
 from korch.target import detect_target
 from tests.runtime.test_tasks import network, steps_of
 
@@ -93,6 +98,57 @@ def test_a_stopped_process_goes_on(artifact: Path) -> None:
         process.send_signal(signal.SIGCONT)
         time.sleep(0.005)
     assert process.communicate(timeout=120)[0] == "ended 0\n"
+
+
+SLOW = """
+import sys
+import numpy as np
+from korch.runtime.executable import Executable
+executable = Executable.load(sys.argv[1])
+x = np.random.default_rng(0).standard_normal((1, 32, 21, 18), np.float32)
+print("begun", flush=True)
+try:
+    executable(x)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+sys.stdin.readline()
+for y, expected in zip(executable(x), np.load(sys.argv[2]).values(), strict=True):
+    assert np.array_equal(y, expected)
+print("right", flush=True)
+"""
+
+
+def slowed(step: PlanStep[Kernel], log: Path) -> PlanStep[Kernel]:
+    """Return a kernel that sleeps before each task, or before its part of each thread, and writes to a file then."""
+    function = r"(_team\(void\* const\* buffers, korch::Member& own\)|_task\(int stage, .*\)) \{"
+    sleep = f' {{ usleep(20000); if (FILE* log = fopen("{log}", "a")) fputc(1, log), fclose(log);'
+    source = re.sub(function, lambda found: found[1] + sleep, step.kernel.source)
+    return replace(step, kernel=replace(step.kernel, source=f"#include <stdio.h>\n#include <unistd.h>\n{source}"))
+
+
+@pytest.mark.parametrize("parts", [0, 2])
+def test_an_interrupt_ends_a_long_run_between_tasks(parts: int, tmp_path: Path) -> None:
+    graph, target, log = network(), detect_target(2, find_compiler().identity), tmp_path / "log"
+    builder, steps = Builder(target.isa, tmp_path / "cache"), steps_of(graph, target)
+    x = np.random.default_rng(0).standard_normal((1, 32, 21, 18), np.float32)
+    np.savez(tmp_path / "expected.npz", *Executable(build(graph, steps, target, builder))(x))
+    slow = [slowed(step, log) for step in steps]
+    Executable(build(graph, slow, target, builder, parts=parts)).save(tmp_path / "m.korch")
+    command = [sys.executable, "-c", SLOW, str(tmp_path / "m.korch"), str(tmp_path / "expected.npz")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        while not log.exists():
+            time.sleep(0.001)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n"
+        ended = log.stat().st_size
+        process.stdin.write("\n")
+        assert process.communicate(timeout=120)[0] == "right\n"
+    assert ended < (log.stat().st_size - ended) / 2
 
 
 def test_an_interrupt_ends_a_run_and_the_next_is_right(artifact: Path) -> None:

@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define KORCH_ABI_VERSION 2
+#define KORCH_ABI_VERSION 3
 
 /* A model input, a model output or a packed constant. */
 typedef struct {
@@ -58,13 +58,19 @@ void *korch_create(const void *const *constants, int threads, char *error, size_
  * output overlaps anything else. Calls on one handle wait for each other; those on several handles
  * run at once. A process that has run a plan may fork: parent and child go on.
  *
- * Returns 0, or 1 + the position of the kernel that failed.
+ * Returns 0, 1 + the position of the kernel that failed, or KORCH_INTERRUPTED.
  */
 int korch_run(void *handle, const void *const *inputs, void *const *outputs);
 
 /* The same, and write the nanoseconds of each kernel to kernel_ns. */
 int korch_run_timed(void *handle, const void *const *inputs, void *const *outputs,
                     int64_t *kernel_ns);
+
+/* If it is set, a signal SIGINT during a run of the process's main thread ends the run between two kernels or tasks, after
+ * the process's own handler of the signal. The outputs are undefined then; the handle can run again. Runs that follow one
+ * of less than 20 ms end as usual. */
+#define KORCH_INTERRUPTED (-1)
+extern int korch_catches_interrupts;
 
 /* Free what korch_create made. Null is allowed. */
 void korch_destroy(void *handle);

@@ -17,6 +17,7 @@
  * set once; those to model inputs and outputs at the start of each run.
  */
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +37,9 @@ namespace {
 constexpr size_t ALIGNMENT = 64;
 constexpr size_t HUGE_PAGE = 2u << 20;
 
+/* So long a user does not wait for a run that is to end. */
+constexpr int64_t LONG_RUN_NS = 20000000;
+
 /* OpenMP keeps a record for each thread on the stack: many more would overflow it. */
 constexpr int MOST_THREADS = 1024;
 
@@ -51,6 +55,8 @@ struct handle {
     korch::Count *met;   /* of each thread: how often it has met others */
     korch::Count *ended; /* of each queue: how many tasks it has run */
     int64_t *usual_ns; /* of the steps from this one on that run in turn; see Oversubscription::note_step */
+
+    int64_t took_ns;   /* by the last run; 0 before the first */
 };
 
 /* A new team costs more than a small model, so the count is touched only if it differs. */
@@ -150,6 +156,45 @@ void copy_outputs(const handle *h, const void *const *inputs, void *const *outpu
 
 using korch::now_ns;
 
+/* While it lives in the process's main thread, SIGINT is noted beside the handler that there is: Python's handler only
+ * notes it, too, until the run has ended. It costs some system calls, so short runs do without. */
+class interrupts {
+public:
+    static bool came() { return __atomic_load_n(&came_, __ATOMIC_RELAXED); }
+
+#ifdef __linux__
+    explicit interrupts(bool is_wanted) {
+        if (!is_wanted || syscall(SYS_gettid) != getpid() || sigaction(SIGINT, nullptr, &before_) != 0) return;
+        if (before_.sa_handler == SIG_DFL || before_.sa_handler == SIG_IGN) return;
+        came_ = false;
+        struct sigaction own = before_;
+        own.sa_flags |= SA_SIGINFO;
+        own.sa_sigaction = note;
+        is_on_ = sigaction(SIGINT, &own, nullptr) == 0;
+    }
+    ~interrupts() {
+        if (!is_on_) return;
+        sigaction(SIGINT, &before_, nullptr);
+        came_ = false;
+    }
+
+private:
+    static void note(int number, siginfo_t *info, void *context) {
+        __atomic_store_n(&came_, true, __ATOMIC_RELAXED);
+        if (before_.sa_flags & SA_SIGINFO) before_.sa_sigaction(number, info, context);
+        else before_.sa_handler(number);
+    }
+
+    static inline struct sigaction before_;
+    bool is_on_ = false;
+#else
+    explicit interrupts(bool) {}
+
+private:
+#endif
+    static inline bool came_ = false;
+};
+
 /* The threads that run steps of a plan. Between two steps their first one decides whether the others stop. */
 struct crew : korch::Team {
     korch::Oversubscription *oversubscription; /* null: none is detected */
@@ -170,9 +215,10 @@ struct crew : korch::Team {
             own.came_ns = now_ns();
             own.stops = own.failed_step() || (own.oversubscription && own.oversubscription->is_here());
         };
+        ends = [](Team &team) { return static_cast<crew &>(team).failed_step() != 0; };
     }
 
-    int failed_step() const { return __atomic_load_n(&failed, __ATOMIC_RELAXED); }
+    int failed_step() const { return interrupts::came() ? KORCH_INTERRUPTED : __atomic_load_n(&failed, __ATOMIC_RELAXED); }
     void fail(int step) { __atomic_store_n(&failed, step, __ATOMIC_RELAXED); }
 };
 
@@ -317,8 +363,10 @@ template <bool IS_TIMED>
 int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *kernel_ns) {
     pthread_mutex_lock(&h->mutex);
     const thread_count count(h->threads);
+    const interrupts watch(korch_catches_interrupts && (h->took_ns == 0 || h->took_ns > LONG_RUN_NS));
     bind(h, inputs, outputs);
     int64_t start = now_ns();
+    const int64_t begun_ns = start;
     int failed = 0;
     /* Times are those of all threads. */
     korch::Oversubscription *oversubscription = IS_TIMED || h->threads == 1 ? nullptr : &h->oversubscription;
@@ -330,8 +378,9 @@ int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *ker
                           : run_together<IS_TIMED>(h, next, from, oversubscription, kernel_ns, &start);
         from = next.end;
     }
-    if (oversubscription) oversubscription->end(now_ns());
+    if (oversubscription && !failed) oversubscription->end(now_ns());
     if (!failed) copy_outputs(h, inputs, outputs);
+    h->took_ns = now_ns() - begun_ns;
     pthread_mutex_unlock(&h->mutex);
     return failed;
 }
@@ -362,6 +411,8 @@ bool create_states(handle *h, char *error, size_t error_size) {
 #endif
 
 extern "C" {
+
+__attribute__((weak)) int korch_catches_interrupts = 0; /* one for all plans of a library */
 
 const korch_tensor *KORCH_PLAN(inputs)(int64_t *count) {
     *count = plan::INPUT_COUNT;

@@ -2,7 +2,8 @@
  *
  * A thread runs the tasks of its queue in order. Each thread counts the tasks that it has ended, and a task
  * may wait until other threads have ended some number of theirs. Threads wait as where they meet: they spin
- * briefly and sleep.
+ * briefly and sleep. Where a run ends early, threads count the rest of their tasks without running them, so that
+ * none waits for ever.
  */
 /* `korch_threads.cpp` has these where it is preloaded: a task of TASKS has run since some time; a thread has waited
  * for one since some time. */
@@ -35,7 +36,8 @@ inline int run_queue(int64_t segment, int me, void *const *table, void *const *s
         }
         const plan::step &own = plan::STEPS[task.step];
         const int64_t since_ns = korch_threads_task ? korch::now_ns() : 0;
-        if (task.stage >= 0) own.tasks(task.stage, table + own.first_slot, task.begin, task.end, me);
+        if (team.ends && team.ends(team)) /* count it only */;
+        else if (task.stage >= 0) own.tasks(task.stage, table + own.first_slot, task.begin, task.end, me);
         else if (own.run(states[task.step], table + own.first_slot)) failed = (int)task.step + 1;
         if (korch_threads_task) korch_threads_task(i, task.step, task.stage, task.begin, task.end, since_ns);
         ended[me].set(ended[me].now() + 1);

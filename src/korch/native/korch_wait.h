@@ -110,6 +110,7 @@ struct Team {
   int64_t look_ns;
   void (*waited)(Team&, int64_t since_ns) = nullptr;  // called by the team's first thread, which has waited
   void (*all_came)(Team&) = nullptr;                  // called by it while all others wait for it
+  bool (*ends)(Team&) = nullptr;                      // whether no more tasks are to run
 };
 
 inline void meet_team(Member& own) {

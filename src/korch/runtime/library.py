@@ -16,8 +16,9 @@ from korch.runtime.source import PLAN_FUNCTIONS
 from korch.runtime.weights import Weights
 from korch.scratch import scratch_folder
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 ERROR_BYTES = 1024
+INTERRUPTED = -1
 REBUILD = "Build the artifact again"
 
 Tensors = tuple[tuple[str, ValueType], ...]
@@ -135,8 +136,9 @@ class Handle:
 
         Raises:
             ProviderError: a kernel failed.
+            KeyboardInterrupt: the main thread was interrupted.
         """
-        self._check(self._run(self._handle, pointers_of(inputs), pointers_of(outputs)))
+        self._call(self._run, pointers_of(inputs), pointers_of(outputs))
 
     def run_timed(self, inputs: Sequence[int], outputs: Sequence[int]) -> list[int]:
         """Run once; return the nanoseconds of each kernel.
@@ -145,10 +147,13 @@ class Handle:
             ProviderError: a kernel failed.
         """
         times_ns = (ctypes.c_int64 * len(self.library.kernels))()
-        self._check(self._run_timed(self._handle, pointers_of(inputs), pointers_of(outputs), times_ns))
+        self._call(self._run_timed, pointers_of(inputs), pointers_of(outputs), times_ns)
         return list(times_ns)
 
-    def _check(self, code: int) -> None:
+    def _call(self, function: Callable[..., int], *arguments: Any) -> None:
+        """Call a function that runs the plan, again if Python's handler of an interrupt raises nothing."""
+        while (code := function(self._handle, *arguments)) == INTERRUPTED:
+            pass  # Python calls its handler before the loop goes on
         if code:
             where = f"kernel {self.library.kernels[code - 1]}"
             raise ProviderError("it failed while it ran", where, hint="Build it again; `korch doctor` checks libraries")
@@ -184,6 +189,7 @@ def load_plans(content: bytes, libraries: Iterable[str] = ()) -> list[Library]:
     count = ctypes.c_int64()
     native.korch_plans.restype = ctypes.POINTER(_Plan)
     plans = native.korch_plans(ctypes.byref(count))
+    ctypes.c_int.in_dll(native, "korch_catches_interrupts").value = 1
     return [Library(plans[i], native) for i in range(count.value)]
 
 
