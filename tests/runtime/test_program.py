@@ -105,3 +105,19 @@ def test_a_layout_change_of_a_constant_reads_the_packed_constant():
     move = plans.layout_step(plan.graph, value, kernel, Layout.plain(4), Layout((0, 2, 3, 1)))
     program = bind_steps(plan.graph, (move, *plan.steps))
     assert program.slots[0][0] == Slot(SlotPlace.CONSTANT, 0)
+
+
+def test_threads_have_their_workspaces_of_all_kernels_in_one_place():
+    plan = plans.chain()
+    sizes = (100, 0, 300)
+    kernels = [replace(s.kernel, thread_bytes=r, workspace_bytes=2 * r) for s, r in zip(plan.steps, sizes, strict=True)]
+    steps = [replace(step, kernel=kernel) for step, kernel in zip(plan.steps, kernels, strict=True)]
+    program = bind_steps(plan.graph, steps, 2)
+    values_end = bind_steps(plan.graph, plan.steps).arena.size_bytes
+    begins = {
+        t: {s[-1].at + t * (s[-1].offset + r) for s, r in zip(program.slots, sizes, strict=True) if r} for t in (0, 1)
+    }
+    (first,), (second,) = begins.values()
+    assert values_end <= first <= second - 300
+    assert second + 300 <= program.arena.size_bytes
+    assert program.arena.is_optimal

@@ -154,7 +154,7 @@ def test_queues_of_real_kernels_without_a_wait_are_refused(graph):
     """A queue with one wait less is found to be unsafe: what tasks touch is exact enough that each wait is needed."""
     target = detect_target(2, find_compiler().identity)
     steps = steps_of(graph, target)
-    (segment,) = building._segments(building._uses(bind_steps(graph, steps), steps), target, 2)
+    (segment,) = building._segments(building.uses_of(bind_steps(graph, steps), steps), target, 2)
     footprints = [stage.footprints for stage in segment.stages]
     check_queues(segment.queues, footprints)
     mutants = 0

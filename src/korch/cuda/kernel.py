@@ -126,6 +126,11 @@ class CudaKernel:
         return sum(aligned(size * dtype.size_bytes) for dtype, size in self.scratch)
 
     @property
+    def thread_bytes(self) -> int:
+        """None: threads share the scratch memory."""
+        return 0
+
+    @property
     def symbol(self) -> str:
         """A name made from all of it."""
         text = " ".join(step.symbol for step in self.steps)

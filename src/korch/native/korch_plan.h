@@ -9,7 +9,7 @@ namespace plan {
 enum place_kind { ARENA, CONSTANT, INPUT, OUTPUT };
 
 /* Where a buffer lies: an offset in the arena, or the position of a constant, input or output; of a
- * part of an output also how far from its begin, in bytes. */
+ * part of an output also how far from its begin, in bytes; in the arena, how much farther each next thread's is. */
 struct slot {
     place_kind place;
     int64_t at;

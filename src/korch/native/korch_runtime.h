@@ -13,11 +13,10 @@
  *     INPUT_COUNT, ...            int64_t: the length of each table, which ends in an empty row
  *     ARENA_BYTES                 int64_t
  *
- * A handle holds the pointers of all slots in one table. Those to the arena and the constants are
+ * A handle holds the pointers of all slots in one table for each thread. Those to the arena and the constants are
  * set once; those to model inputs and outputs at the start of each run.
  */
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,13 +49,15 @@ struct handle {
     korch::Oversubscription oversubscription;
     char *arena;
     const void **constants;
-    void **table;
+    void **table; /* of each thread */
     void **states;
     korch::Count *met;   /* of each thread: how often it has met others */
     korch::Count *ended; /* of each queue: how many tasks it has run */
     int64_t *usual_ns; /* of the steps from this one on that run in turn; see Oversubscription::note_step */
 
     int64_t took_ns;   /* by the last run; 0 before the first */
+
+    void **table_of(long thread) const { return table + thread * plan::SLOT_COUNT; }
 };
 
 /* A new team costs more than a small model, so the count is touched only if it differs. */
@@ -124,9 +125,9 @@ void *allocate(size_t size) {
     return memory;
 }
 
-void *locate(const handle *h, const plan::slot &slot) {
+void *locate(const handle *h, const plan::slot &slot, int thread = 0) {
     switch (slot.place) {
-    case plan::ARENA: return h->arena + slot.at;
+    case plan::ARENA: return h->arena + slot.at + thread * slot.offset;
     case plan::CONSTANT: return const_cast<void *>(h->constants[slot.at]);
     default: return nullptr;
     }
@@ -136,9 +137,9 @@ void *locate(const handle *h, const plan::slot &slot) {
 void bind(handle *h, const void *const *inputs, void *const *outputs) {
     for (int64_t i = 0; i < plan::BINDING_COUNT; ++i) {
         const plan::slot &slot = plan::SLOTS[plan::BINDINGS[i]];
-        h->table[plan::BINDINGS[i]] = slot.place == plan::INPUT
-                                          ? const_cast<void *>(inputs[slot.at])
-                                          : (char *)outputs[slot.at] + slot.offset;
+        void *const at = slot.place == plan::INPUT ? const_cast<void *>(inputs[slot.at])
+                                                   : (char *)outputs[slot.at] + slot.offset;
+        for (int t = 0; t < h->threads; ++t) h->table_of(t)[plan::BINDINGS[i]] = at;
     }
 }
 
@@ -155,45 +156,6 @@ void copy_outputs(const handle *h, const void *const *inputs, void *const *outpu
 }
 
 using korch::now_ns;
-
-/* While it lives in the process's main thread, SIGINT is noted beside the handler that there is: Python's handler only
- * notes it, too, until the run has ended. It costs some system calls, so short runs do without. */
-class interrupts {
-public:
-    static bool came() { return __atomic_load_n(&came_, __ATOMIC_RELAXED); }
-
-#ifdef __linux__
-    explicit interrupts(bool is_wanted) {
-        if (!is_wanted || syscall(SYS_gettid) != getpid() || sigaction(SIGINT, nullptr, &before_) != 0) return;
-        if (before_.sa_handler == SIG_DFL || before_.sa_handler == SIG_IGN) return;
-        came_ = false;
-        struct sigaction own = before_;
-        own.sa_flags |= SA_SIGINFO;
-        own.sa_sigaction = note;
-        is_on_ = sigaction(SIGINT, &own, nullptr) == 0;
-    }
-    ~interrupts() {
-        if (!is_on_) return;
-        sigaction(SIGINT, &before_, nullptr);
-        came_ = false;
-    }
-
-private:
-    static void note(int number, siginfo_t *info, void *context) {
-        __atomic_store_n(&came_, true, __ATOMIC_RELAXED);
-        if (before_.sa_flags & SA_SIGINFO) before_.sa_sigaction(number, info, context);
-        else before_.sa_handler(number);
-    }
-
-    static inline struct sigaction before_;
-    bool is_on_ = false;
-#else
-    explicit interrupts(bool) {}
-
-private:
-#endif
-    static inline bool came_ = false;
-};
 
 /* The threads that run steps of a plan. Between two steps their first one decides whether the others stop. */
 struct crew : korch::Team {
@@ -218,7 +180,7 @@ struct crew : korch::Team {
         ends = [](Team &team) { return static_cast<crew &>(team).failed_step() != 0; };
     }
 
-    int failed_step() const { return interrupts::came() ? KORCH_INTERRUPTED : __atomic_load_n(&failed, __ATOMIC_RELAXED); }
+    int failed_step() const { return korch::Interrupts::came() ? KORCH_INTERRUPTED : __atomic_load_n(&failed, __ATOMIC_RELAXED); }
     void fail(int step) { __atomic_store_n(&failed, step, __ATOMIC_RELAXED); }
 };
 
@@ -273,7 +235,7 @@ struct runner {
     int64_t run_team(int64_t i) {
         const plan::step &step = plan::STEPS[i];
         if (korch_threads_work) korch_threads_work(i, true);
-        if (step.team(h->table + step.first_slot, own)) team.fail((int)i + 1);
+        if (step.team(h->table_of(own.me) + step.first_slot, own)) team.fail((int)i + 1);
         if (korch_threads_work) korch_threads_work(i, false);
         return i + 1;
     }
@@ -286,7 +248,7 @@ struct runner {
     /* Run a segment as tasks; return the step after it. */
     int64_t run_tasks(int64_t segment) {
         const int failed =
-            korch_tasks::run_queue(segment, (int)own.me, h->table, h->states, h->ended, before, team);
+            korch_tasks::run_queue(segment, (int)own.me, h->table_of(own.me), h->states, h->ended, before, team);
         if (failed) team.fail(failed);
         const int64_t *const first = plan::FIRST_TASKS + segment * plan::QUEUES;
         for (int q = 0; q < plan::QUEUES; ++q) before[q] += (uint32_t)(first[q + 1] - first[q]);
@@ -363,7 +325,7 @@ template <bool IS_TIMED>
 int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *kernel_ns) {
     pthread_mutex_lock(&h->mutex);
     const thread_count count(h->threads);
-    const interrupts watch(korch_catches_interrupts && (h->took_ns == 0 || h->took_ns > LONG_RUN_NS));
+    const korch::Interrupts watch(korch_catches_interrupts && (h->took_ns == 0 || h->took_ns > LONG_RUN_NS));
     bind(h, inputs, outputs);
     int64_t start = now_ns();
     const int64_t begun_ns = start;
@@ -467,7 +429,7 @@ void *KORCH_PLAN(create)(const void *const *constants, int threads, char *error,
     h->threads = threads;
     h->arena = (char *)allocate(plan::ARENA_BYTES);
     h->constants = (const void **)calloc(plan::CONSTANT_COUNT + 1, sizeof(void *));
-    h->table = (void **)calloc(plan::SLOT_COUNT + 1, sizeof(void *));
+    h->table = (void **)calloc(threads * plan::SLOT_COUNT + 1, sizeof(void *));
     h->states = (void **)calloc(plan::STEP_COUNT + 1, sizeof(void *));
     h->usual_ns = (int64_t *)calloc(plan::STEP_COUNT + 1, sizeof(int64_t));
     h->met = (korch::Count *)allocate(threads * sizeof(korch::Count)); /* all 0, as are these: */
@@ -479,7 +441,8 @@ void *KORCH_PLAN(create)(const void *const *constants, int threads, char *error,
         return nullptr;
     }
     for (int64_t i = 0; i < plan::CONSTANT_COUNT; ++i) h->constants[i] = constants[i];
-    for (int64_t i = 0; i < plan::SLOT_COUNT; ++i) h->table[i] = locate(h, plan::SLOTS[i]);
+    for (int t = 0; t < threads; ++t)
+        for (int64_t i = 0; i < plan::SLOT_COUNT; ++i) h->table_of(t)[i] = locate(h, plan::SLOTS[i], t);
     if (create_states(h, error, error_size)) {
         enlist(h);
         return h;

@@ -84,6 +84,8 @@ class Kernel:
         program: what its tasks touch, if that is known.
         size_input: the input of the model, an integer of 64 bits, that is a last buffer behind the workspace; "" for
             none. It says for which size of a range a trimmed kernel runs.
+        thread_bytes: the part of the workspace that each thread has for itself, if the workspace is made of such parts,
+            one thread's behind the other's; else 0.
     """
 
     symbol: str
@@ -95,6 +97,7 @@ class Kernel:
     program: TileProgram | None = field(default=None, compare=False, repr=False)
     size_input: str = ""
     opens: tuple[str, ...] = ()
+    thread_bytes: int = 0
 
 
 def named_kernel(

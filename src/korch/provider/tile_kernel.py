@@ -51,5 +51,10 @@ def printed_kernel(program: TileProgram, printed: PrintedCpp) -> Kernel:
     """Return the kernel of a program that is printed."""
     threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
     return Kernel(
-        printed.symbol, printed.source, workspace_bytes=printed.workspace_bytes, threading=threading, program=program
+        printed.symbol,
+        printed.source,
+        workspace_bytes=printed.workspace_bytes,
+        threading=threading,
+        program=program,
+        thread_bytes=printed.thread_bytes,
     )

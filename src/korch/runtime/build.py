@@ -76,10 +76,10 @@ def build(
         CompileError: a source does not compile, or a library is missing.
         InvalidGraphError: the steps are not a plan for the graph.
     """
-    program = bind_steps(graph, steps)
+    program = bind_steps(graph, steps, target.threads)
     check_symbols(program)
     sources = {f"{kernel.symbol}.cpp": kernel.source for kernel in program.kernels if kernel.symbol}
-    uses = _uses(program, steps)
+    uses = uses_of(program, steps)
     segments = _segments(uses, target, parts)
     sources[MAIN] = print_main(graph, program, target, segments)
     libraries = {name for kernel in program.kernels for name in kernel.libraries}
@@ -105,7 +105,7 @@ def build(
     )
 
 
-def _uses(program: Program[Kernel], steps: Sequence[PlanStep[Kernel]]) -> list[Use]:
+def uses_of(program: Program[Kernel], steps: Sequence[PlanStep[Kernel]]) -> list[Use]:
     """Return the kernels with the places of their buffers."""
     return [
         Use(i, step.kernel, tuple(map(_place, slots)), step.cost_ns)
@@ -132,7 +132,9 @@ def _segments(uses: Sequence[Use], target: Target, parts: int) -> Sequence[TaskS
 
 
 def _place(slot: Slot) -> tuple[str, int] | None:
-    """Return the memory of a buffer that some kernel writes, and where it begins."""
+    """Return the memory of a buffer that some kernel writes and several threads touch, and where it begins."""
+    if slot.place is SlotPlace.ARENA and slot.offset:
+        return None
     if slot.place is SlotPlace.ARENA:
         return "arena", slot.at
     return (f"output {slot.at}", slot.offset) if slot.place is SlotPlace.OUTPUT else None

@@ -59,6 +59,10 @@ class ArenaPlan:
         """Whether no smaller arena exists, proven."""
         return self.size_bytes == self.lower_bound_bytes
 
+    def with_more(self, size_bytes: int) -> ArenaPlan:
+        """Return the plan with memory behind the buffers."""
+        return ArenaPlan(self.offsets, self.size_bytes + size_bytes, self.lower_bound_bytes + size_bytes)
+
 
 def live_bytes(buffers: Sequence[ArenaBuffer]) -> int:
     """Return the bytes needed at the busiest step, each buffer rounded up to the alignment."""

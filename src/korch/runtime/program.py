@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
+from korch.alignment import align_up
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.errors import InvalidGraphError
@@ -38,6 +39,11 @@ class AnyKernel(Protocol):
     @property
     def workspace_bytes(self) -> int:
         """Scratch memory that it needs."""
+        ...
+
+    @property
+    def thread_bytes(self) -> int:
+        """The part of it that each thread has for itself, if it is made of such parts; else 0."""
         ...
 
     @property
@@ -81,7 +87,8 @@ class SlotPlace(Enum):
 class Slot:
     """A buffer: its place, and the offset in the arena or the position among its like.
 
-    A part of a model output is `offset` bytes from where that begins.
+    A part of a model output is `offset` bytes from where that begins. A workspace that each thread has for itself
+    is `offset` bytes farther in the arena for each next thread.
     """
 
     place: SlotPlace
@@ -112,12 +119,14 @@ class Program(Generic[K]):
     arena: ArenaPlan
 
 
-def bind_steps(graph: PrimitiveGraph, steps: Sequence[PlanStep[K]]) -> Program[K]:
+def bind_steps(graph: PrimitiveGraph, steps: Sequence[PlanStep[K]], threads: int = 1) -> Program[K]:
     """Decide where each buffer of a plan lies.
 
     Args:
         graph: the model's graph.
         steps: the kernels in the order in which they run.
+        threads: how many run it. Each has its workspaces of all kernels in one place, where it finds what it wrote
+            itself, and no lines that are in the caches of other cores.
 
     Raises:
         InvalidGraphError: a step reads a value before any wrote it, or no step writes an output.
@@ -125,7 +134,7 @@ def bind_steps(graph: PrimitiveGraph, steps: Sequence[PlanStep[K]]) -> Program[K
     binder = _Binder(graph)
     for step in steps:
         binder.add(step)
-    return binder.finish(steps)
+    return binder.finish(steps, threads)
 
 
 class _Binder:
@@ -140,6 +149,7 @@ class _Binder:
         self.constant_ports: list[Port] = []
         self.slots: list[tuple[Slot, ...]] = []
         self.whole_of: dict[int, tuple[int, int]] = {}  # of a part: its buffer, and where in it
+        self.own: dict[tuple[int, int], int] = {}  # bytes of threads' own workspaces, by step and position of the slot
         self.mixed: set[int] = set()  # buffers that may hold bits which are denormal numbers as floats
 
     def port(self, value: int, layout: Layout) -> Port:
@@ -159,7 +169,10 @@ class _Binder:
             slots.append(self.current[port])
         if offer.is_in_place:
             self.join(slots[:-1], slots[-1], number)
-        if step.kernel.workspace_bytes:
+        if step.kernel.thread_bytes:
+            self.own[number, len(slots)] = step.kernel.thread_bytes
+            slots.append(Slot(SlotPlace.ARENA, -1))
+        elif step.kernel.workspace_bytes:
             slots.append(self.new_buffer(step.kernel.workspace_bytes, number, True))
         if step.kernel.size_input:
             names = [name for name, _ in self.graph.inputs]
@@ -220,7 +233,7 @@ class _Binder:
             return Slot(SlotPlace.INPUT, self.input_of[value])
         return None
 
-    def finish(self, steps: Sequence[PlanStep[K]]) -> Program[K]:
+    def finish(self, steps: Sequence[PlanStep[K]], threads: int) -> Program[K]:
         moved: dict[int, Slot] = {}
         copies: list[tuple[int, Slot]] = []
         for i, (name, value) in enumerate(self.graph.outputs):
@@ -237,14 +250,18 @@ class _Binder:
                     self.keep_until(source.at, len(steps))
         arena = self.place(moved, any(step.kernel.size_input for step in steps))
         types = self.graph.types
+        slots = [[self.located(s, moved) for s in own] for own in self.slots]
+        thread_bytes = align_up(max(self.own.values()) + 1) if self.own else 0  # no offset is 0
+        for (number, at), own_bytes in self.own.items():
+            slots[number][at] = Slot(SlotPlace.ARENA, arena.size_bytes, thread_bytes - own_bytes)
         return Program(
             inputs=tuple((name, types[value]) for name, value in self.graph.inputs),
             outputs=tuple((name, types[value]) for name, value in self.graph.outputs),
             constants=tuple(self.constant_ports),
             kernels=tuple(step.kernel for step in steps),
-            slots=tuple(tuple(self.located(s, moved) for s in slots) for slots in self.slots),
+            slots=tuple(map(tuple, slots)),
             copies=tuple((i, self.located(source, moved)) for i, source in copies),
-            arena=arena,
+            arena=arena.with_more(threads * thread_bytes),
         )
 
     def place(self, moved: dict[int, Slot], is_trimmed: bool) -> ArenaPlan:
@@ -283,7 +300,7 @@ class _Binder:
 
     def located(self, slot: Slot, moved: dict[int, Slot]) -> Slot:
         """Return where a slot lies, once all buffers have their places."""
-        if slot.place is not SlotPlace.ARENA:
+        if slot.place is not SlotPlace.ARENA or slot.at < 0:
             return slot
         at, offset = self.within(slot.at)
         whole = moved[at]

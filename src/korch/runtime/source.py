@@ -56,7 +56,7 @@ def print_main(
     sections = (
         native_text("korch.h"),
         ONLY_CALLS,
-        '#include "korch_concurrent.h"\n#include "korch_oversubscription.h"\n',
+        "".join(f'#include "korch_{name}.h"\n' for name in ("concurrent", "interrupts", "oversubscription")),
         native_text("korch_plan.h"),
         _declarations(program.kernels, tasked),
         "namespace plan {\n",

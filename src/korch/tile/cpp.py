@@ -55,12 +55,14 @@ class PrintedCpp(NamedTuple):
         symbol: the name that it exports.
         source: the text.
         workspace_bytes: scratch memory that it needs.
+        thread_bytes: the part of it that each thread has for itself, if threads share none of it; else 0.
         is_parallel: whether it has a parallel region; else it runs in the calling thread.
     """
 
     symbol: str
     source: str
     workspace_bytes: int
+    thread_bytes: int
     is_parallel: bool
 
 
@@ -130,8 +132,11 @@ class _Printer:
         includes = "".join(f'#include "{header}"\n' for header in headers)
         text = f"{head}{includes}\n{tables}{self._functions(body)}"
         symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
-        workspace_bytes = places_in_memory(self.program)[1] + self.room_bytes * self.threads
-        return PrintedCpp(symbol, text.replace("NAME", symbol), workspace_bytes, self.is_parallel)
+        shared_bytes = places_in_memory(self.program)[1]
+        workspace_bytes = shared_bytes + self.room_bytes * self.threads
+        own_bytes = self.room_bytes if not shared_bytes else 0
+        thread_bytes = own_bytes if self.is_parallel else workspace_bytes
+        return PrintedCpp(symbol, text.replace("NAME", symbol), workspace_bytes, thread_bytes, self.is_parallel)
 
     # Structure
 
