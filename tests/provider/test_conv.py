@@ -339,7 +339,7 @@ class SplitConvProvider(ConvProvider):
     def offer(self, group, target):
         offers = super().offer(group, target)
         assert not isinstance(offers, Refusal)
-        split = [offer for offer in offers if offer.variant == SPLIT]
+        split = [offer for offer in offers if offer.variant.startswith(SPLIT)]
         assert split, group.text
         return split
 
@@ -450,8 +450,10 @@ def test_matrix_units_multiply_in_chains(units, rng):
         one((1, 4 * n, 11, 37), lambda g, x: conv(g, depthwise(g, x, 5, stride=2, pads=(1, 3, 4, 0)), 2 * n)),
         one((2, 8 * n, 1, 2), lambda g, x: conv(g, silu(g, depthwise(g, x)), 3 * n)),
     ]
+    ways = {offer.variant for offer in SplitConvProvider().offer(groups[4], small)}
+    assert ways == {f"{SPLIT} rows", f"{SPLIT} channels"}
     if is_software(builder):
-        groups = [groups[1], groups[6]]
+        groups = [groups[1], groups[4], groups[6]]
     assert len(check_offers(SplitConvProvider(), groups, small, builder, rng)) >= len(groups)
     if is_software(builder):
         return

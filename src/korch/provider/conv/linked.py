@@ -26,8 +26,8 @@ from korch.tile.staging import Machine
 CACHE_SHARE = 0.75
 """The part of the level-2 cache that the rows between convolutions may fill."""
 
-MANY_ROWS = 16
-"""Rows for each thread from which on it doesn't matter that some have one more."""
+MANY_ROWS = 32
+"""Rows for each thread from which on it hardly matters that some compute one more, or rows that others compute, too."""
 
 PLACES = 8
 """Places of a row of a depthwise convolution that are in registers at most."""
@@ -75,7 +75,7 @@ def chain_plans(group: Group, target: Target) -> tuple[OfferPlan, ...] | Refusal
             inputs = _packed(group, chain, layouts[0], blocking, target)
             plans.append(OfferPlan(Offer(inputs, layouts[1], f"{WINDOWS} {variant}"), layouts, blocking))
         if target.isa == "amx" and _suits_matrix_units(chain, target):
-            plans += _split_plans(group, chain, layouts, target)
+            plans += _split_plans(group, chain, layouts, blockings, target)
     return tuple(plans) or refusal
 
 
@@ -91,22 +91,26 @@ def _suits_matrix_units(chain: Chain, target: Target) -> bool:
     return is_kept and all(max(pair) >= n for pair, n in zip(channels, least, strict=True))
 
 
-def _split_plans(group: Group, chain: Chain, layouts: Layouts, target: Target) -> Iterator[OfferPlan]:
-    """Yield the way to compute a chain on matrix units, if what they multiply can be read so."""
-    last = chain.links[-1]
-    rows = lines_of_task(last.rows.out, last.rows.out, last.images, target.threads)
-    blocking = _blocking(chain, rows, last.results, target)
-    registers = zip(chain.links, blocking.registers, strict=True)
-    block = _fitting(chain, rows, last.results, SPLIT_SHARE * target.l2_bytes, is_split=True)
-    split = tuple(None if link.can_be_split else each for link, each in registers)
-    blocking = replace(blocking, block=block, registers=split)
-    try:
-        chain.program(blocking)
-    except NotFusedError:
-        return
+def _split_plans(
+    group: Group, chain: Chain, layouts: Layouts, blockings: tuple[tuple[str, ChainBlocking], ...], target: Target
+) -> Iterator[OfferPlan]:
+    """Yield the ways to compute a chain on matrix units, if what they multiply can be read so."""
     vector_flop = sum(group.body.work_flop(link.root) for link in chain.links if not link.can_be_split)
-    inputs = _packed(group, chain, layouts[0], blocking, target)
-    yield OfferPlan(Offer(inputs, layouts[1], SPLIT, 0, ALL_PAIRS, vector_flop), layouts, blocking)
+    for variant, way in blockings:
+        if way.channels < chain.links[-1].results and way.channels % TOGETHER:
+            continue
+        block = _fitting(chain, way.rows, way.channels, SPLIT_SHARE * target.l2_bytes, is_split=True)
+        registers = zip(chain.links, way.registers, strict=True)
+        blocking = replace(
+            way, block=block, registers=tuple(None if link.can_be_split else own for link, own in registers)
+        )
+        try:
+            chain.program(blocking)
+        except NotFusedError:
+            continue
+        inputs = _packed(group, chain, layouts[0], blocking, target)
+        offer = Offer(inputs, layouts[1], f"{SPLIT} {variant}", 0, ALL_PAIRS, vector_flop)
+        yield OfferPlan(offer, layouts, blocking)
 
 
 def chain_kernel(group: Group, plan: OfferPlan, target: Target) -> Kernel | Refusal:
