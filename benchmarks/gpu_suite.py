@@ -1,12 +1,13 @@
 """The benchmark models on a CUDA device, against PyTorch, torch.compile, TensorRT, ONNX Runtime.
 
-    python -m benchmarks.gpu_suite [--quick] [--seconds 520] [--budget 30] [--no-tests]
+    python -m benchmarks.gpu_suite [--quick] [--persistent] [--seconds 520] [--budget 30] [--no-tests]
                                    [--folder build/gpu] [--output benchmarks/results/gpu.json]
 
 It runs the tests that need a device, then one configuration after another, each in a separate
 process, until the seconds are used up. The next call continues where this one stopped. A row is
 written after each of its engines; the next call adds engines that are missing. With --quick it is
-two models within 170 seconds. The table is printed last.
+two models within 170 seconds. With --persistent it is the transformers and Korch alone, with a graph of separate
+launches and with persistent kernels (`--schedule tasks`). The table is printed last.
 
 Engines are timed interleaved. A time is measured between two events around a few runs. Korch and
 torch.compile use CUDA graphs. Eager PyTorch issues kernels one by one, so its time includes the
@@ -68,12 +69,20 @@ TRANSFORMER_NAMES = ("bert", "gpt2", "vit", "llama")
 PACKAGES = ("torch", "triton", "onnx", "numpy", "onnxruntime-gpu", "tensorrt", "ortools")
 
 
-COLUMNS = {"korch": "korch", "eager": "eager", "torch.compile": "compile", "tensorrt": "tensorrt", "onnxruntime": "ort"}
+COLUMNS = {
+    "korch": "korch",
+    "korch.tasks": "tasks",
+    "eager": "eager",
+    "torch.compile": "compile",
+    "tensorrt": "tensorrt",
+    "onnxruntime": "ort",
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two models, no max-autotune")
+    parser.add_argument("--persistent", action="store_true", help="transformers, with and without persistent kernels")
     parser.add_argument("--seconds", type=float, help="of the whole call; 520, or 170 if quick")
     parser.add_argument("--budget", type=float, help="seconds of each search; 30, or 10 if quick")
     parser.add_argument("--no-tests", action="store_true")
@@ -88,10 +97,12 @@ def main() -> int:
         measure(name, precision, int(batch), args, Path(output))
         return 0
     end_s = time.monotonic() + args.seconds
+    if args.persistent:
+        args.folder /= "persistent"
     args.folder.mkdir(parents=True, exist_ok=True)
     if not args.no_tests:
         _tests(args, end_s)
-    for name, precision, batch in configurations(args.quick):
+    for name, precision, batch in configurations(args.quick, args.persistent):
         path = _path(args.folder, args.quick, name, precision, batch)
         left_s = end_s - time.monotonic()
         if _is_whole(path) or left_s < args.budget + 20:
@@ -106,12 +117,12 @@ def main() -> int:
             str(args.budget),
             "--folder",
             str(args.folder),
-            *(["--quick"] if args.quick else []),
+            *(f"--{flag}" for flag in ("quick", "persistent") if getattr(args, flag)),
         ]
         begun_s = time.monotonic()
         ended = _run([sys.executable, "-m", "benchmarks.gpu_suite", *command], left_s)[0]
         print(f"{path.stem}: {ended}, {time.monotonic() - begun_s:.0f} s", flush=True)
-    found = collect(args.folder, args.quick)
+    found = collect(args.folder, args.quick, args.persistent)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))
@@ -139,8 +150,11 @@ def _is_whole(path: Path) -> bool:
     return path.exists() and json.loads(path.read_text())["is_whole"]
 
 
-def configurations(quick: bool) -> list[tuple[str, str, int]]:
+def configurations(quick: bool, persistent: bool = False) -> list[tuple[str, str, int]]:
     """Return model, precision and batch of each configuration, the most important ones first."""
+    if persistent:
+        names = TRANSFORMER_NAMES[:2] if quick else TRANSFORMER_NAMES
+        return [(name, precision, batch) for batch in (1, 16) for precision in ("float16", "tf32") for name in names]
     if quick:
         return [("candy", "tf32", 1), ("yolox", "tf32", 1)]
     found = [(name, precision, 1) for precision in ("tf32", "float16") for name in PAPER]
@@ -208,11 +222,11 @@ def measure(name: str, precision: str, batch: int, args: argparse.Namespace, out
     module, inputs, model = _model(name, batch, "cuda")
     row = _empty_row(name, precision, batch, torch.cuda.get_device_name(0))
 
-    def korch_run() -> Callable[[], Any]:
+    def korch_run(schedule: str = "joins") -> Callable[[], Any]:
         begun_s = time.monotonic()
-        found = korch.optimize(*model, **options_of(precision, args))
+        found = korch.optimize(*model, schedule=schedule, **options_of(precision, args))
         executable = getattr(found, "flat", found)
-        row["korch"] = _describe(executable, time.monotonic() - begun_s)
+        row["korch" if schedule == "joins" else "korch.tasks"] = _describe(executable, time.monotonic() - begun_s)
         return executable.bind().replay  # type: ignore[no-any-return]
 
     def half() -> None:
@@ -231,18 +245,20 @@ def measure(name: str, precision: str, batch: int, args: argparse.Namespace, out
         "tensorrt": lambda: _tensorrt(module, model[0], inputs, precision),
         "onnxruntime": lambda: _onnxruntime(model[0], inputs, precision),
     }
+    if args.persistent:
+        engines = {"korch": korch_run, "korch.tasks": lambda: korch_run("tasks")}
     runs: dict[str, Callable[[], Any]] = {}
     with torch.no_grad():
         for engine, prepare in engines.items():
             begun_s = time.monotonic()
             try:
-                with _limit(None if engine == "korch" else PEER_SECONDS):
+                with _limit(None if engine.startswith("korch") else PEER_SECONDS):
                     run = prepare()
                     for _ in range(3):
                         run()
                     torch.cuda.synchronize()
             except Exception as error:  # noqa: BLE001 - the others are measured all the same
-                if engine == "korch":
+                if engine.startswith("korch"):
                     traceback.print_exc()
                 text = f"{type(error).__name__}: {error}"[:600]
                 row["engines"][engine] = {"failure": text}
@@ -443,9 +459,9 @@ def _describe(executable: Any, seconds: float) -> dict[str, Any]:
     return {"seconds": seconds, **{key: plain(getattr(report, key)) for key in kept}, "steps": kernels}
 
 
-def collect(folder: Path, quick: bool) -> dict[str, Any]:
+def collect(folder: Path, quick: bool, persistent: bool = False) -> dict[str, Any]:
     """Return all rows that are in a folder."""
-    paths = [_path(folder, quick, *item) for item in configurations(quick)]
+    paths = [_path(folder, quick, *item) for item in configurations(quick, persistent)]
     rows = [json.loads(path.read_text()) for path in paths if path.exists()]
     tests = folder / "tests.txt"
     lines = tests.read_text().strip().splitlines() if tests.exists() else []
@@ -453,7 +469,10 @@ def collect(folder: Path, quick: bool) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return a short table: medians in milliseconds, and Korch's ratio to the best peer."""
+    """Return a short table: medians in milliseconds, and by how much Korch is faster than the best peer.
+
+    Where it ran with persistent kernels, too, the ratio is that of separate launches to these.
+    """
     lines = [
         f"tests: {found['tests']}",
         f"{'ms':14}{'precision':10}{'batch':>5}"
@@ -466,10 +485,11 @@ def table(found: dict[str, Any]) -> str:
         text = f"{row['model']:14}{row['precision']:10}{row['batch']:>5}"
         for name in COLUMNS:
             text += f"{np.median(times[name]):>9.3f}" if name in times else f"{'-':>9}"
-        peers = {n: t for n, t in times.items() if n != "korch"}
-        if "korch" in times and peers:
+        own = "korch.tasks" if "korch.tasks" in times else "korch"
+        peers = {n: t for n, t in times.items() if n != own}
+        if own in times and peers:
             best = min(peers.values(), key=np.median)
-            paired = best / times["korch"]
+            paired = best / times[own]
             low, high = np.percentile(paired, [10, 90])
             text += f"{np.median(paired):>7.2f} ({low:.2f}-{high:.2f})"
             ratios.setdefault(f"{row['precision']} x{row['batch']}", []).append(np.median(paired))

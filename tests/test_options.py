@@ -37,10 +37,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"precision": "tf32"},
         "option precision: the value 'tf32' is for CUDA devices only. Add --target cuda, or remove --precision",
     ),
-    (
-        {"schedule": "tasks", "target": "cuda"},
-        "option schedule: the value 'tasks' is for CPUs only. Remove --schedule, or --target cuda",
-    ),
     ({"strict": None}, "option strict: the value is None; expected True or False"),
     ({"cache_folder": 3}, "option cache_folder: the value is 3; expected a path"),
 ]

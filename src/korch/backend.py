@@ -111,23 +111,24 @@ def maker(
         options: kept in the plan.
         model: what the graph was made from.
         certificate: what the search proved.
-        runs_tasks: whether threads wait for tasks, not for all threads after each kernel (on CPUs only).
+        runs_tasks: whether threads, or programs of persistent kernels, wait for tasks, not for all that a kernel does.
         ranges: how plans serve smaller sizes, for which their kernels compute what is needed only (on CPUs only).
     """
     from korch.runtime.build import Origin
 
     origin = Origin(model, certificate, options)
+    parts = options.search.task_parts if runs_tasks else 0
     if options.is_cuda:
 
         def make_cuda(steps: Sequence[PlanStep[Any]]) -> CudaExecutable:
             from korch.measure.cuda.meter import CudaMeter
             from korch.runtime.cuda.build import build_cuda
-            from korch.runtime.cuda.executable import with_best_branches
+            from korch.runtime.cuda.executable import CudaExecutable, with_best_branches
 
             if not isinstance(meter, CudaMeter):
                 raise AssertionError("a meter of another target")
-            program = build_cuda(graph, steps, meter.target, meter.compiler, origin)
-            return with_best_branches(program)
+            program = build_cuda(graph, steps, meter.target, meter.compiler, origin, parts)
+            return CudaExecutable(program) if parts else with_best_branches(program)
 
         return make_cuda
 
@@ -139,7 +140,6 @@ def maker(
 
         if not isinstance(meter, CpuMeter):
             raise AssertionError("a meter of another target")
-        parts = options.search.task_parts if runs_tasks else 0
         if ranges is not None:
             steps = trim_steps(graph, steps, ranges, meter.target)
         return Executable(build(graph, steps, meter.target, meter.builder, origin, parts))

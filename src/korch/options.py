@@ -160,8 +160,9 @@ class Options:
     schedule: Literal["joins", "tasks", "fastest"] = field(
         default="joins",
         metadata={
-            "help": "on CPUs, what threads wait for: joins: for all threads after each kernel; tasks: only for the "
-            "tasks whose results they read; fastest: both plans are timed, and the faster one is kept"
+            "help": "what threads wait for: joins: for all threads after each kernel; tasks: only for the tasks whose "
+            "results they read (on CUDA devices in persistent kernels, which have not run on one yet); fastest: both "
+            "plans are timed, and the faster one is kept"
         },
     )
     measure: bool = field(
@@ -200,12 +201,6 @@ class Options:
                 f"unknown target {self.target!r}",
                 where="option target",
                 expected="cpu, cuda, or with --dry-run cuda:sm_90 or cuda:sm_80",
-            )
-        if self.schedule != "joins" and self.is_cuda:
-            raise OptionError(
-                f"the value {self.schedule!r} is for CPUs only",
-                where="option schedule",
-                hint="Remove --schedule, or --target cuda",
             )
         if self.precision != "float32" and not self.is_cuda:
             raise OptionError(

@@ -23,8 +23,9 @@ from korch.options import Options
 from korch.primitive.lowering import lower_products
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.report import Report
-from tests.cuda.test_whole_plans import program_of_graph
+from tests.cuda.test_whole_plans import build_program
 from tests.support.cuda_issue import issue_on_cpu
+from tests.support.cuda_plan import program_of_graph
 
 
 class IssuedOnCpu(CudaExecutable):
@@ -52,7 +53,7 @@ def on_cpu(monkeypatch):
             search=SearchLimits(partition="off"),
             ablation=replace(options.ablation, baselines=False),
         )
-        return IssuedOnCpu(program_of_graph(lower_products(fission(segment)), found, ())[0])
+        return IssuedOnCpu(program_of_graph(lower_products(fission(segment)), found, (), build_program))
 
     monkeypatch.setattr(host_optimize, "require_torch", lambda: None)
     monkeypatch.setattr(host_optimize, "optimize_model", plan)

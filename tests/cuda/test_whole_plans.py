@@ -10,25 +10,14 @@ import pytest
 
 from benchmarks.models import build
 from korch.ablation import Ablation
-from korch.assembly.task import prepare
-from korch.backend import open_meter
-from korch.fission import fission
-from korch.frontend.onnx import load_model
 from korch.limits import SearchLimits
-from korch.measure.cuda.meter import CudaMeter
 from korch.options import Options
-from korch.partition.join import join
-from korch.pipeline import Run, run_until
 from korch.primitive import reference
-from korch.primitive.lowering import lower_products
 from korch.runtime.cuda.build import build_cuda
 from korch.runtime.cuda.program import archive_of, read_program
-from korch.runtime.program import PlanStep
-from korch.search.instance import Answers, Instance
-from korch.search.ledger import Ledger
-from korch.search.loop import Search
 from korch.testing.samples import random_inputs
 from tests.support.cuda_issue import issue_on_cpu
+from tests.support.cuda_plan import program_of_graph, split_model
 
 SMALLER = {"tiny_candy": {"size": 12}}
 """The interpreter runs one program after another in Python."""
@@ -43,22 +32,12 @@ def program_of(name, options, left_out=("torch", "torch-opaque", "tensorrt")):
 
 
 def program_of_model(model, options, left_out):
-    return program_of_graph(lower_products(fission(load_model(model.SerializeToString()))), options, left_out)
+    split = split_model(model)
+    return program_of_graph(split, options, left_out, build_program), split
 
 
-def program_of_graph(split, options, left_out):
-    run = Run(options, {}, lambda stage, text: None)
-    run.split = split
-    run_until(run, "saturate", first="saturate")
-    partition = run.partition
-    with open_meter(options) as meter:
-        assert isinstance(meter, CudaMeter)
-        meter.providers = tuple(p for p in meter.providers if p.name not in left_out)
-        (block,) = partition.blocks
-        task, joined = prepare(partition, block, Answers(meter.providers, meter.target), options), join(partition)
-        chosen = Search(Instance(task.block.graph, task.candidates), Ledger(meter), options).run().steps
-        steps = [PlanStep(c, meter.kernel(c)) for c in chosen]
-        return build_cuda(joined.graph, steps, meter.target, meter.compiler), split
+def build_program(graph, steps, meter):
+    return build_cuda(graph, steps, meter.target, meter.compiler)
 
 
 @pytest.mark.long

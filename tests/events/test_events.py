@@ -71,10 +71,10 @@ def test_touched_bytes_of_lowered_programs(family, target):
 def check_touched(program):
     """Compare the bytes that ranges of tasks touch with an enumeration of all points."""
     places, _ = places_in_memory(program)
-    for number, stage in enumerate(program.stages):
+    for stage in program.stages:
         half = stage.tasks // 3
         ranges = [(0, half), (half, stage.tasks)]
-        found = touched_by(program, number, ranges, range(100))
+        found = touched_by(program, stage, [np.arange(*range_) for range_ in ranges], places)
         for range_, touched in zip(ranges, found, strict=True):
             expected = {}
             for access in accesses(stage):

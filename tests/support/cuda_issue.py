@@ -14,10 +14,10 @@ from typing import Any
 from korch.cuda.kernel import Launch
 from korch.cuda.module import load_call
 from korch.primitive.types import DType
-from korch.runtime.cuda.executable import CudaExecutable, open_engines
+from korch.runtime.cuda.executable import CudaExecutable, open_engines, persistent_by_step
 from korch.runtime.cuda.program import CudaProgram
 from korch.runtime.cuda.schedule import STREAMS, schedule
-from tests.support.interpret import Memory, run_launches
+from tests.support.interpret import Memory, run_launches, run_together
 
 
 class _Torch:
@@ -25,7 +25,9 @@ class _Torch:
 
     def __init__(self, torch: Any, name: str) -> None:
         self._torch = torch
-        self.cuda = SimpleNamespace(stream=lambda _: nullcontext(), get_device_name=lambda _: name)
+        self.cuda = SimpleNamespace(
+            stream=lambda _: nullcontext(), get_device_name=lambda _: name, is_current_stream_capturing=lambda: False
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._torch, name)
@@ -49,17 +51,20 @@ class _Function:
     def __init__(self, launch: Launch) -> None:
         self.interpreted = launch
 
-    def launch(self, grid: int, pointers: Sequence[int], stream: int) -> None:
-        """Run it."""
+    def launch(self, grid: int, pointers: Sequence[int], stream: int, is_cooperative: bool = False) -> None:
+        """Run it; programs that wait for each other run in threads."""
         memory: Any = [
             Memory(SimpleNamespace(ctypes=SimpleNamespace(data=pointer)))  # type: ignore[arg-type]
             for pointer in pointers
         ]
-        run_launches([self.interpreted], [memory])
+        if is_cooperative:
+            run_together(self.interpreted, memory)
+        else:
+            run_launches([self.interpreted], [memory])
 
 
-def issue_on_cpu(program: CudaProgram, inputs: Sequence[Any]) -> list[Any]:
-    """Run a program on CPU tensors as an executable issues it; return its outputs.
+def issue_on_cpu(program: CudaProgram, inputs: Sequence[Any], runs: int = 1) -> list[Any]:
+    """Run a program on CPU tensors as an executable issues it, some times; return its outputs.
 
     Raises:
         ValueError: a buffer ends beyond the arena.
@@ -77,9 +82,9 @@ def issue_on_cpu(program: CudaProgram, inputs: Sequence[Any]) -> list[Any]:
     owner._tables = [torch.tensor(table, dtype=torch.int32) for table in program.tables]
     owner._turns = schedule(program.steps)
     owner._calls = {s.call: load_call(s.call, program.sources[s.call]) for s in program.steps if s.call}
-    owner._functions = {
-        la.symbol: _Function(la.launch(program.sources)) for step in program.steps for la in step.launches
-    }
+    owner._functions = {symbol: _Function(la.launch(program.sources)) for symbol, la in program.launches.items()}
+    owner._persistent = persistent_by_step(torch, program.persistent, "cpu")
     outputs = [torch.zeros(t.shape, dtype=getattr(torch, DType(t.dtype).numpy.name)) for t in program.plan.outputs]
-    owner._issue([_Stream() for _ in range(STREAMS)], inputs, outputs)
+    for _ in range(runs):
+        owner._issue([_Stream() for _ in range(STREAMS)], inputs, outputs)
     return outputs

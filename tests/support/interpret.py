@@ -5,6 +5,7 @@ The process must have TRITON_INTERPRET=1 in its environment before Triton is imp
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from korch.cuda.kernel import CudaKernel, Launch
 from korch.cuda.module import load_functions
 from korch.primitive.op import Array
 from korch.primitive.types import DType
+
+MOST_SECONDS = 120.0
 
 _NAMES = {DType.BOOL: "int8", DType.BF16: "bfloat16"}
 
@@ -69,11 +72,64 @@ def run_launches(launches: Sequence[Launch], memory: Sequence[Sequence[Memory]])
         raise ValueError("set TRITON_INTERPRET=1 before Triton is imported")
     with _quick_interpreter(), np.errstate(all="ignore"):
         for launch, function, buffers in zip(launches, functions, memory, strict=True):
-            arguments = [
-                _Pointer(buffer, _NAMES.get(dtype, dtype.numpy.name))
-                for buffer, dtype in zip(buffers, launch.signature, strict=True)
-            ]
-            Executor(function.rewrite(), function.arg_names, (launch.grid,))(*arguments)
+            Executor(function.rewrite(), function.arg_names, (launch.grid,))(*_pointers(launch, buffers))
+
+
+def run_together(launch: Launch, memory: Sequence[Memory]) -> None:
+    """Run the programs of a launch in threads of their own, as one that waits for another needs it.
+
+    Args:
+        launch: what to run.
+        memory: its buffers in the order of its arguments.
+
+    Raises:
+        ValueError: the process does not interpret.
+        TimeoutError: a program has not ended after a long time.
+    """
+    from triton.runtime import interpreter
+
+    own = threading.local()
+
+    class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
+        """Knows which program a thread runs."""
+
+        grid_idx = property(lambda self: (own.program, 0, 0), lambda self, value: None)
+
+    function = getattr(load_functions([launch]), launch.symbol)
+    arguments = [interpreter._implicit_cvt(pointer) for pointer in _pointers(launch, memory)]
+    failures: list[BaseException] = []
+
+    def run(program: int) -> None:
+        own.program = program
+        try:
+            function.rewrite()(*arguments)
+        except BaseException as error:  # noqa: BLE001 - it is raised again below
+            failures.append(error)
+
+    before = interpreter.interpreter_builder.__class__
+    with _quick_interpreter(), np.errstate(all="ignore"):
+        interpreter.interpreter_builder.grid_dim = (launch.grid, 1, 1)
+        interpreter._patch_lang(function.fn)
+        interpreter.interpreter_builder.__class__ = Builder
+        try:
+            threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(launch.grid)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(MOST_SECONDS)
+        finally:
+            interpreter.interpreter_builder.__class__ = before
+    if failures:
+        raise failures[0]
+    if any(thread.is_alive() for thread in threads):
+        raise TimeoutError("a program waits for ever")
+
+
+def _pointers(launch: Launch, buffers: Sequence[Memory]) -> list[_Pointer]:
+    return [
+        _Pointer(buffer, _NAMES.get(dtype, dtype.numpy.name))
+        for buffer, dtype in zip(buffers, launch.signature, strict=True)
+    ]
 
 
 @contextmanager

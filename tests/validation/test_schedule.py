@@ -55,6 +55,21 @@ def test_other_results_are_an_error():
         with_fastest_schedule(validated(Plan(1)), METER, lambda steps: Plan(1, -0.0), Deadline())
 
 
+@pytest.mark.parametrize(("result", "is_same"), [(1.0005, True), (1.01, False), (np.nan, False)])
+def test_sums_in_another_order_may_differ_a_little(result, is_same):
+    """A persistent kernel has another number of warps than the kernels that it runs."""
+    joins, tasks = Plan(1_000_000, 1.0), Plan(900_000, result)
+
+    def found():
+        return with_fastest_schedule(validated(joins), METER, lambda steps: tasks, Deadline(), allowed=1e-3)
+
+    if is_same:
+        assert found()[0].winner is tasks
+    else:
+        with pytest.raises(InvalidGraphError, match="tasks and joins give different results"):
+            found()
+
+
 def test_a_plan_that_is_large_or_late_or_does_not_compile_stays_as_it_is():
     def fails(steps):
         raise CompileError("no compiler")

@@ -96,13 +96,22 @@ class CudaFunction:
             _call("cuFuncSetAttribute", self._function, MAX_DYNAMIC_SHARED_SIZE, shared_bytes)
             _call("cuFuncSetAttribute", self._function, PREFERRED_CARVEOUT, 100)
 
-    def launch(self, grid: int, pointers: Sequence[int], stream: int) -> None:
+    def resident(self) -> int:
+        """Return how many programs of it a multiprocessor can run at the same time."""
+        found = ctypes.c_int()
+        enter_context()
+        arguments = self._function, self.threads, ctypes.c_size_t(self.shared_bytes)
+        _call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(found), *arguments)
+        return found.value
+
+    def launch(self, grid: int, pointers: Sequence[int], stream: int, is_cooperative: bool = False) -> None:
         """Launch it; nothing is waited for.
 
         Args:
             grid: programs.
             pointers: addresses of its buffers.
             stream: the stream's handle.
+            is_cooperative: whether programs wait for each other, so that all of them must be resident.
 
         Raises:
             DriverError: the launch was refused.
@@ -112,17 +121,8 @@ class CudaFunction:
         step = ctypes.sizeof(ctypes.c_uint64)
         base = ctypes.addressof(values)
         parameters = (ctypes.c_void_p * len(values))(*(base + i * step for i in range(len(values))))
-        _call(
-            "cuLaunchKernel",
-            self._function,
-            grid,
-            1,
-            1,
-            self.threads,
-            1,
-            1,
-            self.shared_bytes,
-            ctypes.c_void_p(stream),
-            parameters,
-            None,
-        )
+        sizes = grid, 1, 1, self.threads, 1, 1, self.shared_bytes
+        if is_cooperative:
+            _call("cuLaunchCooperativeKernel", self._function, *sizes, ctypes.c_void_p(stream), parameters)
+        else:
+            _call("cuLaunchKernel", self._function, *sizes, ctypes.c_void_p(stream), parameters, None)

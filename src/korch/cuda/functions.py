@@ -2,6 +2,7 @@
 
 They are written in what both Triton's compiler and its interpreter know, so that kernels can be
 checked without a GPU. Arguments and results are tiles of float32 or float64 unless said otherwise.
+The last ones are for persistent kernels (`korch.cuda.persistent`).
 """
 
 # mypy: ignore-errors
@@ -110,3 +111,30 @@ def floored_remainder(a, b):
     rest = a % divisor
     rest = tl.where((rest != 0) & ((rest < 0) != (divisor < 0)), rest + divisor, rest)
     return tl.where(b == 0, 0, rest)
+
+
+@triton.jit
+def pointer(row, position: tl.constexpr, kind: tl.constexpr):
+    """Return an address of a row as a pointer to elements of a type; all memory begins at multiples of 256 bytes."""
+    return tl.multiple_of(tl.load(row + position).to(tl.pointer_type(kind)), 16)
+
+
+@triton.jit
+def wait(plan, events, run, at, end):
+    """Wait until events have their counts of all runs so far; the counters are never reset, and may wrap around."""
+    while at < end:
+        event = events + tl.load(plan + at)
+        count = run * tl.load(plan + at + 1)
+        while tl.atomic_add(event, 0, sem="acquire", scope="gpu") - count < 0:
+            pass
+        at += 2
+    tl.debug_barrier()  # one thread has read the counters; what it has seen, all see from here on
+
+
+@triton.jit
+def notify(plan, events, at, end):
+    """Add one to the counters of events, when all threads have written."""
+    tl.debug_barrier()
+    while at < end:
+        tl.atomic_add(events + tl.load(plan + at), 1, sem="release", scope="gpu")
+        at += 1

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from korch.alignment import round_up
 from korch.primitive.types import DType
+from korch.tile.program import TileProgram
+from korch.tile.program_order import ProgramOrder
 from korch.tile.triton_launch import PrintedLaunches, PrintedProgram
 
 IMPORTS = """import triton
@@ -95,11 +97,17 @@ class CudaKernel:
         steps: launches in order, one call, or one network.
         scratch: element types and sizes of memory that is used beside inputs and outputs.
         tables: constant tables of 32-bit integers.
+        program: the tile program that is printed as launches.
+        names: those that the buffers have in it: inputs, outputs, scratch and tables.
+        orders: for each launch, which grid points each program computes.
     """
 
     steps: tuple[Launch, ...] | tuple[TorchCall] | tuple[Network]
     scratch: tuple[tuple[DType, int], ...] = ()
     tables: tuple[tuple[int, ...], ...] = ()
+    program: TileProgram | None = None
+    names: tuple[str, ...] = ()
+    orders: tuple[ProgramOrder | None, ...] = ()
 
     @property
     def launches(self) -> tuple[Launch, ...]:
@@ -115,10 +123,6 @@ class CudaKernel:
     def size_input(self) -> str:
         """None: kernels of CUDA devices run for one size."""
         return ""
-
-    @property
-    def program(self) -> None:
-        """None: the tile program is not kept."""
 
     @property
     def workspace_bytes(self) -> int:
@@ -181,4 +185,11 @@ def kernel_of(
     types |= dict.fromkeys(printed.tables, DType.I32)
     number = {name: i for i, name in enumerate(types)}
     launches = tuple(make_launch(p, number, types) for p in printed.launches)
-    return CudaKernel(launches, tuple(printed.scratch.values()), tuple(printed.tables.values()))
+    return CudaKernel(
+        launches,
+        tuple(printed.scratch.values()),
+        tuple(printed.tables.values()),
+        printed.program,
+        tuple(types),
+        tuple(p.order for p in printed.launches),
+    )

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from korch.events.graph import Touched
 from korch.events.spans import Spans, run, union
 from korch.events.touched import PortSpans, touched_by
@@ -122,8 +124,10 @@ class Splitter:
         positions = [i for i, place in enumerate(use.places) if place is not None]
         key = (use.kernel.symbol, number, tuple(place is None for place in use.places), parts)
         if key not in self._known:
-            self._known[key] = touched_by(program, number, [(p.begin, p.end) for p in parts], positions)
-        found = [_placed(use, spans) for spans in self._known[key]]
+            places = {n: place for n, place in places_in_memory(program)[0].items() if place.position in positions}
+            sets = [np.arange(p.begin, p.end) for p in parts]
+            self._known[key] = touched_by(program, program.stages[number], sets, places)
+        found = [placed(use.places, spans) for spans in self._known[key]]
         own = places_in_memory(program)[1]
         room = (use.kernel.workspace_bytes - own) // self.target.threads
         workspace = use.places[-1]
@@ -156,11 +160,11 @@ def share(tasks: int, thread: int, threads: int) -> int:
     return tasks // threads * thread + min(thread, tasks % threads)
 
 
-def _placed(use: Use, spans: PortSpans) -> Touched:
+def placed(places: Sequence[Place | None], spans: PortSpans) -> Touched:
     """Return what a task touches, in the memories where its kernel's buffers are."""
     sides: tuple[dict[str, list[Spans]], dict[str, list[Spans]]] = ({}, {})
     for (position, is_write), own in spans.items():
-        place = use.places[position]
+        place = places[position]
         if place is not None and own:
             sides[is_write].setdefault(place[0], []).append(own.shifted(place[1]))
     reads, writes = ({memory: union(found) for memory, found in side.items()} for side in sides)

@@ -7,8 +7,9 @@ the longest path to the end. A task may begin before tasks of earlier kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from korch.events.check import check_graph, check_queues
 from korch.events.derive import derive_events
@@ -111,6 +112,41 @@ def list_orders(
             missing[after] -= 1
             if missing[after] == 0:
                 ready[threads[after]].append(after)
+    return orders
+
+
+def spread_orders(graph: TaskGraph, times_ns: Mapping[Task, float], count: int) -> list[list[Task]]:
+    """Return the order of each queue where any of them may run any task.
+
+    The task that can begin first goes to the queue that is free first. So each queue is in the order of one sequence
+    in which no task precedes one that it waits for: they never wait for each other for ever.
+
+    Args:
+        graph: the tasks and events.
+        times_ns: the time of each task.
+        count: how many queues there are.
+    """
+    producers = graph.producers()
+    consumers: dict[Task, list[Task]] = {task: [] for task in producers}
+    for task, before in producers.items():
+        for producer in before:
+            consumers[producer].append(task)
+    missing = {task: len(before) for task, before in producers.items()}
+    ready_ns = dict.fromkeys(producers, 0.0)
+    ready = [(0.0, task) for task, n in missing.items() if n == 0]
+    free = [(0.0, queue) for queue in range(count)]
+    orders: list[list[Task]] = [[] for _ in range(count)]
+    while ready:
+        begin_ns, task = heappop(ready)
+        free_ns, queue = heappop(free)
+        orders[queue].append(task)
+        end_ns = max(begin_ns, free_ns) + times_ns[task]
+        heappush(free, (end_ns, queue))
+        for after in consumers[task]:
+            missing[after] -= 1
+            ready_ns[after] = max(ready_ns[after], end_ns + WAIT_NS)
+            if missing[after] == 0:
+                heappush(ready, (ready_ns[after], after))
     return orders
 
 

@@ -1,4 +1,4 @@
-"""A stage of a tile program, and ranges of its grid points -> the bytes that each range touches.
+"""A stage of a tile program, and sets of its grid points -> the bytes that each set touches.
 
 Of an access, loops whose elements lie side by side are one run of bytes, and each point of the other
 loops and of the grid begins one. Guards are respected: what a window has outside of its image is not
@@ -8,18 +8,19 @@ touched. If there were too many points, an access counts as touching the whole b
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from korch.events.spans import NOTHING, Spans, run, runs, union
-from korch.tile.memory import BufferPlace, places_in_memory
+from korch.primitive.op import Array
+from korch.tile.memory import BufferPlace
 from korch.tile.points import Points
 from korch.tile.program import Axis, Buffer, Stage, TileProgram
 from korch.tile.region import Access, accesses
 
 MOST_POINTS = 1 << 23
-"""The most points of an access, for a range of grid points, that are enumerated."""
+"""The most points of an access, for a set of grid points, that are enumerated."""
 
 POINTS_AT_ONCE = 1 << 18
 """The most points that are enumerated at a time."""
@@ -29,41 +30,39 @@ PortSpans = dict[tuple[int, bool], Spans]
 
 
 def touched_by(
-    program: TileProgram, stage: int, ranges: Sequence[tuple[int, int]], positions: Container[int]
+    program: TileProgram, stage: Stage, sets: Sequence[Array], places: Mapping[str, BufferPlace]
 ) -> list[PortSpans]:
-    """Return what ranges of grid points touch of some buffers of a kernel.
+    """Return what sets of grid points touch of some buffers of a kernel.
 
     Args:
         program: the kernel's program, without parameters.
-        stage: the number of the stage.
-        ranges: the first grid point of each range, and the one after its last.
-        positions: of the buffers; that of the workspace comes after inputs and outputs.
+        stage: a stage of it.
+        sets: int64[n], the numbers of the grid points of each set.
+        places: of the buffers by name; others are left out.
     """
-    places, _ = places_in_memory(program)
-    own = program.stages[stage]
-    found: list[list[tuple[tuple[int, bool], Spans]]] = [[] for _ in ranges]
-    for access in dict.fromkeys(accesses(own)):
+    found: list[list[tuple[tuple[int, bool], Spans]]] = [[] for _ in sets]
+    for access in dict.fromkeys(accesses(stage)):
         place, buffer = places.get(access.buffer), program.buffer(access.buffer)
-        if place is None or place.position not in positions:
+        if place is None:
             continue
-        for range_, touched in zip(ranges, found, strict=True):
-            spans = _access_spans(own, access, buffer, place, range_)
+        for tasks, touched in zip(sets, found, strict=True):
+            spans = _access_spans(stage, access, buffer, place, tasks)
             touched.append(((place.position, access.is_write), spans))
     return [{key: union(s for k, s in touched if k == key) for key, _ in touched} for touched in found]
 
 
-def _access_spans(stage: Stage, access: Access, buffer: Buffer, place: BufferPlace, range_: tuple[int, int]) -> Spans:
-    """Return the bytes that an access touches for a range of grid points."""
-    if range_[0] >= range_[1] or any(axis.extent == 0 for axis in (*stage.grid, *access.axes)):
+def _access_spans(stage: Stage, access: Access, buffer: Buffer, place: BufferPlace, tasks: Array) -> Spans:
+    """Return the bytes that an access touches for a set of grid points."""
+    if not tasks.size or any(axis.extent == 0 for axis in (*stage.grid, *access.axes)):
         return NOTHING
     listed, length, low = _split(access)
     inner = math.prod(axis.extent for axis in listed)
-    if buffer.layout or inner * (range_[1] - range_[0]) > MOST_POINTS:
+    if buffer.layout or inner * tasks.size > MOST_POINTS:
         return run(place.offset_bytes, place.offset_bytes + buffer.size * place.element_bytes)
     fixed = {axis.name: 0 for axis in access.axes if axis not in listed}
     found = []
-    for tasks in np.array_split(np.arange(*range_), -(-inner * (range_[1] - range_[0]) // POINTS_AT_ONCE)):
-        points = Points(stage.grid, listed, tasks, fixed)
+    for part in np.array_split(tasks, -(-inner * tasks.size // POINTS_AT_ONCE)):
+        points = Points(stage.grid, listed, part, fixed)
         is_touched = points.spread(points.live & points.holds(access.guards))
         begins = points.spread(points.at(access.index))[is_touched] + low
         begins, ends = (np.clip(end, 0, buffer.size) * place.element_bytes for end in (begins, begins + length))

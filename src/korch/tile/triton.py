@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from korch.primitive.types import DType
 from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram, read_by, refused, written_by
+from korch.tile.program_order import ProgramOrder
 from korch.tile.triton_blocks import BlockStage, stage_is_blocked
 from korch.tile.triton_launch import MANY_NUMBERS, PrintedProgram, StageLaunch, numbers_of, warps_for
 from korch.tile.triton_rows import RowStage, SplitStage
@@ -42,7 +43,7 @@ def print_triton(
         InvalidGraphError: the program has parameters or layouts, or contractions that are not printed.
     """
     _require_known(program)
-    found = PrintedProgram()
+    found = PrintedProgram(program)
     for buffer in program.buffers:
         if buffer.level is Level.WORKSPACE:
             found.scratch[buffer.name] = (buffer.dtype, buffer.size)
@@ -95,12 +96,14 @@ class _FreeStage(StageLaunch):
         self.widen()
         at: dict[str, Coordinate] = {}
         masks: dict[int, str] = {}
+        flat = replace(self.stage, grid=pass_.axes, steps=(replace(pass_, axes=()),))
         if rows is None:
             total = math.prod(axis.extent for axis in pass_.axes)
             wide = 1024 if total >= 1024 * 4 * self.processors else 256
             wide = wide if numbers_of(pass_) <= MANY_NUMBERS else MANY_WIDE
             columns = min(wide, power_of_two(total))
             grid, shape = -(-total // columns), [1, columns]
+            order = ProgramOrder(flat, tuple(a.name for a in pass_.axes), run=columns)
             text.line(f"c = pid * {columns} + tl.arange(0, {columns})[None, :]")
             at |= text.split("c", [(a.name, a.extent) for a in pass_.axes], COLUMNS)
             if total % columns:
@@ -112,6 +115,8 @@ class _FreeStage(StageLaunch):
             height, width = min(64, power_of_two(rows.extent)), min(64, power_of_two(column.extent))
             down, across = -(-rows.extent // height), -(-column.extent // width)
             grid, shape = down * across * math.prod(a.extent for a in others), [height, width]
+            names = tuple(a.name for a in (*others, rows, column))
+            order = ProgramOrder(flat, names, {rows.name: height, column.name: width})
             at |= text.split(
                 "pid", [*((a.name, a.extent) for a in others), ("down", down), ("across", across)], frozenset()
             )
@@ -129,7 +134,7 @@ class _FreeStage(StageLaunch):
         for sink in pass_.sinks:
             dtype = self.buffer(sink.buffer).dtype
             text.store(sink, dtype, values[sink.value], at, masks, str(shape))
-        self.finish(grid, warps_for(math.prod(shape), numbers_of(pass_)))
+        self.finish(grid, warps_for(math.prod(shape), numbers_of(pass_)), order)
 
     def _turned(self, pass_: Pass) -> Axis | None:
         """Return the axis along which the largest load is contiguous, if it is not the vector's."""

@@ -34,6 +34,7 @@ from korch.tile.program import (
     TileProgram,
     written_by,
 )
+from korch.tile.program_order import ProgramOrder
 from korch.tile.triton_launch import PrintedProgram, StageLaunch
 from korch.tile.triton_text import COLUMNS, REDUCE, ROWS, STORED, Coordinate, axes_of, converted, literal, power_of_two
 
@@ -118,7 +119,7 @@ class BlockStage(StageLaunch):
         super().__init__(program, stage, comment, found, processors)
         self.blocks: dict[str, TileBlock] = {}
         self.sides: dict[str, int] = {}
-        self.stages = 0
+        self.stages, self.band = 0, 1
         for loops, step in stage.leaves:
             for axis in step.axes:
                 least = SMALLEST if isinstance(step, Contract) else 1
@@ -132,7 +133,8 @@ class BlockStage(StageLaunch):
         self.text.known, self.stages = {}, stages
         self.widen()
         self.steps(self.stage.steps, self.place())
-        self.finish(self.stage.tasks, warps)
+        order = ProgramOrder(self.stage, tuple(axis.name for axis in self.stage.grid), band=self.band)
+        self.finish(self.stage.tasks, warps, order)
 
     def place(self) -> dict[str, Coordinate]:
         """Write which task a program is; return the spelling of the grid's axes."""
@@ -145,7 +147,7 @@ class BlockStage(StageLaunch):
         if others:
             at = text.split(f"(pid // {down * across})", [(a.name, a.extent) for a in others], frozenset())
             text.line(f"pid = pid % {down * across}")
-        band = min(BAND, down)
+        band = self.band = min(BAND, down)
         text.line(f"first = (pid // {band * across}) * {band}")
         text.line(f"height = tl.minimum({down} - first, {band})")
         text.line(f"{rows.name} = first + (pid % {band * across}) % height")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from korch.primitive.types import DType
 from korch.tile.program import Buffer, Load, Pass, Stage, TileProgram
+from korch.tile.program_order import ProgramOrder
 from korch.tile.triton_text import Text
 
 
@@ -20,12 +21,14 @@ class PrintedLaunches:
             (tables) or "s" (partial results).
         grid: programs.
         warps: warps of a program.
+        order: which grid points each program computes; None if each may touch all that the kernel does.
     """
 
     source: str
     buffers: tuple[str, ...]
     grid: int
     warps: int
+    order: ProgramOrder | None = None
 
 
 @dataclass
@@ -33,16 +36,18 @@ class PrintedProgram:
     """All launches of a program, and the memory that they use beside inputs and outputs.
 
     Attributes:
+        program: what is printed.
         launches: in order.
         scratch: names, types and sizes in elements.
         tables: names of constant tables and their entries.
     """
 
+    program: TileProgram
     launches: list[PrintedLaunches] = field(default_factory=list)
     scratch: dict[str, tuple[DType, int]] = field(default_factory=dict)
     tables: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
-    def add(self, text: Text, comment: str, grid: int, warps: int) -> None:
+    def add(self, text: Text, comment: str, grid: int, warps: int, order: ProgramOrder | None) -> None:
         """Add the launch of a text; equal tables of several launches are one.
 
         Args:
@@ -50,6 +55,7 @@ class PrintedProgram:
             comment: stands at the head of the function.
             grid: programs.
             warps: warps of a program.
+            order: which grid points each program computes; None if it is not known.
         """
         renamed = {}
         for table, name in text.tables.items():
@@ -64,7 +70,7 @@ class PrintedProgram:
             f"@triton.jit\ndef NAME({parameters}):\n    NAME_task(tl.program_id(0), {parameters})\n"
         )
         buffers = tuple(renamed.get(name, name) for name in text.arguments)
-        self.launches.append(PrintedLaunches(source, buffers, grid, warps))
+        self.launches.append(PrintedLaunches(source, buffers, grid, warps, order))
 
 
 MANY_NUMBERS = 12
@@ -104,9 +110,9 @@ class StageLaunch:
         """Return a buffer of the program."""
         return self.program.buffer(name)
 
-    def finish(self, grid: int, warps: int) -> None:
+    def finish(self, grid: int, warps: int, order: ProgramOrder | None = None) -> None:
         """Add the launch that has been written, and begin another."""
-        self.found.add(self.text, self.comment, grid, warps)
+        self.found.add(self.text, self.comment, grid, warps, order)
         self.text = Text()
 
     def widen(self) -> None:

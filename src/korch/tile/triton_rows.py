@@ -10,6 +10,7 @@ from korch.primitive.types import DType
 from korch.tile.identity import identity
 from korch.tile.index import Expr, add, scale, var
 from korch.tile.program import Accumulate, Axis, Level, Load, Pass, written_by
+from korch.tile.program_order import ProgramOrder
 from korch.tile.triton_launch import MANY_NUMBERS, StageLaunch, numbers_of, warps_for
 from korch.tile.triton_text import COLUMNS, COMPUTE, REDUCE, ROWS, STORED, Coordinate, literal, power_of_two
 
@@ -81,7 +82,8 @@ class RowStage(StageLaunch):
             if any(name not in row.values for name in written):
                 text.line("tl.debug_barrier()")
                 row.memo.clear()
-        self.finish(-(-tasks // rows), warps_for(rows * max(columns), max(map(numbers_of, passes))))
+        order = ProgramOrder(stage, tuple(a.name for a in self.grid()), run=rows)
+        self.finish(-(-tasks // rows), warps_for(rows * max(columns), max(map(numbers_of, passes))), order)
 
     def grid(self) -> list[Axis]:
         """Return the grid's axes, that which is read side by side last."""

@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from korch.deadline import Deadline
-from korch.errors import CompileError, InvalidGraphError
+from korch.errors import CompileError, InvalidGraphError, UnsupportedError
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.meter import AnyMeter
+from korch.numerics import difference
 from korch.primitive.op import Array
 from korch.runtime.report import ScheduleTimes
 from korch.validation.plan import Make, Validation
@@ -22,7 +23,12 @@ logger = logging.getLogger("korch.validation")
 
 
 def with_fastest_schedule(
-    validation: Validation, meter: AnyMeter, make_tasks: Make, deadline: Deadline, limits: SearchLimits = DEFAULT_LIMITS
+    validation: Validation,
+    meter: AnyMeter,
+    make_tasks: Make,
+    deadline: Deadline,
+    limits: SearchLimits = DEFAULT_LIMITS,
+    allowed: float = 0.0,
 ) -> tuple[Validation, ScheduleTimes | None]:
     """Build the kernels of the plan that won as tasks, compare the results, and time both plans interleaved.
 
@@ -32,6 +38,7 @@ def with_fastest_schedule(
         make_tasks: builds an executable that runs tasks.
         deadline: when to end.
         limits: of the timing, and what tasks must gain.
+        allowed: by what part of its largest element an output may differ; 0 if all bits must be equal.
 
     Returns:
         The validation with the faster plan, and the times; None if there was no time to build the other.
@@ -43,10 +50,10 @@ def with_fastest_schedule(
         return validation, None
     try:
         executable = make_tasks(steps_of(won.entry, meter))
-    except (CompileError, InvalidGraphError) as error:
+    except (CompileError, InvalidGraphError, UnsupportedError) as error:
         logger.warning("plan %s does not run as tasks: %s", won.entry.name, error)
         return validation, None
-    _require_same(validation.winner(*validation.arrays), executable(*validation.arrays))
+    _require_same(validation.winner(*validation.arrays), executable(*validation.arrays), allowed)
     pair = [replace(won, executable=validation.winner), replace(won, executable=executable)]
     joins, tasks = time_all(pair, validation.timed, until)
     is_faster = tasks.median_ns <= limits.tasks_gain * joins.median_ns
@@ -54,14 +61,14 @@ def with_fastest_schedule(
     return (replace(validation, winner=executable, won=tasks) if is_faster else validation), times
 
 
-def _require_same(expected: Sequence[Array], found: Sequence[Array]) -> None:
+def _require_same(expected: Sequence[Array], found: Sequence[Array], allowed: float) -> None:
     """Raise an error if two executables have different results.
 
     Raises:
-        InvalidGraphError: an output differs in a bit.
+        InvalidGraphError: an output differs in a bit, or by more than is allowed.
     """
     for i, (a, b) in enumerate(zip(expected, found, strict=True)):
-        if _bits(a) != _bits(b):
+        if _bits(a) != _bits(b) and not (allowed and difference(b, a).of_largest <= allowed):
             raise InvalidGraphError("tasks and joins give different results", where=f"output {i}")
 
 

@@ -19,6 +19,7 @@ from korch.measure.cuda.meter import failure_of
 from korch.primitive.graph import PrimitiveGraph
 from korch.records import plain
 from korch.runtime.build import UNKNOWN, Origin, pack_constants, plan_record
+from korch.runtime.cuda.persistent import with_persistent
 from korch.runtime.cuda.program import BufferRecord, CudaProgram, LaunchRecord, StepProgram
 from korch.runtime.program import PlanStep, Slot, bind_steps
 from korch.runtime.weights import Weights
@@ -30,6 +31,7 @@ def build_cuda(
     target: CudaTarget,
     compiler: CubinCompiler,
     origin: Origin = UNKNOWN,
+    parts: int = 0,
 ) -> CudaProgram:
     """Build a plan.
 
@@ -39,6 +41,8 @@ def build_cuda(
         target: the device that they are for.
         compiler: compiles launches; those that were measured are found in its cache.
         origin: what the plan was made from.
+        parts: into at most how many tasks a launch is cut for each program of a persistent kernel; 0 for no such
+            kernels.
 
     Raises:
         CompileError: a kernel does not compile.
@@ -58,7 +62,7 @@ def build_cuda(
         for step, slots in zip(steps, bound.slots, strict=True)
     )
     plan = plan_record(graph, steps, bound, weights, origin)
-    return CudaProgram(
+    program = CudaProgram(
         plan=replace(plan, target=plain(target) | {"cpu": target.name, "isa": target.isa}),
         arch=target.arch,
         allow_tf32=target.allow_tf32,
@@ -75,6 +79,7 @@ def build_cuda(
         engine_maker=maker(target.name, target.arch) if engines else "",
         sources={part.symbol: part.source for step in steps for part in step.kernel.steps},
     )
+    return with_persistent(program, steps, target, compiler, parts) if parts else program
 
 
 def _program(

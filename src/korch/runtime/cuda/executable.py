@@ -8,10 +8,11 @@ allocated and nothing is waited for in a run.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import IO, Any, Self
 
 import numpy as np
@@ -25,11 +26,20 @@ from korch.errors import InputError
 from korch.measure.cuda.device import require_torch
 from korch.primitive.types import DType
 from korch.runtime.artifact import Archive
-from korch.runtime.cuda.program import BufferRecord, CudaProgram, StepProgram, archive_of, read_program
+from korch.runtime.cuda.program import (
+    BufferRecord,
+    CudaProgram,
+    PersistentRecord,
+    StepProgram,
+    archive_of,
+    read_program,
+)
 from korch.runtime.cuda.recompile import cubins_for
 from korch.runtime.cuda.schedule import STREAMS, Turn, schedule
 from korch.runtime.record import PlanRecord, TensorRecord
 from korch.runtime.runnable import PlanExecutable
+
+logger = logging.getLogger("korch.cuda")
 
 BRANCH_ROUNDS = 9
 """Turns in which a graph with branches and one without are timed."""
@@ -82,7 +92,7 @@ class CudaExecutable(PlanExecutable):
         self._lock = threading.Lock()
         major, minor = torch.cuda.get_device_capability(0)
         images = cubins_for(program, 10 * major + minor)
-        launches = {launch.symbol: launch for step in program.steps for launch in step.launches}
+        launches = program.launches
         self._functions: dict[str, Any] = {
             symbol: CudaFunction(image.image, symbol, image.shared_bytes, launches[symbol].warps)
             for symbol, image in images.items()
@@ -96,6 +106,8 @@ class CudaExecutable(PlanExecutable):
         self._turns: tuple[Turn, ...] = (
             schedule(program.steps) if program.is_parallel else tuple(Turn(0, ()) for _ in program.steps)
         )
+        records = self._resident(torch.cuda.get_device_properties(0).multi_processor_count)
+        self._persistent = persistent_by_step(torch, records, "cuda")
         self._own = self._bind(self._allocate("inputs"), self._allocate("outputs"))
         self._done = torch.cuda.Event()
 
@@ -185,6 +197,22 @@ class CudaExecutable(PlanExecutable):
         """
         return cls(read_program(path))
 
+    def _resident(self, processors: int) -> tuple[PersistentRecord, ...]:
+        """Return the persistent kernels whose programs are all resident at the same time; else they would hang."""
+        for record in self._program.persistent:
+            most = processors * self._functions[record.launch.symbol].resident()
+            if record.launch.grid > most:
+                logger.warning(
+                    "steps %d to %d are launched one by one: their persistent kernel has %d programs, and this device "
+                    "runs %d of them at the same time",
+                    record.first,
+                    record.end - 1,
+                    record.launch.grid,
+                    most,
+                )
+                return ()
+        return self._program.persistent
+
     # Memory
 
     def _allocate(self, side: str) -> list[Any]:
@@ -236,6 +264,12 @@ class CudaExecutable(PlanExecutable):
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 results = self._issue(streams, inputs, outputs)
             torch._C._cuda_clearCublasWorkspaces()
+            for persistent in (
+                self._persistent[record.first] for record in self._program.persistent if self._persistent
+            ):
+                persistent.table.copy_(torch.tensor(persistent.addresses))  # of what was allocated in the capture, too
+                results.append(persistent.table)
+            torch.cuda.synchronize()
         kept = (self._functions, self._calls, self._engines, self._arena, self._weights, self._tables, results)
         return Bound(tuple(inputs), tuple(outputs), graph, kept)
 
@@ -267,10 +301,12 @@ class CudaExecutable(PlanExecutable):
                     memory.kept += self._engines[number].run(flat, len(flat) - step.outputs, stream.cuda_stream)
                 else:
                     memory.forget(step.buffers[step.inputs : step.inputs + step.outputs])
-                for launch in step.launches:
-                    function = self._functions[launch.symbol]
-                    pointers = [memory.address(step.buffers[i]) for i in launch.arguments]
-                    function.launch(launch.grid, pointers, stream.cuda_stream)
+                pointers = [[memory.address(step.buffers[i]) for i in la.arguments] for la in step.launches]
+                if number in self._persistent:
+                    self._issue_persistent(number, pointers, stream.cuda_stream)
+                else:
+                    for launch, own in zip(step.launches, pointers, strict=True):
+                        self._functions[launch.symbol].launch(launch.grid, own, stream.cuda_stream)
             if number in wanted:
                 events[number] = stream.record_event()
         for stream in joined - {main}:
@@ -279,6 +315,47 @@ class CudaExecutable(PlanExecutable):
             for output, place in self._program.copies:
                 _bytes(torch, outputs[output]).copy_(memory.flat(place))
         return memory.kept
+
+    def _issue_persistent(self, number: int, pointers: Sequence[Sequence[int]], stream: int) -> None:
+        """Note the addresses of a step's launches; launch the persistent kernel with its last step.
+
+        In a capture its table of addresses is that of the run before, and is written when the capture has ended:
+        what a capture allocates may be memory that the graph has used for something else before.
+        """
+        torch, persistent = self._torch, self._persistent[number]
+        record, launch = persistent.record, persistent.record.launch
+        if number == record.first:
+            persistent.addresses = []
+        persistent.addresses += [address for own in pointers for address in own]
+        if number < record.end - 1:
+            return
+        if not torch.cuda.is_current_stream_capturing():
+            persistent.table = torch.tensor(persistent.addresses, device=self._arena.device)
+        arguments = [tensor.data_ptr() for tensor in (self._tables[record.table], persistent.table, persistent.state)]
+        self._functions[launch.symbol].launch(launch.grid, arguments, stream, is_cooperative=True)
+
+
+@dataclass(eq=False)
+class _Persistent:
+    """A persistent kernel.
+
+    Attributes:
+        record: its steps.
+        state: the counters of its runs and events.
+        addresses: those of the buffers of the launches that are issued so far.
+        table: the same on the device, of the run that was bound last.
+    """
+
+    record: PersistentRecord
+    state: Any
+    addresses: list[int] = field(default_factory=list)
+    table: Any = None
+
+
+def persistent_by_step(torch: Any, records: Sequence[PersistentRecord], device: str) -> dict[int, _Persistent]:
+    """Return the persistent kernel of each step that is run by one."""
+    made = (_Persistent(r, torch.zeros(r.launch.grid + r.events, dtype=torch.int32, device=device)) for r in records)
+    return {step: own for own in made for step in range(own.record.first, own.record.end)}
 
 
 class _Memory:

@@ -97,6 +97,25 @@ class StepProgram:
     known: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PersistentRecord:
+    """Steps that run as one persistent kernel.
+
+    Attributes:
+        first: the first step.
+        end: the step after the last.
+        launch: the kernel; its buffers are the tables of `korch.cuda.persistent`.
+        table: the number of the plan's table.
+        events: counters.
+    """
+
+    first: int
+    end: int
+    launch: LaunchRecord
+    table: int
+    events: int
+
+
 @dataclass(frozen=True)
 class CudaProgram:
     """All that an executable needs.
@@ -114,6 +133,7 @@ class CudaProgram:
         engines: by symbol.
         engine_maker: who built them: the version of TensorRT and the device; "" if there is none.
         is_parallel: whether independent kernels run on branches of the graph.
+        persistent: the steps that run as persistent kernels, in order.
         report: how the plan was found.
     """
 
@@ -129,7 +149,14 @@ class CudaProgram:
     engines: Mapping[str, bytes] = field(default_factory=dict)
     engine_maker: str = ""
     is_parallel: bool = False
+    persistent: tuple[PersistentRecord, ...] = ()
     report: Report = field(default_factory=Report)
+
+    @property
+    def launches(self) -> dict[str, LaunchRecord]:
+        """The launches by symbol."""
+        every = [launch for step in self.steps for launch in step.launches]
+        return {launch.symbol: launch for launch in (*every, *(record.launch for record in self.persistent))}
 
 
 def archive_of(program: CudaProgram) -> Archive:
@@ -140,6 +167,7 @@ def archive_of(program: CudaProgram) -> Archive:
         "is_parallel": program.is_parallel,
         "engine_maker": program.engine_maker,
         "steps": [asdict(step) for step in program.steps],
+        "persistent": [asdict(record) for record in program.persistent],
         "copies": [[output, asdict(place)] for output, place in program.copies],
         "tables": program.tables,
     }
@@ -167,6 +195,7 @@ def read_program(path: str | os.PathLike[str] | IO[bytes]) -> CudaProgram:
             allow_tf32=bool(data["allow_tf32"]),
             is_parallel=bool(data["is_parallel"]),
             steps=tuple(map(_step, data["steps"])),
+            persistent=tuple(PersistentRecord(**{**r, "launch": _launch(r["launch"])}) for r in data["persistent"]),
             copies=tuple((int(output), _place(place)) for output, place in data["copies"]),
             tables=tuple(tuple(map(int, table)) for table in data["tables"]),
             weights=read_weights(archive),
@@ -182,16 +211,16 @@ def _place(data: dict[str, Any]) -> BufferRecord:
     return BufferRecord(**{**data, "shape": tuple(data["shape"])})
 
 
+def _launch(data: dict[str, Any]) -> LaunchRecord:
+    return LaunchRecord(**{**data, "signature": tuple(data["signature"]), "arguments": tuple(data["arguments"])})
+
+
 def _step(data: dict[str, Any]) -> StepProgram:
-    launches = tuple(
-        LaunchRecord(**{**launch, "signature": tuple(launch["signature"]), "arguments": tuple(launch["arguments"])})
-        for launch in data["launches"]
-    )
     return StepProgram(
         tuple(map(_place, data["buffers"])),
         data["inputs"],
         data["outputs"],
-        launches,
+        tuple(map(_launch, data["launches"])),
         data["call"],
         data["engine"],
         tuple(data["known"]),

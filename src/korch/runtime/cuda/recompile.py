@@ -18,7 +18,7 @@ def cubins_for(program: CudaProgram, arch: int) -> dict[str, Cubin]:
     Raises:
         UnsupportedError: they are for another architecture and can't be compiled again.
     """
-    launches = {la.symbol: la for step in program.steps for la in step.launches}
+    launches = program.launches
     is_older = program.arch // 10 == arch // 10 and program.arch <= arch and arch < 90
     if program.arch == arch or is_older:
         return {

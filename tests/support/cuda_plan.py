@@ -1,0 +1,53 @@
+"""Models -> the kernels of a plan for a CUDA device, without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import onnx
+
+from korch.assembly.task import prepare
+from korch.backend import open_meter
+from korch.fission import fission
+from korch.frontend.onnx import load_model
+from korch.measure.cuda.meter import CudaMeter
+from korch.options import Options
+from korch.partition.join import join
+from korch.pipeline import Run, run_until
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.lowering import lower_products
+from korch.runtime.cuda.program import CudaProgram
+from korch.runtime.program import PlanStep
+from korch.search.instance import Answers, Instance
+from korch.search.ledger import Ledger
+from korch.search.loop import Search
+
+Build = Callable[[PrimitiveGraph, Sequence[PlanStep], CudaMeter], CudaProgram]  # type: ignore[type-arg]
+"""Makes a program of the graph, the kernels and the meter that has compiled them."""
+
+
+def split_model(model: onnx.ModelProto) -> PrimitiveGraph:
+    """Return the primitives of a model."""
+    return lower_products(fission(load_model(model.SerializeToString())))
+
+
+def program_of_graph(split: PrimitiveGraph, options: Options, left_out: Collection[str], build: Build) -> CudaProgram:
+    """Return a program of the kernels of all providers but some.
+
+    Args:
+        split: the model's primitives.
+        options: of the search.
+        left_out: names of providers.
+        build: makes the program.
+    """
+    run = Run(options, {}, lambda stage, text: None)
+    run.split = split
+    run_until(run, "saturate", first="saturate")
+    partition = run.partition
+    with open_meter(options) as meter:
+        assert isinstance(meter, CudaMeter)
+        meter.providers = tuple(p for p in meter.providers if p.name not in left_out)
+        (block,) = partition.blocks
+        task, joined = prepare(partition, block, Answers(meter.providers, meter.target), options), join(partition)
+        chosen = Search(Instance(task.block.graph, task.candidates), Ledger(meter), options).run().steps
+        return build(joined.graph, [PlanStep(c, meter.kernel(c), meter.bound_ns(c)) for c in chosen], meter)
