@@ -175,6 +175,17 @@ def siblings(count: int, op: str = "conv", groups: int = 1) -> str:
     return f'graph(%0 "x": f64[{x}]) -> ({", ".join(outs)})\n' + "\n".join(lines) + "\n"
 
 
+def grown(kind: str, step: str, out: str = "", rows: str = "4") -> str:
+    """Return the text of a step of values that are broadcast."""
+    return (
+        f'graph(%0 "a": {kind}[{rows}], %1 "b": {kind}[1,3,1]) -> (%5 "y")\n'
+        f"%2: {kind}[2,3,4] = broadcast(%0) {{shape=(2,3,4)}}\n"
+        f"%3: {kind}[2,3,4] = broadcast(%1) {{shape=(2,3,4)}}\n"
+        f"%4: {kind}[2,3,4] = constant {{uniform={'True' if kind == 'bool' else '2.0'}}}\n"
+        f"%5: {out or kind}[2,3,4] = {step}\n"
+    )
+
+
 REFLECT = "before=(0,0,1,1), after=(0,0,1,1), mode='reflect'"
 
 
@@ -472,6 +483,8 @@ FIRING: tuple[tuple[str, str], ...] = (
     ("sum-of-linear-is-linear-of-sum", pooled("1,3,1,1", sum_="reduce_sum(%2) {axes=(2,3)}", shift=SHIFT)),
     ("tanh-of-softplus-is-a-quotient", gate()),
     ("steps-come-before-the-move", tokens()),
+    ("steps-come-before-the-broadcast", grown("f64", "mul(%2, %3)")),
+    ("steps-come-before-the-broadcast", grown("f64", "add(%2, %4)")),
     ("siblings-are-one-linear", siblings(3)),
     ("siblings-are-one-linear", siblings(2, "matmul")),
     (
@@ -620,6 +633,16 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
     ),
     ("tanh-of-softplus-is-a-quotient", "e^40 is too large for the element type", gate("f16")),
     ("steps-come-before-the-move", "an element is not a float", tokens(kind="i32")),
+    (
+        "steps-come-before-the-broadcast",
+        "a result is neither a float nor a step of conditions",
+        grown("f64", "less(%2, %3)", "bool"),
+    ),
+    (
+        "steps-come-before-the-broadcast",
+        "hardly fewer elements are computed",
+        grown("f64", "mul(%2, %3)", rows="2,1,4"),
+    ),
     (
         "steps-come-before-the-move",
         "no primitive before the move could fuse the steps",

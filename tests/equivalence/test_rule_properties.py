@@ -493,6 +493,26 @@ def test_functions_of_moved_values(integers: bool) -> None:
     assert fired >= 20
 
 
+@pytest.mark.parametrize("integers", [False, True])
+def test_steps_of_broadcast_values(integers: bool) -> None:
+    fired = 0
+    for seed in range(30):
+        draft = Draft(seed, integers=integers)
+        rng = draft.rng
+        shape = numbers(rng, 4, 1, 5)
+        x = draft.input(*(n if rng.integers(2) else 1 for n in shape[int(rng.integers(2)) :]))
+        sources = [x, draft.add("reduce_sum", (x,), ReduceAttributes((int(rng.integers(3)),)))]
+        known = [draft.add("broadcast", (source,), BroadcastAttributes(shape)) for source in sources]
+        for _ in range(int(rng.integers(1, 4))):
+            other = full(draft, shape, 2.0) if rng.integers(2) else int(rng.choice(known))
+            known.append(draft.add(str(rng.choice(["add", "sub", "mul"])), (known[-1], other)))
+        graph = draft.finish(known[-1])
+        result, report = apply_rules(graph, [moves.STEPS_COME_BEFORE_THE_BROADCAST])
+        fired += report.rules[0].fired
+        assert_alternatives_agree(result, graph, seed=seed, integers=integers)
+    assert fired >= 15
+
+
 @pytest.mark.parametrize("dtype", [DType.F32, DType.F64])
 def test_mish_in_one_exponential(dtype: DType) -> None:
     places = np.concatenate([np.linspace(-120, 120, 4001), [0.0, -0.0, np.inf, -np.inf, np.nan]])

@@ -1,12 +1,15 @@
-"""Elementwise steps before the move of elements that they follow, so that both sides can fuse.
+"""Elementwise steps before the move of elements, or the broadcast, that they follow, so that both sides can fuse.
 
 A transformer's feed-forward layer with a convolution computes its activation on tokens, between the
 convolution, which has an image, and the matrix product. Done on the image it belongs to the
 convolution, and the move from image to tokens to the product, which can read rows in any order.
+
+A mask of attention is computed from a few elements, which the softmax reads in any of its rows.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,12 +18,17 @@ import numpy as np
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
-from korch.primitive.types import ValueType
+from korch.primitive.ops import OPS
+from korch.primitive.ops.reduce import BroadcastAttributes
+from korch.primitive.types import DType, ValueType
 
 MOST_STEPS = 8
 """Elementwise primitives that are looked at together."""
 
 MOVES = ("transpose", "reshape")
+
+FEWER = 2
+"""Steps before a broadcast compute at least this many times fewer elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,4 +130,68 @@ STEPS_COME_BEFORE_THE_MOVE = Rule(
     build=_build,
 )
 
-RULES: tuple[AnyRule, ...] = (STEPS_COME_BEFORE_THE_MOVE,)
+
+@dataclass(frozen=True, slots=True)
+class SmallStep:
+    """An elementwise step of values that are all broadcast.
+
+    Attributes:
+        root: the step.
+        sources: what each operand is broadcast from, or the number that it is.
+        shape: that of its result before the broadcast.
+    """
+
+    root: Primitive
+    sources: tuple[int | float, ...]
+    shape: tuple[int, ...]
+
+
+def _match_small(view: View, root: Primitive) -> Iterator[Primitive]:
+    is_number = [view.number(value) is not None for value in root.inputs]
+    grown = [view.unbroadcast(value) != value for value in root.inputs]
+    if not all(is_number) and all(a or b for a, b in zip(is_number, grown, strict=True)):
+        yield root
+
+
+def _refuse_small(view: View, root: Primitive) -> SmallStep | RuleRefusal:
+    type_ = view.type(root.output)
+    is_logic = all(view.type(value).dtype is DType.BOOL for value in (*root.inputs, root.output))
+    if not type_.dtype.is_float and not is_logic:  # kernels of products read no conditions
+        return RuleRefusal("a result is neither a float nor a step of conditions", root.output)
+    numbers = [view.number(value) for value in root.inputs]
+    sources = tuple(
+        view.unbroadcast(value) if number is None else number
+        for value, number in zip(root.inputs, numbers, strict=True)
+    )
+    shapes = [view.shape(source) for source in sources if isinstance(source, int)]
+    shape = np.broadcast_shapes((1,) * type_.rank, *shapes)
+    if FEWER * math.prod(shape) > type_.size:
+        return RuleRefusal("hardly fewer elements are computed", root.output)
+    return SmallStep(root, sources, shape)
+
+
+def _build_small(writer: Writer, match: SmallStep) -> int:
+    arguments = []
+    for value, source in zip(match.root.inputs, match.sources, strict=True):
+        type_ = ValueType(match.shape, writer.type(value).dtype)
+        if isinstance(source, float):
+            arguments.append(writer.along(np.array(source), 0, type_))
+        elif writer.type(source).size == type_.size:
+            arguments.append(writer.reshape(source, match.shape))
+        else:
+            arguments.append(writer.add("broadcast", (source,), BroadcastAttributes(match.shape)))
+    small = writer.add(match.root.op, arguments, match.root.attributes)
+    return writer.add("broadcast", (small,), BroadcastAttributes(writer.type(match.root.output).shape))
+
+
+STEPS_COME_BEFORE_THE_BROADCAST = Rule(
+    name="steps-come-before-the-broadcast",
+    law="f(broadcast(x), broadcast(y)) = broadcast(f(x, y)) for an elementwise f",
+    source="an elementwise operation does not depend on where an element is",
+    roots=tuple(name for name, row in OPS.items() if row.category is Category.ELEMENTWISE),
+    match=_match_small,
+    refuse=_refuse_small,
+    build=_build_small,
+)
+
+RULES: tuple[AnyRule, ...] = (STEPS_COME_BEFORE_THE_MOVE, STEPS_COME_BEFORE_THE_BROADCAST)
