@@ -8,7 +8,7 @@ import pytest
 from benchmarks.models.transformer_block import build_transformer_block
 from korch.fission import fission
 from korch.frontend.onnx import load_model
-from korch.partition.cut import choose_cuts, constant_primitives
+from korch.partition.cut import choose_cuts, constant_primitives, copied_primitives
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import PadAttributes
@@ -26,7 +26,7 @@ def transformer(depth: int) -> PrimitiveGraph:
 @pytest.mark.parametrize("seed", range(6))
 def test_segments_hold_each_primitive_once_and_read_only_earlier_ones(seed: int, limit: int) -> None:
     graph = random_graph(np.random.default_rng(seed), primitives=25, linear=True)
-    constant = constant_primitives(graph)
+    constant = constant_primitives(graph) | copied_primitives(graph)
     cuts = choose_cuts(graph, limit)
     placed = [p for segment in cuts.segments for p in segment]
     assert sorted(placed) == [p for p in range(len(graph.primitives)) if p not in constant]

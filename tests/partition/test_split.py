@@ -136,3 +136,24 @@ def test_the_choice_before_cuts_is_about_as_cheap_as_the_solvers(seed: int) -> N
     chosen = choose(whole)
     assert not chosen.alternatives
     assert cost(extract(whole, Options())) <= cost(chosen) <= min(cost(graph), 1.1 * cost(extract(whole, Options())))
+
+
+def test_segments_enlarge_masks_themselves_and_are_equal() -> None:
+    rng = np.random.default_rng(0)
+    builder = GraphBuilder()
+    x = builder.input("x", ValueType((8, 16), DType.F32))
+    mask = builder.input("mask", ValueType((1, 16), DType.F32))
+    for _ in range(6):
+        product = builder.add("matmul", (x, builder.constant(rng.standard_normal((16, 16)).astype(np.float32))))
+        zeros = builder.constant(np.zeros((8, 16), np.float32))
+        wide = builder.add("broadcast", (mask,), BroadcastAttributes((8, 16)))
+        x = builder.add("tanh", (builder.add("where", (builder.add("less", (zeros, wide)), product, zeros)),))
+    builder.output("y", x)
+    graph = builder.freeze()
+    partition = find_blocks(graph, split_segments(graph, 3), LOCAL)
+    assert len(partition.instances) == 6
+    assert len(partition.blocks) == 1
+    read = {type_ for i in partition.instances for _, v in i.graph.inputs if (type_ := i.graph.types[v]).size < 128}
+    assert read == {ValueType((1, 16), DType.F32)}
+    assert all(i.graph.types[v].dtype is DType.F32 for i in partition.instances for _, v in i.graph.inputs)
+    assert_computes(partition, graph, rng)

@@ -14,9 +14,9 @@ import numpy as np
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Array, Category
+from korch.primitive.ops.elementwise import TRANSCENDENTAL_OPS
 from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.ops.reduce import PoolAttributes
-from korch.tile.staging import KEEP_OPS
 
 TRANSCENDENTAL = 6
 """Operations that such a function counts for."""
@@ -40,7 +40,7 @@ def operations(body: PrimitiveGraph) -> float:
         elif primitive.output in outputs:
             points += size
         if is_reduction or primitive.row.category is Category.ELEMENTWISE:
-            total += points * (TRANSCENDENTAL if primitive.op in KEEP_OPS else 1)
+            total += points * (TRANSCENDENTAL if primitive.op in TRANSCENDENTAL_OPS else 1)
         for value in dict.fromkeys(primitive.inputs):
             elements = body.types[value].size
             needed = points

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
+from korch.primitive.ops.elementwise import TRANSCENDENTAL_OPS
 
 EFFORT = 0.06
 """What searching a model in segments of the limit's size weighs against moving each value once."""
@@ -39,6 +40,12 @@ in another layout, and rules don't look across."""
 KERNEL_BYTES = 8192
 """What a kernel more costs, in bytes that could be moved meanwhile."""
 
+STEPS = (Category.ELEMENTWISE, Category.LAYOUT, Category.BROADCAST)
+"""What computes each element of its result from one of each operand."""
+
+GROWTH = 2
+"""The least factor by which a broadcast enlarges a value for each segment to have its own copy."""
+
 _FAR = float("inf")
 
 
@@ -47,7 +54,7 @@ class Cuts:
     """Where a graph is cut.
 
     Attributes:
-        segments: the primitives of each segment; those of constants alone are in none.
+        segments: the primitives of each segment; those of constants alone, and the copied ones, are in none.
         prices_bytes: per segment, the price of the values that leave it.
     """
 
@@ -62,6 +69,27 @@ def constant_primitives(graph: PrimitiveGraph) -> frozenset[int]:
     for p, primitive in enumerate(graph.primitives):
         if primitive.inputs and known.issuperset(primitive.inputs):
             known.add(primitive.output)
+            found.add(p)
+    return frozenset(found)
+
+
+def copied_primitives(graph: PrimitiveGraph) -> frozenset[int]:
+    """Return the primitives that enlarge small values which follow from the inputs by steps on elements, such as masks.
+
+    Each segment that reads one has its own copy: else all segments would read a large value from memory that a kernel
+    computes from a small one.
+    """
+    simple, grown, found = {value for _, value in graph.inputs}, set[int](), set[int]()
+    for p, primitive in enumerate(graph.primitives):
+        operands = [value for value in primitive.inputs if value not in graph.constants]
+        is_step = primitive.row.category in STEPS and primitive.op not in TRANSCENDENTAL_OPS
+        if not operands or not is_step or not simple.issuperset(operands):
+            continue
+        simple.add(primitive.output)
+        before_bytes = sum(graph.types[value].size_bytes for value in operands)
+        grows = primitive.op == "broadcast" and graph.types[primitive.output].size_bytes >= GROWTH * before_bytes
+        if grows or grown.issuperset(operands):
+            grown.add(primitive.output)
             found.add(p)
     return frozenset(found)
 
@@ -91,13 +119,15 @@ class _Line:
 
     def __init__(self, graph: PrimitiveGraph, sizes: Sequence[float]) -> None:
         self.graph = graph
-        constant = constant_primitives(graph)
-        self.order = [p for p in range(len(graph.primitives)) if p not in constant]
+        left_out = constant_primitives(graph) | copied_primitives(graph)
+        self.order = [p for p in range(len(graph.primitives)) if p not in left_out]
         self.count = len(self.order)
         self.upto = [0.0, *accumulate(sizes[p] for p in self.order)]
         place = {p: i for i, p in enumerate(self.order)}
         self.place_of_value = {graph.primitives[p].output: i for p, i in place.items()}
-        self.readers = [[place[r] for r in graph.consumers[graph.primitives[p].output]] for p in self.order]
+        self.readers = [
+            [place[r] for r in graph.consumers[graph.primitives[p].output] if r in place] for p in self.order
+        ]
         self.last = [max(found, default=-1) for found in self.readers]
         self.outputs = {value for _, value in graph.outputs}
         outputs = (graph.primitives[p].output for p in self.order)

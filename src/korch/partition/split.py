@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.partition.choose import choose
-from korch.partition.cut import choose_cuts, constant_primitives
+from korch.partition.cut import choose_cuts, constant_primitives, copied_primitives
 from korch.partition.segment import Segment, extract, whole_segment
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.text import format_attributes
@@ -27,7 +27,7 @@ from korch.primitive.text import format_attributes
 def split_segments(graph: PrimitiveGraph, limit: int, limits: SearchLimits = DEFAULT_LIMITS) -> tuple[Segment, ...]:
     """Cut a graph into segments of at most `limit` primitives, in an order in which they can run.
 
-    Primitives that depend on constants alone do not count; every segment that reads one has it.
+    Primitives that depend on constants alone, and masks, do not count; every segment that reads one has it.
     Alternatives count for a part.
 
     Args:
@@ -39,8 +39,8 @@ def split_segments(graph: PrimitiveGraph, limit: int, limits: SearchLimits = DEF
     cuts = choose_cuts(chosen, limit, _sizes(graph, chosen, limits.alternative_share), limits)
     if len(cuts.segments) < 2:
         return (whole_segment(graph),)
-    constant = constant_primitives(chosen)
-    written = {chosen.primitives[p].output for p in constant}
+    own_of_each = constant_primitives(chosen) | copied_primitives(chosen)
+    written = {chosen.primitives[p].output for p in own_of_each}
     model_outputs = {value for _, value in graph.outputs}
     regions = Regions(graph, chosen)
     segments = []
@@ -53,7 +53,7 @@ def split_segments(graph: PrimitiveGraph, limit: int, limits: SearchLimits = DEF
         ]
         if number == len(cuts.segments) - 1:
             outputs += sorted(model_outputs & written)
-        segments.append(regions.widened(extract(chosen, own | constant, outputs, price)))
+        segments.append(regions.widened(extract(chosen, own | own_of_each, outputs, price)))
     return tuple(segments)
 
 

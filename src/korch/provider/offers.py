@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout, layouts_by_kind
 from korch.primitive.op import Category
+from korch.primitive.ops.elementwise import TRANSCENDENTAL_OPS
 from korch.primitive.types import ValueType
-from korch.tile.staging import KEEP_OPS
 
 MIXED_PRIMITIVES = 2
 """Groups of at most this size are offered with an output in another layout than the input."""
@@ -24,7 +24,7 @@ def keeps_some(group: Group) -> bool:
     for primitive in body.primitives:
         readers = body.reading(primitive.output)
         feeds = any(reader.row.category is Category.REDUCE for reader in readers)
-        if primitive.op in KEEP_OPS and feeds and len(readers) > 1:
+        if primitive.op in TRANSCENDENTAL_OPS and feeds and len(readers) > 1:
             return True
     return False
 

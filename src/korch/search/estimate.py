@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from korch.candidate.candidate import Candidate
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
+from korch.primitive.ops.elementwise import TRANSCENDENTAL_OPS
 from korch.primitive.ops.linear import ConvAttributes
-from korch.tile.staging import KEEP_OPS
 
 MOVING_OPS = frozenset(("transpose", "concat", "take", "pad"))
 
@@ -40,7 +40,7 @@ def kinds(candidate: Candidate) -> tuple[Kind, ...]:
     is_reduction = any(p.row.category is Category.REDUCE for p in primitives)
     moves = (any(p.op in MOVING_OPS for p in primitives), _concatenations(candidate))
     turns = _innermost(candidate)
-    slow = min(2, sum(p.op in KEEP_OPS for p in primitives))
+    slow = min(2, sum(p.op in TRANSCENDENTAL_OPS for p in primitives))
     maker = (candidate.provider, candidate.offer.pairs, candidate.is_found)
     coarse = (maker, bool(primitives), linear, is_reduction)
     return ((*coarse, slow, moves, turns, layouts), (*coarse, slow, moves, turns), (*coarse, turns), coarse, coarse[:1])

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.ops.elementwise import TRANSCENDENTAL_OPS
 from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes
 from korch.primitive.types import ValueType
 from korch.target import Target
@@ -22,7 +23,6 @@ from korch.tile.loops import beside
 from korch.tile.program import Load
 from korch.tile.window import ROW_ELEMENTS, WindowRow, pays, row_of
 
-KEEP_OPS = frozenset(("exp", "log", "erf", "tanh", "sigmoid", "pow", "sin", "cos", "tan"))
 WIDEST_BLOCK = 1024
 STARVED_ELEMENTS = 4096
 
@@ -130,7 +130,7 @@ class Staging:
         for primitive in self.body.primitives:
             readers = self.body.consumers[primitive.output]
             feeds = any(self._is_reduction(self.body.primitives[p]) for p in readers)
-            if primitive.op in KEEP_OPS and feeds and len(readers) > 1:
+            if primitive.op in TRANSCENDENTAL_OPS and feeds and len(readers) > 1:
                 kept.add(primitive.output)
         return frozenset(kept)
 

@@ -15,6 +15,9 @@ import numpy as np
 from korch.primitive.op import NONE, Array, Attributes, Category, Op, Sample, flop_per_output, require
 from korch.primitive.types import DType, ValueType
 
+TRANSCENDENTAL_OPS = frozenset(("exp", "log", "erf", "tanh", "sigmoid", "pow", "sin", "cos", "tan"))
+"""Operations that take many times as long as an addition."""
+
 
 @dataclass(frozen=True, slots=True)
 class CastAttributes(Attributes):
