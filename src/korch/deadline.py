@@ -39,7 +39,7 @@ class Deadline:
         left_s = self.left_s
         return self.until(None if left_s is None else time.monotonic() + (1 - share) * left_s)
 
-    def shared(self, parts: int) -> Deadline:
+    def shared(self, parts: float) -> Deadline:
         """Return the deadline of the first of several parts that share what is left."""
         return self.less(1 - 1 / parts)
 

@@ -34,6 +34,9 @@ from korch.validation.standard import random_inputs
 
 logger = logging.getLogger("korch.pipeline")
 
+LARGER_SHARE = 1.2
+"""A larger plan gets this many times its even share of the time: its kernels take longer, and serve more sizes."""
+
 TIMED_SHARES = (0.5, 0.0, 0.125)
 """The places between the smallest and the largest size of a plan at which kernels are timed, the main one first."""
 
@@ -112,7 +115,8 @@ def _plans(
         whole = masked(dimensions, sizes, source.primitives)
         timed, *others = _timed(dimensions, columns, sizes, limits)
         whole = replace(whole, plan=replace(whole.plan, timed=timed), others=tuple(others))
-        share = deadline.shared(len(uppers) - i)
+        left = len(uppers) - i
+        share = deadline.shared(left if left == 1 else left / LARGER_SHARE)
         model, binding = source.bound(sizes)
         run = Run(options.for_search(i), binding, progress, model, given=share.less(limits.fit_share), masked=whole)
         executables = optimize_run(run, watch).executables

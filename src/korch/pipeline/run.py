@@ -148,7 +148,8 @@ class Run:
         budget_s = self.options.budget_s
         if budget_s is None:
             return self.deadline
-        return self.build_deadline.before(self.options.search.side_by_side_share * budget_s)
+        share = self.options.search.side_by_side_share if self.looks_side_by_side else 0.0
+        return self.build_deadline.before(share * budget_s)
 
     def check_budget(self, compile_s: float) -> None:
         """Warn if the budget is too short for a first plan, and give the least that suffices.
