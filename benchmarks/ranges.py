@@ -231,7 +231,7 @@ def _choice(ranged: RangedExecutable, sizes: Sizes, feeds: Feeds, rounds: int) -
     arrays = list(feeds.values())
     engines: dict[str, Run] = {}
     for i, (executable, plan) in enumerate(zip(ranged.executables, ranged.ranges.plans, strict=True)):
-        if plan.sizes >= sizes:
+        if plan.serves(sizes):
             fitting = Fitting(PaddedPlan(executable, plan), sizes)
             engines[str(i)] = lambda _, fitting=fitting: fitting.run(arrays)
     if len(engines) < 2:
@@ -257,7 +257,7 @@ def judge(ranged: RangedExecutable, count: int, rounds: int) -> dict[str, Any]:
     for size in np.random.default_rng(11).permutation(held).tolist():
         if len(found) >= count:
             break
-        able = [(e, plan) for e, plan in plans if plan.sizes[0] >= size and plan.costs]
+        able = [(e, plan) for e, plan in plans if plan.serves((size,)) and plan.costs]
         times = kernel_ns(able, (size,), SearchLimits(fit_rounds=rounds))
         found += [{"size": size * dimension.step, **pair} for pair in _pairs(able, times, (size,))]
     quotients = [pair["chosen"] for pair in found]

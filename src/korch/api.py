@@ -26,7 +26,8 @@ from korch.host.optimize import optimize_with_host
 from korch.measure.cuda.device import require_device
 from korch.options import Options, default_threads, unknown_option
 from korch.pipeline import Progress, Watch, optimize_model
-from korch.pipeline.ranges import onnx_source, optimize_ranges
+from korch.pipeline.ranges import optimize_ranges
+from korch.pipeline.source import onnx_source
 from korch.ranges.samples import Bound, static
 from korch.runtime import ranged, shaped
 from korch.runtime.artifact import read_format

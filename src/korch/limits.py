@@ -22,6 +22,7 @@ _RANGES: Ranges = {
             "max_candidates",
             "solver_workers",
             "range_least",
+            "exact_sizes",
             "superopt_rounds",
         ),
         (lambda value: value >= 1, "at least 1"),
@@ -53,6 +54,7 @@ class SearchLimits:
         segment_primitives: the largest number of primitives in a segment of a larger model.
         range_factor: of a range of sizes there is a plan for the largest, for that part of it, and so on.
         range_least: the smallest size that has a plan only because of `range_factor`.
+        exact_sizes: if windows depend on the size, the most sizes of ranges that have a plan each.
         gap: the search ends when the bound is less than the cost of the plan by at most this share
             of the cost.
         max_primitives: `candidate`: largest number of primitives in a candidate.
@@ -228,6 +230,7 @@ class SearchLimits:
     segment_primitives: int = 120
     range_factor: int = 16
     range_least: int = 16
+    exact_sizes: int = 16
     gap: float = 0.005
     max_primitives: int = 24
     max_inputs: int = 10

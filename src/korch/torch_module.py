@@ -24,7 +24,8 @@ from korch.frontend.torch.free import FreeModule
 from korch.host import HostedExecutable, optimize_with_host
 from korch.options import Options
 from korch.pipeline import Progress, optimize_model
-from korch.pipeline.ranges import Source, optimize_ranges
+from korch.pipeline.ranges import optimize_ranges
+from korch.pipeline.source import Source
 from korch.primitive.op import Array
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable

@@ -155,6 +155,7 @@ def optimize_run(run: Run, watch: Watch | None) -> Run:
             started_s=run.started_s,
             given=run.given,
             masked=run.masked,
+            keep=run.keep,
         )
         _run_all(again, watch)
         again.executable.report = replace(again.executable.report, rejected=error.what)

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from korch.backend import builder_of
 from korch.deadline import Deadline
 from korch.errors import InaccurateError, UnprovidedError, UnsupportedError
-from korch.fission import fission
-from korch.frontend.onnx import ModelSource, load_model, read_model
-from korch.frontend.operator import OperatorGraph
 from korch.limits import SearchLimits
 from korch.numerics import Standard
 from korch.options import Options
+from korch.pipeline.each_size import has_time_for_each, optimize_each
 from korch.pipeline.fit_costs import fit_costs
 from korch.pipeline.optimize import Watch, optimize_run
 from korch.pipeline.run import Progress, Run
+from korch.pipeline.source import Source
 from korch.primitive.graph import PrimitiveGraph
 from korch.ranges.form import Dimension, Sizes
 from korch.ranges.lockstep import HINT
 from korch.ranges.masked import Masked, masked
-from korch.ranges.samples import Bound, binding_of, dimensions_of, upper_sizes
+from korch.ranges.samples import upper_sizes
 from korch.runtime.executable import Executable
 from korch.runtime.padding import padded_run
 from korch.runtime.ranged import RangedExecutable, Ranges
@@ -39,39 +38,6 @@ LARGER_SHARE = 1.2
 
 TIMED_SHARES = (0.5, 0.0, 0.125)
 """The places between the smallest and the largest size of a plan at which kernels are timed, the main one first."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """A model with free dimensions.
-
-    Attributes:
-        dimensions: what is free.
-        primitives: returns its primitives for one size of each dimension.
-        bound: returns the model and the binding for these sizes, as `optimize_model` takes them.
-    """
-
-    dimensions: tuple[Dimension, ...]
-    primitives: Callable[[Sizes], PrimitiveGraph]
-    bound: Callable[[Sizes], tuple[ModelSource | OperatorGraph, dict[str, tuple[int, ...]]]]
-
-
-def onnx_source(model: ModelSource, shapes: Mapping[str, Sequence[Bound]]) -> Source:
-    """Return an ONNX model with ranges in a binding of its dimensions.
-
-    Args:
-        model: a path, the bytes of an ONNX file or an onnx.ModelProto.
-        shapes: the binding.
-
-    Raises:
-        ModelError: as `load_model`.
-    """
-    loaded = read_model(model)
-    return Source(
-        dimensions_of(shapes),
-        lambda sizes: fission(load_model(loaded, binding_of(shapes, sizes))),
-        lambda sizes: (model, binding_of(shapes, sizes)),
-    )
 
 
 def optimize_ranges(
@@ -92,6 +58,8 @@ def optimize_ranges(
         KorchError: as `optimize_model`.
     """
     try:
+        if has_time_for_each(source, options, deadline):
+            return optimize_each(source, options, progress, deadline, watch)
         found, ranges = _plans(source, options, progress, deadline, watch)
     except UnprovidedError as error:
         raise UnsupportedError(

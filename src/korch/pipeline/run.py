@@ -41,6 +41,19 @@ Progress = Callable[[str, str], None]
 """Called with a stage's name and a line of text."""
 
 
+@dataclass(frozen=True)
+class Template:
+    """The plan of a model for one size, with whose kernels other sizes run, too.
+
+    Attributes:
+        graph: the model at that size, with its alternatives.
+        steps: the kernels in an order in which they can run.
+    """
+
+    graph: PrimitiveGraph
+    steps: tuple[Candidate, ...]
+
+
 @dataclass(eq=False, repr=False)
 class Run:
     """The state of one optimization. The attributes after `stage_seconds` are set by the stages.
@@ -52,6 +65,8 @@ class Run:
         model: a path, the bytes of an ONNX file, an onnx.ModelProto, or an operator graph.
         given: the time at which the artifact must be on disk, if it is not the budget from now on.
         masked: the model's primitives for all sizes up to these, if the executable is for a range.
+        template: the plan of another size whose kernels the plan has, instead of those of a search.
+        keep: called with the plan that was searched, if other sizes get its kernels.
         end_s: predicted seconds to build, check and write the plan.
         least_s: the least budget that suffices, if that is more than the given one.
         resources: closed when the run ends.
@@ -81,6 +96,8 @@ class Run:
     started_s: float = field(default_factory=time.monotonic)
     given: Deadline | None = None
     masked: Masked | None = None
+    template: Template | None = None
+    keep: Callable[[Template], None] | None = None
     end_s: float = 0.0
     least_s: float | None = None
     resources: ExitStack = field(default_factory=ExitStack)
@@ -95,7 +112,7 @@ class Run:
     meter: AnyMeter = field(init=False)
     ledger: Ledger = field(init=False)
     found: FinderReport | None = None
-    tasks: list[BlockTask] = field(init=False)
+    tasks: list[BlockTask] = field(default_factory=list)
     outcome: Outcome = field(init=False)
     variants: list[tuple[Sizes, tuple[Candidate, ...]]] = field(default_factory=list)
     programs: tuple[tuple[Candidate, TileProgram | None], ...] = field(init=False)

@@ -40,8 +40,9 @@ from korch.pipeline.calibration import calibration_of
 from korch.pipeline.find_programs import find_programs
 from korch.pipeline.precision import Form, Kernels, Precision, find_forms, with_forms
 from korch.pipeline.quantized import in_bytes, is_quantized
-from korch.pipeline.run import Run
+from korch.pipeline.run import Run, Template
 from korch.pipeline.served import search_variants, time_as_served
+from korch.pipeline.transfer import transferred
 from korch.primitive import reference
 from korch.primitive.check import check_graph
 from korch.primitive.gathers import gather_matrices
@@ -193,8 +194,9 @@ def collect_candidates(run: Run) -> None:
     run.meter = run.resources.enter_context(open_meter(run.options, run.weights_bytes))
     deadline = run.deadline.less(1 - run.options.search.enumerate_share)
     run.ledger = _ledger(run)
-    find_programs(run)
-    run.tasks = prepare_all(run.partition, run.joined, run.meter, run.options, deadline)
+    if run.template is None:
+        find_programs(run)
+        run.tasks = prepare_all(run.partition, run.joined, run.meter, run.options, deadline)
     if run.masked is not None:
         time_as_served(run, run.masked.plan)
     run.progress("candidates", texts.tasks_line(run.tasks))
@@ -206,7 +208,12 @@ def collect_candidates(run: Run) -> None:
 def orchestrate(run: Run) -> None:
     """Set the plans: the best one first, then those that it is compared with."""
     with _interruptible(run):
+        if run.template is not None:
+            run.outcome = transferred(run, run.template)
+            return
         run.outcome = search_plans(run)
+        if run.keep is not None:
+            run.keep(Template(run.joined.graph, run.outcome.plans[PlanName.SEARCHED]))
         run.outcome = _with_side_by_side(run)
         if run.masked is not None:
             run.variants = search_variants(run, run.masked.others)

@@ -110,7 +110,7 @@ def tasks_line(tasks: Sequence[BlockTask]) -> str:
     """Return a line with the numbers of segments, groups and candidates."""
     groups = sum(task.enumeration.groups for task in tasks)
     text = f"{groups} groups, {sum(len(task.candidates) for task in tasks)} candidates"
-    if len(tasks) > 1 or tasks[0].count > 1:
+    if len(tasks) > 1 or any(task.count > 1 for task in tasks):
         segments = sum(task.count for task in tasks)
         text = f"{segments} segments, {len(tasks)} of them different: {text}"
     return text

@@ -11,7 +11,7 @@ from korch.ranges.form import Factor, Hidden, Sizes, size_input
 
 @dataclass(frozen=True, slots=True)
 class RangePlan:
-    """How one plan serves all sizes up to its own.
+    """How one plan serves all sizes up to its own, or its own size only.
 
     Attributes:
         sizes: the plan's size of each dimension.
@@ -20,6 +20,7 @@ class RangePlan:
         hidden: the inputs after these.
         timed: the sizes for which its kernels are timed.
         costs: the time of each kernel that runs, if they were fitted.
+        is_exact: whether it serves its own size only, so that nothing is padded, masked or cut; it has no outputs here.
     """
 
     sizes: Sizes
@@ -28,6 +29,11 @@ class RangePlan:
     hidden: tuple[Hidden, ...] = ()
     timed: Sizes = ()
     costs: tuple[Cost, ...] = ()
+    is_exact: bool = False
+
+    def serves(self, sizes: Sizes) -> bool:
+        """Return whether it is able to run some sizes."""
+        return sizes == self.sizes if self.is_exact else all(n <= m for n, m in zip(sizes, self.sizes, strict=True))
 
     def hidden_at(self, sizes: Sizes) -> dict[str, Array]:
         """Return the hidden inputs for some sizes, by name."""

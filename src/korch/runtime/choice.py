@@ -58,5 +58,5 @@ class PlanChoice:
         for cost in plan.costs:
             costs += cost.at_all(sizes)
         for size, most in zip(sizes, plan.sizes, strict=True):
-            costs[size > most] = math.inf
+            costs[size != most if plan.is_exact else size > most] = math.inf
         return costs

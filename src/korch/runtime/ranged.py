@@ -106,6 +106,9 @@ class RangedExecutable(ShapedExecutable):
     def get_outputs(self) -> list[TensorInfo]:
         """Describe the outputs; a dimension that follows from a free one is like "1..512"."""
         executable, plan = self._largest
+        if plan.is_exact:
+            ends = zip(self._served[0].executable.get_outputs(), executable.get_outputs(), strict=True)
+            return [replace(high, shape=list(map(_between, low.shape, high.shape))) for low, high in ends]
         return [
             replace(info, shape=list(map(self._range_text, form)))
             for info, form in zip(executable.get_outputs(), plan.outputs, strict=True)
@@ -233,15 +236,20 @@ class RangedExecutable(ShapedExecutable):
         return self._served[-1].executable, self._served[-1].plan
 
     def _range_text(self, axis: tuple[Factor, ...]) -> int | str:
-        low, high = (size_at(axis, [getattr(d, end) for d in self.ranges.dimensions]) for end in ("low", "high"))
-        return low if low == high else f"{low}..{high}"
+        return _between(*(size_at(axis, [getattr(d, end) for d in self.ranges.dimensions]) for end in ("low", "high")))
 
     def _plan_text(self, plan: RangePlan) -> str:
+        if plan.is_exact:
+            return f"at {self._sizes_text(plan.sizes)}"
         timed = f", timed at {self._sizes_text(plan.timed)}" if plan.timed else ""
         return f"up to {self._sizes_text(plan.sizes)}{timed}"
 
     def _sizes_text(self, sizes: Sizes) -> str:
         return ", ".join(f"{d}={n * d.step}" for d, n in zip(self.ranges.dimensions, sizes, strict=True))
+
+
+def _between(low: int | str, high: int | str) -> int | str:
+    return low if low == high else f"{low}..{high}"
 
 
 def _kernel_costs(executable: Executable, plan: RangePlan) -> tuple[KernelCost, ...]:

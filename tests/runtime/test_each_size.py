@@ -1,0 +1,119 @@
+"""Ranges of few image sizes: each size has a plan of its own, with the kernels of one search."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import korch
+from korch.deadline import Deadline
+from korch.errors import InfeasibleError, InputError
+from korch.options import Options
+from korch.pipeline import transfer
+from korch.pipeline.each_size import has_time_for_each
+from korch.pipeline.source import onnx_source
+from korch.runtime.ranged import RangedExecutable
+from tests.ranges.range_models import conv_net, model, pyramid, weight
+
+QUICK = {"measure": False, "threads": 2, "ablation": korch.Ablation(baselines=False)}
+
+ODD = """
+g (float[batch, 3, h, w] image) => (float[batch, 4, oh, ow] y, float[batch, 4] mean)
+{
+    a = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (image, w1)
+    b = Relu(a)
+    c = Conv <pads = [1, 1, 1, 1], group = 4> (b, w2)
+    d = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (c)
+    y = Add(d, c)
+    mean = ReduceMean <axes = [2, 3], keepdims = 0> (y)
+}
+"""
+
+
+def check(found: RangedExecutable, source: bytes, image: np.ndarray) -> None:
+    session = onnxruntime.InferenceSession(source)
+    results, wanted = found.run(None, {"image": image}), session.run(None, {"image": image})
+    for own, right in zip(results, wanted, strict=True):
+        assert own.shape == right.shape
+        np.testing.assert_allclose(own, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def detector(cache_folder) -> RangedExecutable:
+    found = korch.optimize(pyramid(), shapes={"size": range(8, 41, 4)}, cache_folder=cache_folder, **QUICK)
+    assert isinstance(found, RangedExecutable)
+    return found
+
+
+def test_each_size_has_a_plan_without_masks(detector: RangedExecutable) -> None:
+    plans = detector.ranges.plans
+    assert sorted(plan.sizes for plan in plans) == [(n,) for n in range(2, 11)]
+    assert all(plan.is_exact and not plan.hidden for plan in plans)
+    for executable, plan in zip(detector.executables, plans, strict=True):
+        assert executable.get_inputs()[0].shape == [1, 3, 4 * plan.sizes[0], 4 * plan.sizes[0]]
+        assert detector.serving(plan.sizes) == (executable, plan)
+    for size in range(8, 41, 4):
+        image = np.random.default_rng(size).standard_normal((1, 3, size, size)).astype(np.float32)
+        check(detector, pyramid(), image)
+
+
+def test_other_sizes_are_refused(detector: RangedExecutable) -> None:
+    for size in (4, 22, 44):
+        with pytest.raises(InputError, match=rf"the size {size} of 'size' is out of its range.* 8\.\.40:4"):
+            detector.run(None, {"image": np.zeros((1, 3, size, size), np.float32)})
+
+
+def test_it_describes_its_range_and_is_saved(detector: RangedExecutable, tmp_path: Path) -> None:
+    detector.save(tmp_path / "a.korch")
+    loaded = korch.load(tmp_path / "a.korch")
+    assert isinstance(loaded, RangedExecutable) and loaded.ranges == detector.ranges
+    assert [info.shape for info in loaded.get_inputs()] == [[1, 3, "8..40", "8..40"]]
+    assert [info.shape for info in loaded.get_outputs()] == [[1, "20..500", 5], [1, 5, 1], [1, 5, "20..500"]]
+    assert "at size=40" in loaded.facts()
+
+
+def test_odd_sizes_of_two_dimensions_and_numbers_that_are_not_finite(cache_folder) -> None:
+    source = model(ODD, w1=weight(4, 3, 3, 3), w2=weight(4, 1, 3, 3))
+    shapes = {"batch": 1, "h": range(1, 4), "w": range(5, 8)}
+    found = korch.optimize(source, shapes=shapes, cache_folder=cache_folder, **QUICK)
+    assert isinstance(found, RangedExecutable) and len(found.executables) == 9
+    rng = np.random.default_rng(0)
+    for height in range(1, 4):
+        for width in range(5, 8):
+            check(found, source, rng.standard_normal((1, 3, height, width)).astype(np.float32))
+    image = rng.standard_normal((1, 3, 3, 7)).astype(np.float32)
+    image[0, 0, 2, 6] = np.inf  # a larger size does not see the infinity of a smaller one
+    found.run(None, {"image": image})
+    check(found, source, np.ones((1, 3, 2, 7), np.float32))
+
+
+def test_a_size_whose_kernels_have_no_counterpart_is_searched(cache_folder, monkeypatch) -> None:
+    texts: list[str] = []
+
+    def refused(*args: object) -> None:
+        texts.append("refused")
+        raise InfeasibleError("no counterpart")
+
+    monkeypatch.setattr(transfer, "_options", refused)
+    shapes = {"height": 8, "width": range(8, 11)}
+    found = korch.optimize(conv_net(), shapes=shapes, cache_folder=cache_folder, **QUICK)
+    assert len(texts) == 2 and isinstance(found, RangedExecutable)
+    assert [plan.is_exact for plan in found.ranges.plans] == [True] * 3
+
+
+def test_only_few_sizes_of_windows_have_plans_each_if_there_is_time() -> None:
+    options = Options()
+
+    def has_time(source: bytes, shapes: dict[str, tuple[range, ...]], budget_s: float | None = None) -> bool:
+        end = Deadline.after(budget_s, time.monotonic())
+        return has_time_for_each(onnx_source(source, shapes), options, end)
+
+    assert has_time(pyramid(), {"size": (range(8, 41, 4),)})
+    assert not has_time(pyramid(), {"size": (range(8, 81, 4),)})
+    assert not has_time(pyramid(), {"size": (range(8, 41, 4),)}, 1.0)
+    text = "g (float[n, 6] x) => (float[n, 6] y) { y = MatMul(x, w) }"
+    assert not has_time(model(text, w=weight(6, 6)), {"n": (range(1, 9),)})
