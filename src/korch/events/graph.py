@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from korch.events.spans import NOTHING, Spans, overlapping
+from korch.events.spans import NOTHING, Spans, overlapping, unique_pairs
 from korch.primitive.op import Array
 
 Range = tuple[int, int]
@@ -153,7 +153,7 @@ def conflicts(first: Sequence[Touched], second: Sequence[Touched]) -> Array:
     for a, b in sides:
         for memory in set().union(*a) & set().union(*b):
             found.append(overlapping(*([own.get(memory, NOTHING) for own in tasks] for tasks in (a, b))))
-    return np.unique(np.concatenate(found), axis=0)
+    return unique_pairs(np.concatenate(found))
 
 
 def affine_or_table(ranges: Sequence[Range], events: int) -> AffineMap | TableMap:
@@ -178,10 +178,8 @@ def _steps(ranges: Sequence[Range], divisor: int) -> list[int]:
 
 def _offset(ends: Sequence[int], step: int, divisor: int, limit: int) -> int | None:
     """Return b such that (step * i + b) / divisor is each end, or is beyond the limit where the end is there."""
-    low, high = -(1 << 40), 1 << 40
-    for i, end in enumerate(ends):
-        if limit != 0 or end != limit:
-            low = max(low, divisor * end - step * i)
-        if limit == 0 or end != limit:
-            high = min(high, divisor * end - step * i + divisor - 1)
+    least = divisor * np.array(ends, np.int64) - step * np.arange(len(ends))
+    is_inside = np.array(ends, np.int64) != limit
+    low = int(least[is_inside | (limit != 0)].max(initial=-(1 << 40)))
+    high = int(least[is_inside | (limit == 0)].min(initial=1 << 40)) + divisor - 1
     return min((low, high), key=abs) if low <= high else None

@@ -126,27 +126,37 @@ def spread_orders(graph: TaskGraph, times_ns: Mapping[Task, float], count: int) 
         times_ns: the time of each task.
         count: how many queues there are.
     """
-    producers = graph.producers()
-    consumers: dict[Task, list[Task]] = {task: [] for task in producers}
-    for task, before in producers.items():
-        for producer in before:
-            consumers[producer].append(task)
-    missing = {task: len(before) for task, before in producers.items()}
-    ready_ns = dict.fromkeys(producers, 0.0)
+    notified: dict[Task, list[int]] = {task: [] for task in graph.tasks}
+    missing = dict.fromkeys(notified, 0)  # events of a task that have not their counts
+    left: list[int] = []
+    waiting: list[list[Task]] = []
+    for tensor in graph.events:
+        for producers, consumers in zip(graph.notified(tensor), graph.waiting(tensor), strict=True):
+            for task in producers:
+                notified[task].append(len(left))
+            for task in consumers:
+                missing[task] += 1
+            left.append(len(producers))
+            waiting.append(consumers)
+    ready_ns = dict.fromkeys(notified, 0.0)
     ready = [(0.0, task) for task, n in missing.items() if n == 0]
     free = [(0.0, queue) for queue in range(count)]
     orders: list[list[Task]] = [[] for _ in range(count)]
+    event_ns = [0.0] * len(left)
     while ready:
         begin_ns, task = heappop(ready)
         free_ns, queue = heappop(free)
         orders[queue].append(task)
         end_ns = max(begin_ns, free_ns) + times_ns[task]
         heappush(free, (end_ns, queue))
-        for after in consumers[task]:
-            missing[after] -= 1
-            ready_ns[after] = max(ready_ns[after], end_ns + WAIT_NS)
-            if missing[after] == 0:
-                heappush(ready, (ready_ns[after], after))
+        for event in notified[task]:
+            left[event] -= 1
+            event_ns[event] = max(event_ns[event], end_ns + WAIT_NS)
+            for after in waiting[event] if left[event] == 0 else ():
+                missing[after] -= 1
+                ready_ns[after] = max(ready_ns[after], event_ns[event])
+                if missing[after] == 0:
+                    heappush(ready, (ready_ns[after], after))
     return orders
 
 

@@ -84,7 +84,14 @@ def overlapping(first: Sequence[Spans], second: Sequence[Spans]) -> Array:
     a, b = _sorted_runs(first), _sorted_runs(second)
     # Of two runs with a common byte, one begins in the other; where they begin together, count that once.
     found = np.concatenate([_begin_within(a, b, "left"), _begin_within(b, a, "right")[:, ::-1]])
-    return np.unique(found, axis=0)
+    return unique_pairs(found)
+
+
+def unique_pairs(pairs: Array) -> Array:
+    """Return int64[n, 2]: the different ones of some pairs of numbers that are not negative, in ascending order."""
+    width = int(pairs.max(initial=0)) + 1
+    codes = np.unique(pairs[:, 0] * width + pairs[:, 1])  # many times as fast as for pairs
+    return np.stack([codes // width, codes % width], 1)
 
 
 _Runs = tuple[Array, Array, Array]
@@ -108,5 +115,5 @@ def _begin_within(outer: _Runs, inner: _Runs, side: Literal["left", "right"]) ->
     for part in np.array_split(np.flatnonzero(counts), 1 + int(counts.sum()) // PAIRS_AT_ONCE):
         own = counts[part]
         places = np.arange(own.sum()) - np.repeat(np.cumsum(own) - own, own) + np.repeat(lows[part], own)
-        found.append(np.unique(np.stack([np.repeat(outer[2][part], own), inner[2][places]], 1), axis=0))
+        found.append(unique_pairs(np.stack([np.repeat(outer[2][part], own), inner[2][places]], 1)))
     return np.concatenate(found)
