@@ -33,6 +33,7 @@ from korch.events.spans import NOTHING
 from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive import reference
+from korch.provider.triton import TritonProvider
 from korch.runtime.cuda.build import build_cuda
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.cuda.persistent import segments_of
@@ -43,7 +44,8 @@ from korch.tile.program import Level
 from tests.cuda.test_compile import sample
 from tests.support.cuda_issue import issue_on_cpu
 from tests.support.cuda_plan import program_of_graph, split_model
-from tests.support.interpret import Memory, run_launches
+from tests.support.interpret import Memory, run_launches, run_together
+from tests.tile.tile_groups import Graph
 
 LIBRARIES = ("torch", "torch-opaque", "tensorrt")
 
@@ -223,6 +225,30 @@ def test_programs_touch_what_their_orders_say(small, rng):
                 written += changed.sum()
                 apart += said.any() and not said.all()
     assert written > 1000 and apart > 10
+
+
+def test_launches_that_do_not_say_what_each_program_computes(small, rng):
+    """Rows are split into parts: each task of a launch waits for all of the one before."""
+    g = Graph()
+    group = g.group(g.reduce("sum", g.tensor("f32[2,20000]"), 1))
+    provider = TritonProvider()
+    offer = next(offer for offer in provider.offer(group, small) if offer.variant == "split")
+    kernel = provider.build(group, offer, small)
+    assert kernel.orders == (None, None)
+    places = tuple(("arena", i << 20) for i in range(len(kernel.names)))
+    segment = schedule_launches([LaunchUse(kernel, i, places, 1.0) for i in range(2)], 3)
+    assert segment.counted.counts == (len(segment.parts[0]),)
+    table = table_of(segment)
+    check_table(table, segment)
+    memory = memory_of(kernel, rng)
+    rows = np.array([memory[i].ctypes.data for launch in kernel.launches for i in launch.arguments], np.int64)
+    state = np.zeros(4, np.int32)
+    launch = replace(print_persistent(list(segment.functions.values()), 4), grid=3)
+    for turn in (1, 2):
+        memory[1][:] = np.nan
+        run_together(launch, [Memory(np.array(table, np.int32)), Memory(rows), Memory(state)])
+        assert state.tolist() == [turn, turn, turn, turn * len(segment.parts[0])]
+        np.testing.assert_allclose(memory[1], memory[0].reshape(2, -1).sum(1), rtol=1e-6)
 
 
 def test_a_block_of_a_transformer_is_one_kernel_for_a_hopper_device(tmp_path):

@@ -1,1 +1,1 @@
-"""Kernels of a plan -> tasks with the bytes that they touch -> events that order them -> queues of threads."""
+"""Kernels of a plan -> tasks with the bytes that they touch -> events that order them -> their queues."""
