@@ -31,7 +31,7 @@ logger = logging.getLogger("korch.pipeline")
 PRIMITIVE_S = 0.0155
 """The time per primitive to compile and check a plan with the kernels of another size's plan."""
 
-SEARCH_SHARE = 0.3
+SEARCH_SHARE = 0.2
 """The least share of a budget for the search at the first size; with less, there are no plans for each size."""
 
 LEAST_S = 1.0
