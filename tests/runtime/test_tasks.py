@@ -10,7 +10,7 @@ from korch.candidate.candidate import Candidate, Refusal, make_group, make_layou
 from korch.candidate.layout import Layout, channels_last
 from korch.errors import InvalidGraphError
 from korch.events.check import check_queues
-from korch.events.kernels import Use, segments_of
+from korch.events.kernels import Splitter, Use, segments_of
 from korch.events.queues import QueuedTask
 from korch.events.schedule import schedule_segment
 from korch.measure.compiler import Builder
@@ -148,6 +148,22 @@ def test_a_segment_ends_at_a_kernel_without_tasks(graph):
     assert found.steps == (0, 4)
     assert found.simulated.total_ns < found.joined.total_ns
     assert 0 < found.simulated.share_waiting < found.joined.share_waiting < 1
+
+
+def test_tasks_with_less_to_write_take_less_time():
+    builder, x = plans.new_graph(x="f32[40000]")
+    builder.output("y", builder.add("neg", [x]))
+    graph, target = builder.freeze(), detect_target(2, find_compiler().identity)
+    group = make_group(graph, [0], [graph.primitives[0].output])
+    step = step_of(group, target, None)
+    use = Use(0, step.kernel, (None, ("output 0", 0)), 1000.0)
+    (stage,) = Splitter(target, 1).stages(use, 0)
+    sizes = [sum(spans.size for spans in own.writes.values()) for own in stage.footprints]
+    assert sum(sizes) == 4 * 40000 and len(set(sizes)) == 2
+    assert max(stage.times_ns) == pytest.approx(1000.0)
+    assert stage.times_ns[0] * sizes[1] == pytest.approx(stage.times_ns[1] * sizes[0])
+    (alone,) = Splitter(target, 1).stages(replace(use, alone_ns=1500.0), 0)
+    assert sum(alone.times_ns) == pytest.approx(1500.0)
 
 
 def test_queues_of_real_kernels_without_a_wait_are_refused(graph):

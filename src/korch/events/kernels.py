@@ -103,11 +103,29 @@ class Splitter:
         for number, (stage, work) in enumerate(zip(program.stages, works, strict=True)):
             parts = tuple(self._parts(number, stage.tasks))
             touched = tuple(self._touched(use, program, number, parts))
-            most = -(-stage.tasks // self.target.threads) if use.alone_ns is None else stage.tasks
-            time_ns = use.cost_ns if use.alone_ns is None else use.alone_ns
-            each = time_ns * work / max(1, sum(works)) / max(1, most)
-            found.append(TaskStage(use, parts, touched, tuple(each * (p.end - p.begin) for p in parts)))
+            time_ns = (use.cost_ns if use.alone_ns is None else use.alone_ns) * work / max(1, sum(works))
+            found.append(TaskStage(use, parts, touched, self._times(parts, touched, time_ns, use.alone_ns is None)))
         return found
+
+    def _times(
+        self, parts: Sequence[TaskPart], touched: Sequence[Touched], time_ns: float, is_of_all: bool
+    ) -> tuple[float, ...]:
+        """Return the times of tasks by the bytes that they write: the last grid points of an axis may have less to do.
+
+        Args:
+            parts: the tasks.
+            touched: what they touch.
+            time_ns: the time of the stage on one thread.
+            is_of_all: whether it is the time on all threads.
+        """
+        works = [sum(spans.size for spans in own.writes.values()) for own in touched]
+        if not all(works):
+            works = [part.end - part.begin for part in parts]
+        loads = [0] * self.target.threads
+        for part, work in zip(parts, works, strict=True):
+            loads[part.thread] += work
+        each = time_ns / max(1, max(loads) if is_of_all else sum(loads))
+        return tuple(each * work for work in works)
 
     def _parts(self, number: int, tasks: int) -> list[TaskPart]:
         found = []

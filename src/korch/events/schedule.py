@@ -13,10 +13,11 @@ from heapq import heappop, heappush
 
 from korch.events.check import check_graph, check_queues
 from korch.events.derive import derive_events
+from korch.events.fetched import CachedLines
 from korch.events.graph import Task, TaskGraph
 from korch.events.kernels import Splitter, TaskStage, Use
 from korch.events.queues import Queues, make_queues
-from korch.events.simulate import WAIT_NS, Simulated, simulate_joins, simulate_queues
+from korch.events.simulate import FETCH_NS_PER_BYTE, WAIT_NS, Simulated, simulate_joins, simulate_queues
 from korch.target import Target
 
 
@@ -44,13 +45,17 @@ class TaskSegment:
         return self.stages[0].use.step, self.stages[-1].use.step + 1
 
 
-def schedule_segment(uses: Sequence[Use], target: Target, parts: int = 1) -> TaskSegment:
+def schedule_segment(
+    uses: Sequence[Use], target: Target, parts: int = 1, cached: CachedLines | None = None
+) -> TaskSegment:
     """Return the queues of some kernels.
 
     Args:
         uses: the kernels in order; all can run as tasks.
         target: the threads.
         parts: into how many tasks the grid points of each thread are cut.
+        cached: which threads have what kernels before these have written: tasks of which the time on one thread is
+            known take longer by what they fetch from others. None if times are those on all threads.
     """
     splitter = Splitter(target, parts)
     stages: list[TaskStage] = []
@@ -65,6 +70,9 @@ def schedule_segment(uses: Sequence[Use], target: Target, parts: int = 1) -> Tas
     graph = derive_events([f"{stage.use.kernel.symbol}.{max(0, _number(stage))}" for stage in stages], footprints)
     check_graph(graph)
     times_ns = {(s, i): time_ns for s, stage in enumerate(stages) for i, time_ns in enumerate(stage.times_ns)}
+    if cached is not None:
+        for s, i in times_ns:
+            times_ns[s, i] += FETCH_NS_PER_BYTE * cached.fetch(footprints[s][i], stages[s].parts[i].thread)
     threads = {(s, i): part.thread for s, stage in enumerate(stages) for i, part in enumerate(stage.parts)}
     queues = make_queues(graph, list_orders(graph, times_ns, threads, target.threads))
     check_queues(queues, footprints)

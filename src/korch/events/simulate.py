@@ -14,6 +14,9 @@ JOIN_NS = 800.0
 WAIT_NS = 100.0
 """The time until a thread sees that a task of another has ended."""
 
+FETCH_NS_PER_BYTE = 0.06
+"""What a byte from the cache of another core takes longer than one that the thread has."""
+
 
 @dataclass(frozen=True)
 class Simulated:

@@ -32,6 +32,11 @@ class Spans:
     def __bool__(self) -> bool:
         return bool(self.begins.size)
 
+    @property
+    def size(self) -> int:
+        """The number of bytes."""
+        return int((self.ends - self.begins).sum())
+
     def shifted(self, by: int) -> Spans:
         """Return the set with each byte moved by some bytes."""
         return Spans(self.begins + by, self.ends + by)

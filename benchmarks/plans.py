@@ -1,0 +1,83 @@
+"""Model -> the kernels of a searched plan, which are kept in a file and made anew for other numbers of threads."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.suite import load
+from korch.ablation import Ablation
+from korch.candidate.candidate import Refusal
+from korch.measure.compiler import Builder
+from korch.measure.cpu import CpuMeter
+from korch.options import Options
+from korch.partition.join import with_constants_of
+from korch.pipeline.optimize import run_until
+from korch.pipeline.run import Run, few_collections
+from korch.primitive.graph import PrimitiveGraph
+from korch.provider.provider import Kernel, Provider, load_providers
+from korch.runtime.build import build
+from korch.runtime.executable import Executable
+from korch.runtime.program import PlanStep
+from korch.search.result import PlanName
+from korch.target import Target
+
+Plan = tuple[PrimitiveGraph, Sequence[PlanStep[Kernel]], Target]
+"""The model's graph, the kernels in order, and the machine that they are for."""
+
+
+def searched(name: str, folder: Path, budget_s: float) -> Plan:
+    """Return the plan of a model for two threads that is in a folder; if there is none, search it and keep it there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.pickle"
+    if not path.exists():
+        path.write_bytes(
+            pickle.dumps(_search(name, Options(threads=2, budget_s=budget_s, ablation=Ablation(side_by_side=False))))
+        )
+    plan: Plan = pickle.loads(path.read_bytes())
+    return plan
+
+
+@few_collections()
+def _search(name: str, options: Options) -> Plan:
+    run = Run(options, {}, lambda stage, text: print(name, stage, text, flush=True), load(name).SerializeToString())
+    with run.resources:
+        run_until(run, "orchestrate", skip=("reference",))
+        meter, chosen, steps = run.meter, run.outcome.plans[PlanName.SEARCHED], []
+        if not isinstance(meter, CpuMeter):
+            raise AssertionError("a meter of another target")
+        for candidate in chosen:
+            kernel = meter.kernel(candidate)
+            if isinstance(kernel, Refusal):
+                raise SystemExit(kernel.reason)
+            cost_ns, is_measured = run.ledger.cost_ns(candidate)
+            steps.append(PlanStep(candidate, kernel, cost_ns, meter.bound_ns(candidate), is_measured))
+        return with_constants_of(run.joined.graph, [chosen]), steps, meter.target
+
+
+def for_threads(plan: Plan, threads: int) -> Plan:
+    """Return a plan with the same kernels for another number of threads, where their providers offer them."""
+    graph, steps, target = plan
+    target = replace(target, threads=threads)
+    providers = {provider.name: provider for provider in load_providers()}
+    made = [_step(providers[s.candidate.provider], s, target) if s.kernel.symbol else s for s in steps]
+    return graph, made, target
+
+
+def _step(provider: Provider[Target, Kernel], step: PlanStep[Kernel], target: Target) -> PlanStep[Kernel]:
+    wanted = step.candidate.offer
+    offers = provider.offer(step.candidate.group, target)
+    for offer in () if isinstance(offers, Refusal) else offers:
+        if (offer.variant, offer.inputs, offer.outputs) == (wanted.variant, wanted.inputs, wanted.outputs):
+            kernel = provider.build(step.candidate.group, offer, target)
+            if isinstance(kernel, Kernel):
+                return replace(step, kernel=kernel)
+    return step
+
+
+def executable(plan: Plan, parts: int = 0) -> Executable:
+    """Return a plan with joins after each kernel, or with the grid points of a thread in some parts as tasks."""
+    graph, steps, target = plan
+    return Executable(build(graph, steps, target, Builder(target.isa), parts=parts))

@@ -1,0 +1,182 @@
+"""The simulator of joins and tasks against runs on one and two threads, and what it predicts for more.
+
+    python -m benchmarks.simulated [--models mobilenetv3,yolox] [--budget 70] [--plans FOLDER] [--seconds 8]
+                                   [--output FILE.json] [--plot FILE.svg]
+
+Each model is searched for two threads; plans that are in the folder are used. Kernels are timed on one thread, within
+runs. From these times alone the simulator (`korch.events.simulate`) predicts runs on more threads: a task takes its
+part of that time by the bytes that it writes, and longer by what it fetches from the caches of other cores. The speed
+of memory and the caches that cores share are assumed to grow with the threads. For each number of threads the kernels
+are made anew, where their provider offers the same kernel. A kernel without a tile program takes what it took on one
+and two threads, continued. What a run takes beside its kernels is added as it is on one thread. The runs on one
+thread, and with joins and tasks on two, are interleaved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log2
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.plans import Plan, executable, for_threads, searched
+from benchmarks.suite import machine
+from korch.events.fetched import CachedLines
+from korch.events.kernels import has_tasks, segments_of
+from korch.events.schedule import schedule_segment
+from korch.limits import DEFAULT_LIMITS
+from korch.report.peers.inputs import random_feeds
+from korch.runtime.build import uses_of
+from korch.runtime.executable import Executable
+from korch.runtime.program import bind_steps
+
+THREADS = (1, 2, 8, 16, 32, 64)
+WAYS = {"alone": ("1", "joins"), "joins": ("2", "joins"), "tasks": ("2", "tasks")}
+"""The runs that are measured: their threads, and the schedule."""
+
+
+def main() -> None:
+    """Measure, predict, and print a line for each model."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default="mobilenetv3,yolox,efficientvit,segformer,candy,bert,gpt2,vit,llama")
+    parser.add_argument("--budget", type=float, default=70)
+    parser.add_argument("--plans", type=Path, help="folder of plans; missing ones are written to it")
+    parser.add_argument("--seconds", type=float, default=8, help="of interleaved runs of a model")
+    parser.add_argument("--output", type=Path, help="measured times that it has are used again")
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--no-predict", action="store_true", help="measure only")
+    args = parser.parse_args()
+    known = json.loads(args.output.read_text())["models"] if args.output and args.output.exists() else {}
+    rows: dict[str, Any] = known
+    for name in args.models.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            plan = searched(name, args.plans or Path(folder), args.budget)
+        row = rows.setdefault(name, {})
+        if "measured_ms" not in row:
+            row |= measure(plan, args.seconds)
+        if not args.no_predict:
+            row["predicted_ms"] = predict(plan, row["kernels_ns"], row["measured_ms"]["alone"])
+            print(line(name, row), flush=True)
+        if args.output:
+            args.output.write_text(json.dumps({"machine": machine(), "models": rows}, indent=1) + "\n")
+    if args.plot:
+        draw(rows, args.plot)
+
+
+def measure(plan: Plan, seconds: float) -> dict[str, Any]:
+    """Return the times of interleaved runs, and those of kernels on one and two threads."""
+    graph, steps, target = plan
+    one, parts = (graph, steps, replace(target, threads=1)), DEFAULT_LIMITS.task_parts
+    runs: dict[str, Executable] = {
+        "alone": executable(one),
+        "joins": executable(plan),
+        "tasks": executable(plan, parts),
+    }
+    arrays = list(random_feeds(runs["alone"].get_inputs(), 0).values())
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    kernels: list[list[tuple[int, ...]]] = [[], []]
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or len(taken["alone"]) < 5:
+        for name, run in runs.items():
+            begin = time.perf_counter()
+            run(*arrays)
+            taken[name].append(1e3 * (time.perf_counter() - begin))
+        for own, name in zip(kernels, ("alone", "joins"), strict=True):
+            own += runs[name].time(arrays, 1).kernel_ns
+    quotients = np.percentile(np.array(taken["joins"]) / np.array(taken["tasks"]), [10, 50, 90])
+    return {
+        "measured_ms": {name: float(np.median(times)) for name, times in taken.items()},
+        "joins/tasks": quotients.tolist(),
+        "kernels_ns": [np.median(np.array(own), axis=0).tolist() for own in kernels],
+    }
+
+
+def predict(plan: Plan, kernels_ns: Sequence[Sequence[float]], alone_ms: float) -> dict[str, dict[str, float]]:
+    """Return the times of runs, in milliseconds, by the number of threads and the schedule.
+
+    Args:
+        plan: the kernels.
+        kernels_ns: their times on one and on two threads.
+        alone_ms: the time of a run on one thread.
+    """
+    found = {}
+    outside_ms = max(0.0, alone_ms - sum(kernels_ns[0]) / 1e6)
+    for threads in THREADS:
+        graph, steps, target = plan if threads <= 2 else for_threads(plan, threads)
+        target = replace(target, threads=threads)
+        uses = [
+            replace(use, cost_ns=_scaled(one_ns, two_ns, threads), alone_ns=one_ns)
+            for use, one_ns, two_ns in zip(uses_of(bind_steps(graph, steps), steps), *kernels_ns, strict=True)
+        ]
+        times = dict.fromkeys(("joins", "tasks"), sum(use.cost_ns for use in uses if use.kernel.symbol))
+        segments = segments_of(uses)
+        tasked = {use.step for own in segments for use in own}
+        segments += [[use] for use in uses if has_tasks(use.kernel) and use.step not in tasked]
+        cached = CachedLines(threads * target.l2_bytes)
+        for own in sorted(segments, key=lambda own: own[0].step) if threads > 1 else []:
+            segment = schedule_segment(own, target, DEFAULT_LIMITS.task_parts if threads < 8 else 1, cached)
+            replaced_ns = sum(use.cost_ns for use in own)
+            times["joins"] += segment.joined.total_ns - replaced_ns
+            times["tasks"] += segment.simulated.total_ns - replaced_ns
+        found[str(threads)] = {name: outside_ms + time_ns / 1e6 for name, time_ns in times.items()}
+    return found
+
+
+def _scaled(one_ns: float, two_ns: float, threads: int) -> float:
+    """Return the time of a kernel of which only its times on one and two threads are known."""
+    return float(one_ns * min(1.0, two_ns / max(1.0, one_ns)) ** log2(threads))
+
+
+def line(name: str, row: dict[str, Any]) -> str:
+    """Return what was measured and predicted, with the errors."""
+    measured, predicted = row["measured_ms"], row["predicted_ms"]
+    texts = [
+        f"{threads} {way} {predicted[threads][way]:.2f} ({measured[run]:.2f}, "
+        f"{100 * (predicted[threads][way] / measured[run] - 1):+.1f} %)"
+        for run, (threads, way) in WAYS.items()
+    ]
+    more = [f"{n}: {predicted[n]['joins'] / predicted[n]['tasks']:.2f}" for n in predicted]
+    return f"{name}: predicted (measured) ms {'; '.join(texts)}; predicted joins/tasks {', '.join(more)}"
+
+
+def draw(rows: dict[str, Any], path: Path) -> None:
+    """Draw the predicted speed-up over one thread of joins and of tasks, and what was measured on two threads."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "korch"  # equal results give equal files
+    from matplotlib import pyplot
+
+    figure, all_axes = pyplot.subplots(
+        1, len(rows), figsize=(2.6 * len(rows), 2.8), layout="constrained", sharey=True, squeeze=False
+    )
+    for axes, (name, row) in zip(all_axes[0], rows.items(), strict=True):
+        alone = row["predicted_ms"]["1"]["joins"]
+        counts = [int(n) for n in row["predicted_ms"]]
+        for way, style in (("joins", "s--"), ("tasks", "o-")):
+            axes.plot(
+                counts, [alone / row["predicted_ms"][str(n)][way] for n in counts], style, label=way, markersize=3
+            )
+        measured = row["measured_ms"]
+        axes.plot([2], [measured["alone"] / measured["joins"]], "kx", label="measured, joins")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(counts, counts)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_title(name, fontsize="medium")
+        axes.set_xlabel("threads")
+        axes.spines[["top", "right"]].set_visible(False)
+    all_axes[0][0].set_ylabel("time on one thread / time")
+    all_axes[0][0].legend(fontsize="small")
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+if __name__ == "__main__":
+    main()
