@@ -354,6 +354,15 @@ def test_what_stays_in_the_cache(batch, m, n, terms, is_kept):
     assert found.chunk == terms or found.chunk % 32 == 0
 
 
+@pytest.mark.parametrize(("terms", "chunk"), [(768, 768), (384, 384), (3072, 320)])
+def test_rows_stay_with_all_terms_where_a_right_operand_in_components_can_be_read_again(terms, chunk):
+    target = Target(isa="amx", lanes=16, threads=2, l2_bytes=2 << 20)
+    found = VectorBlocking.split((1, 512, 768, terms), (3, 3), target, is_given=True)
+    assert found.chunk == chunk
+    assert (found.block < 512) == (chunk == terms)
+    assert found.block % 32 == 0
+
+
 @pytest.mark.parametrize(("m", "n", "parts"), [(128, 768, 2), (256, 169, 1), (300, 300, 2)])
 def test_threads_share_the_larger_operand_out(m, n, parts):
     target = Target(isa="amx", lanes=16, threads=2, l2_bytes=2 << 20)

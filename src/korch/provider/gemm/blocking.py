@@ -41,6 +41,9 @@ SPLIT_CACHE_SHARE = 0.5
 SPLIT_ROWS = 384
 """Rows of a block: enough that splitting columns takes little time beside the products."""
 
+LEAST_GIVEN_ROWS = 192
+"""Rows that fit into the cache with all terms for which a right operand that comes in components is read again."""
+
 LEAST_GROUP = 4
 """Strips that must fit into the cache to stay there while the rows go by."""
 
@@ -86,7 +89,11 @@ class VectorBlocking:
             group = -(-strips // -(-strips // fitting))
             return VectorBlocking(vectors, 8, block, 1, terms, group)
         blocks, parts = (1, teams) if strips >= teams and n >= m else (teams, 1)
-        blocks *= max(1, round(m / (blocks * SPLIT_ROWS)))
+        fitting = int(room / (rows_bytes * -(-terms // TOGETHER)))
+        if is_given and fitting >= LEAST_GIVEN_ROWS:  # then results need not wait for further terms
+            blocks *= -(-m // (blocks * fitting))
+        else:
+            blocks *= max(1, round(m / (blocks * SPLIT_ROWS)))
         block = min(m, -(-m // (blocks * TOGETHER)) * TOGETHER)
         steps = int(room / (rows_bytes * round_up(block, TOGETHER)))
         chunks = -(-terms // (max(8, steps) * TOGETHER))
