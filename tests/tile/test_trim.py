@@ -85,6 +85,7 @@ def kernels(group: Group, axis: int, target: Target, provider: object) -> list[t
         (product(ROWS, 40, 96), 1, GemmProvider()),
         (product(36, 16, 32), 1, GemmProvider()),
         (product(ROWS, 3072, 64), 1, GemmProvider()),
+        (product(256, 768, 256), 1, GemmProvider()),
         (of_heads(ROWS), 2, GemmProvider()),
         (normalized(1, ROWS, 48), 1, GeneratedProvider()),
         (normalized(1, 4, ROWS, 40), 2, GeneratedProvider()),
@@ -135,6 +136,17 @@ def test_a_task_may_have_a_part_of_a_coordinate() -> None:
     assert program is not None
     assert [bind(program, {LIVE: n}).stages[0].tasks for n in (1, 3, 10)] == [4, 12, 40]
     assert whole(program).stages[0].tasks == 40
+
+
+def test_a_task_ends_early_where_all_tasks_of_the_largest_size_have_as_many_rows() -> None:
+    task, row, column = Axis("task", 4), Axis("row", 8), Axis("column", 4)
+    place = add(scale(var("task"), 32), scale(var("row"), 4), var("column"))
+    step = Pass((row, column), "column", (Load("x", DType.F32, "i0", place),), (Store("o0", place, "x"),))
+    buffers = (Buffer("i0", Level.INPUT, DType.F32, 128), Buffer("o0", Level.OUTPUT, DType.F32, 128))
+    found = trimmed(TileProgram(buffers, (Stage((task,), (step,)),)), {"o0": Needed(4, 32)}, 1)
+    assert found is not None
+    ((_, leaf),) = found.stages[0].leaves
+    assert leaf.axes[0].ragged == ("task", var(LIVE))
 
 
 def copied(row: int, step: int) -> TileProgram:

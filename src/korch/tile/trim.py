@@ -120,6 +120,7 @@ def _stage(program: TileProgram, stage: Stage, needed: Mapping[str, Needed], ext
             break
     else:
         return _looped(stage, needed) or _inside(stage, needed, extent)
+    stage = _ragged(stage, axis, part, extent)
     coarse = _of_live(stage, axis, part, needed, extent)
     if part.denominator > 1 or shares_of(coarse, {LIVE: (1, extent)}) is not None:
         return coarse
@@ -348,12 +349,24 @@ def _finer(stage: Stage, axis: Axis, part: int, extent: int, threads: int) -> tu
     size = round_up(ceil_div(extent, count), EDGE if on_matrix_units else ROW_STEP)
     if count <= axis.extent or size >= part:
         return None
+    finer = _cut(stage, axis, part, size, extent)
+    return (finer, size) if finer is not None else None
+
+
+def _ragged(stage: Stage, axis: Axis, part: Fraction, extent: int) -> Stage:
+    """Return a stage whose last task along an axis may end early; the stage itself if it can't."""
+    has_rows = part.denominator == 1 and part > 1
+    return (_cut(stage, axis, int(part), int(part), extent) if has_rows else None) or stage
+
+
+def _cut(stage: Stage, axis: Axis, part: int, size: int, extent: int) -> Stage | None:
+    """Return a stage whose tasks along an axis compute `size` instead of `part` coordinates; None if that's unclear."""
     cutter = _Cutter(axis, part, size, extent)
     steps = [cutter.step(step, ranges_of_axes(stage.grid, {})) for step in stage.steps]
     if any(step is None for step in steps) or len(cutter.names) != 1:
         return None
-    grid = tuple(replace(a, size=ceil_div(extent, size)) if a is axis else a for a in stage.grid)
-    return Stage(grid, tuple(cutter.named(step) for step in steps if step is not None)), size
+    grid = tuple(replace(a, size=ceil_div(extent, size)) if a.name == axis.name else a for a in stage.grid)
+    return Stage(grid, tuple(cutter.named(step) for step in steps if step is not None))
 
 
 class _Cutter:
