@@ -1,0 +1,112 @@
+"""The same kernels with joins and as tasks: equal results on 1 to 8 threads, and times on as many threads as cores.
+
+    python -m benchmarks.schedules [--models mobilenetv3,yolox] [--threads 1,2,3,4,8] [--budget 70] [--plans FOLDER]
+                                   [--seconds 8] [--output FILE.json]
+
+Each model is searched for two threads; plans that are in the folder are used, and their kernels are made anew for other
+numbers of threads. A plan for two threads runs on one, too. Results are compared bit by bit in several runs. Times are
+those of interleaved runs; with more threads than cores they say nothing, and are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.plans import Plan, executable, for_threads, searched
+from benchmarks.suite import machine
+from korch.cores import usable_cores
+from korch.events.kernels import has_tasks
+from korch.limits import DEFAULT_LIMITS
+from korch.report.peers.inputs import random_feeds
+from korch.runtime.executable import Executable
+
+MODELS = "mobilenetv3,yolox,efficientvit,segformer,candy,yolov4,bert,gpt2,vit,llama"
+RUNS = 10
+"""How often results are compared."""
+
+
+def main() -> None:
+    """Compare, and print a line for each model and number of threads."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=MODELS)
+    parser.add_argument("--threads", default="1,2,3,4,8")
+    parser.add_argument("--budget", type=float, default=70)
+    parser.add_argument("--plans", type=Path, help="folder of plans; missing ones are written to it")
+    parser.add_argument("--seconds", type=float, default=8, help="of interleaved runs")
+    parser.add_argument("--output", type=Path, help="rows that it has are kept")
+    args = parser.parse_args()
+    known = json.loads(args.output.read_text())["models"] if args.output and args.output.exists() else {}
+    rows: dict[str, dict[str, Any]] = known
+    for name in args.models.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            plan = searched(name, args.plans or Path(folder), args.budget)
+        for threads in map(int, args.threads.split(",")):
+            row = compare(plan, threads, args.seconds)
+            rows.setdefault(name, {})[str(threads)] = row
+            print(name, threads, "threads:", row, flush=True)
+            if args.output:
+                args.output.write_text(json.dumps({"machine": machine(), "models": rows}, indent=1) + "\n")
+
+
+def compare(plan: Plan, threads: int, seconds: float) -> dict[str, Any]:
+    """Return whether results are equal, the times of both schedules, and what there is of tasks."""
+    made = plan if threads <= 2 else for_threads(plan, threads)
+    runs = {"joins": executable(made), "tasks": executable(made, DEFAULT_LIMITS.task_parts)}
+    if threads == 1:
+        runs = {name: _on_one_thread(run) for name, run in runs.items()}
+    run_kernels = [step.kernel for step in made[1] if step.kernel.symbol]
+    arena_bytes = {name: run.plan.arena_bytes for name, run in runs.items()}
+    row = {
+        "kernels": len(run_kernels),
+        "as_tasks": sum(map(has_tasks, run_kernels)),
+        "runs_equal": _equal_runs(runs),
+        "arena_bytes": arena_bytes,
+    }
+    return row | _times(runs, seconds) if threads <= usable_cores() else row
+
+
+def _on_one_thread(run: Executable) -> Executable:
+    return Executable(replace(run.artifact, plan=replace(run.plan, threads=1)))
+
+
+def _equal_runs(runs: Mapping[str, Executable]) -> int:
+    """Return in how many runs both schedules had the same bits.
+
+    Raises:
+        SystemExit: they had not.
+    """
+    joins, tasks = runs["joins"], runs["tasks"]
+    for seed in range(RUNS):
+        arrays = list(random_feeds(joins.get_inputs(), seed).values())
+        for i, (expected, found) in enumerate(zip(joins(*arrays), tasks(*arrays), strict=True)):
+            if expected.tobytes() != found.tobytes():
+                raise SystemExit(f"output {i} differs with inputs {seed}")
+    return RUNS
+
+
+def _times(runs: Mapping[str, Executable], seconds: float) -> dict[str, Any]:
+    """Return the median times of interleaved runs, and the quotient of those that follow each other."""
+    arrays = list(random_feeds(runs["joins"].get_inputs(), 0).values())
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or len(taken["joins"]) < 5:
+        for name, run in runs.items():
+            begin = time.perf_counter()
+            run(*arrays)
+            taken[name].append(1e3 * (time.perf_counter() - begin))
+    quotients = np.percentile(np.array(taken["joins"]) / np.array(taken["tasks"]), [10, 50, 90])
+    medians = {name: round(float(np.median(times)), 3) for name, times in taken.items()}
+    return {"times_ms": medians, "joins/tasks": [round(float(q), 3) for q in quotients]}
+
+
+if __name__ == "__main__":
+    main()
