@@ -109,6 +109,7 @@ x = np.random.default_rng(0).standard_normal((1, 32, 21, 18), np.float32)
 print("begun", flush=True)
 try:
     executable(x)
+    print("ended", flush=True)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 sys.stdin.readline()
@@ -121,7 +122,7 @@ print("right", flush=True)
 def slowed(step: PlanStep[Kernel], log: Path) -> PlanStep[Kernel]:
     """Return a kernel that sleeps before each task, or before its part of each thread, and writes to a file then."""
     function = r"(_team\(void\* const\* buffers, korch::Member& own\)|_task\(int stage, .*\)) \{"
-    sleep = f' {{ usleep(20000); if (FILE* log = fopen("{log}", "a")) fputc(1, log), fclose(log);'
+    sleep = f' {{ usleep(60000); if (FILE* log = fopen("{log}", "a")) fputc(1, log), fclose(log);'
     source = re.sub(function, lambda found: found[1] + sleep, step.kernel.source)
     return replace(step, kernel=replace(step.kernel, source=f"#include <stdio.h>\n#include <unistd.h>\n{source}"))
 

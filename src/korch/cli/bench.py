@@ -41,6 +41,7 @@ def bench(
     options: Options,
     shapes: Mapping[str, Sequence[int]],
     *,
+    rest_ms: float = 0.0,
     tell: Tell | None = None,
 ) -> Comparison:
     """Compare Korch with other engines. One that can't run the model is left out.
@@ -54,6 +55,7 @@ def bench(
         options: for a model, how to optimize it.
         shapes: sizes for inputs with unknown dimensions, by input name; of an artifact with
             several plans, those of one; of an artifact for ranges of sizes, any.
+        rest_ms: how long each engine rests before a timed run.
         tell: called with a stage's name and a line of text.
 
     Raises:
@@ -80,7 +82,7 @@ def bench(
         runners = [RunnerSpec("korch", artifact)]
         runners += [RunnerSpec(name, path, get_peer(name).name) for name in against]
         notes = (executable.facts(),) if isinstance(report, HostedReport) else tuple(quality(report))
-        settings = Settings(executable.threads, rounds, leave_out=True)
+        settings = Settings(executable.threads, rounds, rest_ms=rest_ms, leave_out=True)
         del executable  # its weights and threads are not part of the comparison
         comparison = compare(runners, inputs, settings, progress=lambda text: say("compare", text))
         return replace(comparison, notes=notes)

@@ -108,6 +108,8 @@ def _add_bench(commands: Commands) -> None:
         help="the model that the other engines run, if the subject is an artifact",
     )
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="runs of each engine, in turn")
+    rest = "time single runs after a rest, as where requests are few; without it, runs follow each other"
+    parser.add_argument("--rest", type=float, default=0.0, metavar="MILLISECONDS", help=rest)
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224", help=SHAPE_HELP)
     add_options(parser)

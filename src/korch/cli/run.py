@@ -61,7 +61,16 @@ def bench(parsed: argparse.Namespace) -> int:
     with Bar() as bar:
         for shapes in map(static, bindings_of(parsed.subject, parse_bindings(parsed.shape))):
             options = options_of(parsed)
-            comparison = compared(parsed.subject, engines, parsed.model, parsed.rounds, options, shapes, tell=bar.tell)
+            comparison = compared(
+                parsed.subject,
+                engines,
+                parsed.model,
+                parsed.rounds,
+                options,
+                shapes,
+                rest_ms=parsed.rest,
+                tell=bar.tell,
+            )
             found.append((shapes, comparison))
     if len(found) == 1:
         comparison = found[0][1]

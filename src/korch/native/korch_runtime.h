@@ -288,10 +288,12 @@ int run_together(handle *h, const stretch &steps, int64_t from, korch::Oversubsc
     if (korch_threads_hide) korch_threads_hide(true);
     const uint32_t turn = korch::begin_turns(team);
     int64_t ended_ns = 0;
+    const korch::Leader leader(h->threads);
 #pragma omp parallel num_threads(h->threads)
     {
         const int me = omp_get_thread_num(), threads = omp_get_num_threads();
         if (me == 0) team.threads = threads; /* read by this thread alone */
+        else leader.leave_core(me);
         runner<IS_TIMED>{h, team, korch::member(team, me, threads, turn), kernel_ns, start}.run(from, steps.end);
         if (me == 0) {
             team.finished.set(1);

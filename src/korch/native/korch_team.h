@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "korch_apart.h"
+
 extern "C" {
 int omp_get_thread_num(void);
 int omp_get_num_threads(void);
@@ -45,10 +47,12 @@ inline long share_units(long count, long unit, long me, long threads) {
 // Run a kernel's function in a region of its own.
 inline int run_region(int threads, int (*run)(void* const*, Member&), void* const* buffers) {
   int failed = 0;
+  const Leader leader(threads);
 #pragma omp parallel num_threads(threads) reduction(| : failed)
   {
     Member own;
     own.me = omp_get_thread_num(), own.threads = omp_get_num_threads();
+    if (own.me != 0) leader.leave_core(own.me);
     own.meet_others = [](Member&) {
 #pragma omp barrier
     };

@@ -4,7 +4,8 @@ Each engine has its own process (`peers/process.py`). In a round each engine has
 order that changes from round to round, so that a temporary disturbance slows all engines. Ratios
 are computed within a round; they vary much less than times. Before a turn the threads of the
 engine before it must be idle. A turn begins with an untimed run, which fills the caches and wakes
-the threads. Short models run several times in a turn, and the median counts.
+the threads. Short models run several times in a turn, and the median counts. If runs after a rest
+are asked for, a turn has one timed run: the untimed one, the rest, and then this.
 """
 
 from __future__ import annotations
@@ -186,6 +187,7 @@ class Settings:
         threads: the number of threads of each engine.
         rounds: the number of turns of each engine.
         warm_up: untimed runs of each engine before the first round.
+        rest_ms: how long an engine rests before each timed run, as where requests are few; 0 for runs in sequence.
         subject: the name of the row that the others are compared with.
         seed: of the order of turns.
         prepare_timeout_s: for loading and compiling a model; a peer may have its own.
@@ -200,6 +202,7 @@ class Settings:
     threads: int
     rounds: int = 15
     warm_up: int = 3
+    rest_ms: float = 0.0
     subject: str = "korch"
     seed: int = 0
     prepare_timeout_s: float = 900.0
@@ -210,6 +213,8 @@ class Settings:
         for name in ("threads", "rounds"):
             if getattr(self, name) < 1:
                 raise OptionError(f"the value {getattr(self, name)} is too small", f"option --{name}", "at least 1")
+        if not 0 <= self.rest_ms <= 10_000:
+            raise OptionError(f"the value {self.rest_ms:g} is out of range", "option --rest", "0 to 10000 milliseconds")
 
 
 def compare(
@@ -310,9 +315,9 @@ def _take_seat(
     start_s = time.monotonic()
     worker.ask(request, prepare_s)
     some_runs_s = settings.run_timeout_s * (settings.warm_up + 1)  # the first one may compile
-    worker.ask({"do": "run", "untimed": 1, "timed": 0}, some_runs_s)
+    worker.ask({"do": "run", "untimed": 1, "rest_ms": 0, "timed": 0}, some_runs_s)
     ready_s = time.monotonic() - start_s
-    run = {"do": "run", "untimed": max(0, settings.warm_up - 1), "timed": 1}
+    run = {"do": "run", "untimed": max(0, settings.warm_up - 1), "rest_ms": 0, "timed": 1}
     (time_ns,) = worker.ask(run, some_runs_s)["times_ns"]
     runs_a_turn = min(_MOST_RUNS, 1 + _TURN_NS // max(1, time_ns))
     memory_bytes = worker.memory_bytes()
@@ -341,7 +346,8 @@ def _take_turns(
         say(f"round {turn + 1} of {settings.rounds}")
         shuffle.shuffle(order)
         for seat in tuple(order):
-            run = {"do": "run", "untimed": 1, "timed": seat.runs_a_turn}
+            runs = 1 if settings.rest_ms else seat.runs_a_turn
+            run = {"do": "run", "untimed": 1, "rest_ms": settings.rest_ms, "timed": runs}
             try:
                 samples_ns = seat.worker.ask(run, settings.run_timeout_s)["times_ns"]
             except (UnsupportedError, MeasureError) as error:

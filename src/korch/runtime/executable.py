@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any, Self, TypeVar
 
-from korch.alignment import short_lived_bytes
+from korch.alignment import address_of, short_lived_array
 from korch.errors import ArtifactError
 from korch.primitive.op import Array
 from korch.runtime.artifact import Archive, Artifact, archive_of, read_artifact
@@ -54,6 +54,7 @@ class Executable(PlanExecutable):
         self._handle = Handle(library, artifact.weights, plan.threads)
         self._inputs = tuple(map(ArrayType.of, self.get_inputs()))
         self._outputs = tuple((ArrayType.of(TensorInfo.of(tensor)), tensor.type.size_bytes) for tensor in plan.outputs)
+        self._known_names = tuple(t.name for t in plan.inputs), tuple(t.name for t in plan.outputs)
         self.report = artifact.report
 
     @property
@@ -131,19 +132,20 @@ class Executable(PlanExecutable):
             where = str(path) if isinstance(path, str | os.PathLike) else ""
             raise ArtifactError(error.what, where, error.expected, error.hint) from error
 
+    def _names(self) -> tuple[Sequence[str], Sequence[str]]:
+        return self._known_names
+
     def _accept(self, arrays: Sequence[Any]) -> list[Array]:
         if len(arrays) != len(self._inputs):  # the names are looked up for the message only
             self.check_count(arrays)
         return [type_.accept(array) for type_, array in zip(self._inputs, arrays, strict=True)]
 
     def _allocate(self) -> tuple[Array, ...]:
-        return tuple(
-            short_lived_bytes(size_bytes).view(type_.dtype).reshape(type_.shape) for type_, size_bytes in self._outputs
-        )
+        return tuple(short_lived_array(type_.shape, type_.dtype, size_bytes) for type_, size_bytes in self._outputs)
 
 
 def _addresses(arrays: Sequence[Array]) -> list[int]:
-    return [array.__array_interface__["data"][0] for array in arrays]
+    return [address_of(array) for array in arrays]
 
 
 def _check_interface(library: Library, artifact: Artifact) -> None:

@@ -41,6 +41,9 @@ _ONNX_TYPE = {
 }
 
 
+_NUMPY = np.ndarray, np.generic
+
+
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """A model input or output, described as ONNX Runtime's sessions do.
@@ -179,10 +182,13 @@ class Runnable(ABC):
             raise InputError("run_options is for ONNX Runtime only", expected="None")
         names, offered = self._names()
         _check_feeds(feeds, names)
-        wanted = offered if output_names is None else list(output_names)
+        arrays = [feeds[name] for name in names]
+        if output_names is None:
+            return list(self.compute(arrays))
+        wanted = list(output_names)
         if unknown := [name for name in wanted if name not in offered]:
             raise InputError(f"there is no output {unknown[0]!r}", expected=quoted(offered))
-        found = dict(zip(offered, self(*(feeds[name] for name in names)), strict=True))
+        found = dict(zip(offered, self.compute(arrays), strict=True))
         return [found[name] for name in wanted]
 
     def _names(self) -> tuple[Sequence[str], Sequence[str]]:
@@ -299,7 +305,10 @@ class ArrayType:
         Raises:
             InputError: it has another shape or type, or is no array in this machine's memory.
         """
-        found = np.asarray(array) if isinstance(array, np.ndarray | np.generic) else self._import(array)
+        if type(array) is np.ndarray:
+            found: Array = array
+        else:
+            found = np.asarray(array) if isinstance(array, _NUMPY) else self._import(array)
         is_native = found.dtype == self.dtype
         if not self._fits(found.shape) or not (is_native or found.dtype.newbyteorder("=") == self.dtype):
             text = _type_text(found.dtype, found.shape)

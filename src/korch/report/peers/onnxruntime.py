@@ -1,10 +1,8 @@
 """ONNX Runtime, on its CPU execution provider with all graph optimizations.
 
 Inputs and outputs are bound once, so a call consists of `Run` alone. The threads of the pool spin
-within a run, which is the default and the fastest setting, and stop at its end. Otherwise they
-would spin for about 50 ms after a run, while another engine may be timed.
-
-Source: onnxruntime_session_options_config_keys.h, `session.force_spinning_stop`.
+within a run and for some time after it, which is the default and the fastest setting: they need not
+be woken for the next run. Before another engine is timed, the comparison waits until they sleep.
 """
 
 from __future__ import annotations
@@ -40,7 +38,6 @@ class OnnxRuntimePeer:
         options.inter_op_num_threads = 1
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
         options.log_severity_level = 3
-        options.add_session_config_entry("session.force_spinning_stop", "1")
         for name, size in free_dimensions(read_graph(model_path), inputs).items():
             options.add_free_dimension_override_by_name(name, size)
         session = ort.InferenceSession(str(model_path), options, providers=["CPUExecutionProvider"])

@@ -5,7 +5,7 @@ output; what the engine prints goes to standard error. It ends when its input en
 outlives the process that started it. While it waits it uses no processor time.
 
     {"do": "prepare", "engine", "path", "threads", "inputs": npz, "names": [...]}  -> {}
-    {"do": "run", "untimed": n, "timed": m}                                 -> {"times_ns": [...]}
+    {"do": "run", "untimed": n, "rest_ms": t, "timed": m}                   -> {"times_ns": [...]}
     {"do": "outputs", "to": npz}                                            -> {}
 
 An error of the engine is answered as {"error": {"kind", "what", "where", "expected", "hint"}}.
@@ -18,7 +18,7 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from time import perf_counter_ns
+from time import perf_counter_ns, sleep
 from typing import Any
 
 from korch.errors import KorchError
@@ -58,7 +58,8 @@ class _Session:
                 self._run = _prepare(request)
                 return {}
             case "run":
-                return {"times_ns": _time(self._prepared(), request["untimed"], request["timed"])}
+                untimed, rest_s = request["untimed"], request["rest_ms"] / 1e3
+                return {"times_ns": _time(self._prepared(), untimed, rest_s, request["timed"])}
             case "outputs":
                 save_arrays(Path(request["to"]), self._prepared()())
                 return {}
@@ -78,9 +79,11 @@ def _prepare(request: dict[str, Any]) -> Run:
     return peer.prepare(Path(request["path"]), inputs, request["threads"])
 
 
-def _time(run: Run, untimed: int, timed: int) -> list[int]:
+def _time(run: Run, untimed: int, rest_s: float, timed: int) -> list[int]:
     for _ in range(untimed):
         run()
+    if rest_s:
+        sleep(rest_s)
     times_ns = []
     for _ in range(timed):
         start_ns = perf_counter_ns()
