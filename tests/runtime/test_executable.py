@@ -52,6 +52,27 @@ def test_run_is_a_drop_in_for_a_session_of_onnx_runtime(make_executable):
     assert [tensor.name for tensor in executable.get_outputs()] == ["difference", "negative"]
 
 
+def test_bound_arrays_are_read_and_written_at_each_run(make_executable):
+    executable = make_executable(plans.several_outputs())
+    x, y = np.arange(8, dtype=np.float32), np.ones(8, np.float32)
+    run = executable.bind(x, y)
+    first = run()
+    assert_same(first, [x - y, -(x + y)])
+    x[:] = 7
+    second = run()
+    assert all(a is b for a, b in zip(first, second, strict=True))
+    assert_same(second, [x - y, -(x + y)])
+
+
+@pytest.mark.parametrize("x", [np.zeros(16, np.float32)[::2], np.zeros(8, ">f4"), np.zeros(9, np.float32)])
+def test_arrays_that_cant_be_bound_are_refused(x, make_executable):
+    executable = make_executable(plans.several_outputs())
+    with pytest.raises(InputError, match="input 'x'"):
+        executable.bind(x, np.ones(8, np.float32))
+    with pytest.raises(InputError, match="with 1 arrays"):
+        executable.bind(np.ones(8, np.float32))
+
+
 def test_types_are_named_as_onnx_runtime_names_them(make_executable):
     executable = make_executable(plans.types())
     names = ["double", "float", "float16", "bfloat16", "int64", "int32", "int16", "int8"]

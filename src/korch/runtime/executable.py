@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any, Self, TypeVar
 
+import numpy as np
+
 from korch.alignment import address_of, short_lived_array
-from korch.errors import ArtifactError
+from korch.errors import ArtifactError, InputError
 from korch.primitive.op import Array
 from korch.runtime.artifact import Archive, Artifact, archive_of, read_artifact
 from korch.runtime.library import Handle, Library, load_plans
@@ -78,6 +80,35 @@ class Executable(PlanExecutable):
         outputs = self._allocate()
         self._handle.run(_addresses(inputs), _addresses(outputs))
         return outputs
+
+    def bind(self, *arrays: Any) -> Callable[[], tuple[Array, ...]]:
+        """Prepare runs that read the same arrays and write the same outputs, as ONNX Runtime's `IOBinding` does.
+
+        A run takes some microseconds less than a call, since nothing is checked or allocated.
+
+        Args:
+            arrays: one for each input, in the model's order. A run reads what they hold then.
+
+        Returns:
+            A function that runs the model and returns its outputs: the same arrays each time, with new content.
+
+        Raises:
+            InputError: an array has another shape or type or would be copied, or there are too few or too many.
+        """
+        inputs = self._accept(arrays)
+        for found, array, type_ in zip(inputs, arrays, self._inputs, strict=True):
+            given = array if isinstance(array, np.ndarray) else type_.accept(array)
+            if found.size and not np.may_share_memory(found, given):
+                expected = "a dense array of the input's type, aligned to its elements"
+                raise InputError("it would have to be copied for each run", f"input {type_.name!r}", expected)
+        outputs = self._allocate()
+        run = self._handle.bound(_addresses(inputs), _addresses(outputs))
+
+        def bound(kept: Sequence[Array] = inputs) -> tuple[Array, ...]:
+            run()
+            return outputs
+
+        return bound
 
     def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
         """Run several times and take the time of each run and of each kernel in it."""

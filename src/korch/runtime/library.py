@@ -7,6 +7,7 @@ import ctypes
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from korch.errors import ArtifactError, ProviderError
@@ -138,7 +139,11 @@ class Handle:
             ProviderError: a kernel failed.
             KeyboardInterrupt: the main thread was interrupted.
         """
-        self._call(self._run, pointers_of(inputs), pointers_of(outputs))
+        self.bound(inputs, outputs)()
+
+    def bound(self, inputs: Sequence[int], outputs: Sequence[int]) -> Callable[[], None]:
+        """Return a function that runs once each time, with the same addresses; raises what `run` raises."""
+        return partial(self._call, self._run, pointers_of(inputs), pointers_of(outputs))
 
     def run_timed(self, inputs: Sequence[int], outputs: Sequence[int]) -> list[int]:
         """Run once; return the nanoseconds of each kernel.

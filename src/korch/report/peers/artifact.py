@@ -21,11 +21,15 @@ class ArtifactPeer:
         return None
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
-        """Load the artifact at `model_path`."""
+        """Load the artifact at `model_path`; its inputs and outputs are bound once if it has a single plan."""
         # Imported late: only a worker process calls this, and the package imports this module.
         load = importlib.import_module("korch").load
+        single = importlib.import_module("korch.runtime.executable").Executable
         executable: Callable[..., tuple[Array, ...]] = load(model_path)
         arrays = tuple(contiguous(inputs).values())
+        if isinstance(executable, single):
+            bound: Callable[[], tuple[Array, ...]] = executable.bind(*arrays)
+            return lambda: list(bound())
 
         def run() -> list[Array]:
             return list(executable(*arrays))
