@@ -131,7 +131,7 @@ class CudaKernel:
 
     @property
     def thread_bytes(self) -> int:
-        """None: threads share the scratch memory."""
+        """0: threads share the scratch memory."""
         return 0
 
     @property

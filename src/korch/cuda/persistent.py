@@ -74,7 +74,7 @@ def print_persistent(launches: Sequence[Launch], warps: int) -> Launch:
             f"                {launch.symbol}_task({', '.join(['pid', *names])})",
             "                pid += 1",
         ]
-    text = f"{sources}\n\n" + _QUEUE.replace("CASES", "\n".join(cases))
+    text = f"{sources}\n\n" + _QUEUE.replace("CASES", "\n".join(cases)).replace("ENTRY", str(ENTRY))
     symbol = named("p", f"{text} {warps}")
     return Launch(symbol, text.replace("PERSISTENT", symbol), (DType.I32, DType.I64, DType.I32), (), 0, warps)
 
@@ -94,7 +94,7 @@ def PERSISTENT(plan, addresses, state):
         f.wait(plan, events, run, tl.load(plan + at + 4), tl.load(plan + at + 5))
 CASES
         f.notify(plan, events, tl.load(plan + at + 6), tl.load(plan + at + 7))
-        at += 8
+        at += ENTRY
     tl.store(state + program, run)
 """
 

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import IO, Any, Self, TypeVar
 
 import numpy as np
@@ -97,18 +98,14 @@ class Executable(PlanExecutable):
         """
         inputs = self._accept(arrays)
         for found, array, type_ in zip(inputs, arrays, self._inputs, strict=True):
-            given = array if isinstance(array, np.ndarray) else type_.accept(array)
+            given = array if isinstance(array, np.ndarray) else type_.accept(array)  # a copy would be another one
             if found.size and not np.may_share_memory(found, given):
                 expected = "a dense array of the input's type, aligned to its elements"
                 raise InputError("it would have to be copied for each run", f"input {type_.name!r}", expected)
         outputs = self._allocate()
         run = self._handle.bound(_addresses(inputs), _addresses(outputs))
 
-        def bound(kept: Sequence[Array] = inputs) -> tuple[Array, ...]:
-            run()
-            return outputs
-
-        return bound
+        return partial(_run_bound, run, inputs, outputs)
 
     def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
         """Run several times and take the time of each run and of each kernel in it."""
@@ -173,6 +170,12 @@ class Executable(PlanExecutable):
 
     def _allocate(self) -> tuple[Array, ...]:
         return tuple(short_lived_array(type_.shape, type_.dtype, size_bytes) for type_, size_bytes in self._outputs)
+
+
+def _run_bound(run: Callable[[], None], inputs: list[Array], outputs: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Run a plan on bound arrays; the inputs are an argument so that their memory outlives the runs."""
+    run()
+    return outputs
 
 
 def _addresses(arrays: Sequence[Array]) -> list[int]:

@@ -139,7 +139,7 @@ class Handle:
             ProviderError: a kernel failed.
             KeyboardInterrupt: the main thread was interrupted.
         """
-        self.bound(inputs, outputs)()
+        self._call(self._run, pointers_of(inputs), pointers_of(outputs))
 
     def bound(self, inputs: Sequence[int], outputs: Sequence[int]) -> Callable[[], None]:
         """Return a function that runs once each time, with the same addresses; raises what `run` raises."""
