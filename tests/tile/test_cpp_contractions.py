@@ -200,8 +200,8 @@ def test_what_is_not_printed_is_refused():
     assert refusals("odd") == set()
     (text,) = refusals("odd", product=Product.SPLIT)
     assert "only split operands are multiplied by matrix units" in text
-    (text,) = refusals("odd", product=Product.TF32X3)
-    assert "contractions by tf32x3 can't be printed" in text
+    (text,) = refusals("odd", product=Product.TF32)
+    assert "contractions by tf32 can't be printed" in text
     (text,) = refusals("odd", rescale=At("t", var("j")))
     assert "only factors of rows rescale the sums of a contraction" in text
     texts = refusals("odd", a=At("i0", quotient(var("p"), 2, {"p": (0, 66)})))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -30,8 +29,6 @@ from korch.runtime.padding import padded_run
 from korch.runtime.ranged import RangedExecutable, Ranges
 from korch.runtime.shaped import combine
 from korch.validation.standard import random_inputs
-
-logger = logging.getLogger("korch.pipeline")
 
 LARGER_SHARE = 1.2
 """A larger plan gets this many times its even share of the time: its kernels take longer, and serve more sizes."""

@@ -15,7 +15,6 @@ With several workers CP-SAT may return another plan of the same cost in another 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -32,8 +31,6 @@ from korch.program.presolve import Describe, diagnose, dominated_kernels, greedy
 from korch.program.problem import Certificate, Plan, Port, Problem, Status
 from korch.program.relax import Matrix, Relaxation, Relaxer
 from korch.program.verify import check_problem, ready_order, verify_plan
-
-logger = logging.getLogger("korch.orchestrate")
 
 _EVERYTHING_NS = 1 << 61
 """More than any plan costs."""

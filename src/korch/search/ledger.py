@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,8 +31,6 @@ from korch.program.problem import Certificate, Plan, Status
 from korch.program.solve import Solver
 from korch.program.verify import verify_plan
 from korch.search.estimate import Experience
-
-logger = logging.getLogger("korch.orchestrate")
 
 T = TypeVar("T")
 

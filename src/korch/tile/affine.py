@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from korch.tile.index import (
@@ -29,7 +29,6 @@ from korch.tile.index import (
     bounds,
     scale,
     substitute,
-    times,
     var,
 )
 from korch.tile.program import Axis, Inside, Size
@@ -127,7 +126,6 @@ class Symbols:
     """The parameters, and what is computed of them alone."""
 
     ranges: dict[str, tuple[int, int]]
-    atoms: dict[str, Atom] = field(default_factory=dict)
 
     def poly(self, size: Size) -> Poly | None:
         """Return a size, or an expression of parameters, as a polynomial."""
@@ -159,25 +157,14 @@ class Symbols:
             return self._symbol(atom.factor) * inner[0]
         name = str(atom)
         if name not in self.ranges:
-            self.ranges[name], self.atoms[name] = bounds(Expr(0, ((atom, 1),)), self.ranges), atom
+            self.ranges[name] = bounds(Expr(0, ((atom, 1),)), self.ranges)
         return Poly.of([((name,), 1)])
-
-    def expr(self, poly: Poly) -> Expr:
-        """Return a polynomial as an expression."""
-        total = Expr(0)
-        for monomial, coefficient in poly.terms:
-            term = Expr(coefficient)
-            for name in monomial:
-                atom = self.atoms.get(name, Var(name))
-                term = times(term, Expr(0, ((atom, 1),)))
-            total = add(total, term)
-        return total
 
     def where(self, *places: Elements) -> Symbols:
         """Return the parameters for which places exist: of no digit there are 0 values."""
         names = [m[0] for p in places for d in p.digits for m, c in d.count.terms if len(d.count.terms) == c == len(m)]
         ranges = {name: (max(self.ranges[name][0], 1), self.ranges[name][1]) for name in names}
-        return Symbols({**self.ranges, **ranges}, self.atoms)
+        return Symbols({**self.ranges, **ranges})
 
     def at_most(self, low: Poly, high: Poly) -> bool:
         """Return whether one polynomial is shown to be at most another."""

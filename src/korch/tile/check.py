@@ -15,7 +15,7 @@ from korch.primitive.ops import OPS
 from korch.primitive.types import DType
 from korch.tile.affine import ranges_of_axes
 from korch.tile.index import Expr, Ranges, bounds
-from korch.tile.places import indices_stay_inside, rings_hold_what_is_read, tasks_do_not_race
+from korch.tile.places import indices_stay_inside, tasks_do_not_race
 from korch.tile.program import (
     WIDENED,
     Accumulate,
@@ -28,7 +28,6 @@ from korch.tile.program import (
     Panels,
     Pass,
     Product,
-    Ring,
     Select,
     Size,
     Split,
@@ -66,11 +65,9 @@ def buffers_are_known(program: TileProgram) -> None:
 
 
 def layouts_fit(program: TileProgram) -> None:
-    """Panels divide the rows of a matrix, and rows its elements; split elements are floats; rings are tiles."""
+    """Panels divide the rows of a matrix, and rows its elements; split elements are floats."""
     for buffer in program.buffers:
         for layout in buffer.layout:
-            is_shared_ring = layout == Ring() and buffer.level is not Level.TILE
-            _require(not is_shared_ring, "a ring is no tile", buffer.name)
             if isinstance(layout, Panels):
                 is_whole = layout.width > 0 and layout.columns > 0 and layout.columns % layout.width == 0
                 whole = layout.columns * layout.group
@@ -296,7 +293,6 @@ CHECKS: tuple[Callable[[TileProgram], list[str] | None], ...] = (
     buffers_are_written_first,
     indices_stay_inside,
     tasks_do_not_race,
-    rings_hold_what_is_read,
 )
 """Those that stand later rely on those before."""
 

@@ -35,11 +35,6 @@ NARROW_TYPE = {DType.F16: "korch::half", DType.BF16: "korch::bfloat16"}
 """Element types that inputs and outputs hold, but that nothing is computed in."""
 
 
-def stored_type(dtype: DType) -> str:
-    """Return the C++ type of an element in memory."""
-    return NARROW_TYPE.get(dtype, C_TYPE[dtype])
-
-
 def literal(dtype: DType, value: float | int | bool) -> str:
     """Return a number as the printer computes with it."""
     if dtype is DType.BOOL:

@@ -214,12 +214,6 @@ def guards_of(pass_: Pass) -> Iterator[Inside]:
     yield from pass_.where
 
 
-def indices(pass_: Pass) -> Iterator[Expr]:
-    """Yield every index expression of a pass, those in guards included."""
-    yield from places(pass_)
-    yield from (guard.expr for guard in guards_of(pass_))
-
-
 def map_indices(pass_: Pass, change: Callable[[Expr], Expr]) -> Pass:
     """Return a pass with a function applied to every index expression."""
     return map_places(pass_, change, lambda guard: dataclasses.replace(guard, expr=change(guard.expr)))

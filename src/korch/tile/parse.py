@@ -30,7 +30,6 @@ from korch.tile.program import (
     Pass,
     Product,
     Registers,
-    Ring,
     Select,
     Sink,
     Size,
@@ -57,18 +56,6 @@ def parse_program(text: str) -> TileProgram:
         InvalidGraphError: a line can't be read; the text has its number.
     """
     return _Lines(text).program()
-
-
-def parse_expr(text: str) -> Expr:
-    """Return the index expression that prints as `text`.
-
-    Raises:
-        InvalidGraphError: it can't be read.
-    """
-    line = _Line(1, text)
-    result = line.expr()
-    line.end()
-    return result
 
 
 class _Tokens:
@@ -214,8 +201,6 @@ class _Line(_Tokens):
         return Buffer(name, level, dtype, size, tuple(layout))
 
     def _layout(self) -> Layout:
-        if self.take("ring"):
-            return Ring()
         is_split = self.take("split")
         self.need(*(() if is_split else ("panels",)), "(")
         first = self.integer()

@@ -23,7 +23,7 @@ from korch.tile.bind import bind
 from korch.tile.index import Expr, Ranges, Times, Var, bounds, constant, substitute
 from korch.tile.loops import map_step
 from korch.tile.points import Points
-from korch.tile.program import Axis, Level, Loop, Ring, Stage, Step, TileProgram, known
+from korch.tile.program import Axis, Level, Loop, Stage, Step, TileProgram, known
 from korch.tile.region import Access, accesses
 from korch.tile.sort import Sort
 
@@ -41,7 +41,7 @@ MOST_BINDINGS = 64
 
 
 def indices_stay_inside(program: TileProgram) -> list[str]:
-    """No access leaves its buffer; of a ring, none is negative. Return what is not decided."""
+    """No access leaves its buffer. Return what is not decided."""
     undecided: list[str] = []
     for number, stage in enumerate(program.stages):
         open_ = [i for i, access in enumerate(accesses(stage)) if not _shown_inside(program, stage, access)]
@@ -113,14 +113,6 @@ def _moved(step: Step, orders: Set[str], places: Mapping[str, Expr], ranges: Ran
     return replace(step, body=tuple(_moved(own, orders, places, inner) for own in step.body))
 
 
-def rings_hold_what_is_read(program: TileProgram) -> list[str]:
-    """Return each load from a ring: only the interpreter sees whether the element is still there."""
-    rings = {buffer.name for buffer in program.buffers if Ring() in buffer.layout}
-    found = (access for stage in program.stages for access in accesses(stage))
-    lines = [access.text for access in found if access.buffer in rings and not access.is_write]
-    return [f"{line!r}: whether the ring still has the element" for line in lines]
-
-
 # By algebra
 
 
@@ -130,12 +122,11 @@ def _shown_inside(program: TileProgram, stage: Stage, access: Access) -> bool:
     ranges = {**symbols.ranges, **ranges_of_axes((*stage.grid, *access.axes), symbols.ranges)}
     ends = [_term_bounds(Expr(0, (term,)), ranges) for term in access.index.terms]
     low, high = (access.index.constant + sum(side) for side in zip((0, 0), *ends, strict=True))
-    is_ring = Ring() in buffer.layout
-    if low >= 0 and (is_ring or (isinstance(buffer.elements, int) and high < buffer.elements)):
+    if low >= 0 and isinstance(buffer.elements, int) and high < buffer.elements:
         return True
     (nest,) = cut_variables([access.nest(stage)], symbols.ranges)
     place, size = place_of(nest, symbols, narrow=True), symbols.poly(buffer.elements)
-    return place is not None and size is not None and not is_ring and is_inside(place, size, symbols)
+    return place is not None and size is not None and is_inside(place, size, symbols)
 
 
 def _term_bounds(term: Expr, ranges: Ranges) -> tuple[int, int]:
@@ -225,7 +216,7 @@ def _enumerate_inside(program: TileProgram, stage: Stage, access: Access, values
         places = np.concatenate([places, np.fromiter(corners, np.int64)])
     if places.size:
         low, high = int(places.min()), int(places.max())
-        if low < 0 or (high >= buffer.size and Ring() not in buffer.layout):
+        if low < 0 or high >= buffer.size:
             _refuse(f"an index of {buffer.size} reaches [{low}, {high}]", access.text, values)
     return is_whole
 

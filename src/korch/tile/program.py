@@ -71,12 +71,7 @@ class Split:
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True)
-class Ring:
-    """The last `size` elements of a longer sequence: an index counts modulo the size."""
-
-
-Layout = Panels | Split | Ring
+Layout = Panels | Split
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +271,6 @@ class Product(Enum):
     F64 = "f64"
     F32 = "f32"
     TF32 = "tf32"  # factors are rounded to 11 bits
-    TF32X3 = "tf32x3"  # both split into two such numbers; the product of the rests is left out
     SPLIT = "split"  # both are one to three numbers of bfloat16; of nine products of these the six largest count
     BF16 = "bf16"
     F16 = "f16"

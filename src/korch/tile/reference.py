@@ -30,7 +30,6 @@ from korch.tile.program import (
     Loop,
     Panels,
     Pass,
-    Ring,
     Select,
     Stage,
     Step,
@@ -62,7 +61,7 @@ def run_program(
         parameters: a number for each parameter.
 
     Raises:
-        IndexError: an access leaves its buffer, or a ring no longer has what is read.
+        IndexError: an access leaves its buffer.
     """
     return _Run(bind(program, parameters or {}), inputs, seed, arithmetic or Typed()).run()
 
@@ -75,7 +74,6 @@ class _Run:
         self.rng = np.random.default_rng(seed)
         self.buffers = {buffer.name: buffer for buffer in program.buffers}
         self.memory: dict[str, Array] = {}
-        self.held: dict[str, Array] = {}  # the index of each element that a ring holds
         given = iter(inputs)
         for buffer in program.buffers:
             kind = arithmetic.array_type(buffer.dtype)
@@ -89,8 +87,6 @@ class _Run:
             for buffer in self.program.buffers:
                 if buffer.level is Level.TILE:
                     self.memory[buffer.name] = self.arithmetic.unknown(buffer.dtype, stage.tasks * buffer.size)
-                if Ring() in buffer.layout:
-                    self.held[buffer.name] = np.full(self.memory[buffer.name].size, -1)
             if stage.sort is not None:
                 self.sort(stage.sort)
             order = self.rng.permutation(stage.tasks)
@@ -176,8 +172,6 @@ class _Run:
         if not source.size:
             return np.zeros(points.ones, source.dtype)
         place = np.where(holds, self.place(points, buffer, at), 0)
-        if buffer in self.held and np.any(holds & (self.held[buffer][place] != at)):
-            raise IndexError(f"a load of ring {buffer} finds another element")
         return np.where(holds, source[place], np.zeros((), source.dtype))
 
     def store(self, points: Points, buffer: str, index: Expr, value: Array) -> None:
@@ -185,12 +179,9 @@ class _Run:
         self.require_inside(points, buffer, at, live, "store")
         place = points.spread(self.place(points, buffer, at))[live]
         self.memory[buffer][place] = self.arithmetic.stored(self.buffers[buffer], points.spread(value)[live])
-        if buffer in self.held:
-            self.held[buffer][place] = at[live]
 
     def require_inside(self, points: Points, buffer: str, at: Array, holds: Array, verb: str) -> None:
-        found = self.buffers[buffer]
-        outside = (at < 0) | (at >= found.size) if Ring() not in found.layout else at < 0
+        outside = (at < 0) | (at >= self.buffers[buffer].size)
         if np.any(points.spread(outside & holds)):
             raise IndexError(f"a {verb} leaves buffer {buffer}")
 
@@ -198,9 +189,7 @@ class _Run:
         """Return where elements are in the array of a buffer."""
         found = self.buffers[buffer]
         for layout in found.layout:
-            if isinstance(layout, Ring):
-                index = index % max(found.size, 1)
-            elif isinstance(layout, Panels):
+            if isinstance(layout, Panels):
                 index = panel_place(found, layout, index)
         return points.task * found.size + index if found.level is Level.TILE else index
 

@@ -1,13 +1,13 @@
-"""What the tasks of a stage read and write: accesses, and the boxes of a buffer that they touch."""
+"""What the tasks of a stage read and write."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from korch.tile.affine import Nest, Symbols, number, ranges_of_axes
-from korch.tile.index import Choice, Expr, Ranges, add, bounds, constant, scale, var
-from korch.tile.program import At, Axis, Contract, Inside, Load, Loop, Pass, Size, Stage, Step, Store
+from korch.tile.affine import Nest
+from korch.tile.index import Expr, add, scale, var
+from korch.tile.program import At, Axis, Contract, Inside, Load, Loop, Pass, Stage, Step, Store
 from korch.tile.sort import Ordering, Sort
 from korch.tile.text import format_contract, format_loop, format_op, format_sink
 
@@ -35,25 +35,6 @@ class Access:
     def nest(self, stage: Stage) -> Nest:
         """Return the index with all loops around it."""
         return Nest(self.index, self.guards, stage.grid, self.axes)
-
-
-@dataclass(frozen=True)
-class Region:
-    """What one task touches: begin + the sum of step * i, each i from 0 to its count - 1.
-
-    Attributes:
-        buffer: the buffer.
-        is_write: whether it is written.
-        begin: the first element, in the grid's variables.
-        box: (step, count) per direction; a count may depend on the grid's variables.
-        is_exact: whether exactly these elements are touched, or only some of them.
-    """
-
-    buffer: str
-    is_write: bool
-    begin: Expr
-    box: tuple[tuple[Size, Size], ...]
-    is_exact: bool
 
 
 def accesses(stage: Stage) -> Iterator[Access]:
@@ -113,58 +94,3 @@ def _accesses(steps: tuple[Step, ...], outer: tuple[Axis, ...]) -> Iterator[Acce
                 yield from _accesses(step.body, (*outer, step.axis))
             case _:
                 yield from accesses_of(step, outer)
-
-
-def regions(stage: Stage, buffer: str, parameters: Ranges | None = None) -> list[Region]:
-    """Return which box of a buffer each task touches at each access, as far as it touches any.
-
-    Args:
-        stage: the stage.
-        buffer: the buffer.
-        parameters: the range of each parameter.
-    """
-    symbols = Symbols(dict(parameters or {}))
-    return [_region(stage, access, symbols) for access in accesses(stage) if access.buffer == buffer]
-
-
-def _region(stage: Stage, access: Access, symbols: Symbols) -> Region:
-    own = {axis.name for axis in access.axes}
-    inner = tuple(term for term in access.index.terms if own & Expr(0, (term,)).variables)
-    outer = tuple(term for term in access.index.terms if term not in inner)
-    begin, linear = Expr(access.index.constant, outer), symbols.linear(Expr(0, inner))
-    if linear is None:
-        ranges = {**symbols.ranges, **ranges_of_axes((*stage.grid, *access.axes), symbols.ranges)}
-        low, high = bounds(Expr(0, inner), ranges)
-        return Region(access.buffer, access.is_write, add(begin, constant(low)), ((1, high - low + 1),), False)
-    begin, steps = add(begin, symbols.expr(linear[0])), dict(linear[1])
-    box: list[tuple[Size, Size]] = []
-    is_exact = not access.guards
-    for axis in reversed(access.axes):
-        if axis.name not in steps:
-            continue
-        poly, count = steps.pop(axis.name), axis.size
-        step = symbols.expr(poly)
-        if axis.ragged is not None:
-            name, total = axis.ragged
-            if name not in own:
-                count = _rest(axis.extent, name, total)
-            elif steps.get(name) == poly * number(axis.extent):
-                count = total
-                del steps[name]
-            else:
-                is_exact = False
-        if not step.terms and step.constant < 0:
-            begin = add(begin, scale(_expr(count, -1), step.constant))
-            step = scale(step, -1)
-        box.append((step if step.terms else step.constant, count))
-    return Region(access.buffer, access.is_write, begin, tuple(reversed(box)), is_exact)
-
-
-def _expr(size: Size, more: int = 0) -> Expr:
-    return add(constant(size) if isinstance(size, int) else size, constant(more))
-
-
-def _rest(part: int, outer: str, total: Size) -> Expr:
-    """Return the number of elements of a ragged part: those of a whole one, or what is left."""
-    left = add(_expr(total), scale(var(outer), -part))
-    return Expr(0, ((Choice(add(constant(part), scale(left, -1)), ((1, constant(part)),), left), 1),))

@@ -40,7 +40,6 @@ from korch.tile.program import (
     Panels,
     Pass,
     Registers,
-    Ring,
     Select,
     Sink,
     Split,
@@ -144,8 +143,6 @@ def _layouts(buffer: Buffer) -> Iterator[str]:
                 yield f"panels({columns}, {width}{f', {group}' if group > 1 else ''})"
             case Split(components, dtype):
                 yield f"split({components}, {dtype.value})"
-            case Ring():
-                yield "ring"
             case _:
                 assert_never(layout)
 

@@ -47,7 +47,6 @@ BAND = 8
 PRECISION = {
     Product.F32: ', input_precision="ieee"',
     Product.TF32: ', input_precision="tf32"',
-    Product.TF32X3: ', input_precision="tf32x3"',
     Product.F16: "",
     Product.BF16: "",
 }

@@ -1,4 +1,4 @@
-"""Regions of tasks, and what algebra shows of places, compared with enumeration."""
+"""What algebra shows of places, compared with enumeration."""
 
 import re
 
@@ -13,79 +13,13 @@ from korch.tile.bind import bind
 from korch.tile.check import check_program
 from korch.tile.index import Expr, add, constant, scale, var
 from korch.tile.parse import parse_program
-from korch.tile.points import Points
 from korch.tile.program import Axis, Buffer, Level, Literal, Load, Pass, Stage, Store, TileProgram
 from korch.tile.reference import run_program
-from korch.tile.region import accesses, regions
+from korch.tile.region import accesses
 from tests.tile.test_programs import PROGRAMS
-from tests.tile.tile_groups import FAMILIES, lowered, normalization, offers_of
+from tests.tile.tile_groups import lowered, normalization, offers_of
 
 F32 = DType.F32
-
-
-def elements_of(region, stage, task, values):
-    """Return the elements that a region says one task touches."""
-    grid = Points(stage.grid, (), np.array([task]), values)
-
-    def at(size):
-        return size if isinstance(size, int) else int(grid.at(size).reshape(-1)[0])
-
-    found = np.array([at(region.begin)])
-    for step, count in region.box:
-        found = (found[:, None] + at(step) * np.arange(at(count))).reshape(-1)
-    return set(found.tolist())
-
-
-def check_regions(stage, bound, parameters, values):
-    """Compare the regions of a stage with the accesses of the same stage with known sizes."""
-    exact = 0
-    for buffer in dict.fromkeys(access.buffer for access in accesses(stage)):
-        found = regions(stage, buffer, parameters)
-        met = [access for access in accesses(bound) if access.buffer == buffer]
-        for region, access in zip(found, met, strict=True):
-            assert region.is_write == access.is_write
-            for task in sorted({0, bound.tasks // 2, bound.tasks - 1}) if bound.tasks else ():
-                points = Points(bound.grid, access.axes, np.array([task]))
-                holds = points.spread(points.live & points.holds(access.guards))
-                touched = set(points.spread(points.at(access.index))[holds].tolist())
-                said = elements_of(region, bound, task, values)
-                assert touched <= said
-                assert touched == said or not region.is_exact
-            exact += region.is_exact
-    return exact
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_regions_of_lowered_programs_are_what_tasks_touch(family, target):
-    exact = 0
-    for group in FAMILIES[family]():
-        for offer in offers_of(group, target)[:2]:
-            for stage in lowered(group, offer, target).stages:
-                exact += check_regions(stage, stage, {}, {})
-    assert exact > 0
-
-
-@pytest.mark.parametrize("text", PROGRAMS.values(), ids=PROGRAMS)
-def test_regions_depend_on_parameters(text):
-    program = parse_program(text)
-    for size in (1, 6, 21):
-        values = {parameter.name: size for parameter in program.parameters}
-        (bound,) = bind(program, values).stages
-        assert check_regions(program.stages[0], bound, program.parameter_ranges, values) > 0
-
-
-def test_regions_of_a_blocked_product():
-    program = parse_program(PROGRAMS["product"])
-    (stage,) = program.stages
-    (region,) = regions(stage, "a", program.parameter_ranges)
-    assert (str(region.begin), [tuple(map(str, side)) for side in region.box]) == (
-        "4*k*(gm)",
-        [("k", "(4*gm - 1*m + 4<1 ? 4 : -4*gm + m)"), ("1", "k")],
-    )
-    assert region.is_exact
-    (region,) = regions(stage, "c", program.parameter_ranges)
-    assert region.is_write
-    assert str(region.begin) == "8*gn + 4*n*(gm)"
 
 
 def random_program(rng):
