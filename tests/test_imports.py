@@ -91,7 +91,7 @@ def test_imports_point_left() -> None:
         ("primitive", "def f():\n    import korch.cli, korch.errors", {"cli"}),
         ("measure", "from korch import api, options", {"api"}),
         ("report", "from korch.pipeline import optimize_model", {"pipeline"}),
-        ("provider", "from korch.tile.cpp import emit\nimport numpy", set()),
+        ("provider", "from korch.tile.cpp.program import emit\nimport numpy", set()),
     ],
 )
 def test_what_points_right_is_seen(own: str, text: str, wrong: set[str]) -> None:

@@ -15,7 +15,7 @@ from korch.tile.index import var
 from korch.tile.parse import parse_program
 from korch.tile.program import Axis, Buffer, Inside, Level, Load, Pass, Stage, Store, TileProgram
 from korch.tile.reference import run_program
-from korch.tile.triton import print_triton
+from korch.tile.triton.program import print_triton
 from tests.support.interpret import run_interpreted
 from tests.tile.test_programs import ATTENTION, CHAIN, PRODUCT
 

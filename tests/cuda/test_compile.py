@@ -19,7 +19,7 @@ from korch.cuda.kernel import make_launch
 from korch.cuda.target import NOMINAL
 from korch.primitive.types import DType
 from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonProvider, TritonWinogradProvider
-from korch.tile.triton_launch import PrintedLaunches
+from korch.tile.triton.launch import PrintedLaunches
 from tests.cuda.cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS
 from tests.tile.tile_groups import FAMILIES
 
@@ -97,7 +97,7 @@ import sys, time
 from korch.cuda.compile import CubinCompiler
 from korch.cuda.kernel import make_launch
 from korch.primitive.types import DType
-from korch.tile.triton_launch import PrintedLaunches
+from korch.tile.triton.launch import PrintedLaunches
 from pathlib import Path
 
 print("begun", flush=True)

@@ -10,7 +10,7 @@ import pytest
 from korch.candidate.candidate import Group, Refusal, make_layout_change
 from korch.primitive.ops.elementwise import ROWS
 from korch.provider.triton import TritonProvider
-from korch.tile.triton_text import is_printable
+from korch.tile.triton.text import is_printable
 from tests.support.cuda_kernels import check_cuda_offers, run_cuda_kernel
 from tests.tile.tile_groups import FAMILIES, Graph, normalization, random_groups, softmax
 

@@ -13,7 +13,7 @@ from korch.schedule.contraction import NotFusedError
 from korch.schedule.depthwise import Depthwise, DepthwiseBlocking, weights_layout
 from korch.tile.arithmetic import Float64
 from korch.tile.check import check_program
-from korch.tile.cpp import print_cpp
+from korch.tile.cpp.program import print_cpp
 from korch.tile.parse import parse_program
 from korch.tile.program import Contract, TileProgram
 from korch.tile.reference import run_program

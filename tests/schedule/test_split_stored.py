@@ -15,7 +15,7 @@ from korch.schedule.split_stored import SplitStored, SplitStoredBlocking
 from korch.schedule.stored import strips
 from korch.testing.samples import random_arrays
 from korch.tile.check import check_program
-from korch.tile.cpp import print_cpp
+from korch.tile.cpp.program import print_cpp
 from korch.tile.parse import parse_program
 from korch.tile.program import At, Contract, TileProgram
 from korch.tile.reference import run_program

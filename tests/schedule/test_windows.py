@@ -18,7 +18,7 @@ from korch.primitive.types import ValueType
 from korch.schedule.windows import ConvBlocking, Windows
 from korch.tile.arithmetic import Float64
 from korch.tile.check import check_program
-from korch.tile.cpp import print_cpp
+from korch.tile.cpp.program import print_cpp
 from korch.tile.parse import parse_program
 from korch.tile.program import Axis, Contract, Level, TileProgram
 from korch.tile.reference import run_program

@@ -13,7 +13,7 @@ from korch.schedule.split_winograd import SplitWinograd, SplitWinogradBlocking
 from korch.schedule.winograd import WinogradBlocking
 from korch.tile.arithmetic import Float64
 from korch.tile.check import check_program
-from korch.tile.cpp_split import EDGE
+from korch.tile.cpp.split import EDGE
 from korch.tile.parse import parse_program
 from korch.tile.reference import run_program
 from korch.tile.text import format_program

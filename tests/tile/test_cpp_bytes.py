@@ -16,7 +16,7 @@ from korch.provider.provider import Kernel
 from korch.target import LANES
 from korch.testing.kernels import load_kernels
 from korch.tile.check import check_program
-from korch.tile.cpp import print_cpp
+from korch.tile.cpp.program import print_cpp
 from korch.tile.parse import parse_program
 from korch.tile.program import TileProgram
 from korch.tile.reference import panel_place, run_program

@@ -22,8 +22,8 @@ from korch.testing.kernels import compare, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
 from korch.tile.arithmetic import Float64
 from korch.tile.check import check_program
-from korch.tile.cpp import SERIAL_POINTS, print_cpp
-from korch.tile.cpp_steps import LARGEST_ARRAY_BYTES
+from korch.tile.cpp.program import SERIAL_POINTS, print_cpp
+from korch.tile.cpp.steps import LARGEST_ARRAY_BYTES
 from korch.tile.index import constant, quotient, var
 from korch.tile.program import At, Axis, Buffer, Contract, Level, Literal, Loop, Pass, Product, Step, Store, TileProgram
 from korch.tile.reference import run_program

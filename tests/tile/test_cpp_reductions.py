@@ -15,7 +15,7 @@ from korch.testing.kernels import load_kernels, run_kernel
 from korch.testing.samples import random_arrays
 from korch.tile.arithmetic import Float64
 from korch.tile.check import check_program
-from korch.tile.cpp import print_cpp
+from korch.tile.cpp.program import print_cpp
 from korch.tile.index import add, scale, var
 from korch.tile.program import Accumulate, Axis, Buffer, Level, Load, Pass, Stage, TileProgram
 from korch.tile.reference import run_program

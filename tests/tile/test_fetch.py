@@ -6,7 +6,7 @@ import pytest
 
 from korch.provider.generated import GeneratedProvider
 from korch.target import Target
-from korch.tile.cpp import print_cpp
+from korch.tile.cpp.program import print_cpp
 from korch.tile.lower import lower
 from korch.tile.staging import Machine
 from tests.support.fuzz_kernels import cases_of, check_cases

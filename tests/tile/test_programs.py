@@ -11,12 +11,12 @@ from korch.primitive.types import DType
 from korch.tile.arithmetic import Float64
 from korch.tile.bind import bind
 from korch.tile.check import check_program
-from korch.tile.cpp import print_cpp
+from korch.tile.cpp.program import print_cpp
 from korch.tile.parse import parse_program
 from korch.tile.program import Buffer, Level, Panels, TileProgram
 from korch.tile.reference import panel_place, run_program
 from korch.tile.text import format_program
-from korch.tile.triton import print_triton
+from korch.tile.triton.program import print_triton
 from tests.support.finite_field import PRIME, NotPolynomialError
 from tests.support.tile_field import Field
 

@@ -10,7 +10,7 @@ from korch.alignment import round_up
 from korch.primitive.types import DType
 from korch.tile.program import TileProgram
 from korch.tile.program_order import ProgramOrder
-from korch.tile.triton_launch import PrintedLaunches, PrintedProgram
+from korch.tile.triton.launch import PrintedLaunches, PrintedProgram
 
 IMPORTS = """import triton
 import triton.language as tl

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from korch.cuda.compile import Cubin
 from korch.cuda.kernel import Launch, named
 from korch.primitive.types import DType
-from korch.tile.triton_text import STORED
+from korch.tile.triton.text import STORED
 
 ENTRY = 8
 """Numbers of an entry of a queue."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 
-SHARED = ("provider", "schedule", "tile", "native", "measure/toolchain.py")
+SHARED = ("provider", "schedule", "tile", "tile/cpp", "tile/triton", "native", "measure/toolchain.py")
 """What all providers use: modules of this folder, schedules, printers, headers and compiler flags."""
 
 DIGITS = 12

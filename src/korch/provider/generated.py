@@ -20,7 +20,7 @@ from korch.provider.top import is_top, offer_top
 from korch.provider.top import program_of as top_program
 from korch.superopt.find import Finder, FoundProgram
 from korch.target import Target
-from korch.tile.cpp_text import C_TYPE
+from korch.tile.cpp.text import C_TYPE
 from korch.tile.growth import TextLimitError, grows_too_large
 from korch.tile.lower import lower
 from korch.tile.program import TileProgram

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from korch.candidate.candidate import Group, Offer
 from korch.provider.provider import Kernel, Threading
 from korch.target import Target
-from korch.tile.cpp import PrintedCpp, print_cpp
+from korch.tile.cpp.program import PrintedCpp, print_cpp
 from korch.tile.program import TileProgram
 from korch.tile.trim import Count
 

@@ -18,7 +18,7 @@ from korch.schedule.blocks import Blocked, Operand, cut, direct, fill, flat, sto
 from korch.schedule.contraction import Contraction, Layouts, NotFusedError, contraction_of, extent
 from korch.schedule.products import Products
 from korch.schedule.sides import sides_of, without_units
-from korch.tile.cpp_tiles import STRIP, steps_of, whole_quads
+from korch.tile.cpp.tiles import STRIP, steps_of, whole_quads
 from korch.tile.emit import Emitter
 from korch.tile.index import Expr, Ranges, add, constant, scale, var
 from korch.tile.program import (

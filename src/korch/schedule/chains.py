@@ -21,7 +21,7 @@ from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, f
 from korch.schedule.depthwise import can_clip, is_depthwise
 from korch.schedule.sides import sides_of, without_units
 from korch.schedule.split_products import MOST_COMPONENTS, given_split, split_into
-from korch.tile.cpp_split import EDGE
+from korch.tile.cpp.split import EDGE
 from korch.tile.emit import Emitter
 from korch.tile.index import ZERO, Expr, Ranges, add, constant, quotient, remainder, scale, var, vector_step
 from korch.tile.loops import arrange

@@ -18,7 +18,7 @@ from korch.primitive.types import DType
 from korch.schedule.blocks import Operand, store
 from korch.schedule.contraction import Contraction, Layouts, extent
 from korch.schedule.products import Cut, ProductBlocking, Products
-from korch.tile.cpp_split import EDGE
+from korch.tile.cpp.split import EDGE
 from korch.tile.index import add, scale, var, vector_step
 from korch.tile.program import At, Axis, Buffer, Level, Load, Panels, Pass, Product, Split, TileOp
 from korch.tile.staging import Machine

@@ -16,7 +16,7 @@ from korch.schedule.blocks import cut, fill, flat, store
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.split_products import are_adjacent, components_of, copied, tile_of_components
 from korch.schedule.stored import Stored
-from korch.tile.cpp_split import EDGE
+from korch.tile.cpp.split import EDGE
 from korch.tile.index import Expr, Ranges, add, constant, quotient, scale, substitute, var
 from korch.tile.program import (
     At,

@@ -17,7 +17,7 @@ from korch.schedule.blocks import Blocked, cut, fill, flat, store
 from korch.schedule.contraction import Layouts, contraction_of
 from korch.schedule.sides import Side, sides_of, without_units
 from korch.schedule.split_products import operand_components, split_into
-from korch.tile.cpp_split import EDGE
+from korch.tile.cpp.split import EDGE
 from korch.tile.index import Expr, add, constant, quotient, remainder, scale, var
 from korch.tile.program import (
     Apply,

@@ -15,7 +15,7 @@ from korch.primitive.types import DType
 from korch.schedule.blocks import cut, fill, flat, store
 from korch.schedule.split_products import MOST_COMPONENTS, given_split, split_into
 from korch.schedule.winograd import POINTS, RESULTS, Winograd, spread
-from korch.tile.cpp_split import EDGE
+from korch.tile.cpp.split import EDGE
 from korch.tile.index import Expr, add, constant, scale, var
 from korch.tile.program import (
     At,

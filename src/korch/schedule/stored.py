@@ -17,7 +17,7 @@ from korch.primitive.ops.stored import StoredAttributes
 from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, cut, direct, fill, flat, spaced, store
 from korch.schedule.contraction import Layouts, NotFusedError, extent, matmul_axes
-from korch.tile.cpp_reduce import SHORT_REDUCTION
+from korch.tile.cpp.reduce import SHORT_REDUCTION
 from korch.tile.emit import Emitter
 from korch.tile.index import Expr, add, quotient, scale, var
 from korch.tile.loops import arrange, grid_for

@@ -16,7 +16,7 @@ from fractions import Fraction
 
 from korch.alignment import ceil_div, round_up
 from korch.tile.affine import ranges_of_axes
-from korch.tile.cpp_split import EDGE
+from korch.tile.cpp.split import EDGE
 from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, substitute, var
 from korch.tile.loops import map_step
 from korch.tile.program import (

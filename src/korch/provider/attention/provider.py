@@ -20,8 +20,8 @@ from korch.schedule.heads import Attention
 from korch.schedule.split_attention import program_of
 from korch.schedule.split_products import operand_components, pairs_of
 from korch.target import Target
-from korch.tile.cpp import print_cpp
-from korch.tile.cpp_steps import FEW_REGISTERS, REGISTERS
+from korch.tile.cpp.program import print_cpp
+from korch.tile.cpp.steps import FEW_REGISTERS, REGISTERS
 from korch.tile.growth import TextLimitError
 from korch.tile.staging import Machine
 

@@ -23,7 +23,7 @@ from korch.schedule.contraction import FLOATS, NotFusedError, root_of
 from korch.schedule.gathered import Gathered, GatheredBlocking
 from korch.schedule.split_products import operand_components, pairs_of
 from korch.target import Target
-from korch.tile.cpp_steps import FEW_REGISTERS, REGISTERS
+from korch.tile.cpp.steps import FEW_REGISTERS, REGISTERS
 from korch.tile.program import Loop, Pass, Registers, Stage, TileProgram
 from korch.tile.staging import Machine
 

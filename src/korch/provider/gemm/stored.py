@@ -20,8 +20,8 @@ from korch.schedule.split_products import components_of, pairs_of
 from korch.schedule.split_stored import SplitStored, SplitStoredBlocking
 from korch.schedule.stored import FEW_ROWS, Stored, blocking_of, strips
 from korch.target import Target
-from korch.tile.cpp_split import MOST_FACTOR_ROWS
-from korch.tile.cpp_steps import FEW_REGISTERS, REGISTERS
+from korch.tile.cpp.split import MOST_FACTOR_ROWS
+from korch.tile.cpp.steps import FEW_REGISTERS, REGISTERS
 from korch.tile.program import TileProgram
 from korch.tile.staging import Machine
 

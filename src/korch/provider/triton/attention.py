@@ -15,7 +15,7 @@ from korch.provider.triton.fused import print_kernel
 from korch.provider.triton.product import product_for
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.device_attention import DeviceAttention
-from korch.tile.triton_text import power_of_two
+from korch.tile.triton.text import power_of_two
 
 WIDEST_HEAD = 256
 """Most terms of the first product, and columns of the second."""

@@ -16,8 +16,8 @@ from korch.tile.growth import TextLimitError, grows_too_large
 from korch.tile.lower import lower
 from korch.tile.program import TileProgram
 from korch.tile.staging import DEVICE
-from korch.tile.triton import print_triton, stage_is_splittable
-from korch.tile.triton_text import COMPUTE, is_printable
+from korch.tile.triton.program import print_triton, stage_is_splittable
+from korch.tile.triton.text import COMPUTE, is_printable
 
 Ports = list[tuple[str, DType]]
 """Names and element types of buffers."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from korch.schedule.winograd import Winograd, WinogradBlocking
 from korch.target import Target
-from korch.tile.cpp_steps import BYTE_REGISTERS
+from korch.tile.cpp.steps import BYTE_REGISTERS
 
 CACHE_SHARE = 0.9
 """The part of the level-2 cache that a group of transformed tiles may fill."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from korch.tile.cpp_finish import is_by_lanes, kept_guards, sides_of
-from korch.tile.cpp_panels import panels
-from korch.tile.cpp_split import require_components, split_of
+from korch.tile.cpp.finish import is_by_lanes, kept_guards, sides_of
+from korch.tile.cpp.panels import panels
+from korch.tile.cpp.split import require_components, split_of
 from korch.tile.program import Contract, Level, Load, Product, TileProgram, refused
 
 PRODUCTS = (Product.F32, Product.F16, Product.BF16, Product.SPLIT)

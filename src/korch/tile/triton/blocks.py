@@ -35,8 +35,8 @@ from korch.tile.program import (
     written_by,
 )
 from korch.tile.program_order import ProgramOrder
-from korch.tile.triton_launch import PrintedProgram, StageLaunch
-from korch.tile.triton_text import COLUMNS, REDUCE, ROWS, STORED, Coordinate, axes_of, converted, literal, power_of_two
+from korch.tile.triton.launch import PrintedProgram, StageLaunch
+from korch.tile.triton.text import COLUMNS, REDUCE, ROWS, STORED, Coordinate, axes_of, converted, literal, power_of_two
 
 SMALLEST = 16
 """The least side of a block that the matrix units multiply."""

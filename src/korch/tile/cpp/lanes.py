@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 
 from korch.alignment import round_up
-from korch.tile.cpp_finish import batches_of, tails_of
-from korch.tile.cpp_loops import print_ends
-from korch.tile.cpp_panels import panels
-from korch.tile.cpp_text import CppWriter
+from korch.tile.cpp.finish import batches_of, tails_of
+from korch.tile.cpp.loops import print_ends
+from korch.tile.cpp.panels import panels
+from korch.tile.cpp.text import CppWriter
 from korch.tile.index import Ranges
 from korch.tile.program import PAIR, Axis, Buffer, Contract, Inside, Panels, refused
 

@@ -8,7 +8,7 @@ from typing import assert_never
 
 from korch.primitive.types import DType
 from korch.tile.clip import clipping_guards
-from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, CppWriter, literal
+from korch.tile.cpp.text import C_TYPE, NARROW_TYPE, CppWriter, literal
 from korch.tile.fetch import fetches_of
 from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, substitute
 from korch.tile.loops import SQUARE_TYPES

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from korch.alignment import ceil_div
-from korch.tile.cpp_axes import Steps, even_step, joined
-from korch.tile.cpp_finish import sides_of
-from korch.tile.cpp_panels import panels
+from korch.tile.cpp.axes import Steps, even_step, joined
+from korch.tile.cpp.finish import sides_of
+from korch.tile.cpp.panels import panels
 from korch.tile.program import QUAD, Buffer, Contract, refused
 
 STRIP = 32

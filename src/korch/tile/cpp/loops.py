@@ -7,8 +7,8 @@ from collections.abc import Callable, Set
 
 from korch.tile.clip import loop_ends
 from korch.tile.collect import WrittenSpan, begins_lines, collected
-from korch.tile.cpp_op import OpPrinter
-from korch.tile.cpp_text import C_TYPE, CppWriter, loop_end
+from korch.tile.cpp.op import OpPrinter
+from korch.tile.cpp.text import C_TYPE, CppWriter, loop_end
 from korch.tile.index import Expr, Ranges, add, bounds, breakpoints, constant, scale, substitute, turning_point, var
 from korch.tile.loops import LINE_ELEMENTS
 from korch.tile.program import Accumulate, Axis, Inside, Load, Pass, Select, Sink, Stage, holds

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
 from korch.alignment import round_up
-from korch.tile.cpp_finish import by_row, count_of, print_places, sides_of
-from korch.tile.cpp_loops import LoopPrinter, print_ends
-from korch.tile.cpp_panels import in_rows, panels
-from korch.tile.cpp_text import CppWriter, loop_end
+from korch.tile.cpp.finish import by_row, count_of, print_places, sides_of
+from korch.tile.cpp.loops import LoopPrinter, print_ends
+from korch.tile.cpp.panels import in_rows, panels
+from korch.tile.cpp.text import CppWriter, loop_end
 from korch.tile.fetch import Fetches
 from korch.tile.index import Expr, add, constant, substitute, vector_step
 from korch.tile.program import (

@@ -17,10 +17,10 @@ from dataclasses import replace
 from korch.primitive.types import DType
 from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram, read_by, refused, written_by
 from korch.tile.program_order import ProgramOrder
-from korch.tile.triton_blocks import BlockStage, stage_is_blocked
-from korch.tile.triton_launch import MANY_NUMBERS, PrintedProgram, StageLaunch, numbers_of, warps_for
-from korch.tile.triton_rows import RowStage, SplitStage
-from korch.tile.triton_text import COLUMNS, Coordinate, power_of_two
+from korch.tile.triton.blocks import BlockStage, stage_is_blocked
+from korch.tile.triton.launch import MANY_NUMBERS, PrintedProgram, StageLaunch, numbers_of, warps_for
+from korch.tile.triton.rows import RowStage, SplitStage
+from korch.tile.triton.text import COLUMNS, Coordinate, power_of_two
 
 MANY_WIDE = 128
 """Points of a program that loads or stores many numbers for each."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 
-from korch.tile.cpp_reduce import ReductionPrinter
-from korch.tile.cpp_text import C_TYPE, CppWriter, loop_end
+from korch.tile.cpp.reduce import ReductionPrinter
+from korch.tile.cpp.text import C_TYPE, CppWriter, loop_end
 from korch.tile.index import Expr, Ranges, add, constant, substitute
 from korch.tile.loops import ALIASED_ELEMENTS, LINE_ELEMENTS, is_across, side_of, turns_on
 from korch.tile.program import Axis, Inside, Load, Pass, Stage

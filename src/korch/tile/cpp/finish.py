@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from korch.tile.cpp_loops import LoopPrinter
-from korch.tile.cpp_text import C_TYPE, CppWriter, loop_end
+from korch.tile.cpp.loops import LoopPrinter
+from korch.tile.cpp.text import C_TYPE, CppWriter, loop_end
 from korch.tile.fetch import Fetches
 from korch.tile.index import Expr, Ranges, add, scale, substitute, var, vector_step
 from korch.tile.loops import map_indices

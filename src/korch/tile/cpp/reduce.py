@@ -6,8 +6,8 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-from korch.tile.cpp_loops import LoopPrinter
-from korch.tile.cpp_text import C_TYPE, literal, loop_end
+from korch.tile.cpp.loops import LoopPrinter
+from korch.tile.cpp.text import C_TYPE, literal, loop_end
 from korch.tile.identity import identity
 from korch.tile.index import Ranges
 from korch.tile.loops import LEAST_SIDE, SQUARE_TYPES

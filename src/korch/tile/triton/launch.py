@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from korch.primitive.types import DType
 from korch.tile.program import Buffer, Load, Pass, Stage, TileProgram
 from korch.tile.program_order import ProgramOrder
-from korch.tile.triton_text import Text
+from korch.tile.triton.text import Text
 
 
 @dataclass(frozen=True, slots=True)

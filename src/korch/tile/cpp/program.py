@@ -18,11 +18,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from korch.tile.cpp_accepts import require_contractions
-from korch.tile.cpp_sort import print_sort
-from korch.tile.cpp_split import split_of
-from korch.tile.cpp_steps import StepPrinter, is_large_tile, tile_bytes, tiles_of
-from korch.tile.cpp_text import C_TYPE, NARROW_TYPE, CppWriter
+from korch.tile.cpp.accepts import require_contractions
+from korch.tile.cpp.sort import print_sort
+from korch.tile.cpp.split import split_of
+from korch.tile.cpp.steps import StepPrinter, is_large_tile, tile_bytes, tiles_of
+from korch.tile.cpp.text import C_TYPE, NARROW_TYPE, CppWriter
 from korch.tile.index import Expr
 from korch.tile.loops import SQUARE_TYPES
 from korch.tile.memory import places_in_memory

@@ -11,8 +11,8 @@ from korch.tile.identity import identity
 from korch.tile.index import Expr, add, scale, var
 from korch.tile.program import Accumulate, Axis, Level, Load, Pass, written_by
 from korch.tile.program_order import ProgramOrder
-from korch.tile.triton_launch import MANY_NUMBERS, StageLaunch, numbers_of, warps_for
-from korch.tile.triton_text import COLUMNS, COMPUTE, REDUCE, ROWS, STORED, Coordinate, literal, power_of_two
+from korch.tile.triton.launch import MANY_NUMBERS, StageLaunch, numbers_of, warps_for
+from korch.tile.triton.text import COLUMNS, COMPUTE, REDUCE, ROWS, STORED, Coordinate, literal, power_of_two
 
 MOST_SERIAL = 128
 """Windows of at most this many points are a loop of single points if rows lie side by side."""

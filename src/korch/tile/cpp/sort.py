@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from korch.tile.cpp_text import CppWriter, loop_end
+from korch.tile.cpp.text import CppWriter, loop_end
 from korch.tile.program import At, Axis
 from korch.tile.sort import Ordering, Sort
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from korch.alignment import round_up
-from korch.tile.cpp_axes import Steps, even_step, joined, rows_type, turns_type
-from korch.tile.cpp_finish import (
+from korch.tile.cpp.axes import Steps, even_step, joined, rows_type, turns_type
+from korch.tile.cpp.finish import (
     FinishPrinter,
     Sums,
     batches_of,
@@ -21,14 +21,14 @@ from korch.tile.cpp_finish import (
     tails_of,
     tiles_in_registers,
 )
-from korch.tile.cpp_lanes import axes_around, lane_contraction, print_rows, window_contraction
-from korch.tile.cpp_op import condition_of
-from korch.tile.cpp_panels import in_group, in_rows, panel_width, panels, strips
-from korch.tile.cpp_pass import PassPrinter
-from korch.tile.cpp_sort import loop_head
-from korch.tile.cpp_split import SplitPrinter, bytes_of_components, is_split, print_product, reader_of, split_of
-from korch.tile.cpp_text import CppWriter, loop_end
-from korch.tile.cpp_tiles import byte_tiles
+from korch.tile.cpp.lanes import axes_around, lane_contraction, print_rows, window_contraction
+from korch.tile.cpp.nest import PassPrinter
+from korch.tile.cpp.op import condition_of
+from korch.tile.cpp.panels import in_group, in_rows, panel_width, panels, strips
+from korch.tile.cpp.sort import loop_head
+from korch.tile.cpp.split import SplitPrinter, bytes_of_components, is_split, print_product, reader_of, split_of
+from korch.tile.cpp.text import CppWriter, loop_end
+from korch.tile.cpp.tiles import byte_tiles
 from korch.tile.index import Expr, add, constant, scale, substitute, var
 from korch.tile.memory import LINE_BYTES, computed_bytes
 from korch.tile.program import (
