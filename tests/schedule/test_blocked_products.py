@@ -16,7 +16,6 @@ from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import ValueType
 from korch.schedule.contraction import NotFusedError, contraction_of
 from korch.schedule.device import Blocks, DeviceProduct
-from korch.schedule.products import products
 from korch.tile.arithmetic import Float64
 from korch.tile.check import check_program
 from korch.tile.parse import parse_program
@@ -25,6 +24,7 @@ from korch.tile.reference import run_program
 from korch.tile.staging import Machine
 from korch.tile.text import format_program
 from tests.support import finite_field
+from tests.support.blocked_products import products
 from tests.support.tile_field import Field
 
 MACHINE = Machine(lanes=4, threads=2)

@@ -16,7 +16,6 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import DType, ValueType
 from korch.provider.provider import Kernel, Threading
-from korch.schedule.products import products
 from korch.target import LANES, Target
 from korch.testing.kernels import compare, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
@@ -28,6 +27,7 @@ from korch.tile.index import constant, quotient, var
 from korch.tile.program import At, Axis, Buffer, Contract, Level, Literal, Loop, Pass, Product, Step, Store, TileProgram
 from korch.tile.reference import run_program
 from korch.tile.staging import Machine
+from tests.support.blocked_products import products
 
 CHOSEN = 4
 """Programs of a group that are compiled."""

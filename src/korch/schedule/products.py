@@ -8,7 +8,6 @@ the product is a pass over the block. Of bytes, whole groups of four terms lie s
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -16,7 +15,7 @@ from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.schedule.blocks import Blocked, Operand, arranged, cut, direct, fill, flat, spaced, store, zero_of
-from korch.schedule.contraction import Axes, Contraction, Layouts, NotFusedError, contraction_of, extent
+from korch.schedule.contraction import Axes, Contraction, Layouts, NotFusedError, extent
 from korch.tile.emit import Emitter
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, var
 from korch.tile.loops import arrange, grid_for
@@ -40,9 +39,6 @@ from korch.tile.program import (
 )
 from korch.tile.staging import Machine
 
-ROWS = (6, 24, 96)
-"""Rows of a block."""
-
 WIDENED = {
     Product.U8S8: Product.S16S8,
     Product.S8S8: Product.S16S8,
@@ -53,12 +49,6 @@ WIDENED = {
 
 PAIR_LANES = (8,)
 """Lanes of vector units that multiply bytes of any size only as numbers of 16 bits."""
-
-VECTORS = (2, 8)
-"""Vectors of columns of a block."""
-
-TERMS = (64, 512)
-"""Terms of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,33 +73,6 @@ class ProductBlocking:
     registers: Registers | None = None
     panels: int = 0
     rows_pass: bool = False
-
-
-def products(group: Group, root: Primitive, layouts: Layouts, machine: Machine) -> list[TileProgram]:
-    """Return programs of several blockings for a group with one product or convolution.
-
-    Args:
-        group: the group.
-        root: its linear primitive; all others are computed before or after it, element by element.
-        layouts: the layouts of inputs and outputs.
-        machine: lanes of a vector.
-
-    Raises:
-        NotFusedError: what stands around the product can't be computed with it.
-    """
-    contraction = contraction_of(group, root, last=False)
-    schedule = Products(group, root, layouts, contraction, machine)
-    return [*dict.fromkeys(schedule.program(blocking) for blocking in blockings(contraction, machine))]
-
-
-def blockings(contraction: Contraction, machine: Machine) -> Iterator[ProductBlocking]:
-    """Yield blockings that are no longer than the product, each with and without packed operands."""
-    sizes = [extent(axes) for axes in (contraction.rows, contraction.columns, contraction.terms)]
-    columns = tuple(machine.lanes * n for n in VECTORS)
-    blocks = [[min(b, n) for b in side] for side, n in zip((ROWS, columns, TERMS), sizes, strict=True)]
-    for rows, width, terms in dict.fromkeys(itertools.product(*blocks)):
-        for packs in ((True, True), (True, False), (False, True), (False, False)):
-            yield ProductBlocking(rows, width, terms, packs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,39 @@
+"""Products and convolutions -> programs of several blockings, each with and without packed operands."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from korch.candidate.candidate import Group
+from korch.primitive.graph import Primitive
+from korch.schedule.contraction import Contraction, Layouts, contraction_of, extent
+from korch.schedule.products import ProductBlocking, Products
+from korch.tile.program import TileProgram
+from korch.tile.staging import Machine
+
+ROWS = (6, 24, 96)
+"""Rows of a block."""
+
+VECTORS = (2, 8)
+"""Vectors of columns of a block."""
+
+TERMS = (64, 512)
+"""Terms of a block."""
+
+
+def products(group: Group, root: Primitive, layouts: Layouts, machine: Machine) -> list[TileProgram]:
+    """Return programs of several blockings for a group with one product or convolution."""
+    contraction = contraction_of(group, root, last=False)
+    schedule = Products(group, root, layouts, contraction, machine)
+    return [*dict.fromkeys(schedule.program(blocking) for blocking in blockings(contraction, machine))]
+
+
+def blockings(contraction: Contraction, machine: Machine) -> Iterator[ProductBlocking]:
+    """Yield blockings that are no longer than the product."""
+    sizes = [extent(axes) for axes in (contraction.rows, contraction.columns, contraction.terms)]
+    columns = tuple(machine.lanes * n for n in VECTORS)
+    blocks = [[min(b, n) for b in side] for side, n in zip((ROWS, columns, TERMS), sizes, strict=True)]
+    for rows, width, terms in dict.fromkeys(itertools.product(*blocks)):
+        for packs in itertools.product((True, False), repeat=2):
+            yield ProductBlocking(rows, width, terms, packs)
