@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +9,7 @@ from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
-from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts, NotFusedError
+from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts, NotFusedError, Packed
 from korch.tile.emit import Emitter, Guards, Index
 from korch.tile.index import Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var, vector_step
 from korch.tile.loops import LINE_ELEMENTS, PAGE_ELEMENTS, is_across, map_indices
@@ -21,7 +20,6 @@ from korch.tile.program import (
     Axis,
     Buffer,
     Inside,
-    Level,
     Literal,
     Load,
     Pass,
@@ -156,14 +154,9 @@ class Blocked:
         pass_ = map_indices(pass_, lambda expr: substitute(expr, *values))
         return replace(pass_, ops=(*given, *pass_.ops))
 
-    def memory(self) -> Iterator[Buffer]:
-        """Yield the buffers of the group's inputs and outputs."""
-        body = self.group.body
-        for values, level in ((body.inputs, Level.INPUT), (body.outputs, Level.OUTPUT)):
-            for name, value in values:
-                type_ = body.types[value]
-                size = math.prod(self.fusion.layouts[name].physical_shape(type_.shape))
-                yield Buffer(name, level, type_.dtype, size)
+    def memory(self, second: Packed | None = None) -> Iterator[Buffer]:
+        """Yield the buffers of the group's inputs and outputs; the second operand may be packed."""
+        return self.fusion.memory({} if second is None else {self.name_of(1): second})
 
     def name_of(self, position: int) -> str:
         """Return the name of the input that an operand is, perhaps widened."""

@@ -7,34 +7,20 @@ around them, and multiplies each row of a window where it lies in the copy; or i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.schedule.blocks import Blocked, Operand, cut, direct, fill, flat, store, zero_of
-from korch.schedule.contraction import Contraction, Layouts, NotFusedError, contraction_of, extent
+from korch.schedule.contraction import Contraction, Layouts, NotFusedError, contraction_of, extent, in_panels
 from korch.schedule.products import Products
 from korch.schedule.sides import sides_of, without_units
 from korch.tile.cpp.tiles import STRIP, steps_of, whole_quads
 from korch.tile.emit import Emitter
 from korch.tile.index import Expr, Ranges, add, constant, scale, var
-from korch.tile.program import (
-    QUAD,
-    At,
-    Axis,
-    Buffer,
-    Contract,
-    Level,
-    Panels,
-    Pass,
-    Registers,
-    Stage,
-    Step,
-    TileProgram,
-)
+from korch.tile.program import QUAD, At, Axis, Buffer, Contract, Level, Pass, Registers, Stage, Step, TileProgram
 from korch.tile.staging import Machine
 
 
@@ -128,7 +114,8 @@ class ByteWindows(Blocked):
         after = self.after(total, (y, x, j), values, ranges)
         tile = Buffer("t", Level.TILE, self.sum_type, y.extent * x.extent * row)
         steps: tuple[Step, ...] = (*image.passes, zero, contract, after)
-        return TileProgram((*self._memory(), tile, *image.buffers), (Stage(grid, steps),))
+        memory = self.memory(in_panels(self.terms, self._columns, STRIP, QUAD))
+        return TileProgram((*memory, tile, *image.buffers), (Stage(grid, steps),))
 
     def _image(self, lines: tuple[Axis, Axis], ranges: Ranges) -> Operand:
         """Return where windows are read: in the image, if nothing else is met and pixels are whole, or in a copy."""
@@ -159,14 +146,6 @@ class ByteWindows(Blocked):
     @property
     def _columns(self) -> int:
         return round_up(self.results, STRIP)
-
-    def _memory(self) -> Iterator[Buffer]:
-        """Yield the buffers of inputs and outputs; weights are in panels."""
-        for buffer in self.memory():
-            if buffer.name == self.name_of(1):
-                layout = (Panels(self._columns, STRIP, QUAD),)
-                buffer = replace(buffer, elements=self.terms * self._columns, layout=layout)
-            yield buffer
 
 
 def pixel_quads(group: Group, root: Primitive) -> int:

@@ -8,7 +8,7 @@ that nothing is computed twice inside of a task. Channels lie in blocks of a vec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from korch.alignment import ceil_div, round_up
@@ -17,7 +17,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, row_major_strides
 from korch.schedule.blocks import Blocked, cut, fill, flat, loaded, store
-from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, follow
+from korch.schedule.contraction import Layouts, NotFusedError, Packed, contraction_of, follow, in_panels
 from korch.schedule.depthwise import can_clip, is_depthwise
 from korch.schedule.sides import sides_of, without_units
 from korch.schedule.split_products import MOST_COMPONENTS, given_split, split_into
@@ -244,21 +244,18 @@ class _ChainMaker:
             tiles.append(Buffer(f"s{number}", Level.TILE, DType.F32, elements, layout))
         if self.copied:
             tiles.append(Buffer("pa", Level.TILE, DType.F32, self.copied))
-        return TileProgram((*self._memory(), *tiles), (Stage(self.grid, steps),))
+        packed = {link.name_of(1): self._packed(number) for number, link in enumerate(self.chain.links)}
+        memory = self.chain.links[0].fusion.memory(packed)
+        return TileProgram((*memory, *tiles), (Stage(self.grid, steps),))
 
-    def _memory(self) -> Iterator[Buffer]:
-        weights = {link.name_of(1): number for number, link in enumerate(self.chain.links)}
-        for buffer in self.chain.links[0].memory():
-            if buffer.name in weights:
-                number = weights[buffer.name]
-                link, width = self.chain.links[number], self._strip(number)
-                columns = round_up(link.results, width)
-                terms = link.rows.window * link.columns.window * (1 if link.is_depthwise else link.channels)
-                if self.blocking.registers[number] is None:
-                    buffer = given_split(buffer, terms, columns, MOST_COMPONENTS)
-                else:
-                    buffer = replace(buffer, elements=terms * columns, layout=(Panels(columns, width),))
-            yield buffer
+    def _packed(self, number: int) -> Packed:
+        """Return how the weights of a link come: in panels, or in components."""
+        link, width = self.chain.links[number], self._strip(number)
+        columns = round_up(link.results, width)
+        terms = link.rows.window * link.columns.window * (1 if link.is_depthwise else link.channels)
+        if self.blocking.registers[number] is None:
+            return given_split(terms, columns, MOST_COMPONENTS)
+        return in_panels(terms, columns, width)
 
     def _strip(self, number: int) -> int:
         """Return the channels of a panel of a link's weights."""

@@ -7,8 +7,9 @@ are its images and places, its terms the taps and channels (the implicit form of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from korch.candidate.candidate import Group, Refusal
 from korch.candidate.layout import Layout
@@ -19,6 +20,8 @@ from korch.primitive.ops.linear import BYTES, ConvAttributes
 from korch.primitive.types import DType, row_major_strides
 from korch.tile.emit import Emitter, Index, physical_offset
 from korch.tile.index import ZERO, Expr, Ranges, add, constant, quotient, remainder, scale, var
+from korch.tile.memory import ports
+from korch.tile.program import Buffer, Panels, Split
 
 Axes = tuple[tuple[str, int], ...]
 """Names and extents, outermost first; none of extent 1."""
@@ -182,6 +185,19 @@ def _conv(x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...], at: Conv
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """How an operand comes that is packed when the kernel is built: its elements, and their layout in memory."""
+
+    elements: int
+    layout: tuple[Panels | Split, ...] = ()
+
+
+def in_panels(rows: int, columns: int, width: int, group: int = 1) -> Packed:
+    """Return a matrix in panels of some columns, perhaps with some rows of each side by side."""
+    return Packed(rows * columns, (Panels(columns, width, group),))
+
+
 class Fusion:
     """The operations around a linear primitive, as an `Emitter` gives them.
 
@@ -207,6 +223,12 @@ class Fusion:
             return name, physical_offset(self.layouts[name], shape, index, ranges)
         refuse_computed(self.body, value)
         return None
+
+    def memory(self, packed: Mapping[str, Packed] = MappingProxyType({})) -> Iterator[Buffer]:
+        """Yield the buffers of the group's inputs and outputs, of which some inputs are packed."""
+        for buffer in ports(self.body, self.layouts):
+            own = packed.get(buffer.name)
+            yield buffer if own is None else replace(buffer, elements=own.elements, layout=own.layout)
 
     def argument(self, emitter: Emitter, value: int, index: Index) -> str:
         """Return the name of an argument's element; zero outside of its shape."""

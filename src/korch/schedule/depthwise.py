@@ -9,7 +9,7 @@ the pad around it, channels last.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from korch.alignment import round_up
@@ -19,7 +19,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import row_major_strides
 from korch.schedule.blocks import Blocked, Operand, cut, fill, flat, loaded, zero_of
-from korch.schedule.contraction import Layouts, NotFusedError, contraction_of
+from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, in_panels
 from korch.schedule.sides import sides_of, without_units
 from korch.tile.emit import Index
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, substitute, var
@@ -32,7 +32,6 @@ from korch.tile.program import (
     Contract,
     Inside,
     Level,
-    Panels,
     Pass,
     Registers,
     Stage,
@@ -143,7 +142,7 @@ class _DepthwiseMaker:
         image, where = self._image()
         kept, total, size = self._sums()
         zero = fill(kept, total, zero_of(depthwise.sum_type), depthwise.sum_type)
-        weights = At(self._weights, add(scale(self._term, self._columns), self.channel))
+        weights = At(depthwise.name_of(1), add(scale(self._term, self._columns), self.channel))
         registers = Registers(self.blocking.places, 1, fetches_out=self.blocking.fetches and image.packing is None)
         contract = Contract(
             (*kept, *self.taps), total, image.at, weights, depthwise.product, registers=registers, where=where
@@ -152,7 +151,9 @@ class _DepthwiseMaker:
         copy: tuple[Step, ...] = () if image.packing is None else (image.packing,)
         own = () if image.buffer is None else (image.buffer,)
         stage = Stage(self.grid, (*copy, zero, contract, self._after(kept, total)))
-        return TileProgram((*self._memory(), tile, *own), (stage,))
+        group = PAIR if depthwise.is_of_bytes else 1
+        packed = in_panels(math.prod(self._windows), self._columns, depthwise.lanes, group)
+        return TileProgram((*depthwise.memory(packed), tile, *own), (stage,))
 
     def _image(self) -> tuple[Operand, tuple[Inside, ...]]:
         """Return where the windows are read, and where they are inside of the image: in memory, or in a copy."""
@@ -214,21 +215,6 @@ class _DepthwiseMaker:
         return add(
             *(scale(var(tap.name), n) for tap, n in zip(self.taps, row_major_strides(self._windows), strict=True))
         )
-
-    @property
-    def _weights(self) -> str:
-        return self.depthwise.name_of(1)
-
-    def _memory(self) -> Iterator[Buffer]:
-        """Yield the buffers of inputs and outputs; weights are in panels."""
-        group = PAIR if self.depthwise.is_of_bytes else 1
-        for buffer in self.depthwise.memory():
-            if buffer.name == self._weights:
-                elements = math.prod(self._windows) * self._columns
-                buffer = replace(
-                    buffer, elements=elements, layout=(Panels(self._columns, self.depthwise.lanes, group),)
-                )
-            yield buffer
 
 
 def can_clip(guards: Sequence[Inside], taps: Sequence[Axis]) -> bool:

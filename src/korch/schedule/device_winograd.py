@@ -8,7 +8,6 @@ channels where the images have them side by side, and tiles otherwise.
 from __future__ import annotations
 
 import itertools
-import math
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
@@ -48,17 +47,14 @@ class DeviceWinograd(Winograd):
     def blocked(self, blocks: Blocks, product: Product) -> TileProgram:
         """Return the program whose products are computed in blocks."""
         multiply, tiles = self._multiply(blocks, product)
-        body, inputs = self.group.body, []
-        for values, level in ((body.inputs, Level.INPUT), (body.outputs, Level.OUTPUT)):
-            for name, value in values:
-                size = math.prod(self.fusion.layouts[name].physical_shape(body.types[value].shape))
-                inputs.append(Buffer(name, level, body.types[value].dtype, size))
         between = [
             Buffer(name, Level.WORKSPACE, DType.F32, self.points * self.tiles * channels)
             for name, channels in ((POINTS, self.channels), (PRODUCTS, self.outputs))
         ]
         results = [Buffer(f"r{k}", Level.TILE, DType.F32, 1) for k in range(self.tile**2)]
-        return TileProgram((*inputs, *between, *tiles, *results), (self._points(), multiply, self._results()))
+        return TileProgram(
+            (*self.fusion.memory(), *between, *tiles, *results), (self._points(), multiply, self._results())
+        )
 
     def _between(self, point: Expr, tile: Expr, channel: Expr, channels: int, last: bool) -> Expr:
         """Return where an element of a transformed tensor is, with channels or tiles side by side."""
@@ -91,10 +87,9 @@ class DeviceWinograd(Winograd):
         """Return the stage of the products, and its tiles."""
         grid = BlockLoops((Axis("q", self.points),), (self.tiles, self.outputs, self.channels), blocks)
         tile, column, term = flat(*grid.rows), flat(*grid.columns), grid.term
-        weights = self.fusion.place[self.root.inputs[1]]
         places = (
             At(POINTS, self._between(var("q"), tile, term, self.channels, self.reads_last)),
-            At(weights, add(scale(add(scale(var("q"), self.channels), term), self.outputs), column)),
+            At(self.weights, add(scale(add(scale(var("q"), self.channels), term), self.outputs), column)),
         )
         operands = [([Load("x0", DType.F32, at.buffer, at.index, grid.guards)], "x0") for at in places]
         out = At(PRODUCTS, self._between(var("q"), tile, column, self.outputs, self.writes_last))

@@ -6,32 +6,16 @@ pairs of channels. The terms of a row of a window then lie side by side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.schedule.blocks import Blocked, cut, fill, flat, store, zero_of
-from korch.schedule.contraction import Layouts, NotFusedError, contraction_of
+from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, in_panels
 from korch.schedule.products import multiplied
 from korch.schedule.sides import sides_of, without_units
 from korch.tile.index import Expr, Ranges, add, constant, scale, var
-from korch.tile.program import (
-    PAIR,
-    At,
-    Axis,
-    Buffer,
-    Contract,
-    Level,
-    Loop,
-    Panels,
-    Pass,
-    Registers,
-    Stage,
-    TileProgram,
-)
+from korch.tile.program import PAIR, At, Axis, Buffer, Contract, Level, Loop, Pass, Registers, Stage, TileProgram
 
 
 class FewChannels(Blocked):
@@ -64,7 +48,7 @@ class FewChannels(Blocked):
         line = add(scale(var("y"), self.down.stride), scale(var("t0"), self.down.dilation))
         a = At("pa", add(scale(line, self.row), scale(var("x"), self.along.stride * self.pixel), var("m")))
         term = add(scale(var("t0"), terms[1].extent), var("m"))
-        b = At(self._weights, add(scale(term, self._columns), var("j")))
+        b = At(self.name_of(1), add(scale(term, self._columns), var("j")))
         contract = Contract((x, j, *terms), total, a, b, self.product, registers=self.registers)
         values: dict[str, Expr] = {"x1": var("j"), "x3": var("n"), "p0": flat(gy, y), "p1": var("x")}
         after = self.after(total, (x, j), values, ranges)
@@ -73,7 +57,8 @@ class FewChannels(Blocked):
         tile = Buffer("t", Level.TILE, self.sum_type, x.extent * self._columns)
         copied = Buffer("pa", Level.TILE, self.product.types[0], size[0] * self.row)
         steps = (copy, Loop(y, (), (zero, contract, after)))
-        return TileProgram((*self._memory(), tile, copied), (Stage(grid, steps),))
+        memory = self.memory(in_panels(terms[0].extent * terms[1].extent, self._columns, self.strip, PAIR))
+        return TileProgram((*memory, tile, copied), (Stage(grid, steps),))
 
     def _copy(self, size: tuple[int, int], y: Axis, ranges: Ranges) -> Pass:
         """Return the pass that copies what a task reads of an image: some rows and columns."""
@@ -90,15 +75,3 @@ class FewChannels(Blocked):
     @property
     def _columns(self) -> int:
         return round_up(self.outputs, self.strip)
-
-    @property
-    def _weights(self) -> str:
-        return self.fusion.place[self.root.inputs[1]]
-
-    def _memory(self) -> Iterator[Buffer]:
-        """Yield the buffers of inputs and outputs; weights are in panels."""
-        for buffer in self.memory():
-            if buffer.name == self._weights:
-                elements = self.down.window * self.along.window * self.pixel * self._columns
-                buffer = replace(buffer, elements=elements, layout=(Panels(self._columns, self.strip, PAIR),))
-            yield buffer

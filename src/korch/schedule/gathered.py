@@ -7,7 +7,6 @@ chosen matrices, and each is read once for a block. Results are stored in the ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from korch.alignment import round_up
@@ -15,7 +14,7 @@ from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, cut, fill, flat, spaced, store
-from korch.schedule.contraction import Layouts, NotFusedError, matmul_axes
+from korch.schedule.contraction import Layouts, NotFusedError, Packed, in_panels, matmul_axes
 from korch.schedule.split_products import given_split, operand_components, tile_of_components
 from korch.tile.index import Expr, add, scale, var
 from korch.tile.program import (
@@ -26,7 +25,6 @@ from korch.tile.program import (
     Level,
     Load,
     Loop,
-    Panels,
     Pass,
     Product,
     Registers,
@@ -91,7 +89,7 @@ class Gathered(Blocked):
         part = _GatheredTask(self, blocking, sort)
         tables = (Buffer(name, Level.WORKSPACE, DType.I32, size) for name, size in sort.written.items())
         copy = Buffer("ca", Level.WORKSPACE, DType.F32, sort.blocks * blocking.rows * spaced(self.terms))
-        buffers = (*self._memory(blocking), *tables, copy, *part.buffers)
+        buffers = (*self.memory(self._packed(blocking)), *tables, copy, *part.buffers)
         return TileProgram(buffers, (Stage((), (), sort), self._copied(sort), part.stage()))
 
     def _copied(self, sort: Sort) -> Stage:
@@ -104,16 +102,12 @@ class Gathered(Blocked):
         copy = Pass((k,), "k", tuple(emitter.ops), (sink,))
         return Stage((place,), (Loop(row, (), (copy,), At(sort.order, var("place"))),))
 
-    def _memory(self, blocking: GatheredBlocking) -> Iterator[Buffer]:
-        """Yield the buffers of inputs and outputs; matrices lie side by side, in strips of columns."""
+    def _packed(self, blocking: GatheredBlocking) -> Packed:
+        """Return how the matrices lie: side by side, in strips of columns."""
         columns = self.matrices * round_up(self.columns, blocking.strip)
-        for buffer in self.memory():
-            if buffer.name != self.name_of(1):
-                yield buffer
-            elif blocking.is_split:
-                yield given_split(buffer, self.terms, columns, self.components[1])
-            else:
-                yield replace(buffer, elements=self.terms * columns, layout=(Panels(columns, blocking.strip),))
+        if blocking.is_split:
+            return given_split(self.terms, columns, self.components[1])
+        return in_panels(self.terms, columns, blocking.strip)
 
 
 class _GatheredTask:

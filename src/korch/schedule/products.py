@@ -8,14 +8,13 @@ the product is a pass over the block. Of bytes, whole groups of four terms lie s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.schedule.blocks import Blocked, Operand, arranged, cut, direct, fill, flat, spaced, store, zero_of
-from korch.schedule.contraction import Axes, Contraction, Layouts, NotFusedError, extent
+from korch.schedule.contraction import Axes, Contraction, Layouts, NotFusedError, Packed, extent, in_panels
 from korch.tile.emit import Emitter
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, var
 from korch.tile.loops import arrange, grid_for
@@ -119,7 +118,8 @@ class Products(Blocked):
         stages = (*(o.stage for o in operands if o.stage is not None), Stage(grid, (*turns, after)))
         tile = Buffer("t", Level.TILE, self.sum_type, i.extent * self._whole(j.extent))
         own = (buffer for operand in operands for buffer in operand.buffers)
-        return TileProgram((*self._memory(blocking), tile, *own), stages)
+        memory = self.memory(self._packed(blocking) if blocking.panels else None)
+        return TileProgram((*memory, tile, *own), stages)
 
     def _cut(self, blocking: ProductBlocking) -> Cut:
         m, n, k = (extent(axes) for axes in self._sides)
@@ -260,16 +260,10 @@ class Products(Blocked):
         columns = extent(self.contraction.batch) * extent(self.contraction.columns)
         return round_up(columns, blocking.panels)
 
-    def _memory(self, blocking: ProductBlocking) -> Iterator[Buffer]:
-        """Yield the buffers of inputs and outputs; the second operand may come in panels."""
-        for buffer in self.memory():
-            if blocking.panels and buffer.name == self.name_of(1):
-                columns = self._padded(blocking)
-                group = self.product.group
-                rows = round_up(extent(self.terms), self.unit)
-                yield replace(buffer, elements=rows * columns, layout=(Panels(columns, blocking.panels, group),))
-            else:
-                yield buffer
+    def _packed(self, blocking: ProductBlocking) -> Packed:
+        """Return how a second operand comes that is packed before: in panels."""
+        rows = round_up(extent(self.terms), self.unit)
+        return in_panels(rows, self._padded(blocking), blocking.panels, self.product.group)
 
 
 def multiplied(product: Product, lanes: int) -> Product:

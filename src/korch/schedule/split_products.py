@@ -8,7 +8,7 @@ adjacent in memory is packed before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from korch.alignment import round_up
@@ -16,7 +16,7 @@ from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.types import DType
 from korch.schedule.blocks import Operand, store
-from korch.schedule.contraction import Contraction, Layouts, extent
+from korch.schedule.contraction import Contraction, Layouts, Packed, extent
 from korch.schedule.products import Cut, ProductBlocking, Products
 from korch.tile.cpp.split import EDGE
 from korch.tile.index import add, scale, var, vector_step
@@ -74,10 +74,9 @@ def tile_of_components(name: str, axes: tuple[Axis, Axis], components: int, *, i
     return at, Buffer(name, Level.TILE, DType.F32, rows * columns, layout)
 
 
-def given_split(buffer: Buffer, terms: int, columns: int, components: int) -> Buffer:
-    """Return the buffer of a second operand that comes in components, of whole steps of terms."""
-    layout = (Panels(columns, EDGE, 2), split_into(components))
-    return replace(buffer, elements=round_up(terms, EDGE) * columns, layout=layout)
+def given_split(terms: int, columns: int, components: int) -> Packed:
+    """Return a second operand that comes in components, of whole steps of terms."""
+    return Packed(round_up(terms, EDGE) * columns, (Panels(columns, EDGE, 2), split_into(components)))
 
 
 def are_adjacent(ops: Sequence[TileOp], along: Axis, lanes: int) -> bool:
@@ -136,10 +135,6 @@ class SplitProducts(Products):
     def _panels_of(self, columns: int, blocking: ProductBlocking) -> tuple[Panels, ...]:
         return ()  # the components are made of rows
 
-    def _memory(self, blocking: ProductBlocking) -> Iterator[Buffer]:
-        """Yield the buffers of inputs and outputs; the second operand may come in components."""
+    def _packed(self, blocking: ProductBlocking) -> Packed:
         columns = round_up(extent(self.contraction.columns), EDGE)
-        for buffer in self.memory():
-            if blocking.panels and buffer.name == self.name_of(1):
-                buffer = given_split(buffer, extent(self.terms), columns, self.components[1])
-            yield buffer
+        return given_split(extent(self.terms), columns, self.components[1])

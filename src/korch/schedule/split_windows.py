@@ -7,14 +7,14 @@ the zeros at their left, so windows run on from one row into the zeros of the ne
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, cut, fill, flat, store
-from korch.schedule.contraction import Layouts, contraction_of
+from korch.schedule.contraction import Layouts, Packed, contraction_of
 from korch.schedule.sides import Side, sides_of, without_units
 from korch.schedule.split_products import operand_components, split_into
 from korch.tile.cpp.split import EDGE
@@ -135,13 +135,9 @@ class SplitWindows(Blocked):
         contract = Contract((y, x, j, *terms), total, *reads, Product.SPLIT, registers=registers)
         after = self.after(total, (y, x, j), values, ranges)
         made = (weights, image) if blocking.rows_pass else (image, weights)
-        buffers = (*self._memory(), tile, own_image, own_weights)
+        strips = Packed(self._terms * round_up(self.results, EDGE))
+        buffers = (*self.memory(strips), tile, own_image, own_weights)
         return TileProgram(buffers, (Stage(grid, (*made, zero, contract, after)),))
-
-    def _memory(self) -> tuple[Buffer, ...]:
-        """Return the buffers of inputs and outputs; weights are in strips."""
-        name, elements = self.name_of(1), self._terms * round_up(self.results, EDGE)
-        return tuple(replace(b, elements=elements) if b.name == name else b for b in self.memory())
 
     @property
     def _terms(self) -> int:

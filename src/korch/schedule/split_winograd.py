@@ -7,7 +7,7 @@ of one point, so that each thread reads only its part of the weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from korch.alignment import ceil_div, round_up
@@ -67,8 +67,9 @@ class SplitWinograd(Winograd):
         tiles, run, block = blocking.group, blocking.run or self.points, blocking.vectors * self.lanes
         step, level = spread(tiles * max(self.channels, self.outputs)), Level.WORKSPACE if blocking.run else Level.TILE
         layout = (Panels(self._terms, EDGE), split_into(MOST_COMPONENTS))
+        packed = given_split(self.points * self._terms, round_up(self.outputs, EDGE), MOST_COMPONENTS)
         buffers = (
-            *self._in_components(block),
+            *self.fusion.memory({self.weights: packed}),
             Buffer(POINTS, level, DType.F32, self.points // run * (run + 1) * step),
             Buffer(COMPONENTS, Level.TILE, DType.F32, round_up(tiles, EDGE) * self._terms, layout),
             Buffer(RESULTS, Level.TILE, DType.F32, self.tile * self.tile * block),
@@ -102,14 +103,6 @@ class SplitWinograd(Winograd):
         """The channels of the image, in whole steps."""
         return round_up(self.channels, EDGE)
 
-    def _in_components(self, block: int) -> Iterator[Buffer]:
-        """Yield the buffers of inputs and outputs; the weights come in components."""
-        weights, columns = self.fusion.place[self.root.inputs[1]], round_up(self.outputs, EDGE)
-        for buffer in self._memory(block):
-            if buffer.name == weights:
-                buffer = given_split(buffer, self.points * self._terms, columns, MOST_COMPONENTS)
-            yield buffer
-
     def _products(self, tiles: Axis, turns: tuple[Axis, Axis], channels: tuple[Axis, Axis], step: int) -> Loop:
         """Return the products of tiles, point by point.
 
@@ -127,7 +120,7 @@ class SplitWinograd(Winograd):
         split = Pass((tiles, c), "c", (Load("x0", DType.F32, POINTS, number),), (store(component, "x0"),))
         out, term = At(POINTS, sum_), add(scale(flat(u, p), self._terms), var("c"))
         columns = round_up(self.outputs, EDGE)
-        weights = At(self.fusion.place[self.root.inputs[1]], add(scale(term, columns), flat(*channels)))
+        weights = At(self.weights, add(scale(term, columns), flat(*channels)))
         registers = Registers(EDGE, EDGE // self.lanes, fetches_b=True)
         axes = (tiles, q, replace(c, is_reduced=True))
         product = Contract(axes, out, component, weights, Product.SPLIT, registers=registers)

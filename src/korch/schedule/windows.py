@@ -15,7 +15,6 @@ own, so no element is copied once for each window that has it. There are two for
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from korch.alignment import round_up
@@ -24,25 +23,12 @@ from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, row_major_strides
 from korch.schedule.blocks import Blocked, Operand, cut, direct, fill, flat
-from korch.schedule.contraction import Layouts, contraction_of
+from korch.schedule.contraction import Layouts, contraction_of, in_panels
 from korch.schedule.sides import sides_of, without_units
 from korch.tile.emit import Emitter, Index
 from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, var
 from korch.tile.loops import arrange, grid_for
-from korch.tile.program import (
-    At,
-    Axis,
-    Buffer,
-    Contract,
-    Level,
-    Panels,
-    Pass,
-    Registers,
-    Stage,
-    Step,
-    Store,
-    TileProgram,
-)
+from korch.tile.program import At, Axis, Buffer, Contract, Level, Pass, Registers, Stage, Step, Store, TileProgram
 from korch.tile.staging import Machine
 
 
@@ -152,7 +138,9 @@ class _WindowMaker:
         before = (read.stage for read in (image, weights) if read.stage is not None)
         own = (read.buffer for read in (image, weights) if read.buffer is not None)
         tile = Buffer("t", Level.TILE, DType.F32, size)
-        memory = self._memory()
+        terms = math.prod(axis.extent for axis in self.terms)
+        packed = in_panels(terms, self._columns(), self.blocking.panels) if self.is_first else None
+        memory = self.windows.memory(packed)
         return TileProgram((*memory, tile, *own), (*before, Stage(self.grid, (*copies, zero, contract, after))))
 
     def _sums(self) -> tuple[tuple[Axis, ...], tuple[Axis, ...], At, At, int]:
@@ -289,13 +277,3 @@ class _WindowMaker:
         """Return the columns of the weights in whole panels."""
         panels = self.blocking.panels
         return round_up(self.windows.results * self.windows.groups, panels)
-
-    def _memory(self) -> Iterator[Buffer]:
-        """Yield the buffers of inputs and outputs; weights may come in panels."""
-        for buffer in self.windows.memory():
-            if self.is_first and buffer.name == self.windows.name_of(1):
-                columns = self._columns()
-                size = math.prod(axis.extent for axis in self.terms) * columns
-                yield replace(buffer, elements=size, layout=(Panels(columns, self.blocking.panels),))
-            else:
-                yield buffer

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from korch.primitive.op import Array
 from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts
 from korch.primitive.types import DType
 from korch.schedule.blocks import cut, fill, flat, require_adjacent, zero_of
-from korch.schedule.contraction import Fusion, Layouts, is_of_bytes
+from korch.schedule.contraction import Fusion, Layouts, in_panels, is_of_bytes
 from korch.tile.emit import Emitter, Index
 from korch.tile.index import ZERO, Expr, add, constant, quotient, remainder, scale, substitute, var
 from korch.tile.loops import map_indices
@@ -33,7 +33,6 @@ from korch.tile.program import (
     Level,
     Load,
     Loop,
-    Panels,
     Pass,
     Product,
     Registers,
@@ -82,6 +81,7 @@ class Winograd:
         self.dtype, _, self.sum_type = self.product.types
         self.wide = elements_of(self.product, lanes)
         self.fusion = Fusion(group, layouts, root)
+        self.weights = self.fusion.place[root.inputs[1]]
         self.attributes = root.attributes_as(WinogradAttributes)
         self.images, self.channels = body.types[root.inputs[0]].shape[:2]
         self.shape = body.types[root.output].shape
@@ -105,7 +105,8 @@ class Winograd:
         points = Buffer(POINTS, level, self.dtype, self.points * steps[0])
         sums = Buffer(SUMS, Level.TILE, self.sum_type, self.points * steps[1])
         results = Buffer(RESULTS, Level.TILE, self.sum_type, self.tile * self.tile * block)
-        buffers = (*self._memory(block), points, sums, results)
+        packed = in_panels(self.points * self.channels, self.outputs, block, self.product.group)
+        buffers = (*self.fusion.memory({self.weights: packed}), points, sums, results)
         blocks = Axis("o", self.outputs // block)
         if blocking.is_shared:
             tiles = Axis("t", self.tiles)
@@ -130,16 +131,6 @@ class Winograd:
         sink = Store(POINTS, channel, value)
         require_adjacent(Pass((Axis("c", self.wide),), "c", tuple(emitter.ops), (sink,)), self.wide)
         require_adjacent(self._after(1, Axis("o", self.outputs // self.lanes), var("t")), self.lanes)
-
-    def _memory(self, block: int) -> Iterator[Buffer]:
-        """Yield the buffers of inputs and outputs; the weights come in panels."""
-        body, weights = self.group.body, self.fusion.place[self.root.inputs[1]]
-        for values, level in ((body.inputs, Level.INPUT), (body.outputs, Level.OUTPUT)):
-            for name, value in values:
-                type_ = body.types[value]
-                layout = (Panels(self.outputs, block, self.product.group),) if name == weights else ()
-                size = type_.size if layout else math.prod(self.fusion.layouts[name].physical_shape(type_.shape))
-                yield Buffer(name, level, type_.dtype, size, layout)
 
     def _all_points(self, tiles: Axis, starts: Sequence[int]) -> Stage:
         """Return the stage that transforms all tiles, a few channels in a task."""
@@ -198,7 +189,7 @@ class Winograd:
         a = At(POINTS, add(scale(var("p"), steps[0]), scale(var("t"), self.channels), var("c")))
         row = add(scale(var("p"), self.channels), var("c"))
         column = add(scale(self._variable("o", blocks.extent), block), var("q"))
-        b = At(self.fusion.place[self.root.inputs[1]], add(scale(row, self.outputs), column))
+        b = At(self.weights, add(scale(row, self.outputs), column))
         zero = fill((p, tiles, q), out, zero_of(self.sum_type), self.sum_type)
         registers = Registers(blocking.rows, blocking.vectors, fetches_b=True)
         product = Contract((p, tiles, q, c), out, a, b, self.product, registers=registers)

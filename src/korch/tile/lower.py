@@ -19,6 +19,7 @@ from korch.tile.emit import Emitter, Index, physical_offset
 from korch.tile.identity import identity
 from korch.tile.index import ZERO, Expr, Ranges, add, remainder, scale, var
 from korch.tile.loops import arrange, grid_for
+from korch.tile.memory import ports
 from korch.tile.parts import cut_pass
 from korch.tile.program import Accumulate, Axis, Buffer, Level, Pass, Sink, Stage, Store, TileProgram
 from korch.tile.staging import Machine, Member, StageDraft, Staging
@@ -233,12 +234,7 @@ class _Lowering(Staging):
         return blocks
 
     def _buffers(self) -> tuple[Buffer, ...]:
-        buffers = []
-        for names, level in ((self.body.inputs, Level.INPUT), (self.body.outputs, Level.OUTPUT)):
-            for name, value in names:
-                type_ = self.body.types[value]
-                size = math.prod(self.layouts[name].physical_shape(type_.shape))
-                buffers.append(Buffer(name, level, type_.dtype, size))
+        buffers = [*ports(self.body, self.layouts)]
         for value, level in self.level.items():
             type_ = self.body.types[value]
             if level is Level.WORKSPACE:

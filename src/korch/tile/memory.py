@@ -1,9 +1,13 @@
-"""A tile program -> where its buffers in memory lie: among a kernel's buffers, and in its workspace."""
+"""The buffers of a group's inputs and outputs, and where those of a program lie in memory."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from korch.candidate.layout import Layout
+from korch.primitive.graph import PrimitiveGraph
 from korch.tile.program import Buffer, Level, Split, TileProgram
 
 LINE_BYTES = 64
@@ -23,6 +27,14 @@ class BufferPlace:
     position: int
     offset_bytes: int
     element_bytes: int
+
+
+def ports(body: PrimitiveGraph, layouts: Mapping[str, Layout]) -> Iterator[Buffer]:
+    """Yield the buffers of a group's inputs and outputs, which lie in some layouts."""
+    for values, level in ((body.inputs, Level.INPUT), (body.outputs, Level.OUTPUT)):
+        for name, value in values:
+            type_ = body.types[value]
+            yield Buffer(name, level, type_.dtype, math.prod(layouts[name].physical_shape(type_.shape)))
 
 
 def places_in_memory(program: TileProgram) -> tuple[dict[str, BufferPlace], int]:
