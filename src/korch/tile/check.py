@@ -15,6 +15,7 @@ from korch.primitive.ops import OPS
 from korch.primitive.types import DType
 from korch.tile.affine import ranges_of_axes
 from korch.tile.index import Expr, Ranges, bounds
+from korch.tile.loops import turns_on
 from korch.tile.places import indices_stay_inside, tasks_do_not_race
 from korch.tile.program import (
     WIDENED,
@@ -135,13 +136,7 @@ def squares_are_free(program: TileProgram) -> None:
             innermost = {pass_.across, pass_.vector}
             _require(set(names[-2:]) == innermost, "squares are no innermost loops", pass_.across)
             _require(not pass_.is_reduction, "squares are reduced", pass_.across)
-            turns = any(
-                pass_.across in guard.expr.variables
-                for op in pass_.ops
-                if isinstance(op, Load | Select)
-                for guard in op.guards
-            )
-            _require(not turns, "a guard turns inside of squares", pass_.across)
+            _require(not turns_on(pass_, pass_.across), "a guard turns inside of squares", pass_.across)
 
 
 def choices_are_integers(program: TileProgram) -> None:

@@ -30,6 +30,7 @@ from korch.tile.cpp.split import SplitPrinter, bytes_of_components, is_split, pr
 from korch.tile.cpp.text import CppWriter, loop_end
 from korch.tile.cpp.tiles import byte_tiles
 from korch.tile.index import Expr, add, constant, scale, substitute, var
+from korch.tile.loops import map_indices
 from korch.tile.memory import LINE_BYTES, computed_bytes
 from korch.tile.program import (
     QUAD,
@@ -38,16 +39,13 @@ from korch.tile.program import (
     Buffer,
     Contract,
     Level,
-    Load,
     Loop,
     Pass,
     Product,
     Registers,
-    Select,
     Sink,
     Stage,
     Step,
-    TileOp,
     TileProgram,
     parts_of,
     ranges_of,
@@ -183,14 +181,6 @@ class StepPrinter:
         def moved(expr: Expr) -> Expr:
             return substitute(expr, moves, ranges)
 
-        def op_of(op: TileOp) -> TileOp:
-            if not isinstance(op, Load | Select):
-                return op
-            guards = tuple(replace(guard, expr=moved(guard.expr)) for guard in op.guards)
-            if isinstance(op, Load):
-                return replace(op, index=moved(op.index), guards=guards)
-            return replace(op, guards=guards)
-
         def sink_of(sink: Sink) -> Sink:
             buffer = self.out.program.buffer(sink.buffer)
             layout = panels(buffer)
@@ -202,9 +192,7 @@ class StepPrinter:
             step, place = buffer.size // layout.columns * layout.width, in_group(buffer, layout, row, ranges)
             return replace(sink, index=add(scale(var(panel), step), place, scale(var(vector.name), layout.group)))
 
-        return replace(
-            pass_, axes=axes, ops=tuple(op_of(op) for op in pass_.ops), sinks=tuple(map(sink_of, pass_.sinks))
-        )
+        return replace(map_indices(pass_, moved), axes=axes, sinks=tuple(map(sink_of, pass_.sinks)))
 
     def _print(self, nodes: Sequence[Node], grid: tuple[Axis, ...]) -> None:
         for node in nodes:
