@@ -232,3 +232,8 @@ def layouts_by_kind(type_: ValueType, lanes: int) -> dict[str, Layout]:
         found |= {"last": channels_last(type_.rank), "blocked": channels_blocked(type_.rank, lanes)}
     available = layout_choices(type_, lanes)
     return {kind: layout for kind, layout in found.items() if layout in available}
+
+
+def replaced(layouts: Sequence[Layout], position: int, layout: Layout) -> tuple[Layout, ...]:
+    """Return some layouts with another one at a position."""
+    return (*layouts[:position], layout, *layouts[position + 1 :])

@@ -28,6 +28,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.provider.content import content_version
 from korch.provider.provider import Kernel, Provider, Threading, named_kernel
 from korch.provider.teams import team_refusal
+from korch.provider.tile_kernel import comment_of
 from korch.target import Target
 
 MOST_BUFFERS = 64
@@ -126,8 +127,7 @@ class ConcurrentProvider:
             if len(own.inputs) + len(own.outputs) >= MOST_BUFFERS:
                 return Refusal(f"a part has more than {MOST_BUFFERS - 1} buffers")
             kernels.append(kernel)
-        layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
-        comment = f"{group.text}layouts {layouts}\nside by side: {offer.variant}"
+        comment = f"{comment_of(group, offer)}\nside by side: {offer.variant}"
         return _print(group, groups, kernels, lanes, target.threads, comment)
 
     def _alike(self, provider: str, group: Group, wanted: Offer, few: Target) -> Offer | Refusal:

@@ -12,13 +12,13 @@ import math
 from collections.abc import Iterator, Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.candidate.layout import Layout, channels_last, layout_choices
+from korch.candidate.layout import Layout, channels_last, layout_choices, replaced
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
 from korch.provider.conv.rows import lines_of_task
-from korch.provider.conv.units import can_use_units, tiled_program_of, weights_in_steps
-from korch.provider.gemm.vectors import require_neighbours, require_rows
+from korch.provider.conv.units import can_use_units, program_on_units, weights_in_steps
+from korch.provider.gemm.vectors import require_rows
 from korch.provider.matrix_units import BYTE_PAIRS
 from korch.provider.provider import TILES, Kernel
 from korch.provider.tile_kernel import kernel_of
@@ -38,7 +38,7 @@ from korch.schedule.few_channels import FewChannels
 from korch.schedule.products import PAIR_LANES, ProductBlocking, Products, terms_together
 from korch.target import Target
 from korch.tile.cpp.steps import BYTE_REGISTERS, FEW_BYTE_REGISTERS
-from korch.tile.program import Loop, Pass, Registers, TileProgram
+from korch.tile.program import Registers, TileProgram
 from korch.tile.staging import Machine
 
 MOST_TILE_BYTES = 192 << 10
@@ -81,7 +81,7 @@ class ByteConvolutions:
                 refusal = program
                 continue
             weights = weights_in_steps(group, root) if in_tiles else _weights(group, root, target)
-            own = _with_weights(group, root, inputs, weights)
+            own = replaced(inputs, group.position[root.inputs[1]], weights)
             offers.append(Offer(own, outputs, TILES, pairs=BYTE_PAIRS) if in_tiles else Offer(own, outputs))
         return tuple(dict.fromkeys(offers)) or refusal
 
@@ -91,7 +91,7 @@ class ByteConvolutions:
         if isinstance(root, Refusal):
             return root
         plain = Layout.plain(group.body.types[root.inputs[1]].rank)
-        layouts = _with_weights(group, root, offer.inputs, plain), offer.outputs
+        layouts = replaced(offer.inputs, group.position[root.inputs[1]], plain), offer.outputs
         program = self._program(group, root, layouts, target, offer.variant == TILES)
         return program if isinstance(program, Refusal) else kernel_of(program, group, offer, target)
 
@@ -101,7 +101,7 @@ class ByteConvolutions:
         """Return the program of some layouts, in which that of the weights is plain."""
         key = (group.key, target, layouts, in_tiles)
         if key not in self._programs:
-            program = tiled_program_of if in_tiles else _program
+            program = program_on_units if in_tiles else _program
             try:
                 self._programs[key] = program(group, root, layouts, target)
             except NotFusedError as error:
@@ -137,12 +137,6 @@ def _weights(group: Group, root: Primitive, target: Target) -> Layout:
     innermost = next((axis for axis in reversed(order[1:]) if shape[axis] > 1), 1)  # a lone channel is no axis of terms
     columns, terms = _registers(target).vectors * target.lanes, terms_together(target.lanes)
     return Layout(order, ((0, columns), (innermost, terms)))
-
-
-def _with_weights(group: Group, root: Primitive, inputs: tuple[Layout, ...], weights: Layout) -> tuple[Layout, ...]:
-    """Return layouts of inputs with that of the weights replaced."""
-    position = group.position[root.inputs[1]]
-    return (*inputs[:position], weights, *inputs[position + 1 :])
 
 
 def _layouts(group: Group, root: Primitive, target: Target) -> Iterator[Layouts]:
@@ -194,11 +188,7 @@ def _few_channels_program(schedule: FewChannels, target: Target) -> TileProgram:
     fitting = room // schedule.down.stride + 1
     rows = lines_of_task(schedule.down.out, fitting, schedule.images, target.threads)
     program = schedule.program(rows)
-    loop = program.stages[-1].steps[-1]
-    after = loop.body[-1] if isinstance(loop, Loop) else None
-    if not isinstance(after, Pass):
-        raise AssertionError("the rows of a task end with a pass")
-    require_neighbours(after, target.lanes)
+    require_rows(program, target.lanes)
     return program
 
 

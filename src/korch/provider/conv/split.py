@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
-from korch.candidate.layout import Layout
+from korch.candidate.layout import Layout, replaced
 from korch.provider.conv.vectors import (
     OfferPlan,
     image_layouts,
@@ -79,9 +79,8 @@ def split_plans(group: Group, target: Target) -> tuple[OfferPlan, ...]:
             require_rows(windows.program(blocking), target.lanes)
         except NotFusedError:
             continue
-        inputs = list(layouts[0])
-        inputs[weights] = Layout((0, 2, 3, 1), ((0, TOGETHER),))
-        plans.append(OfferPlan(Offer(tuple(inputs), layouts[1], SPLIT, pairs=pairs), layouts, blocking))
+        inputs = replaced(layouts[0], weights, Layout((0, 2, 3, 1), ((0, TOGETHER),)))
+        plans.append(OfferPlan(Offer(inputs, layouts[1], SPLIT, pairs=pairs), layouts, blocking))
     return tuple(plans)
 
 

@@ -10,10 +10,10 @@ from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.provider.conv.rows import lines_of_task
-from korch.provider.gemm.units import KEPT_BYTES_SHARE, tiled_blocking
+from korch.provider.gemm.units import KEPT_BYTES_SHARE, tiled_program_of
 from korch.provider.gemm.vectors import require_rows
 from korch.provider.matrix_units import LEAST_ROWS_OF_BYTES, LEAST_TERMS_OF_BYTES, TOGETHER
-from korch.schedule.byte_units import ByteWindows, TiledProducts, WindowBlocking, pixel_quads, unit_of
+from korch.schedule.byte_units import ByteWindows, WindowBlocking, pixel_quads, unit_of
 from korch.schedule.contraction import Layouts, contraction_of, extent
 from korch.schedule.sides import sides_of
 from korch.target import Target
@@ -50,21 +50,16 @@ def weights_in_steps(group: Group, root: Primitive) -> Layout:
     return Layout(order, ((innermost, unit_of(terms) // QUAD), (0, TOGETHER), (innermost, QUAD)))
 
 
-def tiled_program_of(group: Group, root: Primitive, layouts: Layouts, target: Target) -> TileProgram:
+def program_on_units(group: Group, root: Primitive, layouts: Layouts, target: Target) -> TileProgram:
     """Return the program of a convolution of bytes on matrix units.
 
     Raises:
         NotFusedError: the convolution, or what stands around it, does not fit.
     """
-    machine = Machine.of(target)
     if is_pointwise(group, root):
-        contraction = contraction_of(group, root, last=True)
-        products = TiledProducts(group, root, layouts, contraction, machine)
-        axes = (contraction.batch, contraction.rows, contraction.columns, products.terms)
-        program = products.program(tiled_blocking([extent(some) for some in axes], target, True))
-    else:
-        windows = ByteWindows(group, root, layouts, machine)
-        program = windows.program(window_blocking(windows, target))
+        return tiled_program_of(group, root, layouts, target, True)
+    windows = ByteWindows(group, root, layouts, Machine.of(target))
+    program = windows.program(window_blocking(windows, target))
     require_rows(program, target.lanes)
     return program
 

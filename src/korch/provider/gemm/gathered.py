@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.candidate.layout import Layout
+from korch.candidate.layout import Layout, replaced
 from korch.candidate.shape import GroupShape
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
@@ -15,7 +15,7 @@ from korch.primitive.types import DType
 from korch.provider.gemm.blocking import SPLIT_CACHE_SHARE
 from korch.provider.gemm.match import source_of
 from korch.provider.gemm.units import is_split_right, split_right
-from korch.provider.gemm.vectors import require_neighbours
+from korch.provider.gemm.vectors import require_rows
 from korch.provider.matrix_units import SPLIT_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel
 from korch.provider.tile_kernel import kernel_of
@@ -24,7 +24,7 @@ from korch.schedule.gathered import Gathered, GatheredBlocking
 from korch.schedule.split_products import operand_components, pairs_of
 from korch.target import Target
 from korch.tile.cpp.steps import FEW_REGISTERS, REGISTERS
-from korch.tile.program import Loop, Pass, Registers, Stage, TileProgram
+from korch.tile.program import Registers, TileProgram
 from korch.tile.staging import Machine
 
 AROUND_GATHERED = GroupShape(
@@ -108,8 +108,8 @@ def _offer(group: Group, root: Primitive, position: int, target: Target, is_spli
     packed = Layout((0, 2, 1), ((2, blocking.strip),))
     if is_split:
         packed = split_right(3, group.input_types[position].dtype is DType.F32)
-    plain = group.plain_layouts
-    offer = Offer(tuple(packed if i == position else layout for i, layout in enumerate(plain[0])), plain[1])
+    inputs, outputs = group.plain_layouts
+    offer = Offer(replaced(inputs, position, packed), outputs)
     return replace(offer, variant=SPLIT, pairs=_pairs(group, root)) if is_split else offer
 
 
@@ -142,15 +142,5 @@ def program_of(group: Group, root: Primitive, offer: Offer, target: Target) -> T
     plain = tuple(Layout.plain(len(layout.order)) for layout in offer.inputs)
     schedule = Gathered(group, root, (plain, offer.outputs), Machine.of(target))
     program = schedule.program(_blocking(group, root, target, is_split))
-    require_neighbours(_last(program.stages[-1]), target.lanes)
+    require_rows(program, target.lanes)
     return program
-
-
-def _last(stage: Stage) -> Pass:
-    """Return the pass that computes outputs."""
-    step = stage.steps[-1]
-    while isinstance(step, Loop):
-        step = step.body[-1]
-    if not isinstance(step, Pass):
-        raise AssertionError("a product ends with a pass")
-    return step

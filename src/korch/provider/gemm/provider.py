@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import Enum
 
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
-from korch.candidate.layout import Layout, channels_last, layout_choices
+from korch.candidate.layout import Layout, channels_last, layout_choices, replaced
 from korch.candidate.shape import around
 from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.types import DType, ValueType
@@ -83,9 +83,8 @@ class GemmProvider:
             if after not in refusals:
                 refusals[after] = _refusal(group, found, layouts, target)
             for way in ways if refusals[after] is None else ():
-                inputs = list(layouts[0])
-                inputs[found.b] = packed[way] or inputs[found.b]
-                offer = Offer(tuple(inputs), layouts[1])
+                second = packed[way]
+                offer = Offer(layouts[0] if second is None else replaced(layouts[0], found.b, second), layouts[1])
                 variant = TILES if way is Way.TILES else SPLIT
                 offers.append(offer if way is Way.VECTORS else replace(offer, variant=variant, pairs=pairs))
         reasons = [refusal for refusal in refusals.values() if refusal is not None]

@@ -87,7 +87,7 @@ def columns_in_steps(rank: int, terms: int) -> Layout:
 
 
 def tiled_program_of(group: Group, root: Primitive, layouts: Layouts, target: Target, is_packed: bool) -> TileProgram:
-    """Return the program of a product of bytes on matrix units.
+    """Return the program of a product of bytes on matrix units; a convolution reads channels that are innermost.
 
     Args:
         group: the group.
@@ -99,9 +99,9 @@ def tiled_program_of(group: Group, root: Primitive, layouts: Layouts, target: Ta
     Raises:
         NotFusedError: the product, or what stands around it, does not fit.
     """
-    contraction = contraction_of(group, root, last=False)
+    contraction = contraction_of(group, root, last=True)
     schedule = TiledProducts(group, root, layouts, contraction, Machine.of(target))
-    axes = (contraction.batch, contraction.rows, contraction.columns, contraction.terms)
+    axes = (contraction.batch, contraction.rows, contraction.columns, schedule.terms)
     program = schedule.program(tiled_blocking([extent(some) for some in axes], target, is_packed))
     require_rows(program, target.lanes)
     return program

@@ -11,7 +11,7 @@ from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, e
 from korch.schedule.products import ProductBlocking, Products
 from korch.target import Target
 from korch.tile.cpp.steps import BYTE_REGISTERS, FEW_BYTE_REGISTERS
-from korch.tile.program import QUAD, Load, Pass, Registers, Select, TileProgram
+from korch.tile.program import QUAD, Load, Loop, Pass, Registers, Select, TileProgram
 from korch.tile.staging import Machine
 
 LEAST_COLUMNS = 512
@@ -72,6 +72,8 @@ def require_rows(program: TileProgram, lanes: int) -> None:
         NotFusedError: it does not.
     """
     after = program.stages[-1].steps[-1]
+    while isinstance(after, Loop):
+        after = after.body[-1]
     if not isinstance(after, Pass):
         raise AssertionError("a product ends with a pass")
     require_neighbours(after, lanes)

@@ -20,6 +20,7 @@ from korch.provider.onednn.geometry import describe, follows_output, model_layou
 from korch.provider.onednn.match import OneDnnOp, Other, match_group
 from korch.provider.onednn.source import print_source
 from korch.provider.provider import Kernel, named_kernel
+from korch.provider.tile_kernel import comment_of
 from korch.target import Target
 
 
@@ -59,8 +60,7 @@ class OneDnnProvider:
         answer = self._library.ask(call, target.threads) if call is not None else None
         if call is None or answer is None:
             return Refusal("oneDNN does not run it in these layouts")
-        layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
-        comment = f"{group.text}layouts {layouts}\nruns {answer.implementation}"
+        comment = f"{comment_of(group, offer)}\nruns {answer.implementation}"
         workspace = len(group.inputs) + len(group.outputs)
         text = print_source(call, workspace, answer.workspace_bytes, comment)
         return named_kernel(text, has_state=True, workspace_bytes=answer.workspace_bytes, libraries=("dnnl",))

@@ -12,6 +12,7 @@ from korch.primitive.op import Category
 from korch.primitive.types import DType
 from korch.provider.content import content_version
 from korch.provider.offers import offered_layouts
+from korch.provider.tile_kernel import comment_of
 from korch.tile.growth import TextLimitError, grows_too_large
 from korch.tile.lower import lower
 from korch.tile.program import TileProgram
@@ -77,8 +78,7 @@ def print_kernel(
         warps: of a task with contractions.
         stages: turns of its loops whose operands are read at a time.
     """
-    layouts = " ".join(map(str, (*offer.inputs, "->", *offer.outputs)))
-    comment = f"{group.text}layouts {layouts}\nvariant {offer.variant}"
+    comment = f"{comment_of(group, offer)}\nvariant {offer.variant}"
     printed = print_triton(program, comment, target.processors, offer.variant == "split", warps, stages)
     return kernel_of(printed, *ports(group))
 

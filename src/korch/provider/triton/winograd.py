@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.candidate.layout import Layout
+from korch.candidate.layout import Layout, replaced
 from korch.candidate.shape import around
 from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
@@ -43,7 +43,7 @@ class TritonWinogradProvider:
         if weights is None:
             return Refusal("the transformed weights are computed in the group")
         for inputs, outputs in product_layouts(group):
-            inputs = (*inputs[:weights], Layout.plain(4), *inputs[weights + 1 :])
+            inputs = replaced(inputs, weights, Layout.plain(4))
             try:
                 schedule = DeviceWinograd(group, root, (inputs, outputs))
                 tiles = [t for t in tiles_for(schedule.products, DType.F32, target) if t.parts == 1][:TILES_OFFERED]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
-from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
+from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices, replaced
 from korch.candidate.shape import around
 from korch.primitive.graph import Primitive
 from korch.provider.content import content_version
@@ -58,10 +58,10 @@ class WinogradProvider:
                 continue
             block = blocking_for(schedule, target, False).vectors * target.lanes
             terms = ((2, schedule.product.group),) if is_bytes else ()
-            inputs = _with_weights(layouts[0], weights, Layout((3, 0, 1, 2), ((3, block), *terms)))
+            inputs = replaced(layouts[0], weights, Layout((3, 0, 1, 2), ((3, block), *terms)))
             offers += [Offer(inputs, layouts[1], variant) for variant in variants]
             if suits_matrix_units(schedule, target):
-                inputs = _with_weights(layouts[0], weights, WEIGHTS)
+                inputs = replaced(layouts[0], weights, WEIGHTS)
                 offers.append(Offer(inputs, layouts[1], SPLIT, pairs=ALL_PAIRS))
         return tuple(dict.fromkeys(offers)) or refusal
 
@@ -70,7 +70,7 @@ class WinogradProvider:
         root = _root(group, target)
         if isinstance(root, Refusal):
             return root
-        inputs = _with_weights(offer.inputs, group.position[root.inputs[1]], Layout.plain(4))
+        inputs = replaced(offer.inputs, group.position[root.inputs[1]], Layout.plain(4))
         schedule = SplitWinograd(group, root, (inputs, offer.outputs), target.lanes)
         try:
             if offer.variant == SPLIT:
@@ -119,7 +119,3 @@ def _layouts(group: Group, root: Primitive, wanted: Layout, target: Target) -> L
         found.append(layout)
     count = len(group.input_types)
     return tuple(found[:count]), tuple(found[count:])
-
-
-def _with_weights(layouts: Sequence[Layout], position: int, layout: Layout) -> tuple[Layout, ...]:
-    return (*layouts[:position], layout, *layouts[position + 1 :])
