@@ -15,6 +15,7 @@ from korch.primitive.op import Array
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import ValueType
+from korch.schedule.contraction import NotFusedError
 from korch.schedule.windows import ConvBlocking, Windows
 from korch.tile.arithmetic import Float64
 from korch.tile.check import check_program
@@ -87,6 +88,18 @@ def blockings(windows: Windows, has_panels: bool) -> list[ConvBlocking]:
     return found
 
 
+IN_PLACE = ("plain", "strided", "dilated", "groups", "three axes", "one channel", "one place")
+"""Groups whose images need not be copied."""
+
+
+def in_place(windows: Windows, kind: str) -> list[ConvBlocking]:
+    """Whole images, and lines, that are read where they lie."""
+    *outer, last = (side.out for side in windows.sides)
+    beside = LANES if kind == "blocked" else 1
+    places = dict.fromkeys([(*outer, last), (1,) * len(outer) + (last,)])
+    return [ConvBlocking(place, windows.results, None, LANES, beside, in_place=True) for place in places]
+
+
 def packed(weights: Array) -> Array:
     """Return weights in panels: channels of the result beside each other, then those of the image."""
     return Layout((0, *range(2, weights.ndim), 1), ((0, LANES),)).pack(weights)
@@ -116,7 +129,7 @@ def test_every_blocking_computes_the_group(name, kind, rng):
     field = [rng.integers(0, finite_field.PRIME, type_.shape) for type_ in group.input_types]
     can_pack = name != "computed" and (windows.groups == 1 or windows.results % LANES == 0)
     for has_panels in (False, True)[: 1 + can_pack]:
-        for blocking in blockings(windows, has_panels):
+        for blocking in blockings(windows, has_panels) + in_place(windows, kind) * (has_panels and name in IN_PLACE):
             program = windows.program(blocking)
             assert check_program(program) == ()
             assert parse_program(format_program(program)) == program
@@ -135,6 +148,18 @@ def test_an_image_is_copied_only_if_windows_leave_it():
     assert "p" not in buffers_of("one place", ConvBlocking((1, 1), 4))
     assert buffers_of("plain", ConvBlocking((5, 6), 12, None, LANES))["p"] is Level.TILE
     assert buffers_of("plain", ConvBlocking((5, 6), 12, is_shared=True))["p"] is Level.WORKSPACE
+
+
+def test_an_image_is_read_in_place_if_windows_leave_it():
+    for name in sorted({*IN_PLACE} - {"groups"}):
+        windows, _, _ = windows_of(GROUPS[name])
+        program = windows.program(in_place(windows, "plain")[0])
+        assert [b.name for b in program.buffers if b.level is Level.TILE] == ["t"]
+        text = print_cpp(program, "", LANES, 1).source
+        assert ("korch::DenseContraction<" in text) == (name != "one place")
+    windows, _, _ = windows_of(GROUPS["computed"])
+    with pytest.raises(NotFusedError, match="the image is not read where it lies"):
+        windows.program(in_place(windows, "plain")[0])
 
 
 def test_an_element_is_copied_once_for_all_windows():

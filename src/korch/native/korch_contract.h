@@ -104,6 +104,24 @@ struct Turns {
   }
 };
 
+// The first `count` sums of a vector of V.
+template <int V, class Sums>
+KORCH_INLINE Vec<float, V> begin_some(const Sums& sums, long r, long n, long count) {
+  alignas(64) float x[V] = {};
+  for (long j = 0; j < count; ++j) x[j] = sums.template begin<1>(r, n + j);
+  return load<float, V>(x);
+}
+
+// The sums come from memory, so that what is done with each is compiled once.
+template <int COUNT, int V, class Sums>
+KORCH_INLINE void end_some(const Sums& sums, const Vec<float, V> (&sum)[COUNT][1], long r0, long n0, long count) {
+  alignas(64) float x[COUNT * V];
+#pragma GCC unroll 32
+  for (int r = 0; r < COUNT; ++r) store<float, V>(x + r * V, sum[r][0]);
+  for (long r = 0; r < COUNT; ++r)
+    for (long j = 0; j < count; ++j) sums.template end<1>(r0 + r, n0 + j, x[r * V + j]);
+}
+
 // Row r of a begins at a[ROWS::at(r)]. Terms are neighbours A_TERM and B_TERM apart; LOOPS are the loops around
 // these. Strip s of b has NV vectors; vector v of its term k is at b[s * STRIP + v * VECTOR + k * B_TERM], its
 // columns COLUMN apart. Nothing beyond `columns` is read or
@@ -189,23 +207,6 @@ struct Contraction {
   static KORCH_INLINE void some(const Sums& sums, const A* a, const B* b, Lines lines, long r, long n, long terms, long count) {
     if (ROWS::are_even(r, COUNT)) tile<COUNT, N, V, IS_EDGE, true>(sums, a, b, lines, r, n, terms, count);
     else tile<COUNT, N, V, IS_EDGE, false>(sums, a, b, lines, r, n, terms, count);
-  }
-
-  template <int V, class Sums>
-  static KORCH_INLINE Vec<float, V> begin_some(const Sums& sums, long r, long n, long count) {
-    alignas(64) float x[V] = {};
-    for (long j = 0; j < count; ++j) x[j] = sums.template begin<1>(r, n + j);
-    return load<float, V>(x);
-  }
-
-  // The sums come from memory, so that what is done with each is compiled once.
-  template <int COUNT, int V, class Sums>
-  static KORCH_INLINE void end_some(const Sums& sums, const Vec<float, V> (&sum)[COUNT][1], long r0, long n0, long count) {
-    alignas(64) float x[COUNT * V];
-#pragma GCC unroll 32
-    for (int r = 0; r < COUNT; ++r) store<float, V>(x + r * V, sum[r][0]);
-    for (long r = 0; r < COUNT; ++r)
-      for (long j = 0; j < count; ++j) sums.template end<1>(r0 + r, n0 + j, x[r * V + j]);
   }
 
   // All rows of N vectors. Meanwhile the strip that follows is fetched; then those that are left fetch the rows

@@ -64,7 +64,6 @@ template <int R, long OUT, int KW, long S, long D, long UNIT, long BEFORE, long 
 struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, WIDTH, PANEL, ROW, LAST, FETCHES, IS_PARTIAL>, BLOCK,
            Windows, Finish> {
   typedef korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, WIDTH, PANEL, ROW, LAST, FETCHES, IS_PARTIAL> K;
-  static constexpr long INSIDE = K::INSIDE, ANYWHERE = K::ANYWHERE, FINAL = OUT - K::LAST_TILE;
   Windows windows;
   Finish finish;
   long first, terms;
@@ -89,7 +88,7 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, WIDTH, P
         for (int k = 0; k < KW; ++k) v[k] = korch::load<float, 16>(w + n * PANEL + k * EDGE);
 #pragma GCC unroll 64
         for (long p = 0; p < ALL; ++p) {
-          if (AT != INSIDE && (left + p < 0 || left + p >= WIDTH)) continue;
+          if (AT != korch::INSIDE && (left + p < 0 || left + p >= WIDTH)) continue;
           Floats read = korch::load<float, 16>(a + p * UNIT + n * BLOCK);
           KORCH_KEEP(read);
 #pragma GCC unroll 16
@@ -107,7 +106,7 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, WIDTH, P
   }
   KORCH_ALONE Floats values(long row, long k) const {
     Floats sum[1][1] = {};
-    compute<1, ANYWHERE, 1>(k / EDGE, (first + row) / OUT, (first + row) % OUT, sum);
+    compute<1, korch::ANYWHERE, 1>(k / EDGE, (first + row) / OUT, (first + row) % OUT, sum);
     return sum[0][0];
   }
 
@@ -123,13 +122,9 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, WIDTH, P
   }
   template <int NV>
   KORCH_INLINE void make_places(long q, long y, long x, long made, uint16_t* to, long apart) const {
-    constexpr bool IS_EVEN = K::BEGIN <= R && FINAL <= K::END, IS_LAST_INSIDE = OUT <= K::END && (FINAL > 0 || K::BEGIN == 0);
-    if constexpr (IS_EVEN && K::BEGIN > 0 && FINAL > 0)
-      if (x == 0) return split_places<R, 0, NV>(q, y, 0, made, to, apart);
-    if (x < FINAL && (IS_EVEN || (x >= K::BEGIN && x + R <= K::END))) return split_places<R, INSIDE, NV>(q, y, x, made, to, apart);
-    if constexpr (!IS_EVEN)
-      if (x < FINAL) return split_places<R, ANYWHERE, NV>(q, y, x, made, to, apart);
-    split_places<K::LAST_TILE, IS_EVEN ? (IS_LAST_INSIDE ? INSIDE : FINAL) : ANYWHERE, NV>(q, y, FINAL, made, to, apart);
+    K::Tiles::at(x, [&]<int COUNT, long AT>(long at) __attribute__((always_inline)) {
+      split_places<COUNT, AT, NV>(q, y, at, made, to, apart);
+    });
   }
   KORCH_INLINE void make(Cursor& at, uint16_t* to, long apart) const {
     const long y = (first + at.row) / OUT, x = (first + at.row) % OUT;

@@ -9,6 +9,34 @@ namespace korch {
 // what follows.
 inline constexpr long PLACES_AHEAD = 64;
 
+inline constexpr long INSIDE = -1, ANYWHERE = -2;
+
+// A row of OUT places, R at a time, whose windows of REACH columns begin S apart, the first one BEFORE columns ahead of a
+// row of WIDTH. `tile` is called for COUNT places from AT on, which is known at compile time, or from x on: INSIDE
+// of the row, or ANYWHERE. Only the first and the last tile see columns outside of the row, mostly.
+template <int R, long OUT, long S, long REACH, long BEFORE, long WIDTH>
+struct RowTiles {
+  static constexpr long TAIL = OUT % R, LAST_TILE = TAIL == 0 ? R : TAIL, FINAL = OUT - LAST_TILE;
+  static constexpr long BEGIN = (BEFORE + S - 1) / S;  // the first place whose window begins inside of the row
+  static constexpr long END = WIDTH + BEFORE < REACH ? 0 : (WIDTH + BEFORE - REACH) / S + 1;
+
+  // The tile that begins at place x.
+  template <class Tile>
+  static KORCH_INLINE void at(long x, const Tile& tile) {
+    constexpr bool IS_EVEN = BEGIN <= R && FINAL <= END, IS_LAST_INSIDE = OUT <= END && (FINAL > 0 || BEGIN == 0);
+    if constexpr (IS_EVEN && BEGIN > 0 && FINAL > 0)
+      if (x == 0) return tile.template operator()<R, 0>(0);
+    if (x < FINAL && (IS_EVEN || (x >= BEGIN && x + R <= END))) return tile.template operator()<R, INSIDE>(x);
+    if constexpr (!IS_EVEN)
+      if (x < FINAL) return tile.template operator()<R, ANYWHERE>(x);
+    tile.template operator()<LAST_TILE, IS_EVEN ? (IS_LAST_INSIDE ? INSIDE : FINAL) : ANYWHERE>(FINAL);
+  }
+  template <class Tile>
+  static KORCH_INLINE void run(const Tile& tile) {
+    for (long x = 0; x < OUT; x += R) at(x, tile);
+  }
+};
+
 // A row of OUT places, R at a time. Column kx of the window of place x is element x * S + kx * D - BEFORE of a row
 // of WIDTH elements, UNIT apart; a points to element -BEFORE of the first row. What is outside of a row counts as
 // zero. Weights come in panels of W channels, PANEL apart, the columns of a window beside each other. If FETCHES, what
@@ -20,12 +48,9 @@ template <int W, int R, long OUT, int KW, long S, long D, long UNIT, long BEFORE
 struct WindowContraction {
   typedef Vec<float, W> V;
   static constexpr long REACH = (KW - 1) * D + 1;
-  static constexpr long TAIL = OUT % R, LAST_TILE = TAIL == 0 ? R : TAIL;
-  static constexpr long BEGIN = (BEFORE + S - 1) / S;  // the first place whose window begins inside of the row
-  static constexpr long END = WIDTH + BEFORE < REACH ? 0 : (WIDTH + BEFORE - REACH) / S + 1;
-  static constexpr long INSIDE = -1, ANYWHERE = -2;
+  typedef RowTiles<R, OUT, S, REACH, BEFORE, WIDTH> Tiles;
 
-  // COUNT places from AT on, which is known at compile time, or from x on: INSIDE of the row, or ANYWHERE.
+  // COUNT places from AT on (see `RowTiles`).
   // `rows` calls a function for each row of the window, with where it begins in a and in b.
   template <int COUNT, long AT, bool IS_EDGE, class Sums, class Rows, typename A, typename B>
   static __attribute__((noinline)) void tile(const Sums& given, const Rows& window, const A* a, const B* b, long x, long n, long count) {
@@ -49,7 +74,7 @@ struct WindowContraction {
     V sum[COUNT];
 #pragma GCC unroll 16
     for (int r = 0; r < COUNT; ++r) {
-      if constexpr (IS_EDGE) sum[r] = begin_some(sums, x + r, n, count);
+      if constexpr (IS_EDGE) sum[r] = begin_some<W>(sums, x + r, n, count);
       else sum[r] = sums.template begin<W>(x + r, n);
     }
     rows([&](long from_a, long from_b) __attribute__((always_inline)) {
@@ -96,32 +121,12 @@ struct WindowContraction {
     }
   }
 
-  template <class Sums>
-  static KORCH_INLINE V begin_some(const Sums& sums, long r, long n, long count) {
-    alignas(64) float x[W] = {};
-    for (long j = 0; j < count; ++j) x[j] = sums.template begin<1>(r, n + j);
-    return load<float, W>(x);
-  }
-
-  // A row of one vector of channels. Only the first and the last tile see columns outside of the row, mostly.
+  // A row of one vector of channels.
   template <bool IS_EDGE, class Sums, class Rows, typename A, typename B>
   static KORCH_INLINE void row(const Sums& sums, const Rows& rows, const A* a, const B* b, long n, long count) {
-    constexpr long FINAL = OUT - LAST_TILE;
-    if constexpr (BEGIN <= R && FINAL <= END) {
-      long x = 0;
-      if constexpr (BEGIN > 0 && FINAL > 0) {
-        tile<R, 0, IS_EDGE>(sums, rows, a, b, 0, n, count);
-        x = R;
-      }
-      for (; x < FINAL; x += R) tile<R, INSIDE, IS_EDGE>(sums, rows, a, b, x, n, count);
-      constexpr bool IS_INSIDE = OUT <= END && (FINAL > 0 || BEGIN == 0);
-      tile<LAST_TILE, IS_INSIDE ? INSIDE : FINAL, IS_EDGE>(sums, rows, a, b, FINAL, n, count);
-    } else {
-      for (long x = 0; x + R <= OUT; x += R)
-        if (x >= BEGIN && x + R <= END) tile<R, INSIDE, IS_EDGE>(sums, rows, a, b, x, n, count);
-        else tile<R, ANYWHERE, IS_EDGE>(sums, rows, a, b, x, n, count);
-      if constexpr (TAIL > 0) tile<TAIL, ANYWHERE, IS_EDGE>(sums, rows, a, b, FINAL, n, count);
-    }
+    Tiles::run([&]<int COUNT, long AT>(long x) __attribute__((always_inline)) {
+      tile<COUNT, AT, IS_EDGE>(sums, rows, a, b, x, n, count);
+    });
   }
 
   template <class Sums, class Rows, typename A, typename B>

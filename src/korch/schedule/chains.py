@@ -18,8 +18,8 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, row_major_strides
 from korch.schedule.blocks import Blocked, cut, fill, flat, loaded, store
 from korch.schedule.contraction import Layouts, NotFusedError, Packed, contraction_of, follow, in_panels
-from korch.schedule.depthwise import can_clip, is_depthwise
-from korch.schedule.sides import sides_of, without_units
+from korch.schedule.depthwise import is_depthwise
+from korch.schedule.sides import can_clip, sides_of, without_units
 from korch.schedule.split_products import MOST_COMPONENTS, given_split, split_into
 from korch.tile.cpp.split import EDGE
 from korch.tile.emit import Emitter
@@ -440,7 +440,7 @@ class _ChainMaker:
         load = loaded(emitter.ops, can_widen=link.is_depthwise)
         if load is not None and all(load.index.coefficient(a.name) is not None for a in (*axes, *terms)):
             is_inside = not any(guard.expr.variables & {"x", "t0", "t1", "c", "s"} for guard in load.guards)
-            is_window = link.is_depthwise and load.index.coefficient("j") == 1 and can_clip(load.guards, taps)
+            is_window = link.is_depthwise and load.index.coefficient("j") == 1 and can_clip(load.guards, taps, "x")
             if is_window or (is_inside and not link.is_depthwise):
                 return At(load.buffer, load.index), terms, load.guards, []
         return self._copied(part, taps, (c, s))

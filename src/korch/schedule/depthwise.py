@@ -9,7 +9,6 @@ the pad around it, channels last.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from korch.alignment import round_up
@@ -20,7 +19,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import row_major_strides
 from korch.schedule.blocks import Blocked, Operand, cut, fill, flat, loaded, zero_of
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, in_panels
-from korch.schedule.sides import sides_of, without_units
+from korch.schedule.sides import can_clip, sides_of, without_units
 from korch.tile.emit import Index
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, substitute, var
 from korch.tile.loops import map_indices
@@ -164,7 +163,7 @@ class _DepthwiseMaker:
         axes = (*self.rows, self.x, self.j, *self.taps)
         if load is None or not load.dtype.is_float or any(load.index.coefficient(axis.name) is None for axis in axes):
             return self._copied(), ()
-        if load.index.coefficient("j") != 1 or not can_clip(load.guards, self.taps):
+        if load.index.coefficient("j") != 1 or not can_clip(load.guards, self.taps, self.x.name):
             return self._copied(), ()
         return Operand(At(load.buffer, load.index)), load.guards
 
@@ -215,21 +214,6 @@ class _DepthwiseMaker:
         return add(
             *(scale(var(tap.name), n) for tap, n in zip(self.taps, row_major_strides(self._windows), strict=True))
         )
-
-
-def can_clip(guards: Sequence[Inside], taps: Sequence[Axis]) -> bool:
-    """Return whether each guard turns on one place of a window, with which it grows, and the last one on x, too."""
-    *_, last = names = [tap.name for tap in taps]
-    for guard in guards:
-        own = guard.expr.variables & {*names}
-        if len(own) != 1 or any((guard.expr.coefficient(name) or 0) <= 0 for name in own):
-            return False
-        on_row = guard.expr.variables & {"x", "j", last}
-        if last not in own and on_row:
-            return False
-        if last in own and (guard.expr.variables != {"x", last} or (guard.expr.coefficient("x") or 0) <= 0):
-            return False
-    return True
 
 
 def is_depthwise(image: tuple[int, ...], weights: tuple[int, ...], attributes: ConvAttributes) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.tile.index import ZERO, Expr, Ranges, add, constant, scale, substitute
+from korch.tile.program import Axis, Inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +47,24 @@ def sides_of(group: Group, root: Primitive) -> tuple[Side, ...]:
 def without_units(expr: Expr, ranges: Ranges) -> Expr:
     """Return an expression without the variables of axes that have one element."""
     return substitute(expr, {name: ZERO for name, (_, high) in ranges.items() if high == 0}, ranges)
+
+
+def can_clip(guards: Sequence[Inside], taps: Sequence[Axis], x: str) -> bool:
+    """Return whether each guard turns on one place of a window, with which it grows, and the last one on x, too.
+
+    Args:
+        guards: of an element of an image that a window meets.
+        taps: the axes of the window.
+        x: the name of the axis of places of the result along the last of them.
+    """
+    *_, last = names = [tap.name for tap in taps]
+    for guard in guards:
+        own = guard.expr.variables & {*names}
+        if len(own) != 1 or any((guard.expr.coefficient(name) or 0) <= 0 for name in own):
+            return False
+        on_row = guard.expr.variables & {x, "j", last}
+        if last not in own and on_row:
+            return False
+        if last in own and (guard.expr.variables != {x, last} or (guard.expr.coefficient(x) or 0) <= 0):
+            return False
+    return True

@@ -5,7 +5,8 @@ is copied before, with zeros for what lies outside of the image; or it is read i
 does. The terms of the contraction are the channels and the places of a window, each an axis of its
 own, so no element is copied once for each window that has it. There are two forms:
 
-- *pixels first*: rows are places, and columns are output channels, of weights in panels;
+- *pixels first*: rows are places, and columns are output channels, of weights in panels. Then windows may be read in
+  memory even if they meet what is outside of the image, line by line; terms outside are left out;
 - *channels first*: rows are output channels, and columns are places. An axis with a stride is copied
   once for each place of a window, so that neighbours in the result are neighbours in the copy. If
   there are several axes of places, columns run on from row to row of the copy, and what they
@@ -22,13 +23,26 @@ from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, row_major_strides
-from korch.schedule.blocks import Blocked, Operand, cut, direct, fill, flat
-from korch.schedule.contraction import Layouts, contraction_of, in_panels
-from korch.schedule.sides import sides_of, without_units
+from korch.schedule.blocks import Blocked, Operand, cut, direct, fill, flat, loaded
+from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, in_panels
+from korch.schedule.sides import can_clip, sides_of, without_units
 from korch.tile.emit import Emitter, Index
 from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, var
 from korch.tile.loops import arrange, grid_for
-from korch.tile.program import At, Axis, Buffer, Contract, Level, Pass, Registers, Stage, Step, Store, TileProgram
+from korch.tile.program import (
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Inside,
+    Level,
+    Pass,
+    Registers,
+    Stage,
+    Step,
+    Store,
+    TileProgram,
+)
 from korch.tile.staging import Machine
 
 
@@ -43,6 +57,7 @@ class ConvBlocking:
         panels: the columns of a panel in which the weights come, pixels first; 0 for channels first.
         beside: channels that lie beside each other in a copy, pixels first.
         is_shared: whether a stage of its own copies all images, and not each task its part.
+        in_place: whether windows are read in memory though some meet what is outside of the image, pixels first.
     """
 
     places: tuple[int, ...]
@@ -51,6 +66,7 @@ class ConvBlocking:
     panels: int = 0
     beside: int = 1
     is_shared: bool = False
+    in_place: bool = False
 
 
 class Windows(Blocked):
@@ -126,13 +142,16 @@ class _WindowMaker:
 
     def program(self) -> TileProgram:
         """Return it."""
-        image, weights = self._image(), self._weights()
+        (image, where), weights = self._image(), self._weights()
         kept, axes, total, sums, size = self._sums()
         zero = fill(kept, total, 0.0)
         reads = (image.at, weights.at) if self.is_first else (weights.at, image.at)
         a, b = (At(at.buffer, without_units(at.index, self.ranges)) for at in reads)
         registers, product = self.blocking.registers, self.windows.product
-        contract = Contract((*kept, *self.terms), total, a, b, product, registers=registers)
+        loops = self.terms
+        if self.blocking.in_place:  # the places of a window along a line are the innermost
+            loops = (*(axis for axis in loops if axis is not self.taps[-1]), self.taps[-1])
+        contract = Contract((*kept, *loops), total, a, b, product, registers=registers, where=where)
         after = self.windows.after(sums, axes, self.values, self.ranges)
         copies: tuple[Step, ...] = () if image.packing is None else (image.packing,)
         before = (read.stage for read in (image, weights) if read.stage is not None)
@@ -170,17 +189,25 @@ class _WindowMaker:
     def _whole(self, columns: int) -> int:
         return round_up(columns, self.windows.machine.lanes)
 
-    def _image(self) -> Operand:
-        """Return where the windows are read: in memory, if nothing else is met, or in a copy."""
+    def _image(self) -> tuple[Operand, tuple[Inside, ...]]:
+        """Return where the windows are read, and where they are inside of the image: in memory, or in a copy."""
         emitter = self._emit_image()
+        load = loaded(emitter.ops, can_widen=False)
+        if self.blocking.in_place:
+            axes = (*self.places, *self.terms)
+            is_even = load is not None and all(load.index.coefficient(axis.name) is not None for axis in axes)
+            if load is None or not is_even or not can_clip(load.guards, self.taps, self.places[-1].name):
+                raise NotFusedError("the image is not read where it lies")
+            where = (replace(guard, expr=without_units(guard.expr, self.ranges)) for guard in load.guards)
+            return Operand(At(load.buffer, load.index)), tuple(where)
         at = direct(emitter.ops, (*self.places, *self.terms), can_widen=not self.is_first)
         if (
             at is not None
             and not self.runs_on
             and (self.is_first or at.index.coefficient(self._sums()[0][-1].name) == 1)
         ):
-            return Operand(at)
-        return self._copied()
+            return Operand(at), ()
+        return self._copied(), ()
 
     def _emit_image(self) -> Emitter:
         """Return the operations that compute an element which a window meets."""

@@ -50,6 +50,9 @@ WINDOWS = "windows"
 VARIANTS = ("rows", "channels")
 """What threads share: places of the result, or its channels."""
 
+IN_PLACE = "rows in place"
+"""Threads share places of the result, and windows are read in the image where they lie."""
+
 
 @dataclass(frozen=True, slots=True)
 class OfferPlan:
@@ -164,7 +167,7 @@ def _ways(group: Group, root: Primitive, image: int, target: Target) -> Iterator
             schedule = Depthwise(group, root, (plain[0], plain[1]), target.lanes)
             yield from _by_lanes(schedule, source, sink, weights, target)
             continue
-        for variant in VARIANTS:
+        for variant in _variants(windows, target):
             blocking = _pixels_first(windows, source, target, variant)
             if blocking is not None:
                 layout = _panels(x.rank, blocking)
@@ -280,10 +283,25 @@ def _lines(windows: Windows, target: Target, variant: str) -> tuple[int, ...]:
     return (*ones, fitted, last.out)
 
 
+def _variants(windows: Windows, target: Target) -> tuple[str, ...]:
+    """Return what threads may share, and how they read images, pixels first.
+
+    Lines that fill the registers are best read in place (0.83 to 0.99 of the time with a copy, for 13 shapes of
+    3 to 128 channels); for shorter ones, the weights are read once for several lines only if these are copied.
+    """
+    if not _can_clip(windows):
+        return VARIANTS
+    is_long = windows.sides[-1].out >= target.registers - 4
+    return (IN_PLACE, *VARIANTS[1:]) if is_long else (*VARIANTS, IN_PLACE)
+
+
 def _pixels_first(windows: Windows, source: Layout, target: Target, variant: str) -> ConvBlocking | None:
     """Return the blocking of a convolution whose rows are pixels, or None if it has none."""
-    places = _lines(windows, target, variant)
-    registers = _registers(math.prod(places), ceil_div(windows.results, target.lanes), target)
+    places, in_place = _lines(windows, target, variant), variant == IN_PLACE
+    if in_place and not _can_clip(windows):
+        return None
+    rows = places[-1] if in_place else math.prod(places)
+    registers = _registers(rows, ceil_div(windows.results, target.lanes), target)
     strip = registers.vectors * target.lanes
     if windows.groups > 1 and windows.results % strip:
         return None
@@ -293,8 +311,18 @@ def _pixels_first(windows: Windows, source: Layout, target: Target, variant: str
         if target.threads == 1 or channels >= windows.results:
             return None
     is_read = all(side.window == side.stride == 1 and not side.pad for side in windows.sides)
-    beside = target.lanes if source.blocks and is_read else windows.channels
-    return ConvBlocking(places, channels, registers, strip, beside)
+    if in_place:
+        beside = target.lanes if source.blocks else 1
+    else:
+        beside = target.lanes if source.blocks and is_read else windows.channels
+    return ConvBlocking(places, channels, registers, strip, beside, in_place=in_place)
+
+
+def _can_clip(windows: Windows) -> bool:
+    """Return whether windows that meet what is outside of an image may be read in place, and some do."""
+    is_moved = windows.root.inputs[0] not in windows.group.position
+    pads = [side for side in windows.sides if side.pad or side.reach(side.out) - side.pad > side.size]
+    return not is_moved and bool(pads) and all(side.window > 1 for side in pads)
 
 
 def _channels_first(windows: Windows, target: Target, variant: str) -> ConvBlocking | None:

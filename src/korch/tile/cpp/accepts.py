@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from korch.tile.cpp.finish import is_by_lanes, kept_guards, sides_of
+from korch.tile.cpp.finish import is_by_lanes, kept_guards, leaves_out, sides_of
 from korch.tile.cpp.panels import panels
 from korch.tile.cpp.split import require_components, split_of
 from korch.tile.program import Contract, Level, Load, Product, TileProgram, refused
@@ -49,6 +49,7 @@ def _require_contraction(step: Contract) -> None:
         raise refused("contractions of bytes that rescale their sums can't be printed")
     if step.factor is not None and (step.product is not Product.SPLIT or step.rescale is not None):
         raise refused("only contractions of components have a factor of products")
-    if {*step.where} - {*kept_guards(step)} and (step.product.is_of_bytes or not is_by_lanes(step)):
-        raise refused("contractions that leave terms out can be printed for depthwise convolutions of floats only")
+    is_of_windows = leaves_out(step) or (is_by_lanes(step) and not step.product.is_of_bytes)
+    if {*step.where} - {*kept_guards(step)} and not is_of_windows:
+        raise refused("contractions that leave terms out can be printed for convolutions of floats only")
     sides_of(step)

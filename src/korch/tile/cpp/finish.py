@@ -222,13 +222,21 @@ def is_by_lanes(step: Contract) -> bool:
     return columns.extent > 1 and all(columns.name in at.index.variables for at in (step.a, step.b))
 
 
+def leaves_out(step: Contract) -> bool:
+    """Return whether a contraction of floats with one first operand for all columns leaves terms out."""
+    terms = {axis.name for axis in step.axes if axis.is_reduced}
+    is_known = step.product is not Product.SPLIT and not step.product.is_of_bytes and not is_by_lanes(step)
+    return is_known and any(guard.expr.variables & terms for guard in step.where)
+
+
 def batches_of(step: Contract) -> list[Axis]:
     """Return the kept axes around those of rows and columns: those that both operands have, or guards turn on.
 
-    Where both operands depend on the columns, these are all but one axis of rows. Of components, guards bound the rows.
+    Where both operands depend on the columns, or terms are left out, these are all but one axis of rows. Of components,
+    guards bound the rows.
     """
     *rows, _ = (axis for axis in step.axes if not axis.is_reduced)
-    if is_by_lanes(step):
+    if is_by_lanes(step) or leaves_out(step):
         return rows[:-1]
     guards = () if step.product is Product.SPLIT else step.where
     named = step.b.index.variables.union(*(guard.expr.variables for guard in guards))

@@ -1,4 +1,4 @@
-"""Contractions whose columns have a first operand each -> calls of their micro-kernels."""
+"""Contractions over the windows of an image -> calls of micro-kernels that read it where it lies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from korch.alignment import round_up
 from korch.tile.cpp.finish import batches_of, tails_of
 from korch.tile.cpp.loops import print_ends
-from korch.tile.cpp.panels import panels
+from korch.tile.cpp.panels import panels, strips
 from korch.tile.cpp.text import CppWriter
 from korch.tile.index import Ranges
 from korch.tile.program import PAIR, Axis, Buffer, Contract, Inside, Panels, refused
@@ -62,19 +62,36 @@ def window_contraction(step: Contract, second: Buffer, lanes: int, a: Mapping[st
     is_packed = layout is not None and (layout.width, layout.group) == (lanes, 1)
     if layout is None or not is_packed or not is_beside or places.ragged or registers is None:
         raise refused("of windows, only channels side by side and weights in panels of one vector can be printed")
-    stride, dilation, before, width = _row(step, a)
-    unit = a[places.name] // stride or a[last.name] // dilation or 1
-    if (a[places.name], a[last.name]) != tuple(
-        n * unit if axis.extent > 1 else 0 for n, axis in ((stride, places), (dilation, last))
-    ):
-        raise refused("the guards of a window and its places in memory differ")
+    row_of_window = _row(step, a)
     panel = second.size // layout.columns * lanes
     row, behind = a[taps[-2].name] or 1, sum((axis.extent - 1) * a[axis.name] for axis in taps[:-1])
     total = columns.ragged[1] if columns.ragged else 0
     is_partial = columns.extent % lanes != 0 or not isinstance(total, int) or total % lanes != 0
     flags = ("true" if flag else "false" for flag in (registers.fetches_out, is_partial))
-    sizes = (lanes, min(registers.rows, places.extent), places.extent, last.extent, stride, dilation, unit)
-    return f"korch::WindowContraction<{', '.join(map(str, (*sizes, before, width, panel, row, behind, *flags)))}>"
+    sizes = (lanes, min(registers.rows, places.extent), places.extent, last.extent, *row_of_window)
+    return f"korch::WindowContraction<{', '.join(map(str, (*sizes, panel, row, behind, *flags)))}>"
+
+
+def dense_contraction(step: Contract, second: Buffer, lanes: int, a: Mapping[str, int], b: Mapping[str, int]) -> str:
+    """Return the type of the micro-kernel for floats whose first operand is the same for all columns.
+
+    Args:
+        step: a contraction of one axis of places, columns, and the terms of a window, the last along the places.
+        second: the buffer of the second operand, in panels.
+        lanes: of a vector.
+        a: the step in memory of each axis, of the first operand.
+        b: the same of the second.
+
+    Raises:
+        InvalidGraphError: the micro-kernel does not read operands as these lie.
+    """
+    places, columns, *taps = step.axes
+    registers = step.registers
+    if registers is None or panels(second) is None or places.ragged or a[columns.name] or b[places.name]:
+        raise refused("of windows of one image for all columns, only weights in panels can be printed")
+    steps = (b[taps[-1].name], *strips(second, registers.vectors, lanes, 1))
+    sizes = (lanes, min(registers.rows, places.extent), registers.vectors, places.extent, taps[-1].extent)
+    return f"korch::DenseContraction<{', '.join(map(str, (*sizes, *_row(step, a), *steps)))}>"
 
 
 def print_rows(out: CppWriter, step: Contract, ranges: Ranges, a: Mapping[str, int], b: Mapping[str, int]) -> str:
@@ -103,7 +120,23 @@ def _others(step: Contract, guard: Inside, axis: Axis) -> bool:
     return bool(guard.expr.variables & others) or (guard.expr.coefficient(axis.name) or 0) <= 0
 
 
-def _row(step: Contract, a: Mapping[str, int]) -> tuple[int, int, int, int]:
+def _row(step: Contract, a: Mapping[str, int]) -> tuple[int, int, int, int, int]:
+    """Return stride, dilation and unit of the last axis of a window, zeros before a row, and the elements of a row.
+
+    Raises:
+        InvalidGraphError: the guards and the places in memory differ.
+    """
+    places, _, *_, last = step.axes
+    stride, dilation, before, width = _guarded_row(step, a)
+    unit = a[places.name] // stride or a[last.name] // dilation or 1
+    if (a[places.name], a[last.name]) != tuple(
+        n * unit if axis.extent > 1 else 0 for n, axis in ((stride, places), (dilation, last))
+    ):
+        raise refused("the guards of a window and its places in memory differ")
+    return stride, dilation, unit, before, width
+
+
+def _guarded_row(step: Contract, a: Mapping[str, int]) -> tuple[int, int, int, int]:
     """Return stride and dilation of the last axis of a window, zeros before a row, and the elements of a row."""
     places, _, *_, last = step.axes
     own = {places.name, last.name}

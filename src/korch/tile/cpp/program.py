@@ -39,6 +39,7 @@ HEADERS = (
     (r"korch::(Byte|Pair)Contraction<", "korch_contract_int.h"),
     (r"korch::LaneContraction<", "korch_contract_lanes.h"),
     (r"korch::WindowContraction<", "korch_contract_window.h"),
+    (r"korch::DenseContraction<", "korch_contract_dense.h"),
     (r"korch_amx::Product{", "korch_contract_split.h"),
     (r"korch_amx::Chained\{", "korch_contract_chain.h"),
     (r"korch_amx::Window<", "korch_contract_image.h"),

@@ -16,12 +16,13 @@ from korch.tile.cpp.finish import (
     count_of,
     is_by_lanes,
     kept_guards,
+    leaves_out,
     sides_of,
     sums_of,
     tails_of,
     tiles_in_registers,
 )
-from korch.tile.cpp.lanes import axes_around, lane_contraction, print_rows, window_contraction
+from korch.tile.cpp.lanes import axes_around, dense_contraction, lane_contraction, print_rows, window_contraction
 from korch.tile.cpp.nest import PassPrinter
 from korch.tile.cpp.op import condition_of
 from korch.tile.cpp.panels import in_group, in_rows, panel_width, panels, strips
@@ -231,7 +232,7 @@ class StepPrinter:
         own = {axis.name for axis in step.axes}  # guards of components on these bound the rows
         guards = tuple(guard for guard in kept_guards(step) if not guard.expr.variables & own)
         self.out.open(f"if ({condition_of(self.out, guards, ranges) or 'true'})" if guards else "")
-        if is_by_lanes(step) and not step.product.is_of_bytes:
+        if leaves_out(step) or (is_by_lanes(step) and not step.product.is_of_bytes):
             self._contract_windows(block, (*grid, *batch))
         elif is_by_lanes(step):
             self._contract_lanes(block, (*grid, *batch))
@@ -366,7 +367,7 @@ class StepPrinter:
         self.out.line(f"{kernel}::run({finish}, {a_at}, {b_at}, {counts});")
 
     def _contract_windows(self, block: _Block, grid: tuple[Axis, ...]) -> None:
-        """Print the call of the micro-kernel for floats whose columns have a first operand each."""
+        """Print the call of the micro-kernel for floats that reads windows where they lie."""
         own = Stage((*grid, *block.sums.step.axes), ())
         out_at, out = self._place(block.sums.step.out, block.sums.step, own)
         kernel, operands = self._windows(block.sums.step, grid)
@@ -380,7 +381,8 @@ class StepPrinter:
         ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in own.grid}
         (a_at, a), (b_at, b) = (self._place(at, step, own) for at in (step.a, step.b))
         second = self.out.program.buffer(step.b.buffer)
-        kernel = window_contraction(replace(step, registers=self._registers(step)), second, self.out.lanes, a, b)
+        kernel_of = window_contraction if is_by_lanes(step) else dense_contraction
+        kernel = kernel_of(replace(step, registers=self._registers(step)), second, self.out.lanes, a, b)
         return kernel, (print_rows(self.out, step, ranges, a, b), a_at, b_at)
 
     def _integers(self, block: _Block, out_at: str, row: int) -> str:
