@@ -12,11 +12,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from korch.candidate.candidate import Group
 from korch.primitive.types import DType
+from korch.schedule.attention import Attentions
 from korch.schedule.blocks import Blocked, cut, fill, flat, store
-from korch.schedule.contraction import Layouts, extent
-from korch.schedule.heads import Attention, contractions_of, emit_score
+from korch.schedule.heads import emit_score
 from korch.schedule.softmax import SoftmaxRows
 from korch.tile.emit import Emitter
 from korch.tile.index import Expr, Ranges, add, scale, var
@@ -38,21 +37,12 @@ from korch.tile.program import (
 )
 
 
-class DeviceAttention:
-    """What all programs of a group have in common.
+class DeviceAttention(Attentions):
+    """Programs of a group for GPUs.
 
     Raises:
         NotFusedError: from any method, if what stands around the products can't be computed with them.
     """
-
-    def __init__(self, group: Group, found: Attention, layouts: Layouts) -> None:
-        scores, mixed = contractions_of(group, found, layouts)
-        self.found = found
-        self.scores = Blocked(group, found.first, layouts, scores)
-        self.mixed = Blocked(group, found.second, layouts, mixed)
-        self.rows, self.keys = extent(scores.rows), extent(scores.columns)
-        self.terms, self.columns = extent(scores.terms), extent(mixed.columns)
-        self.dtype = self.scores.dtype
 
     def program(self, rows: int, keys: int, product: Product) -> TileProgram:
         """Return the program of blocks of some rows and keys.
@@ -111,7 +101,7 @@ class _DeviceAttentionBuilder:
         """Return a tile of an operand, and the pass that computes it."""
         emitter = blocked.fusion.emitter(self.ranges)
         value = blocked.argument(emitter, side, self.values(blocked))
-        at = self.tile(name, *axes, self.given.dtype)
+        at = self.tile(name, *axes, self.given.scores.dtype)
         return at, Pass(axes, axes[1].name, tuple(emitter.ops), (store(at, value),))
 
     def weigh(self, queries: At) -> list[Step]:
@@ -140,9 +130,9 @@ class _DeviceAttentionBuilder:
     def mix(self, sums: At) -> list[Step]:
         """Return the steps that add the products of the weights and the values to the sums."""
         weights, steps = self.tile("s", self.i, self.j), []
-        if self.given.dtype is not DType.F32:
-            narrow = self.tile("w", self.i, self.j, self.given.dtype)
-            ops = (Load("x0", DType.F32, "s", weights.index), Apply("x1", self.given.dtype, "cast", ("x0",)))
+        if self.given.scores.dtype is not DType.F32:
+            narrow = self.tile("w", self.i, self.j, self.given.scores.dtype)
+            ops = (Load("x0", DType.F32, "s", weights.index), Apply("x1", self.given.scores.dtype, "cast", ("x0",)))
             steps, weights = [Pass((self.i, self.j), "j", ops, (store(narrow, "x1"),))], narrow
         values, load = self.operand(self.given.mixed, 1, "pv", (self.j, self.c))
         axes = (self.i, self.c, replace(self.j, is_reduced=True))

@@ -15,6 +15,7 @@ from korch.provider.triton.fused import print_kernel
 from korch.provider.triton.product import product_for
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.device_attention import DeviceAttention
+from korch.tile.staging import DEVICE
 from korch.tile.triton.text import power_of_two
 
 WIDEST_HEAD = 256
@@ -42,10 +43,10 @@ class TritonAttentionProvider:
         if max(schedule.terms, schedule.columns) > WIDEST_HEAD:
             return Refusal("the heads are too wide")
         try:
-            schedule.program(BLOCKS[-1][0], BLOCKS[-1][1], product_for(schedule.dtype, target))
+            schedule.program(BLOCKS[-1][0], BLOCKS[-1][1], product_for(schedule.scores.dtype, target))
         except NotFusedError as error:
             return Refusal(str(error))
-        wide, size = _width(schedule.terms) + _width(schedule.columns), schedule.dtype.size_bytes
+        wide, size = _width(schedule.terms) + _width(schedule.columns), schedule.scores.dtype.size_bytes
         return [
             Offer(*group.plain_layouts, f"{queries}x{keys}w{warps}")
             for queries, keys, warps in BLOCKS
@@ -62,7 +63,7 @@ class TritonAttentionProvider:
         sizes, _, warps = offer.variant.partition("w")
         queries, keys = map(int, sizes.split("x"))
         try:
-            program = schedule.program(queries, keys, product_for(schedule.dtype, target))
+            program = schedule.program(queries, keys, product_for(schedule.scores.dtype, target))
         except NotFusedError as error:
             return Refusal(str(error))
         return print_kernel(group, offer, program, target, int(warps), STAGES)
@@ -76,7 +77,7 @@ def _schedule(group: Group) -> DeviceAttention | Refusal:
     if min(type_.size for type_ in group.body.types) == 0:
         return Refusal("a tensor is empty")
     try:
-        return DeviceAttention(group, found, group.plain_layouts)
+        return DeviceAttention(group, found, group.plain_layouts, DEVICE)
     except NotFusedError as error:
         return Refusal(str(error))
 
