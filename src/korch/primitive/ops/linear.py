@@ -110,18 +110,16 @@ def _infer_matmul(inputs: Sequence[ValueType], attributes: Attributes) -> ValueT
 def _conv_flop(inputs: Sequence[ValueType], attributes: ConvAttributes, output: ValueType) -> int:
     # Taps that fall into the pads are not counted: a bound must hold for kernels that skip them.
     x, w = inputs
-    taps = math.prod(
-        _inner_taps(
-            x.shape[2 + i],
-            w.shape[2 + i],
-            output.shape[2 + i],
-            attributes.strides[i],
-            attributes.pads_begin[i],
-            attributes.dilations[i],
-        )
-        for i in range(x.rank - 2)
-    )
-    return 2 * output.shape[0] * output.shape[1] * w.shape[1] * taps
+    return 2 * output.shape[0] * output.shape[1] * w.shape[1] * _taps(x, w, output, attributes)
+
+
+def _taps(
+    image: ValueType, w: ValueType, positions: ValueType, attributes: ConvAttributes | ConvTransposeAttributes
+) -> int:
+    """Return how many taps at all positions of a channel fall into the image."""
+    windows = zip(attributes.strides, attributes.pads_begin, attributes.dilations, strict=True)
+    sizes = zip(image.shape[2:], w.shape[2:], positions.shape[2:], strict=True)
+    return math.prod(_inner_taps(*size, *window) for size, window in zip(sizes, windows, strict=True))
 
 
 def _inner_taps(size: int, kernel: int, count: int, stride: int, pad: int, dilation: int) -> int:
@@ -136,18 +134,7 @@ def _inner_taps(size: int, kernel: int, count: int, stride: int, pad: int, dilat
 
 def _conv_transpose_flop(inputs: Sequence[ValueType], attributes: ConvTransposeAttributes, output: ValueType) -> int:
     x, w = inputs
-    taps = math.prod(
-        _inner_taps(
-            output.shape[2 + i],
-            w.shape[2 + i],
-            x.shape[2 + i],
-            attributes.strides[i],
-            attributes.pads_begin[i],
-            attributes.dilations[i],
-        )
-        for i in range(x.rank - 2)
-    )
-    return 2 * x.shape[0] * x.shape[1] * w.shape[1] * taps
+    return 2 * x.shape[0] * x.shape[1] * w.shape[1] * _taps(output, w, x, attributes)
 
 
 def matmul_flop(inputs: Sequence[ValueType], attributes: Attributes, output: ValueType) -> int:
