@@ -62,23 +62,36 @@ def shares_of(stage: Stage, parameters: Ranges) -> Shares | None:
 
 def _steps(stage: Stage, tasks: str, inner: set[str], most: int) -> dict[str, int]:
     """Return how far each buffer that a task indexes moves on with a coordinate; nothing if one moves otherwise."""
-    found: dict[str, set[int]] = {}
+    found: dict[str, set[int | None]] = {}
     for access in accesses(stage):
         found.setdefault(access.buffer, set()).add(_step(access, tasks, inner, most))
     guards = [guard for _, leaf in stage.leaves for guard in _guards(leaf)]
     has_guard = any(tasks in guard.expr.variables for guard in guards)
-    if has_guard or not all(len(own) == 1 and -1 not in own for own in found.values()):
+    if has_guard or not all(len(own) == 1 and None not in own for own in found.values()):
         return {}
     return {buffer: step for buffer, (step,) in sorted(found.items()) if step}
 
 
-def _step(access: Access, tasks: str, inner: set[str], most: int) -> int:
-    """Return how far an access moves on with a coordinate: 0 if it does not depend on the task, -1 if otherwise."""
+def _step(access: Access, tasks: str, inner: set[str], most: int) -> int | None:
+    """Return how far an access moves on with a coordinate: 0 if it does not depend on the task, None if otherwise."""
     if tasks not in access.index.variables:
         return 0
     own = [axis.name for axis in access.axes if axis.name in inner]
-    step = access.index.coefficient(own[0]) if len(own) == 1 else None
-    return step if step and access.index.coefficient(tasks) == step * most else -1
+    return (step_of(access, {tasks: most, own[0]: 1}) or None) if len(own) == 1 else None
+
+
+def step_of(access: Access, axes: Mapping[str, int]) -> int | None:
+    """Return how many elements an access moves on with a coordinate; None if not by the same number with each axis.
+
+    Args:
+        access: to a buffer.
+        axes: by name, how many coordinates a value of an axis stands for.
+    """
+    slopes = {name: access.index.coefficient(name) for name in axes}
+    if any(slope is None or slope % axes[name] for name, slope in slopes.items()):
+        return None
+    steps = {slope // axes[name] for name, slope in slopes.items() if slope is not None}
+    return steps.pop() if len(steps) == 1 else None
 
 
 def _guards(step: Pass | Contract) -> Iterable[Inside]:

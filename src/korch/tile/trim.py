@@ -34,7 +34,7 @@ from korch.tile.program import (
     written_by,
 )
 from korch.tile.region import Access, accesses
-from korch.tile.shares import shares_of
+from korch.tile.shares import shares_of, step_of
 
 LIVE = "live"
 """The parameter of a trimmed program: how many coordinates are needed."""
@@ -158,11 +158,11 @@ def _read(stage: Stage, access: Access, extent: int) -> Needed | None:
     known = {parts_of(var(LIVE), part, {LIVE: (1, extent)}), var(LIVE)} if tasks and inner else {var(LIVE)}
     if len(tasks) > 1 or len(inner) > 1 or not counts or not counts <= known:
         return None
-    stride = access.index.coefficient((inner or tasks)[0].name) or 0
-    steps = {axis.name: -stride * part for axis in tasks} | {axis.name: -stride for axis in inner}
-    if stride <= 0 or any(access.index.coefficient(name) != -step for name, step in steps.items()):
+    axes = {axis.name: part for axis in tasks} | {axis.name: 1 for axis in inner}
+    stride = step_of(access, axes)
+    if stride is None or stride <= 0:
         return None
-    rest = add(access.index, *(scale(var(name), step) for name, step in steps.items()))
+    rest = add(access.index, *(scale(var(name), -stride * count) for name, count in axes.items()))
     ranges = {**ranges_of_axes((*stage.grid, *access.axes), {LIVE: (1, extent)}), "coordinate": (0, extent - 1)}
     needed = Needed(stride, extent)
     place = _place(add(rest, scale(var("coordinate"), stride)), needed, (), ranges)
