@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import pickle
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,6 +86,26 @@ def test_elements_of_a_larger_run_do_not_enter_a_smaller_one(cache_folder) -> No
         x = rng.standard_normal((n, 6)).astype(np.float32)
         (y,) = found.run(None, {"x": x})
         np.testing.assert_allclose(y, x.mean(0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
+def test_memory_does_not_grow_with_runs_of_random_sizes(executable: RangedExecutable) -> None:
+    rng = np.random.default_rng(0)
+    inputs = {n: {"x": np.ones((2, n, 6), np.float32), "bias": np.ones(n, np.float32)} for n in range(1, 25)}
+
+    def grown_bytes(runs: int) -> int:
+        before = resident_bytes()
+        for n in rng.integers(1, 25, runs).tolist():
+            executable.run(None, inputs[n])
+        gc.collect()
+        return resident_bytes() - before
+
+    grown_bytes(1000)
+    assert grown_bytes(10_000) < 1 << 20
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_without_costs_the_smallest_plan_runs(executable: RangedExecutable) -> None:
