@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
@@ -13,6 +15,7 @@ from korch.measure.meter import AnyMeter
 from korch.measure.toolchain import find_compiler
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
+from korch.provider.families import Families
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, load_providers
 from korch.ranges.plan import RangePlan
 from korch.runtime.program import PlanStep
@@ -102,6 +105,7 @@ def maker(
     certificate: object,
     runs_tasks: bool = False,
     ranges: RangePlan | None = None,
+    families: Families | None = None,
 ) -> Make:
     """Return what makes an executable of a plan's kernels.
 
@@ -113,6 +117,7 @@ def maker(
         certificate: what the search proved.
         runs_tasks: whether threads, or programs of persistent kernels, wait for tasks, not for all that a kernel does.
         ranges: how plans serve smaller sizes, for which their kernels compute what is needed only (on CPUs only).
+        families: the kernels of other sizes, with which those of the plan share code (on CPUs only).
     """
     from korch.runtime.build import Origin
 
@@ -142,6 +147,17 @@ def maker(
             raise AssertionError("a meter of another target")
         if ranges is not None:
             steps = trim_steps(graph, steps, ranges, meter.target)
+        if families is not None:
+            steps = _sharing(steps, families, meter.builder)
         return Executable(build(graph, steps, meter.target, meter.builder, origin, parts))
 
     return make
+
+
+def _sharing(steps: Sequence[PlanStep[Any]], families: Families, builder: Builder) -> list[PlanStep[Any]]:
+    """Return the steps of a plan with kernels that share code with those of other sizes."""
+    kernels = families.share(
+        [(step.candidate.key, step.kernel) for step in steps],
+        lambda texts: [isinstance(found, Path) for found in builder.compile(texts)],
+    )
+    return [replace(step, kernel=kernel) for step, kernel in zip(steps, kernels, strict=True)]

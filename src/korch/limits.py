@@ -230,7 +230,7 @@ class SearchLimits:
     segment_primitives: int = 120
     range_factor: int = 16
     range_least: int = 16
-    exact_sizes: int = 16
+    exact_sizes: int = 64
     gap: float = 0.005
     max_primitives: int = 24
     max_inputs: int = 10

@@ -3,16 +3,18 @@
 #pragma once
 
 #include "korch_half.h"
+#include "korch_numbers.h"
 
 namespace korch {
 
 // Where the sums of a block begin and end. `begin` returns the first value of V neighbouring sums of row r
-// from column n on, and `end` takes their last. IS_WHOLE says that there is room for whole vectors.
+// from column n on, and `end` takes their last. IS_WHOLE says that there is room for whole vectors,
+// IS_NEW that sums begin with zero, so that they may be computed twice.
 
 // Sums that are added to a tile; rows are ROW elements apart.
 template <long ROW, bool IS_ROOMY>
 struct Added {
-  static constexpr bool IS_WHOLE = IS_ROOMY;
+  static constexpr bool IS_WHOLE = IS_ROOMY, IS_NEW = false;
   float* tile;
   template <int V>
   KORCH_INLINE Vec<float, V> begin(long r, long n) const { return load<float, V>(tile + r * ROW + n); }
@@ -24,6 +26,7 @@ struct Added {
 // Sums that a tile holds afterwards.
 template <long ROW, bool IS_ROOMY>
 struct Stored : Added<ROW, IS_ROOMY> {
+  static constexpr bool IS_NEW = true;
   template <int V>
   KORCH_INLINE Vec<float, V> begin(long, long) const { return Vec<float, V>{}; }
 };
@@ -46,7 +49,7 @@ struct NoFetch {
 // `Fetch` fetches the line that result (r, n) is stored to.
 template <class Finish, class Fetch = NoFetch>
 struct Finished {
-  static constexpr bool IS_WHOLE = false;
+  static constexpr bool IS_WHOLE = false, IS_NEW = true;
   Finish finish;
   Fetch ahead;
   template <int V>
@@ -74,16 +77,17 @@ inline constexpr long UNROLLED = 16, MOST_UNROLLED = 90;
 
 // Where the rows of a begin: ROW apart; or, if COUNT is not 0, COUNT rows are ROW apart, and GROUP lies between the
 // first rows of such groups (a group is a row of an image, whose pixels are the rows here).
-template <long ROW, long COUNT = 0, long GROUP = 0>
+template <long ROW, auto COUNT = 0L, auto GROUP = 0L>
 struct Rows {
   static constexpr long STEP = ROW;
-  static KORCH_INLINE long at(long r) {
-    if constexpr (COUNT == 0) return r * ROW;
-    else return r / COUNT * GROUP + r % COUNT * ROW;
+  static constexpr bool HAS_GROUPS = !is_known(COUNT) || value(COUNT, Numbers{}) != 0;
+  static KORCH_INLINE long at(long r, Numbers numbers) {
+    if constexpr (!HAS_GROUPS) return r * ROW;
+    else return r / value(COUNT, numbers) * value(GROUP, numbers) + r % value(COUNT, numbers) * ROW;
   }
-  static KORCH_INLINE bool are_even(long r, long count) {
-    if constexpr (COUNT == 0) return true;
-    else return r % COUNT + count <= COUNT;
+  static KORCH_INLINE bool are_even(long r, long count, Numbers numbers) {
+    if constexpr (!HAS_GROUPS) return true;
+    else return r % value(COUNT, numbers) + count <= value(COUNT, numbers);
   }
 };
 
@@ -93,14 +97,15 @@ template <long N = 0>
 struct Once {
   static constexpr long TERMS = N;
   template <class F>
-  static KORCH_INLINE void run(long a, long b, const F& turn) { turn(a, b); }
+  static KORCH_INLINE void run(long a, long b, Numbers, const F& turn) { turn(a, b); }
 };
-template <long N, long A, long B, class Inner>
+template <long N, auto A, long B, class Inner>
 struct Turns {
   static constexpr long TERMS = Inner::TERMS;
   template <class F>
-  static KORCH_INLINE void run(long a, long b, const F& turn) {
-    for (long i = 0; i < N; ++i, a += A, b += B) Inner::run(a, b, turn);
+  static KORCH_INLINE void run(long a, long b, Numbers numbers, const F& turn) {
+    const long step = value(A, numbers);
+    for (long i = 0; i < N; ++i, a += step, b += B) Inner::run(a, b, numbers, turn);
   }
 };
 
@@ -141,7 +146,7 @@ struct Contraction {
 
   // COUNT rows times N vectors, of which only the first `count` columns exist if IS_EDGE.
   template <int COUNT, int N, int V, bool IS_EDGE, bool IS_EVEN, class Sums, typename A, typename B>
-  static __attribute__((noinline)) void tile(const Sums& given, const A* a, const B* b, Lines lines, long r0, long n0, long terms, long count) {
+  static __attribute__((noinline)) void tile(Numbers numbers, const Sums& given, const A* a, const B* b, Lines lines, long r0, long n0, long terms, long count) {
     const Sums sums = given;  // what is stored can't change it
     if constexpr (!IS_EDGE) {
 #pragma GCC unroll 32
@@ -158,10 +163,10 @@ struct Contraction {
       }
     const A* first[IS_EVEN ? 1 : COUNT];  // rows of a
 #pragma GCC unroll 32
-    for (int r = 0; r < (IS_EVEN ? 1 : COUNT); ++r) first[r] = a + ROWS::at(r0 + r);
+    for (int r = 0; r < (IS_EVEN ? 1 : COUNT); ++r) first[r] = a + ROWS::at(r0 + r, numbers);
     const char* ahead = static_cast<const char*>(lines.from);
     const long neighbours = LOOPS::TERMS ? LOOPS::TERMS : terms;
-    LOOPS::run(0, 0, [&](long from_a, long from_b) __attribute__((always_inline)) {
+    LOOPS::run(0, 0, numbers, [&](long from_a, long from_b) __attribute__((always_inline)) {
       const auto add = [&](long k) __attribute__((always_inline)) {
         Vec<float, V> w[N];
 #pragma GCC unroll 8
@@ -204,15 +209,15 @@ struct Contraction {
 
   // Rows that may belong to two groups have addresses of their own.
   template <int COUNT, int N, int V, bool IS_EDGE, class Sums, typename A, typename B>
-  static KORCH_INLINE void some(const Sums& sums, const A* a, const B* b, Lines lines, long r, long n, long terms, long count) {
-    if (ROWS::are_even(r, COUNT)) tile<COUNT, N, V, IS_EDGE, true>(sums, a, b, lines, r, n, terms, count);
-    else tile<COUNT, N, V, IS_EDGE, false>(sums, a, b, lines, r, n, terms, count);
+  static KORCH_INLINE void some(Numbers numbers, const Sums& sums, const A* a, const B* b, Lines lines, long r, long n, long terms, long count) {
+    if (ROWS::are_even(r, COUNT, numbers)) tile<COUNT, N, V, IS_EDGE, true>(numbers, sums, a, b, lines, r, n, terms, count);
+    else tile<COUNT, N, V, IS_EDGE, false>(numbers, sums, a, b, lines, r, n, terms, count);
   }
 
   // All rows of N vectors. Meanwhile the strip that follows is fetched; then those that are left fetch the rows
   // of a that follow theirs, if these are neighbours in memory.
   template <int N, int V, bool IS_EDGE, class Sums, typename A, typename B>
-  static KORCH_INLINE void rows(const Sums& sums, const A* a, const B* b, const B* next, long n, long rows, long terms, long count) {
+  static KORCH_INLINE void rows(Numbers numbers, const Sums& sums, const A* a, const B* b, const B* next, long n, long rows, long terms, long count) {
     constexpr long STEP = B_TERM * sizeof(B), ROW = COLUMNS * sizeof(B);
     const Lines none{b, 0}, stream{reinterpret_cast<const char*>(b) + STREAM_BYTES, STEP};
     const bool is_dense = A_TERM == 1 && ROWS::STEP == terms && R * sizeof(A) <= LINE;
@@ -221,29 +226,32 @@ struct Contraction {
       Lines lines = none;
       if (IS_STREAM) lines = stream;
       else if (line < ROW) lines = {reinterpret_cast<const char*>(next) + line, STEP};
-      else if (is_dense) lines = {a + ROWS::at(r + R), LINE};
-      some<R, N, V, IS_EDGE>(sums, a, b, lines, r, n, terms, count);
+      else if (is_dense) lines = {a + ROWS::at(r + R, numbers), LINE};
+      some<R, N, V, IS_EDGE>(numbers, sums, a, b, lines, r, n, terms, count);
     }
     [[maybe_unused]] const Lines last = IS_STREAM ? stream : none;
-    (void)((r + TAILS == rows && (some<TAILS, N, V, IS_EDGE>(sums, a, b, last, r, n, terms, count), true)) || ...);
+    (void)((r + TAILS == rows && (some<TAILS, N, V, IS_EDGE>(numbers, sums, a, b, last, r, n, terms, count), true)) || ...);
   }
 
+  template <class Sums, typename A, typename B, typename... More>
+  static KORCH_INLINE void run(const Sums& sums, const A* a, const B* b, const More&... more) { run(Numbers{}, sums, a, b, more...); }
   template <class Sums, typename A, typename B>
-  static KORCH_INLINE void run(const Sums& sums, const A* a, const B* b, long count, long columns, long terms, const B* after = nullptr) {
+  static KORCH_INLINE void run(Numbers numbers, const Sums& sums, const A* a, const B* b, long count, long columns, long terms,
+                               const B* after = nullptr) {
     if (Sums::IS_WHOLE) columns = (columns + W - 1) / W * W;
     const B* const none = nullptr;
     long n = 0;
     for (; n + COLUMNS <= columns; n += COLUMNS) {
       const bool is_last = n + COLUMNS >= columns;
-      rows<NV, W, false>(sums, a, b + n / COLUMNS * STRIP, is_last ? after : b + (n / COLUMNS + 1) * STRIP, n, count, terms, 0);
+      rows<NV, W, false>(numbers, sums, a, b + n / COLUMNS * STRIP, is_last ? after : b + (n / COLUMNS + 1) * STRIP, n, count, terms, 0);
     }
     b += n / COLUMNS * STRIP;
     if constexpr (NV > 1)
-      for (; n + W <= columns; n += W, b += VECTOR) rows<1, W, false>(sums, a, b, none, n, count, terms, 0);
+      for (; n + W <= columns; n += W, b += VECTOR) rows<1, W, false>(numbers, sums, a, b, none, n, count, terms, 0);
     if (n >= columns) return;
-    if constexpr (COLUMN == 1) rows<1, W, true>(sums, a, b, none, n, count, terms, columns - n);
+    if constexpr (COLUMN == 1) rows<1, W, true>(numbers, sums, a, b, none, n, count, terms, columns - n);
     else
-      for (; n < columns; ++n, b += COLUMN) rows<1, 1, false>(sums, a, b, none, n, count, terms, 0);
+      for (; n < columns; ++n, b += COLUMN) rows<1, 1, false>(numbers, sums, a, b, none, n, count, terms, 0);
   }
 };
 

@@ -57,29 +57,33 @@ KORCH_INLINE Read<From> read_rows(const From& from, long first, long terms) { re
 // Rows that a depthwise convolution K computes, OUT in each row of its image, R at a time. `windows` calls a function for
 // each row of the window of row y of a block of 16 channels, with where it and its weights begin, and how far it is from the
 // first; blocks are BLOCK numbers apart. `finish` computes what is split from sums.
-template <class K, long BLOCK, class Windows, class Finish>
+template <class K, auto BLOCK, class Windows, class Finish>
 struct Fed;
-template <int R, long OUT, int KW, long S, long D, long UNIT, long BEFORE, long WIDTH, long PANEL, long ROW, long LAST,
-          bool FETCHES, bool IS_PARTIAL, long BLOCK, class Windows, class Finish>
+template <int R, auto OUT, int KW, long S, long D, long UNIT, long BEFORE, auto WIDTH, long PANEL, auto ROW, auto LAST,
+          bool FETCHES, bool IS_PARTIAL, auto BLOCK, class Windows, class Finish>
 struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, WIDTH, PANEL, ROW, LAST, FETCHES, IS_PARTIAL>, BLOCK,
            Windows, Finish> {
   typedef korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, WIDTH, PANEL, ROW, LAST, FETCHES, IS_PARTIAL> K;
+  korch::Numbers numbers;
   Windows windows;
   Finish finish;
   long first, terms;
+
+  KORCH_INLINE long places() const { return K::out(numbers); }
 
   // The values of COUNT places from x on of row y, of NV blocks of 16 channels from number q on.
   template <int COUNT, long AT, int NV>
   KORCH_INLINE void compute(long q, long y, long x, Floats (&sum)[COUNT][NV]) const {
     constexpr long ALL = (COUNT - 1) * S + K::REACH;
-    const long left = (AT >= 0 ? AT : x) * S - BEFORE;
+    const long left = (AT >= 0 ? AT : x) * S - BEFORE, block = korch::value(BLOCK, numbers);
+    [[maybe_unused]] const long row = korch::value(ROW, numbers), last = korch::value(LAST, numbers), wide = K::width(places());
     windows(q, y, [&](const auto* a, const float* w, long from) __attribute__((always_inline)) {
       a += (AT >= 0 ? AT : x) * (S * UNIT);
-      if (FETCHES && from == LAST) {  // what the row below reads: caches don't foresee it where all channels take turns
+      if (FETCHES && from == last) {  // what the row below reads: caches don't foresee it where all channels take turns
 #pragma GCC unroll 2
         for (int n = 0; n < NV; ++n)
 #pragma GCC unroll 64
-          for (long p = 0; p < ALL; ++p) __builtin_prefetch(a + S * ROW + p * UNIT + n * BLOCK, 0, 2);
+          for (long p = 0; p < ALL; ++p) __builtin_prefetch(a + S * row + p * UNIT + n * block, 0, 2);
       }
 #pragma GCC unroll 2
       for (int n = 0; n < NV; ++n) {
@@ -88,8 +92,8 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, WIDTH, P
         for (int k = 0; k < KW; ++k) v[k] = korch::load<float, 16>(w + n * PANEL + k * EDGE);
 #pragma GCC unroll 64
         for (long p = 0; p < ALL; ++p) {
-          if (AT != korch::INSIDE && (left + p < 0 || left + p >= WIDTH)) continue;
-          Floats read = korch::load<float, 16>(a + p * UNIT + n * BLOCK);
+          if (AT == korch::ANYWHERE ? left + p < 0 || left + p >= wide : K::template is_outside<COUNT, AT>(p, wide)) continue;
+          Floats read = korch::load<float, 16>(a + p * UNIT + n * block);
           KORCH_KEEP(read);
 #pragma GCC unroll 16
           for (int k = 0; k < KW; ++k) {
@@ -106,7 +110,7 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, WIDTH, P
   }
   KORCH_ALONE Floats values(long row, long k) const {
     Floats sum[1][1] = {};
-    compute<1, korch::ANYWHERE, 1>(k / EDGE, (first + row) / OUT, (first + row) % OUT, sum);
+    compute<1, korch::ANYWHERE, 1>(k / EDGE, (first + row) / places(), (first + row) % places(), sum);
     return sum[0][0];
   }
 
@@ -122,20 +126,42 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, WIDTH, P
   }
   template <int NV>
   KORCH_INLINE void make_places(long q, long y, long x, long made, uint16_t* to, long apart) const {
-    K::Tiles::at(x, [&]<int COUNT, long AT>(long at) __attribute__((always_inline)) {
-      split_places<COUNT, AT, NV>(q, y, at, made, to, apart);
-    });
+    if constexpr (K::IS_KNOWN)
+      K::Tiles::at(x, [&]<int COUNT, long AT>(long at) __attribute__((always_inline)) {
+        split_places<COUNT, AT, NV>(q, y, at, made, to, apart);
+      });
+    else make_some<NV>(q, y, x, made, to, apart);
+  }
+  // The same if the number of places is not known before; the last R of a row are computed together.
+  template <int NV>
+  KORCH_INLINE void make_some(long q, long y, long x, long made, uint16_t* to, long apart) const {
+    const long out = places(), again = korch::larger(0, x + R - out);
+    if (x == 0 && out == R) return split_places<R, korch::WHOLE, NV>(q, y, 0, made, to, apart);
+    if (!K::is_wide(out) || made < again || out == R) {
+      for (long end = korch::smaller(x + R, out); x < end; ++x, ++made) split_places<1, korch::ANYWHERE, NV>(q, y, x, made, to, apart);
+      return;
+    }
+    if (K::BEGIN > 0 && x == 0) split_places<R, 0, NV>(q, y, 0, made, to, apart);
+    else if (x >= K::BEGIN && x + R <= K::end(out)) split_places<R, korch::INSIDE, NV>(q, y, x, made, to, apart);
+    else if (x + R >= out) split_places<R, korch::ENDING, NV>(q, y, out - R, made - again, to, apart);
+    else
+      for (const long end = x + R; x < end; ++x, ++made) split_places<1, korch::ANYWHERE, NV>(q, y, x, made, to, apart);
   }
   KORCH_INLINE void make(Cursor& at, uint16_t* to, long apart) const {
-    const long y = (first + at.row) / OUT, x = (first + at.row) % OUT;
+    const long out = places(), y = (first + at.row) / out, x = (first + at.row) % out;
     if (at.k + EDGE < terms) make_places<2>(at.k / EDGE, y, x, at.row, to, apart);
     else make_places<1>(at.k / EDGE, y, x, at.row, to, apart);
-    at.advance(at.row + korch::smaller(R, OUT - x));
+    at.advance(at.row + korch::smaller(R, out - x));
   }
 };
-template <class K, long BLOCK, class Windows, class Finish>
+template <class K, auto BLOCK, class Windows, class Finish>
+KORCH_INLINE Fed<K, BLOCK, Windows, Finish> fed_rows(korch::Numbers numbers, const Windows& windows, const Finish& finish, long first,
+                                                     long terms) {
+  return {numbers, windows, finish, first, terms};
+}
+template <class K, auto BLOCK, class Windows, class Finish>
 KORCH_INLINE Fed<K, BLOCK, Windows, Finish> fed_rows(const Windows& windows, const Finish& finish, long first, long terms) {
-  return {windows, finish, first, terms};
+  return fed_rows<K, BLOCK>(korch::Numbers{}, windows, finish, first, terms);
 }
 
 template <class Sums, class Rows>

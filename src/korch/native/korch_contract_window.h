@@ -9,7 +9,7 @@ namespace korch {
 // what follows.
 inline constexpr long PLACES_AHEAD = 64;
 
-inline constexpr long INSIDE = -1, ANYWHERE = -2;
+inline constexpr long INSIDE = -1, ANYWHERE = -2, ENDING = -3, WHOLE = -4;
 
 // A row of OUT places, R at a time, whose windows of REACH columns begin S apart, the first one BEFORE columns ahead of a
 // row of WIDTH. `tile` is called for COUNT places from AT on, which is known at compile time, or from x on: INSIDE
@@ -43,17 +43,36 @@ struct RowTiles {
 // is read soon of the last S rows of a window, of rows ROW apart up to LAST behind the first, and where results go is
 // fetched.
 // IS_PARTIAL says whether the channels may end inside of a vector.
-template <int W, int R, long OUT, int KW, long S, long D, long UNIT, long BEFORE, long WIDTH, long PANEL, long ROW,
-          long LAST, bool FETCHES, bool IS_PARTIAL>
+// OUT, ROW and LAST may be numbers of a table. WIDTH then is `Wide<OVER>`: the last window ends OVER places behind the row.
+template <long OVER>
+struct Wide {};
+KORCH_INLINE constexpr long over(long width, long read) { return read - width; }
+template <long OVER>
+KORCH_INLINE constexpr long over(Wide<OVER>, long) { return OVER; }
+
+template <int W, int R, auto OUT, int KW, long S, long D, long UNIT, long BEFORE, auto WIDTH, long PANEL, auto ROW,
+          auto LAST, bool FETCHES, bool IS_PARTIAL>
 struct WindowContraction {
   typedef Vec<float, W> V;
   static constexpr long REACH = (KW - 1) * D + 1;
-  typedef RowTiles<R, OUT, S, REACH, BEFORE, WIDTH> Tiles;
+  static constexpr bool IS_KNOWN = is_known(OUT);
+  static constexpr long KNOWN_OUT = IS_KNOWN ? value(OUT, Numbers{}) : R;
+  static constexpr long BEGIN = (BEFORE + S - 1) / S;  // the first place whose window begins inside of the row
+  static constexpr long OVER = over(WIDTH, (KNOWN_OUT - 1) * S + REACH - BEFORE);
+  typedef RowTiles<R, KNOWN_OUT, S, REACH, BEFORE, (KNOWN_OUT - 1) * S + REACH - BEFORE - OVER> Tiles;
 
-  // COUNT places from AT on (see `RowTiles`).
+  static KORCH_INLINE long out(Numbers numbers) { return value(OUT, numbers); }
+  // The elements of a row, and how many places have windows that end inside of it.
+  static KORCH_INLINE constexpr long width(long out) { return (out - 1) * S + REACH - BEFORE - OVER; }
+  static KORCH_INLINE constexpr long end(long out) { return (out - 1) * S < OVER ? 0 : ((out - 1) * S - OVER) / S + 1; }
+  // Whether R places at a time do, the last of them again if the row does not end with them.
+  static KORCH_INLINE bool is_wide(long out) { return BEGIN <= R && (BEGIN == 0 || end(out) >= R) && out - R >= BEGIN && end(out) >= out - R; }
+
+  // COUNT places from AT on (see `RowTiles`), or ENDING with the row, or the WHOLE row.
   // `rows` calls a function for each row of the window, with where it begins in a and in b.
   template <int COUNT, long AT, bool IS_EDGE, class Sums, class Rows, typename A, typename B>
-  static __attribute__((noinline)) void tile(const Sums& given, const Rows& window, const A* a, const B* b, long x, long n, long count) {
+  static __attribute__((noinline)) void tile(Numbers numbers, const Sums& given, const Rows& window, const A* a, const B* b, long x, long n, long count) {
+    [[maybe_unused]] const long row = value(ROW, numbers), last = value(LAST, numbers), wide = width(out(numbers));
     const Sums sums = given;  // what is stored can't change it
     const Rows rows = window;
     if constexpr (AT >= 0) x = AT;
@@ -65,7 +84,7 @@ struct WindowContraction {
       for (long r = 0; r < COUNT; r += STEP) sums.fetch(x + PLACES_AHEAD + r, n);
 #pragma GCC unroll 32
       for (long r = 0; r < COUNT * S; r += STEP)
-        for (long y = LAST; y >= 0 && y > LAST - S * ROW; y -= ROW) __builtin_prefetch(first + y + (PLACES_AHEAD + r) * UNIT);
+        for (long y = last; y >= 0 && y > last - S * row; y -= row) __builtin_prefetch(first + y + (PLACES_AHEAD + r) * UNIT);
     }
     const auto read = [&](const A* at) __attribute__((always_inline)) {
       if constexpr (IS_EDGE) return load_some<float, W>(at, count);
@@ -87,7 +106,7 @@ struct WindowContraction {
         for (int k = 0; k < KW; ++k) v[k] = load<float, W>(w + k * W);
 #pragma GCC unroll 64
         for (long p = 0; p < (COUNT - 1) * S + REACH; ++p) {
-          if (AT >= 0 && (AT * S - BEFORE + p < 0 || AT * S - BEFORE + p >= WIDTH)) continue;
+          if (is_outside<COUNT, AT>(p, wide)) continue;
           V x = read(line + p * UNIT);
           KORCH_KEEP(x);
 #pragma GCC unroll 16
@@ -103,7 +122,7 @@ struct WindowContraction {
 #pragma GCC unroll 16
           for (long r = 0; r < COUNT; ++r) {
             const long p = r * S + k * D, column = (AT >= 0 ? AT * S - BEFORE : left) + p;
-            if (AT != INSIDE && (column < 0 || column >= WIDTH)) continue;
+            if (AT != INSIDE && (column < 0 || column >= wide)) continue;
             sum[r] += v * read(line + p * UNIT);
           }
         }
@@ -121,20 +140,54 @@ struct WindowContraction {
     }
   }
 
+  // Whether column p of the windows of COUNT places is outside of the row; not for places ANYWHERE.
+  template <int COUNT, long AT>
+  static KORCH_INLINE constexpr bool is_outside(long p, long wide) {
+    if (AT >= 0) return AT * S - BEFORE + p < 0 || (IS_KNOWN && AT * S - BEFORE + p >= wide);
+    return (AT == WHOLE && p < BEFORE) || ((AT == ENDING || AT == WHOLE) && p >= (COUNT - 1) * S + REACH - OVER);
+  }
+
   // A row of one vector of channels.
   template <bool IS_EDGE, class Sums, class Rows, typename A, typename B>
-  static KORCH_INLINE void row(const Sums& sums, const Rows& rows, const A* a, const B* b, long n, long count) {
-    Tiles::run([&]<int COUNT, long AT>(long x) __attribute__((always_inline)) {
-      tile<COUNT, AT, IS_EDGE>(sums, rows, a, b, x, n, count);
-    });
+  static KORCH_INLINE void row(Numbers numbers, const Sums& sums, const Rows& rows, const A* a, const B* b, long n, long count) {
+    if constexpr (IS_KNOWN) {
+      Tiles::run([&]<int COUNT, long AT>(long x) __attribute__((always_inline)) {
+        tile<COUNT, AT, IS_EDGE>(numbers, sums, rows, a, b, x, n, count);
+      });
+    } else {
+      row_of_any<IS_EDGE>(numbers, sums, rows, a, b, n, count);
+    }
+  }
+
+  // The same if the number of places is not known before; the last R of a row are computed together.
+  template <bool IS_EDGE, class Sums, class Rows, typename A, typename B>
+  static KORCH_INLINE void row_of_any(Numbers numbers, const Sums& sums, const Rows& rows, const A* a, const B* b, long n, long count) {
+    const long out = WindowContraction::out(numbers);
+    if (out == R) return tile<R, WHOLE, IS_EDGE>(numbers, sums, rows, a, b, 0, n, count);
+    if (!Sums::IS_NEW || !is_wide(out)) {
+      for (long x = 0; x < out; ++x) tile<1, ANYWHERE, IS_EDGE>(numbers, sums, rows, a, b, x, n, count);
+      return;
+    }
+    long x = 0;
+    if constexpr (BEGIN > 0) {
+      tile<R, 0, IS_EDGE>(numbers, sums, rows, a, b, 0, n, count);
+      x = R;
+    }
+    for (; x + R <= end(out) && x + R <= out; x += R) tile<R, INSIDE, IS_EDGE>(numbers, sums, rows, a, b, x, n, count);
+    for (; x + R < out; ++x) tile<1, ANYWHERE, IS_EDGE>(numbers, sums, rows, a, b, x, n, count);
+    if (x < out) tile<R, ENDING, IS_EDGE>(numbers, sums, rows, a, b, out - R, n, count);
   }
 
   template <class Sums, class Rows, typename A, typename B>
   static KORCH_INLINE void run(const Sums& sums, const Rows& rows, const A* a, const B* b, long columns) {
+    run(Numbers{}, sums, rows, a, b, columns);
+  }
+  template <class Sums, class Rows, typename A, typename B>
+  static KORCH_INLINE void run(Numbers numbers, const Sums& sums, const Rows& rows, const A* a, const B* b, long columns) {
     long n = 0;
-    for (; n + W <= columns; n += W, b += PANEL) row<false>(sums, rows, a + n, b, n, W);
+    for (; n + W <= columns; n += W, b += PANEL) row<false>(numbers, sums, rows, a + n, b, n, W);
     if constexpr (IS_PARTIAL)
-      if (n < columns) row<true>(sums, rows, a + n, b, n, columns - n);
+      if (n < columns) row<true>(numbers, sums, rows, a + n, b, n, columns - n);
   }
 };
 

@@ -68,7 +68,10 @@ def build_plans(run: Run) -> None:
     run.release()  # candidates that no plan uses may need much memory
     model = model_record(run.model) if isinstance(run.model, str | Path) else None
     ranges = run.masked.plan if run.masked is not None else None
-    make_any = partial(maker, graph, meter, options, model=model, certificate=certificate, ranges=ranges)
+    families = run.template.families if run.template is not None else None
+    make_any = partial(
+        maker, graph, meter, options, model=model, certificate=certificate, ranges=ranges, families=families
+    )
     make = make_any(runs_tasks=options.schedule == "tasks")
     write_s = meter.pace.predict_s("build", run.weights_bytes / WEIGHTS_BYTES)
     end = run.deadline.before(limits.end_safety * write_s)

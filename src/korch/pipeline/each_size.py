@@ -7,18 +7,19 @@ size has neither. So one size is searched, and its kernels are made for the exte
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
+from korch.alignment import ceil_div
 from korch.backend import builder_of
 from korch.deadline import Deadline
-from korch.errors import InfeasibleError, InvalidGraphError
+from korch.errors import InaccurateError, InfeasibleError, InvalidGraphError
 from korch.options import Options
-from korch.pipeline.optimize import Watch, optimize_run
+from korch.pipeline.optimize import Watch, build_run, optimize_run, plan_run
 from korch.pipeline.run import Progress, Run, Template
 from korch.pipeline.source import Source
-from korch.ranges.exact import all_sizes, count_sizes, exact_plans, has_free_windows
+from korch.ranges.exact import all_sizes, count_sizes, exact_plans, has_free_windows, windowed_axes
 from korch.ranges.form import Dimension, Sizes
 from korch.ranges.lockstep import Samples
 from korch.ranges.samples import sample
@@ -28,8 +29,12 @@ from korch.runtime.shaped import combine
 
 logger = logging.getLogger("korch.pipeline")
 
-PRIMITIVE_S = 0.0155
-"""The time per primitive to compile and check a plan with the kernels of another size's plan."""
+PRIMITIVE_S, CODE_S = 0.009, 0.07
+"""The time per primitive to make and check a plan with the kernels of another size's plan, and that to compile what all
+plans share."""
+
+TOGETHER = 8
+"""The sizes whose kernels are known before those of one of them are compiled, so that they share more code."""
 
 SEARCH_SHARE = 0.2
 """The least share of a budget for the search at the first size; with less, there are no plans for each size."""
@@ -46,17 +51,25 @@ def has_time_for_each(source: Source, options: Options, deadline: Deadline) -> b
         options: with the limit of sizes.
         deadline: the time at which the artifact must be on disk.
     """
-    dimensions = source.dimensions
-    if not 1 < count_sizes(dimensions) <= options.search.exact_sizes:
+    dimensions, limits = source.dimensions, options.search
+    count, ends = count_sizes(dimensions), (_highest(dimensions), _lowest(dimensions))
+    if count == 1:
         return False
-    ends = _highest(dimensions), _lowest(dimensions)
-    graphs = tuple(map(source.primitives, ends))
-    is_windowed = has_free_windows(Samples(dimensions, ends, graphs))
-    rest_s = PRIMITIVE_S * len(graphs[0].primitives) * (count_sizes(dimensions) - 1)
+    largest = source.primitives(ends[0])
+    if not windowed_axes(largest):
+        return False
+    if not has_free_windows(Samples(dimensions, ends, (largest, source.primitives(ends[1])))):
+        return False
+    rest_s = rest_seconds(len(largest.primitives), count)
     has_time = deadline.left_s is None or rest_s <= (1 - SEARCH_SHARE) * deadline.left_s
-    if is_windowed and not has_time:
-        logger.info("plans for each of %d sizes would take %.0f s", count_sizes(dimensions), rest_s)
-    return is_windowed and has_time
+    if has_time and count <= limits.exact_sizes:
+        return True
+    reason = f"a budget of {rest_s / (1 - SEARCH_SHARE):.0f} s" if not has_time else f"exact_sizes={count}"
+    logger.warning(
+        f"one plan with masks serves all {count} sizes, and may take several times as long as a plan for one size: "
+        f"give {reason}, or fewer sizes"
+    )
+    return False
 
 
 def optimize_each(
@@ -78,21 +91,35 @@ def optimize_each(
     dimensions = source.dimensions
     sizes = all_sizes(dimensions)
     plans = exact_plans(sample(dimensions, _highest(dimensions), source.primitives), sizes)
-    found: list[Executable] = []
     templates: list[Template] = []
-    rest_s = PRIMITIVE_S * len(source.primitives(sizes[0]).primitives) * (len(sizes) - 1)
-    for i, own in enumerate(sizes):
+
+    def run_of(own: Sizes, end: Deadline, template: Template | None = None) -> Run:
         text = ", ".join(f"{d}={n * d.step}" for d, n in zip(dimensions, own, strict=True))
-        progress("frontend", f"a plan for {text}" + (" with the kernels of the first" if templates else ""))
-        end = deadline.shared(len(sizes) - i) if i else _first_end(deadline, rest_s)
+        progress("frontend", f"a plan for {text}" + (" with the kernels of the first" if template else ""))
         model, binding = source.bound(own)
         budget_s = None if end.left_s is None else max(LEAST_S, end.left_s)
-        own_options = replace(options.for_search(i), budget_s=budget_s)
-        make = partial(Run, own_options, binding, progress, model, given=end)
-        found.append(_executable(make, templates, watch))
+        own_options = replace(options.for_search(sizes.index(own)), budget_s=budget_s)
+        keep = None if templates else templates.append
+        return Run(own_options, binding, progress, model, given=end, template=template, keep=keep)
+
+    end = _first_end(deadline, rest_seconds(len(source.primitives(sizes[0]).primitives), len(sizes)))
+    found = {sizes[0]: _executable(optimize_run(run_of(sizes[0], end), watch))}
+    count = ceil_div(len(sizes) - 1, TOGETHER)
+    for i in range(count):
+        batch, end = sizes[1 + i :: count], deadline.shared(count - i)
+        with ExitStack() as resources:
+            runs = [_planned(run_of(own, end, templates[0]), resources, watch) for own in batch]
+            for own, run in zip(batch, runs, strict=True):
+                again = partial(run_of, own, end)
+                found[own] = _executable(_built(run, watch) or optimize_run(again(), watch))
     if deadline.is_over:
         logger.warning("plans for %d sizes took longer than the budget: give more, or fewer sizes", len(sizes))
-    return RangedExecutable(*combine(found, builder_of(options)), Ranges(dimensions, plans))
+    return RangedExecutable(*combine([found[own] for own in sizes], builder_of(options)), Ranges(dimensions, plans))
+
+
+def rest_seconds(primitives: int, sizes: int) -> float:
+    """Return the time for the plans of all sizes but the first."""
+    return primitives * (CODE_S + PRIMITIVE_S * (sizes - 1))
 
 
 def _first_end(deadline: Deadline, rest_s: float) -> Deadline:
@@ -101,20 +128,33 @@ def _first_end(deadline: Deadline, rest_s: float) -> Deadline:
     return deadline if left_s is None else deadline.less(min(1 - SEARCH_SHARE, rest_s / max(left_s, LEAST_S)))
 
 
-def _executable(make: Callable[..., Run], templates: list[Template], watch: Watch | None) -> Executable:
-    """Return the executable of one size; the first one adds its plan to the templates."""
-    executable: object = None
-    if templates:
-        try:
-            executable = optimize_run(make(template=templates[0]), watch).executable
-        except (InfeasibleError, InvalidGraphError) as error:
-            logger.info("the kernels of another size are no plan: %s", error)
-    if executable is None:
-        keep = None if templates else templates.append
-        executable = optimize_run(make(keep=keep), watch).executable
-    if not isinstance(executable, Executable):
+def _planned(run: Run, resources: ExitStack, watch: Watch | None) -> Run | None:
+    """Return a run with a plan of the template's kernels; None if there is none."""
+    try:
+        resources.enter_context(run.resources)
+        plan_run(run, watch)
+        return run
+    except (InfeasibleError, InvalidGraphError) as error:
+        logger.info("the kernels of another size are no plan: %s", error)
+        return None
+
+
+def _built(run: Run | None, watch: Watch | None) -> Run | None:
+    """Return a run with an executable of its plan; None if its results are not right."""
+    if run is None:
+        return None
+    try:
+        build_run(run, watch)
+        return run
+    except InaccurateError as error:
+        logger.info("the kernels of another size are not accurate: %s", error)
+        return None
+
+
+def _executable(run: Run) -> Executable:
+    if not isinstance(run.executable, Executable):
         raise AssertionError("an executable of another target")
-    return executable
+    return run.executable
 
 
 def _lowest(dimensions: tuple[Dimension, ...]) -> Sizes:

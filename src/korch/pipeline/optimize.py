@@ -163,6 +163,18 @@ def optimize_run(run: Run, watch: Watch | None) -> Run:
 
 
 @few_collections()
+def plan_run(run: Run, watch: Watch | None) -> None:
+    """Run the stages up to a plan; `build_run` runs the others. The caller closes the run's resources."""
+    run_until(run, "orchestrate", watch=watch)
+
+
+@few_collections()
+def build_run(run: Run, watch: Watch | None) -> None:
+    """Build, check and time the plan of a run."""
+    run_until(run, "build", first="lower", skip=() if watch is not None else ("lower",), watch=watch)
+
+
+@few_collections()
 def _run_all(run: Run, watch: Watch | None) -> None:
     """Run all stages; "lower" only if somebody watches, because "build" lowers each kernel itself."""
     with run.resources:

@@ -23,6 +23,7 @@ from korch.partition.block import Partition
 from korch.partition.join import Joined
 from korch.pipeline.precision import Precision
 from korch.primitive.graph import PrimitiveGraph
+from korch.provider.families import Families
 from korch.ranges.form import Sizes
 from korch.ranges.masked import Masked
 from korch.runtime.cuda.executable import CudaExecutable
@@ -48,10 +49,12 @@ class Template:
     Attributes:
         graph: the model at that size, with its alternatives.
         steps: the kernels in an order in which they can run.
+        families: those kernels and their counterparts at other sizes, which share code.
     """
 
     graph: PrimitiveGraph
     steps: tuple[Candidate, ...]
+    families: Families
 
 
 @dataclass(eq=False, repr=False)

@@ -42,7 +42,7 @@ from korch.pipeline.precision import Form, Kernels, Precision, find_forms, with_
 from korch.pipeline.quantized import in_bytes, is_quantized
 from korch.pipeline.run import Run, Template
 from korch.pipeline.served import search_variants, time_as_served
-from korch.pipeline.transfer import transferred
+from korch.pipeline.transfer import learn, transferred
 from korch.primitive import reference
 from korch.primitive.check import check_graph
 from korch.primitive.gathers import gather_matrices
@@ -51,6 +51,7 @@ from korch.primitive.lowering import lower_products
 from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.precision import with_half
 from korch.primitive.types import DType
+from korch.provider.families import Families
 from korch.records import plain
 from korch.search.instance import check_steps
 from korch.search.ledger import Ledger
@@ -213,10 +214,17 @@ def orchestrate(run: Run) -> None:
             return
         run.outcome = search_plans(run)
         if run.keep is not None:
-            run.keep(Template(run.joined.graph, run.outcome.plans[PlanName.SEARCHED]))
+            run.keep(_template(run))
         run.outcome = _with_side_by_side(run)
         if run.masked is not None:
             run.variants = search_variants(run, run.masked.others)
+
+
+def _template(run: Run) -> Template:
+    """Return the plan that was searched, for other sizes."""
+    steps, families = run.outcome.plans[PlanName.SEARCHED], Families()
+    learn(families, steps, run)
+    return Template(run.joined.graph, steps, families)
 
 
 def search_plans(run: Run) -> Outcome:

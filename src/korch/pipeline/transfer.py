@@ -7,6 +7,7 @@ in the same layouts, as the same provider makes it. Nothing is enumerated or sol
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from korch.assembly.segments import Outcome
 from korch.candidate.candidate import Candidate, Group, Refusal, make_group, make_layout_change
@@ -14,6 +15,8 @@ from korch.errors import InfeasibleError
 from korch.pipeline.run import Run, Template
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Certificate
+from korch.provider.families import Families
+from korch.provider.provider import Kernel
 from korch.ranges.counterpart import Counterparts, counterparts
 from korch.search.instance import Answers
 from korch.search.ledger import Ledger
@@ -34,6 +37,7 @@ def transferred(run: Run, template: Template) -> Outcome:
     if run.options.measure:
         ledger.measure(rivals, run.build_deadline)
     steps = tuple(_least(own, ledger) for own in options)
+    learn(template.families, steps, run)
     costs = [ledger.cost_ns(step) for step in steps]
     total_ns = sum(cost for cost, _ in costs)
     spent_s = time.monotonic() - begun_s
@@ -49,6 +53,14 @@ def transferred(run: Run, template: Template) -> Outcome:
         stopped_by_budget=False,
     )
     return Outcome({PlanName.SEARCHED: steps}, found)
+
+
+def learn(families: Families, steps: Sequence[Candidate], run: Run) -> None:
+    """Remember the kernels of a plan, so that those of other sizes share code with them."""
+    for place, step in enumerate(steps):
+        kernel = run.meter.kernel(step)
+        if isinstance(kernel, Kernel):
+            families.learn(place, step.key, kernel)
 
 
 def _options(step: Candidate, graph: PrimitiveGraph, same: Counterparts, answers: Answers) -> list[Candidate]:

@@ -86,6 +86,7 @@ class Kernel:
             none. It says for which size of a range a trimmed kernel runs.
         thread_bytes: the part of the workspace that each thread has for itself, if the workspace is made of such parts,
             one thread's behind the other's; else 0.
+        shared: the source of a unit that it calls, as kernels for other sizes do, too; "" for none.
     """
 
     symbol: str
@@ -98,6 +99,7 @@ class Kernel:
     size_input: str = ""
     opens: tuple[str, ...] = ()
     thread_bytes: int = 0
+    shared: str = ""
 
 
 def named_kernel(

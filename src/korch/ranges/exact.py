@@ -29,10 +29,10 @@ def all_sizes(dimensions: Sequence[Dimension]) -> list[Sizes]:
 
 def has_free_windows(samples: Samples) -> bool:
     """Return whether windows go along axes whose size depends on a dimension."""
-    return len(set(map(_windowed, samples.graphs))) > 1
+    return len(set(map(windowed_axes, samples.graphs))) > 1
 
 
-def _windowed(graph: PrimitiveGraph) -> tuple[tuple[int, ...], ...]:
+def windowed_axes(graph: PrimitiveGraph) -> tuple[tuple[int, ...], ...]:
     """Return the sizes of the axes along which windows go."""
     windows = (p for p in graph.primitives if isinstance(p.attributes, ConvAttributes | PoolAttributes))
     return tuple(graph.types[p.inputs[0]].shape[2:] for p in windows)

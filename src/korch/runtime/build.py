@@ -79,6 +79,8 @@ def build(
     program = bind_steps(graph, steps, target.threads)
     check_symbols(program)
     sources = {f"{kernel.symbol}.cpp": kernel.source for kernel in program.kernels if kernel.symbol}
+    shared = dict.fromkeys(kernel.shared for kernel in program.kernels if kernel.shared)
+    sources |= {f"shared_{hashlib.sha256(text.encode()).hexdigest()[:16]}.cpp": text for text in shared}
     uses = uses_of(program, steps)
     segments = _segments(uses, target, parts)
     sources[MAIN] = print_main(graph, program, target, segments)
