@@ -10,8 +10,11 @@ from korch.primitive.types import DType, ValueType
 from korch.provider.conv import ConvProvider
 from korch.provider.conv.vectors import WINDOWS, plans_of
 from korch.provider.provider import Kernel
+from korch.schedule.windows import ConvBlocking
+from korch.target import Target
 from korch.testing.kernels import check_kernel, check_offers, load_kernels
 from korch.testing.samples import random_arrays
+from korch.tile.program import Registers
 from tests.provider.onednn_groups import Graph
 
 
@@ -62,6 +65,8 @@ def kinds(n: int) -> dict[str, Group]:
         "long lines": conv((2, 3, 5, 67), n + 3, (3, 5), stride=(1, 2), pad=(1, 3), dilation=(1, 2), steps=gated),
         "lines of one place": conv((1, n, 4, 3), n, (3, 7), pad=(1, 2)),
         "narrow lines": conv((1, n, 3, 2), n, (3, 5), pad=(2, 4)),
+        "few terms": conv((1, n, 3, 13), 4 * n, 1, pad=0, steps=gated),
+        "lines of few terms": conv((1, 3, 4, 30), 4 * n, 3),
         "known at run time": conv((1, 5, 9, 11), 9, 3, dilation=(1, 2), pad=(1, 2), is_constant=False),
         "one place": conv((1, n, 3), n, 3, pad=0),
         "channel by channel": conv((2, 2 * n, 9, 19), 2 * n, 3, stride=(2, 1), groups=2 * n, steps=gated),
@@ -90,6 +95,16 @@ def test_every_kind(target, builder, rng):
             inputs[0].reshape(-1)[rng.integers(inputs[0].size)] = number
         with np.errstate(invalid="ignore"):
             check_kernel(kernel, group, offer, inputs, builder, library)
+
+
+def test_pixels_of_few_terms_have_wide_tiles():
+    def registers(channels: int) -> set[Registers | None]:
+        plans = plans_of(conv((1, channels, 9, 40), 64, 1, pad=0), Target(isa="avx512", lanes=16))
+        assert not isinstance(plans, Refusal)
+        return {plan.blocking.registers for plan in plans if isinstance(plan.blocking, ConvBlocking)}
+
+    assert registers(32) == {Registers(6, 4)}
+    assert registers(48) == {Registers(14, 2)}
 
 
 def test_channels_of_groups_are_read_in_blocks_where_they_fill_vectors(target):
