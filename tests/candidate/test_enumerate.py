@@ -75,6 +75,20 @@ def test_a_chain_has_all_of_its_intervals():
     assert found == {tuple(range(a, b)) for a in range(4) for b in range(a + 1, 5)}
 
 
+def test_a_chain_that_reads_more_than_a_kernel_may_is_cut():
+    """As a whole it would be in no group, so that each of its primitives would be a kernel."""
+    builder = GraphBuilder()
+    inputs = [builder.input(f"x{i}", ValueType.parse("f32[4,6]")) for i in range(12)]
+    value = inputs[0]
+    for other in inputs[1:]:
+        value = builder.add("add", [value, other])
+    builder.output("y", value)
+    graph = builder.freeze()
+    groups, report = enumerate_groups(graph, Options(search=SearchLimits(max_inputs=4)))
+    assert {g.primitives for g in groups if len(g.primitives) > 1} == {(0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10)}
+    assert "max_inputs" in report.limits_hit
+
+
 def test_contracted_chains_end_only_at_their_end():
     found = sets(chain("neg", "exp", "tanh", "abs"), Options())
     assert found == {(0, 1, 2, 3), (0,), (1,), (2,), (3,)}

@@ -34,7 +34,7 @@ class Attachment:
         if value in self.outputs or len(graph.producers[value]) != 1:
             return False
         readers = graph.reading(value)
-        if graph.primitives[p].op in ("broadcast", "slice"):
+        if self.costs_nothing(p):
             closed = (Category.LINEAR, Category.OPAQUE)
             return not any(reader.row.category in closed for reader in readers)
         if not self.contract_chains or not 1 <= len(readers) <= self.limits.max_readers:
@@ -52,6 +52,10 @@ class Attachment:
         if category is not Category.LAYOUT or len(readers) > 1:
             return False
         return after[0].size <= self.limits.layout_growth * before.size
+
+    def costs_nothing(self, p: int) -> bool:
+        """Whether a primitive inside of a kernel only says where elements are read."""
+        return self.graph.primitives[p].op in ("broadcast", "slice")
 
     def _is_widened_for_linear(self, reader: Primitive) -> bool:
         """Whether a primitive widens numbers for a linear one, whose kernels read narrow numbers best."""

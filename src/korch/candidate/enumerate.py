@@ -21,6 +21,7 @@ These keep the number of sets small:
   whose one reader is another: a kernel that ends between the two only moves the tensor once more.
   A chain that begins at a linear primitive is not contracted, as a kernel may fuse a part of it,
   unless it ends with a cast to bytes.
+  Where a chain would read more than `max_inputs` values, it is cut.
 - At most `max_pools` reductions over windows are in one set, and `max_byte_casts` casts to bytes: these are stored and
   read at a quarter of the cost of floats.
 - Options limit sets, inputs and outputs; the report names the limits that bind.
@@ -166,8 +167,12 @@ class _Space:
         self.outputs = {value for _, value in graph.outputs}
         self.contraction = Attachment(graph, contract_chains, options.search)
         self.is_free = [self.contraction.is_free(p) for p in range(count)]
+        self.reads = [self._values_read(p) for p in range(count)]
         # Direct producers, through free ones; and these free ones, which come with each primitive.
         self.feeds, self.comes_with = self._behind()
+        while (cut := self._too_long(options.search.max_inputs)) is not None:
+            self.is_free[cut] = False
+            self.feeds, self.comes_with = self._behind()
         self.read_by = [0] * count
         for p, sources in enumerate(self.feeds):
             for q in bits(0 if self.is_free[p] else sources):
@@ -181,7 +186,6 @@ class _Space:
             for p in producers:
                 self.rivals[p] = together & ~(1 << p)
         self.siblings = [self._siblings(p) for p in range(count)]
-        self.reads = [self._values_read(p) for p in range(count)]
         pools = (p for p, primitive in enumerate(graph.primitives) if "pool" in primitive.op)
         self.pools = sum(1 << p for p in pools) if contract_chains else 0
         casts = (p for p in range(count) if self.contraction.is_byte_cast(p))
@@ -232,6 +236,19 @@ class _Space:
                     solid[p] |= solid[q] if self.is_free[q] else 1 << q
                     free[p] |= 1 << q | free[q] if self.is_free[q] else 0
         return solid, free
+
+    def _too_long(self, max_inputs: int) -> int | None:
+        """Return a link of a chain that reads too much as a whole, None if there is none.
+
+        No set would have a primitive of such a chain, but for each alone. The link is what reads most of the least set
+        of primitives that come together, so that both parts are as long as they can be.
+        """
+        links = sum(1 << p for p, free in enumerate(self.is_free) if free and not self.contraction.costs_nothing(p))
+        for p in sorted(range(len(self.comes_with)), key=lambda p: (self.comes_with[p].bit_count(), p)):
+            direct = [q for q in self.contraction.makers(p) if links >> q & 1]
+            if direct and self.input_count(1 << p | self.comes_with[p]) > max_inputs:
+                return max(direct, key=lambda q: self.input_count(1 << q | self.comes_with[q]))
+        return None
 
     def _values_read(self, p: int) -> int:
         """Return the values that a primitive reads, except uniform constants."""
