@@ -35,5 +35,5 @@ def blockings(contraction: Contraction, machine: Machine) -> Iterator[ProductBlo
     columns = tuple(machine.lanes * n for n in VECTORS)
     blocks = [[min(b, n) for b in side] for side, n in zip((ROWS, columns, TERMS), sizes, strict=True)]
     for rows, width, terms in dict.fromkeys(itertools.product(*blocks)):
-        for packs in itertools.product((True, False), repeat=2):
-            yield ProductBlocking(rows, width, terms, packs)
+        for left, right in itertools.product((True, False), repeat=2):
+            yield ProductBlocking(rows, width, terms, (left, right))
