@@ -12,6 +12,7 @@ ORDER = (
     (
         "errors",
         "alignment",
+        "content_name",
         "child",
         "cores",
         "deadline",

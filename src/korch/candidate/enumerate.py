@@ -240,8 +240,8 @@ class _Space:
     def _too_long(self, max_inputs: int) -> int | None:
         """Return a link of a chain that reads too much as a whole, None if there is none.
 
-        No set would have a primitive of such a chain, but for each alone. The link is what reads most of the least set
-        of primitives that come together, so that both parts are as long as they can be.
+        A group contains all primitives that come with its own. If these read too much, there is no group of several
+        primitives. The link is the direct producer that reads most, at the end of the shortest such chain.
         """
         links = sum(1 << p for p, free in enumerate(self.is_free) if free and not self.contraction.costs_nothing(p))
         for p in sorted(range(len(self.comes_with)), key=lambda p: (self.comes_with[p].bit_count(), p)):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from korch.alignment import round_up
+from korch.content_name import content_name
 from korch.primitive.types import DType
 from korch.tile.program import TileProgram
 from korch.tile.program_order import ProgramOrder
@@ -138,17 +138,12 @@ class CudaKernel:
     def symbol(self) -> str:
         """A name made from all of it."""
         text = " ".join(step.symbol for step in self.steps)
-        return text if len(self.steps) == 1 else named("all", text)
+        return text if len(self.steps) == 1 else content_name("all", text)
 
 
 def aligned(size_bytes: int) -> int:
     """Return a size rounded up so that what follows begins at 256 bytes, as allocations do."""
     return round_up(size_bytes, 256)
-
-
-def named(stem: str, text: str) -> str:
-    """Return a name for a text."""
-    return f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def make_launch(printed: PrintedLaunches, number: Mapping[str, int], types: Mapping[str, DType]) -> Launch:
@@ -159,7 +154,7 @@ def make_launch(printed: PrintedLaunches, number: Mapping[str, int], types: Mapp
         number: the number of each buffer.
         types: the element type of each.
     """
-    symbol = named("k", f"{printed.source} {printed.warps}")
+    symbol = content_name("k", f"{printed.source} {printed.warps}")
     return Launch(
         symbol,
         printed.source.replace("NAME", symbol),

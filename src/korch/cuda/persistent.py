@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from korch.content_name import content_name
 from korch.cuda.compile import Cubin
-from korch.cuda.kernel import Launch, named
+from korch.cuda.kernel import Launch
 from korch.primitive.types import DType
 from korch.tile.triton.text import STORED
 
@@ -75,7 +76,7 @@ def print_persistent(launches: Sequence[Launch], warps: int) -> Launch:
             "                pid += 1",
         ]
     text = f"{sources}\n\n" + _QUEUE.replace("CASES", "\n".join(cases)).replace("ENTRY", str(ENTRY))
-    symbol = named("p", f"{text} {warps}")
+    symbol = content_name("p", f"{text} {warps}")
     return Launch(symbol, text.replace("PERSISTENT", symbol), (DType.I32, DType.I64, DType.I32), (), 0, warps)
 
 

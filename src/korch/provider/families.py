@@ -8,11 +8,11 @@ differ stay in the text, as do all of a kernel that no other is like.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from korch.content_name import content_name
 from korch.provider.provider import Kernel
 
 Compile = Callable[[Sequence[str]], list[bool]]
@@ -245,11 +245,7 @@ def _with_table(text: str) -> str:
 
 
 def _named(text: str) -> str:
-    return text.replace("NAME", _symbol(text))
-
-
-def _symbol(text: str) -> str:
-    return "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+    return text.replace("NAME", content_name("k", text))
 
 
 def _numbers(family: _Family, shape: Shape) -> list[int]:
@@ -282,5 +278,5 @@ def _caller(kernel: Kernel, shared: str, numbers: Sequence[int]) -> Kernel:
     lines += ["int NAME_run(void*, void* const* buffers) {"]
     lines += [f"  return {callee}_run(NAME_numbers, {team}, buffers);\n}}"]
     text = f'{head}{DECLARED}extern "C" {{\n' + "\n".join(lines) + "\n}\n"
-    symbol = _symbol(text)
+    symbol = content_name("k", text)
     return replace(kernel, symbol=symbol, source=text.replace("NAME", symbol), shared=shared)

@@ -8,7 +8,6 @@ is measured first.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, TypeVar
 
 from korch.candidate.candidate import Group, Offer, Refusal
+from korch.content_name import content_name
 from korch.errors import KorchError, ProviderError
 from korch.tile.program import TileProgram
 
@@ -112,7 +112,7 @@ def named_kernel(
     threading: Threading = Threading.OWN,
 ) -> Kernel:
     """Return the kernel of a source in which NAME stands for the symbol, made from the content."""
-    symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+    symbol = content_name("k", text)
     source = text.replace("NAME", symbol)
     return Kernel(symbol, source, has_state, workspace_bytes, libraries, threading, opens=opens)
 

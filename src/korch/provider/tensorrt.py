@@ -12,9 +12,10 @@ import onnx
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import around
+from korch.content_name import content_name
 from korch.cuda.driver import has_driver
 from korch.cuda.engine import library_version
-from korch.cuda.kernel import CudaKernel, Network, named
+from korch.cuda.kernel import CudaKernel, Network
 from korch.cuda.network import network_of, refusal_of
 from korch.cuda.target import CudaTarget
 from korch.provider.content import content_version
@@ -52,5 +53,5 @@ class TensorRTProvider:
         model = network_of(group)
         constants = tuple(sorted(group.constant_inputs))
         text = onnx.printer.to_text(model)
-        symbol = named("n", f"{text} {constants}")
+        symbol = content_name("n", f"{text} {constants}")
         return CudaKernel((Network(symbol, text, model.SerializeToString(), constants),))

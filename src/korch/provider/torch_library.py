@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last
 from korch.candidate.shape import around
-from korch.cuda.kernel import CudaKernel, TorchCall, named
+from korch.content_name import content_name
+from korch.cuda.kernel import CudaKernel, TorchCall
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TransposeAttributes
@@ -54,7 +55,7 @@ class TorchProvider:
         head = "".join(f"    # {line}\n" for line in group.text.splitlines())
         arguments = ", ".join(["torch", *(name for name, _ in group.body.inputs)])
         source = f"def NAME({arguments}):\n{head}{text}"
-        symbol = named("t", source)
+        symbol = content_name("t", source)
         return CudaKernel((TorchCall(symbol, source.replace("NAME", symbol)),))
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.cuda.kernel import CudaKernel, TorchCall, named
+from korch.content_name import content_name
+from korch.cuda.kernel import CudaKernel, TorchCall
 from korch.cuda.layout import TORCH_TYPES
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Constant
@@ -45,7 +46,7 @@ class TorchOpaqueProvider:
             return text
         arguments = ", ".join(["torch", *(name for name, _ in group.body.inputs), "kept={}"])
         source = f"def NAME({arguments}):\n{text}"
-        symbol = named("t", source)
+        symbol = content_name("t", source)
         return CudaKernel((TorchCall(symbol, source.replace("NAME", symbol)),))
 
 

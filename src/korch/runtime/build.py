@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from korch import __version__
+from korch.content_name import content_name
 from korch.errors import InvalidGraphError, ModelError
 from korch.events.kernels import Use, segments_of
 from korch.events.schedule import TaskSegment, schedule_segment
@@ -80,7 +81,7 @@ def build(
     check_symbols(program)
     sources = {f"{kernel.symbol}.cpp": kernel.source for kernel in program.kernels if kernel.symbol}
     shared = dict.fromkeys(kernel.shared for kernel in program.kernels if kernel.shared)
-    sources |= {f"shared_{hashlib.sha256(text.encode()).hexdigest()[:16]}.cpp": text for text in shared}
+    sources |= {f"{content_name('shared', text)}.cpp": text for text in shared}
     uses = uses_of(program, steps)
     segments = _segments(uses, target, parts)
     sources[MAIN] = print_main(graph, program, target, segments)

@@ -9,9 +9,10 @@ from typing import Any
 
 import onnx
 
+from korch.content_name import content_name
 from korch.cuda.compile import Cubin, CubinCompiler
 from korch.cuda.engine import build_engine, maker
-from korch.cuda.kernel import CudaKernel, Network, TorchCall, aligned, named
+from korch.cuda.kernel import CudaKernel, Network, TorchCall, aligned
 from korch.cuda.network import with_constants
 from korch.cuda.target import CudaTarget
 from korch.errors import CompileError
@@ -143,6 +144,6 @@ def _engine(
     constants = {f"i{i}": weights.array(slots[i].at).reshape(types[i].shape) for i in network.constants}
     model = with_constants(onnx.ModelProto.FromString(network.model), constants)
     image = build_engine(model.SerializeToString(deterministic=True), allow_tf32)
-    symbol = named("e", network.symbol + hashlib.sha256(image).hexdigest())
+    symbol = content_name("e", network.symbol + hashlib.sha256(image).hexdigest())
     engines[symbol] = image
     return symbol

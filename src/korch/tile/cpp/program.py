@@ -10,7 +10,6 @@ axis than stores, squares of both are read whole and transposed in registers.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 import re
@@ -18,6 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from korch.content_name import content_name
 from korch.tile.cpp.accepts import require_contractions
 from korch.tile.cpp.sort import print_sort
 from korch.tile.cpp.split import split_of
@@ -132,7 +132,7 @@ class _Printer:
         headers = [*_headers(body), *(["korch_team.h"] if self.is_parallel else [])]
         includes = "".join(f'#include "{header}"\n' for header in headers)
         text = f"{head}{includes}\n{tables}{self._functions(body)}"
-        symbol = "k_" + hashlib.sha256(text.encode()).hexdigest()[:16]
+        symbol = content_name("k", text)
         shared_bytes = places_in_memory(self.program)[1]
         workspace_bytes = shared_bytes + self.room_bytes * self.threads
         own_bytes = self.room_bytes if not shared_bytes else 0

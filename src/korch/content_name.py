@@ -1,0 +1,13 @@
+"""Text -> a name that follows from its content."""
+
+from __future__ import annotations
+
+import hashlib
+
+DIGITS = 16
+"""Hexadecimal digits of a name."""
+
+
+def content_name(stem: str, text: str) -> str:
+    """Return a name for a text, such as the symbol of a kernel: equal texts have equal names."""
+    return f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"
