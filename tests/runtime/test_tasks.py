@@ -25,16 +25,17 @@ from korch.runtime import build as building
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
 from korch.runtime.program import PlanStep, bind_steps
+from korch.runtime.shaped import ShapedExecutable, combine
 from korch.target import detect_target
 from tests.runtime import runtime_plans as plans
 
 PROVIDERS = (GeneratedProvider(), ConvProvider(), GemmProvider())
 
 
-def network():
+def network(rows=21):
     """Return convolutions of several kinds, a branch, a scale of channels, and a softmax."""
     rng = np.random.default_rng(0)
-    builder, x = plans.new_graph(x="f32[1,32,21,18]")
+    builder, x = plans.new_graph(x=f"f32[1,32,{rows},18]")
 
     def conv(value, channels, out, window, stride=1, groups=1):
         weights = rng.standard_normal((out, channels // groups, window, window), np.float32) / 8
@@ -48,7 +49,7 @@ def network():
     c = conv(b, 48, 48, 3, stride=2)
     d = conv(builder.add("abs", [b]), 48, 48, 1)
     mean = builder.add("reduce_sum", [d], ReduceAttributes((2, 3)))
-    scaled = builder.add("mul", [d, builder.add("broadcast", [mean], BroadcastAttributes((1, 48, 21, 18)))])
+    scaled = builder.add("mul", [d, builder.add("broadcast", [mean], BroadcastAttributes((1, 48, rows, 18)))])
     builder.output("y", builder.add("exp", [builder.add("neg", [builder.add("abs", [scaled])])]))
     builder.output("z", builder.add("tanh", [c]))
     return builder.freeze()
@@ -102,8 +103,8 @@ def built(graph, tmp_path_factory):
     return make
 
 
-def arrays(seed=0):
-    return [np.random.default_rng(seed).standard_normal((1, 32, 21, 18), np.float32)]
+def arrays(seed=0, rows=21):
+    return [np.random.default_rng(seed).standard_normal((1, 32, rows, 18), np.float32)]
 
 
 @pytest.mark.parametrize(("threads", "parts"), [(2, 3), (5, 1)])
@@ -124,6 +125,20 @@ def test_a_plan_for_other_threads_runs_without_queues(built):
     expected = built(2, 0)(*arrays())
     found = Executable(replace(artifact, plan=replace(artifact.plan, threads=1)))(*arrays())
     assert all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_each_plan_of_a_library_runs_its_own_queues(tmp_path):
+    """Of the second plan, the images are larger."""
+    target = detect_target(2, find_compiler().identity)
+    builder, graphs = Builder(target.isa, tmp_path), [network(), network(rows=64)]
+    plans_of = [
+        [Executable(build(own, steps_of(own, target), target, builder, parts=parts)) for own in graphs]
+        for parts in (0, 3)
+    ]
+    together = ShapedExecutable(*combine(plans_of[1], builder))
+    for rows, joins in zip((21, 64), plans_of[0], strict=True):
+        given = arrays(rows=rows)
+        assert all(np.array_equal(a, b) for a, b in zip(joins(*given), together(*given), strict=True))
 
 
 def test_calls_from_several_threads_and_timed_runs(built):

@@ -11,13 +11,13 @@ extern "C" __attribute__((weak)) void korch_threads_task(int64_t task, int64_t s
                                                          int64_t end, int64_t since_ns);
 extern "C" __attribute__((weak)) void korch_threads_waited(int64_t task, int64_t since_ns);
 
-#pragma GCC visibility push(hidden)
-
+/* Each plan of a library has functions of its own: they read the tables of one plan. */
+namespace {
 namespace korch_tasks {
 
 /* Run the queue of a thread; return the step after one that failed, or 0. `before` is what `ended` was, of each
  * thread, when the segment began. */
-inline int run_queue(int64_t segment, int me, void *const *table, void *const *states, korch::Count *ended,
+int run_queue(int64_t segment, int me, void *const *table, void *const *states, korch::Count *ended,
                      const uint32_t *before, korch::Team &team) {
     const int64_t *const first = plan::FIRST_TASKS + segment * plan::QUEUES + me;
     const bool leads = me == 0 && team.waited;
@@ -46,5 +46,4 @@ inline int run_queue(int64_t segment, int me, void *const *table, void *const *s
 }
 
 } // namespace korch_tasks
-
-#pragma GCC visibility pop
+} // namespace
