@@ -2,61 +2,33 @@
 
 from __future__ import annotations
 
-import ctypes
+import dataclasses
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from korch.candidate.candidate import Group, Offer
+from korch.candidate.layout import Layout, channels_blocked, channels_last
 from korch.measure.compiler import Builder
 from korch.measure.toolchain import find_compiler
-from korch.provider.families import Families, shape_of
-from korch.provider.provider import Kernel
-from korch.target import detect_target
-from korch.tile.program import TileProgram
+from korch.primitive.ops.linear import ConvAttributes
+from korch.primitive.ops.reduce import ReduceAttributes
+from korch.provider.families import Families
+from korch.provider.provider import Kernel, Threading, named_kernel
+from korch.provider.tile_kernel import kernel_of
+from korch.schedule.depthwise import Depthwise, DepthwiseBlocking, weights_layout
+from korch.schedule.windows import ConvBlocking, Windows
+from korch.target import Target, detect_target
+from korch.testing.kernels import compare, run_kernel
+from korch.testing.samples import random_arrays
+from korch.tile.lower import lower
+from korch.tile.staging import Machine
+from tests.provider.onednn_groups import Graph
 
-HEAD = """// a kernel
-#include "{header}"
-
-extern "C" int k_{size}_run(void*, void* const* buffers) {{
-  const float* const __restrict i0 = static_cast<const float*>(buffers[0]);
-  const float* const __restrict i1 = static_cast<const float*>(buffers[1]);
-  float* const __restrict o0 = static_cast<float*>(buffers[2]);
-"""
-
-WINDOWS = (
-    HEAD
-    + """  const auto rows0 = [=](const auto& turn) __attribute__((always_inline)) {{
-    for (long t0 = 0; t0 < {taps}; ++t0)
-      turn({row} * t0, {weights} * t0);
-  }};
-  const auto finish0 = [=]<int W>(korch::Vec<float, W> sums, long row, long j) __attribute__((always_inline)) {{
-    korch::store<float, W>(o0 + j + {lanes} * row, sums);
-  }};
-  korch::WindowContraction<{lanes}, {rows}, {size}, {taps}, {stride}, 1, \
-{lanes}, {before}, {width}, {panel}, {row}, {last}, false, false>::run(
-      korch::Finished{{finish0}}, rows0, i0 - {place}, i1 + 0, {lanes});
-  return 0;
-}}
-"""
-)
-
-PRODUCT = (
-    HEAD
-    + """  const auto finish0 = [=]<int W>(korch::Vec<float, W> sums, long row, long j) \
-__attribute__((always_inline)) {{
-    korch::store<float, W>(o0 + j + {lanes} * row, sums);
-  }};
-  korch::Contraction<{lanes}, 6, 1, korch::Rows<{lanes}>, \
-korch::Turns<2, {block}, {weights}, korch::Once<{lanes}>>, 1, {lanes}, 1, 0, 0, true, 0, false{tails}>::run(
-      korch::Finished{{finish0}}, i0 + 0, i1 + 0, {size}, {lanes}, {lanes});
-  return 0;
-}}
-"""
-)
+Made = tuple[Group, Offer, Kernel]
 
 
 @pytest.fixture(scope="module")
@@ -65,39 +37,42 @@ def builder(cache_folder: Path) -> Builder:
 
 
 @pytest.fixture(scope="module")
-def lanes() -> int:
-    return detect_target(1, find_compiler().identity).lanes
+def one_core() -> Target:
+    return detect_target(1, find_compiler().identity)
 
 
-def kernel(size: int, text: str, **numbers: object) -> Kernel:
-    return Kernel(f"k_{size}", text.format(size=size, **numbers), program=TileProgram((), ()))
+def window(size: int, target: Target, taps: int = 3, stride: int = 1) -> Made:
+    """Return a depthwise convolution with `size` results in a row."""
+    g, lanes = Graph(), target.lanes
+    attributes = ConvAttributes((1, stride), (taps // 2,) * 2, (taps // 2,) * 2, (1, 1), lanes)
+    x = g.tensor(1, lanes, 3, size * stride)
+    group = g.group(g.add("conv", [x, g.weights(lanes, 1, taps, taps)], attributes))
+    layouts = ((channels_blocked(4, lanes), Layout.plain(4)), (channels_blocked(4, lanes),))
+    schedule = Depthwise(group, group.body.linear[0], layouts, lanes)
+    program = schedule.program(DepthwiseBlocking(3, lanes, 4, is_by_rows=True))
+    offer = Offer((layouts[0][0], weights_layout(lanes, 4, is_of_bytes=False)), layouts[1])
+    return group, offer, kernel_of(program, group, offer, target)
 
 
-def window(size: int, lanes: int, rows: int, taps: int, stride: int) -> tuple[Kernel, tuple[np.ndarray, ...]]:
-    """Return a kernel for one row of an image, with its inputs and its output."""
-    before, width = taps // 2, size * stride
-    row = width * lanes
-    numbers = {"stride": stride, "before": before, "width": width, "panel": taps * taps * lanes, "row": row}
-    numbers |= {"taps": taps, "weights": taps * lanes, "last": (taps - 1) * row, "place": before * lanes}
-    rng = np.random.default_rng(size)
-    image = rng.standard_normal((taps, width, lanes)).astype(np.float32)
-    weights = rng.standard_normal((taps, taps, lanes)).astype(np.float32)
-    padded = np.pad(image.astype(np.float64), ((0, 0), (before, before), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, taps, axis=1)[:, ::stride]
-    wanted = np.einsum("yxct,ytc->xc", windows, weights.astype(np.float64))[:size]
-    text = WINDOWS.replace("{header}", "korch_contract_window.h")
-    return kernel(size, text, lanes=lanes, rows=min(rows, size), **numbers), (image, weights, wanted)
+def convolution(size: int, target: Target) -> Made:
+    """Return a dense convolution with `size` rows and columns of results, which reads its image where it lies."""
+    g, lanes = Graph(), target.lanes
+    attributes = ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1), 1)
+    x = g.tensor(1, 2, size + 2, size + 2)
+    group = g.group(g.add("conv", [x, g.weights(lanes, 2, 3, 3)], attributes))
+    layouts = ((channels_last(4), Layout.plain(4)), (channels_last(4),))
+    schedule = Windows(group, group.body.linear[0], layouts, Machine.of(target))
+    program = schedule.program(ConvBlocking((size, size), lanes, None, lanes, in_place=True))
+    offer = Offer((layouts[0][0], Layout((0, 2, 3, 1), ((0, lanes),))), layouts[1])
+    return group, offer, kernel_of(program, group, offer, target)
 
 
-def product(size: int, lanes: int) -> tuple[Kernel, tuple[np.ndarray, ...]]:
-    tails = f", {size % 6}" if size % 6 else ""
-    rng = np.random.default_rng(size)
-    a = rng.standard_normal((2, size, lanes)).astype(np.float32)
-    b = rng.standard_normal((2, lanes, lanes)).astype(np.float32)
-    wanted = np.einsum("tmk,tkn->mn", a.astype(np.float64), b.astype(np.float64))
-    text = PRODUCT.replace("{header}", "korch_contract.h")
-    numbers = {"block": size * lanes, "weights": lanes * lanes, "tails": tails}
-    return kernel(size, text, lanes=lanes, **numbers), (a, b, wanted)
+def reduction(size: int, target: Target) -> Made:
+    """Return the sums of rows of `size` numbers, which threads share."""
+    g = Graph()
+    group = g.group(g.add("reduce_sum", [g.add("exp", [g.tensor(200, size)])], ReduceAttributes((1,))))
+    offer = Offer(*group.plain_layouts)
+    return group, offer, kernel_of(lower(group.body, *group.plain_layouts, Machine.of(target)), group, offer, target)
 
 
 def compiles(builder: Builder, texts: Sequence[str]) -> list[bool]:
@@ -113,57 +88,58 @@ def shared(builder: Builder, kernels: Sequence[Kernel]) -> list[Kernel]:
     return found
 
 
-def run(builder: Builder, one: Kernel, arrays: tuple[np.ndarray, ...]) -> np.ndarray:
-    library = ctypes.CDLL(str(builder.library([one.source, *([one.shared] if one.shared else [])])))
-    out = np.full(arrays[2].shape, np.nan, np.float32)
-    pointers = (ctypes.c_void_p * 3)(*(array.ctypes.data for array in (*arrays[:2], out)))
-    assert library[f"{one.symbol}_run"](None, pointers) == 0
-    return out
+def check(made: Sequence[Made], builder: Builder, rng: np.random.Generator) -> list[Kernel]:
+    """Return kernels that share code; they compute what the group does, and the very numbers that those alone do."""
+    found = shared(builder, [kernel for *_, kernel in made])
+    for (group, offer, alone), kernel in zip(made, found, strict=True):
+        inputs = random_arrays(rng, group.input_types)
+        outputs = run_kernel(kernel, group, offer, inputs, builder)
+        compare(group, inputs, outputs)
+        for own, other in zip(outputs, run_kernel(alone, group, offer, inputs, builder), strict=True):
+            np.testing.assert_array_equal(own, other)
+    return found
 
 
 @pytest.mark.parametrize(("taps", "stride"), [(3, 1), (3, 2), (5, 1), (1, 1)])
-def test_windows_of_each_number_of_places(builder: Builder, lanes: int, taps: int, stride: int) -> None:
-    cases = [window(size, lanes, 4, taps, stride) for size in (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 17)]
-    found = shared(builder, [one for one, _ in cases])
-    texts = {one.shared for one in found} - {""}
-    assert len(texts) == 1 and sum(bool(one.shared) for one in found) == 8  # of 1, 2 and 3 places each has its own
-    for one, (_, arrays) in zip(found, cases, strict=True):
-        np.testing.assert_allclose(run(builder, one, arrays), arrays[2], rtol=1e-5, atol=1e-5)
+def test_windows_of_each_number_of_places(taps, stride, one_core, builder, rng):
+    sizes = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 17)
+    found = check([window(size, one_core, taps, stride) for size in sizes], builder, rng)
+    assert len({one.shared for one in found} - {""}) == 1
+    assert sum(bool(one.shared) for one in found) == 8  # of 1, 2 and 3 places each has its own
 
 
-def test_products_of_each_number_of_rows(builder: Builder, lanes: int) -> None:
-    cases = [product(size, lanes) for size in (1, 2, 5, 6, 7, 12, 13, 20)]
-    found = shared(builder, [one for one, _ in cases])
+def test_products_of_each_number_of_rows(one_core, builder, rng):
+    found = check([convolution(size, one_core) for size in (4, 5, 6, 7, 9, 12, 13)], builder, rng)
+    (text,) = {one.shared for one in found}
+    assert re.search(r"korch::Rows<\d+, korch::At<\d+>{}", text)
+
+
+def test_kernels_that_threads_share(one_core, builder, rng):
+    two_cores = dataclasses.replace(one_core, threads=2)
+    found = check([reduction(size, two_cores) for size in (100, 101, 117, 200)], builder, rng)
+    assert {one.threading for one in found} == {Threading.TEAM}
     assert len({one.shared for one in found}) == 1 and found[0].shared
-    for one, (plain, arrays) in zip(found, cases, strict=True):
-        own = run(builder, one, arrays)
-        np.testing.assert_allclose(own, arrays[2], rtol=1e-5, atol=1e-5)
-        np.testing.assert_array_equal(own, run(builder, plain, arrays))
 
 
-def test_numbers_that_do_not_differ_stay_in_the_text(builder: Builder, lanes: int) -> None:
-    (one, other) = shared(builder, [product(size, lanes)[0] for size in (6, 12)])
+def test_numbers_that_do_not_differ_stay_in_the_text(one_core, builder):
+    one, other = shared(builder, [convolution(size, one_core)[2] for size in (6, 12)])
     assert one.shared == other.shared and one.symbol != other.symbol
-    assert set(re.findall(r"number\d+|At<\d+>", one.shared)) == {"number0", "At<1>"} or "At<" in one.shared
-    assert f"korch::Rows<{lanes}>" in one.shared
+    assert "korch::Once<3>" in one.shared
+    assert "numbers[0]" in one.shared and "\x01" not in one.shared + one.source
 
 
-def test_kernels_that_do_not_compile_together_stay_as_they_are(builder: Builder, lanes: int) -> None:
-    plain = [product(size, lanes)[0] for size in (6, 12)]
+def test_kernels_that_do_not_compile_together_stay_as_they_are(one_core):
+    alone = [convolution(size, one_core)[2] for size in (6, 12)]
     families = Families()
-    for number, one in enumerate(plain):
+    for number, one in enumerate(alone):
         families.learn(0, str(number), one)
-    assert families.share([("0", plain[0])], lambda texts: [False] * len(texts)) == [plain[0]]
-    assert families.share([("unknown", plain[0])], lambda texts: []) == [plain[0]]
+    assert families.share([("0", alone[0])], lambda texts: [False] * len(texts)) == [alone[0]]
+    assert families.share([("unknown", alone[0])], lambda texts: []) == [alone[0]]
 
 
-def test_kernels_with_states_or_libraries_are_not_shared(lanes: int) -> None:
-    one = product(6, lanes)[0]
-    assert shape_of(one) is not None
-    for other in (
-        replace(one, has_state=True),
-        replace(one, libraries=("dnnl",)),
-        replace(one, program=None),
-        replace(one, size_input="n"),
-    ):
-        assert shape_of(other) is None
+def test_kernels_that_are_not_printed_from_programs_are_not_shared():
+    kernels = [named_kernel(f'extern "C" int NAME_run(void*, void* const*) {{ return {n}; }}') for n in (0, 1)]
+    families = Families()
+    for number, one in enumerate(kernels):
+        families.learn(0, str(number), one)
+    assert families.share([("0", kernels[0])], lambda texts: [True] * len(texts)) == [kernels[0]]

@@ -59,11 +59,11 @@ KORCH_INLINE Read<From> read_rows(const From& from, long first, long terms) { re
 // first; blocks are BLOCK numbers apart. `finish` computes what is split from sums.
 template <class K, auto BLOCK, class Windows, class Finish>
 struct Fed;
-template <int R, auto OUT, int KW, long S, long D, long UNIT, long BEFORE, auto WIDTH, long PANEL, auto ROW, auto LAST,
+template <int R, auto OUT, int KW, long S, long D, long UNIT, long BEFORE, long OVER, long PANEL, auto ROW, auto LAST,
           bool FETCHES, bool IS_PARTIAL, auto BLOCK, class Windows, class Finish>
-struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, WIDTH, PANEL, ROW, LAST, FETCHES, IS_PARTIAL>, BLOCK,
+struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, OVER, PANEL, ROW, LAST, FETCHES, IS_PARTIAL>, BLOCK,
            Windows, Finish> {
-  typedef korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, WIDTH, PANEL, ROW, LAST, FETCHES, IS_PARTIAL> K;
+  typedef korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, OVER, PANEL, ROW, LAST, FETCHES, IS_PARTIAL> K;
   korch::Numbers numbers;
   Windows windows;
   Finish finish;

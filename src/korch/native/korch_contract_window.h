@@ -38,27 +38,20 @@ struct RowTiles {
 };
 
 // A row of OUT places, R at a time. Column kx of the window of place x is element x * S + kx * D - BEFORE of a row
-// of WIDTH elements, UNIT apart; a points to element -BEFORE of the first row. What is outside of a row counts as
-// zero. Weights come in panels of W channels, PANEL apart, the columns of a window beside each other. If FETCHES, what
+// of elements, UNIT apart, behind which the last window ends OVER of them; a points to element -BEFORE of the first row.
+// What is outside of a row counts as zero. Weights come in panels of W channels, PANEL apart, the columns of a window beside each other. If FETCHES, what
 // is read soon of the last S rows of a window, of rows ROW apart up to LAST behind the first, and where results go is
 // fetched.
 // IS_PARTIAL says whether the channels may end inside of a vector.
-// OUT, ROW and LAST may be numbers of a table. WIDTH then is `Wide<OVER>`: the last window ends OVER places behind the row.
-template <long OVER>
-struct Wide {};
-KORCH_INLINE constexpr long over(long width, long read) { return read - width; }
-template <long OVER>
-KORCH_INLINE constexpr long over(Wide<OVER>, long) { return OVER; }
-
-template <int W, int R, auto OUT, int KW, long S, long D, long UNIT, long BEFORE, auto WIDTH, long PANEL, auto ROW,
-          auto LAST, bool FETCHES, bool IS_PARTIAL>
+// OUT, ROW and LAST may be numbers of a table.
+template <int W, int R, auto OUT, int KW, long S, long D, long UNIT, long BEFORE, long OVER, long PANEL, auto ROW, auto LAST,
+          bool FETCHES, bool IS_PARTIAL>
 struct WindowContraction {
   typedef Vec<float, W> V;
   static constexpr long REACH = (KW - 1) * D + 1;
   static constexpr bool IS_KNOWN = is_known(OUT);
   static constexpr long KNOWN_OUT = IS_KNOWN ? value(OUT, Numbers{}) : R;
   static constexpr long BEGIN = (BEFORE + S - 1) / S;  // the first place whose window begins inside of the row
-  static constexpr long OVER = over(WIDTH, (KNOWN_OUT - 1) * S + REACH - BEFORE);
   typedef RowTiles<R, KNOWN_OUT, S, REACH, BEFORE, (KNOWN_OUT - 1) * S + REACH - BEFORE - OVER> Tiles;
 
   static KORCH_INLINE long out(Numbers numbers) { return value(OUT, numbers); }

@@ -87,6 +87,7 @@ class Kernel:
         thread_bytes: the part of the workspace that each thread has for itself, if the workspace is made of such parts,
             one thread's behind the other's; else 0.
         shared: the source of a unit that it calls, as kernels for other sizes do, too; "" for none.
+        marked: the text from which such a unit may be made (`korch.tile.cpp.numbers`); "" for none.
     """
 
     symbol: str
@@ -100,6 +101,7 @@ class Kernel:
     opens: tuple[str, ...] = ()
     thread_bytes: int = 0
     shared: str = ""
+    marked: str = field(default="", compare=False, repr=False)
 
 
 def named_kernel(

@@ -57,4 +57,5 @@ def printed_kernel(program: TileProgram, printed: PrintedCpp) -> Kernel:
         threading=threading,
         program=program,
         thread_bytes=printed.thread_bytes,
+        marked=printed.marked,
     )

@@ -99,7 +99,7 @@ class _Trimmer:
                 )
             except (TextLimitError, InvalidGraphError):
                 continue
-            return replace(made, program=None, size_input=self._plan.size_inputs[smaller.dimension])
+            return replace(made, program=None, marked="", size_input=self._plan.size_inputs[smaller.dimension])
         return kernel
 
     def _smaller(

@@ -190,8 +190,9 @@ def load_kernels(kernels: Sequence[Kernel], builder: Builder | Emulated) -> ctyp
         return builder
     names = sorted({name for kernel in kernels for name in kernel.libraries})
     load_globally(names)
-    sources = list(dict.fromkeys(kernel.source for kernel in kernels))
-    return ctypes.CDLL(str(builder.library(["\n".join(sources)], names)))
+    sources = dict.fromkeys(kernel.source for kernel in kernels)
+    shared = dict.fromkeys(kernel.shared for kernel in kernels if kernel.shared)
+    return ctypes.CDLL(str(builder.library(["\n".join(sources), *shared], names)))
 
 
 def group_family(group: Group) -> Family:

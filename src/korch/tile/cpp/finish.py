@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from korch.tile.cpp.loops import LoopPrinter
+from korch.tile.cpp.numbers import number
 from korch.tile.cpp.text import C_TYPE, CppWriter, loop_end
 from korch.tile.fetch import Fetches
 from korch.tile.index import Expr, Ranges, add, scale, substitute, var, vector_step
@@ -143,9 +144,9 @@ def print_places(out: CppWriter, rows: Sequence[Axis]) -> None:
     rest, left = "row", math.prod(axis.extent for axis in rows)
     for axis in rows:  # the number of a row is the same as in a task's number
         left //= axis.extent
-        value = "0" if axis.extent == 1 else rest if left == 1 else f"{rest} / {left}"
+        value = "0" if axis.extent == 1 else rest if left == 1 else f"{rest} / {number(left)}"
         out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
-        rest = rest if axis.extent == 1 else f"row % {left}"
+        rest = rest if axis.extent == 1 else f"row % {number(left)}"
 
 
 class FinishPrinter(LoopPrinter):
@@ -277,7 +278,7 @@ def count_of(rows: Sequence[Axis]) -> str:
     """Return the number of rows of a task, as text."""
     inner = math.prod(axis.extent for axis in rows[1:])
     count = loop_end(rows[0], rows[0].extent)
-    return count if inner == 1 else f"{count} * {inner}"
+    return count if inner == 1 else f"{count} * {number(inner)}"
 
 
 def tails_of(rows: Sequence[Axis], at_once: int) -> list[int]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from korch.alignment import round_up
 from korch.tile.cpp.finish import batches_of, tails_of
 from korch.tile.cpp.loops import print_ends
+from korch.tile.cpp.numbers import argument, number
 from korch.tile.cpp.panels import panels, strips
 from korch.tile.cpp.text import CppWriter
 from korch.tile.index import Ranges
@@ -62,14 +63,16 @@ def window_contraction(step: Contract, second: Buffer, lanes: int, a: Mapping[st
     is_packed = layout is not None and (layout.width, layout.group) == (lanes, 1)
     if layout is None or not is_packed or not is_beside or places.ragged or registers is None:
         raise refused("of windows, only channels side by side and weights in panels of one vector can be printed")
-    row_of_window = _row(step, a)
+    stride, dilation, unit, before, width = _row(step, a)
+    over = (places.extent - 1) * stride + (last.extent - 1) * dilation + 1 - before - width
     panel = second.size // layout.columns * lanes
     row, behind = a[taps[-2].name] or 1, sum((axis.extent - 1) * a[axis.name] for axis in taps[:-1])
     total = columns.ragged[1] if columns.ragged else 0
     is_partial = columns.extent % lanes != 0 or not isinstance(total, int) or total % lanes != 0
     flags = ("true" if flag else "false" for flag in (registers.fetches_out, is_partial))
-    sizes = (lanes, min(registers.rows, places.extent), places.extent, last.extent, *row_of_window)
-    return f"korch::WindowContraction<{', '.join(map(str, (*sizes, panel, row, behind, *flags)))}>"
+    sizes = (lanes, min(registers.rows, places.extent), argument(places.extent), last.extent, stride, dilation, unit)
+    more = (before, over, panel, argument(row), argument(behind), *flags)
+    return f"korch::WindowContraction<{', '.join(map(str, (*sizes, *more)))}>"
 
 
 def dense_contraction(step: Contract, second: Buffer, lanes: int, a: Mapping[str, int], b: Mapping[str, int]) -> str:
@@ -108,7 +111,7 @@ def print_rows(out: CppWriter, step: Contract, ranges: Ranges, a: Mapping[str, i
     out.open(f"const auto {name} = [=](const auto& turn) __attribute__((always_inline))")
     for axis, (begin, end) in zip(outer, ends, strict=True):
         out.line(f"for (long {axis.name} = {begin}; {axis.name} < {end}; ++{axis.name})")
-    places = (" + ".join(f"{steps[axis.name]} * {axis.name}" for axis in outer) or "0" for steps in (a, b))
+    places = (" + ".join(f"{number(steps[axis.name])} * {axis.name}" for axis in outer) or "0" for steps in (a, b))
     out.line(f"  turn({', '.join(places)});")
     out.close("};")
     return name

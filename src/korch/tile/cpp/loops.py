@@ -7,6 +7,7 @@ from collections.abc import Callable, Set
 
 from korch.tile.clip import loop_ends
 from korch.tile.collect import WrittenSpan, begins_lines, collected
+from korch.tile.cpp.numbers import number
 from korch.tile.cpp.op import OpPrinter
 from korch.tile.cpp.text import C_TYPE, CppWriter, loop_end
 from korch.tile.index import Expr, Ranges, add, bounds, breakpoints, constant, scale, substitute, turning_point, var
@@ -49,7 +50,8 @@ class LoopPrinter(OpPrinter):
             width = self._width(axis, low, high)
             call = f"{name}.template operator()"
             self.out.line(f"const long end = {loop_end(axis, high)};")
-            self.out.line(f"long i = {low};")
+            begin = number(low)
+            self.out.line(f"long i = {begin};")
             head = self._head(axis, low, high) if width > 1 else ""
             if head:
                 self.out.line(f"for (const long head = korch::smaller(end, i + {head}); i < head; ++i) {call}<1>(i);")
@@ -61,7 +63,9 @@ class LoopPrinter(OpPrinter):
             if head or (width > 1 and self._updates):
                 self.out.line(f"for (; i < end; ++i) {call}<1>(i);")
             elif axis.ragged is not None and width > 1:
-                self.out.line(f"if (i < end && end - {low} >= {width}) {{ {call}<{width}>(end - {width}); i = end; }}")
+                self.out.line(
+                    f"if (i < end && end - {begin} >= {width}) {{ {call}<{width}>(end - {width}); i = end; }}"
+                )
             elif width > 1 and (high - low) % width:
                 self.out.line(f"if (i < end) {{ {call}<{width}>(end - {width}); i = end; }}")
             if width == 1 or (axis.ragged is not None and not head and not self._updates):
@@ -173,7 +177,7 @@ class LoopPrinter(OpPrinter):
         if slope == 1 or not variable:
             self.out.line(f"korch::{store}<{type_}, {width}>({at}, {value});")
         elif slope is not None:
-            self.out.line(f"korch::scatter<{type_}, {width}>({at}, {slope}, {value});")
+            self.out.line(f"korch::scatter<{type_}, {width}>({at}, {number(slope)}, {value});")
         else:
             self.out.open(f"for (int lane = 0; lane < {width}; ++lane)")
             self.out.line(
@@ -198,10 +202,10 @@ def print_ends(out: CppWriter, axis: Axis, guards: tuple[Inside, ...], ranges: R
     """Print where the loop over a reduced axis begins and ends if guards hold inside only; return their texts."""
 
     def quotient(expr: Expr, divisor: int) -> str:
-        return out.expr(expr) if divisor == 1 else f"({out.expr(expr)}) / {divisor}"
+        return out.expr(expr) if divisor == 1 else f"({out.expr(expr)}) / {number(divisor)}"
 
     low, high = ranges[axis.name]
-    begin, end = str(low), loop_end(axis, min(high + 1, axis.extent))
+    begin, end = number(low) if low else "0", loop_end(axis, min(high + 1, axis.extent))
     lows, ends = loop_ends(guards, axis.name, ranges)
     for above, step in lows:
         begin = f"korch::larger({begin}, {quotient(above, step)})"

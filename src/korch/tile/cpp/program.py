@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from korch.content_name import content_name
 from korch.tile.cpp.accepts import require_contractions
+from korch.tile.cpp.numbers import BEGIN, PARAMETER, PASSED, TEAM, TEAM_PARAMETER, alone, number
 from korch.tile.cpp.sort import print_sort
 from korch.tile.cpp.split import split_of
 from korch.tile.cpp.steps import StepPrinter, is_large_tile, tile_bytes, tiles_of
@@ -58,6 +59,7 @@ class PrintedCpp(NamedTuple):
         workspace_bytes: scratch memory that it needs.
         thread_bytes: the part of it that each thread has for itself, if threads share none of it; else 0.
         is_parallel: whether it has a parallel region; else it runs in the calling thread.
+        marked: the text without its head, with marks (`korch.tile.cpp.numbers`) and NAME for the symbol.
     """
 
     symbol: str
@@ -65,6 +67,7 @@ class PrintedCpp(NamedTuple):
     workspace_bytes: int
     thread_bytes: int
     is_parallel: bool
+    marked: str
 
 
 def print_cpp(
@@ -117,12 +120,12 @@ class _Printer:
 
     def run(self) -> PrintedCpp:
         if self.is_parallel:
-            for number, stage in enumerate(self.program.stages):
-                self._stage_function(number, stage)
+            for i, stage in enumerate(self.program.stages):
+                self._stage_function(i, stage)
         else:
             self._pointers()
-            for number, stage in enumerate(self.program.stages):
-                self._tasks(number, stage, "0", self._count(number))
+            for i, stage in enumerate(self.program.stages):
+                self._tasks(i, stage, "0", self._count(i))
         head = "".join(f"// {line}\n" for line in self.comment.splitlines())
         tables = "".join(
             f"static const int32_t NAME_{name}[] = {{{', '.join(map(str, table))}}};\n"
@@ -131,46 +134,51 @@ class _Printer:
         body = "\n".join(self.out.lines)
         headers = [*_headers(body), *(["korch_team.h"] if self.is_parallel else [])]
         includes = "".join(f'#include "{header}"\n' for header in headers)
-        text = f"{head}{includes}\n{tables}{self._functions(body)}"
+        marked = f"{includes}\n{tables}{self._functions(body)}"
+        text = head + alone(marked)
         symbol = content_name("k", text)
         shared_bytes = places_in_memory(self.program)[1]
         workspace_bytes = shared_bytes + self.room_bytes * self.threads
         own_bytes = self.room_bytes if not shared_bytes else 0
         thread_bytes = own_bytes if self.is_parallel else workspace_bytes
-        return PrintedCpp(symbol, text.replace("NAME", symbol), workspace_bytes, thread_bytes, self.is_parallel)
+        source = text.replace("NAME", symbol)
+        return PrintedCpp(symbol, source, workspace_bytes, thread_bytes, self.is_parallel, marked)
 
     # Structure
 
     def _functions(self, body: str) -> str:
         """Return the functions that the kernel exports, and those of the stages."""
-        head = 'extern "C" int NAME_run(void*, void* const* buffers) {'
+        first = TEAM_PARAMETER if self.is_parallel else "void*"
+        head = f'extern "C" int NAME_run({PARAMETER}{first}, void* const* buffers) {{{BEGIN}'
         if not self.is_parallel:
             return f"{head}\n{body}\n  return 0;\n}}\n"
         calls, cases = [], []
-        for number, waits in enumerate(self._waits()):
-            begin, end = (self._share(number, me) for me in ("me", "me + 1"))
-            calls.append(f"  NAME_stage{number}(buffers, {begin}, {end}, me);\n")
+        for i, waits in enumerate(self._waits()):
+            begin, end = (self._share(i, me) for me in ("me", "me + 1"))
+            calls.append(f"  NAME_stage{i}({PASSED}buffers, {begin}, {end}, me);\n")
             calls += ["  own.meet();\n"] if waits else []
-            cases.append(f"    case {number}: return NAME_stage{number}(buffers, begin, end, me);\n")
+            cases.append(f"    case {i}: return NAME_stage{i}({PASSED}buffers, begin, end, me);\n")
         most = str(self.threads) if self.room_bytes else "omp_get_max_threads()"
         size = "".join(f"  {line}\n" for line in self._live())
         threads = f"korch::smaller({self.threads}, own.threads)" if self.room_bytes else "own.threads"
+        parameters = "int stage, void* const* buffers, long begin, long end, long me"
         return (
-            f'{body}\n\nextern "C" int NAME_team(void* const* buffers, korch::Member& own) {{\n{size}'
+            f'{body}\n\nextern "C" int NAME_team({PARAMETER}void* const* buffers, korch::Member& own) {{{BEGIN}\n{size}'
             f"  const long me = own.me, threads = {threads};\n{''.join(calls)}  return 0;\n}}\n\n"
-            f"{head}\n  return korch::run_region({most}, NAME_team, buffers);\n}}\n\n"
-            'extern "C" void NAME_task(int stage, void* const* buffers, long begin, long end, long me) {\n'
+            f"{head}\n  return korch::run_region({most}, {TEAM}, buffers);\n}}\n\n"
+            f'extern "C" void NAME_task({PARAMETER}{parameters}) {{{BEGIN}\n'
             f"  switch (stage) {{\n{''.join(cases)}  }}\n}}\n"
         )
 
-    def _stage_function(self, number: int, stage: Stage) -> None:
+    def _stage_function(self, i: int, stage: Stage) -> None:
         """Print the function that runs a range of a stage's tasks on a thread."""
         self.out.open(
-            f"static KORCH_ALONE void NAME_stage{number}"
-            "(void* const* buffers, long begin, long end, [[maybe_unused]] long me)"
+            f"static KORCH_ALONE void NAME_stage{i}"
+            f"({PARAMETER}void* const* buffers, long begin, long end, [[maybe_unused]] long me)",
+            BEGIN,
         )
         self._pointers()
-        self._tasks(number, stage, "begin", "end")
+        self._tasks(i, stage, "begin", "end")
         self.out.close()
 
     def _live(self) -> list[str]:
@@ -181,21 +189,21 @@ class _Printer:
         counts = ((p, self.counts[p.name].text(size)) for p in self.parameters)
         return [f"const long {p.name} = korch::smaller({p.high}, {count});" for p, count in counts]
 
-    def _share(self, number: int, me: str) -> str:
+    def _share(self, i: int, me: str) -> str:
         """Return where the part of a thread of a stage begins, as text."""
-        shares = self.shares[number]
+        shares = self.shares[i]
         if shares is None:
-            return f"korch::share({self._count(number)}, {me}, threads)"
+            return f"korch::share({self._count(i)}, {me}, threads)"
         return f"korch::share_units({shares.parameter}, {shares.unit}, {me}, threads)"
 
-    def _count(self, number: int) -> str:
+    def _count(self, i: int) -> str:
         """Return the number of tasks of a stage, as text."""
-        return self._product(self.grids[number])
+        return self._product(self.grids[i])
 
     def _product(self, axes: Sequence[Axis]) -> str:
         known = math.prod(axis.size for axis in axes if isinstance(axis.size, int))
         others = [f"({self.out.expr(axis.size)})" for axis in axes if isinstance(axis.size, Expr)]
-        return " * ".join([*([str(known)] if known != 1 or not others else []), *others])
+        return " * ".join([*([number(known)] if known != 1 or not others else []), *others])
 
     def _pointers(self) -> None:
         """Print a pointer to each buffer, and to the thread's room."""
@@ -207,7 +215,7 @@ class _Printer:
                 continue
             type_, place = C_TYPE[buffer.dtype], places[buffer.name]
             if buffer.level is Level.WORKSPACE:
-                text = f"static_cast<char*>(buffers[{place.position}]) + {place.offset_bytes}"
+                text = f"static_cast<char*>(buffers[{place.position}]) + {number(place.offset_bytes)}"
                 text = f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>({text});"
             else:
                 type_ = NARROW_TYPE.get(buffer.dtype, type_)
@@ -217,8 +225,8 @@ class _Printer:
             self.out.line(f"[[maybe_unused]] {text}" if self.is_parallel else text)
         if self.room_bytes:
             ports = sum(buffer.level in (Level.INPUT, Level.OUTPUT) for buffer in self.program.buffers)
-            me = f" + {self.room_bytes}L * me" if self.is_parallel else ""
-            text = f"static_cast<char*>(buffers[{ports}]) + {offset}{me};"
+            me = f" + {number(self.room_bytes)} * me" if self.is_parallel else ""
+            text = f"static_cast<char*>(buffers[{ports}]) + {number(offset)}{me};"
             self.out.line(f"[[maybe_unused]] char* const room = {text}")
 
     def _large_tiles(self, stage: Stage) -> list[Buffer]:
@@ -242,15 +250,15 @@ class _Printer:
             written = set() if waits[-1] else written
         return waits
 
-    def _tasks(self, number: int, stage: Stage, begin: str, end: str) -> None:
+    def _tasks(self, i: int, stage: Stage, begin: str, end: str) -> None:
         """Print the loop over a range of a stage's tasks."""
         given = {b.name for b in self.program.buffers if b.level is Level.INPUT}
         steps = StepPrinter(self.out, stage, given)
         if any(isinstance(step, Contract) and step.product is Product.SPLIT for _, step in stage.leaves):
             self.out.line("const korch_amx::Units units;")
-        shares = self.shares[number] if self.is_parallel else None
+        shares = self.shares[i] if self.is_parallel else None
         if shares is None:
-            self._loop(number, begin, end)
+            self._loop(i, begin, end)
         else:
             self._moved(stage, shares)
         large, offset = self._large_tiles(stage), 0
@@ -259,7 +267,7 @@ class _Printer:
             if split_of(buffer) is not None:
                 type_, size = "uint16_t", tile_bytes(self.program, stage, buffer) // 2
             if buffer in large:
-                self.out.line(f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>(room + {offset});")
+                self.out.line(f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>(room + {number(offset)});")
                 offset += tile_bytes(self.program, stage, buffer)
             else:
                 self.out.line(f"alignas(64) {type_} {buffer.name}_array[{size}];")
@@ -273,16 +281,17 @@ class _Printer:
         if steps.is_streamed:
             self.out.line("korch::end_streams();")
 
-    def _loop(self, number: int, begin: str, end: str) -> None:
+    def _loop(self, i: int, begin: str, end: str) -> None:
         """Open the loop over some tasks, and print their coordinates."""
         self.out.open(f"for (long task = {begin}; task < {end}; ++task)")
-        rest, grid = "task", self.grids[number]
+        rest, grid = "task", self.grids[i]
         for place, axis in enumerate(grid, 1):
             left = self._product(grid[place:])
             left = f"({left})" if "*" in left else left
-            value = rest if left == "1" else f"{rest} / {left}"
+            is_last = left == number(1)
+            value = rest if is_last else f"{rest} / {left}"
             self.out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
-            rest = f"task % {left}" if left != "1" else "0"
+            rest = f"task % {left}" if not is_last else "0"
 
     def _moved(self, stage: Stage, shares: Shares) -> None:
         """Open the loop over a thread's coordinates: each turn is the first task, of buffers that are moved on."""

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from korch.tile.cpp.loops import LoopPrinter
+from korch.tile.cpp.numbers import number
 from korch.tile.cpp.text import C_TYPE, literal, loop_end
 from korch.tile.identity import identity
 from korch.tile.index import Ranges
@@ -67,7 +68,7 @@ class ReductionPrinter(LoopPrinter):
 
     def _window(self, ranges: Ranges, loops: Callable[[Sequence[tuple[str, str]]], None]) -> None:
         """Print the loops over all reduced axes: with constant ends where no guard clips them."""
-        whole = [("0", str(axis.extent)) for axis in self.reduced]
+        whole = [("0", number(axis.extent)) for axis in self.reduced]
         ends = [self._ends(axis, ranges) for axis in self.reduced]
         if ends == whole or self.is_edge:
             loops(ends)
@@ -104,7 +105,7 @@ class ReductionPrinter(LoopPrinter):
         if not rows or width < LEAST_SIDE or types - {*SQUARE_TYPES}:
             return False
         name = axis.name
-        end = str(axis.extent) if axis.ragged is None else f"rows_end / {rows} * {rows}"
+        end = number(axis.extent) if axis.ragged is None else f"rows_end / {rows} * {rows}"
         if axis.ragged is not None:
             self.out.line(f"const long rows_end = {loop_end(axis, axis.extent)};")
         self.out.open(f"for (long first = 0; first < {end}; first += {rows})")

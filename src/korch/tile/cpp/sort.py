@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from korch.tile.cpp.numbers import number
 from korch.tile.cpp.text import CppWriter, loop_end
 from korch.tile.program import At, Axis
 from korch.tile.sort import Ordering, Sort
@@ -24,4 +25,4 @@ def loop_head(out: CppWriter, axis: Axis, only: At | None) -> str:
         return f"for (long {axis.name} = 0; {axis.name} < {loop_end(axis, axis.extent)}; ++{axis.name})"
     value = f"{only.buffer}[{out.expr(only.index)}]"
     name = axis.name
-    return f"if ([[maybe_unused]] const long {name} = {value}; {name} >= 0 && {name} < {axis.extent})"
+    return f"if ([[maybe_unused]] const long {name} = {value}; {name} >= 0 && {name} < {number(axis.extent)})"

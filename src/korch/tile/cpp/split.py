@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from korch.alignment import round_up
 from korch.tile.cpp.finish import by_row, count_of, print_places, sides_of
 from korch.tile.cpp.loops import LoopPrinter, print_ends
+from korch.tile.cpp.numbers import number
 from korch.tile.cpp.panels import in_rows, panels
 from korch.tile.cpp.text import CppWriter, loop_end
 from korch.tile.fetch import Fetches
@@ -343,8 +344,10 @@ def _span(out: CppWriter, step: Contract, around: Stage) -> tuple[str, str]:
     ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in (*around.grid, *step.axes)}
     guards = tuple(guard for guard in step.where if outer.name in guard.expr.variables)
     begin, end = print_ends(out, outer, guards, ranges)
-    first = "" if begin == "0" else f"{begin} * {inner.extent}"
-    return first, f"korch::larger(0, {end} - {begin}) * {inner.extent}" if guards else f"{outer.extent * inner.extent}"
+    first = "" if begin == "0" else f"{begin} * {number(inner.extent)}"
+    if not guards:
+        return first, number(outer.extent * inner.extent)
+    return first, f"korch::larger(0, {end} - {begin}) * {number(inner.extent)}"
 
 
 def _made(side: str, buffer: Buffer, count: str, terms: str) -> str:
@@ -383,7 +386,7 @@ def _given(out: CppWriter, buffer: Buffer, step: Contract, stage: Stage, counts:
     start = substitute(step.b.index, {axis.name: constant(0) for axis in step.axes}, ranges)
     place = in_rows(buffer, layout, start, ranges)
     components = Expr(split.components * place.constant, tuple((atom, split.components * n) for atom, n in place.terms))
-    strip = split.components * layout.width * buffer.size // layout.columns
+    strip = number(split.components * layout.width * buffer.size // layout.columns)
     at = f"reinterpret_cast<const uint16_t*>({buffer.name})"
     return f"korch_amx::Given<{split.components}>{{{at} + {out.expr(components)}, {strip}, {counts[1]}, {counts[2]}}}"
 

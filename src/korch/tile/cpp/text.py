@@ -7,6 +7,7 @@ from collections.abc import Set
 from typing import assert_never
 
 from korch.primitive.types import DType
+from korch.tile.cpp.numbers import number
 from korch.tile.growth import TextLimitError
 from korch.tile.index import Atom, Choice, Expr, Quotient, Remainder, TableEntry, Times, Var
 from korch.tile.program import Axis, TileProgram
@@ -60,9 +61,10 @@ def literal(dtype: DType, value: float | int | bool) -> str:
 def loop_end(axis: Axis, high: int) -> str:
     """Return where the loop over the first `high` values of an axis ends; a last tile ends early."""
     if axis.ragged is None:
-        return str(high)
+        return number(high)
     outer, total = axis.ragged
-    return f"korch::smaller({high}, {total} - {axis.extent} * {outer})"
+    end = number(total) if isinstance(total, int) else total
+    return f"korch::smaller({number(high)}, {end} - {number(axis.extent)} * {outer})"
 
 
 class CppWriter:
@@ -107,12 +109,12 @@ class CppWriter:
         if self._characters > MOST_CHARACTERS:
             raise TextLimitError(f"its text would have more than {MOST_CHARACTERS >> 10} KiB")
 
-    def open(self, text: str) -> None:
-        """Print the begin of a block."""
+    def open(self, text: str, after: str = "") -> None:
+        """Print the begin of a block, and what stands behind it on its line."""
         if text.startswith("#"):
             self.line(text)
             text = ""
-        self.line(f"{text} {{".strip())
+        self.line(f"{text} {{".strip() + after)
         self._depth += 1
 
     def close(self, end: str = "}") -> None:
@@ -125,9 +127,9 @@ class CppWriter:
         parts = []
         for atom, coefficient in expr.terms:
             text = self._atom(atom)
-            parts.append(text if coefficient == 1 else f"{coefficient} * {text}")
+            parts.append(text if coefficient == 1 else f"{number(coefficient)} * {text}")
         if expr.constant or not parts:
-            parts.append(str(expr.constant))
+            parts.append(number(expr.constant))
         return " + ".join(parts).replace("+ -", "- ")
 
     def _atom(self, atom: Atom) -> str:
@@ -135,15 +137,15 @@ class CppWriter:
             case Var(name):
                 return name
             case Quotient(inner, divisor):
-                return f"(({self.expr(inner)}) / {divisor})"
+                return f"(({self.expr(inner)}) / {number(divisor)})"
             case Remainder(inner, divisor):
-                return f"(({self.expr(inner)}) % {divisor})"
+                return f"(({self.expr(inner)}) % {number(divisor)})"
             case TableEntry(table, inner):
                 name = self.tables.setdefault(table, f"table{len(self.tables)}")
                 return f"NAME_{name}[{self.expr(inner)}]"
             case Choice(inner, cases, otherwise):
                 at = self.expr(inner)
-                text = "".join(f"({at}) < {n} ? ({self.expr(then)}) : " for n, then in cases)
+                text = "".join(f"({at}) < {number(n)} ? ({self.expr(then)}) : " for n, then in cases)
                 return f"({text}({self.expr(otherwise)}))"
             case Times():
                 raise AssertionError("a printed program has no parameters")
