@@ -157,12 +157,13 @@ class Options:
             "input of the model, with an axis of samples before the others (default: random normal inputs)"
         },
     )
-    schedule: Literal["joins", "tasks", "fastest"] = field(
-        default="joins",
+    schedule: Literal["auto", "joins", "tasks", "fastest"] = field(
+        default="auto",
         metadata={
             "help": "what threads wait for: joins: for all threads after each kernel; tasks: only for the tasks whose "
             "results they read (on CUDA devices in persistent kernels, which have not run on one yet); fastest: both "
-            "plans are timed, and the faster one is kept"
+            "plans are timed, and the faster one is kept; auto: fastest on CPUs; joins for ranges, with --no-measure "
+            "and on CUDA devices"
         },
     )
     measure: bool = field(

@@ -13,6 +13,7 @@ from korch.assembly.trace import changed_rounds
 from korch.backend import maker
 from korch.candidate.candidate import Candidate
 from korch.concurrent.side_by_side import described
+from korch.deadline import Deadline
 from korch.measure.expect import expect
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
@@ -24,11 +25,11 @@ from korch.report.rivals import grouping_rows, rivals_of
 from korch.runtime.build import model_record
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
-from korch.runtime.report import Disturbance, GroupingRecord, OperatorRecord, Report, SideBySide
+from korch.runtime.report import Disturbance, GroupingRecord, OperatorRecord, Report, ScheduleTimes, SideBySide
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
 from korch.validation.discrepancy import examine
-from korch.validation.plan import PlanEntry, Validation
+from korch.validation.plan import Make, PlanEntry, Validation
 from korch.validation.schedule import with_fastest_schedule
 from korch.validation.validate import WEIGHTS_BYTES, Trial, validate_plans
 
@@ -72,17 +73,14 @@ def build_plans(run: Run) -> None:
     make_any = partial(
         maker, graph, meter, options, model=model, certificate=certificate, ranges=ranges, families=families
     )
-    make = make_any(runs_tasks=options.schedule == "tasks")
+    schedule = ledger.recorded_choice("schedule") or _schedule_of(run)
+    make = make_any(runs_tasks=schedule == "tasks")
     write_s = meter.pace.predict_s("build", run.weights_bytes / WEIGHTS_BYTES)
     end = run.deadline.before(limits.end_safety * write_s)
     timed_with = {} if ranges is None else ranges.hidden_at(ranges.timed)
     validation = validate_plans(Trial(graph, run.standard, timed_with), entries, meter, make, end, limits)
     ledger.record_choice("plan", validation.won.entry.name)
-    times = None
-    if options.schedule == "fastest":
-        # On a GPU the kernels may have other numbers of warps, which add up sums in another order.
-        allowed = 2 * max(ROUNDING, validation.won.max_error or 0.0) if options.is_cuda else 0.0
-        validation, times = with_fastest_schedule(validation, meter, make_any(runs_tasks=True), end, limits, allowed)
+    validation, times = _with_schedule(run, schedule, validation, make_any(runs_tasks=True), end)
     discrepancy = None if ledger.is_replayed else examine(validation, meter, end, limits)
     executable = validation.winner
     if not isinstance(executable, Executable | CudaExecutable):
@@ -99,6 +97,32 @@ def build_plans(run: Run) -> None:
             if isinstance(found.winner, Executable):
                 found.winner.report = _complete(replace(report, predicted_ms=entry.predicted_ns / 1e6), run, found, {})
                 run.executables.append((sizes, found.winner))
+
+
+def _schedule_of(run: Run) -> str:
+    """Return what threads wait for; by default the faster way, where a plan for one size is timed on threads of a CPU.
+
+    Kernels that leave out what smaller sizes do not need are not tasks, and a range has many plans to build.
+    """
+    options = run.options
+    if options.schedule != "auto":
+        return options.schedule
+    is_range = run.masked is not None or run.template is not None or run.keep is not None
+    return "joins" if is_range or options.is_cuda or not options.measure or options.threads == 1 else "fastest"
+
+
+def _with_schedule(
+    run: Run, schedule: str, validation: Validation, make_tasks: Make, end: Deadline
+) -> tuple[Validation, ScheduleTimes | None]:
+    """Return the validation with the plan that is kept, and the times of both ways if they are compared."""
+    times, limits = None, run.options.search
+    if schedule == "fastest":
+        # On a GPU the kernels may have other numbers of warps, which add up sums in another order.
+        allowed = 2 * max(ROUNDING, validation.won.max_error or 0.0) if run.options.is_cuda else 0.0
+        validation, times = with_fastest_schedule(validation, run.meter, make_tasks, end, limits, allowed)
+        schedule = "tasks" if times is not None and times.runs_tasks else "joins"
+    run.ledger.record_choice("schedule", schedule)
+    return validation, times
 
 
 def _complete(report: Report, run: Run, validation: Validation, groupings: Groupings) -> Report:

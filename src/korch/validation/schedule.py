@@ -17,9 +17,12 @@ from korch.primitive.op import Array
 from korch.runtime.report import ScheduleTimes
 from korch.validation.plan import Make, Validation
 from korch.validation.timing import Until, time_all
-from korch.validation.validate import steps_of
+from korch.validation.validate import build_units, steps_of
 
 logger = logging.getLogger("korch.validation")
+
+RUNS = 6
+"""Runs for each round in which two plans are timed, with those that compare results, if there are few rounds."""
 
 
 def with_fastest_schedule(
@@ -41,19 +44,23 @@ def with_fastest_schedule(
         allowed: by what part of its largest element an output may differ; 0 if all bits must be equal.
 
     Returns:
-        The validation with the faster plan, and the times; None if there was no time to build the other.
+        The validation with the faster plan, and the times; None if the plan is heavy, has no tasks, or has other
+        results with them, or if there was no time to build it with them.
     """
     won = validation.won
     until = Until(deadline, lambda entry: 0.0, meter.tell, limits)
-    build_s = meter.pace.predict_s("build", len(won.entry.steps))
+    runs_s = RUNS * limits.least_plan_rounds * won.median_ns / 1e9
+    build_s = meter.pace.predict_s("build", build_units(validation.winner)) + runs_s
     if validation.winner.plan.weights_bytes > limits.heavy_bytes or until.leaves_out(won.entry, build_s):
         return validation, None
     try:
         executable = make_tasks(steps_of(won.entry, meter))
+        if executable.plan.waiting is not None and not executable.plan.waiting.runs_tasks:
+            return validation, None
+        _require_same(validation.winner(*validation.arrays), executable(*validation.arrays), allowed)
     except (CompileError, InvalidGraphError, UnsupportedError) as error:
         logger.warning("plan %s does not run as tasks: %s", won.entry.name, error)
         return validation, None
-    _require_same(validation.winner(*validation.arrays), executable(*validation.arrays), allowed)
     pair = [replace(won, executable=validation.winner), replace(won, executable=executable)]
     joins, tasks = time_all(pair, validation.timed, until)
     is_faster = tasks.median_ns <= limits.tasks_gain * joins.median_ns

@@ -21,6 +21,7 @@ from korch.numerics import Differences, Standard
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.runtime.program import PlanStep
+from korch.runtime.runnable import PlanExecutable
 from korch.validation.plan import Make, PlanEntry, Result, Validation
 from korch.validation.standard import has_opaque
 from korch.validation.timing import Until, time_all
@@ -76,8 +77,7 @@ def validate_plans(
             steps = steps_of(entry, meter)
             begun_s = time.monotonic()
             executable = make(steps)
-            units = BUILD_KERNELS + len(steps) + executable.plan.weights_bytes / WEIGHTS_BYTES
-            meter.pace.note("build", units, time.monotonic() - begun_s)
+            meter.pace.note("build", build_units(executable), time.monotonic() - begun_s)
             names = [tensor.name for tensor in executable.get_outputs()]
             errors, refused = standard.judge(dict(zip(names, executable(*arrays), strict=True)))
         except KorchError as error_found:
@@ -102,6 +102,11 @@ def validate_plans(
     if won.executable is None:
         raise InfeasibleError("the winning plan has no executable")
     return Validation(tuple(timed), won.executable, won, standard.given, arrays, timed_arrays)
+
+
+def build_units(executable: PlanExecutable) -> float:
+    """Return as how many kernels' building that of a plan counts."""
+    return BUILD_KERNELS + len(executable.plan.steps) + executable.plan.weights_bytes / WEIGHTS_BYTES
 
 
 def _no_plan(results: Sequence[Result], graph: PrimitiveGraph) -> KorchError:
