@@ -24,6 +24,12 @@ from korch.tile.program import Level, TileProgram
 Place = tuple[str, int]
 """A memory, and where in it a buffer begins, in bytes."""
 
+Ahead = tuple[int, int, int]
+"""The position of a buffer of a kernel, and where bytes of it begin and end."""
+
+AHEAD_BYTES = 512 << 10
+"""The most bytes of a constant that a thread fetches ahead: a quarter of a second cache of 2 MiB."""
+
 
 @dataclass(frozen=True)
 class Use:
@@ -35,6 +41,7 @@ class Use:
         places: of its buffers; None for constants and inputs of the model, which nothing writes.
         cost_ns: its measured or estimated time on all threads.
         alone_ns: that on one thread, which is shared out over grid points; None to share out the other.
+        constants: the positions of the buffers that are constants of the model.
     """
 
     step: int
@@ -42,6 +49,7 @@ class Use:
     places: tuple[Place | None, ...]
     cost_ns: float
     alone_ns: float | None = None
+    constants: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -63,12 +71,14 @@ class TaskStage:
         parts: the tasks.
         footprints: what each of them touches.
         times_ns: how long each of them takes.
+        ahead: the bytes of constants that a thread may fetch while it waits for its first task of the stage.
     """
 
     use: Use
     parts: tuple[TaskPart, ...]
     footprints: tuple[Touched, ...]
     times_ns: tuple[float, ...]
+    ahead: tuple[tuple[Ahead, ...], ...]
 
 
 def has_tasks(kernel: Kernel) -> bool:
@@ -86,7 +96,7 @@ class Splitter:
 
     def __init__(self, target: Target, parts: int) -> None:
         self.target, self.parts = target, parts
-        self._known: dict[tuple[str, int, tuple[bool, ...], tuple[TaskPart, ...]], list[PortSpans]] = {}
+        self._known: dict[tuple[str, int, tuple[int, ...], tuple[TaskPart, ...]], list[PortSpans]] = {}
 
     def stages(self, use: Use, thread: int) -> list[TaskStage]:
         """Return the stages of a kernel; if it runs in one thread, in the given one."""
@@ -97,14 +107,18 @@ class Splitter:
         if kernel.threading is Threading.CALLER:
             own = [TaskPart(-1, 0, 1, thread)]
             time_ns = use.cost_ns if use.alone_ns is None else use.alone_ns
-            return [TaskStage(use, tuple(own), (self._whole(use, program),), (time_ns,))]
+            places = places_in_memory(program)[0]
+            sizes = {p.position: program.buffer(name).size * p.element_bytes for name, p in places.items()}
+            ahead = tuple((i, 0, min(sizes[i], AHEAD_BYTES)) for i in sorted(use.constants))
+            return [TaskStage(use, tuple(own), (self._whole(use, program),), (time_ns,), (ahead,))]
         works = [stage.work for stage in program.stages]
         found = []
         for number, (stage, work) in enumerate(zip(program.stages, works, strict=True)):
             parts = tuple(self._parts(number, stage.tasks))
             touched = tuple(self._touched(use, program, number, parts))
             time_ns = (use.cost_ns if use.alone_ns is None else use.alone_ns) * work / max(1, sum(works))
-            found.append(TaskStage(use, parts, touched, self._times(parts, touched, time_ns, use.alone_ns is None)))
+            times_ns = self._times(parts, touched, time_ns, use.alone_ns is None)
+            found.append(TaskStage(use, parts, touched, times_ns, self._ahead(use, program, number, parts)))
         return found
 
     def _times(
@@ -140,12 +154,7 @@ class Splitter:
     def _touched(self, use: Use, program: TileProgram, number: int, parts: tuple[TaskPart, ...]) -> list[Touched]:
         """Return what some tasks touch, the workspace of their threads included."""
         positions = [i for i, place in enumerate(use.places) if place is not None]
-        key = (use.kernel.symbol, number, tuple(place is None for place in use.places), parts)
-        if key not in self._known:
-            places = {n: place for n, place in places_in_memory(program)[0].items() if place.position in positions}
-            sets = [np.arange(p.begin, p.end) for p in parts]
-            self._known[key] = touched_by(program, program.stages[number], sets, places)
-        found = [placed(use.places, spans) for spans in self._known[key]]
+        found = [placed(use.places, spans) for spans in self._spans(use.kernel, program, number, parts, positions)]
         own = places_in_memory(program)[1]
         room = (use.kernel.workspace_bytes - own) // self.target.threads
         workspace = use.places[-1]
@@ -157,6 +166,29 @@ class Splitter:
             Touched(t.reads, {**t.writes, memory: union([t.writes[memory], r] if memory in t.writes else [r])})
             for t, r in zip(found, rooms, strict=True)
         ]
+
+    def _spans(
+        self, kernel: Kernel, program: TileProgram, number: int, parts: tuple[TaskPart, ...], positions: Sequence[int]
+    ) -> list[PortSpans]:
+        """Return what some tasks touch of the buffers at some positions."""
+        key = kernel.symbol, number, tuple(positions), parts
+        if key not in self._known:
+            places = {n: place for n, place in places_in_memory(program)[0].items() if place.position in positions}
+            sets = [np.arange(p.begin, p.end) for p in parts]
+            self._known[key] = touched_by(program, program.stages[number], sets, places)
+        return self._known[key]
+
+    def _ahead(
+        self, use: Use, program: TileProgram, number: int, parts: tuple[TaskPart, ...]
+    ) -> tuple[tuple[Ahead, ...], ...]:
+        """Return what the first task of each thread reads of constants: from its first byte to its last."""
+        first = tuple({part.thread: part for part in reversed(parts)}.values())
+        found: dict[TaskPart, tuple[Ahead, ...]] = dict.fromkeys(parts, ())
+        read = self._spans(use.kernel, program, number, first, sorted(use.constants))
+        for part, spans in zip(first, read, strict=True):
+            ends = ((i, int(own.begins[0]), int(own.ends[-1])) for (i, _), own in sorted(spans.items()) if own)
+            found[part] = tuple((i, begin, min(end, begin + AHEAD_BYTES)) for i, begin, end in ends)
+        return tuple(found.values())
 
     def _whole(self, use: Use, program: TileProgram) -> Touched:
         """Return what a kernel touches that is one task: whole buffers."""

@@ -44,18 +44,24 @@ struct segment {
 };
 
 /* A range of grid points of a stage of a step, or, if the stage is -1, the whole step. It waits for those of
- * WAITS from `first_wait` to before the next task's. */
+ * WAITS from `first_wait` to before the next task's, and meanwhile fetches what it reads of constants: those of
+ * ALL_AHEAD from `first_ahead`. */
 struct task {
     int64_t step;
     int stage;
     int64_t begin, end;
-    int64_t first_wait;
+    int64_t first_wait, first_ahead;
 };
 
 /* A thread must have ended this number of tasks of its queue. */
 struct wait {
     int queue;
     uint32_t ended;
+};
+
+/* Bytes of a buffer of a step. */
+struct ahead {
+    int64_t buffer, begin, end;
 };
 
 } // namespace plan
