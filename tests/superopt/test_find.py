@@ -8,13 +8,15 @@ import pytest
 
 from korch.candidate.candidate import Group, make_group
 from korch.deadline import Deadline
+from korch.limits import DEFAULT_LIMITS
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.superopt.axes import NotNamedError, named
+from korch.superopt.beside import SearchBeside
 from korch.superopt.choose import gain_of, ranked
 from korch.superopt.expressions import expressions
-from korch.superopt.find import LATE, Finder, Finding, search
+from korch.superopt.find import LATE, Finder, Finding, finding_text, search, timed_search
 from korch.superopt.generate import Rules, block_graphs
 from korch.superopt.sizes import CacheMachine
 from korch.superopt.verify import verify
@@ -185,7 +187,8 @@ class Kept:
 
 
 def found_by(finder: Finder, group: Group, seconds: float) -> Finding:
-    finder.search_all([group], Deadline.after(seconds, time.monotonic()))
+    finding, is_lasting = timed_search(group, finder.machine, Deadline.after(seconds, time.monotonic()))
+    finder.take_all([group], lambda *question: question[2](), {group.key: (finding_text(finding), is_lasting)})
     return finder.find(group)
 
 
@@ -198,6 +201,23 @@ def test_results_are_kept_by_group():
     assert first.programs
     assert found_by(Finder(kept, MACHINE, "2"), group, 0.0).reason == LATE
     assert found_by(Finder(kept, replace(MACHINE, lanes=8), "1"), group, 0.0).reason == LATE
+
+
+def test_another_process_finds_the_same():
+    groups, kept = [group_of(BLOCKS[name]()) for name in ("lora", "rms-norm-product")], Kept()
+    finder, alone = Finder(kept, MACHINE, "1"), Finder(Kept(), MACHINE, "1")
+    with SearchBeside(groups, MACHINE, DEFAULT_LIMITS, Deadline.after(60.0, time.monotonic())) as beside:
+        found = beside.findings()
+    finder.take_all(groups, lambda *question: question[2](), found)
+    for group in groups:
+        assert finder.find(group).programs == found_by(alone, group, 30.0).programs != ()
+        assert finder.is_kept(group)
+
+
+def test_a_process_without_time_or_groups_is_not_started():
+    for groups, seconds in (([], 30.0), ([group_of(BLOCKS["lora"]())], 0.0)):
+        with SearchBeside(groups, MACHINE, DEFAULT_LIMITS, Deadline.after(seconds, time.monotonic())) as beside:
+            assert beside.findings() == {}
 
 
 PROGRAM = '{"programs": [{"text": "%s", "packed": [], "turns": 1, "steps": [], "estimate_ns": 1.0}]}'
@@ -228,7 +248,7 @@ def test_recorded_answers_count():
         return recorded
 
     finder = Finder(kept, MACHINE, "1")
-    finder.search_all([group], Deadline(), answer)
+    finder.take_all([group], answer, {})
     assert asked == [("superopt", group.key)]
     assert finder.find(group).reason == "as recorded"
     report = finder.report()

@@ -12,7 +12,7 @@ from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.compiler import Builder
 from korch.primitive.ops.linear import ConvAttributes
 from korch.provider.generated import GeneratedProvider
-from korch.superopt.find import Finder
+from korch.superopt.find import Finder, finding_text, timed_search
 from korch.superopt.groups import superopt_groups
 from korch.superopt.sizes import CacheMachine
 from korch.target import Target, detect_target
@@ -45,7 +45,9 @@ def provider_for(target: Target, limits: SearchLimits = DEFAULT_LIMITS) -> Gener
 
 def offers_of(provider: GeneratedProvider, group: Group, target: Target) -> list[Offer]:
     """Return the offers of a group, after a search for it."""
-    provider.finder.search_all([group], Deadline())
+    finder = provider.finder
+    finding, is_lasting = timed_search(group, finder.machine, Deadline(), finder.limits)
+    finder.take_all([group], lambda *question: question[2](), {group.key: (finding_text(finding), is_lasting)})
     offers = provider.offer(group, target)
     assert not isinstance(offers, Refusal), offers.reason
     return [*offers]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from korch.candidate.candidate import Candidate, Group
 from korch.candidate.enumerate import EnumerationReport, enumerate_groups
@@ -68,32 +69,94 @@ def prepare(
     Raises:
         InfeasibleError: a primitive is in no candidate.
     """
-    graph = block.graph
+    return _prepared(partition, _enumerated(partition, block, answers, options, deadline), answers, options, held)
+
+
+@dataclass(frozen=True)
+class _Enumerated:
+    """A block with its groups."""
+
+    block: Block
+    groups: list[Group]
+    enumeration: EnumerationReport
+
+
+def _enumerated(
+    partition: Partition,
+    block: Block,
+    answers: Answers,
+    options: Options,
+    deadline: Deadline | None,
+    awaited: Collection[str] = (),
+) -> _Enumerated:
+    """Return a block with its groups; providers were asked for all but the awaited ones."""
+    shapes = shapes_of(answers.providers)
+    groups, enumeration = _groups(block.graph, options, shapes, may_be_fewer=not partition.is_whole, deadline=deadline)
+    asked = []
+    for group in _until(deadline, groups, enumeration):
+        asked.append(group)
+        if group.key not in awaited:
+            answers.ask(group)
+    return _Enumerated(block, asked, enumeration)
+
+
+def _prepared(
+    partition: Partition, enumerated: _Enumerated, answers: Answers, options: Options, held: Collection[int] | None
+) -> BlockTask:
+    """Return the candidates of a block whose groups are known."""
+    block, graph = enumerated.block, enumerated.block.graph
     # Bounds alone do not show which layout is worth a change.
     is_plain = partition.is_whole or not options.measure
     kinds = KINDS[options.ablation.layouts]
     interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, answers.target.lanes, kinds)
-    shapes = shapes_of(answers.providers)
-    groups, enumeration = _groups(graph, options, shapes, may_be_fewer=not partition.is_whole, deadline=deadline)
-    asked = _until(deadline, groups, enumeration)
-    candidates, refusals = collect_candidates(graph, asked, answers, interfaces, held)
+    candidates, refusals = collect_candidates(graph, enumerated.groups, answers, interfaces, held)
     candidates = tuple(c for c in candidates if has_layouts(c, options.ablation.layouts))
     check_every_primitive_runs(graph, candidates, refusals)
-    return BlockTask(block, candidates, enumeration, interfaces)
+    return BlockTask(block, candidates, enumerated.enumeration, interfaces)
+
+
+class Awaited(Protocol):
+    """What providers must know before they are asked for some groups, found beside other work.
+
+    Attributes:
+        awaited: the keys of these groups.
+    """
+
+    awaited: frozenset[str]
+
+    def end(self) -> None:
+        """Wait until the providers know it."""
 
 
 def prepare_all(
-    partition: Partition, joined: Joined, meter: AnyMeter, options: Options, deadline: Deadline | None = None
+    partition: Partition,
+    joined: Joined,
+    meter: AnyMeter,
+    options: Options,
+    deadline: Deadline | None = None,
+    search: Awaited | None = None,
 ) -> list[BlockTask]:
     """Return the candidates of all blocks, fewer of them if the deadline passes.
+
+    Args:
+        partition: the model.
+        joined: its graph.
+        meter: has the providers.
+        options: how to search.
+        deadline: when to stop enumerating.
+        search: what runs beside; it is waited for when all other groups were asked for.
 
     Raises:
         InfeasibleError: a primitive is in no candidate.
     """
     answers = Answers(meter.providers, meter.target)  # blocks have many groups in common
+    awaited = frozenset() if search is None else search.awaited
+    found = [_enumerated(partition, block, answers, options, deadline, awaited) for block in partition.blocks]
+    if search is not None:
+        search.end()
     return [
-        prepare(partition, block, answers, options, held, deadline)
-        for block, held in zip(partition.blocks, held_values(partition, joined), strict=True)
+        _prepared(partition, one, answers, options, held)
+        for one, held in zip(found, held_values(partition, joined), strict=True)
     ]
 
 

@@ -1,4 +1,7 @@
-"""Blocks with their alternatives -> tile programs that the superoptimizer finds for their groups."""
+"""Blocks with their alternatives -> tile programs that the superoptimizer finds for their groups.
+
+It searches in a process of its own, beside the questions to providers for all other groups.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from korch.limits import SearchLimits
 from korch.measure.cpu import CpuMeter
 from korch.partition.block import Partition
 from korch.pipeline.run import Run
+from korch.superopt.beside import SearchBeside
 from korch.superopt.choose import ranked
 from korch.superopt.find import Finder, FoundProgram
 from korch.superopt.groups import superopt_groups
@@ -31,21 +35,40 @@ class TakesPrograms(Protocol):
         ...
 
 
-def find_programs(run: Run) -> None:
-    """Let providers that take found programs offer them, if the options leave time for it."""
-    meter, options = run.meter, run.options
-    if not (isinstance(meter, CpuMeter) and options.has_superopt):
-        return
-    target = meter.target
-    machine = CacheMachine(target.lanes, target.threads, target.l2_bytes)
-    deadline, limits = end_of(run), options.search
-    for provider in meter.providers:
-        if isinstance(provider, TakesPrograms):
-            provider.finder = Finder(meter.database, machine, provider.version, limits)
-            work_flop = sum(map(run.split.work_flop, run.split.primitives))
-            groups = ranked(_groups(run.partition, limits), machine, work_flop, limits.superopt_gain)
-            provider.finder.search_all(groups, deadline, run.ledger.answer)
-            run.found = provider.finder.report()
+class ProgramSearch:
+    """A search for programs beside other work, whose results providers offer once it has ended.
+
+    Attributes:
+        awaited: the keys of the groups that are searched: until then no provider must be asked for them.
+    """
+
+    def __init__(self, run: Run) -> None:
+        """Begin, if the options leave time for it."""
+        self.awaited: frozenset[str] = frozenset()
+        self._run = run
+        self._begun: list[tuple[Finder, list[Group], SearchBeside]] = []
+        meter, options = run.meter, run.options
+        if not (isinstance(meter, CpuMeter) and options.has_superopt):
+            return
+        target = meter.target
+        machine = CacheMachine(target.lanes, target.threads, target.l2_bytes)
+        deadline, limits = end_of(run), options.search
+        for provider in meter.providers:
+            if isinstance(provider, TakesPrograms):
+                provider.finder = finder = Finder(meter.database, machine, provider.version, limits)
+                work_flop = sum(map(run.split.work_flop, run.split.primitives))
+                groups = list(ranked(_groups(run.partition, limits), machine, work_flop, limits.superopt_gain))
+                new = [] if run.ledger.is_replayed else [group for group in groups if not finder.is_kept(group)]
+                beside = run.resources.enter_context(SearchBeside(new, machine, limits, deadline))
+                self._begun.append((finder, groups, beside))
+                self.awaited |= {group.key for group in groups}
+
+    def end(self) -> None:
+        """Wait until it has ended."""
+        run = self._run
+        for finder, groups, beside in self._begun:
+            finder.take_all(groups, run.ledger.answer, beside.findings())
+            run.found = finder.report()
             if run.found.groups:
                 run.progress("candidates", str(run.found))
 

@@ -37,7 +37,7 @@ from korch.partition.split import split_segments
 from korch.pipeline import texts
 from korch.pipeline.build import build_plans
 from korch.pipeline.calibration import calibration_of
-from korch.pipeline.find_programs import find_programs
+from korch.pipeline.find_programs import ProgramSearch
 from korch.pipeline.precision import Form, Kernels, Precision, find_forms, with_forms
 from korch.pipeline.quantized import in_bytes, is_quantized
 from korch.pipeline.run import Run, Template
@@ -196,8 +196,8 @@ def collect_candidates(run: Run) -> None:
     deadline = run.deadline.less(1 - run.options.search.enumerate_share)
     run.ledger = _ledger(run)
     if run.template is None:
-        find_programs(run)
-        run.tasks = prepare_all(run.partition, run.joined, run.meter, run.options, deadline)
+        search = ProgramSearch(run)
+        run.tasks = prepare_all(run.partition, run.joined, run.meter, run.options, deadline, search)
     if run.masked is not None:
         time_as_served(run, run.masked.plan)
     run.progress("candidates", texts.tasks_line(run.tasks))

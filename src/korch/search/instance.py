@@ -128,6 +128,11 @@ class Answers:
     target: Target | CudaTarget
     known: dict[tuple[str, str], Sequence[Offer] | Refusal] = field(default_factory=dict)
 
+    def ask(self, group: Group) -> None:
+        """Ask all providers for a group, so that their answers are known."""
+        for _ in self.to(group):
+            pass
+
     def to(self, group: Group) -> Iterator[tuple[AnyProvider, Sequence[Offer] | Refusal]]:
         """Yield each provider with its answer for a group."""
         for provider in self.providers:

@@ -156,32 +156,39 @@ class Finder:
         """Return what was found for a group."""
         return self.known.get(group.key) or Finding(reason="it was not searched")
 
-    def search_all(self, groups: Iterable[Group], deadline: Deadline, answer: Answer = lambda *q: q[2]()) -> None:
-        """Search for programs of some groups in turn.
+    def is_kept(self, group: Group) -> bool:
+        """Return whether an earlier search for a group is kept."""
+        return self._kept(group) is not None
+
+    def take_all(self, groups: Iterable[Group], answer: Answer, found: Mapping[str, tuple[str, bool]]) -> None:
+        """Take what was found for some groups, and keep what more time would not change.
 
         Args:
             groups: those that promise most first.
-            deadline: when to stop; what is kept is found also later.
             answer: records each result, or returns the recorded one.
+            found: by group's key, what `timed_search` gave, its finding as text; groups that are left out got no time.
         """
+        late = finding_text(Finding(reason=LATE)), False
         for group in groups:
-            text = answer("superopt", group.key, lambda group=group: self._result(group, deadline))  # type: ignore[misc]
+            own = found.get(group.key, late)
+            text = answer("superopt", group.key, lambda group=group, own=own: self._result(group, *own))  # type: ignore[misc]
             self.known[group.key] = _read(str(text)) or Finding(reason="its record is damaged")
 
-    def _result(self, group: Group, deadline: Deadline) -> str:
+    def _result(self, group: Group, text: str, is_lasting: bool) -> str:
         """Return the finding of a group as text: the one that is kept, or that of a search."""
-        name = f"superopt {self.version} {self.machine}{self.other} {group.key}"
-        kept = self.facts.fact(name)
-        if kept is not None and _read(kept) is not None:
+        kept = self._kept(group)
+        if kept is not None:
             return kept
-        left_s, most_s = deadline.left_s, self.limits.superopt_group_seconds
-        seconds = most_s if left_s is None else min(most_s, left_s)
-        if seconds <= 0:
-            return _text(Finding(reason=LATE))
-        finding = search(group, self.machine, seconds, self.limits)
-        if finding.is_complete or seconds == most_s:
-            self.facts.put_fact(name, _text(finding))
-        return _text(finding)
+        if is_lasting:
+            self.facts.put_fact(self._name(group), text)
+        return text
+
+    def _kept(self, group: Group) -> str | None:
+        kept = self.facts.fact(self._name(group))
+        return None if kept is None or _read(kept) is None else kept
+
+    def _name(self, group: Group) -> str:
+        return f"superopt {self.version} {self.machine}{self.other} {group.key}"
 
     def report(self) -> FinderReport:
         """Return the counts over all groups."""
@@ -202,7 +209,8 @@ class Finder:
         )
 
 
-def _text(finding: Finding) -> str:
+def finding_text(finding: Finding) -> str:
+    """Return a finding as text, as it is kept."""
     return json.dumps(plain(finding))
 
 
@@ -215,6 +223,18 @@ def _read(text: str) -> Finding | None:
     except (ValueError, TypeError, InvalidGraphError):
         return None
     return finding
+
+
+def timed_search(
+    group: Group, machine: CacheMachine, deadline: Deadline, limits: SearchLimits = DEFAULT_LIMITS
+) -> tuple[Finding, bool]:
+    """Return what a search for a group before a deadline gives, and whether more time would give nothing else."""
+    left_s, most_s = deadline.left_s, limits.superopt_group_seconds
+    seconds = most_s if left_s is None else min(most_s, left_s)
+    if seconds <= 0:
+        return Finding(reason=LATE), False
+    finding = search(group, machine, seconds, limits)
+    return finding, finding.is_complete or seconds == most_s
 
 
 def search(
