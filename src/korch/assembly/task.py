@@ -195,15 +195,26 @@ def _groups(
 def interfaces_of(partition: Partition, block: Block, lanes: int, kinds: Sequence[str]) -> tuple[Interface, ...]:
     """Return the interfaces in which a block is searched.
 
-    Plain; all values in one other kind of layout; and for blocks that read the model's inputs or
-    write its outputs, which are plain, these on the other side only.
+    Plain; all values in one other kind of layout, but for the model's inputs and for outputs that
+    only it writes, which are plain; and if others are such ends in some places only, the values of
+    one side only.
     """
     graph = block.graph
-    inputs = [value for _, value in graph.inputs]
-    outputs = [value for _, value in graph.outputs if value not in graph.given]
-    ends = {value for _, value in (*partition.source.inputs, *partition.source.outputs)}
     instances = [partition.instances[i] for i in block.instances]
-    is_end = any(not ends.isdisjoint((*instance.inputs, *instance.outputs)) for instance in instances)
+    read = {value for instance in partition.instances for value in instance.inputs}
+    given = {value for _, value in partition.source.inputs}
+    written = {value for _, value in partition.source.outputs}
+
+    inputs, outputs = [], []
+    is_end = False
+    for (_, value), places in zip(graph.inputs, zip(*(one.inputs for one in instances), strict=True), strict=True):
+        if not given.issuperset(places):
+            inputs.append(value)
+            is_end |= not given.isdisjoint(places)
+    for (_, value), places in zip(graph.outputs, zip(*(one.outputs for one in instances), strict=True), strict=True):
+        if value not in graph.given and not (written - read).issuperset(places):
+            outputs.append(value)
+            is_end |= not written.isdisjoint(places)
     found = [PLAIN]
     for kind in kinds:
         sides = [(inputs, outputs), ([], outputs), (inputs, [])] if is_end else [(inputs, outputs)]
