@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from korch.assembly.assemble import Assembly
 from korch.assembly.blocks import BlockInterface, BlockSearch
@@ -58,13 +59,17 @@ def _explore(search: BlockSearch, assembly: Assembly, interfaces: list[BlockInte
             _explore_in_turn(search, uses)
             return False
         began_s = search.ledger.now_s()
-        _estimate(search, interfaces, estimated_ns, limits.explore_near if turn > 1 else math.inf)
+        early: Mapping[BlockInterface, Exploration] = {}
+        if turn == 0:
+            early = _estimate_first(search, interfaces, estimated_ns)
+        else:
+            _estimate(search, interfaces, estimated_ns, limits.explore_near if turn > 1 else math.inf)
         if {one.key[0] for one in estimated_ns} != set(range(len(search.blocks))):
             return True  # the first searches say why
         uses = _preferred(search, assembly, estimated_ns)
         if not uses:
             return True
-        found = _explorations(search, uses)
+        found = _explorations(search, uses, early)
         # In the first round the programs are written, too.
         solving_s = (search.ledger.now_s() - began_s) * (1 if turn else 0.5)
         batch_s = _measure(search, uses, found, limits.explore_candidates if turn else limits.explore_first_candidates)
@@ -94,12 +99,16 @@ def _preferred(
     return assembly.uses(choice, search.blocks)
 
 
-def _explorations(search: BlockSearch, interfaces: Iterable[BlockInterface]) -> dict[BlockInterface, Exploration]:
-    """Explore interfaces; skip those without a plan, whose kernels fail."""
-    found: dict[BlockInterface, Exploration] = {}
+def _explorations(
+    search: BlockSearch,
+    interfaces: Iterable[BlockInterface],
+    known: Mapping[BlockInterface, Exploration] = MappingProxyType({}),
+) -> dict[BlockInterface, Exploration]:
+    """Explore interfaces that are not known, and begin to build their kernels; skip those without a plan."""
+    found, limits = dict[BlockInterface, Exploration](), search.limits
     for one in interfaces:
         try:
-            found[one] = search.open(one).explore(search.limits.explore_solve_seconds, search.limits.explore_gap)
+            found[one] = known.get(one) or search.open(one).explore(limits.explore_solve_seconds, limits.explore_gap)
         except InfeasibleError as error:
             logger.info("block %d has no plan for its interface %d: %s", *one.key, error)
             continue
@@ -118,6 +127,25 @@ def _explore_in_turn(search: BlockSearch, uses: Counter[BlockInterface]) -> None
         _measure(search, uses, found, search.limits.explore_first_candidates)
         for exploration in found.values():
             search.open(one).try_plan(exploration.kernels)
+
+
+def _estimate_first(
+    search: BlockSearch, interfaces: list[BlockInterface], estimated_ns: dict[BlockInterface, int]
+) -> dict[BlockInterface, Exploration]:
+    """Estimate the cost of all interfaces for the first time; return what is explored of the best one of each block.
+
+    Kernels of these are built while the programs of the other blocks are written.
+    """
+    found: dict[BlockInterface, Exploration] = {}
+    for b in range(len(search.blocks)):
+        own = [one for one in interfaces if one.key[0] == b]
+        left = list(own)
+        _estimate(search, left, estimated_ns, math.inf)
+        for one in own:
+            if one not in estimated_ns:
+                interfaces.remove(one)
+        found |= _explorations(search, sorted(left, key=lambda one: (estimated_ns[one], one.key))[:1])
+    return found
 
 
 def _estimate(
