@@ -109,22 +109,38 @@ struct Turns {
   }
 };
 
-// The first `count` sums of a vector of V.
-template <int V, class Sums>
-KORCH_INLINE Vec<float, V> begin_some(const Sums& sums, long r, long n, long count) {
-  alignas(64) float x[V] = {};
-  for (long j = 0; j < count; ++j) x[j] = sums.template begin<1>(r, n + j);
-  return load<float, V>(x);
+// Begin the sums of COUNT rows times N vectors of V columns; if IS_EDGE, only the first `count` columns exist, of one vector.
+template <bool IS_EDGE, int V, int COUNT, int N, class Sums>
+KORCH_INLINE void begin_block(const Sums& sums, Vec<float, V> (&sum)[COUNT][N], long r0, long n0, long count) {
+#pragma GCC unroll 32
+  for (int r = 0; r < COUNT; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < N; ++v) {
+      if constexpr (IS_EDGE) {
+        alignas(64) float x[V] = {};
+        for (long j = 0; j < count; ++j) x[j] = sums.template begin<1>(r0 + r, n0 + j);
+        sum[r][v] = load<float, V>(x);
+      } else {
+        sum[r][v] = sums.template begin<V>(r0 + r, n0 + v * V);
+      }
+    }
 }
 
-// The sums come from memory, so that what is done with each is compiled once.
-template <int COUNT, int V, class Sums>
-KORCH_INLINE void end_some(const Sums& sums, const Vec<float, V> (&sum)[COUNT][1], long r0, long n0, long count) {
-  alignas(64) float x[COUNT * V];
+// End them. Some come from memory, so that what is done with each is compiled once.
+template <bool IS_EDGE, int V, int COUNT, int N, class Sums>
+KORCH_INLINE void end_block(const Sums& sums, const Vec<float, V> (&sum)[COUNT][N], long r0, long n0, long count) {
+  if constexpr (IS_EDGE) {
+    alignas(64) float x[COUNT * V];
 #pragma GCC unroll 32
-  for (int r = 0; r < COUNT; ++r) store<float, V>(x + r * V, sum[r][0]);
-  for (long r = 0; r < COUNT; ++r)
-    for (long j = 0; j < count; ++j) sums.template end<1>(r0 + r, n0 + j, x[r * V + j]);
+    for (int r = 0; r < COUNT; ++r) store<float, V>(x + r * V, sum[r][0]);
+    for (long r = 0; r < COUNT; ++r)
+      for (long j = 0; j < count; ++j) sums.template end<1>(r0 + r, n0 + j, x[r * V + j]);
+  } else {
+#pragma GCC unroll 32
+    for (int r = 0; r < COUNT; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < N; ++v) sums.template end<V>(r0 + r, n0 + v * V, sum[r][v]);
+  }
 }
 
 // Row r of a begins at a[ROWS::at(r)]. Terms are neighbours A_TERM and B_TERM apart; LOOPS are the loops around
@@ -154,13 +170,7 @@ struct Contraction {
         for (int n = 0; n < N * V; n += 16) sums.fetch(r0 + r, n0 + n);
     }
     Vec<float, V> sum[COUNT][N];
-#pragma GCC unroll 32
-    for (int r = 0; r < COUNT; ++r)
-#pragma GCC unroll 8
-      for (int v = 0; v < N; ++v) {
-        if constexpr (IS_EDGE) sum[r][v] = begin_some<V>(sums, r0 + r, n0, count);
-        else sum[r][v] = sums.template begin<V>(r0 + r, n0 + v * V);
-      }
+    begin_block<IS_EDGE, V>(sums, sum, r0, n0, count);
     const A* first[IS_EVEN ? 1 : COUNT];  // rows of a
 #pragma GCC unroll 32
     for (int r = 0; r < (IS_EVEN ? 1 : COUNT); ++r) first[r] = a + ROWS::at(r0 + r, numbers);
@@ -197,14 +207,7 @@ struct Contraction {
       }
       ahead += neighbours * lines.step;
     });
-    if constexpr (IS_EDGE) {
-      end_some<COUNT, V>(sums, sum, r0, n0, count);
-    } else {
-#pragma GCC unroll 32
-      for (int r = 0; r < COUNT; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < N; ++v) sums.template end<V>(r0 + r, n0 + v * V, sum[r][v]);
-    }
+    end_block<IS_EDGE, V>(sums, sum, r0, n0, count);
   }
 
   // Rows that may belong to two groups have addresses of their own.

@@ -25,13 +25,7 @@ struct DenseContraction {
     const A* const first = a + x * (S * UNIT);
     const long left = x * S - BEFORE;
     Vec<float, W> sum[COUNT][N];
-#pragma GCC unroll 32
-    for (int r = 0; r < COUNT; ++r)
-#pragma GCC unroll 8
-      for (int v = 0; v < N; ++v) {
-        if constexpr (IS_EDGE) sum[r][v] = begin_some<W>(sums, x + r, n, count);
-        else sum[r][v] = sums.template begin<W>(x + r, n + v * W);
-      }
+    begin_block<IS_EDGE, W>(sums, sum, x, n, count);
     rows([&](long from_a, long from_b) __attribute__((always_inline)) {
       const A* const line = first + from_a;
       const auto add = [&](long k) __attribute__((always_inline)) {
@@ -57,14 +51,7 @@ struct DenseContraction {
         for (long k = 0; k < KW; ++k) add(k);
       }
     });
-    if constexpr (IS_EDGE) {
-      end_some<COUNT, W>(sums, sum, x, n, count);
-    } else {
-#pragma GCC unroll 32
-      for (int r = 0; r < COUNT; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < N; ++v) sums.template end<W>(x + r, n + v * W, sum[r][v]);
-    }
+    end_block<IS_EDGE, W>(sums, sum, x, n, count);
   }
 
   template <int N, bool IS_EDGE, class Sums, class Rows, typename A, typename B>

@@ -83,12 +83,8 @@ struct WindowContraction {
       if constexpr (IS_EDGE) return load_some<float, W>(at, count);
       else return load<float, W>(at);
     };
-    V sum[COUNT];
-#pragma GCC unroll 16
-    for (int r = 0; r < COUNT; ++r) {
-      if constexpr (IS_EDGE) sum[r] = begin_some<W>(sums, x + r, n, count);
-      else sum[r] = sums.template begin<W>(x + r, n);
-    }
+    V sum[COUNT][1];
+    begin_block<IS_EDGE, W>(sums, sum, x, n, count);
     rows([&](long from_a, long from_b) __attribute__((always_inline)) {
       const A* const line = first + from_a;
       const B* const w = b + from_b;
@@ -105,7 +101,7 @@ struct WindowContraction {
 #pragma GCC unroll 16
           for (int k = 0; k < KW; ++k) {
             const long q = p - k * D;
-            if (q >= 0 && q % S == 0 && q / S < COUNT) sum[q / S] += v[k] * x;
+            if (q >= 0 && q % S == 0 && q / S < COUNT) sum[q / S][0] += v[k] * x;
           }
         }
       } else {
@@ -116,21 +112,12 @@ struct WindowContraction {
           for (long r = 0; r < COUNT; ++r) {
             const long p = r * S + k * D, column = (AT >= 0 ? AT * S - BEFORE : left) + p;
             if (AT != INSIDE && (column < 0 || column >= wide)) continue;
-            sum[r] += v * read(line + p * UNIT);
+            sum[r][0] += v * read(line + p * UNIT);
           }
         }
       }
     });
-    if constexpr (!IS_EDGE) {
-#pragma GCC unroll 16
-      for (int r = 0; r < COUNT; ++r) sums.template end<W>(x + r, n, sum[r]);
-    } else {
-      alignas(64) float y[COUNT * W];  // from memory, so that what is done with each is compiled once
-#pragma GCC unroll 16
-      for (int r = 0; r < COUNT; ++r) store<float, W>(y + r * W, sum[r]);
-      for (long r = 0; r < COUNT; ++r)
-        for (long j = 0; j < count; ++j) sums.template end<1>(x + r, n + j, y[r * W + j]);
-    }
+    end_block<IS_EDGE, W>(sums, sum, x, n, count);
   }
 
   // Whether column p of the windows of COUNT places is outside of the row; not for places ANYWHERE.
