@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -271,9 +271,7 @@ class StepPrinter:
         step = block.sums.step
         rows, columns, terms = sides_of(step)
         own = Stage((*grid, *step.axes), ())
-        out_at, out = self._place(step.out, step, own)
-        a_at, a = self._place(step.a, step, own)
-        b_at, b = self._place(step.b, step, own)
+        (out_at, out), (a_at, a), (b_at, b) = self._operands(step, own)
         self._require_operands(step, out, a, b)
         second, lanes = self.out.program.buffer(step.b.buffer), self.out.lanes
         registers = self._registers(step)
@@ -316,10 +314,7 @@ class StepPrinter:
         """Print the call of the micro-kernel for bytes, which computes whole strips of columns."""
         step = block.sums.step
         rows, columns, terms = sides_of(step)
-        own = Stage((*grid, *step.axes), ())
-        out_at, out = self._place(step.out, step, own)
-        a_at, a = self._place(step.a, step, own)
-        b_at, b = self._place(step.b, step, own)
+        (out_at, out), (a_at, a), (b_at, b) = self._operands(step, Stage((*grid, *step.axes), ()))
         self._require_operands(step, out, a, b)
         if not block.sums.is_zeroed:
             raise refused("contractions of bytes that add to a tile can't be printed")
@@ -356,9 +351,7 @@ class StepPrinter:
     def _contract_lanes(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel for bytes whose columns have a first operand each."""
         step = block.sums.step
-        own = Stage((*grid, *step.axes), ())
-        out_at, out = self._place(step.out, step, own)
-        (a_at, a), (b_at, b) = (self._place(at, step, own) for at in (step.a, step.b))
+        (out_at, out), (a_at, a), (b_at, b) = self._operands(step, Stage((*grid, *step.axes), ()))
         second, rows = self.out.program.buffer(step.b.buffer), self._registers(step).rows
         kernel = lane_contraction(step, second, self.out.lanes, rows, a, b)
         if kernel is None or not block.sums.is_zeroed:
@@ -447,6 +440,10 @@ class StepPrinter:
                 raise refused("only factors of rows rescale the sums of a contraction")
             return f"korch::Rescaled<{row}, {is_whole}, {factor_step}>{{{{{at}}}, {factors}}}"
         return f"korch::{'Stored' if block.sums.is_zeroed else 'Added'}<{row}, {is_whole}>{{{at}}}"
+
+    def _operands(self, step: Contract, stage: Stage) -> Iterator[tuple[str, Steps]]:
+        """Yield what `_place` returns for the accumulator and both operands."""
+        return (self._place(at, step, stage) for at in (step.out, step.a, step.b))
 
     def _place(self, at: At, step: Contract, stage: Stage) -> tuple[str, Steps]:
         """Return the text of an operand's first element, and the steps of the axes in memory."""
