@@ -199,21 +199,12 @@ KORCH_INLINE void split_line(Floats low, Floats high, uint16_t* to, long tile, k
         });
 }
 
-// Where a splitter finds numbers: in memory, in lines that are `stride` elements apart.
-struct InMemory {
-  const float* from;
-  long stride;
-  template <int W>
-  KORCH_INLINE korch::Vec<float, W> value(long line, long at) const { return korch::load<float, W>(from + line * stride + at); }
-  KORCH_INLINE void fetch(long line, long at) const { __builtin_prefetch(from + line * stride + at); }
-};
-
 // The components of a block of 32 rows whose terms are neighbours (lines are rows), or of a strip of 32 columns
 // (lines are terms), as [steps][P components][2 tiles][TILE]. They are made some at a time while products are
 // computed, for the vector units have little to do then: a step has 16 parts: two rows, or a pair of terms.
 template <bool IS_ROWS, class From, int P = MOST_COMPONENTS>
 struct Unsplit {
-  From from;
+  From from;   // the numbers: value<W>(line, at), and fetch(line, at) ahead of them
   long first;  // row or column
   long count;  // of rows or columns that there are, of 32; the others are zero
   long terms;
