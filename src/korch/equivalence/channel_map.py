@@ -278,8 +278,8 @@ def _same_for_all(view: View, value: int, m: ChannelMap) -> Callable[[Writer], i
     constant = view.constant(value)
     if constant is None or constant.array.size == 0:
         return None
-    first = constant.array.take([0], axis=m.axis)
-    if not np.array_equal(np.broadcast_to(first, shape), constant.array):
+    first = constant.array[(*[slice(None)] * m.axis, slice(1))]
+    if not constant.is_uniform and not np.array_equal(np.broadcast_to(first, shape), constant.array):
         return None
     dtype = view.type(value).dtype
     return lambda w: w.add("broadcast", (w.constant(first, dtype),), wanted)

@@ -144,8 +144,10 @@ class Writer:
 
     def constant(self, array: Array, dtype: DType) -> int:
         """Return the value of a constant with the elements of `array`, rounded to `dtype`."""
+        dense = np.asarray(array)
+        one = dense.reshape(-1)[:1] if dense.size > 1 and not any(dense.strides) else dense  # of a large constant, too
         with np.errstate(all="ignore"):
-            return self._builder.constant(np.asarray(array).astype(dtype.numpy))
+            return self._builder.constant(np.broadcast_to(one.astype(dtype.numpy), dense.shape))
 
     def reshape(self, value: int, shape: tuple[int, ...]) -> int:
         """Return the value in another shape; the value itself if it has that shape."""

@@ -62,7 +62,8 @@ def _refuse_division(exact: bool, view: View, root: Primitive) -> ReciprocalWitn
     dtype = view.type(root.output).dtype
     if small is None or not dtype.is_float:
         return RuleRefusal("a division of integers", root.output)
-    divisor = small.array.astype(np.float64)
+    elements = small.array.reshape(-1)[:1] if small.is_uniform else small.array
+    divisor = elements.astype(np.float64)
     with np.errstate(all="ignore"):
         reciprocal = 1 / divisor
     if not _is_normal(divisor, dtype) or not _is_normal(reciprocal, dtype):
@@ -74,7 +75,8 @@ def _refuse_division(exact: bool, view: View, root: Primitive) -> ReciprocalWitn
         return RuleRefusal("the divisor is a power of two, which is exact", root.output)
     if not exact and view.type(root.output).size < WORTHWHILE_ELEMENTS:
         return RuleRefusal("the tensor is too small to gain", root.output)
-    return ReciprocalWitness(root.inputs[0], reciprocal)
+    shape = small.array.shape
+    return ReciprocalWitness(root.inputs[0], np.broadcast_to(reciprocal, shape) if small.is_uniform else reciprocal)
 
 
 def _is_normal(array: Array, dtype: DType) -> bool:
