@@ -35,7 +35,7 @@ def kernels(*variants: str) -> list[Candidate]:
     groups, _ = enumerate_groups(graph, Options(search=SearchLimits(max_primitives=1)))
     found, _ = collect_candidates(graph, groups, Answers([GeneratedProvider()], Target()))
     first = next(c for c in found if c.group.primitives)
-    served = Served(({0: frozenset((extent(0),))},), (17,), ((0, "size"),))
+    served = Served(({0: frozenset((extent(0),))},), (17,))
     return [replace(first, offer=replace(first.offer, variant=name), served=served) for name in variants]
 
 

@@ -33,7 +33,7 @@ def test_every_length_of_a_bert_like_model() -> None:
     assert max(worst_error(bert(), shapes, whole, (n,)) for n in range(1, 65)) < EXACT
     kinds = [hidden.kind for hidden in whole.plan.hidden]
     # Scores, values, elements of the mean and its count; the one that is last.
-    assert sorted(kinds) == ["end", "mask", "mask", "number", "number"]  # and the size itself
+    assert sorted(kinds) == ["end", "mask", "mask", "number", "sizes"]
 
 
 def test_two_dimensions_at_once() -> None:
@@ -59,7 +59,7 @@ def test_a_free_axis_of_an_input_by_its_name() -> None:
 def test_a_free_batch_needs_no_mask() -> None:
     shapes = {"batch": (range(1, 18),)}
     whole = masked_model(vit(), shapes)
-    assert [hidden.kind for hidden in whole.plan.hidden] == ["number"]  # the size, for kernels
+    assert [hidden.kind for hidden in whole.plan.hidden] == ["sizes"]  # for kernels
     assert max(worst_error(vit(), shapes, whole, (n,)) for n in range(1, 18)) < EXACT
 
 

@@ -36,10 +36,9 @@ def test_alternatives_keep_what_is_likely_needed() -> None:
 
 def test_the_share_is_that_of_the_smallest_result() -> None:
     half = frozenset((Extent(0, 1, 0, 2),))
-    served = Served(({1: N}, {0: half, 1: N}), (8,), ((0, "size"),))
+    served = Served(({1: N}, {0: half, 1: N}), (8,))
     assert served.share([(2, 16), (16, 16)]) == 0.5 * 0.25
-    assert served.size_of("size") == 8
-    assert str(served) != str(Served(({1: N}, {0: half, 1: N}), (7,), ((0, "size"),)))
+    assert str(served) != str(Served(({1: N}, {0: half, 1: N}), (7,)))
 
 
 def test_reductions_that_end_need_less_of_their_operands() -> None:
@@ -59,9 +58,9 @@ def test_reductions_that_end_need_less_of_their_operands() -> None:
 
 def test_a_kernel_that_reads_half_has_half_the_share() -> None:
     ending = Ending(extent(0), 16, ((1, 2),), frozenset(((5, 2),)))
-    served = Served(({1: N},), (8,), ((0, "size"),), (ending,))
+    served = Served(({1: N},), (8,), (ending,))
     assert served.share([(2, 16)]) == 0.5 * 0.5
-    assert str(served) != str(Served(({1: N},), (8,), ((0, "size"),)))
+    assert str(served) != str(Served(({1: N},), (8,)))
 
 
 def test_all_reductions_along_an_axis_end_or_none() -> None:

@@ -16,7 +16,7 @@ from korch.provider.gemm import GemmProvider
 from korch.provider.tile_kernel import kernel_of
 from korch.target import Target
 from korch.testing.kernels import load_kernels
-from korch.tile.index import add, scale, var
+from korch.tile.index import add, remainder, scale, var
 from korch.tile.program import Axis, Buffer, Inside, Level, Load, Pass, Stage, Store, TileProgram
 from korch.tile.shares import PRODUCT_ROWS, Shares, shares_of
 from korch.tile.trim import LIVE, Count, Needed, trimmed
@@ -53,7 +53,7 @@ def live(stage: Stage) -> tuple[Stage, TileProgram]:
 
 def test_what_a_coordinate_moves_buffers_on() -> None:
     stage, program = live(rows_of())
-    assert shares_of(stage, program.parameter_ranges) == Shares(LIVE, 8, 1, {"i0": 4, "o0": 4})
+    assert shares_of(stage, program.parameter_ranges) == Shares(LIVE, 8, 1, {"i0": 4, "o0": 4}, "g")
     whole = replace(stage, grid=(Axis("one", 1), Axis("g", 4)))
     assert shares_of(whole, program.parameter_ranges) is None  # of all sizes
     several = replace(stage, grid=(Axis("one", 2), *stage.grid[1:]))
@@ -71,6 +71,16 @@ def test_a_buffer_that_moves_in_two_ways_leaves_tasks_whole() -> None:
     other = Load("y", DType.F32, "i0", add(scale(var("g"), 16), scale(var("i"), 2)))
     changed = replace(stage, steps=(replace(step, ops=(*step.ops, other)),))
     assert shares_of(changed, program.parameter_ranges) is None
+
+
+def test_a_buffer_that_begins_again_within_tasks_leaves_tasks_whole() -> None:
+    stage, program = live(rows_of())
+    (step,) = stage.steps
+    again = Load("y", DType.F32, "i1", remainder(var("i"), 4, {"i": (0, 7)}))
+    changed = replace(stage, steps=(replace(step, ops=(*step.ops, again)),))
+    assert shares_of(changed, program.parameter_ranges) is None
+    guarded = replace(stage, steps=(replace(step, where=(Inside(remainder(var("i"), 4, {"i": (0, 7)}), 0, 3),)),))
+    assert shares_of(guarded, program.parameter_ranges) is None
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])

@@ -299,8 +299,8 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         if kernel.workspace_bytes or not kernel.size_input:
             buffers.append(BufferSpec(max(64, kernel.workspace_bytes), "u8"))
         if candidate.served is not None and kernel.size_input:
-            size = np.array([candidate.served.size_of(kernel.size_input)], np.int64)
-            buffers.append(BufferSpec(size.nbytes, "i64", size))
+            sizes = np.array(candidate.served.sizes, np.int64)
+            buffers.append(BufferSpec(sizes.nbytes, "i64", sizes))
         written = tuple(i for i in range(len(group.inputs)) if i not in group.constant_inputs)
         cold = tuple(sorted(group.constant_inputs)) if self.reads_weights_from_memory else ()
         return Job(kernel.symbol, kernel.has_state, tuple(buffers), written, cold)

@@ -38,6 +38,14 @@ template <typename T>
 inline constexpr bool is_integer = static_cast<T>(0.5) == T(0);
 
 KORCH_INLINE constexpr long smaller(long a, long b) { return a < b ? a : b; }
+
+// The places of `count` rows from the first one on, which is the `at`-th of its group: of `whole` rows `part` are there.
+inline void place_rows(int32_t* to, long count, long at, long part, long whole) {
+  for (long i = 0, gap = 0; i < count; ++i) {
+    to[i] = static_cast<int32_t>(i + gap);
+    if (++at == part) at = 0, gap += whole - part;
+  }
+}
 KORCH_INLINE constexpr long larger(long a, long b) { return a > b ? a : b; }
 
 // How many blocks of `unit` hold n.

@@ -58,7 +58,6 @@ def _served(
 ) -> BlockTask:
     """Return a block whose candidates say what is needed of them in some segment, and what they read."""
     values = [joined.values[i] for i in task.block.instances]
-    inputs = tuple(sorted(plan.size_inputs.items()))
     known: dict[int, Need] = {}
     ending: dict[tuple[tuple[int, ...], ...], tuple[Ending, ...]] = {}  # equal primitives may read in another order
 
@@ -81,7 +80,7 @@ def _served(
         own, some = tuple(need(value) for value in candidate.group.outputs), endings(candidate.group)
         if not some and not any(own):
             return candidate
-        return replace(candidate, served=Served(own, plan.timed, inputs, some))
+        return replace(candidate, served=Served(own, plan.timed, some))
 
     return replace(task, candidates=tuple(map(served, task.candidates)))
 

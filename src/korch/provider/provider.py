@@ -82,7 +82,7 @@ class Kernel:
         opens: names of shared libraries that it opens itself when its state is created.
         threading: which threads it runs on. With a state or a library it counts as `OWN`.
         program: what its tasks touch, if that is known.
-        size_input: the input of the model, an integer of 64 bits, that is a last buffer behind the workspace; "" for
+        size_input: the input of the model, integers of 64 bits, that is a last buffer behind the workspace; "" for
             none. It says for which size of a range a trimmed kernel runs.
         thread_bytes: the part of the workspace that each thread has for itself, if the workspace is made of such parts,
             one thread's behind the other's; else 0.

@@ -191,7 +191,7 @@ class Hidden:
     Attributes:
         name: its name.
         kind: "mask": 1 for the valid elements along axes, else 0. "end": 1 for the one that `offset` valid ones
-            follow. "number": coefficient · (product of the extents) ^ power.
+            follow. "number": coefficient · (product of the extents) ^ power. "sizes": those of all dimensions.
         factors: those of the axis; of a number, those whose extents are multiplied.
         rank: the number of axes; most have size 1.
         axis: the one with these factors.
@@ -232,6 +232,8 @@ class Hidden:
 
     def array(self, sizes: Sequence[int]) -> Array:
         """Return its elements for the sizes of all dimensions."""
+        if self.kind == "sizes":
+            return np.array(sizes, np.int64)
         counts = [factor.at(sizes) for factor in self.factors]
         if self.kind == "number":
             number = self.coefficient * float(math.prod(counts)) ** self.power
@@ -244,6 +246,6 @@ class Hidden:
         return found.reshape(self.shape)
 
 
-def size_input(dimension: int, largest: int) -> Hidden:
-    """Return the hidden input that has the size of a dimension, which kernels read to leave out what is not needed."""
-    return Hidden("", "number", (Factor(largest, extent(dimension)),), 0, dtype="i64", coefficient=1.0)
+def sizes_input(dimensions: int) -> Hidden:
+    """Return the hidden input that has the sizes, which kernels read to leave out what is not needed."""
+    return Hidden("", "sizes", (Factor(dimensions),), 1, dtype="i64")

@@ -6,6 +6,7 @@ The result is for inputs that are padded with zeros to the largest size. `mask.p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from korch.primitive.graph import Constant, GraphBuilder, PrimitiveGraph
 from korch.primitive.ops import OPS
-from korch.ranges.form import Dimension, Factor, Form, Hidden, Sizes, extent, is_free, size_input
+from korch.ranges.form import Dimension, Factor, Form, Hidden, Sizes, extent, is_free, sizes_input
 from korch.ranges.free import rule_of
 from korch.ranges.lockstep import AmbiguousError, LockOperand, Lockstep, align, refusal
 from korch.ranges.mask import Fill, Masks, Value, plain
@@ -30,11 +31,22 @@ class Masked:
         graph: its primitives; hidden inputs come last.
         plan: how inputs and outputs of a size become those of the graph.
         others: sizes besides `plan.timed` for which a plan of its own is searched among what was timed.
+        checked: sizes at which plans are compared with the model before they are timed.
+        model: the model's primitives at these.
     """
 
     graph: PrimitiveGraph
     plan: RangePlan
     others: tuple[Sizes, ...] = ()
+    checked: Sizes = ()
+    model: PrimitiveGraph | None = None
+
+    @property
+    def share(self) -> float:
+        """The share of the largest size's work that a run takes for the sizes that are timed or checked."""
+        most = self.plan.sizes
+        known = [sizes for sizes in (self.checked, self.plan.timed, *self.others) if sizes]
+        return max((math.prod(n / m for n, m in zip(sizes, most, strict=True)) for sizes in known), default=1.0)
 
 
 def masked(dimensions: tuple[Dimension, ...], largest: Sizes, primitives: Callable[[Sizes], PrimitiveGraph]) -> Masked:
@@ -78,8 +90,7 @@ class _Walk:
                     self._values[operand.value] = value  # masked for later primitives, too
             self._values[step.output] = result
             self._note(result.form)
-        for d, size in enumerate(self._samples.sizes[0]):
-            self._masks.input(size_input(d, size))
+        self._masks.input(sizes_input(len(self._samples.dimensions)))
         outputs = [self._output(name, operand) for name, operand in self._lockstep.outputs]
         plan = RangePlan(self._samples.sizes[0], tuple(inputs), tuple(outputs), self._masks.records())
         return Masked(self._builder.freeze(), plan)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from korch.primitive.op import Array
 from korch.ranges.cost import Cost
-from korch.ranges.form import Factor, Hidden, Sizes, size_input
+from korch.ranges.form import Factor, Hidden, Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,9 @@ class RangePlan:
         return {hidden.name: hidden.array(sizes) for hidden in self.hidden}
 
     @property
-    def size_inputs(self) -> dict[int, str]:
-        """The name of the hidden input that has the size of a dimension, by dimension."""
-        return {
-            d: hidden.name
-            for d, size in enumerate(self.sizes)
-            for hidden in self.hidden
-            if replace(hidden, name="") == size_input(d, size)
-        }
+    def sizes_input(self) -> str:
+        """The name of the hidden input that has the sizes."""
+        return next((hidden.name for hidden in self.hidden if hidden.kind == "sizes"), "")
 
     def cost_ns(self, sizes: Sizes) -> float:
         """Return the predicted time for some sizes; 0 if it is not known."""

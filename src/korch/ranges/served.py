@@ -27,22 +27,16 @@ class Served:
     Attributes:
         needs: by output.
         sizes: of each dimension.
-        inputs: the name of the hidden input that has the size of a dimension, by dimension.
         endings: how its reductions can end.
     """
 
     needs: tuple[Need, ...]
     sizes: Sizes
-    inputs: tuple[tuple[int, str], ...]
     endings: tuple[Ending, ...] = ()
 
     def __str__(self) -> str:
         parts = (f"{axis}:{sorted(map(str, extents))}" for need in self.needs for axis, extents in sorted(need.items()))
         return " ".join((*parts, *map(str, self.endings), f"at {self.sizes}"))
-
-    def size_of(self, name: str) -> int:
-        """Return the size that a hidden input has."""
-        return next(self.sizes[dimension] for dimension, known in self.inputs if known == name)
 
     def share(self, shapes: Sequence[tuple[int, ...]]) -> float:
         """Return the least share of the elements that a kernel computes, or reads for one of its results."""

@@ -6,7 +6,7 @@ Kernels without a tile program are not changed, nor are those whose elements are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Candidate
@@ -24,7 +24,8 @@ from korch.runtime.program import PlanStep
 from korch.target import Target
 from korch.tile.ends import KEYS, ended
 from korch.tile.growth import TextLimitError
-from korch.tile.program import Level, TileProgram
+from korch.tile.program import Level, Parameter, TileProgram
+from korch.tile.shares import PART, by_rows, shares_of
 from korch.tile.trim import LIVE, Count, Needed, trimmed
 
 
@@ -85,8 +86,7 @@ class _Trimmer:
     def ending(self, candidate: Candidate, kernel: Kernel, options: Sequence[Ending]) -> Ending | None:
         """Return the first way in which the reductions of a kernel can end; None if there is none."""
         for ending in options:
-            has_size = ending.extent.dimension in self._plan.size_inputs
-            if has_size and self.kernel(candidate, kernel, ending, {}) is not kernel:
+            if self.kernel(candidate, kernel, ending, {}) is not kernel:
                 return ending
         return None
 
@@ -99,7 +99,7 @@ class _Trimmer:
                 )
             except (TextLimitError, InvalidGraphError):
                 continue
-            return replace(made, program=None, marked="", size_input=self._plan.size_inputs[smaller.dimension])
+            return replace(made, program=None, marked="", size_input=self._plan.sizes_input)
         return kernel
 
     def _smaller(
@@ -109,17 +109,18 @@ class _Trimmer:
         program, need = kernel.program, found.get(_leading(candidate, found), {})
         if program is None or kernel.has_state or kernel.libraries:
             return
+        if ending is None and (in_two := self._rows_in_two(candidate, program, found)) is not None:
+            yield in_two
         rows = [own for axis in need if (own := self._rows(candidate, program, found, axis)) is not None]
         wholes = [_Smaller(program, (), ending.extent.dimension)] if ending is not None else []
         for own in [*rows, *wholes]:
             if ending is None:
                 yield from self._with_columns(candidate, own, found)
                 yield own
-            elif own.dimension == ending.extent.dimension:
+            else:
                 yield from self._with_ending(candidate, own, ending)
         if not rows and ending is None:
-            dimensions = {extent.dimension for extents in need.values() for extent in extents if extent.times}
-            for dimension in dimensions & self._plan.size_inputs.keys():
+            for dimension in {extent.dimension for extents in need.values() for extent in extents if extent.times}:
                 yield from self._with_columns(candidate, _Smaller(program, (), dimension), found)
 
     def _rows(
@@ -129,7 +130,7 @@ class _Trimmer:
         extents = found[_leading(candidate, found)][axis]
         dimensions = {extent.dimension for extent in extents if extent.times}
         dimension = min(dimensions, default=-1)
-        if len(dimensions) > 1 or dimension not in self._plan.size_inputs:
+        if len(dimensions) != 1:
             return None
         best, most = None, (0, 0)
         needed = _needed(candidate, program, found, axis, extents)
@@ -140,9 +141,36 @@ class _Trimmer:
                 continue
             smaller = trimmed(program, finer, self._target.threads)
             if smaller is not None and (trims := _trims(program, smaller)) > most:
-                count = _count(extent for extent in repeated if extent is not None)
+                count = _count([extent for extent in repeated if extent is not None])
                 best, most = _Smaller(smaller, ((LIVE, count),), dimension, axis), trims
         return best
+
+    def _rows_in_two(self, candidate: Candidate, program: TileProgram, found: Mapping[int, Need]) -> _Smaller | None:
+        """Return a program that computes the needed rows only, which two coordinates count, one inside of the other."""
+        buffers = [buffer.name for buffer in program.buffers if buffer.level is Level.OUTPUT]
+        group, needed, counted = candidate.group, dict[str, Needed](), set[_TwoAxes]()
+        for name, value, type_, layout in zip(
+            buffers, group.outputs, group.output_types, candidate.offer.outputs, strict=True
+        ):
+            two = _two_axes(found.get(value, {}), type_.shape)
+            if two is None or not layout.is_plain:
+                return None
+            needed[name] = Needed(math.prod(type_.shape[two.axis + 2 :]), two.outer * two.inner)
+            counted.add(replace(two, axis=0))
+        if len(counted) != 1:
+            return None
+        smaller = trimmed(program, needed, self._target.threads)
+        if smaller is None:
+            return None
+        (two,) = counted
+        smaller = replace(smaller, parameters=(*smaller.parameters, Parameter(PART, 1, two.inner)))
+        for before, stage in zip(program.stages, smaller.stages, strict=True):
+            shares = shares_of(stage, smaller.parameter_ranges)
+            if stage != before and (shares is None or by_rows(stage, shares) is None):
+                return None
+        inner, outer = _count(two.inner_extents), _count(two.outer_extents)
+        counts = ((LIVE, replace(inner, rows=(outer, two.inner))), (PART, inner))
+        return _Smaller(smaller, counts, outer.dimension)
 
     def _with_ending(self, candidate: Candidate, own: _Smaller, ending: Ending) -> Iterator[_Smaller]:
         known = _read_by(candidate, own.program, ending)
@@ -186,8 +214,38 @@ def _leading(candidate: Candidate, found: Mapping[int, Need]) -> int:
     return next((value for value in outputs if value in found), outputs[0])
 
 
-def _count(extents: Iterable[Extent]) -> Count:
-    return Count(tuple(sorted((e.times, e.plus, e.over, e.step) for e in extents)))
+@dataclass(frozen=True, slots=True)
+class _TwoAxes:
+    """Two axes, one behind the other, along which the first elements are needed.
+
+    Attributes:
+        axis: the outer one.
+        outer: its length.
+        inner: that of the other one.
+        outer_extents: how many are needed, the most of these.
+        inner_extents: the same of the other one.
+    """
+
+    axis: int
+    outer: int
+    inner: int
+    outer_extents: frozenset[Extent]
+    inner_extents: frozenset[Extent]
+
+
+def _two_axes(need: Need, shape: tuple[int, ...]) -> _TwoAxes | None:
+    """Return the first two long axes of a shape if of both the first elements are needed, for different dimensions."""
+    axis = next((axis for axis, size in enumerate(shape) if size > 1), 0)
+    outer, inner = need.get(axis, frozenset()), need.get(axis + 1, frozenset())
+    dimensions = [{extent.dimension for extent in extents if extent.times} for extents in (outer, inner)]
+    if any(len(own) != 1 for own in dimensions) or dimensions[0] == dimensions[1]:
+        return None
+    return _TwoAxes(axis, shape[axis], shape[axis + 1], outer, inner)
+
+
+def _count(extents: Collection[Extent]) -> Count:
+    (dimension,) = {extent.dimension for extent in extents if extent.times} or {0}
+    return Count(tuple(sorted((e.times, e.plus, e.over, e.step) for e in extents)), dimension=dimension)
 
 
 def _read_by(candidate: Candidate, program: TileProgram, ending: Ending) -> dict[str, Needed]:

@@ -129,6 +129,9 @@ class Expr:
 
 ZERO = Expr(0)
 
+ROWS = (0, 2, 1 << 20)
+"""Stands for the table of the places of rows, which a kernel computes from the sizes at run time: the first is 0."""
+
 
 def constant(value: int) -> Expr:
     """Return the expression of a number."""
@@ -213,6 +216,8 @@ def entry(table: Sequence[int], expr: Expr, ranges: Ranges) -> Expr:
     Where guards stand around it `expr` may leave the table: then any entry will do.
     """
     entries = tuple(table)
+    if entries == ROWS:
+        return Expr(0, ((TableEntry(entries, expr), 1),)) if expr != ZERO else ZERO
     low, high = bounds(expr, ranges)
     if low == high or len(entries) == 1:
         return Expr(entries[min(max(low, 0), len(entries) - 1)])

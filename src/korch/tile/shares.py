@@ -7,16 +7,23 @@ tasks: a task of some coordinates is computed as one of those before it, with al
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from korch.tile.index import Expr, Ranges, var
+from korch.tile.index import ROWS, ZERO, Expr, Ranges, add, entry, remainder, substitute, var
 from korch.tile.loops import guards_of
-from korch.tile.program import Contract, Inside, Pass, Product, Stage, parts_of
+from korch.tile.program import Contract, Inside, Load, Loop, Pass, Product, Stage, Step, parts_of, written_by
 from korch.tile.region import Access, accesses
 
 SPLIT_ROWS, PRODUCT_ROWS = 16, 6
 """Rows of a tile of matrix units, and rows that contractions hold in registers."""
+
+
+PART = "part"
+"""The parameter of a program whose coordinates are two in one: how many are needed of the inner one."""
+
+PLACE = "place"
+"""The variable of the place of the first row of the table of rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +35,63 @@ class Shares:
         most: of a task.
         unit: threads begin at multiples of it.
         steps: how many elements each coordinate moves a buffer on.
+        tasks: the grid axis.
     """
 
     parameter: str
     most: int
     unit: int
     steps: Mapping[str, int]
+    tasks: str
+
+
+def by_rows(stage: Stage, shares: Shares) -> Stage | None:
+    """Return a stage whose first task finds its rows in a table; None if it can't.
+
+    Rows are those of two coordinates in one, of which the inner one is needed in part. Buffers are moved on to the
+    first row of the table; what begins again within tasks is found by the place of a row.
+
+    Args:
+        stage: the stage.
+        shares: how threads share its rows.
+    """
+    axes = {axis for _, step in stage.leaves for axis in step.axes}
+    inner = {axis.name for axis in axes if axis.ragged is not None and axis.ragged[0] == shares.tasks}
+    loops = {loop.axis for around, _ in stage.leaves for loop in around}
+    if inner & {axis.name for axis in loops} or any(axis.is_reduced and axis.name in inner for axis in axes):
+        return None
+    known = (axis for axis in (*stage.grid, *loops, *axes) if isinstance(axis.size, int))
+    ranges = {PLACE: (0, ROWS[-1]), **{axis.name: (0, max(0, axis.extent - 1)) for axis in known}}
+    written = written_by(stage.steps)
+
+    def moved(buffer: str, expr: Expr) -> Expr:
+        rows = {name: entry(ROWS, var(name), ranges) for name in inner & expr.variables}
+        if shares.tasks in expr.variables:
+            return substitute(expr, {shares.tasks: ZERO, **rows}, ranges)
+        if buffer in written:
+            return expr
+        places = {name: remainder(add(var(PLACE), row), shares.most, ranges) for name, row in rows.items()}
+        return substitute(expr, places, ranges)
+
+    for _, step in stage.leaves:
+        if isinstance(step, Contract):
+            read = [at for at in (step.out, step.a, step.b, step.rescale, step.factor) if at is not None]
+            if any(at.index != moved(at.buffer, at.index) for at in read):
+                return None  # their rows lie one after another
+        elif not inner.isdisjoint({step.vector, step.across}):
+            return None
+    return replace(stage, steps=tuple(_moved(step, moved) for step in stage.steps))
+
+
+def _moved(step: Step, moved: Callable[[str, Expr], Expr]) -> Step:
+    match step:
+        case Loop():
+            return replace(step, body=tuple(_moved(inner, moved) for inner in step.body))
+        case Pass():
+            ops = (replace(o, index=moved(o.buffer, o.index)) if isinstance(o, Load) else o for o in step.ops)
+            sinks = (replace(sink, index=moved(sink.buffer, sink.index)) for sink in step.sinks)
+            return replace(step, ops=tuple(ops), sinks=tuple(sinks))
+    return step
 
 
 def shares_of(stage: Stage, parameters: Ranges) -> Shares | None:
@@ -56,17 +114,23 @@ def shares_of(stage: Stage, parameters: Ranges) -> Shares | None:
     names = [name for name in parameters if end == var(name)]
     if not names or tasks.size != parts_of(end, most, parameters):
         return None
-    steps = _steps(stage, tasks.name, {axis.name for axis in inner}, most)
-    return Shares(names[0], most, _unit(stage), steps) if steps else None
+    steps = _steps(stage, tasks.name, {axis.name for axis in inner}, most, is_by_rows=PART in parameters)
+    return Shares(names[0], most, _unit(stage), steps, tasks.name) if steps else None
 
 
-def _steps(stage: Stage, tasks: str, inner: set[str], most: int) -> dict[str, int]:
+def _steps(stage: Stage, tasks: str, inner: set[str], most: int, *, is_by_rows: bool) -> dict[str, int]:
     """Return how far each buffer that a task indexes moves on with a coordinate; nothing if one moves otherwise."""
     found: dict[str, set[int | None]] = {}
+    own = written_by(stage.steps)
     for access in accesses(stage):
-        found.setdefault(access.buffer, set()).add(_step(access, tasks, inner, most))
+        # The place among 32 rows, of a task of 64, depends on the row, but not on the task.
+        is_within = tasks not in access.index.variables and access.buffer not in own
+        is_cyclic = is_within and not inner.isdisjoint(access.index.variables)
+        found.setdefault(access.buffer, set()).add(
+            None if is_cyclic and not is_by_rows else _step(access, tasks, inner, most)
+        )
     guards = [guard for _, leaf in stage.leaves for guard in _guards(leaf)]
-    has_guard = any(tasks in guard.expr.variables for guard in guards)
+    has_guard = any(not guard.expr.variables.isdisjoint({tasks, *inner}) for guard in guards)
     if has_guard or not all(len(own) == 1 and None not in own for own in found.values()):
         return {}
     return {buffer: step for buffer, (step,) in sorted(found.items()) if step}

@@ -61,15 +61,28 @@ class Count:
     Attributes:
         terms: (times, plus, over, step) of each, which is rounded up to a multiple of its step.
         step: the number is rounded up to a multiple of this, too.
+        dimension: the place of n among the sizes.
+        rows: of rows in two coordinates, how many there are of the outer one, and how many of the inner one at most.
     """
 
     terms: tuple[tuple[int, int, int, int], ...] = ((1, 0, 1, 1),)
     step: int = 1
+    dimension: int = 0
+    rows: tuple[Count, int] | None = None
 
-    def text(self, size: str) -> str:
-        """Return it as C++."""
+    def text(self, sizes: str) -> str:
+        """Return it as C++.
+
+        Args:
+            sizes: the text of a pointer to the sizes.
+        """
+        size = f"{sizes}[{self.dimension}]"
         texts = (_rounded(f"({times} * {size} + {plus}) / {over}", step) for times, plus, over, step in self.terms)
-        return _rounded(functools.reduce(lambda text, other: f"korch::larger({text}, {other})", texts), self.step)
+        text = _rounded(functools.reduce(lambda text, other: f"korch::larger({text}, {other})", texts), self.step)
+        if self.rows is None:
+            return text
+        outer, most = self.rows
+        return f"{outer.text(sizes)} * korch::smaller({most}, {text})"
 
 
 def _rounded(text: str, step: int) -> str:

@@ -27,13 +27,26 @@ from korch.tile.cpp.text import C_TYPE, NARROW_TYPE, CppWriter
 from korch.tile.index import Expr
 from korch.tile.loops import SQUARE_TYPES
 from korch.tile.memory import places_in_memory
-from korch.tile.program import Axis, Buffer, Contract, Level, Product, Stage, TileProgram, read_by, written_by
-from korch.tile.shares import Shares, shares_of
+from korch.tile.program import (
+    Axis,
+    Buffer,
+    Contract,
+    Level,
+    Parameter,
+    Product,
+    Stage,
+    TileProgram,
+    read_by,
+    written_by,
+)
+from korch.tile.shares import PART, PLACE, Shares, by_rows, shares_of
 from korch.tile.trim import Count, whole
 
 SERIAL_POINTS = 6000
 """Programs with fewer points run in the calling thread: a parallel region would cost more."""
 
+ROWS_BEHIND = 64
+"""Kernels that compute rows in blocks may look at this many rows behind the last one."""
 
 HEADERS = (
     (r"korch::Contraction<", "korch_contract.h"),
@@ -107,6 +120,7 @@ class _Printer:
         counts: Mapping[str, Count],
     ) -> None:
         self.parameters, self.counts = program.parameters, counts
+        self.part = next((p for p in program.parameters if p.name == PART), None)
         self.grids = [stage.grid for stage in program.stages]
         ranges = program.parameter_ranges
         self.shares = [shares_of(stage, ranges) for stage in program.stages]
@@ -125,7 +139,8 @@ class _Printer:
         else:
             self._pointers()
             for i, stage in enumerate(self.program.stages):
-                self._tasks(i, stage, "0", self._count(i))
+                shares = self.shares[i] if self.part is not None else None
+                self._tasks(i, stage, "0", self._count(i) if shares is None else shares.parameter)
         head = "".join(f"// {line}\n" for line in self.comment.splitlines())
         tables = "".join(
             f"static const int32_t NAME_{name}[] = {{{', '.join(map(str, table))}}};\n"
@@ -159,7 +174,7 @@ class _Printer:
             calls += ["  own.meet();\n"] if waits else []
             cases.append(f"    case {i}: return NAME_stage{i}({PASSED}buffers, begin, end, me);\n")
         most = str(self.threads) if self.room_bytes else "omp_get_max_threads()"
-        size = "".join(f"  {line}\n" for line in self._live())
+        size = "".join(f"  [[maybe_unused]] {line}\n" for line in self._live())
         threads = f"korch::smaller({self.threads}, own.threads)" if self.room_bytes else "own.threads"
         parameters = "int stage, void* const* buffers, long begin, long end, long me"
         return (
@@ -185,8 +200,8 @@ class _Printer:
         """Return the lines that compute the parameters of a program from the size."""
         ports = sum(buffer.level in (Level.INPUT, Level.OUTPUT) for buffer in self.program.buffers)
         has_workspace = places_in_memory(self.program)[1] + self.room_bytes > 0
-        size = f"*static_cast<const int64_t*>(buffers[{ports + has_workspace}])"
-        counts = ((p, self.counts[p.name].text(size)) for p in self.parameters)
+        sizes = f"static_cast<const int64_t*>(buffers[{ports + has_workspace}])"
+        counts = ((p, self.counts[p.name].text(sizes)) for p in self.parameters)
         return [f"const long {p.name} = korch::smaller({p.high}, {count});" for p, count in counts]
 
     def _share(self, i: int, me: str) -> str:
@@ -253,14 +268,16 @@ class _Printer:
     def _tasks(self, i: int, stage: Stage, begin: str, end: str) -> None:
         """Print the loop over a range of a stage's tasks."""
         given = {b.name for b in self.program.buffers if b.level is Level.INPUT}
+        shares = self.shares[i] if self.is_parallel or self.part is not None else None
+        if shares is not None and self.part is not None:
+            stage = by_rows(stage, shares) or stage
         steps = StepPrinter(self.out, stage, given)
         if any(isinstance(step, Contract) and step.product is Product.SPLIT for _, step in stage.leaves):
             self.out.line("const korch_amx::Units units;")
-        shares = self.shares[i] if self.is_parallel else None
         if shares is None:
             self._loop(i, begin, end)
         else:
-            self._moved(stage, shares)
+            self._moved(stage, shares, begin, end)
         large, offset = self._large_tiles(stage), 0
         for buffer in tiles_of(self.program, stage):
             type_, size = C_TYPE[buffer.dtype], max(buffer.size, 1)
@@ -293,13 +310,25 @@ class _Printer:
             self.out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
             rest = f"task % {left}" if not is_last else "0"
 
-    def _moved(self, stage: Stage, shares: Shares) -> None:
+    def _rows(self, shares: Shares, part: Parameter) -> str:
+        """Print the table of the places of a thread's next rows from the first one on; return that one's place."""
+        size = shares.most + ROWS_BEHIND
+        self.out.line(f"const long {PLACE} = first / {part.name} * {part.high} + first % {part.name};")
+        self.out.line(f"int32_t row_table[{size}];")
+        self.out.line(f"korch::place_rows(row_table, {size}, first % {part.name}, {part.name}, {part.high});")
+        self.out.line("const int32_t* const row_at = row_table;  // functions copy the pointer")
+        return PLACE
+
+    def _moved(self, stage: Stage, shares: Shares, begin: str, end: str) -> None:
         """Open the loop over a thread's coordinates: each turn is the first task, of buffers that are moved on."""
         name = shares.parameter
-        self.out.open(f"for (long first = begin; first < end; first += {shares.most})")
-        self.out.line(f"const long left = korch::smaller({name}, end) - first;")
+        self.out.open(f"for (long first = {begin}; first < {end}; first += {shares.most})")
+        self.out.line(f"const long left = korch::smaller({name}, {end}) - first;")
+        place = "first"
+        if self.part is not None:
+            place = self._rows(shares, self.part)
         for moved, step in shares.steps.items():
-            self.out.line(f"auto* const {moved}_at = {moved} + {step} * first;")
+            self.out.line(f"auto* const {moved}_at = {moved} + {step} * {place};")
         self.out.open("")
         self.out.line(f"const long {name} = left;")
         for buffer in self.program.buffers:

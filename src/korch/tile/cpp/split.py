@@ -216,7 +216,7 @@ class SplitPrinter(LoopPrinter):
         for op in self.pass_.ops:
             if isinstance(op, Load):
                 index = self.out.expr(substitute(op.index, {}, self.ranges))
-                if "NAME_" not in index:  # tables end
+                if "NAME_" not in index and "row_at[" not in index:  # tables end
                     self.out.line(f"__builtin_prefetch({op.buffer} + {index});")
         self.out.close("};")
         self.out.line(f"const korch_amx::Computed {name}_computed{{{name}_element, {name}_fetch}};")

@@ -9,7 +9,7 @@ from typing import assert_never
 from korch.primitive.types import DType
 from korch.tile.cpp.numbers import number
 from korch.tile.growth import TextLimitError
-from korch.tile.index import Atom, Choice, Expr, Quotient, Remainder, TableEntry, Times, Var
+from korch.tile.index import ROWS, Atom, Choice, Expr, Quotient, Remainder, TableEntry, Times, Var
 from korch.tile.program import Axis, TileProgram
 
 MOST_CHARACTERS = 1 << 20
@@ -140,6 +140,8 @@ class CppWriter:
                 return f"(({self.expr(inner)}) / {number(divisor)})"
             case Remainder(inner, divisor):
                 return f"(({self.expr(inner)}) % {number(divisor)})"
+            case TableEntry(table, inner) if table == ROWS:
+                return f"row_at[{self.expr(inner)}]"
             case TableEntry(table, inner):
                 name = self.tables.setdefault(table, f"table{len(self.tables)}")
                 return f"NAME_{name}[{self.expr(inner)}]"

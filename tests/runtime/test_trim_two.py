@@ -1,0 +1,74 @@
+"""Plans for two free dimensions compute the needed rows of each outer coordinate, and give the model's results."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from korch.backend import open_meter
+from korch.candidate.enumerate import enumerate_groups
+from korch.options import Options
+from korch.primitive import reference
+from korch.report.peers.inputs import random_arrays
+from korch.runtime import trim
+from korch.runtime.padding import OutputCut
+from korch.search.instance import Answers, collect_candidates
+from korch.testing.kernels import load_kernels
+from tests.ranges.range_models import masked_model, model, padded, primitives, weight
+from tests.runtime.test_trim import Planner, execute
+
+BATCHES, LENGTH = 6, 21
+SHAPES = {"b": (range(1, BATCHES + 1),), "n": (range(1, LENGTH + 1),)}
+SIZES = tuple(itertools.product((1, 2, BATCHES - 1, BATCHES), (1, 15, 16, 17, LENGTH - 1, LENGTH)))
+
+ENCODER = """
+g (float[b, n, 32] x, float[b, n] bias) => (float[b, n, 32] y)
+{
+    q = MatMul(x, wq)
+    k = MatMul(x, wk)
+    t = Transpose <perm = [0, 2, 1]> (k)
+    s = MatMul(q, t)
+    one = Constant <value_ints: ints = [1]> ()
+    row = Unsqueeze(bias, one)
+    c = Add(s, row)
+    p = Softmax <axis = -1> (c)
+    v = MatMul(x, wv)
+    a = MatMul(p, v)
+    r = Add(a, x)
+    m = ReduceMean <axes = [2]> (r)
+    d = Sub(r, m)
+    h = MatMul(d, wide)
+    e = Relu(h)
+    f = MatMul(e, narrow)
+    y = Add(f, d)
+}
+"""
+
+
+def test_rows_of_two_dimensions(tmp_path) -> None:
+    options = Options(cache_folder=tmp_path, threads=2)
+    weights = {name: weight(32, 32) for name in ("wq", "wk", "wv")}
+    source = model(ENCODER, **weights, wide=weight(32, 96), narrow=weight(96, 32))
+    whole = masked_model(source, SHAPES)
+    with open_meter(options) as meter:
+        groups, _ = enumerate_groups(whole.graph, options)
+        candidates, _ = collect_candidates(whole.graph, groups, Answers(meter.providers, meter.target))
+        planner = Planner(whole.graph, candidates, meter)
+        plans = [trim.trim_steps(whole.graph, planner.plan(seed), whole.plan, meter.target) for seed in range(6)]
+        kernels = {step.kernel.symbol: step.kernel for steps in plans for step in steps}
+        library = load_kernels(list(kernels.values()), meter.builder)
+    assert sum("place_rows" in kernel.source for kernel in kernels.values()) >= 3
+    wrong = []
+    for sizes in SIZES:
+        small = primitives(source, SHAPES, sizes)
+        types = {name: small.types[value] for name, value in small.inputs}
+        feeds = random_arrays({name: (t.shape, t.dtype.numpy) for name, t in types.items()}, sum(sizes))
+        wanted = reference.run(small, feeds)
+        given = padded(whole, feeds) | {hidden.name: hidden.array(sizes) for hidden in whole.plan.hidden}
+        for seed, steps in enumerate(plans):
+            found = execute(whole.graph, steps, library, given)
+            for (name, _), form in zip(small.outputs, whole.plan.outputs, strict=True):
+                if not np.allclose(OutputCut.of(form, sizes).apply(found[name]), wanted[name], rtol=1e-3, atol=1e-4):
+                    wrong.append((seed, *sizes))
+    assert not wrong
