@@ -92,6 +92,7 @@ class SearchLimits:
         fit_rounds: runs at each size.
         fit_seconds: time for them.
         least_fit_rounds: runs even if no time is left.
+        checked_flop: the most work of the model at these sizes, but for the largest.
         checked_sizes: sizes at which a plan for a range is compared with the model even if no time is left.
         random_sizes: random sizes among those at which it is compared.
         end_runs: runs of the model in the last stages, at a third of the machine's best rate.
@@ -263,6 +264,7 @@ class SearchLimits:
     fit_rounds: int = 9
     fit_seconds: float = 1.5
     least_fit_rounds: int = 3
+    checked_flop: float = 4e10
     checked_sizes: int = 3
     random_sizes: int = 2
     end_runs: int = 8

@@ -14,23 +14,29 @@ from korch.backend import maker
 from korch.candidate.candidate import Candidate
 from korch.concurrent.side_by_side import described
 from korch.deadline import Deadline
+from korch.limits import SearchLimits
 from korch.measure.expect import expect
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
+from korch.numerics import Standard
 from korch.partition.join import with_constants_of
 from korch.pipeline.find_programs import found_programs
 from korch.pipeline.run import Run
+from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Status
+from korch.ranges.masked import Masked
 from korch.report.rivals import grouping_rows, rivals_of
 from korch.runtime.build import model_record
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
+from korch.runtime.padding import OutputCut, padded_inputs
 from korch.runtime.report import Disturbance, GroupingRecord, OperatorRecord, Report, ScheduleTimes, SideBySide
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
 from korch.validation.discrepancy import examine
 from korch.validation.plan import Make, PlanEntry, Validation
 from korch.validation.schedule import with_fastest_schedule
+from korch.validation.standard import random_inputs
 from korch.validation.validate import WEIGHTS_BYTES, Trial, validate_plans
 
 ROUNDING = 1e-6
@@ -77,8 +83,8 @@ def build_plans(run: Run) -> None:
     make = make_any(runs_tasks=schedule == "tasks")
     write_s = meter.pace.predict_s("build", run.weights_bytes / WEIGHTS_BYTES)
     end = run.deadline.before(limits.end_safety * write_s)
-    timed_with = {} if ranges is None else ranges.hidden_at(ranges.timed)
-    validation = validate_plans(Trial(graph, run.standard, timed_with), entries, meter, make, end, limits)
+    trial = Trial(graph, run.standard) if run.masked is None else masked_trial(run.masked, run.standard, graph, limits)
+    validation = validate_plans(trial, entries, meter, make, end, limits)
     ledger.record_choice("plan", validation.won.entry.name)
     validation, times = _with_schedule(run, schedule, validation, make_any(runs_tasks=True), end)
     discrepancy = None if ledger.is_replayed else examine(validation, meter, end, limits)
@@ -92,7 +98,7 @@ def build_plans(run: Run) -> None:
         for sizes, entry in variants:
             if end.is_over:
                 break
-            trial = Trial(graph, run.standard, ranges.hidden_at(sizes))
+            trial = replace(trial, timed={**trial.timed, **ranges.hidden_at(sizes)})
             found = validate_plans(trial, [entry], meter, make, end, limits)
             if isinstance(found.winner, Executable):
                 found.winner.report = _complete(replace(report, predicted_ms=entry.predicted_ns / 1e6), run, found, {})
@@ -123,6 +129,28 @@ def _with_schedule(
         schedule = "tasks" if times is not None and times.runs_tasks else "joins"
     run.ledger.record_choice("schedule", schedule)
     return validation, times
+
+
+def masked_trial(masked: Masked, standard: Standard, graph: PrimitiveGraph, limits: SearchLimits) -> Trial:
+    """Return how plans for a range are compared with the model at one size, and timed for another.
+
+    Args:
+        masked: the model for the range.
+        standard: of the model at `masked.checked`.
+        graph: the graph of the plans.
+        limits: the seed.
+    """
+    plan, sizes = masked.plan, masked.checked
+    given = padded_inputs(plan, sizes, list(standard.inputs.values()))
+    timed = {**random_inputs(graph, limits.seed), **plan.hidden_at(plan.timed)}
+    cuts = [OutputCut.of(form, sizes) for form in plan.outputs]
+    return Trial(
+        graph,
+        standard,
+        dict(zip((name for name, _ in graph.inputs), given, strict=True)),
+        timed,
+        lambda arrays: [cut.apply(array) for cut, array in zip(cuts, arrays, strict=True)],
+    )
 
 
 def _complete(report: Report, run: Run, validation: Validation, groupings: Groupings) -> Report:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -73,24 +74,34 @@ def _plans(
     """Return executables for a few upper sizes, and how they serve all sizes of the ranges."""
     dimensions, limits = source.dimensions, options.search
     columns = [upper_sizes(d, limits.range_factor, limits.range_least) for d in dimensions]
+    if len(columns) > 1:  # kernels compute the needed rows of several dimensions, and time is for one search
+        columns = [column[:1] for column in columns]
     uppers = list(itertools.product(*columns))
     found, plans = [], []
     for i, sizes in enumerate(uppers):
         progress("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}")
         whole = masked(dimensions, sizes, source.primitives)
         timed, *others = _timed(dimensions, columns, sizes, limits)
-        whole = replace(whole, plan=replace(whole.plan, timed=timed), others=tuple(others))
+        share = min(1.0, limits.checked_flop / max(1, sum(map(whole.graph.work_flop, whole.graph.primitives))))
+        first, *checks = _checked_sizes(dimensions, columns, sizes, share, limits)
+        whole = replace(
+            whole,
+            plan=replace(whole.plan, timed=timed),
+            others=tuple(others),
+            checked=first,
+            model=source.primitives(first),
+        )
         left = len(uppers) - i
-        share = deadline.shared(left if left == 1 else left / LARGER_SHARE)
+        end = deadline.shared(left if left == 1 else left / LARGER_SHARE)
         model, binding = source.bound(sizes)
-        run = Run(options.for_search(i), binding, progress, model, given=share.less(limits.fit_share), masked=whole)
+        run = Run(options.for_search(i), binding, progress, model, given=end.less(limits.fit_share), masked=whole)
         executables = optimize_run(run, watch).executables
         found += [executable for _, executable in executables]
         served = [replace(whole.plan, timed=at) for at, _ in executables]
         progress("build", f"timing {len(served)} plans at several sizes")
-        costs = fit_costs(dimensions, list(zip((e for _, e in executables), served, strict=True)), share, limits)
-        for k, checked in enumerate(_checked_sizes(dimensions, columns, sizes, limits)):
-            if k >= limits.checked_sizes and not _has_time(share):
+        costs = fit_costs(dimensions, list(zip((e for _, e in executables), served, strict=True)), end, limits)
+        for k, checked in enumerate(checks):
+            if k >= limits.checked_sizes and not _has_time(end):
                 break
             progress("build", f"comparing with the model at {_text(dimensions, checked)}")
             standard = _standard(source.primitives(checked), options)
@@ -106,18 +117,46 @@ def _has_time(deadline: Deadline) -> bool:
 
 
 def _checked_sizes(
-    dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes, limits: SearchLimits
+    dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes, share: float, limits: SearchLimits
 ) -> list[Sizes]:
-    """Return sizes at which a plan is compared with the model: the corners of what it serves, and random ones."""
+    """Return sizes at which a plan is compared with the model: the corners of what it serves, and random ones.
+
+    Args:
+        dimensions: what is free.
+        columns: the upper sizes of plans.
+        upper: those of this plan.
+        share: the share of the largest size's work that the model may take at one of them, but for the last one.
+        limits: the seed, and how many sizes are random.
+    """
     lows = _lows(dimensions, columns, upper)
     lowest = tuple(d.low for d in dimensions)
     upper = tuple(min(n, d.high) for n, d in zip(upper, dimensions, strict=True))
     rng = np.random.default_rng(limits.seed)
-    corners = [lowest, tuple(max(low, n - 1) for low, n in zip(lows, upper, strict=True)), lows, upper]
+    corners = [tuple(max(low, n - 1) for low, n in zip(lows, upper, strict=True)), lowest, lows]
     corners.append(tuple(max(low, n // 2 + 1) for low, n in zip(lowest, upper, strict=True)))
     for _ in range(limits.random_sizes):
         corners.append(tuple(int(rng.integers(low, n + 1)) for low, n in zip(lowest, upper, strict=True)))
-    return list(dict.fromkeys(corners))
+    smaller = [_smaller(upper, lowest, upper, share, kept) for kept in range(len(upper))]
+    smaller += [_smaller(n, lowest, upper, share, k % len(upper)) for k, n in enumerate(corners)]
+    return list(dict.fromkeys((*smaller, upper)))
+
+
+def _smaller(sizes: Sizes, lowest: Sizes, upper: Sizes, share: float, kept: int) -> Sizes:
+    """Return sizes of which the model takes at most a share of the work at the upper ones, if the lowest do.
+
+    Args:
+        sizes: of each dimension.
+        lowest: the least ones.
+        upper: the largest ones.
+        share: the share.
+        kept: the dimension that is as large as it can be.
+    """
+    found = list(sizes)
+    for d in (*(d for d in range(len(sizes)) if d != kept), kept):
+        others = math.prod(n / most for i, (n, most) in enumerate(zip(found, upper, strict=True)) if i != d)
+        if others * found[d] > share * upper[d]:
+            found[d] = max(lowest[d], int(share / others * upper[d]))
+    return tuple(found)
 
 
 def _lows(dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes) -> Sizes:
@@ -131,14 +170,19 @@ def _lows(dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upp
 def _timed(
     dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes, limits: SearchLimits
 ) -> list[Sizes]:
-    """Return the sizes for which a plan's kernels are timed: in the middle of what it serves, and smaller ones."""
+    """Return the sizes for which a plan's kernels are timed: in the middle of what it serves, and smaller ones.
+
+    Of several dimensions, the middle is that of geometric steps: the work is a product of the sizes.
+    """
     lows = _lows(dimensions, columns, upper)
     highs = [min(n, d.high) for n, d in zip(upper, dimensions, strict=True)]
-    found = [
-        tuple(max(low, min(high, int(low + share * (high - low)) | 1)) for low, high in zip(lows, highs, strict=True))
-        for share in TIMED_SHARES[: limits.timed_sizes]
-    ]
-    return list(dict.fromkeys(found))
+
+    def between(low: int, high: int, share: float) -> int:
+        place = low + share * (high - low) if len(lows) == 1 or not low else low * (high / low) ** share
+        return max(low, min(high, int(place) | 1))
+
+    found = [tuple(between(*ends, share) for ends in zip(lows, highs, strict=True)) for share in TIMED_SHARES]
+    return list(dict.fromkeys(found[: limits.timed_sizes]))
 
 
 def _standard(model: PrimitiveGraph, options: Options) -> Standard:

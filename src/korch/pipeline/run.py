@@ -195,7 +195,7 @@ class Run:
         meter, split = self.meter, self.split
         kernels = BUILD_KERNELS + len(split.primitives) / PRIMITIVES_PER_KERNEL
         build_s = meter.pace.predict_s("build", kernels + 2 * self.weights_bytes / WEIGHTS_BYTES)
-        work_flop = sum(map(split.work_flop, split.primitives))
+        work_flop = sum(map(split.work_flop, split.primitives)) * (self.masked.share if self.masked is not None else 1)
         run_s = 3 * work_flop / meter.rates().rate_flop_per_s * meter.pace.slowness
         limits = self.options.search
         return limits.end_safety * (build_s + limits.end_runs * run_s)

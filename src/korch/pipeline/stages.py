@@ -185,8 +185,10 @@ def check_blocks(run: Run) -> None:
 
 def compute_reference(run: Run) -> None:
     """Set random inputs and exact results; a model without them is refused before the search."""
-    masks = {} if run.masked is None else {h.name: h.array(run.masked.plan.sizes) for h in run.masked.plan.hidden}
-    given = {**masks, **run.precision.samples[0]} if run.precision else masks
+    if run.masked is not None and run.masked.model is not None:
+        run.standard = standard_of(run.masked.model, run.joined.graph, run.options)
+        return
+    given = run.precision.samples[0] if run.precision else {}
     run.standard = standard_of(run.quantized or run.split, run.joined.graph, run.options, given)
 
 

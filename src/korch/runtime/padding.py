@@ -138,6 +138,12 @@ def padded_run(executable: Executable, plan: RangePlan, sizes: Sizes, arrays: Se
     return Fitting(PaddedPlan(executable, plan), sizes).run(arrays)
 
 
+def padded_inputs(plan: RangePlan, sizes: Sizes, arrays: Sequence[Array]) -> list[Array]:
+    """Return what a plan reads for inputs of smaller sizes."""
+    inputs = [Padded(form, array.dtype).fill(array) for form, array in zip(plan.inputs, arrays, strict=True)]
+    return [*inputs, *(hidden.array(sizes) for hidden in plan.hidden)]
+
+
 def _planned(form: Sequence[tuple[Factor, ...]]) -> tuple[int, ...]:
     return tuple(math.prod(factor.size for factor in axis) for axis in form)
 

@@ -42,12 +42,16 @@ class Trial:
     Attributes:
         graph: the graph that the plans are for.
         standard: the inputs and the exact results for them.
-        timed_with: inputs that are others in the runs that are timed, by name.
+        given: what plans read where that is not the inputs of the standard, by name.
+        timed: the same for the runs that are timed, where they read something else.
+        cut: returns what is compared of the results of a plan.
     """
 
     graph: PrimitiveGraph
     standard: Standard
-    timed_with: Mapping[str, Array] = field(default_factory=dict)
+    given: Mapping[str, Array] = field(default_factory=dict)
+    timed: Mapping[str, Array] = field(default_factory=dict)
+    cut: Callable[[Sequence[Array]], Sequence[Array]] = lambda arrays: arrays
 
 
 def validate_plans(
@@ -68,8 +72,9 @@ def validate_plans(
         InfeasibleError: no plan runs.
     """
     graph, standard = trial.graph, trial.standard
-    arrays = [standard.inputs[name] for name, _ in graph.inputs]
-    timed_arrays = [trial.timed_with.get(name, array) for (name, _), array in zip(graph.inputs, arrays, strict=True)]
+    given = {**standard.inputs, **trial.given}
+    arrays = [given[name] for name, _ in graph.inputs]
+    timed_arrays = [trial.timed.get(name, given[name]) for name, _ in graph.inputs]
 
     def attempt(entry: PlanEntry) -> Result:
         meter.tell(f"building and checking plan {str(entry.name)!r}")
@@ -79,7 +84,7 @@ def validate_plans(
             executable = make(steps)
             meter.pace.note("build", build_units(executable), time.monotonic() - begun_s)
             names = [tensor.name for tensor in executable.get_outputs()]
-            errors, refused = standard.judge(dict(zip(names, executable(*arrays), strict=True)))
+            errors, refused = standard.judge(dict(zip(names, trial.cut(executable(*arrays)), strict=True)))
         except KorchError as error_found:
             is_uncompiled = isinstance(error_found, CompileError)
             level, extra = logging.INFO, None
