@@ -67,7 +67,7 @@ def test_only_what_is_summed_is_masked():
     [
         ("pa[8*i + p] * pb", "pa[8*i + p + 1] * pb", "tile pa is read in another order than written"),
         ("      store pa[8*i + p] = x0\n", "      store pb[8*i + p] = x0\n", "tile pa is read before it is written"),
-        ("by f32", "by split", "contractions by split can't be printed"),
+        ("by f32", "by f64", "contractions by f64 can't be printed"),
     ],
 )
 def test_what_is_not_printed_is_refused(old, new, message):

@@ -215,7 +215,9 @@ def test_programs_touch_what_their_orders_say(small, rng):
                 for name, array in zip(kernel.names, memory, strict=True):
                     if is_other and name in touched.reads and name not in touched.writes:
                         array.view(np.uint8)[~mask_of(touched.reads[name], array.nbytes)] ^= 0xFF
-                run_launches([replace(launch, source=source, grid=1)], [[Memory(memory[i]) for i in launch.arguments]])
+                run_launches(
+                    [replace(launch, source=source, programs=1)], [[Memory(memory[i]) for i in launch.arguments]]
+                )
                 results.append(memory)
             for name, old, new, other in zip(kernel.names, before, *results, strict=True):
                 said = mask_of(touched.writes.get(name, NOTHING), new.nbytes)
@@ -243,7 +245,7 @@ def test_launches_that_do_not_say_what_each_program_computes(small, rng):
     memory = memory_of(kernel, rng)
     rows = np.array([memory[i].ctypes.data for launch in kernel.launches for i in launch.arguments], np.int64)
     state = np.zeros(4, np.int32)
-    launch = replace(print_persistent(list(segment.functions.values()), 4), grid=3)
+    launch = replace(print_persistent(list(segment.functions.values()), 4), programs=3)
     for turn in (1, 2):
         memory[1][:] = np.nan
         run_together(launch, [Memory(np.array(table, np.int32)), Memory(rows), Memory(state)])

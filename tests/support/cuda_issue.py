@@ -51,7 +51,9 @@ class _Function:
     def __init__(self, launch: Launch) -> None:
         self.interpreted = launch
 
-    def launch(self, grid: int, pointers: Sequence[int], stream: int, is_cooperative: bool = False) -> None:
+    def launch(
+        self, programs: int, pointers: Sequence[int], stream: int, descriptors: int, is_cooperative: bool = False
+    ) -> None:
         """Run it; programs that wait for each other run in threads."""
         memory: Any = [
             Memory(SimpleNamespace(ctypes=SimpleNamespace(data=pointer)))  # type: ignore[arg-type]
@@ -83,7 +85,8 @@ def issue_on_cpu(program: CudaProgram, inputs: Sequence[Any], runs: int = 1) -> 
     owner._turns = schedule(program.steps)
     owner._calls = {s.call: load_call(s.call, program.sources[s.call]) for s in program.steps if s.call}
     owner._functions = {symbol: _Function(la.launch(program.sources)) for symbol, la in program.launches.items()}
-    owner._persistent = persistent_by_step(torch, program.persistent, "cpu")
+    owner._descriptors = [[torch.empty(0) for _ in step.launches] for step in program.steps]
+    owner._persistent = persistent_by_step(torch, program.persistent, dict.fromkeys(program.launches, 0), "cpu")
     outputs = [torch.zeros(t.shape, dtype=getattr(torch, DType(t.dtype).numpy.name)) for t in program.plan.outputs]
     for _ in range(runs):
         owner._issue([_Stream() for _ in range(STREAMS)], inputs, outputs)

@@ -72,7 +72,7 @@ def run_launches(launches: Sequence[Launch], memory: Sequence[Sequence[Memory]])
         raise ValueError("set TRITON_INTERPRET=1 before Triton is imported")
     with _quick_interpreter(), np.errstate(all="ignore"):
         for launch, function, buffers in zip(launches, functions, memory, strict=True):
-            Executor(function.rewrite(), function.arg_names, (launch.grid,))(*_pointers(launch, buffers))
+            Executor(function.rewrite(), function.arg_names, (launch.programs,))(*_pointers(launch, buffers))
 
 
 def run_together(launch: Launch, memory: Sequence[Memory]) -> None:
@@ -108,11 +108,11 @@ def run_together(launch: Launch, memory: Sequence[Memory]) -> None:
 
     before = interpreter.interpreter_builder.__class__
     with _quick_interpreter(), np.errstate(all="ignore"):
-        interpreter.interpreter_builder.grid_dim = (launch.grid, 1, 1)
+        interpreter.interpreter_builder.grid_dim = (launch.programs, 1, 1)
         interpreter._patch_lang(function.fn)
         interpreter.interpreter_builder.__class__ = Builder
         try:
-            threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(launch.grid)]
+            threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(launch.programs)]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -137,8 +137,10 @@ def _quick_interpreter() -> Iterator[None]:
     """Leave out what the interpreter does again and again, and what it computes for nothing.
 
     It replaces the language's functions whenever one of ours is called; here, once for each module
-    that calls them. It looks for overflows of integers, and only a debug mode would report them.
+    that calls them. It looks for overflows of integers, and only a debug mode would report them. It
+    multiplies float32 in one way, whatever the precision, and does not know all of them.
     """
+    from triton import language
     from triton.runtime import interpreter
 
     replaced = ExitStack()
@@ -149,10 +151,13 @@ def _quick_interpreter() -> Iterator[None]:
         if id(function.__globals__) not in seen:
             seen.add(id(function.__globals__))
             replaced.callback(patch_language(function).restore)
+            # Its own conversion to an integer fails with arrays of one element since NumPy 2.4.
+            replaced.enter_context(patch.object(language.tensor, "__index__", lambda t: t.handle.data.item()))
         return nothing
 
     builder = interpreter.interpreter_builder
-    options = replace(builder.options, sanitize_overflow=builder.options.debug)
+    precisions = (*builder.options.allowed_dot_input_precisions, "bf16x6")
+    options = replace(builder.options, sanitize_overflow=builder.options.debug, allowed_dot_input_precisions=precisions)
     with (
         replaced,
         patch.object(interpreter, "_patch_lang", patch_once),

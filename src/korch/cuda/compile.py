@@ -41,6 +41,7 @@ class Cubin:
         shared_bytes: shared memory of a program.
         registers: of a thread.
         spill_bytes: memory of a thread for what did not fit into registers.
+        descriptor_bytes: global memory of a program for its tensor descriptors.
     """
 
     symbol: str
@@ -48,6 +49,7 @@ class Cubin:
     shared_bytes: int
     registers: int
     spill_bytes: int
+    descriptor_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,9 @@ from korch.cuda.compile import Cubin, CubinFailure
 from korch.cuda.kernel import SIGNATURE, Launch
 from korch.cuda.module import load_functions
 
+ALIGNMENT = 256
+"""Bytes: what all memory on a device begins at multiples of."""
+
 
 def serve() -> None:
     """Compile what is asked for until the input ends."""
@@ -61,13 +64,13 @@ def _compile(launch: Launch, arch: int) -> Cubin | CubinFailure:
         text = str(error).strip() or type(error).__name__
         return CubinFailure(launch.symbol, text.splitlines()[-1][:300])
     metadata: Any = compiled.metadata
-    if metadata.global_scratch_size or getattr(metadata, "profile_scratch_size", 0):
-        return CubinFailure(launch.symbol, "the compiler asks for global scratch memory")
+    if getattr(metadata, "profile_scratch_size", 0) or metadata.global_scratch_align > ALIGNMENT:
+        return CubinFailure(launch.symbol, "the compiler asks for memory that launches don't pass")
     if metadata.num_warps != launch.warps or metadata.num_ctas != 1:
         return CubinFailure(launch.symbol, "the compiler asks for another number of warps")
     image: bytes = compiled.asm["cubin"]
     registers, spills = _resources(image)
-    return Cubin(launch.symbol, image, metadata.shared, registers, spills)
+    return Cubin(launch.symbol, image, metadata.shared, registers, spills, metadata.global_scratch_size)
 
 
 def _resources(image: bytes) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 """Cubins on a device, through the driver's C interface: no Triton is needed to run a kernel.
 
-A Triton kernel takes its pointers and then two more, for scratch memory that ours never ask for
-(Triton 3.5 to 3.7; a kernel that takes fewer reads fewer). The driver acts on the calling thread's
-context. PyTorch works in the device's primary one, but makes it current only where it has to, so a
-thread that has none yet is given that.
+A Triton kernel takes its pointers and then two more: of memory for its tensor descriptors, and of
+memory for profiles, which ours never ask for (Triton 3.6 and 3.7; a kernel that takes fewer reads
+fewer). The driver acts on the calling thread's context. PyTorch works in the device's primary one,
+but makes it current only where it has to, so a thread that has none yet is given that.
 """
 
 from __future__ import annotations
@@ -104,24 +104,27 @@ class CudaFunction:
         _call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(found), *arguments)
         return found.value
 
-    def launch(self, grid: int, pointers: Sequence[int], stream: int, is_cooperative: bool = False) -> None:
+    def launch(
+        self, programs: int, pointers: Sequence[int], stream: int, descriptors: int = 0, is_cooperative: bool = False
+    ) -> None:
         """Launch it; nothing is waited for.
 
         Args:
-            grid: programs.
+            programs: how many.
             pointers: addresses of its buffers.
             stream: the stream's handle.
+            descriptors: the address of memory for the tensor descriptors of all programs; 0 if it has none.
             is_cooperative: whether programs wait for each other, so that all of them must be resident.
 
         Raises:
             DriverError: the launch was refused.
         """
         enter_context()
-        values = (ctypes.c_uint64 * (len(pointers) + 2))(*pointers, 0, 0)
+        values = (ctypes.c_uint64 * (len(pointers) + 2))(*pointers, descriptors, 0)
         step = ctypes.sizeof(ctypes.c_uint64)
         base = ctypes.addressof(values)
         parameters = (ctypes.c_void_p * len(values))(*(base + i * step for i in range(len(values))))
-        sizes = grid, 1, 1, self.threads, 1, 1, self.shared_bytes
+        sizes = programs, 1, 1, self.threads, 1, 1, self.shared_bytes
         if is_cooperative:
             _call("cuLaunchCooperativeKernel", self._function, *sizes, ctypes.c_void_p(stream), parameters)
         else:

@@ -46,7 +46,8 @@ class Launch:
         source: its text, without imports.
         signature: the element type behind each pointer.
         arguments: the buffer of each: inputs, outputs, scratch and tables, numbered through.
-        grid: programs.
+        grid: tasks.
+        programs: that are launched.
         warps: warps of a program.
     """
 
@@ -55,6 +56,7 @@ class Launch:
     signature: tuple[DType, ...]
     arguments: tuple[int, ...]
     grid: int
+    programs: int
     warps: int
 
 
@@ -161,6 +163,7 @@ def make_launch(printed: PrintedLaunches, number: Mapping[str, int], types: Mapp
         tuple(types[name] for name in printed.buffers),
         tuple(number[name] for name in printed.buffers),
         printed.grid,
+        printed.programs,
         printed.warps,
     )
 

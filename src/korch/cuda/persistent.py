@@ -77,7 +77,7 @@ def print_persistent(launches: Sequence[Launch], warps: int) -> Launch:
         ]
     text = f"{sources}\n\n" + _QUEUE.replace("CASES", "\n".join(cases)).replace("ENTRY", str(ENTRY))
     symbol = content_name("p", f"{text} {warps}")
-    return Launch(symbol, text.replace("PERSISTENT", symbol), (DType.I32, DType.I64, DType.I32), (), 0, warps)
+    return Launch(symbol, text.replace("PERSISTENT", symbol), (DType.I32, DType.I64, DType.I32), (), 0, 0, warps)
 
 
 _QUEUE = """@triton.jit

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import re
 from dataclasses import dataclass
 
 from korch.errors import OptionError
 from korch.primitive.types import DType
+from korch.tile.program import Product
+
+SPLIT_PRODUCTS = 6
+"""Products of bfloat16 that a product of float32 is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class CudaTarget:
         half_flop_per_s: of float16 and bfloat16 products on matrix units.
         launch_ns: what a kernel takes in a CUDA graph, however small it is.
         allow_tf32: whether float32 products may round their factors to 11 bits.
+        allow_split: whether a float32 product may be several products of bfloat16.
         is_nominal: whether the rates are those of a data sheet, not measured.
         versions: those that timings depend on, as "name version".
     """
@@ -44,6 +48,7 @@ class CudaTarget:
     half_flop_per_s: float
     launch_ns: int
     allow_tf32: bool = False
+    allow_split: bool = True
     is_nominal: bool = True
     versions: tuple[str, ...] = ()
 
@@ -52,11 +57,31 @@ class CudaTarget:
         """Channels of a block in blocked layouts: 0, there are none."""
         return 0
 
-    def product_flop_per_s(self, dtype: DType) -> float:
-        """Return the peak of products of an element type, on matrix units where they allow it."""
+    def products(self, dtype: DType) -> tuple[Product, ...]:
+        """Return the ways to multiply elements of a type, the fastest first.
+
+        Float32 is multiplied by matrix units, as three numbers of bfloat16 for each factor, or without them.
+        """
         if dtype in (DType.F16, DType.BF16):
-            return self.half_flop_per_s
-        return self.tf32_flop_per_s if self.allow_tf32 else self.f32_flop_per_s
+            return (Product.F16 if dtype is DType.F16 else Product.BF16,)
+        if dtype is not DType.F32:
+            return (Product.F64,) if dtype is DType.F64 else ()
+        if self.allow_tf32:
+            return (Product.TF32,)
+        found = (Product.SPLIT, Product.F32) if self.allow_split else (Product.F32,)
+        return tuple(sorted(found, key=self.flop_per_s, reverse=True))
+
+    def flop_per_s(self, product: Product) -> float:
+        """Return the peak of products; a split product is several products of bfloat16."""
+        match product:
+            case Product.SPLIT:
+                return self.half_flop_per_s / SPLIT_PRODUCTS
+            case Product.F16 | Product.BF16:
+                return self.half_flop_per_s
+            case Product.TF32:
+                return self.tf32_flop_per_s
+            case _:
+                return self.f32_flop_per_s
 
     @property
     def isa(self) -> str:
@@ -66,7 +91,7 @@ class CudaTarget:
     @property
     def fingerprint(self) -> str:
         """A hash of what measurements depend on: they are kept apart by it."""
-        text = repr((self.arch, self.name, self.processors, self.allow_tf32, self.versions))
+        text = repr((self.arch, self.name, self.processors, self.allow_tf32, self.allow_split, self.versions))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -77,7 +102,7 @@ NOMINAL = {
 """Rates by data sheet (A100 80 GB, H200), for plans without a device; copies as measured."""
 
 
-def nominal_target(text: str, allow_tf32: bool = False) -> CudaTarget:
+def nominal_target(text: str) -> CudaTarget:
     """Return the kind of devices that `cuda:sm_90` names.
 
     Raises:
@@ -91,4 +116,4 @@ def nominal_target(text: str, allow_tf32: bool = False) -> CudaTarget:
             where="option target",
             expected="cpu, cuda, or " + ", ".join(f"cuda:sm_{arch}" for arch in NOMINAL),
         )
-    return dataclasses.replace(known, allow_tf32=allow_tf32)
+    return known

@@ -23,5 +23,5 @@ def _peak(candidate: Candidate, target: CudaTarget) -> float:
     """Return the best rate of any of its products; without one, that of plain arithmetic."""
     body = candidate.group.body
     linear = body.linear
-    rates = [target.product_flop_per_s(body.types[p.output].dtype) for p in linear]
+    rates = [target.flop_per_s(product) for p in linear for product in target.products(body.types[p.output].dtype)]
     return max(rates, default=target.f32_flop_per_s)

@@ -65,7 +65,7 @@ def require_device(target: str) -> None:
         )
 
 
-def detect_cuda_target(allow_tf32: bool = False) -> CudaTarget:
+def detect_cuda_target() -> CudaTarget:
     """Return the device at hand with the nominal rates of its kind.
 
     Raises:
@@ -89,7 +89,6 @@ def detect_cuda_target(allow_tf32: bool = False) -> CudaTarget:
         processors=found.multi_processor_count,
         l2_bytes=getattr(found, "L2_cache_size", known.l2_bytes),
         shared_bytes=shared,
-        allow_tf32=allow_tf32,
         versions=versions,
     )
 

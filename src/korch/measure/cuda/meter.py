@@ -40,9 +40,8 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
     def __init__(self, options: Options, providers: Sequence[Provider[CudaTarget, CudaKernel]]) -> None:
         super().__init__(options, providers)
         is_here = options.target == "cuda"
-        self.target = (
-            detect_cuda_target(options.allows_tf32) if is_here else nominal_target(options.target, options.allows_tf32)
-        )
+        known = detect_cuda_target() if is_here else nominal_target(options.target)
+        self.target = dataclasses.replace(known, allow_tf32=options.allows_tf32, allow_split=not options.strict)
         self.compiler = CubinCompiler(self.target.arch, options.cache_folder)
         self.database = Database(self.compiler.folder.parent, self.target.fingerprint)
         if is_here:
@@ -158,7 +157,8 @@ def _job(
                     "symbol": launch.symbol,
                     "shared_bytes": cubin.shared_bytes,
                     "warps": launch.warps,
-                    "grid": launch.grid,
+                    "programs": launch.programs,
+                    "descriptor_bytes": cubin.descriptor_bytes,
                     "arguments": list(launch.arguments),
                 }
             )

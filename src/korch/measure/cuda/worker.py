@@ -165,7 +165,7 @@ def _maker(torch: Any, job: dict[str, Any], allow_tf32: bool) -> Make:
     """Load a kernel, once; return what gives a run of it over some buffers."""
     if job["network"]:
         return _engine_maker(job, allow_tf32)
-    return _call_maker(torch, job) if job["call"] else _launch_maker(job)
+    return _call_maker(torch, job) if job["call"] else _launch_maker(torch, job)
 
 
 def _engine_maker(job: dict[str, Any], allow_tf32: bool) -> Make:
@@ -211,7 +211,7 @@ def _call_maker(torch: Any, job: dict[str, Any]) -> Make:
     return make
 
 
-def _launch_maker(job: dict[str, Any]) -> Make:
+def _launch_maker(torch: Any, job: dict[str, Any]) -> Make:
     functions = [
         CudaFunction(Path(step["path"]).read_bytes(), step["symbol"], step["shared_bytes"], step["warps"])
         for step in job["launches"]
@@ -219,14 +219,15 @@ def _launch_maker(job: dict[str, Any]) -> Make:
 
     def make(buffers: list[Any], stream: Any) -> Callable[[], None]:
         pointers = [buffer.data_ptr() for buffer in buffers]
-        launches = [
-            (function, step["grid"], [pointers[i] for i in step["arguments"]])
-            for function, step in zip(functions, job["launches"], strict=True)
-        ]
+        launches = []
+        for function, step in zip(functions, job["launches"], strict=True):
+            size = step["programs"] * step["descriptor_bytes"]
+            memory = torch.empty(size, dtype=torch.uint8, device="cuda")
+            launches.append((function, step["programs"], [pointers[i] for i in step["arguments"]], memory))
 
         def run() -> None:
-            for function, grid, arguments in launches:
-                function.launch(grid, arguments, stream.cuda_stream)
+            for function, programs, arguments, descriptors in launches:
+                function.launch(programs, arguments, stream.cuda_stream, descriptors.data_ptr())
 
         return run
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal
@@ -12,10 +13,11 @@ from korch.provider.attention.groups import attention_groups
 from korch.provider.attention.match import match_group
 from korch.provider.content import content_version
 from korch.provider.triton.fused import print_kernel
-from korch.provider.triton.product import product_for
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.device_attention import DeviceAttention
+from korch.tile.program import Product
 from korch.tile.staging import DEVICE
+from korch.tile.triton.launch import LaunchOptions
 from korch.tile.triton.text import power_of_two
 
 WIDEST_HEAD = 256
@@ -43,13 +45,14 @@ class TritonAttentionProvider:
         if max(schedule.terms, schedule.columns) > WIDEST_HEAD:
             return Refusal("the heads are too wide")
         try:
-            schedule.program(BLOCKS[-1][0], BLOCKS[-1][1], product_for(schedule.scores.dtype, target))
+            schedule.program(BLOCKS[-1][0], BLOCKS[-1][1], target.products(schedule.scores.dtype)[0])
         except NotFusedError as error:
             return Refusal(str(error))
         wide, size = _width(schedule.terms) + _width(schedule.columns), schedule.scores.dtype.size_bytes
         return [
-            Offer(*group.plain_layouts, f"{queries}x{keys}w{warps}")
+            Offer(*group.plain_layouts, f"{queries}x{keys}w{warps} {product.value}")
             for queries, keys, warps in BLOCKS
+            for product in target.products(schedule.scores.dtype)
             if queries < 2 * max(16, schedule.rows)
             and keys < 2 * max(16, schedule.keys)
             and (queries + 2 * keys) * wide * size <= target.shared_bytes
@@ -60,13 +63,13 @@ class TritonAttentionProvider:
         schedule = _schedule(group)
         if isinstance(schedule, Refusal):
             return schedule
-        sizes, _, warps = offer.variant.partition("w")
-        queries, keys = map(int, sizes.split("x"))
+        sizes, product = offer.variant.split(" ")
+        queries, keys, warps = map(int, re.findall(r"\d+", sizes))
         try:
-            program = schedule.program(queries, keys, product_for(schedule.scores.dtype, target))
+            program = schedule.program(queries, keys, Product(product))
         except NotFusedError as error:
             return Refusal(str(error))
-        return print_kernel(group, offer, program, target, int(warps), STAGES)
+        return print_kernel(group, offer, program, target, LaunchOptions(warps, STAGES))
 
 
 def _schedule(group: Group) -> DeviceAttention | Refusal:

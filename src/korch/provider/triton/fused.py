@@ -13,10 +13,12 @@ from korch.primitive.types import DType
 from korch.provider.content import content_version
 from korch.provider.offers import offered_layouts
 from korch.provider.tile_kernel import comment_of
+from korch.schedule.contraction import NotFusedError
 from korch.tile.growth import TextLimitError, grows_too_large
 from korch.tile.lower import lower
 from korch.tile.program import TileProgram
 from korch.tile.staging import DEVICE
+from korch.tile.triton.launch import USUAL, LaunchOptions
 from korch.tile.triton.program import print_triton, stage_is_splittable
 from korch.tile.triton.text import COMPUTE, is_printable
 
@@ -66,7 +68,7 @@ class TritonProvider:
 
 
 def print_kernel(
-    group: Group, offer: Offer, program: TileProgram, target: CudaTarget, warps: int = 4, stages: int = 2
+    group: Group, offer: Offer, program: TileProgram, target: CudaTarget, options: LaunchOptions = USUAL
 ) -> CudaKernel:
     """Return the kernel of a group's program, which is printed with its offer as a comment.
 
@@ -75,11 +77,15 @@ def print_kernel(
         offer: the layouts; its variant may ask for split rows.
         program: what is printed.
         target: the device.
-        warps: of a task with contractions.
-        stages: turns of its loops whose operands are read at a time.
+        options: how stages with contractions or loops are printed and launched.
+
+    Raises:
+        NotFusedError: it should read operands through descriptors, but none can be.
     """
     comment = f"{comment_of(group, offer)}\nvariant {offer.variant}"
-    printed = print_triton(program, comment, target.processors, offer.variant == "split", warps, stages)
+    printed = print_triton(program, comment, target.processors, offer.variant == "split", options)
+    if options.has_descriptors and not printed.descriptors:
+        raise NotFusedError("no operand can be read through a descriptor")
     return kernel_of(printed, *ports(group))
 
 

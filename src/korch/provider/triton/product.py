@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last
@@ -14,10 +17,10 @@ from korch.primitive.graph import Primitive
 from korch.primitive.types import DType, ValueType
 from korch.provider.content import content_version
 from korch.provider.triton.fused import print_kernel
-from korch.schedule.blocks import PRODUCTS
 from korch.schedule.contraction import Contraction, Layouts, NotFusedError, contraction_of, extent, root_of
 from korch.schedule.device import Blocks, DeviceProduct
 from korch.tile.program import Product
+from korch.tile.triton.launch import LaunchOptions
 
 MOST_DIRECT = 64
 """Terms of the longest sum that is unrolled."""
@@ -26,7 +29,14 @@ FEWEST_COLUMNS = 8
 """Products with fewer rows or columns waste most of a tile."""
 
 OFFERED = 3
-"""Tiles that are offered: the best by the model."""
+"""Tiles that are offered: the best by the model. Of the best one there are variants that the model can't compare."""
+
+MOST_WARPS = 8
+
+DESCRIPTOR_ARCH = 90
+"""From this compute capability on the tensor memory accelerator reads blocks of memory."""
+
+PERSISTENT, DESCRIPTORS = "persistent", "descriptors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,9 @@ class ProgramTile:
         warps: of the program.
         stages: loads under way.
         parts: into which the terms are cut.
+        product: how elements are multiplied.
+        is_persistent: whether a program has several tasks.
+        has_descriptors: whether operands are read through tensor descriptors.
     """
 
     rows: int
@@ -48,19 +61,43 @@ class ProgramTile:
     warps: int
     stages: int
     parts: int = 1
+    product: Product = Product.F32
+    is_persistent: bool = False
+    has_descriptors: bool = False
 
     def __str__(self) -> str:
         text = f"{self.rows}x{self.columns}x{self.terms}w{self.warps}s{self.stages}"
-        return text if self.parts == 1 else f"{text}p{self.parts}"
+        text += f"p{self.parts}" if self.parts > 1 else ""
+        flags = [
+            name for name, is_set in ((PERSISTENT, self.is_persistent), (DESCRIPTORS, self.has_descriptors)) if is_set
+        ]
+        return " ".join([text, self.product.value, *flags])
 
     @staticmethod
     def parse(text: str) -> ProgramTile:
         """Return the tile that prints as `text`."""
-        sizes, _, rest = text.partition("w")
-        warps, _, rest = rest.partition("s")
-        stages, _, parts = rest.partition("p")
-        rows, columns, terms = map(int, sizes.split("x"))
-        return ProgramTile(rows, columns, terms, int(warps), int(stages), int(parts or 1))
+        sizes, product, *flags = text.split(" ")
+        rows, columns, terms, warps, stages, *parts = map(int, re.findall(r"\d+", sizes))
+        return ProgramTile(
+            rows,
+            columns,
+            terms,
+            warps,
+            stages,
+            parts[0] if parts else 1,
+            Product(product),
+            is_persistent=PERSISTENT in flags,
+            has_descriptors=DESCRIPTORS in flags,
+        )
+
+    @property
+    def options(self) -> LaunchOptions:
+        """How its program is printed and launched."""
+        return LaunchOptions(self.warps, self.stages, self.is_persistent, self.has_descriptors)
+
+    def fits(self, dtype: DType, target: CudaTarget) -> bool:
+        """Return whether the operands that are loaded at a time fit into shared memory."""
+        return self.stages * self.terms * (self.rows + self.columns) * dtype.size_bytes <= target.shared_bytes
 
 
 SHAPES = tuple(
@@ -122,9 +159,8 @@ class TritonProductProvider:
             if offer.variant == "direct":
                 return print_kernel(group, offer, schedule.direct(), target)
             tile = ProgramTile.parse(offer.variant)
-            blocks = Blocks(tile.rows, tile.columns, tile.terms, tile.parts)
-            program = schedule.blocked(blocks, product_for(schedule.dtype, target))
-            return print_kernel(group, offer, program, target, tile.warps, tile.stages)
+            program = schedule.blocked(Blocks(tile.rows, tile.columns, tile.terms, tile.parts), tile.product)
+            return print_kernel(group, offer, program, target, tile.options)
         except NotFusedError as error:
             return Refusal(str(error))
 
@@ -158,56 +194,83 @@ def _schedule(group: Group, root: Primitive, layouts: Layouts) -> DeviceProduct:
     return DeviceProduct(group, root, layouts, contraction_of(group, root, is_last))
 
 
-def product_for(dtype: DType, target: CudaTarget) -> Product:
-    """Return how elements of a type are multiplied."""
-    return Product.TF32 if dtype is DType.F32 and target.allow_tf32 else PRODUCTS[dtype, dtype]
-
-
 def _is_narrow(found: Contraction) -> bool:
     return min(extent(found.rows), extent(found.columns)) < 2 * FEWEST_COLUMNS
 
 
 def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[ProgramTile]:
-    """Return the tiles that promise the shortest times, best first.
+    """Return the tiles that are offered: those that promise the shortest times, and variants of the best one.
+
+    Variants have another number of warps or stages, programs with several
+    tasks, or descriptors, of which the model knows nothing.
+    """
+    tiles = ranked_tiles(found, dtype, target)
+    if not tiles:
+        return []
+    best = tiles[0]
+    variants = [
+        replace(best, stages=best.stages - 1),
+        replace(best, stages=best.stages + 1),
+        replace(best, warps=min(MOST_WARPS, 2 * best.warps)),
+    ]
+    persistent = replace(best, is_persistent=True)
+    tasks = extent(found.batch) * -(-extent(found.rows) // best.rows) * -(-extent(found.columns) // best.columns)
+    if best.parts == 1 and persistent.options.programs(tasks, target.processors) < tasks:
+        variants.append(persistent)
+    if target.arch >= DESCRIPTOR_ARCH:
+        variants.append(replace(best, has_descriptors=True))
+    return [*dict.fromkeys((*promising(tiles), *(v for v in variants if v.fits(dtype, target))))]
+
+
+def promising(tiles: Sequence[ProgramTile]) -> list[ProgramTile]:
+    """Return the first of some tiles, and the first of each way to multiply."""
+    first = {tile.product: tile for tile in reversed(tiles)}
+    return [*dict.fromkeys((*tiles[:OFFERED], *first.values()))]
+
+
+def ranked_tiles(found: Contraction, dtype: DType, target: CudaTarget) -> list[ProgramTile]:
+    """Return tiles by the time that they promise, the best of each shape and each way to multiply.
 
     The model: programs run in waves over the multiprocessors; a program's time is its terms times
     what loading and multiplying a block of them takes, the longer of both counting.
     """
-    batch, m, n, k = map(extent, (found.batch, found.rows, found.columns, found.terms))
+    m, n, k = map(extent, (found.rows, found.columns, found.terms))
     if min(m, n) < FEWEST_COLUMNS or k < FEWEST_COLUMNS:
         return []
-    is_float = dtype is DType.F32
-    per_processor = target.product_flop_per_s(dtype) / target.processors
-    cached = target.l2_bytes_per_s / target.processors
     scored = []
-    for shape in SHAPES:
-        if shape.terms > 32 and (is_float or k < 64):
+    for shape, product in itertools.product(SHAPES, target.products(dtype)):
+        if shape.terms > 32 and (dtype is DType.F32 or k < 64):
             continue
-        if shape.rows >= 2 * max(16, m) or shape.columns >= 2 * max(16, n):
+        if shape.rows >= 2 * max(16, m) or shape.columns >= 2 * max(16, n) or not shape.fits(dtype, target):
             continue
-        shared = shape.stages * shape.terms * (shape.rows + shape.columns) * dtype.size_bytes
-        if shared > target.shared_bytes:
-            continue
-        tiles = batch * -(-m // shape.rows) * -(-n // shape.columns)
+        tiles = extent(found.batch) * -(-m // shape.rows) * -(-n // shape.columns)
         for parts in (1, 2, 4, 8):
             if parts > 1 and (tiles * parts > 2 * target.processors or k < 64 * parts):
                 continue
-            blocks = -(-k // (shape.terms * parts))
-            flop = 2 * shape.rows * shape.columns * shape.terms
-            moved = shape.terms * (shape.rows + shape.columns) * dtype.size_bytes
-            # Small tiles leave matrix units idle while they load.
-            busy = min(1.0, shape.rows * shape.columns / 4096) ** 0.5
-            step_s = max(flop / (per_processor * busy), moved / cached)
-            waves = max(1.0, tiles * parts / target.processors)
-            seconds = -(-tiles * parts // target.processors) * 0.5 * blocks * step_s
-            seconds += 0.5 * waves * blocks * step_s
-            if parts > 1:
-                seconds += 1e-9 * target.launch_ns
-                seconds += 8 * parts * batch * m * n / target.l2_bytes_per_s
-            tile = ProgramTile(shape.rows, shape.columns, shape.terms, shape.warps, shape.stages, parts)
-            scored.append((seconds, str(tile), tile))
+            tile = replace(shape, parts=parts, product=product)
+            scored.append((_expected_s(found, tile, dtype, target), str(tile), tile))
     scored.sort(key=lambda entry: entry[:2])
-    best: dict[tuple[int, int, int], ProgramTile] = {}
+    best: dict[tuple[int, int, int, Product], ProgramTile] = {}
     for _, _, tile in scored:
-        best.setdefault((tile.rows, tile.columns, tile.parts), tile)
-    return list(best.values())[:OFFERED]
+        best.setdefault((tile.rows, tile.columns, tile.parts, tile.product), tile)
+    return list(best.values())
+
+
+def _expected_s(found: Contraction, tile: ProgramTile, dtype: DType, target: CudaTarget) -> float:
+    """Return the seconds that a tile's programs promise to take."""
+    batch, m, n, k = map(extent, (found.batch, found.rows, found.columns, found.terms))
+    programs = batch * -(-m // tile.rows) * -(-n // tile.columns) * tile.parts
+    blocks = -(-k // (tile.terms * tile.parts))
+    # Small tiles leave matrix units idle while they load.
+    busy = math.sqrt(min(1.0, tile.rows * tile.columns / 4096))
+    multiply_s = (
+        2 * tile.rows * tile.columns * tile.terms * target.processors / (target.flop_per_s(tile.product) * busy)
+    )
+    moved = tile.terms * (tile.rows + tile.columns) * dtype.size_bytes
+    step_s = max(multiply_s, moved * target.processors / target.l2_bytes_per_s)
+    waves = max(1.0, programs / target.processors)
+    seconds = 0.5 * (-(-programs // target.processors) + waves) * blocks * step_s
+    if tile.parts > 1:
+        seconds += 1e-9 * target.launch_ns
+        seconds += 8 * tile.parts * batch * m * n / target.l2_bytes_per_s
+    return seconds

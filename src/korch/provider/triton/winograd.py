@@ -15,13 +15,11 @@ from korch.cuda.target import CudaTarget
 from korch.primitive.types import DType
 from korch.provider.content import content_version
 from korch.provider.triton.fused import print_kernel
-from korch.provider.triton.product import ProgramTile, product_for, product_layouts, tiles_for
+from korch.provider.triton.product import ProgramTile, product_layouts, promising, ranked_tiles
 from korch.schedule.contraction import NotFusedError, root_of
 from korch.schedule.device import Blocks
 from korch.schedule.device_winograd import DeviceWinograd
 from korch.tile.program import TileProgram
-
-TILES_OFFERED = 2
 
 
 class TritonWinogradProvider:
@@ -46,9 +44,9 @@ class TritonWinogradProvider:
             inputs = replaced(inputs, weights, Layout.plain(4))
             try:
                 schedule = DeviceWinograd(group, root, (inputs, outputs))
-                tiles = [t for t in tiles_for(schedule.products, DType.F32, target) if t.parts == 1][:TILES_OFFERED]
+                tiles = promising([t for t in ranked_tiles(schedule.products, DType.F32, target) if t.parts == 1])
                 for tile in tiles[:1]:
-                    _program(schedule, tile, target)
+                    _program(schedule, tile)
             except NotFusedError as error:
                 return Refusal(str(error))
             offers += [Offer(inputs, outputs, str(tile), group.body.work_flop(root)) for tile in tiles]
@@ -61,11 +59,11 @@ class TritonWinogradProvider:
             return root
         tile = ProgramTile.parse(offer.variant)
         try:
-            program = _program(DeviceWinograd(group, root, (offer.inputs, offer.outputs)), tile, target)
+            program = _program(DeviceWinograd(group, root, (offer.inputs, offer.outputs)), tile)
+            return print_kernel(group, offer, program, target, tile.options)
         except NotFusedError as error:
             return Refusal(str(error))
-        return print_kernel(group, offer, program, target, tile.warps, tile.stages)
 
 
-def _program(schedule: DeviceWinograd, tile: ProgramTile, target: CudaTarget) -> TileProgram:
-    return schedule.blocked(Blocks(tile.rows, tile.columns, tile.terms), product_for(DType.F32, target))
+def _program(schedule: DeviceWinograd, tile: ProgramTile) -> TileProgram:
+    return schedule.blocked(Blocks(tile.rows, tile.columns, tile.terms), tile.product)

@@ -20,20 +20,13 @@ import numpy as np
 from korch.cuda.driver import CudaFunction
 from korch.cuda.engine import TensorRtEngine, check_maker, maker
 from korch.cuda.flags import library_flags
-from korch.cuda.layout import TORCH_TYPES, strided
 from korch.cuda.module import load_call
 from korch.errors import InputError
 from korch.measure.cuda.device import require_torch
 from korch.primitive.types import DType
 from korch.runtime.artifact import Archive
-from korch.runtime.cuda.program import (
-    BufferRecord,
-    CudaProgram,
-    PersistentRecord,
-    StepProgram,
-    archive_of,
-    read_program,
-)
+from korch.runtime.cuda.memory import StepMemory, bytes_of
+from korch.runtime.cuda.program import CudaProgram, PersistentRecord, StepProgram, archive_of, read_program
 from korch.runtime.cuda.recompile import cubins_for
 from korch.runtime.cuda.schedule import STREAMS, Turn, schedule
 from korch.runtime.record import PlanRecord, TensorRecord
@@ -97,6 +90,12 @@ class CudaExecutable(PlanExecutable):
             symbol: CudaFunction(image.image, symbol, image.shared_bytes, launches[symbol].warps)
             for symbol, image in images.items()
         }
+        # Launches of one function may run at the same time: each has memory of its own for its descriptors.
+        sizes = {symbol: image.descriptor_bytes * launches[symbol].programs for symbol, image in images.items()}
+        self._descriptors = [
+            [torch.empty(sizes[launch.symbol], dtype=torch.uint8, device="cuda") for launch in step.launches]
+            for step in program.steps
+        ]
         calls = {step.call for step in program.steps if step.call}
         self._calls = {symbol: load_call(symbol, program.sources[symbol]) for symbol in calls}
         self._engines = open_engines(program, 10 * major + minor, torch)
@@ -107,7 +106,7 @@ class CudaExecutable(PlanExecutable):
             schedule(program.steps) if program.is_parallel else tuple(Turn(0, ()) for _ in program.steps)
         )
         records = self._resident(torch.cuda.get_device_properties(0).multi_processor_count)
-        self._persistent = persistent_by_step(torch, records, "cuda")
+        self._persistent = persistent_by_step(torch, records, sizes, "cuda")
         self._own = self._bind(self._allocate("inputs"), self._allocate("outputs"))
         self._done = torch.cuda.Event()
 
@@ -201,13 +200,13 @@ class CudaExecutable(PlanExecutable):
         """Return the persistent kernels whose programs are all resident at the same time; else they would hang."""
         for record in self._program.persistent:
             most = processors * self._functions[record.launch.symbol].resident()
-            if record.launch.grid > most:
+            if record.launch.programs > most:
                 logger.warning(
                     "steps %d to %d are launched one by one: their persistent kernel has %d programs, and this device "
                     "runs %d of them at the same time",
                     record.first,
                     record.end - 1,
-                    record.launch.grid,
+                    record.launch.programs,
                     most,
                 )
                 return ()
@@ -270,8 +269,16 @@ class CudaExecutable(PlanExecutable):
                 persistent.table.copy_(torch.tensor(persistent.addresses))  # of what was allocated in the capture, too
                 results.append(persistent.table)
             torch.cuda.synchronize()
-        kept = (self._functions, self._calls, self._engines, self._arena, self._weights, self._tables, results)
-        return Bound(tuple(inputs), tuple(outputs), graph, kept)
+        kept = (
+            self._functions,
+            self._calls,
+            self._engines,
+            self._arena,
+            self._weights,
+            self._tables,
+            self._descriptors,
+        )
+        return Bound(tuple(inputs), tuple(outputs), graph, (*kept, results))
 
     def _issue(self, streams: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Issue all steps, each on its stream; return what calls have allocated."""
@@ -280,7 +287,7 @@ class CudaExecutable(PlanExecutable):
         joined = {main}
         events: dict[int, Any] = {}
         wanted = {wait for turn in self._turns for wait in turn.waits}
-        memory = _Memory(self, inputs, outputs)
+        memory = StepMemory(torch, self._program, (self._arena, self._weights, self._tables), inputs, outputs)
         for number, (step, turn) in enumerate(zip(self._program.steps, self._turns, strict=True)):
             stream = streams[turn.stream]
             if stream not in joined:  # a branch begins at the capture's stream
@@ -305,15 +312,16 @@ class CudaExecutable(PlanExecutable):
                 if number in self._persistent:
                     self._issue_persistent(number, pointers, stream.cuda_stream)
                 else:
-                    for launch, own in zip(step.launches, pointers, strict=True):
-                        self._functions[launch.symbol].launch(launch.grid, own, stream.cuda_stream)
+                    for launch, own, kept in zip(step.launches, pointers, self._descriptors[number], strict=True):
+                        function = self._functions[launch.symbol]
+                        function.launch(launch.programs, own, stream.cuda_stream, kept.data_ptr())
             if number in wanted:
                 events[number] = stream.record_event()
         for stream in joined - {main}:
             main.wait_event(stream.record_event())
         with torch.cuda.stream(main):
             for output, place in self._program.copies:
-                _bytes(torch, outputs[output]).copy_(memory.flat(place))
+                bytes_of(torch, outputs[output]).copy_(memory.flat(place))
         return memory.kept
 
     def _issue_persistent(self, number: int, pointers: Sequence[Sequence[int]], stream: int) -> None:
@@ -332,7 +340,8 @@ class CudaExecutable(PlanExecutable):
         if not torch.cuda.is_current_stream_capturing():
             persistent.table = torch.tensor(persistent.addresses, device=self._arena.device)
         arguments = [tensor.data_ptr() for tensor in (self._tables[record.table], persistent.table, persistent.state)]
-        self._functions[launch.symbol].launch(launch.grid, arguments, stream, is_cooperative=True)
+        function, kept = self._functions[launch.symbol], persistent.descriptors.data_ptr()
+        function.launch(launch.programs, arguments, stream, kept, is_cooperative=True)
 
 
 @dataclass(eq=False)
@@ -342,76 +351,35 @@ class _Persistent:
     Attributes:
         record: its steps.
         state: the counters of its runs and events.
+        descriptors: memory for tensor descriptors.
         addresses: those of the buffers of the launches that are issued so far.
         table: the same on the device, of the run that was bound last.
     """
 
     record: PersistentRecord
     state: Any
+    descriptors: Any
     addresses: list[int] = field(default_factory=list)
     table: Any = None
 
 
-def persistent_by_step(torch: Any, records: Sequence[PersistentRecord], device: str) -> dict[int, _Persistent]:
-    """Return the persistent kernel of each step that is run by one."""
-    made = (_Persistent(r, torch.zeros(r.launch.grid + r.events, dtype=torch.int32, device=device)) for r in records)
-    return {step: own for own in made for step in range(own.record.first, own.record.end)}
+def persistent_by_step(
+    torch: Any, records: Sequence[PersistentRecord], sizes: Mapping[str, int], device: str
+) -> dict[int, _Persistent]:
+    """Return the persistent kernel of each step that is run by one.
 
-
-class _Memory:
-    """Addresses and views of a program's buffers."""
-
-    def __init__(self, owner: CudaExecutable, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        self.torch = owner._torch
-        self.arena, self.weights = owner._arena, owner._weights
-        self.offsets = owner._program.weights.offsets
-        self.lists = {"input": inputs, "output": outputs, "table": owner._tables}
-        self.results: dict[int, Any] = {}
-        self.kept: list[Any] = []
-
-    def put(self, place: BufferRecord, result: Any) -> None:
-        """Take what a call returned for a buffer of the arena; an output is copied.
-
-        Results live as long as the graph: branches of it run side by side.
-        """
-        if place.memory != "arena":
-            self.tensor(place).copy_(result)
-            return
-        self.results[place.at] = result
-        self.kept.append(result)
-
-    def forget(self, places: Sequence[BufferRecord]) -> None:
-        """Say that buffers are in the arena again."""
-        for place in places:
-            if place.memory == "arena":
-                self.results.pop(place.at, None)
-
-    def address(self, place: BufferRecord) -> int:
-        """Return the address of a buffer."""
-        if place.memory == "arena" and place.at in self.results:
-            return int(self.results[place.at].data_ptr())
-        if place.memory == "arena":
-            return int(self.arena.data_ptr()) + place.at
-        if place.memory == "constant":
-            return int(self.weights.data_ptr()) + self.offsets[place.at]
-        return int(self.lists[place.memory][place.at].data_ptr())
-
-    def flat(self, place: BufferRecord) -> Any:
-        """Return a buffer's bytes."""
-        if place.memory == "arena" and place.at in self.results:
-            found = self.results[place.at]
-            return _bytes(self.torch, found.as_strided((found.numel(),), (1,)))
-        if place.memory == "arena":
-            return self.arena[place.at : place.at + place.size_bytes]
-        if place.memory == "constant":
-            begin = self.offsets[place.at]
-            return self.weights[begin : begin + place.size_bytes]
-        return _bytes(self.torch, self.lists[place.memory][place.at])
-
-    def tensor(self, place: BufferRecord) -> Any:
-        """Return a buffer as a tensor of its logical shape."""
-        kind = getattr(self.torch, TORCH_TYPES[place.dtype])
-        return strided(self.flat(place).view(kind), place.shape, place.layout)
+    Args:
+        torch: the module.
+        records: the persistent kernels.
+        sizes: bytes for the tensor descriptors of each function.
+        device: where their memory is.
+    """
+    found: dict[int, _Persistent] = {}
+    for record in records:
+        state = torch.zeros(record.launch.programs + record.events, dtype=torch.int32, device=device)
+        own = _Persistent(record, state, torch.empty(sizes[record.launch.symbol], dtype=torch.uint8, device=device))
+        found |= dict.fromkeys(range(record.first, record.end), own)
+    return found
 
 
 def open_engines(program: CudaProgram, arch: int, torch: Any) -> dict[int, TensorRtEngine]:
@@ -460,11 +428,6 @@ def with_best_branches(program: CudaProgram) -> CudaExecutable:
             clock()
             found.append(clock())
     return side_by_side if np.median(times[1]) < np.median(times[0]) else one
-
-
-def _bytes(torch: Any, tensor: Any) -> Any:
-    """Return a dense tensor's bytes; one without axes has no view of another size."""
-    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _torch_name(dtype: str) -> str:

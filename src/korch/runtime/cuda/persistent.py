@@ -66,8 +66,10 @@ def with_persistent(
         record = LaunchRecord(
             launch.symbol,
             target.processors,
+            target.processors,
             launch.warps,
             cubin.shared_bytes,
+            cubin.descriptor_bytes,
             tuple(d.value for d in launch.signature),
             (),
         )

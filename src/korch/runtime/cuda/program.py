@@ -29,7 +29,7 @@ from korch.runtime.report import Report
 from korch.runtime.weights import Weights
 
 FORMAT = "korch-cuda"
-SCHEMA = 6
+SCHEMA = 7
 PLAN, PROGRAM, REPORT = "plan.json", "program.json", "report.json"
 WEIGHTS = "weights.safetensors"
 CUBINS, ENGINES, SOURCES = "cubins/", "engines/", "sources/"
@@ -59,19 +59,32 @@ class BufferRecord:
 
 @dataclass(frozen=True, slots=True)
 class LaunchRecord:
-    """One launch: the function, how it is launched, and its buffers by number in its step."""
+    """One launch: the function, how it is launched, and its buffers by number in its step.
+
+    Attributes:
+        symbol: the function.
+        grid: tasks.
+        programs: that are launched.
+        warps: of a program.
+        shared_bytes: shared memory of a program.
+        descriptor_bytes: global memory of a program for its tensor descriptors.
+        signature: the element types of its buffers.
+        arguments: its buffers.
+    """
 
     symbol: str
     grid: int
+    programs: int
     warps: int
     shared_bytes: int
+    descriptor_bytes: int
     signature: tuple[str, ...]
     arguments: tuple[int, ...]
 
     def launch(self, sources: Mapping[str, str]) -> Launch:
         """Return the launch of the function that some sources, by symbol, hold."""
         types = tuple(map(DType, self.signature))
-        return Launch(self.symbol, sources[self.symbol], types, self.arguments, self.grid, self.warps)
+        return Launch(self.symbol, sources[self.symbol], types, self.arguments, self.grid, self.programs, self.warps)
 
 
 @dataclass(frozen=True, slots=True)

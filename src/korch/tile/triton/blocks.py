@@ -35,7 +35,8 @@ from korch.tile.program import (
     written_by,
 )
 from korch.tile.program_order import ProgramOrder
-from korch.tile.triton.launch import PrintedProgram, StageLaunch
+from korch.tile.triton.descriptor import described_block
+from korch.tile.triton.launch import LaunchOptions, PrintedProgram, StageLaunch
 from korch.tile.triton.text import COLUMNS, REDUCE, ROWS, STORED, Coordinate, axes_of, converted, literal, power_of_two
 
 SMALLEST = 16
@@ -47,6 +48,7 @@ BAND = 8
 PRECISION = {
     Product.F32: ', input_precision="ieee"',
     Product.TF32: ', input_precision="tf32"',
+    Product.SPLIT: ', input_precision="bf16x6"',
     Product.F16: "",
     Product.BF16: "",
 }
@@ -118,7 +120,8 @@ class BlockStage(StageLaunch):
         super().__init__(program, stage, comment, found, processors)
         self.blocks: dict[str, TileBlock] = {}
         self.sides: dict[str, int] = {}
-        self.stages, self.band = 0, 1
+        self.options, self.band = LaunchOptions(), 1
+        self.loops: list[Axis] = []
         for loops, step in stage.leaves:
             for axis in step.axes:
                 least = SMALLEST if isinstance(step, Contract) else 1
@@ -127,13 +130,18 @@ class BlockStage(StageLaunch):
             for axis in (*stage.grid, *(loop.axis for loop in loops), *step.axes):
                 self.text.ranges[axis.name] = (0, max(axis.extent, self.sides.get(axis.name, 1)) - 1)
 
-    def print(self, warps: int, stages: int) -> None:
-        """Print the stage as one launch; operands of `stages` turns of a loop are read at a time."""
-        self.text.known, self.stages = {}, stages
+    def print(self, options: LaunchOptions) -> None:
+        """Print the stage as one launch.
+
+        Raises:
+            InvalidGraphError: it can't be printed.
+        """
+        self.text.known, self.options = {}, options
         self.widen()
         self.steps(self.stage.steps, self.place())
         order = ProgramOrder(self.stage, tuple(axis.name for axis in self.stage.grid), band=self.band)
-        self.finish(self.stage.tasks, warps, order)
+        programs = options.programs(self.stage.tasks, self.processors)
+        self.finish(self.stage.tasks, options.warps, order, programs)
 
     def place(self) -> dict[str, Coordinate]:
         """Write which task a program is; return the spelling of the grid's axes."""
@@ -182,10 +190,14 @@ class BlockStage(StageLaunch):
         is_turned = axis.extent != 1
         if is_turned:  # a loop over numbers that follow one another would be unrolled
             has_product = any(isinstance(step, Contract) for step in loop.body)
-            here = self.text.begin_loop(axis.name, axis.extent, self.terms(loop), self.stages if has_product else 0)
+            here = self.text.begin_loop(
+                axis.name, axis.extent, self.terms(loop), self.options.stages if has_product else 0
+            )
         for name in loop.carried:
             self.blocks[name] = replace(self.blocks[name], zero=frozenset())
+        self.loops.append(axis)
         self.steps(loop.body, at | {axis.name: here})
+        self.loops.pop()
         for name in written_by(loop.body) - {*loop.carried}:
             self.blocks.pop(name, None)
         if is_turned:
@@ -215,6 +227,8 @@ class BlockStage(StageLaunch):
         """Write a pass over one block."""
         text = self.text
         frame = self.frame(_sides(pass_), at)
+        if self.options.has_descriptors and self.described(pass_, frame):
+            return
         values: dict[str, str] = {}
         types: dict[str, DType] = {}
         ops = []
@@ -240,6 +254,27 @@ class BlockStage(StageLaunch):
             else:
                 dtype = self.buffer(sink.buffer).dtype
                 text.store(sink, dtype, value, frame.at, frame.masks, frame.text)
+
+    def described(self, pass_: Pass, frame: PassFrame) -> bool:
+        """Write a pass that copies a block of memory to a tile by a tensor descriptor; return whether it can be."""
+        match pass_.ops, pass_.sinks:
+            case (Load() as load,), (Store() as sink,) if self.loops and self.buffer(sink.buffer).level is Level.TILE:
+                dtype = self.buffer(load.buffer).dtype
+                block = described_block(load, frame.axes, self.loops[-1], dtype, self.text.ranges)
+            case _:
+                return False
+        is_whole = all(axis is not None and axis.extent == n for axis, n in zip(frame.axes, frame.shape, strict=True))
+        if block is None or not is_whole or self.buffer(sink.buffer).dtype is not dtype:
+            return False
+        text, name = self.text, _variable(sink.buffer)
+        sizes, steps, shape, offsets = (", ".join(parts) for parts in block.texts(text, frame.at))
+        begin = f"{text.pointer(load.buffer)} + ({text.expr(block.begin, frame.at)})"
+        made = text.once(f"tl.make_tensor_descriptor({begin}, [{sizes}], [{steps}], [{shape}])", "d")
+        loaded = f"{made}.load([{offsets}])"
+        text.line(f"{name} = {f'tl.trans({loaded})' if block.is_turned else loaded}")
+        self.keep(At(sink.buffer, sink.index), frame, name, frozenset((0, 1)))
+        self.found.descriptors += 1
+        return True
 
     def collect(self, sink: Accumulate, value: str, frame: PassFrame) -> None:
         """Write what the columns of a block come to."""

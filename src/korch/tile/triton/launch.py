@@ -11,6 +11,34 @@ from korch.tile.triton.text import Text
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """How a stage with contractions or loops is printed and launched.
+
+    Attributes:
+        warps: of a program.
+        stages: turns of a loop whose operands are read at a time.
+        is_persistent: whether as many programs are launched as run at a time, each with several tasks.
+        has_descriptors: whether operands are read through tensor descriptors (Hopper's tensor memory accelerator).
+    """
+
+    warps: int = 4
+    stages: int = 2
+    is_persistent: bool = False
+    has_descriptors: bool = False
+
+    def programs(self, tasks: int, processors: int) -> int:
+        """Return how many programs are launched."""
+        resident = processors * max(1, RESIDENT_WARPS // self.warps)
+        return min(tasks, resident) if self.is_persistent else tasks
+
+
+USUAL = LaunchOptions()
+
+RESIDENT_WARPS = 16
+"""Warps that a multiprocessor runs at a time where programs have large tiles."""
+
+
+@dataclass(frozen=True, slots=True)
 class PrintedLaunches:
     """One launch.
 
@@ -19,14 +47,16 @@ class PrintedLaunches:
             first argument, and NAME is what is launched.
         buffers: the buffers that it takes, in order; those that it names itself begin with "c"
             (tables) or "s" (partial results).
-        grid: programs.
+        grid: tasks.
+        programs: that are launched; each has one task, or several if they are fewer.
         warps: warps of a program.
-        order: which grid points each program computes; None if each may touch all that the kernel does.
+        order: which grid points each task computes; None if each may touch all that the kernel does.
     """
 
     source: str
     buffers: tuple[str, ...]
     grid: int
+    programs: int
     warps: int
     order: ProgramOrder | None = None
 
@@ -40,23 +70,29 @@ class PrintedProgram:
         launches: in order.
         scratch: names, types and sizes in elements.
         tables: names of constant tables and their entries.
+        descriptors: how many operands are read through tensor descriptors.
     """
 
     program: TileProgram
     launches: list[PrintedLaunches] = field(default_factory=list)
     scratch: dict[str, tuple[DType, int]] = field(default_factory=dict)
     tables: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    descriptors: int = 0
 
-    def add(self, text: Text, comment: str, grid: int, warps: int, order: ProgramOrder | None) -> None:
+    def add(
+        self, text: Text, comment: str, grid: int, warps: int, order: ProgramOrder | None, programs: int | None = None
+    ) -> None:
         """Add the launch of a text; equal tables of several launches are one.
 
         Args:
-            text: the lines of a program, with the buffers and tables that it uses.
+            text: the lines of a task, with the buffers and tables that it uses.
             comment: stands at the head of the function.
-            grid: programs.
+            grid: tasks.
             warps: warps of a program.
-            order: which grid points each program computes; None if it is not known.
+            order: which grid points each task computes; None if it is not known.
+            programs: that are launched; one for each task if not given.
         """
+        programs = grid if programs is None else programs
         renamed = {}
         for table, name in text.tables.items():
             known = next((n for n, t in self.tables.items() if t == table), None)
@@ -65,12 +101,16 @@ class PrintedProgram:
         head = "".join(f"    # {line}\n" for line in comment.splitlines())
         parameters = ", ".join(f"p_{name}" for name in text.arguments)
         body = "\n".join(text.lines)
+        run = f"    NAME_task(tl.program_id(0), {parameters})\n"
+        if programs < grid:
+            tasks = f"tl.range(tl.program_id(0), {grid}, {programs}, flatten=True)"
+            run = f"    for pid in {tasks}:\n        NAME_task(pid, {parameters})\n"
         source = (
             f"@triton.jit\ndef NAME_task(pid, {parameters}):\n{head}{body}\n\n\n"
-            f"@triton.jit\ndef NAME({parameters}):\n    NAME_task(tl.program_id(0), {parameters})\n"
+            f"@triton.jit\ndef NAME({parameters}):\n{run}"
         )
         buffers = tuple(renamed.get(name, name) for name in text.arguments)
-        self.launches.append(PrintedLaunches(source, buffers, grid, warps, order))
+        self.launches.append(PrintedLaunches(source, buffers, grid, programs, warps, order))
 
 
 MANY_NUMBERS = 12
@@ -110,9 +150,9 @@ class StageLaunch:
         """Return a buffer of the program."""
         return self.program.buffer(name)
 
-    def finish(self, grid: int, warps: int, order: ProgramOrder | None = None) -> None:
+    def finish(self, grid: int, warps: int, order: ProgramOrder | None = None, programs: int | None = None) -> None:
         """Add the launch that has been written, and begin another."""
-        self.found.add(self.text, self.comment, grid, warps, order)
+        self.found.add(self.text, self.comment, grid, warps, order, programs)
         self.text = Text()
 
     def widen(self) -> None:

@@ -18,7 +18,15 @@ from korch.primitive.types import DType
 from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram, read_by, refused, written_by
 from korch.tile.program_order import ProgramOrder
 from korch.tile.triton.blocks import BlockStage, stage_is_blocked
-from korch.tile.triton.launch import MANY_NUMBERS, PrintedProgram, StageLaunch, numbers_of, warps_for
+from korch.tile.triton.launch import (
+    MANY_NUMBERS,
+    USUAL,
+    LaunchOptions,
+    PrintedProgram,
+    StageLaunch,
+    numbers_of,
+    warps_for,
+)
 from korch.tile.triton.rows import RowStage, SplitStage
 from korch.tile.triton.text import COLUMNS, Coordinate, power_of_two
 
@@ -27,7 +35,7 @@ MANY_WIDE = 128
 
 
 def print_triton(
-    program: TileProgram, comment: str, processors: int, split: bool = False, warps: int = 4, stages: int = 2
+    program: TileProgram, comment: str, processors: int, split: bool = False, options: LaunchOptions = USUAL
 ) -> PrintedProgram:
     """Print a program.
 
@@ -36,8 +44,7 @@ def print_triton(
         comment: text that stands at the head of each function.
         processors: multiprocessors of the device.
         split: whether rows are cut into parts where tasks are few.
-        warps: of a task with contractions or loops.
-        stages: turns of its loops whose operands are read at a time.
+        options: how stages with contractions or loops are printed and launched.
 
     Raises:
         InvalidGraphError: the program has parameters or layouts, or contractions that are not printed.
@@ -54,7 +61,7 @@ def print_triton(
         if stage_is_blocked(stage) or is_free:
             _require_all_points(stage)
         if stage_is_blocked(stage):
-            BlockStage(program, stage, comment, found, processors).print(warps, stages)
+            BlockStage(program, stage, comment, found, processors).print(options)
         elif is_free:
             _FreeStage(program, stage, comment, found, processors).print()
         elif split and stage_is_splittable(program, stage, processors):

@@ -1,0 +1,86 @@
+"""The memory of a program's buffers on a device: addresses for kernels, tensors for calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from korch.cuda.layout import TORCH_TYPES, strided
+from korch.runtime.cuda.program import BufferRecord, CudaProgram
+
+
+class StepMemory:
+    """Addresses and views of a program's buffers."""
+
+    def __init__(
+        self,
+        torch: Any,
+        program: CudaProgram,
+        own: tuple[Any, Any, Sequence[Any]],
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+    ) -> None:
+        """Take the memory of a run.
+
+        Args:
+            torch: the module.
+            program: what runs.
+            own: the arena, the constants and the tables.
+            inputs: tensors.
+            outputs: tensors.
+        """
+        self.torch = torch
+        self.arena, self.weights, tables = own
+        self.offsets = program.weights.offsets
+        self.lists = {"input": inputs, "output": outputs, "table": tables}
+        self.results: dict[int, Any] = {}
+        self.kept: list[Any] = []
+
+    def put(self, place: BufferRecord, result: Any) -> None:
+        """Take what a call returned for a buffer of the arena; an output is copied.
+
+        Results live as long as the graph: branches of it run side by side.
+        """
+        if place.memory != "arena":
+            self.tensor(place).copy_(result)
+            return
+        self.results[place.at] = result
+        self.kept.append(result)
+
+    def forget(self, places: Sequence[BufferRecord]) -> None:
+        """Say that buffers are in the arena again."""
+        for place in places:
+            if place.memory == "arena":
+                self.results.pop(place.at, None)
+
+    def address(self, place: BufferRecord) -> int:
+        """Return the address of a buffer."""
+        if place.memory == "arena" and place.at in self.results:
+            return int(self.results[place.at].data_ptr())
+        if place.memory == "arena":
+            return int(self.arena.data_ptr()) + place.at
+        if place.memory == "constant":
+            return int(self.weights.data_ptr()) + self.offsets[place.at]
+        return int(self.lists[place.memory][place.at].data_ptr())
+
+    def flat(self, place: BufferRecord) -> Any:
+        """Return a buffer's bytes."""
+        if place.memory == "arena" and place.at in self.results:
+            found = self.results[place.at]
+            return bytes_of(self.torch, found.as_strided((found.numel(),), (1,)))
+        if place.memory == "arena":
+            return self.arena[place.at : place.at + place.size_bytes]
+        if place.memory == "constant":
+            begin = self.offsets[place.at]
+            return self.weights[begin : begin + place.size_bytes]
+        return bytes_of(self.torch, self.lists[place.memory][place.at])
+
+    def tensor(self, place: BufferRecord) -> Any:
+        """Return a buffer as a tensor of its logical shape."""
+        kind = getattr(self.torch, TORCH_TYPES[place.dtype])
+        return strided(self.flat(place).view(kind), place.shape, place.layout)
+
+
+def bytes_of(torch: Any, tensor: Any) -> Any:
+    """Return a dense tensor's bytes; one without axes has no view of another size."""
+    return tensor.reshape(-1).view(torch.uint8)
