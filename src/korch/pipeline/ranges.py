@@ -132,7 +132,7 @@ def _checked_sizes(
     lowest = tuple(d.low for d in dimensions)
     upper = tuple(min(n, d.high) for n, d in zip(upper, dimensions, strict=True))
     rng = np.random.default_rng(limits.seed)
-    corners = [tuple(max(low, n - 1) for low, n in zip(lows, upper, strict=True)), lowest, lows]
+    corners = [lowest, tuple(max(low, n - 1) for low, n in zip(lows, upper, strict=True)), lows]
     corners.append(tuple(max(low, n // 2 + 1) for low, n in zip(lowest, upper, strict=True)))
     for _ in range(limits.random_sizes):
         corners.append(tuple(int(rng.integers(low, n + 1)) for low, n in zip(lowest, upper, strict=True)))
