@@ -1,19 +1,21 @@
 """Artifacts for ranges of sizes, compared with exact plans and with other engines at random sizes.
 
-    python -m benchmarks.ranges [--models bert-2,bert,vit-4,llama,yolox] [--budget 120] [--sizes 8 | --at 1,2,4]
-                                [--exact 3] [--pairs 200] [--rounds 15] [--folder FOLDER] [--output FILE.json]
+    python -m benchmarks.ranges [--models bert-2,bert,bert-2d,vit-4,llama,yolox] [--budget 120]
+                                [--sizes 8 | --at 1,2x64] [--exact 3] [--pairs 200] [--rounds 15]
+                                [--folder FOLDER] [--output FILE.json]
 
-Each model is exported once with a free dimension, and optimized once for its range. ONNX Runtime and OpenVINO get the
-same file with the free dimension. At a few of the random sizes, a plan for exactly that size is searched with the same
-budget. All engines run interleaved in blocks of a few runs; the time of a block is its fastest run but the first. A
-quotient is the median over the blocks. `--pairs` judges the choice by fitted costs for as many kernels at sizes that no
-fit has seen.
+Each model is exported once with one or two free dimensions, and optimized once for its range. ONNX Runtime and OpenVINO
+get the same file with these. Sizes of two dimensions are written as 2x64. At a few of the random sizes, a plan for
+exactly that size is searched with the same budget. All engines run interleaved in blocks of a few runs; the time of a
+block is its fastest run but the first. A quotient is the median over the blocks. `--pairs` judges the choice by fitted
+costs for as many kernels at sizes that no fit has seen, of one dimension.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import time
@@ -58,35 +60,49 @@ PAUSE_S = 0.01
 
 @dataclass(frozen=True)
 class Ranged:
-    """A model with a free dimension.
+    """A model with free dimensions.
 
     Attributes:
         build: returns the model.
-        dimension: its name.
-        sizes: all of its sizes.
-        alone: the size of the exact plan that is always searched, with which the search is compared.
+        dimensions: all sizes of each.
+        alone: the sizes of the exact plan that is always searched, with which the search is compared.
     """
 
     build: Callable[[], onnx.ModelProto]
-    dimension: str
-    sizes: range
-    alone: int
+    dimensions: Mapping[str, range]
+    alone: Sizes
+
+    def random(self, count: int) -> list[Sizes]:
+        """Return some sizes between the ends."""
+        rng, found = np.random.default_rng(7), dict[Sizes, None]()
+        inner = [sizes[1:-1] for sizes in self.dimensions.values()]
+        while len(found) < min(count, math.prod(map(len, inner)) - 1):
+            sizes = tuple(int(rng.choice(own)) for own in inner)
+            if sizes != self.alone:
+                found[sizes] = None
+        return list(found)
 
 
 TOKENS = {"input_ids": {1: "length"}, "attention_mask": {1: "length"}}
+BATCHES = {"input_ids": {0: "batch", 1: "length"}, "attention_mask": {0: "batch", 1: "length"}}
 EMBEDDED = {"inputs_embeds": {1: "length"}}
 IMAGES = {"pixel_values": {0: "batch"}}
 
 MODELS: Mapping[str, Ranged] = {
     "bert-2": Ranged(
-        partial(export_model, "bert:script", TOKENS, layers=2, vocabulary=2000), "length", range(1, 129), 32
+        partial(export_model, "bert:script", TOKENS, layers=2, vocabulary=2000), {"length": range(1, 129)}, (32,)
     ),
-    "bert": Ranged(partial(export_model, "bert:script", TOKENS, vocabulary=2000), "length", range(1, 513), 128),
+    "bert": Ranged(partial(export_model, "bert:script", TOKENS, vocabulary=2000), {"length": range(1, 513)}, (128,)),
+    "bert-2d": Ranged(
+        partial(export_model, "bert:script", BATCHES, layers=2, vocabulary=2000),
+        {"batch": range(1, 33), "length": range(16, 513)},
+        (8, 64),
+    ),
     "vit-4": Ranged(
-        partial(export_model, "vit:script", IMAGES, layers=4, hidden=384, heads=6), "batch", range(1, 9), 2
+        partial(export_model, "vit:script", IMAGES, layers=4, hidden=384, heads=6), {"batch": range(1, 9)}, (2,)
     ),
-    "llama": Ranged(partial(export_model, "llama:dynamo", EMBEDDED), "length", range(1, 257), 64),
-    "yolox": Ranged(partial(build_yolox, is_free=True), "size", range(160, 641, 32), 320),
+    "llama": Ranged(partial(export_model, "llama:dynamo", EMBEDDED), {"length": range(1, 257)}, (64,)),
+    "yolox": Ranged(partial(build_yolox, is_free=True), {"size": range(160, 641, 32)}, (320,)),
 }
 """The models of transformers have random weights; square images are of multiples of 32, as YOLOX needs them."""
 
@@ -116,8 +132,12 @@ def main() -> int:
     return int(any(row["quotients"][peer] < 1 for rows_ in rows.values() for row in rows_["sizes"] for peer in PEERS))
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
+def _numbers(text: str) -> tuple[Sizes, ...]:
+    return tuple(tuple(map(int, sizes.split("x"))) for sizes in text.split(","))
+
+
+def _text(sizes: Sizes) -> str:
+    return "x".join(map(str, sizes))
 
 
 def measure(name: str, model: Ranged, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -125,36 +145,36 @@ def measure(name: str, model: Ranged, folder: Path, args: argparse.Namespace) ->
     path = folder / f"{name}.onnx"
     if not path.exists():
         onnx.save(model.build(), str(path))
-    rng = np.random.default_rng(7)
-    between = [size for size in model.sizes[1:-1] if size != model.alone]
-    inner = list(args.at) or rng.choice(between, min(args.sizes, len(between)), replace=False).tolist()
+    inner = list(args.at) or model.random(args.sizes)
     exact = [model.alone, *inner][: args.exact]
-    sizes = sorted({*inner, *exact} if args.at else {model.sizes[0], *inner, *exact, model.sizes[-1]})
-    ranged, search = _artifact(path, folder / f"{name}.korch", {model.dimension: model.sizes}, args)
+    ends = [tuple(own[i] for own in model.dimensions.values()) for i in (0, -1)]
+    chosen = sorted({*inner, *exact} if args.at else {*ends, *inner, *exact})
+    ranged, search = _artifact(path, folder / f"{name}.korch", model.dimensions, args)
     if not isinstance(ranged, RangedExecutable):
         raise AssertionError("an artifact of one size")
     peers = {peer: start(path) for peer, start in PEERS.items()}
     rows, alone = [], {}
-    for size in sizes:
-        steps = (size // model.sizes.step,)
+    for sizes in chosen:
+        steps = tuple(n // own.step for n, own in zip(sizes, model.dimensions.values(), strict=True))
         feeds = _feeds(ranged, steps)
         engines: dict[str, Run] = {"korch": partial(_run, ranged), **peers}
-        if size in exact:
-            one, alone[size] = _artifact(path, folder / f"{name}-{size}.korch", {model.dimension: size}, args)
+        if sizes in exact:
+            shapes = dict(zip(model.dimensions, sizes, strict=True))
+            one, alone[_text(sizes)] = _artifact(path, folder / f"{name}-{_text(sizes)}.korch", shapes, args)
             engines["exact"] = partial(_run, one)
         times = _times(engines, feeds, args.rounds)
         own = np.array(times["korch"])
         rows.append(
             {
-                "size": size,
+                "size": sizes[0] if len(sizes) == 1 else _text(sizes),
                 "ms": {engine: float(np.median(found)) for engine, found in times.items()},
                 "quotients": {e: float(np.median(np.array(found) / own)) for e, found in times.items() if e != "korch"},
                 "choice": _choice(ranged, steps, feeds, args.rounds),
             }
         )
     about = {"plans": len(ranged.executables), "search": search, "alone": alone}
-    if model.alone in alone:
-        about["search_quotients"] = {what: n / max(1, alone[model.alone][what]) for what, n in search.items()}
+    if own_search := alone.get(_text(model.alone)):
+        about["search_quotients"] = {what: n / max(1, own_search[what]) for what, n in search.items()}
     return {**about, "pairs": judge(ranged, args.pairs, args.rounds) if args.pairs else None, "sizes": rows}
 
 
