@@ -31,6 +31,7 @@ const int64_t FIRST_TASKS[] = {0, 2, 4, 6};
 const task TASKS[] = {{0, 0, 0, 2, 0}, {0, 1, 0, 2, 0}, {0, 0, 2, 4, 1}, {0, 1, 2, 4, 1},
                       {0, 0, 4, 6, 1}, {0, 1, 4, 6, 1}, {0, 0, 0, 0, 2}};
 const wait WAITS[] = {{2, ENDED}, {0, ENDED}};
+const ahead ALL_AHEAD[] = {{0, 0, 0}};
 }
 #include "korch_tasks.h"
 
