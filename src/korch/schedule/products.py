@@ -113,7 +113,7 @@ class Products(Blocked):
         is_whole = g.extent == 1
         turns = (*packings, zero, contract) if is_whole else (zero, Loop(g, ("t",), (*packings, contract)))
         is_packed = operands[1].packing and not operands[1].components
-        grid = (*self.batch, gm, gn) if is_packed else (gn, *self.batch, gm)
+        grid = (*self.batch, gm, gn) if is_packed or blocking.rows_pass else (gn, *self.batch, gm)
         after = self.after(total, (i, j), cuts.values, cuts.ranges)
         stages = (*(o.stage for o in operands if o.stage is not None), Stage(grid, (*turns, after)))
         tile = Buffer("t", Level.TILE, self.sum_type, i.extent * self._whole(j.extent))
