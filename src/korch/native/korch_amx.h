@@ -263,52 +263,94 @@ KORCH_INLINE void split_part(const Unsplit<IS_ROWS, From, P>& s, unsigned long p
   }
 }
 
+// The lines of a step of terms: part i joins line `low(i)` to line `high(i)`, and the lines that are fetched are `ahead`
+// further on.
+struct Neighbours {
+  long first;
+  static constexpr long AHEAD = 4 * TERMS;
+  KORCH_INLINE long low(long i) const { return first + 2 * i; }
+  KORCH_INLINE long high(long i) const { return first + 2 * i + 1; }
+};
+
 // Parts of whole strips of columns whose terms are whole steps: nothing is to be asked for any of them. What is stored
-// can't change what is read, but a copy of that would be waited for.
+// can't change what is read, but a copy of that would be waited for. Operands whose lines are in another order say for
+// each step where they are (`lines`), and what is read there (`source`).
 template <class From, int P>
 KORCH_INLINE void split_whole(const Unsplit<false, From, P>& s, long begin, long end) {
   constexpr long EACH = PARTS;
   const long first = s.first;
-  // Run a function of the number of a part and of where it goes.
-  const auto for_parts = [to = s.to, begin, end](auto function) __attribute__((always_inline)) {
+  // Run a function of the lines of a step, the number of a part of it, and where that goes.
+  const auto for_parts = [&s, to = s.to, begin, end](auto function) __attribute__((always_inline)) {
     for (long part = begin; part < end;) {
       const long step = part / EACH, stop = korch::smaller(end, (step + 1) * EACH);
       uint16_t* __restrict at = to + step * STEP_OF<P> + (part - step * EACH) * TERMS;
-      for (; part < stop; ++part, at += TERMS) function(part, at);
+      const auto run = [&](auto lines) __attribute__((always_inline)) {
+        for (; part < stop; ++part, at += TERMS) function(lines, part - step * EACH, at);
+      };
+      if constexpr (requires { s.from.lines(step); }) run(s.from.lines(step));
+      else run(Neighbours{step * TERMS});
     }
   };
   if constexpr (P == 1 && requires { s.from.pairs_of(begin, first); }) {
     auto low = s.from.pairs_of(begin, first), high = s.from.pairs_of(begin, first + EDGE);
-    for_parts([&](long, uint16_t* __restrict to) __attribute__((always_inline)) {
+    for_parts([&](auto, long, uint16_t* __restrict to) __attribute__((always_inline)) {
       const Bits a = low(), b = high();
       memcpy(to, &a, sizeof(Bits));
       memcpy(to + TILE, &b, sizeof(Bits));
     });
   } else {
-    const From from = s.from;
-    for_parts([&](long part, uint16_t* __restrict to) __attribute__((always_inline)) {
+    const auto from = [&] {
+      if constexpr (requires { s.from.lines(begin); }) return s.from.source();
+      else return s.from;
+    }();
+    for_parts([&](auto lines, long i, uint16_t* __restrict to) __attribute__((always_inline)) {
+      const long low = lines.low(i), high = lines.high(i);
 #pragma GCC unroll 2
       for (long t = 0; t < 2; ++t) {
         const long column = first + t * EDGE;
-        from.fetch(2 * part + 4 * TERMS, column);
-        from.fetch(2 * part + 4 * TERMS + 1, column);
-        const Floats x = from.template value<16>(2 * part, column), y = from.template value<16>(2 * part + 1, column);
-        split<P>(x, y, to + t * TILE, 2 * TILE);
+        from.fetch(low + lines.AHEAD, column);
+        from.fetch(high + lines.AHEAD, column);
+        split<P>(from.template value<16>(low, column), from.template value<16>(high, column), to + t * TILE, 2 * TILE);
       }
     });
   }
+}
+
+// The same of rows.
+template <class From, int P>
+KORCH_INLINE void split_whole(const Unsplit<true, From, P>& s, long begin, long end) {
+  const From from = s.from;
+  const long first = s.first;
+  uint16_t* __restrict const to = s.to;
+  for (unsigned long part = begin; part < static_cast<unsigned long>(end); ++part) {
+    const long k = part / PARTS * TERMS, i = part % PARTS;
+    uint16_t* __restrict const at = to + part / PARTS * STEP_OF<P> + i * TERMS;
+#pragma GCC unroll 2
+    for (long t = 0; t < 2; ++t) {
+      const long row = first + i + t * EDGE;
+      from.fetch(row, k + 2 * TERMS);
+      from.fetch(row, k + 2 * TERMS + EDGE);
+      const Floats low = from.template value<16>(row, k), high = from.template value<16>(row, k + EDGE);
+      split_line<P>(low, high, at + t * TILE, 2 * TILE, korch::LanesTo<TERMS>::type());
+    }
+  }
+}
+
+// Parts of which some rows, columns or terms do not exist.
+template <bool IS_ROWS, class From, int P>
+__attribute__((noinline)) void split_ragged(const Unsplit<IS_ROWS, From, P>& s, long begin, long end) {
+  const Unsplit<IS_ROWS, From, P> own = s;  // what is stored can't change it
+  for (long part = begin; part < end; ++part) split_part(own, part);
 }
 
 // Make the next `count` parts.
 template <bool IS_ROWS, class From, int P>
 KORCH_INLINE void split_some(Splitter<IS_ROWS, From, P>& s, long count) {
   const long begin = s.part, end = korch::smaller(begin + count, s.last);
+  if (begin >= end) return;
   s.part = end;
-  if constexpr (!IS_ROWS) {
-    if (s.own.count == TOGETHER && s.own.terms % TERMS == 0) return split_whole(s.own, begin, end);
-  }
-  const Unsplit<IS_ROWS, From, P> own = s.own;  // what is stored can't change it
-  for (long part = begin; part < end; ++part) split_part(own, part);
+  if (s.own.count == TOGETHER && s.own.terms % TERMS == 0) split_whole(s.own, begin, end);
+  else split_ragged(s.own, begin, end);
 }
 
 template <bool IS_ROWS, int P = MOST_COMPONENTS, class From>

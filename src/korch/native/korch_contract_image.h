@@ -69,6 +69,15 @@ struct Taps {
   KORCH_INLINE void fetch(long k, long at) const {
     if (k < G::UNITS * TERMS) from.fetch(G::number(k), at);
   }
+  // The lines of a unit of channels that all exist. Those of the next channels are fetched.
+  struct Lines {
+    long first;
+    static constexpr long AHEAD = TERMS;
+    KORCH_INLINE long low(long i) const { return first + i; }
+    KORCH_INLINE long high(long i) const { return first + EDGE + i; }
+  };
+  KORCH_INLINE Lines lines(long unit) const requires(G::CHANNELS % TERMS == 0) { return {G::number(unit * TERMS)}; }
+  KORCH_INLINE From source() const { return from; }
 };
 
 template <class G>

@@ -292,19 +292,14 @@ struct Product {
     pending.row += rows_left, pending.from += rows_left * TOGETHER, pending.totals += rows_left * TOGETHER;
   }
 
-  // What the vector units do beside four products of tiles.
-  template <class Next>
-  __attribute__((noinline)) void work_beside(Next& next, Pending& before, long count) const {
-    prepare(next);
-    if (before.row < before.end) finish(before, count);
-  }
-
-  // Multiply 16 R rows by 32 columns, beside what comes next and what was multiplied before.
+  // Multiply 16 R rows by 32 columns, beside what comes next and what was multiplied before. What comes next is split in
+  // place: with a call for each four products of tiles, products of float32 took 1.2 times as long.
   template <int R, class Tiles, class Next>
   __attribute__((noinline)) void multiply(Tiles a, const uint16_t* b, long steps, float* to, bool adds, Next& next, Pending& before) const {
     const long each = korch::blocks(TOGETHER, TURNS * steps);
     multiply_tiles<R, Columns::COMPONENTS>(a, b, steps, to, adds, [&]() __attribute__((always_inline)) {
-      if (next.each > 0 || before.row < before.end) work_beside(next, before, each);
+      prepare(next);
+      if (before.row < before.end) finish(before, each);
     });
   }
   template <class Tiles, class Next>
