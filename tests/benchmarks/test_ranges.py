@@ -26,7 +26,7 @@ def test_a_range_is_compared_with_exact_plans_and_engines(tmp_path: Path, monkey
     pytest.importorskip("openvino")
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache_folder))
     source = onnx.load_from_string(model(TEXT, w=weight(6, 6)))
-    monkeypatch.setitem(ranges.MODELS, "small", ranges.Ranged(lambda: source, "n", range(2, 33, 2), 8))  # type: ignore
+    monkeypatch.setitem(ranges.MODELS, "small", ranges.Ranged(lambda: source, {"n": range(2, 33, 2)}, (8,)))  # type: ignore
     output = tmp_path / "out.json"
     flags = ["--models", "small", "--budget", "4", "--sizes", "1", "--exact", "1", "--rounds", "1", "--pairs", "4"]
     monkeypatch.setattr("sys.argv", ["ranges", *flags, "--folder", str(tmp_path), "--output", str(output)])

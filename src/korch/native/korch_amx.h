@@ -387,18 +387,6 @@ inline constexpr Pairs PAIRS = pairs_of<A, B>();
 // Fours of products of tiles in a step: a block of rows and a strip of columns, all pairs of components.
 inline constexpr long TURNS = PAIRS<MOST_COMPONENTS, MOST_COMPONENTS>.count;
 
-// How many parts go beside four products of tiles if `count` blocks are multiplied meanwhile.
-KORCH_INLINE long parts_beside(long count, long turns) { return korch::blocks(PARTS, turns * count); }
-
-// Make all of them: of rows, what is beside each other first, as rows a multiple of a page apart drive each
-// other's lines out of the cache.
-template <bool IS_ROWS, class From, int P>
-__attribute__((noinline)) void split_all(const Splitter<IS_ROWS, From, P>& s) {
-  const long apart = IS_ROWS ? PARTS : 1;
-  for (long first = 0; first < apart; ++first)
-    for (long part = first; part < s.last; part += apart) split_part(s.own, part);
-}
-
 // Where the components of 16 R rows of a product lie: those of a block, as a Splitter makes them.
 template <int P = MOST_COMPONENTS>
 struct Block {

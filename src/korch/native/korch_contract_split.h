@@ -12,6 +12,18 @@
 
 namespace korch_amx {
 
+// How many parts go beside four products of tiles if `count` blocks are multiplied meanwhile.
+KORCH_INLINE long parts_beside(long count, long turns) { return korch::blocks(PARTS, turns * count); }
+
+// Make all of them: of rows, what is beside each other first, as rows a multiple of a page apart drive each
+// other's lines out of the cache.
+template <bool IS_ROWS, class From, int P>
+__attribute__((noinline)) void split_all(const Splitter<IS_ROWS, From, P>& s) {
+  const long apart = IS_ROWS ? PARTS : 1;
+  for (long first = 0; first < apart; ++first)
+    for (long part = first; part < s.last; part += apart) split_part(s.own, part);
+}
+
 // The units of a thread, while it computes tasks.
 struct Units {
   Units() {
