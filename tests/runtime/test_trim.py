@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from korch.runtime import trim
 from korch.runtime.padding import OutputCut
 from korch.runtime.program import PlanStep
 from korch.search.instance import Answers, collect_candidates
+from korch.testing.emulated import Emulated
 from korch.testing.kernels import load_kernels
 from tests.ranges.range_models import masked_model, model, padded, primitives, weight
 
@@ -169,21 +171,28 @@ def wrong_sizes(
     return wrong
 
 
+def trimmed_plans(
+    whole: Masked, folder: Path, count: int
+) -> tuple[list[list[PlanStep[Kernel]]], list[Kernel], ctypes.CDLL | Emulated]:
+    """Return random plans whose kernels leave out what a size does not need, the kernels, and their library."""
+    options = Options(cache_folder=folder, threads=2)
+    with open_meter(options) as meter:
+        groups, _ = enumerate_groups(whole.graph, options)
+        candidates, _ = collect_candidates(whole.graph, groups, Answers(meter.providers, meter.target))
+        planner = Planner(whole.graph, candidates, meter)
+        plans = [trim.trim_steps(whole.graph, planner.plan(seed), whole.plan, meter.target) for seed in range(count)]
+        kernels = list({step.kernel.symbol: step.kernel for steps in plans for step in steps}.values())
+        return plans, kernels, load_kernels(kernels, meter.builder)
+
+
 def test_tasks_end_within_an_image(tmp_path) -> None:
     """An image of a batch is 50 rows: tasks end with the last row that is needed, whatever their rows."""
     shapes = {"n": (range(1, IMAGE_COUNT + 1),)}
     values = {"wide": weight(8, 96), "narrow": weight(96, 16), "shape": np.array([0, 50, 2, 8])}
     source = model(IMAGES, **values)
     whole = masked_model(source, shapes)
-    options = Options(cache_folder=tmp_path, threads=2)
-    with open_meter(options) as meter:
-        groups, _ = enumerate_groups(whole.graph, options)
-        candidates, _ = collect_candidates(whole.graph, groups, Answers(meter.providers, meter.target))
-        planner = Planner(whole.graph, candidates, meter)
-        plans = [trim.trim_steps(whole.graph, planner.plan(seed), whole.plan, meter.target) for seed in range(3)]
-        kernels = {step.kernel.symbol: step.kernel for steps in plans for step in steps}
-        library = load_kernels(list(kernels.values()), meter.builder)
-    products = [kernel.source for kernel in kernels.values() if "matmul" in kernel.source]
+    plans, kernels, library = trimmed_plans(whole, tmp_path, 3)
+    products = [kernel.source for kernel in kernels if "matmul" in kernel.source]
     assert products and all(f"korch::smaller({50 * IMAGE_COUNT}, (50 * " in source for source in products)
     for steps in plans:
         assert not wrong_sizes(source, whole, steps, library, shapes)

@@ -6,17 +6,11 @@ import itertools
 
 import numpy as np
 
-from korch.backend import open_meter
-from korch.candidate.enumerate import enumerate_groups
-from korch.options import Options
 from korch.primitive import reference
 from korch.report.peers.inputs import random_arrays
-from korch.runtime import trim
 from korch.runtime.padding import OutputCut
-from korch.search.instance import Answers, collect_candidates
-from korch.testing.kernels import load_kernels
 from tests.ranges.range_models import masked_model, model, padded, primitives, weight
-from tests.runtime.test_trim import Planner, execute
+from tests.runtime.test_trim import execute, trimmed_plans
 
 BATCHES, LENGTH = 6, 21
 SHAPES = {"b": (range(1, BATCHES + 1),), "n": (range(1, LENGTH + 1),)}
@@ -47,18 +41,11 @@ g (float[b, n, 32] x, float[b, n] bias) => (float[b, n, 32] y)
 
 
 def test_rows_of_two_dimensions(tmp_path) -> None:
-    options = Options(cache_folder=tmp_path, threads=2)
     weights = {name: weight(32, 32) for name in ("wq", "wk", "wv")}
     source = model(ENCODER, **weights, wide=weight(32, 96), narrow=weight(96, 32))
     whole = masked_model(source, SHAPES)
-    with open_meter(options) as meter:
-        groups, _ = enumerate_groups(whole.graph, options)
-        candidates, _ = collect_candidates(whole.graph, groups, Answers(meter.providers, meter.target))
-        planner = Planner(whole.graph, candidates, meter)
-        plans = [trim.trim_steps(whole.graph, planner.plan(seed), whole.plan, meter.target) for seed in range(6)]
-        kernels = {step.kernel.symbol: step.kernel for steps in plans for step in steps}
-        library = load_kernels(list(kernels.values()), meter.builder)
-    assert sum("place_rows" in kernel.source for kernel in kernels.values()) >= 3
+    plans, kernels, library = trimmed_plans(whole, tmp_path, 6)
+    assert sum("place_rows" in kernel.source for kernel in kernels) >= 3
     wrong = []
     for sizes in SIZES:
         small = primitives(source, SHAPES, sizes)

@@ -18,11 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from korch.cuda.compile import Cubin, CubinFailure
-from korch.cuda.kernel import SIGNATURE, Launch
+from korch.cuda.kernel import ALIGNMENT, SIGNATURE, Launch
 from korch.cuda.module import load_functions
-
-ALIGNMENT = 256
-"""Bytes: what all memory on a device begins at multiples of."""
 
 
 def serve() -> None:
@@ -53,7 +50,7 @@ def _compile(launch: Launch, arch: int) -> Cubin | CubinFailure:
     try:
         function = getattr(load_functions([launch]), launch.symbol)
         signature = {name: SIGNATURE[dtype] for name, dtype in zip(function.arg_names, launch.signature, strict=True)}
-        # All memory begins at multiples of 256 bytes.
+        # All memory begins at multiples of `ALIGNMENT`.
         attrs = {(i,): [["tt.divisibility", 16]] for i in range(len(signature))}
         source = ASTSource(fn=function, signature=signature, constexprs={}, attrs=attrs)
         # Overflows are looked for in debug modes only, but the tests for them would be built.

@@ -19,6 +19,9 @@ import korch.cuda.functions as f
 """
 """What stands before the functions of a module of kernels."""
 
+ALIGNMENT = 256
+"""Bytes: all memory on a device begins at multiples of them."""
+
 SIGNATURE = {
     DType.F64: "*fp64",
     DType.F32: "*fp32",
@@ -144,8 +147,8 @@ class CudaKernel:
 
 
 def aligned(size_bytes: int) -> int:
-    """Return a size rounded up so that what follows begins at 256 bytes, as allocations do."""
-    return round_up(size_bytes, 256)
+    """Return a size rounded up so that what follows is aligned, as allocations are."""
+    return round_up(size_bytes, ALIGNMENT)
 
 
 def make_launch(printed: PrintedLaunches, number: Mapping[str, int], types: Mapping[str, DType]) -> Launch:

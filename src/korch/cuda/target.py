@@ -6,12 +6,10 @@ import hashlib
 import re
 from dataclasses import dataclass
 
+from korch.candidate.candidate import ALL_PAIRS
 from korch.errors import OptionError
 from korch.primitive.types import DType
 from korch.tile.program import Product
-
-SPLIT_PRODUCTS = 6
-"""Products of bfloat16 that a product of float32 is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +73,7 @@ class CudaTarget:
         """Return the peak of products; a split product is several products of bfloat16."""
         match product:
             case Product.SPLIT:
-                return self.half_flop_per_s / SPLIT_PRODUCTS
+                return self.half_flop_per_s / ALL_PAIRS
             case Product.F16 | Product.BF16:
                 return self.half_flop_per_s
             case Product.TF32:

@@ -263,8 +263,8 @@ KORCH_INLINE void split_part(const Unsplit<IS_ROWS, From, P>& s, unsigned long p
   }
 }
 
-// The lines of a step of terms: part i joins line `low(i)` to line `high(i)`, and the lines that are fetched are `ahead`
-// further on.
+// The lines of a step of terms: part i joins line `low(i)` to line `high(i)`. Those that lie AHEAD lines further on are
+// fetched meanwhile.
 struct Neighbours {
   long first;
   static constexpr long AHEAD = 4 * TERMS;
