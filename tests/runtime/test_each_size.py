@@ -10,13 +10,17 @@ import onnxruntime
 import pytest
 
 import korch
+from korch.candidate.candidate import Candidate, Group, Offer, Refusal
 from korch.deadline import Deadline
 from korch.errors import InfeasibleError, InputError
 from korch.options import Options
 from korch.pipeline import transfer
 from korch.pipeline.each_size import has_time_for_each
 from korch.pipeline.source import onnx_source
+from korch.provider.conv.provider import ConvProvider
+from korch.provider.provider import Kernel
 from korch.runtime.ranged import RangedExecutable
+from korch.target import Target
 from tests.ranges.range_models import conv_net, model, pyramid, weight
 
 QUICK = {"measure": False, "threads": 2, "ablation": korch.Ablation(baselines=False)}
@@ -103,6 +107,30 @@ def test_a_size_whose_kernels_have_no_counterpart_is_searched(cache_folder, monk
     found = korch.optimize(conv_net(), shapes=shapes, cache_folder=cache_folder, **QUICK)
     assert len(texts) == 2 and isinstance(found, RangedExecutable)
     assert [plan.is_exact for plan in found.ranges.plans] == [True] * 3
+
+
+def test_a_kernel_that_cannot_be_printed_for_a_size_is_replaced(cache_folder, monkeypatch) -> None:
+    build, refused, options = ConvProvider.build, {}, transfer._options
+    replaced: list[tuple[Offer, Offer]] = []
+
+    def builds(provider: ConvProvider, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
+        if group.output_types[0].shape[-1] == 10:
+            refused.setdefault(group.key, offer)
+        return Refusal("no") if refused.get(group.key) == offer else build(provider, group, offer, target)
+
+    def found(step: Candidate, *others: object) -> list[Candidate]:
+        able = options(step, *others)
+        replaced.extend((c.offer, refused[c.group.key]) for c in able if c.group.key in refused)
+        return able
+
+    monkeypatch.setattr(ConvProvider, "build", builds)
+    monkeypatch.setattr(transfer, "_options", found)
+    source = model(ODD, w1=weight(4, 3, 3, 3), w2=weight(4, 1, 3, 3))
+    shapes = {"batch": 1, "h": 18, "w": range(17, 20)}  # of 9, 9 and 10 columns after the first
+    ranged = korch.optimize(source, shapes=shapes, cache_folder=cache_folder, **QUICK)
+    assert replaced and all(own != other for own, other in replaced)
+    for width in range(17, 20):
+        check(ranged, source, np.random.default_rng(width).standard_normal((1, 3, 18, width)).astype(np.float32))
 
 
 def test_only_few_sizes_of_windows_have_plans_each_if_there_is_time() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from korch.assembly.segments import Outcome
 from korch.candidate.candidate import Candidate, Group, Refusal, make_group, make_layout_change
 from korch.errors import InfeasibleError
+from korch.measure.meter import AnyMeter
 from korch.pipeline.run import Run, Template
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Certificate
@@ -32,7 +33,7 @@ def transferred(run: Run, template: Template) -> Outcome:
     begun_s, ledger, graph = time.monotonic(), run.ledger, run.joined.graph
     answers = Answers(run.meter.providers, run.meter.target)
     same = counterparts(template.graph, graph)
-    options = [_options(step, graph, same, answers) for step in template.steps]
+    options = [_options(step, graph, same, answers, ledger.meter) for step in template.steps]
     rivals = [c for own in options if len(own) > 1 for c in own]
     if run.options.measure:
         ledger.measure(rivals, run.build_deadline)
@@ -63,8 +64,12 @@ def learn(families: Families, steps: Sequence[Candidate], run: Run) -> None:
             families.learn(place, step.key, kernel)
 
 
-def _options(step: Candidate, graph: PrimitiveGraph, same: Counterparts, answers: Answers) -> list[Candidate]:
+def _options(
+    step: Candidate, graph: PrimitiveGraph, same: Counterparts, answers: Answers, meter: AnyMeter
+) -> list[Candidate]:
     """Return the kernels that may stand for one of another size: the same one, or others in the same layouts.
+
+    Those that can't be printed for the extents of this size are left out.
 
     Raises:
         InfeasibleError: there is none.
@@ -79,9 +84,11 @@ def _options(step: Candidate, graph: PrimitiveGraph, same: Counterparts, answers
     )
     found = [c for c in offered if given == set(c.input_ports) and written == set(c.output_ports)]
     own = [c for c in found if (c.provider, c.offer.variant) == (step.provider, step.offer.variant)]
-    if not found:
-        raise InfeasibleError(f"a kernel of {step.provider} has no counterpart at another size")
-    return own or found
+    for options in (own, found):
+        able = [c for c in options if not isinstance(meter.kernel(c), Refusal)]
+        if able:
+            return able
+    raise InfeasibleError(f"a kernel of {step.provider} has no counterpart at another size")
 
 
 def _group(group: Group, graph: PrimitiveGraph, same: Counterparts) -> Group:
