@@ -73,14 +73,12 @@ def free_factors(form: Sequence[Sequence[Factor]]) -> int:
     return sum(factor.extent is not None for axis in form for factor in axis)
 
 
-WIDTH, HEADS = 8, 2
-
 BERT = """
-g (int64[batch, length] ids, int64[batch, length] mask) => (float[batch, length, 8] y, float[batch, 8] mean,
-   float[batch, 8] first, float[batch, 1, 8] last)
+g (int64[batch, length] ids, int64[batch, length] mask) => (float[batch, length, WIDTH] y,
+   float[batch, WIDTH] mean, float[batch, WIDTH] first, float[batch, 1, WIDTH] last)
 <int64 one = {1}, int64 zero = {0}, int64[1] ones = {1}, int64[1] zeros = {0}, int64[1] minus = {-1},
  int64[1] most = {9223372036854775807}, float minus_many = {-10000}, float one_float = {1},
- int64[4] heads = {0, 0, 2, 4}, float root = {2}, int64[2] axes = {1, 2}>
+ int64[4] heads = {0, 0, 2, HALF}, float root = {2}, int64[2] axes = {1, 2}>
 {
     words = Gather(table, ids)
     shape = Shape(ids)
@@ -118,11 +116,13 @@ g (int64[batch, length] ids, int64[batch, length] mask) => (float[batch, length,
 """
 
 
-def bert(most: int = 64) -> bytes:
-    shapes = {"wq": (8, 8), "wk": (8, 8), "wv": (8, 8), "wo": (8, 8), "table": (2, 8), "positions": (most, 8)}
+def bert(most: int = 64, width: int = 8) -> bytes:
+    """Return a layer of two heads, for lengths up to `most`."""
+    shapes = {"table": (2, width), "positions": (most, width)} | dict.fromkeys(("wq", "wk", "wv", "wo"), (width, width))
     weights = {name: weight(*shape) for name, shape in shapes.items()}
-    vectors = {"scale": weight(8) + 1, "bias": weight(8)}
-    return model(BERT, **weights, **vectors, shape3=np.array([0, 0, 8]))
+    vectors = {"scale": weight(width) + 1, "bias": weight(width)}
+    text = BERT.replace("WIDTH", str(width)).replace("HALF", str(width // 2))
+    return model(text, **weights, **vectors, shape3=np.array([0, 0, width]))
 
 
 CONV = """

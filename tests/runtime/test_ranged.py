@@ -20,7 +20,7 @@ from korch.errors import ArtifactError, InaccurateError, InputError, KorchError,
 from korch.ranges.mask import Masks, Value
 from korch.runtime.ranged import RangedExecutable
 from korch.runtime.unpack import unpack
-from tests.ranges.range_models import pyramid
+from tests.ranges.range_models import bert, pyramid
 
 QUICK = {"measure": False, "threads": 1, "ablation": korch.Ablation(baselines=False)}
 
@@ -86,6 +86,23 @@ def test_elements_of_a_larger_run_do_not_enter_a_smaller_one(cache_folder) -> No
         x = rng.standard_normal((n, 6)).astype(np.float32)
         (y,) = found.run(None, {"x": x})
         np.testing.assert_allclose(y, x.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_sizes_beside_the_corners_of_tiles(cache_folder) -> None:
+    """A layer with blocks of 16 to 128 rows and keys, at one row less, as many, and one more."""
+    source, most = bert(260, 64), 260
+    found = korch.optimize(
+        source, shapes={"batch": 1, "length": range(1, most + 1)}, cache_folder=cache_folder, **QUICK | {"threads": 2}
+    )
+    session = onnxruntime.InferenceSession(source)
+    beside = {tiles * size + d for size in (16, 32, 64, 128) for tiles in (1, 2, 3) for d in (-1, 0, 1)}
+    for length in sorted({1, most, *beside} & set(range(most + 1))):
+        ids, mask = np.random.default_rng(length).integers(0, 2, (2, 1, length))
+        mask[0, 0] = 1
+        feeds = {"ids": ids, "mask": mask}
+        for own, wanted in zip(found.run(None, feeds), session.run(None, feeds), strict=True):
+            assert own.shape == wanted.shape
+            np.testing.assert_allclose(own, wanted, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
