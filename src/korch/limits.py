@@ -213,6 +213,7 @@ class SearchLimits:
         groupings_seconds: all of them.
 
         concurrent_kernel_ns: `concurrent`: longer kernels are not run side by side.
+        concurrent_variants: other variants of a kernel that are measured on a part of the threads.
         concurrent_start_ns: what a set is estimated to take beyond its longest lane.
         concurrent_gain_ns: least estimated gain of a set.
         concurrent_pairs: pairs proposed per kernel.
@@ -376,6 +377,7 @@ class SearchLimits:
     groupings_seconds: float = 5.0
 
     concurrent_kernel_ns: int = 500_000
+    concurrent_variants: int = 3
     concurrent_start_ns: int = 500
     concurrent_gain_ns: int = 200
     concurrent_pairs: int = 6

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from korch.candidate.candidate import Candidate, Lane, LanePart, Offer, make_group
+from korch.concurrent.lanes import measured_sizes
 from korch.concurrent.plan import ConcurrentKernel, verify_concurrent, waits_for
-from korch.concurrent.side_by_side import _Search, described, lane_ns, lane_sizes, measured_sizes, side_by_side
+from korch.concurrent.side_by_side import _Search, described, side_by_side
 from korch.deadline import Deadline
 from korch.errors import InvalidGraphError
 from korch.measure.record import Failed, Measured, Record
@@ -77,6 +78,9 @@ class Meter:
 
     def bound_ns(self, candidate: Candidate) -> int:
         return self.cost_ns(candidate)[0]
+
+    def guess_ns(self, candidate: Candidate) -> int:
+        return self.bound_ns(candidate)
 
     def known(self, candidate: Candidate) -> Record | None:
         if candidate.provider == "toy":
@@ -342,41 +346,6 @@ def test_who_reads_a_concatenation_in_place_waits_for_those_who_write_its_parts(
         ],
     )
     assert program.arena.size_bytes > 0
-
-
-@pytest.mark.parametrize(
-    ("threads", "allowed", "measured"),
-    [
-        (1, (), ()),
-        (2, (1,), (1,)),
-        (3, (1, 2), (1, 2)),
-        (4, (1, 2, 3), (1, 2)),
-        (5, (1, 2, 3, 4), (1, 2)),
-        (6, (1, 2, 3, 4, 5), (1, 3)),
-        (8, (1, 2, 4, 6, 7), (1, 4)),
-        (12, (1, 3, 6, 9, 11), (1, 6)),
-        (64, (1, 16, 32, 48, 63), (1, 32)),
-    ],
-)
-def test_concurrent_are_few_and_each_has_its_rest(
-    threads: int, allowed: tuple[int, ...], measured: tuple[int, ...]
-) -> None:
-    assert lane_sizes(threads) == allowed
-    assert measured_sizes(threads) == measured
-    assert {threads - share for share in allowed} == set(allowed)
-    assert set(measured) <= set(allowed)
-
-
-def test_what_is_not_measured_lies_between() -> None:
-    ideal = {1: 80_000, 4: 20_000, 8: 10_000}
-    assert [lane_ns(ideal, n) for n in (1, 2, 4, 8)] == [80_000, 40_000, 20_000, 10_000]
-    assert lane_ns(ideal, 6) == pytest.approx(80_000 / 6, abs=1)
-    assert lane_ns({1: 9_000, 4: 9_000, 8: 18_000}, 2) == 9_000
-    assert 9_000 < lane_ns({1: 9_000, 4: 9_000, 8: 18_000}, 7) < 18_000
-    assert lane_ns({1: 0, 4: 0}, 2) == 1
-    for outside in (1, 8):
-        with pytest.raises(ValueError, match="not between"):
-            lane_ns({2: 5, 4: 3}, outside)
 
 
 TWO = """

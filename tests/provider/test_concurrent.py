@@ -347,3 +347,20 @@ def test_layouts_of_constants_may_differ_on_one_thread(target: Target) -> None:
     made = CONCURRENT.propose(GRAPH, [[other]], target)
     assert isinstance(made, Candidate)
     assert made.offer.inputs == candidate.offer.inputs
+
+
+def test_variants_on_one_thread_have_the_layouts_of_the_kernel_and_begin_with_its_own(target: Target) -> None:
+    few = replace(target, threads=1)
+    for name, provider in (("deep", "conv"), ("product", "gemm"), ("rounded", "winograd"), ("two", "generated")):
+        for place in range(len(PROVIDERS[provider].offer(GROUPS[name], target))):
+            candidate = offered(name, provider, target, place)
+            found = CONCURRENT.variants(candidate, few)
+            offers = PROVIDERS[provider].offer(GROUPS[name], few)
+            assert not isinstance(offers, Refusal) and {c.offer for c in found} <= set(offers)
+            assert all(
+                (c.input_ports, c.output_ports) == (candidate.input_ports, candidate.output_ports) for c in found
+            )
+            assert len({c.offer for c in found}) == len(found)
+            if candidate.offer.variant in {offer.variant for offer in offers}:
+                assert found[0].offer.variant == candidate.offer.variant
+    assert CONCURRENT.variants(replace(candidate, provider="absent"), few) == ()

@@ -1,7 +1,6 @@
 """A plan -> the same plan with concurrent kernels, or kernels on fewer threads, where it is faster.
 
-1. Each kernel that is short enough is measured on one thread and, where there are more than two, on
-   half of them. Times for other numbers of threads are interpolated.
+1. Each kernel that is short enough is measured on parts of the threads (`concurrent.lanes`).
 2. From these times *sets* are proposed: pairs of kernels that do not depend on each other, and sets
    that fill the other threads while the longest of them runs. Each set partitions the threads into
    *lanes*; kernels of one lane run in turn. A set of one kernel leaves threads idle.
@@ -16,18 +15,15 @@ Kernels that are only worth choosing as a part of a set are not considered.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from math import exp, log
-from typing import cast
 
-from korch.candidate.candidate import Candidate, Refusal
+from korch.candidate.candidate import Candidate
+from korch.concurrent.lanes import KernelLanes, lane_sizes, measure_in_batches
 from korch.concurrent.plan import ConcurrentKernel, concurrent_order, concurrent_problem, verify_concurrent, waits_for
 from korch.deadline import Deadline
-from korch.measure.cpu import CpuMeter
-from korch.measure.record import Failed, Measured, Record
+from korch.measure.record import Failed, Record
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.solve import Solver
 from korch.search.ledger import Ledger
@@ -56,7 +52,6 @@ def side_by_side(
     if ledger.meter.target.threads < 2 or ledger.is_over(deadline):
         return None
     search = _Search(graph, steps, ledger, deadline)
-    search.measure_lanes()
     return search.choose()
 
 
@@ -64,35 +59,6 @@ def described(steps: Sequence[Candidate]) -> tuple[int, int]:
     """Return the number of sets of concurrent kernels in a plan, and of the kernels in them."""
     sets = [c.offer.lanes for c in steps if c.offer.lanes]
     return len(sets), sum(len(lane.parts) for lanes in sets for lane in lanes)
-
-
-def lane_sizes(threads: int) -> tuple[int, ...]:
-    """Return the numbers of threads that lanes may have: few, and with each its rest."""
-    quarter = (threads + 2) // 4
-    some = {1, quarter, threads // 2}
-    return tuple(sorted({n for s in some for n in (s, threads - s) if 0 < n < threads}))
-
-
-def measured_sizes(threads: int) -> tuple[int, ...]:
-    """Return the numbers of threads on which kernels are measured."""
-    return tuple(n for n in sorted({1, max(2, threads // 2)}) if n < threads)
-
-
-def lane_ns(times_ns: Mapping[int, int], size: int) -> int:
-    """Return the estimated time of a kernel on a part of the threads.
-
-    Args:
-        times_ns: by numbers of threads, what it takes on them.
-        size: threads, no fewer than the fewest of these, no more than the most.
-    """
-    if size in times_ns:
-        return times_ns[size]
-    for few, many in pairwise(sorted(times_ns)):
-        if few < size < many:
-            few_ns, many_ns = max(1, times_ns[few]), max(1, times_ns[many])
-            part = log(size / few) / log(many / few)
-            return round(exp((1 - part) * log(few_ns) + part * log(many_ns)))
-    raise ValueError(f"{size} threads are not between {sorted(times_ns)}")
 
 
 class _Search:
@@ -105,49 +71,22 @@ class _Search:
         self.deadline = deadline
         self.costs_ns = [ledger.cost_ns(step)[0] for step in steps]
         self.waits_for = waits_for(graph, steps)
-        self.measured_ns: dict[int, dict[int, int]] = {}
+        self.kernels = KernelLanes(graph, steps, ledger)
         self.sets: list[tuple[_Set, Candidate]] = []
-
-    def measure_lanes(self) -> None:
-        """Measure the short kernels on parts of the threads, those with the greatest sum of costs first."""
-        sums_ns: dict[str, int] = {}
-        alone: list[tuple[_Set, Candidate]] = []
-        for i, cost_ns in enumerate(self.costs_ns):
-            for size in measured_sizes(self.target.threads) if cost_ns <= self.limits.concurrent_kernel_ns else ():
-                each = _Set(((i,),), (size,), 0)
-                candidate = self._candidate(each)
-                if candidate is not None:
-                    alone.append((each, candidate))
-                    sums_ns[candidate.key] = sums_ns.get(candidate.key, 0) + cost_ns
-        self.ledger.look_up([candidate for _, candidate in alone])
-        of_key = {candidate.key: candidate for _, candidate in alone}
-        self._measure([of_key[key] for key in sorted(sums_ns, key=lambda key: -sums_ns[key])])
-        for each, candidate in alone:
-            record = self.ledger.known(candidate)
-            if isinstance(record, Measured):
-                self.measured_ns.setdefault(each.places[0], {})[each.threads[0]] = record.time_ns
-                self.sets.append((replace(each, estimate_ns=record.time_ns), candidate))
 
     @cached_property
     def lanes_ns(self) -> dict[int, dict[int, int]]:
-        """The estimated time of each kernel on each number of threads that it may have.
-
-        One that fails on half of the threads may have one only.
-        """
-        found: dict[int, dict[int, int]] = {}
-        threads = self.target.threads
-        for i, times_ns in self.measured_ns.items():
-            if 1 not in times_ns:
-                continue
-            all_ns = {**times_ns, threads: self.costs_ns[i]} if len(times_ns) > 1 else times_ns
-            sizes = lane_sizes(threads) if len(times_ns) > 1 else (1,)
-            found[i] = {size: lane_ns(all_ns, size) for size in sizes}
-        return found
+        """The estimated time of each kernel on each number of threads that it may have."""
+        return self.kernels.estimates_ns()
 
     def choose(self) -> tuple[Candidate, ...] | None:
         """Return the plan with the sets that make it fastest, all of them measured."""
+        self.kernels.measure(self.deadline)
+        for i, kernels in self.kernels.fastest.items():
+            for size, kernel in kernels.items():
+                self.sets.append((_Set(((i,),), (size,), self.kernels.time_ns(kernel)), kernel.candidate))
         for each in dict.fromkeys(self._proposals()):
-            candidate = self._candidate(each)
+            candidate = self.kernels.propose(each.lanes, each.threads)
             if candidate is not None:
                 self.sets.append((each, candidate))
         self.ledger.look_up([candidate for _, candidate in self.sets])
@@ -159,7 +98,7 @@ class _Search:
             unknown = [self.sets[s][1] for s in chosen if self._record(s) is None]
             if not unknown:
                 break
-            self._measure(unknown)
+            measure_in_batches(self.ledger, unknown, self.deadline)
         return self._plan(chosen) if chosen else None
 
     def _record(self, s: int) -> Record | None:
@@ -218,22 +157,6 @@ class _Search:
         order = concurrent_order(self.waits_for, [kernel.places for kernel, _ in kernels])
         verify_concurrent(self.waits_for, [kernels[n][0] for n in order], threads)
         return tuple(kernels[n][1] for n in order)
-
-    def _candidate(self, each: _Set) -> Candidate | None:
-        lanes = [[self.steps[i] for i in lane] for lane in each.lanes]
-        made: Candidate | Refusal = cast(CpuMeter, self.ledger.meter).concurrent.propose(
-            self.graph, lanes, self.target, each.threads
-        )
-        if isinstance(made, Refusal):
-            logger.debug("%s don't run side by side: %s", each.lanes, made.reason)
-            return None
-        return made
-
-    def _measure(self, candidates: Sequence[Candidate]) -> None:
-        for start in range(0, len(candidates), self.limits.batch):
-            if self.ledger.is_over(self.deadline):
-                return
-            self.ledger.measure(candidates[start : start + self.limits.batch], self.deadline)
 
     def _proposals(self) -> Iterator[_Set]:
         """Yield sets of positive estimated gain, each around its longest kernel."""
@@ -301,5 +224,5 @@ class _Search:
         return self._worth(each) // 256, max(each.places) - min(each.places)
 
     def _worth(self, each: _Set) -> int:
-        instead_ns = sum(min(self.costs_ns[i], *self.measured_ns[i].values()) for i in each.places)
+        instead_ns = sum(min(self.costs_ns[i], *self.kernels.times_ns(i).values()) for i in each.places)
         return each.estimate_ns - instead_ns

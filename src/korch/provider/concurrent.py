@@ -130,29 +130,50 @@ class ConcurrentProvider:
         comment = f"{comment_of(group, offer)}\nside by side: {offer.variant}"
         return _print(group, groups, kernels, lanes, target.threads, comment)
 
+    def variants(self, candidate: Candidate, few: Target) -> tuple[Candidate, ...]:
+        """Return what a kernel's provider offers on few threads in its layouts, but of constants; its variant first.
+
+        Args:
+            candidate: a kernel on all threads.
+            few: the machine with the threads of a lane.
+        """
+        own = candidate.offer
+        alike = self._alike(candidate.provider, candidate.group, own, few)
+        offers = self._fitting(candidate.provider, candidate.group, own, few)
+        first = () if isinstance(alike, Refusal) else (alike,)
+        others = (o for o in offers if o not in first and (o.found_ns > 0) <= candidate.is_found and not o.is_in_place)
+        return tuple(replace(candidate, offer=offer) for offer in (*first, *others))
+
     def _alike(self, provider: str, group: Group, wanted: Offer, few: Target) -> Offer | Refusal:
-        """Return what a provider offers on few threads in the same layouts, but of constants."""
-        if provider not in self._providers:
-            return Refusal(f"there is no provider {provider}")
-        key = (provider, group.key, few)
-        if key not in self._offers:
-            self._offers[key] = self._providers[provider].offer(group, few)
-        offers = self._offers[key]
+        """Return what a provider offers on few threads in the same variant and layouts, but of constants."""
+        offers = self._answer(provider, group, few)
         if isinstance(offers, Refusal):
             return offers
-
-        def varying(offer: Offer) -> list[Layout]:
-            return [x for i, x in enumerate(offer.inputs) if i not in group.constant_inputs]
-
-        same = [
-            offer
-            for offer in offers
-            if offer.variant == wanted.variant and offer.outputs == wanted.outputs and varying(offer) == varying(wanted)
-        ]
+        same = [offer for offer in self._fitting(provider, group, wanted, few) if offer.variant == wanted.variant]
         exact = [offer for offer in same if offer.inputs == wanted.inputs]
         found = (*exact, *same)
         threads = "one thread" if few.threads == 1 else f"{few.threads} threads"
         return found[0] if found else Refusal(f"{provider} offers no such kernel for {threads}")
+
+    def _fitting(self, provider: str, group: Group, wanted: Offer, few: Target) -> list[Offer]:
+        """Return the offers on few threads in some layouts, but of constants."""
+
+        def varying(offer: Offer) -> list[Layout]:
+            return [x for i, x in enumerate(offer.inputs) if i not in group.constant_inputs]
+
+        offers = self._answer(provider, group, few)
+        known = () if isinstance(offers, Refusal) else offers
+        return [o for o in known if o.outputs == wanted.outputs and varying(o) == varying(wanted)]
+
+    def _answer(self, provider: str, group: Group, few: Target) -> Sequence[Offer] | Refusal:
+        """Return what a provider offers on few threads; it is asked once."""
+        key = (provider, group.key, few)
+        if key not in self._offers:
+            known = self._providers.get(provider)
+            self._offers[key] = (
+                Refusal(f"there is no provider {provider}") if known is None else known.offer(group, few)
+            )
+        return self._offers[key]
 
 
 def _print(
