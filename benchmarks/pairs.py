@@ -6,10 +6,10 @@ The experiment of a CMU project (15-745) on horizontal fusion, and a product bes
 of N x N numbers, or two products; an *unbalanced* pair is a sum of N numbers beside sigmoid(exp) of N x N, or a product
 beside a sum. Ways to run a pair:
 
-- turn: each kernel on all threads, with a join after it;
-- fused: both at once, each on half of the threads, as kernels that were made for all threads;
-- share: the same, as kernels that were made for half of the threads;
-- tasks: each thread has a part of both kernels, and there is no join between them.
+- turn: each kernel on all threads, with a join after it, in the variant that is fastest so;
+- fused: both at once, each on half of the threads, as these kernels, which were made for all threads;
+- share: the same, as a search makes them for half of the threads: in the variant that is fastest on them;
+- tasks: each thread has a part of both kernels of `turn`, and there is no join between them.
 
 All ways run interleaved. More threads than cores say nothing of these ways: threads then wait for cores.
 """
@@ -27,19 +27,24 @@ from typing import Any
 import numpy as np
 
 from benchmarks.suite import machine
-from korch.candidate.candidate import Candidate, Refusal, make_group
+from korch.candidate.candidate import Candidate, Group, Refusal, make_group
+from korch.concurrent.lanes import KernelLanes
 from korch.limits import DEFAULT_LIMITS
-from korch.measure.compiler import Builder
-from korch.measure.toolchain import find_compiler
+from korch.measure.cpu import CpuMeter
+from korch.measure.meter import NEVER, AnyMeter
+from korch.options import Options
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.types import DType, ValueType
-from korch.provider.concurrent import ConcurrentProvider
 from korch.provider.provider import Kernel, Threading, load_providers
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
 from korch.runtime.library import Handle
 from korch.runtime.program import PlanStep
-from korch.target import Target, detect_target
+from korch.search.ledger import Ledger
+from korch.target import Target
+
+LIMITS = replace(DEFAULT_LIMITS, concurrent_kernel_ns=10**9)
+"""Long kernels run side by side, too."""
 
 PAIRS = ("balanced sums", "balanced products", "unbalanced sum, sigmoid", "unbalanced product, sum")
 
@@ -69,60 +74,78 @@ def graph_of(pair: str, n: int) -> tuple[PrimitiveGraph, list[list[int]]]:
     return graph, [list(range(last[0] + 1)), list(range(last[0] + 1, last[1] + 1))]
 
 
-def steps_of(graph: PrimitiveGraph, kernels: Sequence[Sequence[int]], target: Target) -> list[PlanStep[Kernel]]:
-    """Return the kernels in plain layouts."""
+def steps_of(graph: PrimitiveGraph, kernels: Sequence[Sequence[int]], ledger: Ledger) -> list[Candidate]:
+    """Return the kernels that are fastest on all threads, in plain layouts."""
     steps = []
     for own in kernels:
         group = make_group(graph, own, [graph.primitives[own[-1]].output])
-        steps.append(next(filter(None, (_step(group, name, target) for name in ("gemm", "generated")))))
+        candidates = [c for name in ("gemm", "generated") for c in _candidates(group, name, ledger.meter)]
+        ledger.measure(candidates)
+        steps.append(min(filter(ledger.is_measured, candidates), key=lambda c: ledger.cost_ns(c)[0]))
     return steps
 
 
-def _step(group: Any, name: str, target: Target) -> PlanStep[Kernel] | None:
-    (provider,) = (p for p in load_providers() if p.name == name)
-    offers = provider.offer(group, target)
-    for offer in () if isinstance(offers, Refusal) else offers:
-        if all(layout.is_plain for layout in (*offer.inputs, *offer.outputs)):
-            kernel = provider.build(group, offer, target)
-            if isinstance(kernel, Kernel):
-                return PlanStep(Candidate(group, name, offer, provider.version), kernel, cost_ns=1e5)
-    return None
+def _candidates(group: Group, name: str, meter: AnyMeter) -> list[Candidate]:
+    (provider,) = (p for p in meter.providers if p.name == name)
+    offers = provider.offer(group, meter.target)
+    return [
+        Candidate(group, name, offer, provider.version)
+        for offer in (() if isinstance(offers, Refusal) else offers)
+        if all(layout.is_plain for layout in (*offer.inputs, *offer.outputs))
+    ]
 
 
-def ways_of(pair: str, n: int, target: Target) -> dict[str, Executable]:
+def ways_of(pair: str, n: int, meter: CpuMeter) -> dict[str, Executable]:
     """Return an executable for each way."""
     graph, kernels = graph_of(pair, n)
-    builder = Builder(target.isa)
-    steps = steps_of(graph, kernels, target)
-    ways = {"turn": build(graph, steps, target, builder)}
+    target, ledger = meter.target, Ledger(meter, LIMITS)
+    candidates = steps_of(graph, kernels, ledger)
+    steps = [PlanStep(candidate, kernel_of(candidate, meter), cost_ns=1e5) for candidate in candidates]
+    ways = {"turn": build(graph, steps, target, meter.builder)}
     if target.threads > 1:
-        ways["tasks"] = build(graph, steps, target, builder, parts=DEFAULT_LIMITS.task_parts)
+        ways["tasks"] = build(graph, steps, target, meter.builder, parts=DEFAULT_LIMITS.task_parts)
         half = target.threads // 2
-        concurrent = ConcurrentProvider(load_providers())
-        few = steps_of(graph, kernels, replace(target, threads=half))
-        lanes = [[step.candidate] for step in few]
-        made = concurrent.propose(graph, lanes, target, [half, half])
-        if isinstance(made, Refusal):
-            raise SystemExit(made.reason)
-        share = concurrent.build(made.group, made.offer, target)
-        if isinstance(share, Refusal):
-            raise SystemExit(share.reason)
-        ways["share"] = build(graph, [PlanStep(made, share)], target, builder)
-        if (fused := _for_all(share, few, steps)) is not None:
-            ways["fused"] = build(graph, [PlanStep(made, fused)], target, builder)
+        lanes = KernelLanes(graph, candidates, ledger)
+        plain = lanes.propose([[0], [1]], [half, half])
+        lanes.measure(NEVER)
+        tuned = lanes.propose([[0], [1]], [half, half])
+        if plain is None or tuned is None:
+            raise SystemExit("the kernels can't run side by side")
+        ways["share"] = build(graph, [PlanStep(tuned, kernel_of(tuned, meter))], target, meter.builder)
+        few = [_on(candidate, replace(target, threads=half), meter) for candidate in candidates]
+        if (fused := _for_all(kernel_of(plain, meter), few, [step.kernel for step in steps])) is not None:
+            ways["fused"] = build(graph, [PlanStep(plain, fused)], target, meter.builder)
     return {name: Executable(artifact) for name, artifact in ways.items()}
 
 
-def _for_all(share: Kernel, few: Sequence[PlanStep[Kernel]], steps: Sequence[PlanStep[Kernel]]) -> Kernel | None:
+def kernel_of(candidate: Candidate, meter: CpuMeter) -> Kernel:
+    """Return the kernel of a candidate that was measured or proposed."""
+    kernel = meter.kernel(candidate)
+    if isinstance(kernel, Refusal):
+        raise SystemExit(kernel.reason)
+    return kernel
+
+
+def _on(candidate: Candidate, few: Target, meter: CpuMeter) -> Kernel:
+    """Return a kernel in the same variant on few threads."""
+    first = meter.concurrent.variants(candidate, few)[0]
+    (provider,) = (p for p in meter.providers if p.name == candidate.provider)
+    kernel = provider.build(first.group, first.offer, few)
+    if isinstance(kernel, Refusal):
+        raise SystemExit(kernel.reason)
+    return kernel
+
+
+def _for_all(share: Kernel, few: Sequence[Kernel], kernels: Sequence[Kernel]) -> Kernel | None:
     """Return a kernel of lanes with the parts that were made for all threads; None if these need other memory."""
     source, names = share.source, dict[str, str]()
-    for own, other in zip(few, steps, strict=True):
-        if own.kernel.workspace_bytes != other.kernel.workspace_bytes:
+    for own, other in zip(few, kernels, strict=True):
+        if own.workspace_bytes != other.workspace_bytes:
             return None
-        name = names.setdefault(own.kernel.symbol, f"{share.symbol}_{len(names)}")
-        text = other.kernel.source.replace(other.kernel.symbol, name)
-        source = source.replace(own.kernel.source.replace(own.kernel.symbol, name), text)
-        if other.kernel.threading is Threading.TEAM:
+        name = names.setdefault(own.symbol, f"{share.symbol}_{len(names)}")
+        text = other.source.replace(other.symbol, name)
+        source = source.replace(own.source.replace(own.symbol, name), text)
+        if other.threading is Threading.TEAM:
             source = source.replace(f"{{{name}_run, nullptr,", f"{{{name}_run, {name}_team,")
     symbol = share.symbol + "_all"
     return replace(share, symbol=symbol, source=source.replace(share.symbol, symbol))
@@ -165,13 +188,13 @@ def main() -> None:
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for threads in map(int, args.threads.split(",")):
-        target = detect_target(threads, find_compiler().identity)
-        for pair in PAIRS:
-            for n in map(int, args.sizes.split(",")):
-                times_us = measure(ways_of(pair, n, target), args.seconds)
-                rows.append({"pair": pair, "n": n, "threads": threads, "times_us": times_us})
-                texts = [f"{name} {time_us:.1f}" for name, time_us in times_us.items()]
-                print(f"{pair}, N = {n}, {threads} threads: {', '.join(texts)} us", flush=True)
+        with CpuMeter(Options(threads=threads), load_providers()) as meter:
+            for pair in PAIRS:
+                for n in map(int, args.sizes.split(",")):
+                    times_us = measure(ways_of(pair, n, meter), args.seconds)
+                    rows.append({"pair": pair, "n": n, "threads": threads, "times_us": times_us})
+                    texts = [f"{name} {time_us:.1f}" for name, time_us in times_us.items()]
+                    print(f"{pair}, N = {n}, {threads} threads: {', '.join(texts)} us", flush=True)
     if args.output:
         args.output.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
 

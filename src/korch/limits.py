@@ -220,6 +220,7 @@ class SearchLimits:
         concurrent_filled: sets proposed per kernel that fill the other threads.
         concurrent_rounds: choices whose sets are measured.
         concurrent_solve_seconds: one choice.
+        concurrent_solve_share: share of the time left for one choice.
         concurrent_last_seconds: one choice, where no time is left.
         concurrent_gap: gap at which a choice ends.
 
@@ -384,6 +385,7 @@ class SearchLimits:
     concurrent_filled: int = 1
     concurrent_rounds: int = 5
     concurrent_solve_seconds: float = 8.0
+    concurrent_solve_share: float = 0.2
     concurrent_last_seconds: float = 1.0
     concurrent_gap: float = 0.01
 

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from korch.candidate.candidate import Candidate, Lane, LanePart, Offer, make_group
 from korch.concurrent.lanes import measured_sizes
-from korch.concurrent.plan import ConcurrentKernel, verify_concurrent, waits_for
+from korch.concurrent.plan import ConcurrentKernel, concurrent_order, first_choice, verify_concurrent, waits_for
 from korch.concurrent.side_by_side import _Search, described, side_by_side
 from korch.deadline import Deadline
 from korch.errors import InvalidGraphError
 from korch.measure.record import Failed, Measured, Record
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
+from korch.program.problem import Plan
+from korch.program.solve import Solver
 from korch.provider.concurrent import ConcurrentProvider
 from korch.provider.provider import Kernel
 from korch.runtime.program import PlanStep, bind_steps
@@ -279,8 +284,8 @@ def test_sets_are_not_proposed_when_time_is_over_before() -> None:
     assert [operations(step) for step in plan] == [[["exp"]], [["tanh"]], [["neg"]], [["abs"]]]
 
 
-@pytest.mark.parametrize(("left_s", "seconds"), [(None, 8.0), (100.0, 8.0), (3.0, 3.0), (0.0, 1.0)])
-def test_a_choice_takes_no_longer_than_there_is_time(
+@pytest.mark.parametrize(("left_s", "seconds"), [(None, 8.0), (100.0, 8.0), (10.0, 2.0), (3.0, 1.0), (0.0, 1.0)])
+def test_a_choice_leaves_time_to_measure_sets(
     left_s: float | None, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
@@ -303,6 +308,65 @@ def test_the_order_is_kept_and_sets_come_where_their_last_part_did(order: tuple[
     assert sorted(plan[0].split("|")) == ["exp", "neg"]
     names = ["exp", "tanh", "neg", "abs"]
     assert plan[1:] == [names[p] for p in order if names[p] in ("tanh", "abs")]
+
+
+def test_sets_are_taken_in_turn_if_they_go_with_those_before() -> None:
+    # 0 -> 1 and 2 -> 3: sets across the chains would wait for each other.
+    assert first_choice(BEFORE, [(0, 3), (1, 2)]) == [0]
+    assert first_choice(BEFORE, [(1, 2), (0, 3)]) == [0]
+    assert first_choice(BEFORE, [(0, 2), (0, 3), (1, 3)]) == [0, 2]
+    assert first_choice(BEFORE, [(0, 1), (2,), (3, 2)]) == [1]
+    chains = [0, 0b1, 0b11, 0, 0b1000, 0b11000, 0, 0b1000000, 0b11000000]
+    # Through a third set: 0 before 1 with 4, 4 before 5 with 7, 7 before 8 with 0.
+    assert first_choice(chains, [(1, 4), (5, 7), (8, 0), (2, 8)]) == [0, 1, 3]
+
+
+def test_what_is_taken_in_turn_has_an_order(rng: np.random.Generator) -> None:
+    refused = 0
+    for _ in range(40):
+        before: list[int] = []
+        for i in range(12):
+            direct = [k for k in range(i) if rng.random() < 0.15]
+            before.append(sum(1 << k for k in direct) | sum_of(before[k] for k in direct))
+        sets = [tuple(map(int, rng.choice(12, 2, replace=False))) for _ in range(20)]
+        kept = first_choice(before, sets)
+        for s in range(len(sets)):
+            own = [sets[n] for n in kept if n < s] + [sets[s]]
+            assert (s in kept) == has_order(before, own)
+            refused += s not in kept
+    assert refused
+
+
+def sum_of(bits: Iterable[int]) -> int:
+    return functools.reduce(operator.or_, bits, 0)
+
+
+def has_order(before: Sequence[int], sets: Sequence[tuple[int, ...]]) -> bool:
+    """Whether sets have no kernel in common, none waits for another of its own, and all have an order."""
+    gone = [i for places in sets for i in places]
+    if len(set(gone)) < len(gone) or any(before[i] >> k & 1 for places in sets for i in places for k in places):
+        return False
+    try:
+        concurrent_order(before, [*((i,) for i in range(len(before)) if i not in gone), *sets])
+    except InvalidGraphError:
+        return False
+    return True
+
+
+def test_the_solver_begins_with_sets_taken_in_turn() -> None:
+    graph, steps = plan_of(CHAINS)
+    meter: Any = Meter(COSTS, longest_lane(dict.fromkeys(COSTS, 15_000)))
+    search, hints = _Search(graph, steps, Ledger(meter), Deadline()), []
+
+    class Solved(Ledger):
+        def solve(self, solver: Solver, costs_ns: Sequence[int], **limits: Any) -> Plan:
+            hints.append(len(limits["hint"]))
+            return super().solve(solver, costs_ns, **limits)
+
+    search.ledger = Solved(meter)
+    search.kernels.ledger = search.ledger
+    search.choose()
+    assert hints and all(count < len(steps) for count in hints)  # not the plan without sets
 
 
 def test_waiting_goes_over_others() -> None:

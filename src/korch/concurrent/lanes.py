@@ -143,7 +143,7 @@ class KernelLanes:
 
     def _part(self, place: int, size: int) -> Candidate:
         """Return a kernel in the variant of the nearest number of threads."""
-        known = {n: each.part for n, each in self.fastest[place].items()}
+        known = {n: each.part for n, each in self.fastest.get(place, {}).items()}
         known[self.target.threads] = self.steps[place]
         return known[min(known, key=lambda n: abs(log(n / size)))]
 

@@ -93,6 +93,29 @@ def _direct(before: Sequence[int], i: int) -> list[int]:
     return found
 
 
+def first_choice(before: Sequence[int], sets: Sequence[Sequence[int]]) -> list[int]:
+    """Return the sets that a plan can have if each in turn is taken that goes with those before it.
+
+    Args:
+        before: per kernel of the given plan, the places that it depends on, as bits.
+        sets: the places of each set, the best set first.
+
+    Returns:
+        The numbers of the sets.
+    """
+    waits, chosen, taken = list(before), [], 0
+    for s, places in enumerate(sets):
+        own, needs = sum(1 << i for i in places), _bits(places, waits)
+        if own & (taken | needs):  # a kernel of it runs in another set, or waits for one of its own
+            continue
+        chosen.append(s)
+        taken |= own
+        for k, bits in enumerate(waits):
+            if own >> k & 1 or bits & own:
+                waits[k] |= needs if own >> k & 1 else needs | own
+    return chosen
+
+
 def concurrent_order(before: Sequence[int], kernels: Sequence[Sequence[int]]) -> list[int]:
     """Return the kernels of a plan with sets in an order that is nearest to the given plan.
 
