@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.suite import machine
-from korch.candidate.candidate import Candidate, Group, Refusal, make_group
+from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_group
 from korch.concurrent.lanes import KernelLanes
 from korch.limits import DEFAULT_LIMITS
 from korch.measure.cpu import CpuMeter
@@ -35,7 +35,8 @@ from korch.measure.meter import NEVER, AnyMeter
 from korch.options import Options
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.types import DType, ValueType
-from korch.provider.provider import Kernel, Threading, load_providers
+from korch.provider.concurrent import ConcurrentProvider
+from korch.provider.provider import Kernel, Provider, load_providers
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
 from korch.runtime.library import Handle
@@ -106,15 +107,12 @@ def ways_of(pair: str, n: int, meter: CpuMeter) -> dict[str, Executable]:
         ways["tasks"] = build(graph, steps, target, meter.builder, parts=DEFAULT_LIMITS.task_parts)
         half = target.threads // 2
         lanes = KernelLanes(graph, candidates, ledger)
-        plain = lanes.propose([[0], [1]], [half, half])
         lanes.measure(NEVER)
         tuned = lanes.propose([[0], [1]], [half, half])
-        if plain is None or tuned is None:
+        if tuned is None:
             raise SystemExit("the kernels can't run side by side")
         ways["share"] = build(graph, [PlanStep(tuned, kernel_of(tuned, meter))], target, meter.builder)
-        few = [_on(candidate, replace(target, threads=half), meter) for candidate in candidates]
-        if (fused := _for_all(kernel_of(plain, meter), few, [step.kernel for step in steps])) is not None:
-            ways["fused"] = build(graph, [PlanStep(plain, fused)], target, meter.builder)
+        ways["fused"] = build(graph, [_fused(graph, candidates, target, half)], target, meter.builder)
     return {name: Executable(artifact) for name, artifact in ways.items()}
 
 
@@ -126,29 +124,28 @@ def kernel_of(candidate: Candidate, meter: CpuMeter) -> Kernel:
     return kernel
 
 
-def _on(candidate: Candidate, few: Target, meter: CpuMeter) -> Kernel:
-    """Return a kernel in the same variant on few threads."""
-    first = meter.concurrent.variants(candidate, few)[0]
-    (provider,) = (p for p in meter.providers if p.name == candidate.provider)
-    kernel = provider.build(first.group, first.offer, few)
-    if isinstance(kernel, Refusal):
-        raise SystemExit(kernel.reason)
-    return kernel
+class _OfAll:
+    """Makes kernels for all threads, on however few they run."""
+
+    def __init__(self, provider: Provider[Target, Kernel], target: Target) -> None:
+        self.name, self.version = provider.name, provider.version
+        self._provider, self._target = provider, target
+
+    def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
+        return self._provider.offer(group, self._target)
+
+    def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
+        return self._provider.build(group, offer, self._target)
 
 
-def _for_all(share: Kernel, few: Sequence[Kernel], kernels: Sequence[Kernel]) -> Kernel | None:
-    """Return a kernel of lanes with the parts that were made for all threads; None if these need other memory."""
-    source, names = share.source, dict[str, str]()
-    for own, other in zip(few, kernels, strict=True):
-        if own.workspace_bytes != other.workspace_bytes:
-            return None
-        name = names.setdefault(own.symbol, f"{share.symbol}_{len(names)}")
-        text = other.source.replace(other.symbol, name)
-        source = source.replace(own.source.replace(own.symbol, name), text)
-        if other.threading is Threading.TEAM:
-            source = source.replace(f"{{{name}_run, nullptr,", f"{{{name}_run, {name}_team,")
-    symbol = share.symbol + "_all"
-    return replace(share, symbol=symbol, source=source.replace(share.symbol, symbol))
+def _fused(graph: PrimitiveGraph, candidates: Sequence[Candidate], target: Target, threads: int) -> PlanStep[Kernel]:
+    """Return the kernels side by side, as they were made for all threads."""
+    concurrent = ConcurrentProvider([_OfAll(provider, target) for provider in load_providers()])
+    made = concurrent.propose(graph, [[candidate] for candidate in candidates], target, [threads] * len(candidates))
+    kernel = made if isinstance(made, Refusal) else concurrent.build(made.group, made.offer, target)
+    if isinstance(made, Refusal) or isinstance(kernel, Refusal):
+        raise SystemExit("the kernels can't run side by side")
+    return PlanStep(made, kernel)
 
 
 def measure(ways: Mapping[str, Executable], seconds: float) -> dict[str, float]:
