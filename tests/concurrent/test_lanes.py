@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -208,6 +209,28 @@ def test_others_are_not_tried_when_time_is_over() -> None:
     meter.deadline = deadline
     assert chosen(lanes_of(meter, deadline)) == ("own", 15_000)
     assert set(meter.measured) == {"own"}
+
+
+@pytest.mark.parametrize(("each_s", "measured"), [(1.0, 6), (2.0, 4), (4.0, 2), (8.0, 1)])
+def test_time_is_left_for_sets(each_s: float, measured: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_s = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock_s[0])
+
+    class Slow(Meter):
+        def measure(self, candidates: Sequence[Candidate], end: object = None) -> list[Record]:
+            clock_s[0] += each_s
+            return super().measure(candidates, end)
+
+    names = EVERYWHERE[:3]
+    meter: Any = Slow(Variants(names, names), ALL_NS, times(own=15_000, other=16_000, third=17_000))
+    graph, steps = plan()
+    ledger = Ledger(meter, replace(DEFAULT_LIMITS, batch=1))
+    ledger.look_up(steps)
+    lanes = KernelLanes(graph, steps, ledger)
+    lanes.measure(Deadline(10.0))
+    assert len(meter.measured) == measured
+    assert meter.measured[:2] == ["own", "own"][:measured]
+    assert len(lanes.fastest) == min(2, measured)
 
 
 def test_no_others_are_tried_if_so_limited() -> None:

@@ -25,8 +25,8 @@ from korch.search.price import estimates_ns
 
 logger = logging.getLogger("korch.orchestrate")
 
-VARIANTS_SHARE = 0.5
-"""The part of the time left, after the plan's variants, for others: sets of kernels are measured then."""
+SETS_SHARE = 0.3
+"""The part of the time left that is for sets of kernels, which are measured after the kernels themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,9 @@ class KernelLanes:
     def measure(self, deadline: Deadline) -> None:
         """Measure the short kernels, those with the greatest sum of costs first; other variants after the plan's."""
         tries = self._tries()
-        self._measure([own[0] for own in tries], deadline)
-        self._measure([each for own in tries for each in own[1:]], deadline.less(1 - VARIANTS_SHARE))
+        end = deadline.less(SETS_SHARE)
+        self._measure([own[0] for own in tries], end)
+        self._measure([each for own in tries for each in own[1:]], end)
         doubtful = [best for own in tries if (best := self._best(own)) not in (None, own[0])]
         self.ledger.confirm([best.candidate for best in doubtful if best], deadline)
         gains_ns: list[int] = []
@@ -110,7 +111,10 @@ class KernelLanes:
             self.fastest.setdefault(best.place, {})[best.threads] = best
             if best is not own[0]:
                 gains_ns.append((self._time_ns(own[0]) or self.time_ns(best)) - self.time_ns(best))
-        logger.info("concurrent: other variants of %d lanes are faster, by %d ns", len(gains_ns), sum(gains_ns))
+        logger.info(
+            "concurrent: %d of %d lanes measured; other variants of %d are faster, by %d ns",
+            *(sum(map(len, self.fastest.values())), len(tries), len(gains_ns), sum(gains_ns)),
+        )
 
     def time_ns(self, kernel: LaneKernel) -> int:
         """Return what a measured kernel takes."""
