@@ -39,6 +39,13 @@ def check_queues(queues: Queues, footprints: Footprints) -> None:
     are not compared: the check of tile programs proves that they write nothing that others of the stage touch, and a
     set of many short runs has bytes between them, too (`Spans`).
 
+    Where grids depend on the sizes of a run, the order is proven for all sizes, without running through them. Queues
+    and waits are the same for all. What a task touches is all that it touches at any size: loops grow with the sizes
+    and places do not depend on them (`events.extent` refuses other programs), so that this is what it touches at the
+    largest, of any coordinates that it may get. Two tasks that share different coordinates of the same extent need no
+    order if `Rows.are_apart` says that these are at different bytes whatever the extent is. It does so if both
+    stages have the same expression of the sizes and each coordinate has bytes of its own, at the same steps.
+
     Raises:
         InvalidGraphError: two tasks may run at the same time, or in another order than that of the plan.
     """

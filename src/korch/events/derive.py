@@ -17,6 +17,7 @@ from korch.events.graph import (
     EventStage,
     EventTensor,
     Footprints,
+    SharedExtent,
     Task,
     TaskGraph,
     Touched,
@@ -29,14 +30,18 @@ Relation = dict[int, set[int]]
 """For each task of a stage, the tasks of an earlier stage that it waits for."""
 
 
-def derive_events(names: Sequence[str], footprints: Footprints) -> TaskGraph:
+def derive_events(
+    names: Sequence[str], footprints: Footprints, shared: Sequence[SharedExtent | None] = ()
+) -> TaskGraph:
     """Return the task graph of some stages.
 
     Args:
         names: of the stages, in the order of the plan.
         footprints: what each task of each stage touches.
+        shared: for each stage, what its tasks share if that depends on the sizes of a run; none if not given.
     """
-    stages = tuple(EventStage(name, len(own)) for name, own in zip(names, footprints, strict=True))
+    rows = zip(names, footprints, shared or [None] * len(names), strict=True)
+    stages = tuple(EventStage(name, len(own), of_run) for name, own, of_run in rows)
     events: list[EventTensor] = []
     for consumer, relations in enumerate(needed_order(footprints)):
         events += _tensors(stages, consumer, relations)

@@ -4,6 +4,9 @@ A *stage* has tasks that may run in any order; each is a range of grid points of
 or a whole kernel. An *event tensor* is an array of events. A task notifies a range of events when it
 ends, and begins after all events of the ranges that it waits for have their counts. So a join after
 each kernel is one event that all tasks of the kernel notify and all tasks of the next one wait for.
+
+Where a kernel's grid depends on the sizes of a run, the numbers of tasks and events are still constants: a task
+is one of even shares of as many coordinates as there are in a run, and may be empty. Events order tasks for all sizes.
 """
 
 from __future__ import annotations
@@ -13,7 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from korch.events.spans import NOTHING, Spans, overlapping, unique_pairs
+from korch.alignment import ceil_div
+from korch.events.extent import RunExtent
+from korch.events.spans import NOTHING, Spans, overlapping, run, union, unique_pairs
 from korch.primitive.op import Array
 
 Range = tuple[int, int]
@@ -78,12 +83,42 @@ class EventTensor:
     consumers: tuple[Edge, ...]
 
 
+def share(tasks: int, thread: int, threads: int) -> int:
+    """Return where the part of a thread begins if threads share some tasks evenly."""
+    return tasks // threads * thread + min(thread, tasks % threads)
+
+
+@dataclass(frozen=True)
+class SharedExtent:
+    """StageCoordinates that the tasks of a stage share evenly.
+
+    Attributes:
+        extent: how many there are in a run.
+        unit: tasks begin at multiples of it.
+    """
+
+    extent: RunExtent
+    unit: int = 1
+
+    def part(self, count: int, task: int, tasks: int) -> Range:
+        """Return the coordinates of a task if there are `count`."""
+        first, end = (self.unit * share(ceil_div(count, self.unit), task + side, tasks) for side in (0, 1))
+        return min(first, count), min(end, count)
+
+
 @dataclass(frozen=True)
 class EventStage:
-    """Tasks that may run in any order."""
+    """Tasks that may run in any order; `shared` is what they share if that depends on the sizes of a run."""
 
     name: str
     tasks: int
+    shared: SharedExtent | None = None
+
+    def part(self, task: int, sizes: Sequence[int]) -> Range:
+        """Return the coordinates of a task that shares some, for the sizes of a run."""
+        if self.shared is None:
+            raise AssertionError("a stage of constant tasks")
+        return self.shared.part(self.shared.extent.at(sizes), task, self.tasks)
 
 
 @dataclass(frozen=True)
@@ -126,10 +161,17 @@ class TaskGraph:
 
 @dataclass(frozen=True)
 class Touched:
-    """What a task reads and writes: sets of bytes of each memory."""
+    """What a task reads and writes: sets of bytes of each memory, for all sizes of a run.
+
+    Attributes:
+        reads: by memory.
+        writes: by memory.
+        rows: how that follows from the coordinates of the task, if it shares coordinates with the others of its stage.
+    """
 
     reads: dict[str, Spans] = field(default_factory=dict)
     writes: dict[str, Spans] = field(default_factory=dict)
+    rows: Rows | None = None
 
     def conflict(self, other: Touched) -> tuple[str, int] | None:
         """Return a byte that one of two tasks writes and the other touches, or None."""
@@ -141,19 +183,93 @@ class Touched:
         return None
 
 
+@dataclass(frozen=True, eq=False)
+class Moving:
+    """Bytes that tasks touch for each of their coordinates: for the next coordinate those `step` bytes further on."""
+
+    memory: str
+    is_write: bool
+    first: Spans
+    step: int
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What the tasks of a stage touch that share coordinates.
+
+    Attributes:
+        shared: the coordinates.
+        order: what else says where a coordinate is; "" if it is as many steps from the first one as it says.
+        most: coordinates are before this place.
+        moving: what they touch for each of them; the place of the first one is 0.
+        fixed: what any of them touches whatever its coordinates are.
+    """
+
+    shared: SharedExtent
+    order: str
+    most: int
+    moving: tuple[Moving, ...]
+    fixed: Touched
+
+    def are_apart(self, other: Rows) -> bool:
+        """Return whether tasks of two stages touch the same bytes for the same coordinates only, at each size.
+
+        That holds if both have the same coordinates, at the same places, and bytes of a coordinate end before those of
+        the next one begin.
+        """
+        if (self.shared, self.order, self.most) != (other.shared, other.order, other.most):
+            return False
+        if self.fixed.conflict(other.whole) is not None or self.whole.conflict(other.fixed) is not None:
+            return False
+        pairs = [(a, b) for a in self.moving for b in other.moving if a.memory == b.memory and a.first and b.first]
+        return all(_are_in_step(a, b, self.most) for a, b in pairs if a.is_write or b.is_write)
+
+    @property
+    def whole(self) -> Touched:
+        """All that the tasks touch."""
+        sides: tuple[dict[str, Spans], dict[str, Spans]] = ({**self.fixed.reads}, {**self.fixed.writes})
+        for own in self.moving:
+            side = sides[own.is_write]
+            side[own.memory] = union([side.get(own.memory, NOTHING), _all_of(own, self.most)])
+        return Touched(*sides)
+
+
+def _all_of(moving: Moving, most: int) -> Spans:
+    """Return the bytes from the first coordinate's first to the last one's last."""
+    if not moving.first:
+        return NOTHING
+    return run(int(moving.first.begins[0]), int(moving.first.ends[-1]) + (most - 1) * moving.step)
+
+
+def _are_in_step(a: Moving, b: Moving, most: int) -> bool:
+    """Return whether the bytes of different coordinates are different."""
+    if _all_of(a, most).common_byte(_all_of(b, most)) is None:
+        return True
+    low = min(int(a.first.begins[0]), int(b.first.begins[0]))
+    high = max(int(a.first.ends[-1]), int(b.first.ends[-1]))
+    return a.step == b.step and high - low <= a.step
+
+
 Footprints = Sequence[Sequence[Touched]]
 """What each task of each stage touches."""
 
 
 def conflicts(first: Sequence[Touched], second: Sequence[Touched]) -> Array:
-    """Return int64[n, 2]: the tasks of two stages of which one writes a byte that the other touches, ascending."""
+    """Return int64[n, 2]: the tasks of two stages of which one writes a byte that the other touches, ascending.
+
+    These are all that do so at any size: the bytes of a task are those for all sizes. Where both stages have the same
+    coordinates, tasks that share different ones are left out if their bytes are different whatever the size is.
+    """
     found = [np.zeros((0, 2), np.int64)]
     sides = [([task.writes for task in first], [task.writes for task in second])]
     sides += [(sides[0][0], [task.reads for task in second]), ([task.reads for task in first], sides[0][1])]
     for a, b in sides:
         for memory in set().union(*a) & set().union(*b):
             found.append(overlapping(*([own.get(memory, NOTHING) for own in tasks] for tasks in (a, b))))
-    return unique_pairs(np.concatenate(found))
+    pairs = unique_pairs(np.concatenate(found))
+    rows = [own[0].rows if own else None for own in (first, second)]
+    is_own = len(first) == len(second) and rows[0] and rows[1] and rows[0].are_apart(rows[1])
+    return np.compress(pairs[:, 0] == pairs[:, 1], pairs, 0) if is_own else pairs
 
 
 def affine_or_table(ranges: Sequence[Range], events: int) -> AffineMap | TableMap:

@@ -1,25 +1,28 @@
 """Kernels of a plan with the places of their buffers -> stages of tasks with their footprints.
 
 A stage of a tile program that threads share becomes tasks of consecutive grid points: each thread has the
-points that it would have in a parallel loop, in one or several parts. A kernel that runs in the calling
+points that it would have in a parallel loop, in one or several parts. If its grid depends on the sizes of a run, each
+thread has one task, its share of what there is. A kernel that runs in the calling
 thread is one task. A kernel that says nothing of what it touches has no tasks: it runs between joins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from korch.events.graph import Touched
-from korch.events.spans import Spans, run, union
+from korch.events.graph import Moving, Rows, SharedExtent, Touched, share
+from korch.events.shared import PortRows, StageCoordinates, coordinates_of, has_extents, largest, row_spans, row_tasks
+from korch.events.spans import NOTHING, Spans, run, union
 from korch.events.touched import PortSpans, touched_by
 from korch.provider.provider import Kernel, Threading
 from korch.provider.teams import team_refusal
 from korch.target import Target
 from korch.tile.memory import places_in_memory
 from korch.tile.program import Level, TileProgram
+from korch.tile.shares import Shares
 
 Place = tuple[str, int]
 """A memory, and where in it a buffer begins, in bytes."""
@@ -54,7 +57,10 @@ class Use:
 
 @dataclass(frozen=True)
 class TaskPart:
-    """A task: some grid points of a kernel's stage, on a thread; of a kernel without a choice the stage is -1."""
+    """A task: some grid points of a kernel's stage, on a thread; of a kernel without a choice the stage is -1.
+
+    If the tasks share coordinates of which a run has some number, `begin` is that of the task, and `end` is 0.
+    """
 
     stage: int
     begin: int
@@ -72,6 +78,7 @@ class TaskStage:
         footprints: what each of them touches.
         times_ns: how long each of them takes.
         ahead: the bytes of constants that a thread may fetch while it waits for its first task of the stage.
+        shared: what the tasks share if that depends on the sizes of a run.
     """
 
     use: Use
@@ -79,11 +86,19 @@ class TaskStage:
     footprints: tuple[Touched, ...]
     times_ns: tuple[float, ...]
     ahead: tuple[tuple[Ahead, ...], ...]
+    shared: SharedExtent | None = None
 
 
 def has_tasks(kernel: Kernel) -> bool:
     """Return whether a kernel can run as tasks."""
-    return kernel.program is not None and bool(kernel.symbol) and team_refusal(kernel) is None
+    return kernel.program is not None and bool(kernel.symbol) and team_refusal(kernel) is None and has_extents(kernel)
+
+
+def unit_of(uses: Iterable[Use]) -> int:
+    """Return the number of rows at whose multiples tasks of some kernels begin: the largest that one of them needs."""
+    programs = ((use.kernel, program) for use in uses if (program := use.kernel.program) is not None)
+    found = (coordinates_of(kernel, i) for kernel, program in programs for i in range(len(program.stages)))
+    return max((own.shared.unit for own in found if own is not None), default=1)
 
 
 class Splitter:
@@ -92,11 +107,13 @@ class Splitter:
     Args:
         target: the threads.
         parts: into how many tasks the grid points of each thread are cut.
+        unit: tasks that share rows begin at multiples of it if they can: so do those of several kernels.
     """
 
-    def __init__(self, target: Target, parts: int) -> None:
-        self.target, self.parts = target, parts
+    def __init__(self, target: Target, parts: int, unit: int = 1) -> None:
+        self.target, self.parts, self.unit = target, parts, unit
         self._known: dict[tuple[str, int, tuple[int, ...], tuple[TaskPart, ...]], list[PortSpans]] = {}
+        self._rows: dict[tuple[str, int, tuple[int, ...]], PortRows] = {}
 
     def stages(self, use: Use, thread: int) -> list[TaskStage]:
         """Return the stages of a kernel; if it runs in one thread, in the given one."""
@@ -105,36 +122,80 @@ class Splitter:
         if program is None:
             raise AssertionError("a kernel without tasks")
         if kernel.threading is Threading.CALLER:
-            own = [TaskPart(-1, 0, 1, thread)]
+            part = TaskPart(-1, 0, 1, thread)
             time_ns = use.cost_ns if use.alone_ns is None else use.alone_ns
             places = places_in_memory(program)[0]
             sizes = {p.position: program.buffer(name).size * p.element_bytes for name, p in places.items()}
             ahead = tuple((i, 0, min(sizes[i], AHEAD_BYTES)) for i in sorted(use.constants))
-            return [TaskStage(use, tuple(own), (self._whole(use, program),), (time_ns,), (ahead,))]
-        works = [stage.work for stage in program.stages]
+            return [TaskStage(use, (part,), (self._whole(use, program),), (time_ns,), (ahead,))]
+        whole = largest(program)
+        works = [stage.work for stage in whole.stages]
         found = []
-        for number, (stage, work) in enumerate(zip(program.stages, works, strict=True)):
-            parts = tuple(self._parts(number, stage.tasks))
-            touched = tuple(self._touched(use, program, number, parts))
+        for number, (stage, work) in enumerate(zip(whole.stages, works, strict=True)):
             time_ns = (use.cost_ns if use.alone_ns is None else use.alone_ns) * work / max(1, sum(works))
-            times_ns = self._times(parts, touched, time_ns, use.alone_ns is None)
-            found.append(TaskStage(use, parts, touched, times_ns, self._ahead(use, program, number, parts)))
+            own = coordinates_of(kernel, number, self.unit)
+            if own is not None:
+                found.append(self._sharing(use, whole, number, own, time_ns))
+                continue
+            parts = tuple(self._parts(number, stage.tasks))
+            touched = tuple(self._touched(use, whole, number, parts))
+            written = [sum(spans.size for spans in own.writes.values()) for own in touched]
+            points = [part.end - part.begin for part in parts]
+            times_ns = self._times(parts, written if all(written) else points, time_ns, use.alone_ns is None)
+            found.append(TaskStage(use, parts, touched, times_ns, self._ahead(use, whole, number, parts)))
         return found
 
+    def _sharing(self, use: Use, program: TileProgram, number: int, own: StageCoordinates, time_ns: float) -> TaskStage:
+        """Return the tasks of a stage that share coordinates of which a run has some number.
+
+        Args:
+            use: the kernel.
+            program: that of the largest sizes.
+            number: of the stage.
+            own: the coordinates.
+            time_ns: the time of the stage on one thread, or on all.
+        """
+        tasks = range(self.target.threads)
+        parts = tuple(TaskPart(number, task, 0, task) for task in tasks)
+        wholes = tuple(TaskPart(number, 0, program.stages[number].tasks, task) for task in tasks)
+        if own.shares is None:
+            touched = self._touched(use, program, number, wholes)
+        else:
+            rooms = union(self._room(use, program, task) for task in tasks)
+            rows = self._rows_of(use, number, own, own.shares, rooms)
+            touched = row_tasks(rows, own, len(tasks))
+        works = [end - begin for begin, end in (own.shared.part(own.most, task, len(tasks)) for task in tasks)]
+        times_ns = self._times(parts, works, time_ns, use.alone_ns is None)
+        return TaskStage(use, parts, tuple(touched), times_ns, self._ahead(use, program, number, wholes), own.shared)
+
+    def _rows_of(self, use: Use, number: int, own: StageCoordinates, shares: Shares, rooms: Spans) -> Rows:
+        """Return what the tasks of a stage touch that share rows."""
+        if use.kernel.program is None:
+            raise AssertionError("a kernel without tasks")
+        positions = tuple(i for i, place in enumerate(use.places) if place is not None)
+        key = use.kernel.symbol, number, positions
+        if key not in self._rows:
+            self._rows[key] = row_spans(use.kernel.program, number, shares, positions)
+        found = self._rows[key]
+        moving = []
+        for position, is_write, spans, step in found.moving:
+            place = use.places[position]
+            if place is not None:
+                moving.append(Moving(place[0], is_write, spans.shifted(place[1]), step))
+        fixed = _with_room(placed(use.places, found.fixed), self._workspace(use), rooms)
+        return Rows(own.shared, own.order, own.most, tuple(moving), fixed)
+
     def _times(
-        self, parts: Sequence[TaskPart], touched: Sequence[Touched], time_ns: float, is_of_all: bool
+        self, parts: Sequence[TaskPart], works: Sequence[int], time_ns: float, is_of_all: bool
     ) -> tuple[float, ...]:
-        """Return the times of tasks by the bytes that they write: the last grid points of an axis may have less to do.
+        """Return the times of tasks by what they do: the last grid points of an axis may have less to do.
 
         Args:
             parts: the tasks.
-            touched: what they touch.
+            works: how many bytes they write, or how much they do otherwise.
             time_ns: the time of the stage on one thread.
             is_of_all: whether it is the time on all threads.
         """
-        works = [sum(spans.size for spans in own.writes.values()) for own in touched]
-        if not all(works):
-            works = [part.end - part.begin for part in parts]
         loads = [0] * self.target.threads
         for part, work in zip(parts, works, strict=True):
             loads[part.thread] += work
@@ -155,17 +216,27 @@ class Splitter:
         """Return what some tasks touch, the workspace of their threads included."""
         positions = [i for i, place in enumerate(use.places) if place is not None]
         found = [placed(use.places, spans) for spans in self._spans(use.kernel, program, number, parts, positions)]
-        own = places_in_memory(program)[1]
-        room = (use.kernel.workspace_bytes - own) // self.target.threads
-        workspace = use.places[-1]
-        if room <= 0 or workspace is None:
-            return found
-        memory, offset = workspace
-        rooms = [run(offset + own + room * p.thread, offset + own + room * (p.thread + 1)) for p in parts]
+        workspace = self._workspace(use)
         return [
-            Touched(t.reads, {**t.writes, memory: union([t.writes[memory], r] if memory in t.writes else [r])})
-            for t, r in zip(found, rooms, strict=True)
+            _with_room(touched, workspace, self._room(use, program, part.thread))
+            for touched, part in zip(found, parts, strict=True)
         ]
+
+    def _workspace(self, use: Use) -> Place | None:
+        """Return where the workspace of a kernel is, behind its inputs and outputs, if it has one in the arena."""
+        program = use.kernel.program
+        if program is None or not use.kernel.workspace_bytes:
+            return None
+        return use.places[sum(buffer.level in (Level.INPUT, Level.OUTPUT) for buffer in program.buffers)]
+
+    def _room(self, use: Use, program: TileProgram, thread: int) -> Spans:
+        """Return the bytes of a workspace in the arena that a thread has for itself."""
+        own, workspace = places_in_memory(program)[1], self._workspace(use)
+        room = (use.kernel.workspace_bytes - own) // self.target.threads
+        if room <= 0 or workspace is None:
+            return NOTHING
+        begin = workspace[1] + own + room * thread
+        return run(begin, begin + room)
 
     def _spans(
         self, kernel: Kernel, program: TileProgram, number: int, parts: tuple[TaskPart, ...], positions: Sequence[int]
@@ -200,14 +271,17 @@ class Splitter:
                 size_bytes = buffer.size * buffer.dtype.size_bytes
                 side = reads if buffer.level is Level.INPUT else writes
                 side.setdefault(at[0], []).append(run(at[1], at[1] + size_bytes))
-        if use.kernel.workspace_bytes and (at := use.places[-1]):
+        if at := self._workspace(use):
             writes.setdefault(at[0], []).append(run(at[1], at[1] + max(own, use.kernel.workspace_bytes)))
         return Touched({m: union(s) for m, s in reads.items()}, {m: union(s) for m, s in writes.items()})
 
 
-def share(tasks: int, thread: int, threads: int) -> int:
-    """Return where the part of a thread begins if threads share some tasks evenly."""
-    return tasks // threads * thread + min(thread, tasks % threads)
+def _with_room(touched: Touched, workspace: Place | None, room: Spans) -> Touched:
+    """Return what a task touches with some bytes of a workspace."""
+    if workspace is None or not room:
+        return touched
+    memory = workspace[0]
+    return replace(touched, writes={**touched.writes, memory: union([touched.writes.get(memory, NOTHING), room])})
 
 
 def placed(places: Sequence[Place | None], spans: PortSpans) -> Touched:

@@ -18,8 +18,8 @@ from korch.errors import InvalidGraphError
 from korch.events.check import check_graph, check_queues
 from korch.events.counters import CountedTask, CounterQueues, as_queues, count_events
 from korch.events.derive import derive_events
-from korch.events.graph import Footprints, Task, TaskGraph, Touched
-from korch.events.kernels import Place, placed, share
+from korch.events.graph import Footprints, Task, TaskGraph, Touched, share
+from korch.events.kernels import Place, placed
 from korch.events.schedule import spread_orders
 from korch.events.spans import run
 from korch.events.touched import PortSpans, touched_by

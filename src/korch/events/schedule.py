@@ -15,7 +15,7 @@ from korch.events.check import check_graph, check_queues
 from korch.events.derive import derive_events
 from korch.events.fetched import CachedLines
 from korch.events.graph import Task, TaskGraph
-from korch.events.kernels import Splitter, TaskStage, Use
+from korch.events.kernels import Splitter, TaskStage, Use, unit_of
 from korch.events.queues import Queues, make_queues
 from korch.events.simulate import FETCH_NS_PER_BYTE, WAIT_NS, Simulated, simulate_joins, simulate_queues
 from korch.target import Target
@@ -57,7 +57,7 @@ def schedule_segment(
         cached: which threads have what kernels before these have written: tasks of which the time on one thread is
             known take longer by what they fetch from others. None if times are those on all threads.
     """
-    splitter = Splitter(target, parts)
+    splitter = Splitter(target, parts, unit_of(uses))
     stages: list[TaskStage] = []
     load_ns = [0.0] * target.threads
     for use in uses:
@@ -67,7 +67,8 @@ def schedule_segment(
                 load_ns[part.thread] += time_ns
         stages += own
     footprints = [stage.footprints for stage in stages]
-    graph = derive_events([f"{stage.use.kernel.symbol}.{max(0, _number(stage))}" for stage in stages], footprints)
+    names = [f"{stage.use.kernel.symbol}.{max(0, _number(stage))}" for stage in stages]
+    graph = derive_events(names, footprints, [stage.shared for stage in stages])
     check_graph(graph)
     times_ns = {(s, i): time_ns for s, stage in enumerate(stages) for i, time_ns in enumerate(stage.times_ns)}
     if cached is not None:

@@ -45,13 +45,26 @@ struct segment {
 
 /* A range of grid points of a stage of a step, or, if the stage is -1, the whole step. It waits for those of
  * WAITS from `first_wait` to before the next task's, and meanwhile fetches what it reads of constants: those of
- * ALL_AHEAD from `first_ahead`. */
+ * ALL_AHEAD from `first_ahead`. If `unit` is not 0, it is share `begin` of those that QUEUES tasks have of as many
+ * points or rows as the extent says, and begins at a multiple of `unit`. */
 struct task {
     int64_t step;
     int stage;
     int64_t begin, end;
     int64_t first_wait, first_ahead;
+    long unit;
+    int64_t extent;
 };
+
+/* A number that follows from the sizes of a run, which are an input of the model. */
+struct extent {
+    int64_t input;
+    int64_t (*at)(const int64_t *sizes);
+};
+
+/* What extents are made of beside sums, products and quotients. */
+constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* A thread must have ended this number of tasks of its queue. */
 struct wait {

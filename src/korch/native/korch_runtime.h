@@ -9,6 +9,7 @@
  *     COPIES                      copy[]: model outputs that no kernel writes in place
  *     SEGMENTS, FIRST_TASKS       segment[], int64_t[]: steps that run as tasks, and where each queue begins
  *     TASKS, WAITS                task[], wait[]: those of all queues, one queue after the other
+ *     EXTENTS                     extent[]: the numbers of points that tasks share, if they follow from sizes of a run
  *     QUEUES                      int: the threads that the queues are for, at least 1
  *     INPUT_COUNT, ...            int64_t: the length of each table, which ends in an empty row
  *     ARENA_BYTES                 int64_t
@@ -53,6 +54,7 @@ struct handle {
     void **states;
     korch::Count *met;   /* of each thread: how often it has met others */
     korch::Count *ended; /* of each queue: how many tasks it has run */
+    int64_t extents[plan::EXTENT_COUNT + 1]; /* those of the run */
     int64_t *usual_ns; /* of the steps from this one on that run in turn; see Oversubscription::note_step */
 
     int64_t took_ns;   /* by the last run; 0 before the first */
@@ -133,7 +135,7 @@ void *locate(const handle *h, const plan::slot &slot, int thread = 0) {
     }
 }
 
-/* Set the pointers that differ from run to run. */
+/* Set the pointers and numbers that differ from run to run. */
 void bind(handle *h, const void *const *inputs, void *const *outputs) {
     for (int64_t i = 0; i < plan::BINDING_COUNT; ++i) {
         const plan::slot &slot = plan::SLOTS[plan::BINDINGS[i]];
@@ -141,6 +143,8 @@ void bind(handle *h, const void *const *inputs, void *const *outputs) {
                                                    : (char *)outputs[slot.at] + slot.offset;
         for (int t = 0; t < h->threads; ++t) h->table_of(t)[plan::BINDINGS[i]] = at;
     }
+    for (int64_t i = 0; i < plan::EXTENT_COUNT; ++i)
+        h->extents[i] = plan::EXTENTS[i].at((const int64_t *)inputs[plan::EXTENTS[i].input]);
 }
 
 void copy_outputs(const handle *h, const void *const *inputs, void *const *outputs) {
@@ -248,7 +252,7 @@ struct runner {
     /* Run a segment as tasks; return the step after it. */
     int64_t run_tasks(int64_t segment) {
         const int failed =
-            korch_tasks::run_queue(segment, (int)own.me, h->table_of(own.me), h->states, h->ended, before, team);
+            korch_tasks::run_queue(segment, (int)own.me, h->table_of(own.me), h->states, h->extents, h->ended, before, team);
         if (failed) team.fail(failed);
         const int64_t *const first = plan::FIRST_TASKS + segment * plan::QUEUES;
         for (int q = 0; q < plan::QUEUES; ++q) before[q] += (uint32_t)(first[q + 1] - first[q]);

@@ -28,9 +28,9 @@ void fetch_ahead(int64_t task, void *const *buffers, const korch::Count &count, 
 }
 
 /* Run the queue of a thread; return the step after one that failed, or 0. `before` is what `ended` was, of each
- * thread, when the segment began. */
-int run_queue(int64_t segment, int me, void *const *table, void *const *states, korch::Count *ended,
-                     const uint32_t *before, korch::Team &team) {
+ * thread, when the segment began. `extents` are the numbers of EXTENTS in this run. */
+int run_queue(int64_t segment, int me, void *const *table, void *const *states, const int64_t *extents,
+              korch::Count *ended, const uint32_t *before, korch::Team &team) {
     const int64_t *const first = plan::FIRST_TASKS + segment * plan::QUEUES + me;
     const bool leads = me == 0 && team.waited;
     int failed = 0;
@@ -49,10 +49,16 @@ int run_queue(int64_t segment, int me, void *const *table, void *const *states, 
         }
         const plan::step &own = plan::STEPS[task.step];
         const int64_t since_ns = korch_threads_task ? korch::now_ns() : 0;
+        int64_t begin = task.begin, end = task.end;
+        if (task.unit) {
+            const long count = extents[task.extent];
+            begin = korch::share_units(count, task.unit, task.begin, plan::QUEUES);
+            end = korch::share_units(count, task.unit, task.begin + 1, plan::QUEUES);
+        }
         if (team.ends && team.ends(team)) /* count it only */;
-        else if (task.stage >= 0) own.tasks(task.stage, table + own.first_slot, task.begin, task.end, me);
-        else if (own.run(states[task.step], table + own.first_slot)) failed = (int)task.step + 1;
-        if (korch_threads_task) korch_threads_task(i, task.step, task.stage, task.begin, task.end, since_ns);
+        else if (task.stage >= 0 && begin < end) own.tasks(task.stage, table + own.first_slot, begin, end, me);
+        else if (task.stage < 0 && own.run(states[task.step], table + own.first_slot)) failed = (int)task.step + 1;
+        if (korch_threads_task) korch_threads_task(i, task.step, task.stage, begin, end, since_ns);
         ended[me].set(ended[me].now() + 1);
     }
     return failed;

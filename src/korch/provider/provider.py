@@ -21,6 +21,7 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.content_name import content_name
 from korch.errors import KorchError, ProviderError
 from korch.tile.program import TileProgram
+from korch.tile.trim import Count
 
 logger = logging.getLogger("korch.provider")
 ENTRY_POINT_GROUP = "korch.providers"
@@ -88,6 +89,7 @@ class Kernel:
             one thread's behind the other's; else 0.
         shared: the source of a unit that it calls, as kernels for other sizes do, too; "" for none.
         marked: the text from which such a unit may be made (`korch.tile.cpp.numbers`); "" for none.
+        counts: how parameters of the program follow from that size.
     """
 
     symbol: str
@@ -102,6 +104,7 @@ class Kernel:
     thread_bytes: int = 0
     shared: str = ""
     marked: str = field(default="", compare=False, repr=False)
+    counts: tuple[tuple[str, Count], ...] = field(default=(), compare=False, repr=False)
 
 
 def named_kernel(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 from korch.candidate.candidate import Group, Offer
 from korch.provider.provider import Kernel, Threading
@@ -44,7 +45,7 @@ def kernel_of(
     """
     text = comment_of(group, offer) + remark
     printed = print_cpp(program, text, target.lanes, target.threads, stream_bytes, counts)
-    return printed_kernel(program, printed)
+    return replace(printed_kernel(program, printed), counts=tuple((counts or {}).items()))
 
 
 def printed_kernel(program: TileProgram, printed: PrintedCpp) -> Kernel:

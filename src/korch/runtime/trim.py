@@ -99,7 +99,7 @@ class _Trimmer:
                 )
             except (TextLimitError, InvalidGraphError):
                 continue
-            return replace(made, program=None, marked="", size_input=self._plan.sizes_input)
+            return replace(made, marked="", size_input=self._plan.sizes_input)
         return kernel
 
     def _smaller(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from korch.events.kernels import Use
 from korch.events.schedule import TaskSegment
+from korch.events.shared import largest
 from korch.events.simulate import JOIN_NS
 from korch.provider.provider import Threading
 from korch.runtime.record import WaitingRecord, WaitRecord
@@ -59,7 +60,7 @@ def _idle_share(use: Use, target: Target) -> float:
         return 1 - 1 / threads
     if program is None or use.kernel.threading is not Threading.TEAM:
         return 0.0
-    works = [(stage.work, stage.tasks) for stage in program.stages]
+    works = [(stage.work, stage.tasks) for stage in largest(program).stages]
     all_work = sum(work for work, _ in works)
     busy = sum(work * tasks / (-(-tasks // threads) * threads) for work, tasks in works if tasks)
     return 1 - busy / all_work if all_work else 0.0

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from korch.alignment import ceil_div, round_up
 from korch.tile.affine import ranges_of_axes
@@ -54,6 +55,20 @@ class Needed:
     extent: int
 
 
+class Words(NamedTuple):
+    """How a language writes the smaller and the larger of two numbers, and a quotient that is rounded down."""
+
+    smaller: str
+    larger: str
+    over: str
+
+
+CPP = Words("korch::smaller", "korch::larger", "/")
+
+PLAIN = Words("min", "max", "//")
+"""Those of Python, which can be parsed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Count:
     """How many coordinates are needed for a size n: the largest floor((times * n + plus) / over) of some terms.
@@ -70,23 +85,25 @@ class Count:
     dimension: int = 0
     rows: tuple[Count, int] | None = None
 
-    def text(self, sizes: str) -> str:
-        """Return it as C++.
+    def text(self, sizes: str, words: Words = CPP) -> str:
+        """Return it as an expression.
 
         Args:
-            sizes: the text of a pointer to the sizes.
+            sizes: the text of the sizes, in C++ of a pointer to them.
+            words: of the language.
         """
-        size = f"{sizes}[{self.dimension}]"
-        texts = (_rounded(f"({times} * {size} + {plus}) / {over}", step) for times, plus, over, step in self.terms)
-        text = _rounded(functools.reduce(lambda text, other: f"korch::larger({text}, {other})", texts), self.step)
+        size, over_ = f"{sizes}[{self.dimension}]", words.over
+        terms = (_rounded(f"({n} * {size} + {plus}) {over_} {over}", step, words) for n, plus, over, step in self.terms)
+        most = functools.reduce(lambda text, other: f"{words.larger}({text}, {other})", terms)
+        text = _rounded(most, self.step, words)
         if self.rows is None:
             return text
-        outer, most = self.rows
-        return f"{outer.text(sizes)} * korch::smaller({most}, {text})"
+        outer, inner = self.rows
+        return f"{outer.text(sizes, words)} * {words.smaller}({inner}, {text})"
 
 
-def _rounded(text: str, step: int) -> str:
-    return f"({text} + {step - 1}) / {step} * {step}" if step > 1 else text
+def _rounded(text: str, step: int, words: Words) -> str:
+    return f"({text} + {step - 1}) {words.over} {step} * {step}" if step > 1 else text
 
 
 def trimmed(program: TileProgram, needed: Mapping[str, Needed], threads: int) -> TileProgram | None:

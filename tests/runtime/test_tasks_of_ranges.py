@@ -1,0 +1,55 @@
+"""Kernels that leave out what a size does not need have the same results as tasks, at all sizes and threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from korch.runtime.build import build
+from korch.runtime.executable import Executable
+from korch.runtime.padding import OutputCut
+from tests.runtime.ranged_plans import RangedModel, batched_encoder, encoder, planned
+
+
+def differing(made: RangedModel, joins: Executable, tasks: Executable) -> list[tuple[int, ...]]:
+    """Return the sizes at which any bit of the model's results differs."""
+    found = []
+    for sizes in made.sizes:
+        cuts = [OutputCut.of(form, sizes) for form in made.whole.plan.outputs]
+        for seed in range(3):
+            arrays = made.inputs(sizes, seed)
+            sides = (joins(*arrays), tasks(*arrays))
+            expected, results = ([cut.apply(a).tobytes() for cut, a in zip(cuts, s, strict=True)] for s in sides)
+            if expected != results:
+                found.append(sizes)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("make", "threads"), [(encoder, 1), (encoder, 3), (encoder, 8), (batched_encoder, 2), (batched_encoder, 8)]
+)
+def test_tasks_have_the_bits_of_joins_at_each_size(tmp_path, make, threads) -> None:
+    made = make()
+    with planned(made, tmp_path, threads, (1,)) as (meter, (steps,)):
+        joins, tasks = (
+            Executable(build(made.whole.graph, steps, meter.target, meter.builder, parts=parts)) for parts in (0, 2)
+        )
+        text = tasks.sources["main.cpp"]
+        assert ("SEGMENT_COUNT = 1;" in text) == (threads > 1)
+        assert (" share 16 of " in text or " share 6 of " in text) == (threads > 1)
+        assert not differing(made, joins, tasks)
+
+
+def test_sizes_follow_each_other_in_one_executable(tmp_path) -> None:
+    """Results at a size do not depend on those before: the shares of each run are those of its own size."""
+    made = encoder()
+    with planned(made, tmp_path, 2, (0,)) as (meter, (steps,)):
+        joins, tasks = (
+            Executable(build(made.whole.graph, steps, meter.target, meter.builder, parts=parts)) for parts in (0, 2)
+        )
+    cuts = {sizes: [OutputCut.of(form, sizes) for form in made.whole.plan.outputs] for sizes in made.sizes}
+    for turn, n in enumerate(np.random.default_rng(0).integers(0, len(made.sizes), 40)):
+        sizes = made.sizes[n]
+        arrays = made.inputs(sizes, turn)
+        sides = zip(cuts[sizes], joins(*arrays), tasks(*arrays), strict=True)
+        assert all(np.array_equal(cut.apply(a), cut.apply(b)) for cut, a, b in sides)
