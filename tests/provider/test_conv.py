@@ -22,6 +22,7 @@ from korch.provider.conv import ConvProvider
 from korch.provider.conv.linked import chain_plans, vectors_of
 from korch.provider.conv.rows import lines_of_task
 from korch.provider.conv.split import split_of
+from korch.provider.conv.vectors import plans_of
 from korch.provider.provider import SPLIT
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.split_windows import SplitWindowBlocking, SplitWindows
@@ -29,7 +30,7 @@ from korch.target import Target
 from korch.testing.kernels import check_offers, load_kernels, run_kernel
 from korch.tile.check import check_program
 from korch.tile.parse import parse_program
-from korch.tile.program import Loop
+from korch.tile.program import Contract, Loop
 from korch.tile.reference import run_program
 from korch.tile.text import format_program
 from tests.provider.onednn_groups import Graph
@@ -147,6 +148,29 @@ def test_images_beyond_the_cache(target, builder, rng):
         one((1, n, 40, 40), lambda g, x: conv(g, x, 8 * n)),
     ]
     check(groups, replace(target, l2_bytes=512 * n), builder, rng)
+
+
+def test_pixels_are_read_where_they_lie_and_fetched_if_the_last_task_has_fewer_rows(target, builder, rng):
+    n = target.lanes
+    small = replace(target, l2_bytes=2048 * n)
+    groups = [
+        one((1, 2 * n, 17, 18), lambda g, x: conv(g, x, 3 * n)),
+        one((2, 2 * n, 11, 40), lambda g, x: silu(g, conv(g, x, n))),
+        one((1, n, 23, 19), lambda g, x: conv(g, x, n + 1, stride=2)),
+    ]
+    check(groups, small, builder, rng)
+    are_ragged = set()
+    for each in groups:
+        for plan in plans_of(each, small):
+            if plan.offer.variant != "windows rows" or plan.offer.inputs[0].is_plain:
+                continue
+            program = plan.kernel(each, small).program
+            (contract,) = (step for step in program.stages[0].steps if isinstance(step, Contract))
+            assert contract.a.buffer == "i0"
+            assert contract.registers.fetches_a == (each is not groups[2])
+            assert parse_program(format_program(program)) == program
+            are_ragged.add(any(axis.ragged for axis in contract.axes))
+    assert True in are_ragged
 
 
 def test_parts_of_channels_read_moved_images(target, builder, rng):

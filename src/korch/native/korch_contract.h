@@ -147,10 +147,11 @@ KORCH_INLINE void end_block(const Sums& sums, const Vec<float, V> (&sum)[COUNT][
 // these. Strip s of b has NV vectors; vector v of its term k is at b[s * STRIP + v * VECTOR + k * B_TERM], its
 // columns COLUMN apart. Nothing beyond `columns` is read or
 // written, but for panels (IS_PANEL), which have whole vectors. While a block of rows is computed, EACH lines
-// of each term are fetched: of the strip that follows, or STREAM_BYTES further on (IS_STREAM). TAILS
+// of each term are fetched: of the strip that follows, or STREAM_BYTES further on (IS_STREAM); and with the first
+// strip AHEAD lines of the row that is FURTHER rows behind the first one, where rows are neighbours in memory. TAILS
 // are the numbers of rows below R that may be left. `after` is the strip that is read behind the last one, or null.
 template <int W, int R, int NV, class ROWS, class LOOPS, long A_TERM, long B_TERM, long COLUMN, long VECTOR, long STRIP,
-          bool IS_PANEL, int EACH, bool IS_STREAM, int... TAILS>
+          bool IS_PANEL, int EACH, bool IS_STREAM, int AHEAD, long FURTHER, int... TAILS>
 struct Contraction {
   static constexpr long COLUMNS = NV * W;
 
@@ -162,7 +163,7 @@ struct Contraction {
 
   // COUNT rows times N vectors, of which only the first `count` columns exist if IS_EDGE.
   template <int COUNT, int N, int V, bool IS_EDGE, bool IS_EVEN, class Sums, typename A, typename B>
-  static __attribute__((noinline)) void tile(Numbers numbers, const Sums& given, const A* a, const B* b, Lines lines, long r0, long n0, long terms, long count) {
+  static __attribute__((noinline)) void tile(Numbers numbers, const Sums& given, const A* a, const B* b, Lines lines, const A* further, long r0, long n0, long terms, long count) {
     const Sums sums = given;  // what is stored can't change it
     if constexpr (!IS_EDGE) {
 #pragma GCC unroll 32
@@ -190,6 +191,9 @@ struct Contraction {
         }
 #pragma GCC unroll 8
         for (int q = 0; q < EACH; ++q) __builtin_prefetch(ahead + k * lines.step + q * LINE, 0, IS_STREAM ? 2 : 3);
+#pragma GCC unroll 4
+        for (int q = 0; q < AHEAD; ++q)
+          __builtin_prefetch(reinterpret_cast<const char*>(further + from_a) + (k * AHEAD + q) * LINE);
 #pragma GCC unroll 32
         for (int r = 0; r < COUNT; ++r) {
           const A* const at = IS_EVEN ? first[0] + r * ROWS::STEP : first[IS_EVEN ? 0 : r];
@@ -212,9 +216,9 @@ struct Contraction {
 
   // Rows that may belong to two groups have addresses of their own.
   template <int COUNT, int N, int V, bool IS_EDGE, class Sums, typename A, typename B>
-  static KORCH_INLINE void some(Numbers numbers, const Sums& sums, const A* a, const B* b, Lines lines, long r, long n, long terms, long count) {
-    if (ROWS::are_even(r, COUNT, numbers)) tile<COUNT, N, V, IS_EDGE, true>(numbers, sums, a, b, lines, r, n, terms, count);
-    else tile<COUNT, N, V, IS_EDGE, false>(numbers, sums, a, b, lines, r, n, terms, count);
+  static KORCH_INLINE void some(Numbers numbers, const Sums& sums, const A* a, const B* b, Lines lines, const A* further, long r, long n, long terms, long count) {
+    if (ROWS::are_even(r, COUNT, numbers)) tile<COUNT, N, V, IS_EDGE, true>(numbers, sums, a, b, lines, further, r, n, terms, count);
+    else tile<COUNT, N, V, IS_EDGE, false>(numbers, sums, a, b, lines, further, r, n, terms, count);
   }
 
   // All rows of N vectors. Meanwhile the strip that follows is fetched; then those that are left fetch the rows
@@ -230,10 +234,10 @@ struct Contraction {
       if (IS_STREAM) lines = stream;
       else if (line < ROW) lines = {reinterpret_cast<const char*>(next) + line, STEP};
       else if (is_dense) lines = {a + ROWS::at(r + R, numbers), LINE};
-      some<R, N, V, IS_EDGE>(numbers, sums, a, b, lines, r, n, terms, count);
+      some<R, N, V, IS_EDGE>(numbers, sums, a, b, lines, a + ROWS::at(n == 0 ? r + FURTHER : r, numbers), r, n, terms, count);
     }
     [[maybe_unused]] const Lines last = IS_STREAM ? stream : none;
-    (void)((r + TAILS == rows && (some<TAILS, N, V, IS_EDGE>(numbers, sums, a, b, last, r, n, terms, count), true)) || ...);
+    (void)((r + TAILS == rows && (some<TAILS, N, V, IS_EDGE>(numbers, sums, a, b, last, a + ROWS::at(r, numbers), r, n, terms, count), true)) || ...);
   }
 
   template <class Sums, typename A, typename B, typename... More>

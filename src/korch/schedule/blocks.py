@@ -28,6 +28,7 @@ from korch.tile.program import (
     Stage,
     Store,
     TileOp,
+    holds,
 )
 
 PRODUCTS = {
@@ -209,6 +210,20 @@ def flat(outer: Axis, inner: Axis) -> Expr:
     """Return the number of an element of an axis that is cut."""
     inside = var(inner.name)
     return inside if outer.extent == 1 else add(scale(var(outer.name), inner.extent), inside)
+
+
+def is_implied(guard: Inside, axes: Sequence[Axis], ranges: Ranges) -> bool:
+    """Return whether a guard holds at all points of axes whose last block is shorter."""
+    expr, ends = guard.expr, dict(ranges)
+    for axis in axes:
+        step = expr.coefficient(axis.name)
+        outer, size = axis.ragged or ("", 0)
+        if not step or not outer or not isinstance(size, int):
+            continue
+        if expr.coefficient(outer) == step * axis.extent:  # the axis is the whole one
+            expr = add(expr, scale(var(outer), -step * axis.extent))
+            ends[axis.name] = (0, size - 1)
+    return holds(Inside(expr, guard.low, guard.high), ends) is True
 
 
 def digits(number: Expr, axes: Axes, ranges: Ranges) -> dict[str, Expr]:

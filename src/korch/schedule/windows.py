@@ -23,7 +23,7 @@ from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, row_major_strides
-from korch.schedule.blocks import Blocked, Operand, cut, direct, fill, flat, loaded
+from korch.schedule.blocks import Blocked, Operand, cut, direct, fill, flat, is_implied, loaded
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, in_panels
 from korch.schedule.sides import can_clip, sides_of, without_units
 from korch.tile.emit import Emitter, Index
@@ -36,6 +36,7 @@ from korch.tile.program import (
     Contract,
     Inside,
     Level,
+    Load,
     Pass,
     Registers,
     Stage,
@@ -200,7 +201,8 @@ class _WindowMaker:
                 raise NotFusedError("the image is not read where it lies")
             where = (replace(guard, expr=without_units(guard.expr, self.ranges)) for guard in load.guards)
             return Operand(At(load.buffer, load.index)), tuple(where)
-        at = direct(emitter.ops, (*self.places, *self.terms), can_widen=not self.is_first)
+        ops = [self._in_image(op) if isinstance(op, Load) and self.is_first else op for op in emitter.ops]
+        at = direct(ops, (*self.places, *self.terms), can_widen=not self.is_first)
         if (
             at is not None
             and not self.runs_on
@@ -208,6 +210,10 @@ class _WindowMaker:
         ):
             return Operand(at), ()
         return self._copied(), ()
+
+    def _in_image(self, load: Load) -> Load:
+        """Return a load without the guards that hold because the last task has fewer places."""
+        return replace(load, guards=tuple(g for g in load.guards if not is_implied(g, self.places, self.ranges)))
 
     def _emit_image(self) -> Emitter:
         """Return the operations that compute an element which a window meets."""

@@ -218,7 +218,8 @@ class _Line(_Tokens):
         rows = self.integer()
         self.need("x")
         vectors, in_tiles, fetches = self.integer(), self.take("tiles"), self.take("fetch")
-        return Registers(rows, vectors, fetches and self.take("b"), fetches and self.take("out"), in_tiles)
+        fetches_b, fetches_out, fetches_a = (fetches and self.take(name) for name in ("b", "out", "a"))
+        return Registers(rows, vectors, fetches_b, fetches_out, in_tiles, fetches_a)
 
     def axes(self, *ends: str) -> tuple[Axis, ...]:
         """Return the loops up to the end of the line, or up to a word that ends them."""

@@ -331,6 +331,7 @@ class Registers:
         vectors: vectors of columns of each row.
         fetches_b: whether what is read of the second operand next is fetched into the cache meanwhile.
         fetches_out: whether the lines that results are stored to are.
+        fetches_a: whether rows of the first operand are that lie further on.
         in_tiles: whether registers are the tiles of matrix units, which multiply bytes.
 
     Of windows of an image in components, `rows` are the rows of results whose components of the image are made
@@ -342,6 +343,7 @@ class Registers:
     fetches_b: bool = False
     fetches_out: bool = False
     in_tiles: bool = False
+    fetches_a: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,8 @@ def _step(step: Step) -> Iterator[str]:
 def _registers(registers: Registers | None) -> str:
     if registers is None:
         return ""
-    fetched = [name for name, is_fetched in (("b", registers.fetches_b), ("out", registers.fetches_out)) if is_fetched]
+    operands = {"b": registers.fetches_b, "out": registers.fetches_out, "a": registers.fetches_a}
+    fetched = [name for name, is_fetched in operands.items() if is_fetched]
     where = "tiles" if registers.in_tiles else ""
     words = (f"{registers.rows} x {registers.vectors}", where, "fetch" if fetched else "", *fetched)
     return f" in {' '.join(word for word in words if word)}"

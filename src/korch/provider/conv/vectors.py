@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from korch.alignment import ceil_div
@@ -321,6 +321,8 @@ def _pixels_first(windows: Windows, source: Layout, target: Target, variant: str
     registers = _wide_registers(rows, windows, target)
     if registers is None:
         registers = _registers(rows, ceil_div(windows.results, target.lanes), target)
+    is_read = all(side.window == side.stride == 1 and not side.pad for side in windows.sides)
+    registers = replace(registers, fetches_out=True, fetches_a=is_read)
     strip = registers.vectors * target.lanes
     if windows.groups > 1 and windows.results % strip:
         return None
@@ -329,7 +331,6 @@ def _pixels_first(windows: Windows, source: Layout, target: Target, variant: str
         channels = ceil_div(ceil_div(channels, strip), target.threads) * strip
         if target.threads == 1 or channels >= windows.results:
             return None
-    is_read = all(side.window == side.stride == 1 and not side.pad for side in windows.sides)
     if in_place:
         beside = target.lanes if source.blocks else 1
     else:

@@ -65,6 +65,9 @@ REGISTERS = {16: Registers(12, 2)}
 """What a contraction holds in registers for a number of lanes: there are 32 registers of 16 lanes."""
 
 FEW_REGISTERS = Registers(6, 2)
+
+LONG_BLOCK = 1024
+"""Multiply-adds of vectors that take about as long as memory takes to bring a line."""
 """The same for other numbers of lanes: at least 16 registers."""
 
 LARGEST_ARRAY_BYTES = 16 << 10
@@ -283,10 +286,10 @@ class StepPrinter:
         is_panel = "true" if panels(second) else "false"
         each, is_stream = self._fetched(step, registers, vector)
         sizes = (lanes, registers.rows, registers.vectors, *steps, is_panel, each, is_stream)
-        left = tails(tails_of(rows, registers.rows))
+        ahead, left = self._rows_ahead(step, a, terms), tails(tails_of(rows, registers.rows))
         counts = f"{count_of(rows)}, {loop_end(columns, columns.extent)}, {loop_end(last, last.extent)}"
         sums = self._sums(block, out_at, out, own)
-        self.out.line(f"korch::Contraction<{', '.join(map(str, sizes))}{left}>::run({TABLE}")
+        self.out.line(f"korch::Contraction<{', '.join(map(str, (*sizes, *ahead)))}{left}>::run({TABLE}")
         after = self._after(step, own, batch, b[last.name])
         self.out.line(f"    {sums}, {a_at}, {b_at}, {counts}{after});")
 
@@ -403,6 +406,16 @@ class StepPrinter:
         usual = BYTE_REGISTERS.get(lanes, FEW_BYTE_REGISTERS) if is_bytes else REGISTERS.get(lanes, FEW_REGISTERS)
         chosen = step.registers or usual
         return replace(chosen, rows=max(1, min(chosen.rows, math.prod(axis.extent for axis in sides_of(step)[0]))))
+
+    def _rows_ahead(self, step: Contract, steps: Steps, terms: Sequence[Axis]) -> tuple[int, int]:
+        """Return how many lines of the first operand are fetched with a term, and how many rows further on."""
+        rows, _, _ = sides_of(step)
+        registers, size_bytes = self._registers(step), self.out.program.buffer(step.a.buffer).dtype.size_bytes
+        is_dense = steps[terms[-1].name] == 1 and even_step(rows, steps) == terms[-1].extent
+        if not registers.fetches_a or not is_dense:
+            return 0, 0
+        work = registers.rows * registers.vectors * math.prod(axis.extent for axis in terms)
+        return -(-registers.rows * size_bytes // LINE_BYTES), registers.rows * -(-LONG_BLOCK // work)
 
     def _fetched(self, step: Contract, registers: Registers, vector: int) -> tuple[int, str]:
         """Return how many lines of a term are fetched with a block, and whether b is a stream."""
