@@ -122,26 +122,31 @@ struct Pixels {
   KORCH_INLINE void make(long count) {
     while (count > 0) {
       if (left == 0 && !begin()) return;
-      for (; count > 0 && left > 0; --count, --left) {
-        const long c = step * TERMS, row = first * G::DOWN + u;
+      const long now = korch::smaller(count, left), y = u, row = first * G::DOWN + y;
+      const From image = from;  // what is stored can't change it, nor what follows
+      uint16_t* const line = to;
+      long x = v, s = step;
+      for (long i = 0; i < now; ++i) {
+        const long c = s * TERMS;
         Floats low = {}, high = {};
-        if (v < G::ROW) {
-          from.fetch(row, v + AHEAD, c);
-          from.fetch(row, v + AHEAD, c + EDGE);
-          low = some_of(row, v, c);
-          if (c + EDGE < G::CHANNELS) high = some_of(row, v, c + EDGE);
+        if (x < G::ROW) {
+          image.fetch(row, x + AHEAD, c);
+          image.fetch(row, x + AHEAD, c + EDGE);
+          low = some_of(image, row, x, c);
+          if (c + EDGE < G::CHANNELS) high = some_of(image, row, x, c + EDGE);
         }
-        korch_amx::split<G::COMPONENTS>(low, high, to + step * G::COMPONENTS * G::COMPONENT + G::place(u, v), G::COMPONENT);
-        if (INNER == 1) ++v;
-        else if (++step == INNER) step = 0, ++v;
+        korch_amx::split<G::COMPONENTS>(low, high, line + s * G::COMPONENTS * G::COMPONENT + G::place(y, x), G::COMPONENT);
+        if (INNER == 1) ++x;
+        else if (++s == INNER) s = 0, ++x;
       }
+      v = x, step = s, left -= now, count -= now;
     }
   }
-  KORCH_INLINE Floats some_of(long row, long v, long c) const {
+  static KORCH_INLINE Floats some_of(const From& from, long row, long v, long c) {
     if (G::CHANNELS % EDGE == 0 || c + EDGE <= G::CHANNELS) return from.template value<16>(row, v, c);
-    return edge_of(row, v, c);
+    return edge_of(from, row, v, c);
   }
-  __attribute__((noinline)) Floats edge_of(long row, long v, long c) const {
+  static __attribute__((noinline)) Floats edge_of(const From& from, long row, long v, long c) {
     alignas(64) float edge[EDGE] = {};
     for (long j = 0; c + j < G::CHANNELS; ++j) edge[j] = from.template value<1>(row, v, c + j);
     return korch::load<float, 16>(edge);
