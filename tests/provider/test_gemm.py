@@ -141,6 +141,19 @@ def test_rows_are_blocked_where_they_leave_the_second_cache(target):
     assert made.block < 1500 and made.block % made.rows == 0
 
 
+def test_threads_share_blocks_of_rows_only_if_they_get_about_as_many_rows_each(target, builder, rng):
+    def outermost(m: int, threads: int) -> str:
+        wide = Target(isa="avx512", lanes=16, l1_bytes=48 << 10, l2_bytes=2 << 20, threads=threads)
+        group = product((m, 64), (64, 4096), constant=False)
+        (offer,) = GemmProvider().offer(group, wide)
+        return GemmProvider().build(group, offer, wide).program.stages[-1].grid[0].name
+
+    assert [outermost(m, 2) for m in (64, 96, 48 * 15, 48 * 16 - 1)] == ["gn", "gm", "gn", "gm"]
+    assert outermost(64, 1) == "gn" and outermost(96, 1) == "gm"
+    groups = [product((64, 64), (64, 4096), constant=False), product((2, 50, 33), (2, 33, 1030), constant=False)]
+    check_offers(GemmProvider(), groups, replace(target, threads=2), builder, rng)
+
+
 def test_strips_are_wide_where_lines_of_the_right_operand_crowd_each_other_out(target):
     n = 64 * 1024 + 256  # four lines apart, but for multiples of a page
     wide = replace(target, isa="avx512", lanes=16)

@@ -8,6 +8,7 @@ the product is a pass over the block. Of bytes, whole groups of four terms lie s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from korch.alignment import round_up
@@ -45,6 +46,9 @@ WIDENED = {
     Product.S8U8: Product.S16U8,
 }
 """Products of bytes, and those of which the first operand is widened when it is copied."""
+
+MANY_BLOCKS = 8
+"""Blocks of rows per thread, from which on it hardly matters that the last has fewer rows."""
 
 PAIR_LANES = (8,)
 """Lanes of vector units that multiply bytes of any size only as numbers of 16 bits."""
@@ -113,13 +117,22 @@ class Products(Blocked):
         is_whole = g.extent == 1
         turns = (*packings, zero, contract) if is_whole else (zero, Loop(g, ("t",), (*packings, contract)))
         is_packed = operands[1].packing and not operands[1].components
-        grid = (*self.batch, gm, gn) if is_packed or blocking.rows_pass else (gn, *self.batch, gm)
+        is_by_rows = blocking.rows_pass or (is_packed and self._are_shared_evenly(gm, i))
+        grid = (*self.batch, gm, gn) if is_by_rows else (gn, *self.batch, gm)
         after = self.after(total, (i, j), cuts.values, cuts.ranges)
         stages = (*(o.stage for o in operands if o.stage is not None), Stage(grid, (*turns, after)))
         tile = Buffer("t", Level.TILE, self.sum_type, i.extent * self._whole(j.extent))
         own = (buffer for operand in operands for buffer in operand.buffers)
         memory = self.memory(self._packed(blocking) if blocking.panels else None)
         return TileProgram((*memory, tile, *own), stages)
+
+    def _are_shared_evenly(self, gm: Axis, i: Axis) -> bool:
+        """Return whether threads get about as many rows each if they share blocks of rows.
+
+        64 rows in blocks of 48 and 16, times 64 x 4096, take 1.4 times as long on two threads, one of which has 48.
+        """
+        threads, blocks = self.machine.threads, math.prod(axis.extent for axis in self.batch) * gm.extent
+        return blocks >= MANY_BLOCKS * threads or (blocks % threads == 0 and i.ragged is None)
 
     def _cut(self, blocking: ProductBlocking) -> Cut:
         m, n, k = (extent(axes) for axes in self._sides)
