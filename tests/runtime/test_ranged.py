@@ -91,9 +91,9 @@ def test_elements_of_a_larger_run_do_not_enter_a_smaller_one(cache_folder) -> No
 def test_sizes_beside_the_corners_of_tiles(cache_folder) -> None:
     """A layer with blocks of 16 to 128 rows and keys, at one row less, as many, and one more."""
     source, most = bert(260, 64), 260
-    found = korch.optimize(
-        source, shapes={"batch": 1, "length": range(1, most + 1)}, cache_folder=cache_folder, **QUICK | {"threads": 2}
-    )
+    shapes, limits = {"batch": 1, "length": range(1, most + 1)}, korch.SearchLimits(range_least=most)  # one plan
+    options = QUICK | {"threads": 2, "search": limits}
+    found = korch.optimize(source, shapes=shapes, cache_folder=cache_folder, **options)
     session = onnxruntime.InferenceSession(source)
     beside = {tiles * size + d for size in (16, 32, 64, 128) for tiles in (1, 2, 3) for d in (-1, 0, 1)}
     for length in sorted({1, most, *beside} & set(range(most + 1))):
