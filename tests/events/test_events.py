@@ -20,6 +20,7 @@ from korch.tile.memory import places_in_memory
 from korch.tile.parse import parse_program
 from korch.tile.points import Points
 from korch.tile.region import accesses
+from tests.events.fewer_waits import with_fewer_waits
 from tests.support.run_tasks import run_tasks
 from tests.tile.test_programs import PROGRAMS
 from tests.tile.tile_groups import FAMILIES, lowered, offers_of
@@ -270,15 +271,10 @@ def test_a_wait_that_is_missing_or_too_short_is_refused(seed):
     queues = make_queues(graph, [order[q::2] for q in range(2)])
     check_queues(queues, footprints)
     mutants = 0
-    for q, queue in enumerate(queues):
-        for i, entry in enumerate(queue):
-            for w, (other, n) in enumerate(entry.waits):
-                for fewer in ((other, n - 1),), ():
-                    waits = (*entry.waits[:w], *(wait for wait in fewer if wait[1]), *entry.waits[w + 1 :])
-                    changed = (*queue[:i], QueuedTask(entry.task, waits), *queue[i + 1 :])
-                    with pytest.raises(InvalidGraphError, match="nothing orders task"):
-                        check_queues((*queues[:q], changed, *queues[q + 1 :]), footprints)
-                    mutants += 1
+    for _, changed in with_fewer_waits(queues):
+        with pytest.raises(InvalidGraphError, match="nothing orders task"):
+            check_queues(changed, footprints)
+        mutants += 1
     assert mutants > 0
 
 

@@ -30,6 +30,7 @@ from korch.tile.program import Stage, TileProgram
 from korch.tile.region import Access, accesses
 from korch.tile.shares import PART, Shares
 from korch.tile.trim import PLAIN
+from tests.events.fewer_waits import with_fewer_waits
 from tests.events.test_events import alone, simulate
 from tests.runtime.ranged_plans import batched_encoder, encoder, planned
 from tests.support.run_tasks import run_tasks
@@ -145,17 +146,12 @@ def test_mutated_events_of_rows_are_found() -> None:
 def _missed(queues, footprints) -> list[QueuedTask]:
     """Return the tasks of which a wait can be left out, or be for one task less, without the check noticing it."""
     found = []
-    for q, queue in enumerate(queues):
-        for i, entry in enumerate(queue):
-            for w, (other, n) in enumerate(entry.waits):
-                for fewer in ((other, n - 1),), ():
-                    waits = (*entry.waits[:w], *(wait for wait in fewer if wait[1]), *entry.waits[w + 1 :])
-                    changed = (*queue[:i], QueuedTask(entry.task, waits), *queue[i + 1 :])
-                    try:
-                        check_queues((*queues[:q], changed, *queues[q + 1 :]), footprints)
-                    except InvalidGraphError:
-                        continue
-                    found.append(entry)
+    for entry, changed in with_fewer_waits(queues):
+        try:
+            check_queues(changed, footprints)
+        except InvalidGraphError:
+            continue
+        found.append(entry)
     return found
 
 

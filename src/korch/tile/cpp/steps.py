@@ -65,10 +65,10 @@ REGISTERS = {16: Registers(12, 2)}
 """What a contraction holds in registers for a number of lanes: there are 32 registers of 16 lanes."""
 
 FEW_REGISTERS = Registers(6, 2)
+"""The same for other numbers of lanes: at least 16 registers."""
 
 LONG_BLOCK = 1024
 """Multiply-adds of vectors that take about as long as memory takes to bring a line."""
-"""The same for other numbers of lanes: at least 16 registers."""
 
 LARGEST_ARRAY_BYTES = 16 << 10
 """Larger tiles of stages with contractions are in the workspace."""
