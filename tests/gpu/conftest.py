@@ -1,6 +1,7 @@
 """What needs a CUDA device; without one nothing is collected."""
 
 import os
+import sys
 from importlib.util import find_spec
 
 import numpy as np
@@ -32,3 +33,18 @@ def compiler(target, tmp_path_factory):
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _sound_device():
+    """End this process after an invalid address: all later work of a process fails, so no other test may run in it."""
+    yield
+    import torch
+
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            pytest.exit(f"the device does not compute any more: {error}", 3)
+        sys.stderr.write(f"the device does not compute any more: {error}\n")
+        os._exit(3)  # pytest-xdist starts another process for the other tests

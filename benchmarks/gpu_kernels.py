@@ -1,0 +1,226 @@
+"""Single kernels on a CUDA device: what is generated against cuBLAS, cuDNN and PyTorch's attention.
+
+    python -m benchmarks.gpu_kernels [--cases square,conv] [--seconds 120] [--output gpu-kernels.json]
+
+Each case is a small model. All kernels that compute a whole case are compiled and measured as in a search: in a
+replayed CUDA graph, with weights that come from memory. The table has the fastest generated kernel, the
+fastest call of PyTorch, their quotient, the rate of arithmetic and of memory, and the generated kernel's choices.
+The memory rate counts inputs and outputs once. The file has the times of all kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from korch.assembly.task import prepare
+from korch.backend import open_meter
+from korch.candidate.candidate import Candidate
+from korch.measure.record import Measured
+from korch.options import Options
+from korch.pipeline import Run, front
+from korch.search.instance import Answers
+
+Build = Callable[[], onnx.ModelProto]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model of one kernel.
+
+    Attributes:
+        build: makes the model.
+        flop: operations of a run; 0 where they don't matter.
+        precisions: those that it is measured in.
+    """
+
+    build: Build
+    flop: float
+    precisions: tuple[str, ...] = ("float16", "tf32", "float32")
+
+
+def _model(
+    nodes: Sequence[onnx.NodeProto],
+    shapes: dict[str, Sequence[int]],
+    weights: dict[str, Sequence[int]],
+    output: Sequence[int],
+) -> onnx.ModelProto:
+    rng = np.random.default_rng(0)
+    graph = helper.make_graph(
+        list(nodes),
+        "case",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, output)],
+        [numpy_helper.from_array((rng.standard_normal(s) * 0.1).astype(np.float32), n) for n, s in weights.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+
+
+def _product(m: int, n: int, k: int) -> onnx.ModelProto:
+    return _model([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": (m, k)}, {"w": (k, n)}, (m, n))
+
+
+def _linear(m: int, n: int, k: int) -> onnx.ModelProto:
+    """A product with a bias and an activation, as a layer of a transformer has them."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Add", ["a", "b"], ["c"]),
+        helper.make_node("Gelu", ["c"], ["y"], approximate="tanh"),
+    ]
+    return _model(nodes, {"x": (m, k)}, {"w": (k, n), "b": (n,)}, (m, n))
+
+
+def _conv(batch: int, channels: int, size: int, outputs: int, window: int, groups: int) -> onnx.ModelProto:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], pads=[window // 2] * 4, group=groups)
+    weights = {"w": (outputs, channels // groups, window, window)}
+    return _model([node], {"x": (batch, channels, size, size)}, weights, (batch, outputs, size, size))
+
+
+def _attention(heads: int, rows: int, width: int) -> onnx.ModelProto:
+    nodes = [
+        helper.make_node("MatMul", ["q", "k"], ["s"]),
+        helper.make_node("Mul", ["s", "f"], ["t"]),
+        helper.make_node("Softmax", ["t"], ["p"], axis=-1),
+        helper.make_node("MatMul", ["p", "v"], ["y"]),
+    ]
+    shapes = {"q": (heads, rows, width), "k": (heads, width, rows), "v": (heads, rows, width)}
+    return _model(nodes, shapes, {"f": ()}, (heads, rows, width))
+
+
+def _rows(op: str, rows: int, width: int) -> onnx.ModelProto:
+    weights: dict[str, Sequence[int]] = {"g": (width,), "b": (width,)} if op == "LayerNormalization" else {}
+    node = helper.make_node(op, ["x", *weights], ["y"], axis=-1)
+    return _model([node], {"x": (rows, width)}, weights, (rows, width))
+
+
+CASES = {
+    **{
+        f"product {m}x{n}x{k}": Case(partial(_product, m, n, k), 2.0 * m * n * k)
+        for m, n, k in ((4096, 4096, 4096), (128, 768, 768), (2048, 3072, 768), (1, 4096, 4096), (16, 4096, 4096))
+    },
+    "linear 2048x3072x768": Case(partial(_linear, 2048, 3072, 768), 2.0 * 2048 * 3072 * 768),
+    **{
+        f"conv {b}x{c}x{s} -> {o}, {w}x{w}": Case(partial(_conv, b, c, s, o, w, 1), 2.0 * b * c * s * s * o * w * w)
+        for b, c, s, o, w in ((1, 128, 56, 128, 3), (16, 256, 28, 256, 3), (1, 3, 224, 32, 9))
+    },
+    "depthwise 1x256x56": Case(partial(_conv, 1, 256, 56, 256, 3, 256), 2.0 * 256 * 56 * 56 * 9),
+    "attention 12x512x64": Case(partial(_attention, 12, 512, 64), 4.0 * 12 * 512 * 512 * 64),
+    "attention 192x1024x64": Case(partial(_attention, 192, 1024, 64), 4.0 * 192 * 1024 * 1024 * 64),
+    "softmax 8192x4096": Case(partial(_rows, "Softmax", 8192, 4096), 0.0, ("float16", "float32")),
+    "layer norm 8192x1024": Case(partial(_rows, "LayerNormalization", 8192, 1024), 0.0, ("float16", "float32")),
+}
+
+
+def main() -> int:
+    """Measure the cases and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", default="", help="parts of their names; all if empty")
+    parser.add_argument("--precisions", default="float16,tf32,float32")
+    parser.add_argument("--seconds", type=float, default=120.0, help="no case begins after this time")
+    parser.add_argument("--target", default="cuda", help="cuda:sm_90 counts kernels without a device")
+    parser.add_argument("--cache", type=Path, default=Path("build/gpu/cache"))
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    end_s = time.monotonic() + args.seconds
+    found: dict[str, Any] = {"device": "none", "rows": []}
+    for precision in args.precisions.split(","):
+        options = replace(Options(), target=args.target, cache_folder=args.cache, precision=precision)
+        with open_meter(options) as meter:
+            found["device"], found["versions"] = meter.target.name, list(meter.target.versions)
+            for name, case in CASES.items():
+                is_wanted = not args.cases or any(part in name for part in args.cases.split(","))
+                if not is_wanted or precision not in case.precisions or time.monotonic() > end_s:
+                    continue
+                found["rows"].append(measure(name, case, precision, meter, options))
+                print(line(found["rows"][-1]), flush=True)
+                if args.output is not None:
+                    args.output.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+def measure(name: str, case: Case, precision: str, meter: Any, options: Options) -> dict[str, Any]:
+    """Return a case's row: the times of all kernels that compute the whole of it."""
+    model = case.build()
+    partition, _ = front(Run(options, {}, lambda stage, text: None, model))
+    kernels: list[Candidate] = []
+    for block in partition.blocks:
+        task = prepare(partition, block, Answers(meter.providers, meter.target), options)
+        graph = block.graph
+        given, wanted = {value for _, value in graph.inputs} | set(graph.constants), {v for _, v in graph.outputs}
+        for primitive in graph.primitives:  # casts at both ends belong to the neighbours in a model
+            given |= {primitive.output} if primitive.op == "cast" and set(primitive.inputs) <= given else set()
+            wanted |= set(primitive.inputs) if primitive.op == "cast" and primitive.output in wanted else set()
+        kernels = [c for c in task.candidates if c.group.outputs[0] in wanted and given >= set(c.group.inputs)]
+        kernels = [c for c in kernels if any(graph.primitives[p].op != "cast" for p in c.group.primitives)]
+    if not meter.target.is_nominal:
+        meter.measure(kernels)
+    times: list[dict[str, Any]] = []
+    for candidate in kernels:
+        record = meter.known(candidate)
+        is_timed = isinstance(record, Measured)
+        times.append(
+            {
+                "provider": candidate.provider,
+                "variant": str(candidate.offer.variant),
+                "us": record.time_ns / 1e3 if is_timed else None,
+                "bytes": sum(t.size_bytes for t in (*candidate.group.input_types, *candidate.group.output_types)),
+                "bound_us": meter.bound_ns(candidate) / 1e3,
+                **({} if is_timed else {"failure": str(record)[:300]}),
+            }
+        )
+    row = {"case": name, "precision": precision, "flop": case.flop, "kernels": times}
+    peer = None if meter.target.is_nominal else torch_us(name, precision)
+    return {**row, "torch_us": peer}
+
+
+def torch_us(name: str, precision: str) -> float | None:
+    """Return the time of PyTorch's function for attention and for rows; None for what a provider calls anyway."""
+    import torch
+    from torch.nn import functional
+
+    kind = torch.float16 if precision == "float16" else torch.float32
+    what, _, sizes = name.rpartition(" ")
+    shape = [int(size) for size in sizes.split("x")] if what in ("attention", "softmax", "layer norm") else []
+    if not shape:
+        return None
+    tensors = [torch.randn(shape, device="cuda", dtype=kind) for _ in range(3)]
+    runs: dict[str, Callable[[], Any]] = {
+        "attention": lambda: functional.scaled_dot_product_attention(*(t[None] for t in tensors)),
+        "softmax": lambda: functional.softmax(tensors[0], -1),
+        "layer norm": lambda: functional.layer_norm(tensors[0], shape[1:], tensors[1][0], tensors[2][0]),
+    }
+    from korch.cuda.flags import library_flags
+    from korch.measure.cuda.device import _replayed_ns
+
+    with library_flags(torch, precision == "tf32"), torch.no_grad():
+        return float(_replayed_ns(torch, runs[what])) / 1e3
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return a row of the table."""
+    own = [k for k in row["kernels"] if k["provider"].startswith("triton") and k["us"]]
+    calls = [k["us"] for k in row["kernels"] if not k["provider"].startswith("triton") and k["us"]]
+    calls += [row["torch_us"]] if row["torch_us"] else []
+    failed = sum(k["us"] is None for k in row["kernels"])
+    text = f"{row['case']:26}{row['precision']:8}{len(row['kernels']):3} kernels, {failed} failed"
+    if not own:
+        return text + f" torch {min(calls, default=math.nan):9.1f} us"
+    best = min(own, key=lambda kernel: kernel["us"])
+    other = min(calls, default=math.nan)
+    rates = f"{row['flop'] / best['us'] / 1e6:6.1f} TFLOP/s {best['bytes'] / best['us'] / 1e3:6.0f} GB/s"
+    return f"{text} {best['us']:9.1f} us, torch {other:9.1f} us: {other / best['us']:5.2f} {rates} {best['variant']}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
