@@ -29,19 +29,30 @@ def conv(x: str, w: str, strides=(1, 1), begin=(0, 0), end=(0, 0), dilations=(1,
 
 
 def attention(
-    heads: int, m: int, n: int, d: int, e: int, masked: bool = False, kind: str = "f32", guarded: bool = False
+    heads: int,
+    m: int,
+    n: int,
+    d: int,
+    e: int,
+    masked: bool = False,
+    kind: str = "f32",
+    guarded: bool = False,
+    between: str = "",
 ) -> Group:
-    g = Graph()
+    """Attention; what is between the products may have another type than these."""
+    g, between = Graph(), between or kind
     q, k, v = (g.tensor(f"{kind}[{heads},{rows},{width}]") for rows, width in ((m, d), (n, d), (n, e)))
     s = g.add("matmul", [q, g.transpose(k, 0, 2, 1)])
+    s = s if between == kind else g.cast(s, between)
     s = g.add("mul", [s, g.number(s, d**-0.5)])
     if masked:
-        s = g.add("add", [s, g.wide(g.tensor(f"{kind}[1,1,{n}]"), g.shape(s))])
+        s = g.add("add", [s, g.wide(g.tensor(f"{between}[1,1,{n}]"), g.shape(s))])
     p = g.add("exp", [g.add("sub", [s, g.wide(g.reduce("max", s, 2), g.shape(s))])])
     p = g.add("div", [p, g.wide(g.reduce("sum", p, 2), g.shape(s))])
     p = g.add("where", [g.add("isnan", [p]), g.number(p, 0.0), p]) if guarded else p
-    y = g.add("matmul", [p, v])
-    return g.group(g.reshape(g.transpose(y, 1, 0, 2), m, heads * e))
+    y = g.add("matmul", [p if between == kind else g.cast(p, kind), v])
+    y = g.reshape(g.transpose(y, 1, 0, 2), m, heads * e)
+    return g.group(y if between == kind else g.cast(y, between))
 
 
 def fused_product() -> Group:
@@ -120,6 +131,8 @@ ATTENTIONS = {
     "two keys of one term": partial(attention, 1, 3, 2, 1, 1),
     "guarded": partial(attention, 2, 33, 70, 16, 16, True, guarded=True),
     "float16": partial(attention, 2, 40, 40, 16, 16, kind="f16"),
+    "products of float16": partial(attention, 2, 33, 70, 16, 24, True, "f16", True, between="f32"),
+    "products of bfloat16": partial(attention, 2, 33, 70, 16, 24, True, "bf16", between="f32"),
 }
 
 WINOGRADS = {

@@ -40,7 +40,9 @@ def sample(target):
         for group in list(FAMILIES[family]())[:3]
     ]
     made += [(TritonProductProvider(), PRODUCTS[n]()) for n in ("matrices", "float16", "stem")]
-    made += [(TritonAttentionProvider(), ATTENTIONS["masked"]())]
+    made += [
+        (TritonAttentionProvider(), ATTENTIONS[n]()) for n in ("masked", "products of float16", "products of bfloat16")
+    ]
     made += [(TritonWinogradProvider(), WINOGRADS["4 odd"]())]
     for provider, group in made:
         for offer in provider.offer(group, target)[:2]:

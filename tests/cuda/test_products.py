@@ -23,7 +23,7 @@ def test_products(name, small, rng):
     check_cuda_offers(PRODUCT, [PRODUCTS[name]()], small, rng)
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", [name for name in ATTENTIONS if "bfloat16" not in name])
 def test_attention(name, small, rng):
     check_cuda_offers(TritonAttentionProvider(), [ATTENTIONS[name]()], small, rng)
 

@@ -48,6 +48,7 @@ def build_program(graph, steps, meter):
         ("tiny_efficientvit", "float32", 1e-4),
         ("tiny_transformer", "float32", 1e-4),
         ("tiny_candy", "float16", 2e-2),
+        ("tiny_transformer", "float16", 2e-2),
     ],
 )
 def test_a_plan_computes_what_the_model_does(name, precision, allowed, tmp_path, cache_folder):

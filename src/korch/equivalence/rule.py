@@ -209,6 +209,8 @@ class Rule(Generic[M, W]):
             combines what they found, and each of its combinations would be one more to combine.
         is_local: whether it replaces one primitive by one that reads and writes the same values. A
             model that is cut into segments gets such alternatives in each segment.
+        needs_float32: whether it makes products of sums that were none, or of numbers before they are
+            scaled: results of 16 bits would lose digits or overflow.
     """
 
     name: str
@@ -221,6 +223,7 @@ class Rule(Generic[M, W]):
     reorders: bool = False
     is_last: bool = False
     is_local: bool = False
+    needs_float32: bool = False
 
     def __repr__(self) -> str:
         return f"Rule({self.name})"

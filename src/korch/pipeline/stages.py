@@ -145,7 +145,7 @@ def add_alternatives(run: Run) -> None:
     options, split = run.options, run.split
     deadline = run.deadline.less(1 - options.search.rewrite_share)
     limit = options.search.segment_limit(len(split.primitives))
-    rules = select_rules(options.ablation.rules)
+    rules = _rules(options)
     spill = Spill(options.cache_folder if options.cache_folder.is_dir() else None, options.search)
     whole, report = split, None
     segments: tuple[Segment, ...] = (whole_segment(split),)
@@ -164,6 +164,11 @@ def add_alternatives(run: Run) -> None:
         partition = replace(partition, rules=joined_reports(report, partition.rules))
     run.partition = partition
     run.joined = join(partition)
+
+
+def _rules(options: Options) -> Sequence[AnyRule]:
+    found = select_rules(options.ablation.rules)
+    return found if options.precision not in HALF else [rule for rule in found if not rule.needs_float32]
 
 
 def _rewrite(

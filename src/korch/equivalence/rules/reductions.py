@@ -276,6 +276,7 @@ SUM_IS_MATMUL_WITH_ONES = Rule(
     refuse=_refuse_sum,
     build=_build_sum,
     reorders=True,
+    needs_float32=True,
 )
 SQUARES_ARE_SUMMED_IN_ONE_PASS = Rule(
     name="squares-are-summed-with-their-mean",

@@ -77,6 +77,7 @@ SCALE_MOVES_BEHIND_MATMUL = Rule(
     refuse=_refuse,
     build=_build,
     reorders=True,
+    needs_float32=True,
 )
 
 RULES: tuple[AnyRule, ...] = (SCALE_MOVES_BEHIND_MATMUL,)
