@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from benchmarks.models import build
+from benchmarks.models.narrow import in_float16
 from korch.ablation import Ablation
 from korch.limits import SearchLimits
 from korch.options import Options
@@ -28,7 +29,9 @@ MOST_PRIMITIVES = {"tiny_efficientvit": 6}
 
 def program_of(name, options, left_out=("torch", "torch-opaque", "tensorrt")):
     """Return a program of some providers' kernels, and the graph as given."""
-    return program_of_model(build(name, **SMALLER.get(name, {})), options, left_out)
+    name, _, kind = name.partition(" in ")
+    model = build(name, **SMALLER.get(name, {}))
+    return program_of_model(in_float16(model) if kind else model, options, left_out)
 
 
 def program_of_model(model, options, left_out):
@@ -49,6 +52,7 @@ def build_program(graph, steps, meter):
         ("tiny_transformer", "float32", 1e-4),
         ("tiny_candy", "float16", 2e-2),
         ("tiny_transformer", "float16", 2e-2),
+        ("tiny_transformer in float16", "float32", 2e-2),
     ],
 )
 def test_a_plan_computes_what_the_model_does(name, precision, allowed, tmp_path, cache_folder):

@@ -666,6 +666,10 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
                 + "%3: i32[1,16,7,6] = cast(%2) {to='i32'}\n",
             ),
             ("there are too few channels for a transform", conv("1,16,10,10", "15,16,3,3", "1,15,8,8")),
+            (
+                "the transforms would lose the bits of a half type",
+                conv("1,16,9,8", "16,16,3,3", "1,16,7,6").replace("f64", "f16"),
+            ),
             ("the image is too small for such tiles", conv("1,16,3,3", "16,16,3,3", "1,16,1,1")),
             ("other tiles take far fewer products", conv("1,16,18,18", "16,16,3,3", "1,16,16,16")),
             (

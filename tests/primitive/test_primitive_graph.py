@@ -242,3 +242,19 @@ def test_the_graph_knows_producers_consumers_and_work():
     assert graph.consumers == ((0,), (1,), ())
     assert graph.given == frozenset({0})
     assert [graph.work_flop(p) for p in graph.primitives] == [4, 4]
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_products_of_16_bits_are_summed_in_float32(kind):
+    """In 16 bits a sum of ones would stop at 2048 and at 256."""
+    builder, terms = GraphBuilder(), 4000
+    x, w = (
+        builder.input(name, ValueType.parse(kind + shape)) for name, shape in (("x", "[1,4000]"), ("w", "[4000,1]"))
+    )
+    builder.output("y", builder.add("matmul", [x, w]))
+    graph = builder.freeze()
+    feeds = {name: np.ones(graph.types[value].shape, DType(kind).numpy) for name, value in graph.inputs}
+    found = run(graph, feeds, exact=False)["y"]
+    assert found.dtype == DType(kind).numpy and found.item() == np.asarray(terms, DType(kind).numpy)
+    disturbed = run(graph, feeds, exact=False, roundings=np.random.default_rng(0))["y"]
+    assert abs(float(disturbed.item()) - terms) <= 0.05 * terms

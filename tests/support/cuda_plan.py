@@ -15,7 +15,7 @@ from korch.options import Options
 from korch.partition.join import join
 from korch.pipeline import Run, run_until
 from korch.primitive.graph import PrimitiveGraph
-from korch.primitive.lowering import lower_products
+from korch.primitive.lowering import MULTIPLIED_BY_CUDA, lower_products
 from korch.runtime.cuda.program import CudaProgram
 from korch.runtime.program import PlanStep
 from korch.search.instance import Answers, Instance
@@ -27,8 +27,8 @@ Build = Callable[[PrimitiveGraph, Sequence[PlanStep], CudaMeter], CudaProgram]  
 
 
 def split_model(model: onnx.ModelProto) -> PrimitiveGraph:
-    """Return the primitives of a model."""
-    return lower_products(fission(load_model(model.SerializeToString())))
+    """Return the primitives of a model, with products of the types that kernels for CUDA devices multiply."""
+    return lower_products(fission(load_model(model.SerializeToString())), MULTIPLIED_BY_CUDA)
 
 
 def program_of_graph(split: PrimitiveGraph, options: Options, left_out: Collection[str], build: Build) -> CudaProgram:

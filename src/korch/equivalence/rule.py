@@ -209,8 +209,8 @@ class Rule(Generic[M, W]):
             combines what they found, and each of its combinations would be one more to combine.
         is_local: whether it replaces one primitive by one that reads and writes the same values. A
             model that is cut into segments gets such alternatives in each segment.
-        needs_float32: whether it makes products of sums that were none, or of numbers before they are
-            scaled: results of 16 bits would lose digits or overflow.
+        needs_float32: whether it is left out where products have 16 bits: it multiplies sums that are not
+            scaled yet, or what was no factor of a product, which would overflow or lose digits.
     """
 
     name: str

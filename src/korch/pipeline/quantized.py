@@ -23,8 +23,8 @@ from korch.equivalence.rules.stored import BlockMatch, BlockWitness
 from korch.equivalence.saturate import first_known, saturate
 from korch.partition.choose import choose
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
-from korch.primitive.lowering import lower_products
-from korch.primitive.types import NARROW
+from korch.primitive.lowering import MULTIPLIED, lower_products
+from korch.primitive.types import NARROW, DType
 
 HasKernel = Callable[[Group], bool]
 """Whether a target has a kernel for a group."""
@@ -35,21 +35,24 @@ def is_quantized(graph: PrimitiveGraph) -> bool:
     return any(type_.dtype in NARROW for type_ in graph.types)
 
 
-def in_bytes(graph: PrimitiveGraph, has_kernel: HasKernel | None, deadline: Deadline) -> PrimitiveGraph:
+def in_bytes(
+    graph: PrimitiveGraph, has_kernel: HasKernel | None, deadline: Deadline, multiplied: Sequence[DType] = MULTIPLIED
+) -> PrimitiveGraph:
     """Return a graph with its products lowered, and computed with bytes where the model is quantized.
 
     Args:
         graph: a model's primitives, without alternatives.
         has_kernel: whether the target has a kernel for a product of bytes; None to leave those of floats as they are.
         deadline: when to stop; the graph is right then, too.
+        multiplied: the element types of which the target multiplies matrices.
     """
     if not is_quantized(graph):
-        return lower_products(graph)
+        return lower_products(graph, multiplied)
     # First, so that what moves bytes finds one type of them.
     graph = _replaced(graph, (quantization.SIGNED_BYTES_ARE_UNSIGNED_ONES_LESS_128,), True, deadline)
     graph = _replaced(graph, quantization.RULES, True, deadline)
     if has_kernel is None:
-        return lower_products(graph)
+        return lower_products(graph, multiplied)
     refuse = partial(_refuse_without_kernel, has_kernel)
     product = replace(integers.PRODUCT_OF_DEQUANTIZED_IS_INTEGER, refuse=refuse)
     # A value that is needed as floats, too, is moved as floats until a product asks for its bytes.
@@ -61,7 +64,7 @@ def in_bytes(graph: PrimitiveGraph, has_kernel: HasKernel | None, deadline: Dead
         stored.STORED_WEIGHTS_LIE_BY_COLUMNS, refuse=partial(_refuse_without_stored_kernel, has_kernel)
     )
     graph = _replaced(graph, (once, by_columns), False, deadline)
-    return lower_products(graph, keeps=lambda primitive: has_kernel(_group_of(graph, primitive)))
+    return lower_products(graph, multiplied, keeps=lambda primitive: has_kernel(_group_of(graph, primitive)))
 
 
 def _replaced(graph: PrimitiveGraph, rules: Sequence[AnyRule], strict: bool, deadline: Deadline) -> PrimitiveGraph:

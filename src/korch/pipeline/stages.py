@@ -47,7 +47,7 @@ from korch.primitive import reference
 from korch.primitive.check import check_graph
 from korch.primitive.gathers import gather_matrices
 from korch.primitive.graph import Primitive, PrimitiveGraph
-from korch.primitive.lowering import lower_products
+from korch.primitive.lowering import MULTIPLIED, MULTIPLIED_BY_CUDA, lower_products
 from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.precision import with_half
 from korch.primitive.types import DType
@@ -96,18 +96,19 @@ def split_operators(run: Run) -> None:
     is_narrow = is_quantized(given)
     multiplies = is_narrow and not (options.is_cuda or options.strict)
     multiplies = multiplies and integers.RULES[0] in select_rules(options.ablation.rules)
-    given = _with_gathers(given, options)
-    run.split = in_bytes(given, has_kernels(options) if multiplies else None, run.deadline)
+    multiplied = MULTIPLIED_BY_CUDA if options.is_cuda else MULTIPLIED
+    given = _with_gathers(given, multiplied, options)
+    run.split = in_bytes(given, has_kernels(options) if multiplies else None, run.deadline, multiplied)
     run.quantized = lower_products(given) if is_narrow else None
     if options.error:
         _find_forms(run)
 
 
-def _with_gathers(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
+def _with_gathers(graph: PrimitiveGraph, multiplied: Sequence[DType], options: Options) -> PrimitiveGraph:
     """Return a graph whose products by chosen matrices have kernels."""
     if all(p.op != GATHERED for p in graph.primitives):
         return graph
-    lowered = lower_products(graph)
+    lowered = lower_products(graph, multiplied)
     has_kernel = has_kernels(options)
 
     def keeps(primitive: Primitive) -> bool:

@@ -29,6 +29,9 @@ MULTIPLIED = (DType.F32,)
 
 HALF = (DType.F16, DType.BF16)
 
+MULTIPLIED_BY_CUDA = (*MULTIPLIED, *HALF)
+"""Element types of which kernels for CUDA devices multiply matrices. They sum products of 16 bits in float32."""
+
 MOST_PRODUCTS = 1 << 22
 """More of them would be slow, and large where they are not fused with their sum."""
 

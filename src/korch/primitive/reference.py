@@ -87,8 +87,11 @@ def run(
 
 
 def apply(graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Array], *, exact: bool) -> Array:
-    """Compute one primitive from the values of its inputs."""
-    result = primitive.row.reference([values[v] for v in primitive.inputs], primitive.attributes)
+    """Compute one primitive from the values of its inputs; sums of products of 16-bit floats are in float32."""
+    given = [values[v] for v in primitive.inputs]
+    if not exact and primitive.row.category is Category.LINEAR:
+        given = [_summable(array) for array in given]
+    result = primitive.row.reference(given, primitive.attributes)
     type_ = graph.types[primitive.output]
     if result.shape != type_.shape:
         raise InvalidGraphError(f"{primitive.op} gave shape {result.shape}, not {type_}")
@@ -120,8 +123,14 @@ def _apply_rounded(
     if category in (Category.REDUCE, Category.LINEAR):
         terms = graph.work_flop(primitive) / max(1, result_type.size)
         for value, array in given.items():
+            array = _summable(array) if category is Category.LINEAR else array
             given[value] = _disturbed(array, max(1.0, terms) ** 0.5, rng)
     return _disturbed(apply(graph, primitive, given, exact=False), 1.0, rng)
+
+
+def _summable(array: Array) -> Array:
+    """Return factors in the type in which their products are summed."""
+    return array.astype(np.float32) if DType.of(array.dtype) in (DType.F16, DType.BF16) else array
 
 
 def _disturbed(array: Array, factor: float, rng: np.random.Generator) -> Array:

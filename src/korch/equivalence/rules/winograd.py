@@ -81,6 +81,8 @@ def _refuse(view: View, match: WinogradMatch) -> WinogradWitness | RuleRefusal:
     transformed = divisor * transform_weights(constant.array, match.tile)
     if is_of_bytes and _largest_sum(transformed, dtype) >= 1 << 31:
         return RuleRefusal("a transformed sum could exceed 32 bits", conv.output)
+    if not is_of_bytes and dtype not in (DType.F32, DType.F64):
+        return RuleRefusal("the transforms would lose the bits of a half type", conv.output, is_final=True)
     if not is_of_bytes and not is_finite_in(transformed, view.type(conv.output).dtype):
         return RuleRefusal("a transformed weight is not finite", conv.output)
     pads = pair(attributes.pads_begin), pair(attributes.pads_end)
@@ -121,6 +123,7 @@ CONV3X3_IS_WINOGRAD = Rule(
     build=_build,
     reorders=True,
     is_local=True,
+    needs_float32=True,
 )
 
 RULES: tuple[AnyRule, ...] = (CONV3X3_IS_WINOGRAD,)
