@@ -131,3 +131,19 @@ def test_strict_plans_multiply_float32_as_it_is(small):
     variants = [[o.variant for o in PRODUCT.offer(group, replace(small, allow_split=on))] for on in (True, False)]
     assert any("split" in variant for variant in variants[0])
     assert not any("split" in variant for variant in variants[1])
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_a_sum_is_rounded_only_where_16_bits_are_needed(small, rng, is_stored):
+    g = Graph()
+    y = g.add("matmul", [g.tensor("f16[40,64]"), g.tensor("f16[64,24]")])
+    group = g.group(*((y,) if is_stored else ()), g.add("tanh", [g.cast(y, "f32")]))
+    for _, _, kernel in check_cuda_offers(PRODUCT, [group], small, rng):
+        assert (".to(tl.float16).to(tl.float32)" in kernel.launches[-1].source) is is_stored
+
+
+def test_scores_are_not_rounded_before_a_softmax_in_float32(small):
+    group, provider = ATTENTIONS["products of float16"](), TritonAttentionProvider()
+    for offer in provider.offer(group, small):
+        (launch,) = provider.build(group, offer, small).launches
+        assert launch.source.count(".to(tl.float16).to(tl.float32)") == 1, "only weights are"

@@ -28,6 +28,7 @@ from korch.tile.program import (
     Stage,
     Store,
     TileOp,
+    arguments_of,
     holds,
 )
 
@@ -150,8 +151,10 @@ class Blocked:
             given.append(Apply(f"x{len(given)}", result, "cast", (given[-1].name,)))
         emitter.ops.extend(given)
         sinks = tuple(sinks_of(emitter, given[-1].name))
-        own = tuple(emitter.ops[len(given) :])
-        pass_ = Pass(axes, axes[-1].name if axes else "", own, sinks)
+        own = emitter.ops[len(given) :]
+        if self.sum_type is not result:
+            given, own = _unrounded(given, own, sinks)
+        pass_ = Pass(axes, axes[-1].name if axes else "", tuple(own), sinks)
         pass_ = map_indices(pass_, lambda expr: substitute(expr, *values))
         return replace(pass_, ops=(*given, *pass_.ops))
 
@@ -264,3 +267,19 @@ def require_adjacent(pass_: Pass, lanes: int) -> None:
 
 def _moved(index: Index, values: dict[str, Expr], ranges: Ranges) -> Index:
     return tuple(substitute(expr, values, ranges) for expr in index)
+
+
+def _unrounded(
+    given: Sequence[TileOp], own: Sequence[TileOp], sinks: Sequence[Store]
+) -> tuple[list[TileOp], list[TileOp]]:
+    """Return the operations of a rounded sum and what follows it, without the rounding if that is only widened again.
+
+    Unrounded sums are nearer to exact results, and a rounding of scores would be a large part of attention.
+    """
+    total, rounded = given[-2:]
+    uses = [op for op in own if rounded.name in arguments_of(op)]
+    is_stored = any(sink.value == rounded.name for sink in sinks)
+    match uses:
+        case [Apply(op="cast") as wide] if wide.dtype is total.dtype and not is_stored:
+            return [*given[:-2], replace(total, name=wide.name)], [op for op in own if op is not wide]
+    return list(given), list(own)
