@@ -9,6 +9,7 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import around
 from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
+from korch.primitive.types import DType
 from korch.provider.attention.groups import attention_groups
 from korch.provider.attention.match import match_group
 from korch.provider.content import content_version
@@ -23,11 +24,11 @@ from korch.tile.triton.text import power_of_two
 WIDEST_HEAD = 256
 """Most terms of the first product, and columns of the second."""
 
-BLOCKS = ((128, 64, 8), (64, 64, 4), (32, 32, 4), (16, 32, 2), (16, 16, 1))
-"""Queries, keys and warps of a program."""
+BLOCKS = ((128, 64, 8, 2), (64, 64, 4, 2), (32, 32, 4, 2), (16, 32, 2, 2), (16, 16, 1, 2))
+"""Queries, keys and warps of a program, and how many blocks of keys are read at a time."""
 
-STAGES = 2
-"""Blocks of keys that are read at a time."""
+BLOCKS_OF_HALF = ((128, 128, 8, 2), (128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3))
+"""More of these for operands of 16 bits, which take half of the memory."""
 
 
 class TritonAttentionProvider:
@@ -49,13 +50,14 @@ class TritonAttentionProvider:
         except NotFusedError as error:
             return Refusal(str(error))
         wide, size = _width(schedule.terms) + _width(schedule.columns), schedule.scores.dtype.size_bytes
+        blocks = (*BLOCKS_OF_HALF, *BLOCKS) if size == DType.F16.size_bytes else BLOCKS
         return [
-            Offer(*group.plain_layouts, f"{queries}x{keys}w{warps} {product.value}")
-            for queries, keys, warps in BLOCKS
+            Offer(*group.plain_layouts, f"{queries}x{keys}w{warps}s{stages} {product.value}")
+            for queries, keys, warps, stages in blocks
             for product in target.products(schedule.scores.dtype)
             if queries < 2 * max(16, schedule.rows)
             and keys < 2 * max(16, schedule.keys)
-            and (queries + 2 * keys) * wide * size <= target.shared_bytes
+            and (queries + stages * keys) * wide * size <= target.shared_bytes
         ] or Refusal("no block fits into shared memory")
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
@@ -64,12 +66,12 @@ class TritonAttentionProvider:
         if isinstance(schedule, Refusal):
             return schedule
         sizes, product = offer.variant.split(" ")
-        queries, keys, warps = map(int, re.findall(r"\d+", sizes))
+        queries, keys, warps, stages = map(int, re.findall(r"\d+", sizes))
         try:
             program = schedule.program(queries, keys, Product(product))
         except NotFusedError as error:
             return Refusal(str(error))
-        return print_kernel(group, offer, program, target, LaunchOptions(warps, STAGES))
+        return print_kernel(group, offer, program, target, LaunchOptions(warps, stages))
 
 
 def _schedule(group: Group) -> DeviceAttention | Refusal:
