@@ -8,7 +8,7 @@ import pytest
 
 from korch.measure.cuda import worker
 from korch.measure.record import Failed, Measured
-from korch.measure.session import run_jobs
+from korch.measure.session import MeasuringProcess, run_jobs
 
 L2 = 50 << 20
 
@@ -50,9 +50,36 @@ def serve():
 def test_a_process_that_gives_up_after_a_failure_keeps_its_reason(tmp_path, monkeypatch):
     (tmp_path / "serving.py").write_text(SERVE)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    found = run_jobs(["good", "bad", "good"], {}, "serving", 20.0)
+    with MeasuringProcess("serving") as process:
+        found = run_jobs(["good", "bad", "good"], {}, process, 20.0)
     assert found[1] == Failed("failed", "an illegal address")
     assert all(isinstance(found[i], Measured) and found[i].time_ns == 7 for i in (0, 2))
+
+
+SERVE_ON = """
+import json, os, sys
+
+def serve():
+    for line in iter(sys.stdin.readline, ""):
+        for number, job in enumerate(json.loads(line)["jobs"]):
+            print(json.dumps({"at": number}), flush=True)
+            if job == "bad":
+                os._exit(1)
+            print(json.dumps({"sample": [number, os.getpid()]}), flush=True)
+        print(json.dumps({"done": True}), flush=True)
+"""
+
+
+def test_a_kept_process_takes_tasks_until_it_ends(tmp_path, monkeypatch):
+    (tmp_path / "serving_on.py").write_text(SERVE_ON)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    process = MeasuringProcess("serving_on")
+    tasks = (["good"], ["good"], ["bad"], ["good"])
+    first, second, bad, last = (run_jobs(jobs, {}, process, 20.0)[0] for jobs in tasks)
+    assert first.time_ns == second.time_ns != last.time_ns
+    assert bad == Failed("crashed", "the process ended by exit code 1")
+    assert process.close() == (-9, "")
+    assert process.close() == (0, "")
 
 
 def test_switches_of_pytorch_are_put_back():

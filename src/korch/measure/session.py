@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any, Self
 
 from korch.child import child_command
 from korch.deadline import Deadline
@@ -29,9 +29,8 @@ PRINTED_BYTES = 500
 def run_jobs(
     jobs: Sequence[Mapping[str, Any]],
     task: Mapping[str, Any],
-    serve: str,
+    process: MeasuringProcess,
     hang_seconds: float,
-    environment: Mapping[str, str] | None = None,
     stop: Deadline | None = None,
 ) -> list[Measured | Failed | None]:
     """Time jobs.
@@ -39,9 +38,8 @@ def run_jobs(
     Args:
         jobs: as the process reads them.
         task: what else it reads.
-        serve: the module whose `serve` is the process.
+        process: runs them; it goes on afterwards, unless it has crashed, hung or been stopped.
         hang_seconds: how long a job may say nothing.
-        environment: further environment variables of the process.
         stop: when to end; what has samples by then is measured.
 
     Returns:
@@ -54,8 +52,8 @@ def run_jobs(
     waiting = list(range(len(jobs)))
     stop = stop or Deadline()
     while waiting and not stop.is_over:
-        session = Session(len(waiting), serve, hang_seconds, dict(environment or {}), stop)
-        found = session.run({**task, "jobs": [jobs[i] for i in waiting]})
+        session = Session(len(waiting), hang_seconds, stop)
+        found = session.run({**task, "jobs": [jobs[i] for i in waiting]}, process)
         for local, i in enumerate(waiting):
             results[i] = found[local]
         left = [i for i in waiting if results[i] is None]
@@ -69,13 +67,64 @@ def run_jobs(
     return results
 
 
-class Session:
-    """One life of the worker."""
+class MeasuringProcess:
+    """A process that times kernels, started when there is a task for it; a context that ends it.
 
-    def __init__(
-        self, count: int, serve: str, hang_seconds: float, environment: dict[str, str], stop: Deadline
-    ) -> None:
+    Another one takes its place when it has ended.
+
+    Args:
+        serve: the module whose `serve` is the process.
+        environment: further environment variables of the process.
+    """
+
+    def __init__(self, serve: str, environment: Mapping[str, str] | None = None) -> None:
         self.serve = serve
+        self.environment = dict(environment or {})
+        self._process: subprocess.Popen[bytes] | None = None
+        self._printed: IO[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Return the process, which is started if there is none that runs."""
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
+            self._process = subprocess.Popen(
+                child_command(self.serve),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._printed,
+                start_new_session=True,
+                env={**os.environ, **self.environment},
+            )
+        return self._process
+
+    def close(self) -> tuple[int, str]:
+        """End the process; return its exit code, and the end of what it has written to stderr."""
+        process, printed = self._process, self._printed
+        self._process = self._printed = None
+        if process is None or printed is None:
+            return 0, ""
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        with printed:
+            printed.seek(max(0, printed.seek(0, os.SEEK_END) - PRINTED_BYTES))
+            return code, "; ".join(printed.read().decode(errors="replace").strip().splitlines())
+
+
+class Session:
+    """One task of a measuring process."""
+
+    def __init__(self, count: int, hang_seconds: float, stop: Deadline) -> None:
         self.stop = stop
         self.printed = ""  # the end of what the process wrote to stderr
         self.samples: list[list[int]] = [[] for _ in range(count)]
@@ -84,30 +133,15 @@ class Session:
         self.at: int | None = None
         self.unready = ""
         self.hang_seconds = hang_seconds
-        self.environment = environment
 
-    def run(self, task: dict[str, Any]) -> list[Measured | Failed | None]:
+    def run(self, task: dict[str, Any], process: MeasuringProcess) -> list[Measured | Failed | None]:
         """Give the process a task and listen until it ends; None for jobs that it did not reach."""
-        with tempfile.TemporaryFile() as printed:
-            process = subprocess.Popen(
-                child_command(self.serve),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=printed,
-                start_new_session=True,
-                env={**os.environ, **self.environment},
-            )
-            try:
-                ended = self._listen(process, json.dumps(task))
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                code = process.wait()
-                for pipe in (process.stdin, process.stdout):
-                    if pipe is not None:
-                        pipe.close()
-            printed.seek(max(0, printed.seek(0, os.SEEK_END) - PRINTED_BYTES))
-            self.printed = "; ".join(printed.read().decode(errors="replace").strip().splitlines())
+        code, ended = 0, "crashed"
+        try:
+            ended = self._listen(process.start(), json.dumps(task))
+        finally:
+            if ended != "done":
+                code, self.printed = process.close()
         if ended == "done":
             return [self._result(i) for i in range(len(self.samples))]
         if ended == "stopped":

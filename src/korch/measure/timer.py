@@ -16,7 +16,7 @@ from typing import Any
 
 from korch.deadline import Deadline
 from korch.measure.record import Failed, Measured
-from korch.measure.session import run_jobs
+from korch.measure.session import MeasuringProcess, run_jobs
 from korch.primitive.op import Array
 
 ROUNDS = 12
@@ -126,7 +126,8 @@ def time_kernels(
         for job in jobs
     ]
     environment = {**openmp_environment(setup.threads), **setup.environment}
-    return run_jobs(rows, task, "korch.measure.worker", setup.hang_seconds, environment, stop)
+    with MeasuringProcess("korch.measure.worker", environment) as process:
+        return run_jobs(rows, task, process, setup.hang_seconds, stop)
 
 
 def openmp_environment(threads: int) -> dict[str, str]:

@@ -19,7 +19,7 @@ from korch.measure.cuda.device import CALIBRATION, calibrate, detect_cuda_target
 from korch.measure.database import Database
 from korch.measure.meter import CandidateMeter
 from korch.measure.record import Failed, Measured, Record
-from korch.measure.session import run_jobs
+from korch.measure.session import MeasuringProcess, run_jobs
 from korch.options import Options
 from korch.provider.provider import Provider
 
@@ -42,14 +42,16 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         is_here = options.target == "cuda"
         known = detect_cuda_target() if is_here else nominal_target(options.target)
         self.target = dataclasses.replace(known, allow_tf32=options.allows_tf32, allow_split=not options.strict)
+        self._worker = MeasuringProcess(WORKER)
         self.compiler = CubinCompiler(self.target.arch, options.cache_folder)
         self.database = Database(self.compiler.folder.parent, self.target.fingerprint)
         if is_here:
             self.target = self._calibrated(self.target)
 
     def close(self) -> None:
-        """Close the database and end the compiler's processes."""
+        """Close the database and end the processes that compile and measure."""
         self.compiler.close()
+        self._worker.close()
         super().close()
 
     def bound_ns(self, candidate: Candidate) -> int:
@@ -93,7 +95,7 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
             return
         task = {"allow_tf32": self.target.allow_tf32, "l2_bytes": self.target.l2_bytes}
         jobs = [_job(c, kernels[c.key], cubins, self.compiler) for c in ready]
-        for candidate, record in zip(ready, run_jobs(jobs, task, WORKER, HANG_SECONDS), strict=True):
+        for candidate, record in zip(ready, run_jobs(jobs, task, self._worker, HANG_SECONDS), strict=True):
             if record is not None:
                 self.keep(candidate.key, record)
 

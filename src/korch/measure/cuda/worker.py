@@ -1,6 +1,7 @@
 """The measuring process of a CUDA device: times kernels, and may crash or hang without harm.
 
-It speaks as `korch.measure.worker` does: one task as a JSON line from stdin, JSON lines to stdout.
+It speaks as `korch.measure.worker` does, but takes one task after another: to import PyTorch and to open the device
+takes seconds. A task is a JSON line from stdin; answers are JSON lines to stdout.
 A kernel is captured in a graph of many runs and the graph is replayed, so that neither Python nor
 the driver is in the times. What other kernels write before this one runs is found in the level-2
 cache, if it fits; weights are not: a model has more of them, so the runs take turns with copies.
@@ -40,21 +41,28 @@ MOST_BYTES = 8 << 30
 
 
 def serve() -> None:
-    """Read a task, time its kernels, write what is found."""
+    """Read tasks, time their kernels, write what is found."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no answer
 
     def say(**line: Any) -> None:
         out.write(json.dumps(line) + "\n")
 
-    task = json.loads(sys.stdin.readline())
-    try:
-        import torch
+    for text in iter(sys.stdin.readline, ""):
+        task = json.loads(text)
+        try:
+            import torch
 
-        torch.zeros(1, device="cuda")
-    except Exception as error:  # noqa: BLE001 - whatever it is, there is no device
-        say(unready=str(error)[:300])
-        return
+            torch.zeros(1, device="cuda")
+        except Exception as error:  # noqa: BLE001 - whatever it is, there is no device
+            say(unready=str(error)[:300])
+            return
+        _serve_task(torch, task, say)
+        torch.cuda.empty_cache()  # the executable's process needs the memory
+        say(done=True)
+
+
+def _serve_task(torch: Any, task: dict[str, Any], say: Callable[..., None]) -> None:
     for number, job in enumerate(task["jobs"]):
         say(at=number)
         try:
@@ -65,7 +73,6 @@ def serve() -> None:
             say(failed=[number, "failed", str(error).strip()[:300] or type(error).__name__])
             if not _is_sound(torch):
                 os._exit(1)  # another process goes on with the others
-    say(done=True)
 
 
 def _is_sound(torch: Any) -> bool:
