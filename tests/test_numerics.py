@@ -211,6 +211,7 @@ def test_types_of_16_bits_may_always_round_ten_times() -> None:
     text = 'graph(%0 "x": f32[4]) -> (%1 "y")\n%1: f32[4] = exp(%0)\n'
     least = [least_tolerance(parse_graph(text.replace("f32", t))) for t in ("f32", "f16", "bf16")]
     assert least == [1e-3, 10 * 2.0**-11, 10 * 2.0**-8]
+    assert least_tolerance(parse_graph(text), allow_tf32=True) == 10 * 2.0**-11
     assert FACTOR == 2
 
 

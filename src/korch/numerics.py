@@ -121,9 +121,12 @@ def max_error(outputs: Sequence[Array], expected: Sequence[Array]) -> float:
     return max((difference(np.asarray(a), np.asarray(e)).of_largest for a, e in pairs), default=0.0)
 
 
-def least_tolerance(graph: PrimitiveGraph) -> float:
-    """Return what a plan for a graph of these element types may always differ by."""
-    found = {type_.dtype for type_ in graph.types} & {DType.F16, DType.BF16}
+def least_tolerance(graph: PrimitiveGraph, allow_tf32: bool = False) -> float:
+    """Return what a plan for a graph of these element types may always differ by.
+
+    Factors in TF32 have as many bits as those in float16.
+    """
+    found = {type_.dtype for type_ in graph.types} & {DType.F16, DType.BF16} | ({DType.F16} if allow_tf32 else set())
     return max([TOLERANCE, *(ROUNDINGS * UNIT_ROUNDOFF[dtype] for dtype in found)])
 
 
@@ -146,6 +149,8 @@ class Standard:
         planned: PrimitiveGraph,
         tolerance: float | None = None,
         seed: int = 0,
+        *,
+        allow_tf32: bool = False,
     ) -> None:
         """Run the model in float64, and in its own types.
 
@@ -155,10 +160,11 @@ class Standard:
             planned: the graph that plans are for: its element types may be narrower.
             tolerance: what the user allows, whatever the model's own error; None for the rule.
             seed: of the roundings in further runs.
+            allow_tf32: whether plans may round the factors of products to TF32.
         """
         self._model, self.inputs, self._seed = model, inputs, seed
         self.user = tolerance
-        self.tolerance = least_tolerance(planned) if tolerance is None else tolerance
+        self.tolerance = least_tolerance(planned, allow_tf32) if tolerance is None else tolerance
         self.expected = reference.run(model, inputs)
         self._own = reference.run(model, inputs, exact=False)
         self.given = differences(self._own, self.expected, self._own)

@@ -139,8 +139,8 @@ class Options:
         default=None,
         metadata={
             "help": "the largest error of a plan, relative to the largest element of each output; if no plan is "
-            "within it, the search is repeated with --strict (default: 1e-3, 5e-3 for float16, 4e-2 for bfloat16, or "
-            "twice the error of the model in its own types, whichever is largest)"
+            "within it, the search is repeated with --strict (default: 1e-3, 5e-3 for tf32 and float16, 4e-2 for "
+            "bfloat16, or twice the error of the model in its own types, whichever is largest)"
         },
     )
     error: float = field(
