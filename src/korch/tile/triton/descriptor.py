@@ -61,7 +61,7 @@ def described_block(
     if rows is None or columns is None:
         return None
     steps = [index.coefficient(axis.name) for axis in (rows, columns)]
-    move = index.coefficient(loop.name)
+    move = index.coefficient(loop.name) if loop.extent > 1 else 0
     if steps.count(1) != 1 or None in steps or move is None:
         return None
     is_turned = steps[0] == 1
