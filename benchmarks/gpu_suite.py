@@ -34,6 +34,7 @@ without network access, download them and build Korch as a wheel (its providers 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import signal
@@ -325,9 +326,9 @@ def _model(name: str, batch: int, device: str) -> tuple[Any, list[Any], tuple[An
 
     module = Flat().eval()
     inputs = [t.to(device) for t in example.values()]
-    # Korch exports on the CPU; the module goes to the device afterwards.
+    # Korch exports on the CPU; the exported program shares the module's weights, so a copy goes to the device.
     exported = torch.export.export(module, tuple(example.values()), strict=False)
-    return module.to(device), inputs, (exported,)
+    return copy.deepcopy(module).to(device), inputs, (exported,)
 
 
 def _compiled(module: Any, inputs: list[Any], quick: bool) -> Callable[[], Any]:

@@ -28,7 +28,7 @@ MOST_DIRECT = 64
 FEWEST_COLUMNS = 8
 """Products with fewer rows or columns waste most of a tile."""
 
-OFFERED = 3
+OFFERED = 4
 """Tiles that are offered: the best by the model. Of the best one there are variants that the model can't compare."""
 
 MOST_WARPS = 8
@@ -95,30 +95,48 @@ class ProgramTile:
         """How its program is printed and launched."""
         return LaunchOptions(self.warps, self.stages, self.is_persistent, self.has_descriptors)
 
+    def shared_bytes(self, dtype: DType) -> int:
+        """Return the memory of the operands that are loaded at a time."""
+        return self.stages * self.terms * (self.rows + self.columns) * dtype.size_bytes
+
     def fits(self, dtype: DType, target: CudaTarget) -> bool:
         """Return whether the operands that are loaded at a time fit into shared memory."""
-        return self.stages * self.terms * (self.rows + self.columns) * dtype.size_bytes <= target.shared_bytes
+        return self.shared_bytes(dtype) <= target.shared_bytes
 
 
-SHAPES = tuple(
-    ProgramTile(rows, columns, terms, warps, stages)
-    for rows, columns, warps in (
-        (16, 16, 1),
-        (16, 32, 1),
-        (32, 16, 1),
-        (32, 32, 2),
-        (16, 64, 2),
-        (64, 16, 2),
-        (32, 64, 4),
-        (64, 32, 4),
-        (64, 64, 4),
-        (64, 128, 4),
-        (128, 32, 4),
-        (128, 64, 4),
-        (128, 128, 8),
-    )
-    for terms, stages in ((32, 3), (64, 3))
+SIZES = (
+    (16, 16, 1),
+    (16, 32, 1),
+    (32, 16, 1),
+    (32, 32, 2),
+    (16, 64, 2),
+    (64, 16, 2),
+    (32, 64, 4),
+    (64, 32, 4),
+    (64, 64, 4),
+    (64, 128, 4),
+    (128, 32, 4),
+    (128, 64, 4),
+    (128, 128, 8),
+    (64, 256, 4),
+    (128, 256, 8),
+    (256, 128, 8),
 )
+"""Rows, columns and warps of a program."""
+
+LINES = (128, 64, 256)
+"""Bytes of a row of terms that are loaded at a time, the usual number first."""
+
+STAGES = (3, 4, 5)
+
+REGISTERS = 1 << 16
+"""Of a multiprocessor."""
+
+TURN_S = 0.05e-6
+"""What a turn of a program's loop takes beside: waiting for its warps, and addresses."""
+
+LATENCY_S = 0.65e-6
+"""From a load to its data, as measured on an H100 (2 stages of 16 x 64 x 32: 0.64 us a turn)."""
 
 
 class TritonProductProvider:
@@ -223,54 +241,66 @@ def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[Prog
 
 
 def promising(tiles: Sequence[ProgramTile]) -> list[ProgramTile]:
-    """Return the first of some tiles, and the first of each way to multiply."""
-    first = {tile.product: tile for tile in reversed(tiles)}
+    """Return the first of some tiles, and the first of each way to multiply, with and without parts."""
+    first = {(tile.product, tile.parts > 1): tile for tile in reversed(tiles)}
     return [*dict.fromkeys((*tiles[:OFFERED], *first.values()))]
 
 
 def ranked_tiles(found: Contraction, dtype: DType, target: CudaTarget) -> list[ProgramTile]:
-    """Return tiles by the time that they promise, the best of each shape and each way to multiply.
-
-    The model: programs run in waves over the multiprocessors; a program's time is its terms times
-    what loading and multiplying a block of them takes, the longer of both counting.
-    """
+    """Return tiles by the time that they promise, the best of each shape and each way to multiply."""
     m, n, k = map(extent, (found.rows, found.columns, found.terms))
     if min(m, n) < FEWEST_COLUMNS or k < FEWEST_COLUMNS:
         return []
     scored = []
-    for shape, product in itertools.product(SHAPES, target.products(dtype)):
-        if shape.terms > 32 and (dtype is DType.F32 or k < 64):
+    for (rows, columns, warps), product in itertools.product(SIZES, target.products(dtype)):
+        if rows >= 2 * max(16, m) or columns >= 2 * max(16, n) or rows * columns > _largest(product):
             continue
-        if shape.rows >= 2 * max(16, m) or shape.columns >= 2 * max(16, n) or not shape.fits(dtype, target):
-            continue
-        tiles = extent(found.batch) * -(-m // shape.rows) * -(-n // shape.columns)
-        for parts in (1, 2, 4, 8):
-            if parts > 1 and (tiles * parts > 2 * target.processors or k < 64 * parts):
-                continue
-            tile = replace(shape, parts=parts, product=product)
-            scored.append((_expected_s(found, tile, dtype, target), str(tile), tile))
-    scored.sort(key=lambda entry: entry[:2])
+        tiles = extent(found.batch) * -(-m // rows) * -(-n // columns)
+        for line, stages, parts in itertools.product(LINES, STAGES, (1, 2, 4, 8)):
+            terms = line // dtype.size_bytes
+            tile = ProgramTile(rows, columns, max(16, terms), warps, stages, parts, product)
+            is_split_well = parts == 1 or (tiles * parts <= 2 * target.processors and k >= 64 * parts)
+            if is_split_well and tile.fits(dtype, target) and (line == min(LINES) or terms <= k):
+                scored.append((_expected_s(found, tile, dtype, target), tile))
+    scored.sort(key=lambda entry: entry[0])
     best: dict[tuple[int, int, int, Product], ProgramTile] = {}
-    for _, _, tile in scored:
+    for _, tile in scored:
         best.setdefault((tile.rows, tile.columns, tile.parts, tile.product), tile)
     return list(best.values())
 
 
+def _largest(product: Product) -> int:
+    """Return the elements of the largest tile; factors in three parts and plain multiply-adds need registers."""
+    return 128 * 128 if product in (Product.SPLIT, Product.F32, Product.F64) else 128 * 256
+
+
 def _expected_s(found: Contraction, tile: ProgramTile, dtype: DType, target: CudaTarget) -> float:
-    """Return the seconds that a tile's programs promise to take."""
+    """Return the seconds that a tile's programs promise to take.
+
+    Programs run in waves over the multiprocessors, several at a time on each. A turn of their loops takes what
+    loading or multiplying their blocks takes, or what is left of a load's latency when later ones are under way.
+    """
     batch, m, n, k = map(extent, (found.batch, found.rows, found.columns, found.terms))
     programs = batch * -(-m // tile.rows) * -(-n // tile.columns) * tile.parts
-    blocks = -(-k // (tile.terms * tile.parts))
-    # Small tiles leave matrix units idle while they load.
-    busy = math.sqrt(min(1.0, tile.rows * tile.columns / 4096))
+    turns = -(-k // (tile.terms * tile.parts))
+    resident = min(_resident(tile, dtype, target), -(-programs // target.processors))
+    # A small tile reads each factor for few products, from shared memory, too.
+    busy = math.pow(min(1.0, tile.rows * tile.columns / 32768), 0.3)
     multiply_s = (
         2 * tile.rows * tile.columns * tile.terms * target.processors / (target.flop_per_s(tile.product) * busy)
     )
-    moved = tile.terms * (tile.rows + tile.columns) * dtype.size_bytes
-    step_s = max(multiply_s, moved * target.processors / target.l2_bytes_per_s)
-    waves = max(1.0, programs / target.processors)
-    seconds = 0.5 * (-(-programs // target.processors) + waves) * blocks * step_s
+    load_s = tile.terms * (tile.rows + tile.columns) * dtype.size_bytes * target.processors / target.l2_bytes_per_s
+    turn_s = TURN_S + max(resident * max(multiply_s, load_s), LATENCY_S / (tile.stages - 1))
+    waves = programs / (target.processors * resident)
+    seconds = 0.5 * (math.ceil(waves) + max(1.0, waves)) * (turns * turn_s + LATENCY_S)
     if tile.parts > 1:
         seconds += 1e-9 * target.launch_ns
         seconds += 8 * tile.parts * batch * m * n / target.l2_bytes_per_s
     return seconds
+
+
+def _resident(tile: ProgramTile, dtype: DType, target: CudaTarget) -> int:
+    """Return how many programs a multiprocessor runs at a time: each has its blocks, and registers for its sums."""
+    threads = 32 * tile.warps
+    registers = min(255, 48 + tile.rows * tile.columns // threads) * threads
+    return max(1, min(target.shared_bytes // tile.shared_bytes(dtype), REGISTERS // registers))
