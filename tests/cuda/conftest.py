@@ -23,3 +23,9 @@ def small() -> CudaTarget:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def whole() -> CudaTarget:
+    """Return a device on which tests' tensors need few programs: their sums are cut into parts."""
+    return NOMINAL[90]

@@ -18,9 +18,10 @@ PRODUCT = TritonProductProvider()
 
 
 # The interpreter multiplies the bits of bfloat16 as integers; on a device it is tested too.
+@pytest.mark.parametrize("device", ["small", "whole"])
 @pytest.mark.parametrize("name", [name for name in PRODUCTS if name != "bfloat16"])
-def test_products(name, small, rng):
-    check_cuda_offers(PRODUCT, [PRODUCTS[name]()], small, rng)
+def test_products(name, device, request, rng):
+    check_cuda_offers(PRODUCT, [PRODUCTS[name]()], request.getfixturevalue(device), rng)
 
 
 @pytest.mark.parametrize("name", [name for name in ATTENTIONS if "bfloat16" not in name])
@@ -29,8 +30,17 @@ def test_attention(name, small, rng):
 
 
 @pytest.mark.parametrize("name", WINOGRADS)
-def test_winograd(name, small, rng):
-    check_cuda_offers(TritonWinogradProvider(), [WINOGRADS[name]()], small, rng)
+def test_winograd(name, small, whole, rng):
+    for device in (small, whole):
+        check_cuda_offers(TritonWinogradProvider(), [WINOGRADS[name]()], device, rng)
+
+
+def test_parts_of_several_blocks_add_up(whole, rng):
+    found = check_cuda_offers(
+        PRODUCT, [product("f32[40,900]", "f32[900,40]"), product("f16[2,40,300]", "f16[2,300,33]")], whole, rng
+    )
+    parts = [kernel for _, offer, kernel in found if "p" in offer.variant.split(" ")[0]]
+    assert parts and all(kernel.launches[0].grid > 8 for kernel in parts)
 
 
 def test_terms_are_cut_where_tiles_are_few(small, rng):

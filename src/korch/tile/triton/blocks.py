@@ -151,14 +151,16 @@ class BlockStage(StageLaunch):
         *others, rows, columns = grid
         down, across = rows.extent, columns.extent
         at: dict[str, Coordinate] = {}
+        block = "pid"
         if others:
             at = text.split(f"(pid // {down * across})", [(a.name, a.extent) for a in others], frozenset())
-            text.line(f"pid = pid % {down * across}")
+            block = "block"
+            text.line(f"{block} = pid % {down * across}")
         band = self.band = min(BAND, down)
-        text.line(f"first = (pid // {band * across}) * {band}")
+        text.line(f"first = ({block} // {band * across}) * {band}")
         text.line(f"height = tl.minimum({down} - first, {band})")
-        text.line(f"{rows.name} = first + (pid % {band * across}) % height")
-        text.line(f"{columns.name} = (pid % {band * across}) // height")
+        text.line(f"{rows.name} = first + ({block} % {band * across}) % height")
+        text.line(f"{columns.name} = ({block} % {band * across}) // height")
         return at | {axis.name: Coordinate(axis.name) for axis in (rows, columns)}
 
     def is_shared(self, axes: Sequence[Axis]) -> bool:
