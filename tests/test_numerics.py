@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from korch.numerics import FACTOR, Difference, Standard, differences, least_tolerance, max_error, worst
+from korch.numerics import FACTOR, ROUNDED_FACTORS, Difference, Standard, differences, least_tolerance, max_error, worst
 from korch.primitive import reference
 from korch.primitive.text import parse_graph
 
@@ -213,6 +213,28 @@ def test_types_of_16_bits_may_always_round_ten_times() -> None:
     assert least == [1e-3, 10 * 2.0**-11, 10 * 2.0**-8]
     assert least_tolerance(parse_graph(text), allow_tf32=True) == 10 * 2.0**-11
     assert FACTOR == 2
+
+
+def test_factors_are_rounded_as_the_option_says() -> None:
+    x = np.array([1 + 2.0**-11, 1 + 2.0**-12, -3.0, np.inf, -np.inf, np.nan, 3.4028235e38, 0.0], np.float32)
+    found = ROUNDED_FACTORS["tf32"](x)
+    np.testing.assert_array_equal(found, [1 + 2.0**-10, 1, -3, np.inf, -np.inf, np.nan, np.inf, 0])
+    np.testing.assert_array_equal(ROUNDED_FACTORS["bfloat16"](x[:3]), [1, 1, -3])
+    assert ROUNDED_FACTORS["float16"](x[6:7])[0] == np.inf
+    assert ROUNDED_FACTORS["tf32"](np.arange(3)).dtype == np.arange(3).dtype
+
+
+def test_a_model_that_amplifies_rounded_factors_allows_plans_the_same() -> None:
+    text = (
+        'graph(%0 "x": f32[1,64], %1 "w": f32[64,8]) -> (%4 "y")\n'
+        "%2: f32[1,8] = matmul(%0, %1)\n"
+        "%3: f32[1,8] = constant {uniform=64.0}\n"
+        "%4: f32[1,8] = sub(%2, %3)\n"
+    )
+    graph, rng = parse_graph(text), np.random.default_rng(0)
+    x, w = (1 + 1e-3 * rng.random(shape, np.float32) for shape in ((1, 64), (64, 8)))
+    allowed = [Standard(graph, {"x": x, "w": w}, graph, precision=p).allowed("y") for p in ("float32", "tf32")]
+    assert allowed[0] == 1e-3 and allowed[1] > 0.1
 
 
 def test_random_roundings_leave_whole_numbers_and_moves_alone() -> None:

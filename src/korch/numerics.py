@@ -9,7 +9,7 @@ the rule.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -31,6 +31,29 @@ FACTOR = 2
 
 SAMPLES = 8
 """Runs of the model with other roundings, before a plan is refused."""
+
+
+def _as_tf32(array: Array) -> Array:
+    """Return float32 rounded to 11 bits, as matrix units of NVIDIA's GPUs take factors."""
+    if array.dtype != np.float32:
+        return array
+    bits = np.ascontiguousarray(array).view(np.uint32)
+    with np.errstate(over="ignore"):
+        rounded = ((bits + np.uint32(1 << 12)) & ~np.uint32((1 << 13) - 1)).view(np.float32)
+    return np.where(np.isfinite(array), rounded, array).reshape(array.shape)
+
+
+def _as_type(dtype: DType, array: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return array.astype(dtype.numpy).astype(np.float32) if array.dtype == np.float32 else array
+
+
+ROUNDED_FACTORS: Mapping[str, Callable[[Array], Array]] = {
+    "tf32": _as_tf32,
+    "float16": functools.partial(_as_type, DType.F16),
+    "bfloat16": functools.partial(_as_type, DType.BF16),
+}
+"""What `--precision` makes of the factors of products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +173,7 @@ class Standard:
         tolerance: float | None = None,
         seed: int = 0,
         *,
-        allow_tf32: bool = False,
+        precision: str = "float32",
     ) -> None:
         """Run the model in float64, and in its own types.
 
@@ -160,15 +183,20 @@ class Standard:
             planned: the graph that plans are for: its element types may be narrower.
             tolerance: what the user allows, whatever the model's own error; None for the rule.
             seed: of the roundings in further runs.
-            allow_tf32: whether plans may round the factors of products to TF32.
+            precision: to which plans may round the factors of products, as the option `--precision` says. The
+                model's own error is then that of the model with such factors, if that is larger.
         """
         self._model, self.inputs, self._seed = model, inputs, seed
         self.user = tolerance
-        self.tolerance = least_tolerance(planned, allow_tf32) if tolerance is None else tolerance
+        self.tolerance = least_tolerance(planned, precision == "tf32") if tolerance is None else tolerance
         self.expected = reference.run(model, inputs)
         self._own = reference.run(model, inputs, exact=False)
         self.given = differences(self._own, self.expected, self._own)
         self.own = {name: _finite(error) for name, error in self.given.items()}
+        if precision in ROUNDED_FACTORS:
+            rounded = reference.run(model, inputs, exact=False, factors=ROUNDED_FACTORS[precision])
+            for name, error in differences(rounded, self.expected, self._own).items():
+                self.own[name] = self.own[name].merged(_finite(error))
         self._undetermined = {name: np.zeros(array.shape, bool) for name, array in self.expected.items()}
         self._runs = 0
 

@@ -48,6 +48,7 @@ def run(
     *,
     exact: bool = True,
     roundings: np.random.Generator | None = None,
+    factors: Callable[[Array], Array] | None = None,
     watch: Callable[[Primitive, Mapping[int, Array]], None] | None = None,
 ) -> dict[str, Array]:
     """Compute the model's outputs.
@@ -57,6 +58,7 @@ def run(
         inputs: an array for each of its inputs, of the input's shape and type.
         exact: compute floats in float64, not in their own types.
         roundings: the source of errors, if each result is to be rounded at random.
+        factors: rounds the operands of products and convolutions, unless `roundings` are given.
         watch: called after each primitive, with the values that are kept then.
 
     Returns:
@@ -75,7 +77,10 @@ def run(
             if value not in values:  # a constant is widened when it is read
                 values[value] = _constant(graph, value, exact)
         if roundings is None:
-            values[primitive.output] = apply(graph, primitive, values, exact=exact)
+            given: Mapping[int, Array] = values
+            if factors is not None and primitive.row.category is Category.LINEAR:
+                given = {value: factors(values[value]) for value in primitive.inputs}
+            values[primitive.output] = apply(graph, primitive, given, exact=exact)
         else:
             values[primitive.output] = _apply_rounded(graph, primitive, values, roundings)
         if watch is not None:

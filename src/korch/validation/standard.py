@@ -29,7 +29,7 @@ def standard_of(
     inputs = {**random_inputs(model, options.search.seed), **(given or {})}
     tolerance = options.tolerance if options.tolerance is not None else options.error or None
     try:
-        return Standard(model, inputs, planned, tolerance, options.search.seed, allow_tf32=options.allows_tf32)
+        return Standard(model, inputs, planned, tolerance, options.search.seed, precision=options.precision)
     except Exception as error:
         if not has_opaque(model):
             raise
