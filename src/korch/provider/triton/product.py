@@ -28,7 +28,7 @@ MOST_DIRECT = 64
 FEWEST_COLUMNS = 8
 """Products with fewer rows or columns waste most of a tile."""
 
-OFFERED = 4
+OFFERED = 5
 """Tiles that are offered: the best by the model. Of the best one there are variants that the model can't compare."""
 
 MOST_WARPS = 8
@@ -118,6 +118,7 @@ SIZES = (
     (128, 32, 4),
     (128, 64, 4),
     (128, 128, 8),
+    (128, 128, 4),
     (64, 256, 4),
     (128, 256, 8),
     (256, 128, 8),
@@ -241,9 +242,10 @@ def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[Prog
 
 
 def promising(tiles: Sequence[ProgramTile]) -> list[ProgramTile]:
-    """Return the first of some tiles, and the first of each way to multiply, with and without parts."""
-    first = {(tile.product, tile.parts > 1): tile for tile in reversed(tiles)}
-    return [*dict.fromkeys((*tiles[:OFFERED], *first.values()))]
+    """Return the first of some tiles, of each way to multiply, and of each number of parts by the best way."""
+    by_product = {tile.product: tile for tile in reversed(tiles)}
+    by_parts = {tile.parts: tile for tile in reversed(tiles) if tile.product is tiles[0].product}
+    return [*dict.fromkeys((*tiles[:OFFERED], *by_product.values(), *by_parts.values()))]
 
 
 def ranked_tiles(found: Contraction, dtype: DType, target: CudaTarget) -> list[ProgramTile]:
@@ -260,12 +262,13 @@ def ranked_tiles(found: Contraction, dtype: DType, target: CudaTarget) -> list[P
             terms = line // dtype.size_bytes
             tile = ProgramTile(rows, columns, max(16, terms), warps, stages, parts, product)
             is_split_well = parts == 1 or (tiles * parts <= 2 * target.processors and k >= 64 * parts)
-            if is_split_well and tile.fits(dtype, target) and (line == min(LINES) or terms <= k):
+            longest = 2 * LINES[0] if product is not Product.F32 else LINES[0]  # unrolled multiply-adds spill
+            if is_split_well and tile.fits(dtype, target) and line <= longest and (line == min(LINES) or terms <= k):
                 scored.append((_expected_s(found, tile, dtype, target), tile))
     scored.sort(key=lambda entry: entry[0])
-    best: dict[tuple[int, int, int, Product], ProgramTile] = {}
+    best: dict[tuple[int, int, int, int, Product], ProgramTile] = {}
     for _, tile in scored:
-        best.setdefault((tile.rows, tile.columns, tile.parts, tile.product), tile)
+        best.setdefault((tile.rows, tile.columns, tile.warps, tile.parts, tile.product), tile)
     return list(best.values())
 
 
@@ -292,7 +295,9 @@ def _expected_s(found: Contraction, tile: ProgramTile, dtype: DType, target: Cud
     load_s = tile.terms * (tile.rows + tile.columns) * dtype.size_bytes * target.processors / target.l2_bytes_per_s
     turn_s = TURN_S + max(resident * max(multiply_s, load_s), LATENCY_S / (tile.stages - 1))
     waves = programs / (target.processors * resident)
-    seconds = 0.5 * (math.ceil(waves) + max(1.0, waves)) * (turns * turn_s + LATENCY_S)
+    # While one program stores its results, the others of its multiprocessor go on.
+    store_s = 4 * tile.rows * tile.columns * target.processors / target.copy_bytes_per_s / min(2, resident)
+    seconds = 0.5 * (math.ceil(waves) + max(1.0, waves)) * (turns * turn_s + LATENCY_S + store_s)
     if tile.parts > 1:
         seconds += 1e-9 * target.launch_ns
         seconds += 8 * tile.parts * batch * m * n / target.l2_bytes_per_s
