@@ -1,6 +1,6 @@
 """The benchmark models on a CUDA device, against PyTorch, torch.compile, TensorRT, ONNX Runtime.
 
-    python -m benchmarks.gpu_suite [--quick] [--persistent] [--seconds 520] [--budget 30] [--no-tests]
+    python -m benchmarks.gpu_suite [--quick] [--persistent] [--seconds 520] [--budget 30] [--jobs 1] [--no-tests]
                                    [--folder build/gpu] [--output benchmarks/results/gpu.json]
 
 It runs the tests that need a device, then one configuration after another, each in a separate
@@ -9,7 +9,8 @@ written after each of its engines; the next call adds engines that are missing. 
 two models within 170 seconds. With --persistent it is the transformers and Korch alone, with a graph of separate
 launches and with persistent kernels (`--schedule tasks`). The table is printed last.
 
-Engines are timed interleaved. A time is measured between two events around a few runs. Korch and
+With --jobs several configurations are prepared at the same time; kernels and engines are timed one configuration after
+another. Engines are timed interleaved. A time is measured between two events around a few runs. Korch and
 torch.compile use CUDA graphs. Eager PyTorch issues kernels one by one, so its time includes the
 host's if the host is slower than the device. Inputs are not copied. For float16 Korch gets the
 float32 model and float32 inputs, with `--precision float16`; the others get a model in float16. An
@@ -44,6 +45,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -89,6 +91,8 @@ def main() -> int:
     parser.add_argument("--no-tests", action="store_true")
     parser.add_argument("--folder", type=Path, default=Path("build/gpu"))
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/gpu.json"))
+    parser.add_argument("--jobs", type=int, default=1, help="configurations that are prepared at the same time")
+    parser.add_argument("--only", help="configurations as MODEL-PRECISION-BATCH, separated by commas; all if not given")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.seconds = args.seconds or (QUICK_SECONDS if args.quick else 520.0)
@@ -103,31 +107,36 @@ def main() -> int:
     args.folder.mkdir(parents=True, exist_ok=True)
     if not args.no_tests:
         _tests(args, end_s)
-    for name, precision, batch in configurations(args.quick, args.persistent):
-        path = _path(args.folder, args.quick, name, precision, batch)
-        left_s = end_s - time.monotonic()
-        if _is_whole(path) or left_s < args.budget + 20:
-            continue
-        command = [
-            "--one",
-            name,
-            precision,
-            str(batch),
-            str(path),
-            "--budget",
-            str(args.budget),
-            "--folder",
-            str(args.folder),
-            *(f"--{flag}" for flag in ("quick", "persistent") if getattr(args, flag)),
-        ]
-        begun_s = time.monotonic()
-        ended = _run([sys.executable, "-m", "benchmarks.gpu_suite", *command], left_s)[0]
-        print(f"{path.stem}: {ended}, {time.monotonic() - begun_s:.0f} s", flush=True)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        list(pool.map(lambda item: _measure_apart(args, item, end_s), _configurations_of(args)))
     found = collect(args.folder, args.quick, args.persistent)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))
     return 0
+
+
+def _configurations_of(args: argparse.Namespace) -> list[tuple[str, str, int]]:
+    """Return the configurations that are asked for: all, or those whose names are given."""
+    if not args.only:
+        return configurations(args.quick, args.persistent)
+    known = {"-".join(map(str, item)): item for item in configurations(False, args.persistent)}
+    return [known[name] for name in args.only.split(",")]
+
+
+def _measure_apart(args: argparse.Namespace, item: tuple[str, str, int], end_s: float) -> None:
+    """Measure a configuration in a process of its own, if its row is not whole and there is time."""
+    name, precision, batch = item
+    path = _path(args.folder, args.quick, name, precision, batch)
+    left_s = end_s - time.monotonic()
+    if _is_whole(path) or left_s < args.budget + 20:
+        return
+    command = ["--one", name, precision, str(batch), str(path), "--budget", str(args.budget)]
+    command += ["--folder", str(args.folder)]
+    command += [f"--{flag}" for flag in ("quick", "persistent") if getattr(args, flag)]
+    begun_s = time.monotonic()
+    ended = _run([sys.executable, "-m", "benchmarks.gpu_suite", *command], left_s)[0]
+    print(f"{path.stem}: {ended}, {time.monotonic() - begun_s:.0f} s", flush=True)
 
 
 def _run(command: list[str], limit_s: float, is_kept: bool = False) -> tuple[str, str]:
@@ -411,6 +420,13 @@ def _onnxruntime(model: Any, inputs: list[Any], precision: str) -> Callable[[], 
 
 def _interleaved(torch: Any, runs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
     """Return the milliseconds of a run of each engine, one number for each round."""
+    from korch.measure.cuda.lock import device_lock
+
+    with device_lock():
+        return _rounds(torch, runs)
+
+
+def _rounds(torch: Any, runs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(ROUNDS + 2):
         for name, run in runs.items():
@@ -462,7 +478,7 @@ def _describe(executable: Any, seconds: float) -> dict[str, Any]:
 
 def collect(folder: Path, quick: bool, persistent: bool = False) -> dict[str, Any]:
     """Return all rows that are in a folder."""
-    paths = [_path(folder, quick, *item) for item in configurations(quick, persistent)]
+    paths = [_path(folder, quick, *item) for item in configurations(False, persistent)]
     rows = [json.loads(path.read_text()) for path in paths if path.exists()]
     tests = folder / "tests.txt"
     lines = tests.read_text().strip().splitlines() if tests.exists() else []

@@ -21,19 +21,19 @@ TINY = ("tiny_candy", "tiny_efficientvit", "tiny_yolox", "tiny_segformer", "tiny
 @pytest.fixture(scope="module")
 def candy(tmp_path_factory):
     cache = tmp_path_factory.mktemp("cache")
-    return korch.optimize(build("tiny_candy"), target="cuda", budget=15, cache_folder=cache)
+    return korch.optimize(build("tiny_candy"), target="cuda", budget=8, cache_folder=cache)
 
 
 @pytest.mark.parametrize("name", TINY)
 def test_models_are_optimized_and_right(name, tmp_path):
-    executable = korch.optimize(build(name), target="cuda", budget=15, cache_folder=tmp_path)
+    executable = korch.optimize(build(name), target="cuda", budget=8, cache_folder=tmp_path)
     assert executable.report.max_error < 1e-4
     assert executable.report.measured_ms > 0
 
 
 def test_half_precision_is_within_its_tolerance(tmp_path):
     executable = korch.optimize(
-        build("tiny_candy"), target="cuda", precision="float16", budget=15, cache_folder=tmp_path
+        build("tiny_candy"), target="cuda", precision="float16", budget=8, cache_folder=tmp_path
     )
     assert executable.report.max_error < 1e-2
 

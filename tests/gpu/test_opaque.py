@@ -55,7 +55,7 @@ def test_a_call_is_captured(op, tmp_path):
     model = onnx.shape_inference.infer_shapes(model)
     native = Ablation(host=False)
     executable = korch.optimize(
-        model.SerializeToString(), target="cuda", budget=15, cache_folder=tmp_path, ablation=native
+        model.SerializeToString(), target="cuda", budget=8, cache_folder=tmp_path, ablation=native
     )
     expected = onnx.reference.ReferenceEvaluator(model).run(None, inputs)
     for actual, wanted in zip(executable(*inputs.values()), expected, strict=True):
@@ -77,7 +77,7 @@ def test_the_host_runs_the_rest(tmp_path):
     )
     opsets = [helper.make_opsetid("", 20)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
-    executable = korch.optimize(model.SerializeToString(), target="cuda", budget=15, cache_folder=tmp_path)
+    executable = korch.optimize(model.SerializeToString(), target="cuda", budget=8, cache_folder=tmp_path)
     executable.save(tmp_path / "h.korch")
     x = f(1, 3, 8, 8)
     (expected,) = onnx.reference.ReferenceEvaluator(model).run(None, {"x": x})

@@ -16,6 +16,7 @@ from korch.deadline import Deadline
 from korch.measure.calibrate import Rates
 from korch.measure.cuda.bounds import bound_ns
 from korch.measure.cuda.device import CALIBRATION, calibrate, detect_cuda_target, from_text, to_text
+from korch.measure.cuda.lock import device_lock
 from korch.measure.database import Database
 from korch.measure.meter import CandidateMeter
 from korch.measure.record import Failed, Measured, Record
@@ -95,7 +96,9 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
             return
         task = {"allow_tf32": self.target.allow_tf32, "l2_bytes": self.target.l2_bytes}
         jobs = [_job(c, kernels[c.key], cubins, self.compiler) for c in ready]
-        for candidate, record in zip(ready, run_jobs(jobs, task, self._worker, HANG_SECONDS), strict=True):
+        with device_lock():
+            records = run_jobs(jobs, task, self._worker, HANG_SECONDS)
+        for candidate, record in zip(ready, records, strict=True):
             if record is not None:
                 self.keep(candidate.key, record)
 
