@@ -107,15 +107,21 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         return f"{CALIBRATION} {'tf32' if self.target.allow_tf32 else 'f32'}"
 
     def _calibrated(self, target: CudaTarget) -> CudaTarget:
-        text = self.database.fact(self._calibration)
-        if text is not None:
-            try:
-                return from_text(text)
-            except ValueError:
-                logger.warning("the stored calibration is damaged; the device is measured again")
-        found = calibrate(target)
-        self.database.put_fact(self._calibration, to_text(found))
+        known = self._known_rates()
+        if known is not None:
+            return known
+        with device_lock():
+            found = self._known_rates() or calibrate(target)  # another process may have measured them meanwhile
+            self.database.put_fact(self._calibration, to_text(found))
         return found
+
+    def _known_rates(self) -> CudaTarget | None:
+        text = self.database.fact(self._calibration)
+        try:
+            return from_text(text) if text is not None else None
+        except ValueError:
+            logger.warning("the stored calibration is damaged; the device is measured again")
+            return None
 
 
 def failure_of(kernel: CudaKernel, cubins: Mapping[str, Cubin | CubinFailure]) -> str | None:
