@@ -129,3 +129,12 @@ def test_a_nan_is_the_maximum(small):
     x[1, 5] = np.nan
     (found,) = run_cuda_kernel(kernel, group, offer, [x])
     assert np.array_equal(np.isnan(found[:, 0]), [False, True, False])
+
+
+@pytest.mark.parametrize(("most", "is_short"), [(0.0, True), (-2.0, True), (1.0, False)])
+def test_exponentials_of_what_is_not_above_0_are_short(most, is_short, small, rng):
+    g = Graph()
+    x = g.tensor("f32[3,70]")
+    group = g.group(g.add("exp", [g.add("min", [x, g.number(x, most)])]))
+    for _, _, kernel in check_cuda_offers(PROVIDER, [group], small, rng, specials=True):
+        assert ("f.exp_of_nonpositive" in kernel.launches[0].source) is is_short

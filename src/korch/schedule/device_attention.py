@@ -63,7 +63,7 @@ class _DeviceAttentionBuilder:
         self.gm, self.i = cut(given.rows, rows, ("gm", "i"))
         self.h, self.j = cut(given.keys, keys, ("h", "j"))
         self.d, self.c = Axis("d", given.terms), Axis("c", given.columns)
-        self.softmax = SoftmaxRows(self.i, given.found.is_guarded, is_in_parts=True, is_bounded=False)
+        self.softmax = SoftmaxRows(self.i, given.found.is_guarded, is_in_parts=True)
         self.made: dict[str, Buffer] = {}
         axes = (*given.scores.batch, self.gm, self.i, self.h, self.j, self.d, self.c)
         self.ranges: Ranges = {axis.name: (0, axis.extent - 1) for axis in axes}

@@ -54,13 +54,11 @@ class SoftmaxRows:
         axis: the loop over them.
         is_guarded: whether weights that are not numbers become 0.
         is_in_parts: whether rows are cut into parts, of which some may be -infinity throughout.
-        is_bounded: whether printers are told that differences are not above 0.
     """
 
     axis: Axis
     is_guarded: bool
     is_in_parts: bool
-    is_bounded: bool = True
 
     @property
     def has_base(self) -> bool:
@@ -101,9 +99,7 @@ class SoftmaxRows:
 
     def _weight(self, values: _Values, x: str, base: str) -> str:
         difference = values.apply("sub", x, base)
-        if self.is_bounded:
-            difference = values.apply("min", difference, values.number(0.0))
-        power = values.apply("exp", difference)
+        power = values.apply("exp", values.apply("min", difference, values.number(0.0)))
         if not self.is_guarded:
             return power
         is_nan = values.apply("isnan", power, dtype=DType.BOOL)

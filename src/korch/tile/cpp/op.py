@@ -14,6 +14,7 @@ from korch.tile.fetch import fetches_of
 from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, substitute
 from korch.tile.loops import SQUARE_TYPES
 from korch.tile.program import Apply, Inside, Literal, Load, Pass, Select, Stage, TileOp, holds, ranges_of
+from korch.tile.signs import is_nonpositive
 from korch.tile.tables import BITS as TABLE_BITS
 from korch.tile.tables import tables_of
 
@@ -133,7 +134,7 @@ class OpPrinter:
                     is_exact = any(self._is_given(argument) for argument in arguments)
                     function = "div_by" if is_exact else "div_nearly_by"
                     return f"korch::{function}<{type_}, {width}>({given[0]}, {divisor})"
-                if name == "exp" and source is DType.F32 and self._is_nonpositive(arguments[0]):
+                if name == "exp" and source is DType.F32 and is_nonpositive(arguments[0], self.pass_.ops):
                     return f"korch::exp_of_nonpositive<{width}>({given[0]})"
                 return applied(op, source, given, width)
             case _:
@@ -145,13 +146,6 @@ class OpPrinter:
         if not isinstance(op, Literal) or op.dtype.is_float or op.dtype is DType.BOOL or op.value < 1:
             return None
         return int(op.value).bit_length() - 1 if int(op.value) & (int(op.value) - 1) == 0 else None
-
-    def _is_nonpositive(self, name: str) -> bool:
-        """Return whether a value is the lesser of another and 0."""
-        ops = {op.name: op for op in self.pass_.ops}
-        op = ops[name]
-        least = ops[op.arguments[1]] if isinstance(op, Apply) and op.op == "min" else None
-        return isinstance(least, Literal) and least.value <= 0
 
     def _is_uniform(self, name: str, ranges: Ranges, variable: str) -> bool:
         """Return whether all lanes along a variable hold the same number."""

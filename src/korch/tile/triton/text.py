@@ -16,6 +16,7 @@ from typing import assert_never
 from korch.primitive.types import DType
 from korch.tile.index import Atom, Choice, Expr, Quotient, Remainder, TableEntry, Times, Var, bounds
 from korch.tile.program import Apply, Inside, Literal, Load, Select, Sink, TileOp
+from korch.tile.signs import is_nonpositive
 
 COMPUTE = {
     DType.F64: "tl.float64",
@@ -380,7 +381,10 @@ class Text:
                     self.line(f"{name} = tl.full([1, 1], {literal(number)}, {COMPUTE[dtype]})")
                 case Apply(dtype=dtype, op=function, arguments=arguments):
                     texts = [values[a] for a in arguments]
-                    self.line(f"{name} = {apply(function, dtype, types[arguments[0]], texts)}")
+                    if function == "exp" and dtype is DType.F32 and is_nonpositive(arguments[0], ops):
+                        self.line(f"{name} = f.exp_of_nonpositive({texts[0]})")
+                    else:
+                        self.line(f"{name} = {apply(function, dtype, types[arguments[0]], texts)}")
                 case Select(inside=inside, guards=()):
                     values[op.name], types[op.name] = values[inside], op.dtype
                     continue

@@ -1,0 +1,17 @@
+"""What printers know of the sign of a value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from korch.tile.program import Apply, Literal, TileOp
+
+
+def is_nonpositive(name: str, ops: Sequence[TileOp]) -> bool:
+    """Return whether a value is the lesser of another and a number that is not above 0."""
+    by_name = {op.name: op for op in ops}
+    match by_name.get(name):
+        case Apply(op="min", arguments=(_, least)):
+            number = by_name.get(least)
+            return isinstance(number, Literal) and number.value <= 0
+    return False
