@@ -37,6 +37,7 @@ class _Conversion:
         self.origins: list[str] = []
         self.constants = dict(graph.constants)
         self.casts: dict[tuple[int, DType], int] = {}
+        self.same: dict[int, int] = {}
 
     def run(self) -> PrimitiveGraph:
         graph = self.graph
@@ -46,7 +47,10 @@ class _Conversion:
             if value in self.constants:
                 array = graph.constants[value].array.astype(self.half.numpy)
                 self.constants[value] = Constant.of(array)
+        self.same = self._identities(ends)
         for p, primitive in enumerate(graph.primitives):
+            if primitive.output in self.same:
+                continue
             self._convert(primitive, graph.origins[p] if graph.origins else "")
         return replace(
             graph,
@@ -74,6 +78,16 @@ class _Conversion:
                     waiting += graph.primitives[p].inputs
         return found
 
+    def _identities(self, ends: set[int]) -> dict[int, int]:
+        """Return the values that a cast gives from one that is now of the same type, each with that one."""
+        graph, same = self.graph, dict[int, int]()
+        for primitive in graph.primitives:
+            value, output = primitive.inputs[0] if primitive.inputs else -1, primitive.output
+            is_cast = primitive.op == "cast" and len(graph.producers[output]) == 1 and output not in ends
+            if is_cast and self.types[value].dtype is self.types[output].dtype:
+                same[output] = value
+        return same
+
     def _convert(self, primitive: Primitive, origin: str) -> None:
         """Add a primitive with casts of what it reads, and of what it gives if that is kept so."""
         category = primitive.row.category
@@ -85,9 +99,9 @@ class _Conversion:
         else:
             computed = given
         inputs = tuple(
-            self._cast(value, computed if category in (Category.LINEAR, *MOVES) else DType.F32, origin)
+            self._cast(self._source(value), computed if category in (Category.LINEAR, *MOVES) else DType.F32, origin)
             if self.graph.types[value].dtype is DType.F32
-            else value
+            else self._source(value)
             for value in primitive.inputs
         )
         output = primitive.output
@@ -100,6 +114,12 @@ class _Conversion:
                 origin,
             )
         self._add(replace(primitive, inputs=inputs, output=output), origin)
+
+    def _source(self, value: int) -> int:
+        """Return what a value is equal to, before all casts that change nothing."""
+        while value in self.same:
+            value = self.same[value]
+        return value
 
     def _cast(self, value: int, dtype: DType, origin: str) -> int:
         """Return a value in a type."""
