@@ -107,6 +107,14 @@ RATES = Calibration(
 computing for each number of threads, and another one on each machine decides what is tried."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def rates_are_known() -> Iterator[None]:
+    """Take the rates of the machine as known in new cache folders, too; other processes read them (`calibrated`)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("korch.measure.cpu.calibrate", lambda timer, target: RATES)
+        yield
+
+
 @pytest.fixture(scope="session")
 def calibrated() -> Callable[[Path], Path]:
     """Return what makes a cache in which the machine's rates are known."""

@@ -28,9 +28,9 @@ def differing(made: RangedModel, joins: Executable, tasks: Executable) -> list[t
 @pytest.mark.parametrize(
     ("make", "threads"), [(encoder, 1), (encoder, 3), (encoder, 8), (batched_encoder, 2), (batched_encoder, 8)]
 )
-def test_tasks_have_the_bits_of_joins_at_each_size(tmp_path, make, threads) -> None:
+def test_tasks_have_the_bits_of_joins_at_each_size(cache_folder, make, threads) -> None:
     made = make()
-    with planned(made, tmp_path, threads, (1,)) as (meter, (steps,)):
+    with planned(made, cache_folder, threads, (1,)) as (meter, (steps,)):
         joins, tasks = (
             Executable(build(made.whole.graph, steps, meter.target, meter.builder, parts=parts)) for parts in (0, 2)
         )
@@ -40,10 +40,10 @@ def test_tasks_have_the_bits_of_joins_at_each_size(tmp_path, make, threads) -> N
         assert not differing(made, joins, tasks)
 
 
-def test_sizes_follow_each_other_in_one_executable(tmp_path) -> None:
+def test_sizes_follow_each_other_in_one_executable(cache_folder) -> None:
     """Results at a size do not depend on those before: the shares of each run are those of its own size."""
     made = encoder()
-    with planned(made, tmp_path, 2, (0,)) as (meter, (steps,)):
+    with planned(made, cache_folder, 2, (0,)) as (meter, (steps,)):
         joins, tasks = (
             Executable(build(made.whole.graph, steps, meter.target, meter.builder, parts=parts)) for parts in (0, 2)
         )

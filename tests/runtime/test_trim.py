@@ -185,22 +185,22 @@ def trimmed_plans(
         return plans, kernels, load_kernels(kernels, meter.builder)
 
 
-def test_tasks_end_within_an_image(tmp_path) -> None:
+def test_tasks_end_within_an_image(cache_folder) -> None:
     """An image of a batch is 50 rows: tasks end with the last row that is needed, whatever their rows."""
     shapes = {"n": (range(1, IMAGE_COUNT + 1),)}
     values = {"wide": weight(8, 96), "narrow": weight(96, 16), "shape": np.array([0, 50, 2, 8])}
     source = model(IMAGES, **values)
     whole = masked_model(source, shapes)
-    plans, kernels, library = trimmed_plans(whole, tmp_path, 3)
+    plans, kernels, library = trimmed_plans(whole, cache_folder, 3)
     products = [kernel.source for kernel in kernels if "matmul" in kernel.source]
     assert products and all(f"korch::smaller({50 * IMAGE_COUNT}, (50 * " in source for source in products)
     for steps in plans:
         assert not wrong_sizes(source, whole, steps, library, shapes)
 
 
-def test_plans_give_the_results_of_the_model(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_give_the_results_of_the_model(cache_folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with a mutation: that reductions of some kernels read one vector less than these do is found."""
-    options = Options(cache_folder=tmp_path, threads=2)
+    options = Options(cache_folder=cache_folder, threads=2)
     weights = {name: weight(8, 8) for name in ("wq", "wk", "wv")} | {"bias": weight(8)}
     with open_meter(options) as meter:
         cases, plans = [], []

@@ -40,11 +40,11 @@ g (float[b, n, 32] x, float[b, n] bias) => (float[b, n, 32] y)
 """
 
 
-def test_rows_of_two_dimensions(tmp_path) -> None:
+def test_rows_of_two_dimensions(cache_folder) -> None:
     weights = {name: weight(32, 32) for name in ("wq", "wk", "wv")}
     source = model(ENCODER, **weights, wide=weight(32, 96), narrow=weight(96, 32))
     whole = masked_model(source, SHAPES)
-    plans, kernels, library = trimmed_plans(whole, tmp_path, 6)
+    plans, kernels, library = trimmed_plans(whole, cache_folder, 6)
     assert sum("place_rows" in kernel.source for kernel in kernels) >= 3
     wrong = []
     for sizes in SIZES:
