@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from korch.candidate.candidate import Refusal
-from korch.primitive import reference
 from korch.provider.torch_library import TorchProvider
 from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonProvider, TritonWinogradProvider
-from korch.testing.kernels import group_family, group_terms
+from korch.testing.kernels import compare
 from korch.testing.samples import random_arrays
-from korch.testing.tolerance import assert_same
 from tests.cuda import cuda_groups as groups
 from tests.support.cuda_device import run_on_device
 from tests.tile.tile_groups import FAMILIES, random_groups
@@ -28,11 +26,11 @@ def check(provider, group, target, compiler, rng, least=1):
         if isinstance(kernel, Refusal):
             continue
         inputs = random_arrays(rng, group.input_types)
-        feeds = {name: a for (name, _), a in zip(group.body.inputs, inputs, strict=True)}
-        expected = reference.run(group.body, feeds, exact=True)
         found = run_on_device(kernel, group, offer, inputs, compiler)
-        for (name, _), actual in zip(group.body.outputs, found, strict=True):
-            assert_same(actual, expected[name], family=group_family(group), terms=group_terms(group), name=f"{offer}")
+        try:
+            compare(group, inputs, found)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {offer}") from error
         checked += 1
     assert checked >= least
 
