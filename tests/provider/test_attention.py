@@ -21,9 +21,10 @@ from korch.provider.attention import AttentionProvider, provider
 from korch.schedule.attention import rows_of_block
 from korch.schedule.contraction import NotFusedError
 from korch.target import Target
-from korch.testing.kernels import check_offers, load_kernels, run_kernel
+from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
 from korch.tile.cpp.steps import FEW_REGISTERS, REGISTERS
 from tests.provider.onednn_groups import Graph
+from tests.support.in_turn import InTurn
 from tests.support.matrix_units import matrix_units
 
 
@@ -161,17 +162,16 @@ def test_many_keys_are_looked_at_in_blocks(target, builder, rng, monkeypatch):
     feeds = {f"i{i}": a for i, a in enumerate(arrays)}
     with np.errstate(invalid="ignore"):
         expected = reference.run(masked.body, feeds, exact=True)["o0"]
-    for offer in AttentionProvider().offer(masked, target):
-        kernel = AttentionProvider().build(masked, offer, target)
-        (found,) = run_kernel(kernel, masked, offer, arrays, builder)
+    built = list(offers_of(AttentionProvider(), [masked], target))
+    library = load_kernels([kernel for *_, kernel in built], builder)
+    for _, offer, kernel in built:
+        (found,) = run_kernel(kernel, masked, offer, arrays, builder, library=library)
         assert np.allclose(found, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
-    assert any(offer.variant.endswith(f"x{2 * n}") for offer in AttentionProvider().offer(masked, target))
+    assert any(offer.variant.endswith(f"x{2 * n}") for _, offer, _ in built)
     assert np.isnan(expected[0, 4:6]).all() and np.isfinite(expected[0, :4]).all()
 
 
-@pytest.mark.parametrize(
-    ("threads", "mask"), [(1, (30, 21)), (2, ()), (2, (1, 1, 1, 21)), (2, (1, 1, 30, 21)), (3, (1, 1, 30, 21))]
-)
+@pytest.mark.parametrize(("threads", "mask"), [(1, (30, 21)), (2, ()), (2, (1, 1, 1, 21)), (3, (1, 1, 30, 21))])
 def test_heads_scale_mask_and_residual(target, builder, rng, mask, threads):
     g = Graph()
     group = g.group(whole(g, mask))
@@ -332,7 +332,7 @@ def test_matrix_units_attend(units, rng):
     for weights in (softmax, guarded):
         g = Graph()
         groups.append(g.group(whole(g, (1, 1, 37, 44), 37, 44, weights)))
-    checked = check_offers(SplitProvider(), groups, *units, rng)
+    checked = check_offers(InTurn(SplitProvider()), groups, *units, rng)
     assert {offer.pairs for _, offer, _ in checked} == {1, 4, 6}
 
 
