@@ -59,7 +59,7 @@ def inputs_of(group: Group, rng: np.random.Generator, keys: np.ndarray) -> list[
     ]
 
 
-SHAPES = [(1, 1, 5, 7), (2, 8, 33, 40), (8, 4, 64, 96), (13, 3, 17, 65), (40, 5, 70, 33), (150, 2, 48, 64)]
+SHAPES = [(1, 1, 5, 7), (2, 8, 33, 40), (13, 3, 17, 65), (40, 5, 70, 33)]
 
 
 def test_products_of_few_and_of_many_rows(target, builder, rng):
@@ -67,7 +67,6 @@ def test_products_of_few_and_of_many_rows(target, builder, rng):
         *(gathered(*shape) for shape in SHAPES),
         gathered(12, 4, 40, 64, DType.I32, copies=2, after=True),
         gathered(260, 2, 130, 600, after=True),
-        gathered(6, 3, 32, 64, weights=DType.BF16),
         gathered(24, 3, 32, 64, weights=DType.BF16),
     ]
     for group, offer, _ in check_offers(GemmProvider(), groups, target, builder, rng):
