@@ -72,7 +72,8 @@ def run_launches(launches: Sequence[Launch], memory: Sequence[Sequence[Memory]])
         raise ValueError("set TRITON_INTERPRET=1 before Triton is imported")
     with _quick_interpreter(), np.errstate(all="ignore"):
         for launch, function, buffers in zip(launches, functions, memory, strict=True):
-            Executor(function.rewrite(), function.arg_names, (launch.programs,))(*_pointers(launch, buffers))
+            with _checked_addresses(buffers):
+                Executor(function.rewrite(), function.arg_names, (launch.programs,))(*_pointers(launch, buffers))
 
 
 def run_together(launch: Launch, memory: Sequence[Memory]) -> None:
@@ -123,6 +124,39 @@ def run_together(launch: Launch, memory: Sequence[Memory]) -> None:
         raise failures[0]
     if any(thread.is_alive() for thread in threads):
         raise TimeoutError("a program waits for ever")
+
+
+@contextmanager
+def _checked_addresses(buffers: Sequence[Memory]) -> Iterator[None]:
+    """Raise IndexError where a launch reads or writes outside of its buffers; a device may end the process there."""
+    from triton.runtime import interpreter
+
+    if not all(hasattr(memory.array, "nbytes") for memory in buffers):  # an address alone
+        yield
+        return
+    arrays = [(int(memory.array.ctypes.data), memory.array.nbytes) for memory in buffers]
+    builder = interpreter.InterpreterBuilder
+
+    def check(pointers: Any, mask: Any) -> None:
+        size = pointers.get_element_ty().primitive_bitwidth // 8
+        found = np.broadcast_to(pointers.data, np.shape(mask.data))[np.asarray(mask.data, bool)].astype(np.int64)
+        inside = np.zeros(found.shape, bool)
+        for begin, length in arrays:
+            inside |= (found >= begin) & (found + size <= begin + length)
+        if not inside.all():
+            raise IndexError(f"{int((~inside).sum())} of {inside.size} accesses are outside of all buffers")
+
+    def load(self: Any, pointers: Any, mask: Any, *others: Any, **named: Any) -> Any:
+        check(pointers, mask)
+        return masked_load(self, pointers, mask, *others, **named)
+
+    def store(self: Any, pointers: Any, value: Any, mask: Any, *others: Any, **named: Any) -> Any:
+        check(pointers, mask)
+        return masked_store(self, pointers, value, mask, *others, **named)
+
+    masked_load, masked_store = builder.create_masked_load, builder.create_masked_store
+    with patch.object(builder, "create_masked_load", load), patch.object(builder, "create_masked_store", store):
+        yield
 
 
 def _pointers(launch: Launch, buffers: Sequence[Memory]) -> list[_Pointer]:
