@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -15,9 +16,10 @@ from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive import reference
 from korch.runtime.cuda.build import build_cuda
-from korch.runtime.cuda.program import archive_of, read_program
+from korch.runtime.cuda.program import BufferRecord, LaunchRecord, StepProgram, archive_of, read_program
+from korch.runtime.cuda.schedule import STREAMS, schedule
 from korch.testing.samples import random_inputs
-from tests.support.cuda_issue import issue_on_cpu
+from tests.support.cuda_issue import Stream, issue_on_cpu, issuer_on_cpu
 from tests.support.cuda_plan import program_of_graph, split_model
 
 SMALLER = {"tiny_candy": {"size": 12}}
@@ -120,3 +122,29 @@ def test_values_without_axes_are_inputs_and_outputs(cache_folder):
     y, z = issue_on_cpu(program, [torch.tensor(0.5)])
     assert y.shape == z.shape == () and z.item() == 0.5
     assert y.item() == pytest.approx(np.exp(0.5))
+
+
+def test_scratch_memory_is_in_the_arena_where_a_call_has_returned_a_result_before():
+    """What a call returns lies beside the arena, and is smaller than scratch memory that begins at the same place."""
+    torch = pytest.importorskip("torch")
+    seen = []
+    function = SimpleNamespace(launch=lambda programs, pointers, *_: seen.append(list(pointers)))
+    result, middle, scratch = (BufferRecord("arena", at, size, "f32", (size // 4,), "a") for at, size in PLACES)
+    x, y = BufferRecord("input", 0, 64, "f32", (16,), "a"), BufferRecord("output", 0, 64, "f32", (16,), "a")
+    steps = (
+        StepProgram((x, result), 1, 1, call="c"),
+        StepProgram((result, middle), 1, 1, (LaunchRecord("f", 1, 1, 1, 0, 0, ("f32",) * 2, (0, 1)),)),
+        StepProgram((middle, y, scratch), 1, 1, (LaunchRecord("f", 1, 1, 1, 0, 0, ("f32",) * 3, (0, 1, 2)),)),
+    )
+    weights = SimpleNamespace(block=np.zeros(0, np.uint8), offsets=())
+    owner = issuer_on_cpu(SimpleNamespace(steps=steps, weights=weights, copies=()), torch, 8192)
+    owner._calls, owner._functions = {"c": lambda torch, x: (x + 1,)}, {"f": function}
+    owner._descriptors, owner._persistent = [[torch.empty(0)] * len(step.launches) for step in steps], {}
+    owner._turns = schedule(steps)
+    owner._issue([Stream()] * STREAMS, [torch.zeros(16)], [torch.zeros(16)])
+    arena = owner._arena.data_ptr()
+    assert seen[0][0] != arena and seen[0][1] == arena + 1024
+    assert seen[1][2] == arena
+
+
+PLACES = ((0, 64), (1024, 64), (0, 1024))

@@ -33,7 +33,7 @@ class _Torch:
         return getattr(self._torch, name)
 
 
-class _Stream:
+class Stream:
     """A stream that does everything at once."""
 
     cuda_stream = 0
@@ -65,6 +65,15 @@ class _Function:
             run_launches([self.interpreted], [memory])
 
 
+def issuer_on_cpu(program: Any, torch: Any, arena_bytes: int, device: str = "") -> Any:
+    """Return an executable whose arena and weights are CPU tensors; the caller sets functions, calls and tables."""
+    owner: Any = object.__new__(CudaExecutable)
+    owner._torch, owner._program = _Torch(torch, device), program
+    owner._arena = torch.full((max(1, arena_bytes),), 255, dtype=torch.uint8)
+    owner._weights, owner._tables = torch.from_numpy(program.weights.block), []
+    return owner
+
+
 def issue_on_cpu(program: CudaProgram, inputs: Sequence[Any], runs: int = 1) -> list[Any]:
     """Run a program on CPU tensors as an executable issues it, some times; return its outputs.
 
@@ -76,11 +85,8 @@ def issue_on_cpu(program: CudaProgram, inputs: Sequence[Any], runs: int = 1) -> 
     for place in (place for step in program.steps for place in step.buffers if place.memory == "arena"):
         if place.at + place.size_bytes > max(1, program.plan.arena_bytes):
             raise ValueError(f"a buffer ends beyond the arena: {place}")
-    owner: Any = object.__new__(CudaExecutable)
-    owner._torch, owner._program = _Torch(torch, program.plan.target["name"]), program
+    owner = issuer_on_cpu(program, torch, program.plan.arena_bytes, program.plan.target["name"])
     owner._engines = open_engines(program, program.arch, owner._torch)
-    owner._arena = torch.full((max(1, program.plan.arena_bytes),), 255, dtype=torch.uint8)
-    owner._weights = torch.from_numpy(program.weights.block)
     owner._tables = [torch.tensor(table, dtype=torch.int32) for table in program.tables]
     owner._turns = schedule(program.steps)
     owner._calls = {s.call: load_call(s.call, program.sources[s.call]) for s in program.steps if s.call}
@@ -89,5 +95,5 @@ def issue_on_cpu(program: CudaProgram, inputs: Sequence[Any], runs: int = 1) -> 
     owner._persistent = persistent_by_step(torch, program.persistent, dict.fromkeys(program.launches, 0), "cpu")
     outputs = [torch.zeros(t.shape, dtype=getattr(torch, DType(t.dtype).numpy.name)) for t in program.plan.outputs]
     for _ in range(runs):
-        owner._issue([_Stream() for _ in range(STREAMS)], inputs, outputs)
+        owner._issue([Stream() for _ in range(STREAMS)], inputs, outputs)
     return outputs

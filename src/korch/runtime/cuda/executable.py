@@ -303,11 +303,11 @@ class CudaExecutable(PlanExecutable):
                     for place, result in zip(written, results, strict=True):
                         memory.put(place, result)
                 elif step.engine:
-                    memory.forget(step.buffers[step.inputs : step.inputs + step.outputs])
+                    memory.forget(step.buffers[step.inputs :])
                     flat = [memory.flat(step.buffers[i]) for i in _open_buffers(step)]
                     memory.kept += self._engines[number].run(flat, len(flat) - step.outputs, stream.cuda_stream)
                 else:
-                    memory.forget(step.buffers[step.inputs : step.inputs + step.outputs])
+                    memory.forget(step.buffers[step.inputs :])
                 pointers = [[memory.address(step.buffers[i]) for i in la.arguments] for la in step.launches]
                 if number in self._persistent:
                     self._issue_persistent(number, pointers, stream.cuda_stream)

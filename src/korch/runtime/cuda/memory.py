@@ -48,7 +48,7 @@ class StepMemory:
         self.kept.append(result)
 
     def forget(self, places: Sequence[BufferRecord]) -> None:
-        """Say that buffers are in the arena again."""
+        """Say that buffers that a step writes, its scratch memory too, are in the arena again."""
         for place in places:
             if place.memory == "arena":
                 self.results.pop(place.at, None)
