@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from korch.candidate.candidate import Refusal
+from korch.numerics import ROUNDED_FACTORS
+from korch.primitive import reference
 from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonWinogradProvider
+from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
 from tests.cuda.cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS, attention, product
 from tests.support.cuda_kernels import check_cuda_offers, run_cuda_kernel
@@ -157,3 +160,20 @@ def test_scores_are_not_rounded_before_a_softmax_in_float32(small):
     for offer in provider.offer(group, small):
         (launch,) = provider.build(group, offer, small).launches
         assert launch.source.count(".to(tl.float16).to(tl.float32)") == 1, "only weights are"
+
+
+@pytest.mark.parametrize("name", ["matrices", "many terms", "stem"])
+def test_factors_in_tf32_are_rounded_to_nearest(name, small, rng):
+    """Matrix units cut bits off, which makes all products smaller; the interpreter multiplies what it is given."""
+    group = PRODUCTS[name]()
+    device = replace(small, allow_tf32=True)
+    inputs = random_arrays(rng, group.input_types)
+    feeds = {name: a for (name, _), a in zip(group.body.inputs, inputs, strict=True)}
+    expected = reference.run(group.body, feeds, exact=False, factors=ROUNDED_FACTORS["tf32"])
+    blocked = [offer for offer in PRODUCT.offer(group, device) if offer.variant != "direct"]
+    assert blocked and all("tf32" in offer.variant for offer in blocked)
+    for offer in blocked:
+        kernel = PRODUCT.build(group, offer, device)
+        if not isinstance(kernel, Refusal):
+            (found,) = run_cuda_kernel(kernel, group, offer, inputs)
+            np.testing.assert_allclose(found, expected["o0"], rtol=1e-5, atol=1e-5 * np.abs(expected["o0"]).max())

@@ -49,6 +49,14 @@ def sign(x):
 
 
 @triton.jit
+def as_tf32(x):
+    """Return float32 rounded to the 11 bits that matrix units take; they cut the others off, which errs to one side."""
+    bits = x.to(tl.int32, bitcast=True)
+    rounded = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, rounded, x)
+
+
+@triton.jit
 def exp_of_nonpositive(x):
     """Return e^x for what is not above 0; 0 where that is no normal number, which saves three instructions."""
     return tl.exp2(x * 1.4426950408889634)
