@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import korch
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
 from korch.runtime.padding import OutputCut
@@ -53,3 +54,22 @@ def test_sizes_follow_each_other_in_one_executable(cache_folder) -> None:
         arrays = made.inputs(sizes, turn)
         sides = zip(cuts[sizes], joins(*arrays), tasks(*arrays), strict=True)
         assert all(np.array_equal(cut.apply(a), cut.apply(b)) for cut, a, b in sides)
+
+
+def test_a_range_is_optimized_with_tasks(cache_folder) -> None:
+    made = encoder(33)
+    options = {
+        "measure": False,
+        "threads": 2,
+        "ablation": korch.Ablation(baselines=False),
+        "cache_folder": cache_folder,
+    }
+    joins, tasks = (
+        korch.optimize(made.source, shapes=made.shapes, schedule=schedule, **options) for schedule in ("joins", "tasks")
+    )
+    assert not any(one.plan.waiting.runs_tasks for one in joins.executables)
+    assert all(one.plan.waiting.runs_tasks for one in tasks.executables)
+    for n in (1, 16, 17, 32, 33):
+        rng = np.random.default_rng(n)
+        feeds = {"x": rng.standard_normal((1, n, 32), np.float32), "bias": rng.standard_normal((1, n), np.float32)}
+        assert joins.run(None, feeds)[0].tobytes() == tasks.run(None, feeds)[0].tobytes()
