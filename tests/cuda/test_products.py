@@ -34,8 +34,8 @@ def test_attention(name, small, rng):
 
 @pytest.mark.parametrize("name", WINOGRADS)
 def test_winograd(name, small, whole, rng):
-    for device in (small, whole):
-        check_cuda_offers(TritonWinogradProvider(), [WINOGRADS[name]()], device, rng)
+    check_cuda_offers(TritonWinogradProvider(), [WINOGRADS[name]()], small, rng, most=8)
+    check_cuda_offers(TritonWinogradProvider(), [WINOGRADS[name]()], whole, rng, most=4)
 
 
 def test_parts_of_several_blocks_add_up(whole, rng):
