@@ -11,7 +11,7 @@ from korch.errors import MeasureError
 from korch.measure import session, timer, worker
 from korch.measure.compiler import NATIVE_FOLDER
 from korch.measure.record import Failed, Measured
-from korch.measure.timer import BufferSpec, Job, Setup, openmp_environment, time_kernels
+from korch.measure.timer import SCRATCH, BufferSpec, Job, Setup, openmp_environment, time_kernels
 from korch.primitive.types import DType
 
 HEAD = "".join(f"#include <{n}.h>\n" for n in ("signal", "stdlib", "stdint", "stdio", "unistd"))
@@ -158,3 +158,12 @@ def test_threads_are_bound_to_cores_only_if_there_is_one_for_each() -> None:
     assert openmp_environment(cores)["OMP_PROC_BIND"] == "true"
     assert "OMP_PROC_BIND" not in openmp_environment(cores + 1)
     assert openmp_environment(cores + 1)["OMP_NUM_THREADS"] == str(cores + 1)
+
+
+def test_a_workspace_holds_zeros() -> None:
+    """Random bytes are floats that are no normal numbers, and slow in lanes that kernels pad."""
+    memory = np.ones(100, np.uint8)
+    worker.fill(memory, BufferSpec(100, SCRATCH).as_json(), np.random.default_rng(0))
+    assert not memory.any()
+    worker.fill(memory, BufferSpec(100, "u8").as_json(), np.random.default_rng(0))
+    assert memory.any()

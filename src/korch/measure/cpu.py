@@ -21,7 +21,7 @@ from korch.measure.meter import BATCH, CandidateMeter
 from korch.measure.operations import gathered_indices, has_windows, operations
 from korch.measure.pace import Pace
 from korch.measure.record import Failed, FailureKind, Measured, Record
-from korch.measure.timer import BufferSpec, Job, Setup, time_kernels
+from korch.measure.timer import SCRATCH, BufferSpec, Job, Setup, time_kernels
 from korch.measure.toolchain import find_compiler
 from korch.options import Options
 from korch.provider.concurrent import ConcurrentProvider
@@ -297,7 +297,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             )
         ]
         if kernel.workspace_bytes or not kernel.size_input:
-            buffers.append(BufferSpec(max(64, kernel.workspace_bytes), "u8"))
+            buffers.append(BufferSpec(max(64, kernel.workspace_bytes), SCRATCH))
         if candidate.served is not None and kernel.size_input:
             sizes = np.array(candidate.served.sizes, np.int64)
             buffers.append(BufferSpec(sizes.nbytes, "i64", sizes))

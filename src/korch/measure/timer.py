@@ -31,6 +31,10 @@ kernel begins. On a busy machine a thread that waits for longer only uses up its
 ENOUGH_SECONDS = 600.0
 """For one batch, if no deadline says less."""
 
+SCRATCH = "scratch"
+"""The element type of a workspace. It holds zeros: lanes that a kernel pads are computed with, and random bytes among
+them are numbers that are no normal ones, which take much longer than those that a plan has in its arena."""
+
 
 @dataclass(frozen=True)
 class BufferSpec:
