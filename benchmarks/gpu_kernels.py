@@ -5,8 +5,8 @@
 Each case is a small model. All kernels that compute a whole case are compiled and measured as in a search: in a
 replayed CUDA graph, with weights that come from memory. The table has the fastest generated kernel, the
 fastest call of PyTorch, their quotient, the rate of arithmetic and of memory, and the generated kernel's choices.
-Softmax and normalizations stay in float32 with each
-precision, so they are compared in float32 only. The memory rate counts inputs and outputs once. The file has the times of all kernels.
+Softmax and normalizations stay in float32 with each precision, so they are compared in float32 only.
+The memory rate counts inputs and outputs once. The file has the times of all kernels.
 """
 
 from __future__ import annotations

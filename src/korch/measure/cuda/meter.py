@@ -107,12 +107,13 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         return f"{CALIBRATION} {'tf32' if self.target.allow_tf32 else 'f32'}"
 
     def _calibrated(self, target: CudaTarget) -> CudaTarget:
-        known = self._known_rates()
-        if known is not None:
-            return known
-        with device_lock():
-            found = self._known_rates() or calibrate(target)  # another process may have measured them meanwhile
-            self.database.put_fact(self._calibration, to_text(found))
+        found = self._known_rates()
+        if found is None:
+            with device_lock():
+                found = self._known_rates()  # another process may have measured them meanwhile
+                if found is None:
+                    found = calibrate(target)
+                    self.database.put_fact(self._calibration, to_text(found))
         return found
 
     def _known_rates(self) -> CudaTarget | None:
