@@ -346,7 +346,7 @@ def _compiled(module: Any, inputs: list[Any], quick: bool) -> Callable[[], Any]:
     for tensor in inputs:  # else each run copies them
         torch._dynamo.mark_static_address(tensor)
     mode = "reduce-overhead" if quick else "max-autotune"
-    compiled = torch.compile(module, mode=mode, dynamic=False)
+    compiled = torch.compile(module, fullgraph=True, mode=mode, dynamic=False)
     return lambda: compiled(*inputs)
 
 

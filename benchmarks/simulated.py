@@ -1,7 +1,7 @@
-"""The simulator of joins and tasks against runs on one and two threads, and what it predicts for more.
+"""The simulator of joins and tasks against runs on a few threads, and what it predicts for more.
 
-    python -m benchmarks.simulated [--models mobilenetv3,yolox] [--budget 70] [--plans FOLDER] [--seconds 8]
-                                   [--output FILE.json] [--plot FILE.svg]
+    python -m benchmarks.simulated [--models mobilenetv3,yolox] [--threads 2,4] [--predict 2,4,8] [--budget 70]
+                                   [--plans FOLDER] [--seconds 8] [--output FILE.json] [--plot FILE.svg]
 
 Each model is searched for two threads; plans that are in the folder are used. Kernels are timed on one thread, within
 runs. From these times alone the simulator (`korch.events.simulate`) predicts runs on more threads: a task takes its
@@ -9,7 +9,7 @@ part of that time by the bytes that it writes, and longer by what it fetches fro
 of memory and the caches that cores share are assumed to grow with the threads. For each number of threads the kernels
 are made anew, where their provider offers the same kernel. A kernel without a tile program takes what it took on one
 and two threads, continued. What a run takes beside its kernels is added as it is on one thread. The runs on one
-thread, and with joins and tasks on two, are interleaved.
+thread, and with joins and tasks on the numbers of threads that are given, are interleaved.
 """
 
 from __future__ import annotations
@@ -34,24 +34,22 @@ from korch.events.schedule import schedule_segment
 from korch.limits import DEFAULT_LIMITS
 from korch.report.peers.inputs import random_feeds
 from korch.runtime.build import uses_of
-from korch.runtime.executable import Executable
 from korch.runtime.program import bind_steps
 
-THREADS = (1, 2, 8, 16, 32, 64)
-WAYS = {"alone": ("1", "joins"), "joins": ("2", "joins"), "tasks": ("2", "tasks")}
-"""The runs that are measured: their threads, and the schedule."""
+SCHEDULES = ("joins", "tasks")
 
 
 def main() -> None:
     """Measure, predict, and print a line for each model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="mobilenetv3,yolox,efficientvit,segformer,candy,bert,gpt2,vit,llama")
+    parser.add_argument("--threads", default="2", help="that runs are measured on, beside one; two come first")
+    parser.add_argument("--predict", default="1,2,4,8,16,32,64", help="numbers of threads; only measures if empty")
     parser.add_argument("--budget", type=float, default=70)
     parser.add_argument("--plans", type=Path, help="folder of plans; missing ones are written to it")
     parser.add_argument("--seconds", type=float, default=8, help="of interleaved runs of a model")
     parser.add_argument("--output", type=Path, help="measured times that it has are used again")
     parser.add_argument("--plot", type=Path)
-    parser.add_argument("--no-predict", action="store_true", help="measure only")
     args = parser.parse_args()
     known = json.loads(args.output.read_text())["models"] if args.output and args.output.exists() else {}
     rows: dict[str, Any] = known
@@ -60,9 +58,10 @@ def main() -> None:
             plan = searched(name, args.plans or Path(folder), args.budget)
         row = rows.setdefault(name, {})
         if "measured_ms" not in row:
-            row |= measure(plan, args.seconds)
-        if not args.no_predict:
-            row["predicted_ms"] = predict(plan, row["kernels_ns"], row["measured_ms"]["alone"])
+            row |= measure(plan, [int(count) for count in args.threads.split(",")], args.seconds)
+        if args.predict:
+            alone_ms = row["measured_ms"]["1"]["joins"]
+            row["predicted_ms"] = predict(plan, list(map(int, args.predict.split(","))), row["kernels_ns"], alone_ms)
             print(line(name, row), flush=True)
         if args.output:
             args.output.write_text(json.dumps({"machine": machine(), "models": rows}, indent=1) + "\n")
@@ -70,45 +69,52 @@ def main() -> None:
         draw(rows, args.plot)
 
 
-def measure(plan: Plan, seconds: float) -> dict[str, Any]:
-    """Return the times of interleaved runs, and those of kernels on one and two threads."""
+def measure(plan: Plan, counts: Sequence[int], seconds: float) -> dict[str, Any]:
+    """Return the times of interleaved runs by the number of threads, and those of kernels on one and two threads."""
     graph, steps, target = plan
-    one, parts = (graph, steps, replace(target, threads=1)), DEFAULT_LIMITS.task_parts
-    runs: dict[str, Executable] = {
-        "alone": executable(one),
-        "joins": executable(plan),
-        "tasks": executable(plan, parts),
-    }
-    arrays = list(random_feeds(runs["alone"].get_inputs(), 0).values())
-    taken: dict[str, list[float]] = {name: [] for name in runs}
+    runs = {("1", "joins"): executable((graph, steps, replace(target, threads=1)))}
+    for count in counts:
+        made = plan if count == 2 else for_threads(plan, count)
+        for schedule, parts in zip(SCHEDULES, (0, DEFAULT_LIMITS.task_parts), strict=True):
+            runs[str(count), schedule] = executable(made, parts)
+    arrays = list(random_feeds(runs["1", "joins"].get_inputs(), 0).values())
+    taken: dict[tuple[str, str], list[float]] = {way: [] for way in runs}
     kernels: list[list[tuple[int, ...]]] = [[], []]
     end = time.monotonic() + seconds
-    while time.monotonic() < end or len(taken["alone"]) < 5:
-        for name, run in runs.items():
+    while time.monotonic() < end or len(taken["1", "joins"]) < 5:
+        for way, run in runs.items():
             begin = time.perf_counter()
             run(*arrays)
-            taken[name].append(1e3 * (time.perf_counter() - begin))
-        for own, name in zip(kernels, ("alone", "joins"), strict=True):
-            own += runs[name].time(arrays, 1).kernel_ns
-    quotients = np.percentile(np.array(taken["joins"]) / np.array(taken["tasks"]), [10, 50, 90])
+            taken[way].append(1e3 * (time.perf_counter() - begin))
+        for own, threads in zip(kernels, ("1", "2"), strict=True):
+            own += runs[threads, "joins"].time(arrays, 1).kernel_ns
+    measured: dict[str, dict[str, float]] = {}
+    for (threads, schedule), times in taken.items():
+        measured.setdefault(threads, {})[schedule] = float(np.median(times))
     return {
-        "measured_ms": {name: float(np.median(times)) for name, times in taken.items()},
-        "joins/tasks": quotients.tolist(),
+        "measured_ms": measured,
+        "joins/tasks": {
+            str(n): np.percentile(np.divide(taken[str(n), "joins"], taken[str(n), "tasks"]), [10, 50, 90]).tolist()
+            for n in counts
+        },
         "kernels_ns": [np.median(np.array(own), axis=0).tolist() for own in kernels],
     }
 
 
-def predict(plan: Plan, kernels_ns: Sequence[Sequence[float]], alone_ms: float) -> dict[str, dict[str, float]]:
+def predict(
+    plan: Plan, counts: Sequence[int], kernels_ns: Sequence[Sequence[float]], alone_ms: float
+) -> dict[str, dict[str, float]]:
     """Return the times of runs, in milliseconds, by the number of threads and the schedule.
 
     Args:
         plan: the kernels.
+        counts: the numbers of threads.
         kernels_ns: their times on one and on two threads.
         alone_ms: the time of a run on one thread.
     """
     found = {}
     outside_ms = max(0.0, alone_ms - sum(kernels_ns[0]) / 1e6)
-    for threads in THREADS:
+    for threads in counts:
         graph, steps, target = plan if threads <= 2 else for_threads(plan, threads)
         target = replace(target, threads=threads)
         uses = [
@@ -136,11 +142,13 @@ def _scaled(one_ns: float, two_ns: float, threads: int) -> float:
 
 def line(name: str, row: dict[str, Any]) -> str:
     """Return what was measured and predicted, with the errors."""
-    measured, predicted = row["measured_ms"], row["predicted_ms"]
+    predicted = row["predicted_ms"]
     texts = [
-        f"{threads} {way} {predicted[threads][way]:.2f} ({measured[run]:.2f}, "
-        f"{100 * (predicted[threads][way] / measured[run] - 1):+.1f} %)"
-        for run, (threads, way) in WAYS.items()
+        f"{threads} {way} {predicted[threads][way]:.2f} ({measured_ms:.2f}, "
+        f"{100 * (predicted[threads][way] / measured_ms - 1):+.1f} %)"
+        for threads, ways in row["measured_ms"].items()
+        for way, measured_ms in ways.items()
+        if threads in predicted
     ]
     more = [f"{n}: {predicted[n]['joins'] / predicted[n]['tasks']:.2f}" for n in predicted]
     return f"{name}: predicted (measured) ms {'; '.join(texts)}; predicted joins/tasks {', '.join(more)}"
@@ -164,8 +172,8 @@ def draw(rows: dict[str, Any], path: Path) -> None:
             axes.plot(
                 counts, [alone / row["predicted_ms"][str(n)][way] for n in counts], style, label=way, markersize=3
             )
-        measured = row["measured_ms"]
-        axes.plot([2], [measured["alone"] / measured["joins"]], "kx", label="measured, joins")
+        measured = {int(n): ways["joins"] for n, ways in row["measured_ms"].items()}
+        axes.plot(list(measured), [measured[1] / ms for ms in measured.values()], "kx", label="measured, joins")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xticks(counts, counts)

@@ -41,7 +41,8 @@ class TorchPeer:
         tensors = [torch.from_numpy(array) for array in contiguous(inputs).values()]
         call = module
         if self.is_compiled:
-            call = torch.compile(module, dynamic=False, options={"freezing": True})
+            # One graph, as an operator that can't be traced would part the model into many slow ones.
+            call = torch.compile(module, fullgraph=True, dynamic=False, options={"freezing": True})
 
         def run() -> list[Array]:
             # Freezing needs no_grad, in the call that compiles as in all later ones.

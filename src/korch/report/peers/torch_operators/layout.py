@@ -75,18 +75,17 @@ def _slice(node: OperatorNode) -> TensorFunction:
     starts, ends = node.integers(1, "starts") or [], node.integers(2, "ends") or []
     axes = node.integers(3, "axes") or list(range(len(starts)))
     steps = node.integers(4) or [1] * len(starts)
+    starts, ends = ([min(max(n, -(1 << 62)), 1 << 62) for n in own] for own in (starts, ends))
     cuts = list(zip(axes, starts, ends, steps, strict=True))
 
     def slice_(x: Any) -> Any:
         for axis, start, end, step in cuts:
-            size = x.shape[axis]
-            first, last, stride = slice(start, end, step).indices(size)
             if step > 0:
-                index = [slice(None)] * (axis % x.dim()) + [slice(first, last, stride)]
-                x = x[tuple(index)]
+                x = x[(*[slice(None)] * (axis % x.dim()), slice(start, end, step))]
             else:  # PyTorch has no negative steps
-                kept = torch.arange(first, last, stride, device=x.device)
-                x = torch.index_select(x, axis, kept)
+                # Not `slice.indices`, which the tracer of `torch.compile` does not know in all versions.
+                first, last = (max(-1, min(n + x.shape[axis] * (n < 0), x.shape[axis] - 1)) for n in (start, end))
+                x = torch.index_select(x, axis, torch.arange(first, min(first, last), step, device=x.device))
         return x
 
     return slice_
