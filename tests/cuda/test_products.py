@@ -177,3 +177,10 @@ def test_factors_in_tf32_are_rounded_to_nearest(name, small, rng):
         if not isinstance(kernel, Refusal):
             (found,) = run_cuda_kernel(kernel, group, offer, inputs)
             np.testing.assert_allclose(found, expected["o0"], rtol=1e-5, atol=1e-5 * np.abs(expected["o0"]).max())
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_winograd_rounds_no_factors(strict, whole):
+    target = replace(whole, allow_tf32=True, allow_split=not strict)
+    offers = [o for name in WINOGRADS for o in TritonWinogradProvider().offer(WINOGRADS[name](), target)]
+    assert offers and not [offer for offer in offers if "tf32" in offer.variant]

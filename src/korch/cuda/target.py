@@ -55,16 +55,20 @@ class CudaTarget:
         """Channels of a block in blocked layouts: 0, there are none."""
         return 0
 
-    def products(self, dtype: DType) -> tuple[Product, ...]:
+    def products(self, dtype: DType, is_exact: bool = False) -> tuple[Product, ...]:
         """Return the ways to multiply elements of a type, the fastest first.
 
         Float32 is multiplied by matrix units, as three numbers of bfloat16 for each factor, or without them.
+
+        Args:
+            dtype: the type.
+            is_exact: whether factors must not be rounded, though the target allows it.
         """
         if dtype in (DType.F16, DType.BF16):
             return (Product.F16 if dtype is DType.F16 else Product.BF16,)
         if dtype is not DType.F32:
             return (Product.F64,) if dtype is DType.F64 else ()
-        if self.allow_tf32:
+        if self.allow_tf32 and not is_exact:
             return (Product.TF32,)
         found = (Product.SPLIT, Product.F32) if self.allow_split else (Product.F32,)
         return tuple(sorted(found, key=self.flop_per_s, reverse=True))

@@ -248,13 +248,20 @@ def promising(tiles: Sequence[ProgramTile]) -> list[ProgramTile]:
     return [*dict.fromkeys((*tiles[:OFFERED], *by_product.values(), *by_parts.values()))]
 
 
-def ranked_tiles(found: Contraction, dtype: DType, target: CudaTarget) -> list[ProgramTile]:
-    """Return tiles by the time that they promise, the best of each shape and each way to multiply."""
+def ranked_tiles(found: Contraction, dtype: DType, target: CudaTarget, is_exact: bool = False) -> list[ProgramTile]:
+    """Return tiles by the time that they promise, the best of each shape and each way to multiply.
+
+    Args:
+        found: the product.
+        dtype: the type of its factors.
+        target: the device.
+        is_exact: whether factors must not be rounded, though the target allows it.
+    """
     m, n, k = map(extent, (found.rows, found.columns, found.terms))
     if min(m, n) < FEWEST_COLUMNS or k < FEWEST_COLUMNS:
         return []
     scored = []
-    for (rows, columns, warps), product in itertools.product(SIZES, target.products(dtype)):
+    for (rows, columns, warps), product in itertools.product(SIZES, target.products(dtype, is_exact)):
         if rows >= 2 * max(16, m) or columns >= 2 * max(16, n) or rows * columns > _largest(product):
             continue
         tiles = extent(found.batch) * -(-m // rows) * -(-n // columns)

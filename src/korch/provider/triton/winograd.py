@@ -1,6 +1,7 @@
 """Winograd convolutions as Triton: the three launches that `korch.schedule.device_winograd` makes programs of.
 
-The transformed tensors are float32 and go through the level-2 cache, or through memory where they are larger.
+The transformed tensors are float32 and go through the level-2 cache, or through memory where they are larger. Their
+factors are never rounded to TF32: the transforms would make such errors about ten times as large.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class TritonWinogradProvider:
             inputs = replaced(inputs, weights, Layout.plain(4))
             try:
                 schedule = DeviceWinograd(group, root, (inputs, outputs))
-                tiles = promising([t for t in ranked_tiles(schedule.products, DType.F32, target) if t.parts == 1])
+                ranked = ranked_tiles(schedule.products, DType.F32, target, is_exact=True)
+                tiles = promising([tile for tile in ranked if tile.parts == 1])
                 for tile in tiles[:1]:
                     _program(schedule, tile)
             except NotFusedError as error:
