@@ -8,8 +8,10 @@ runs. From these times alone the simulator (`korch.events.simulate`) predicts ru
 part of that time by the bytes that it writes, and longer by what it fetches from the caches of other cores. The speed
 of memory and the caches that cores share are assumed to grow with the threads. For each number of threads the kernels
 are made anew, where their provider offers the same kernel. A kernel without a tile program takes what it took on one
-and two threads, continued. What a run takes beside its kernels is added as it is on one thread. The runs on one
-thread, and with joins and tasks on the numbers of threads that are given, are interleaved.
+and two threads, continued. What a run takes beside its kernels is added as it is on one thread. What joins, waits and
+bytes of other cores take is measured on this machine (`benchmarks.core_costs`). The runs on one thread, and with joins
+and tasks on the numbers of threads that are given, are interleaved: in turns of an untimed run, which wakes the
+threads, and some timed ones.
 """
 
 from __future__ import annotations
@@ -18,25 +20,30 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from math import log2
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.core_costs import measure_costs
 from benchmarks.plans import Plan, executable, for_threads, searched
 from benchmarks.suite import machine
 from korch.events.fetched import CachedLines
 from korch.events.kernels import has_tasks, segments_of
 from korch.events.schedule import schedule_segment
+from korch.events.simulate import DEFAULT_COSTS, CoreCosts
 from korch.limits import DEFAULT_LIMITS
 from korch.report.peers.inputs import random_feeds
 from korch.runtime.build import uses_of
+from korch.runtime.library import Handle
 from korch.runtime.program import bind_steps
 
 SCHEDULES = ("joins", "tasks")
+RUNS = 3
+"""The timed runs of a turn."""
 
 
 def main() -> None:
@@ -60,8 +67,7 @@ def main() -> None:
         if "measured_ms" not in row:
             row |= measure(plan, [int(count) for count in args.threads.split(",")], args.seconds)
         if args.predict:
-            alone_ms = row["measured_ms"]["1"]["joins"]
-            row["predicted_ms"] = predict(plan, list(map(int, args.predict.split(","))), row["kernels_ns"], alone_ms)
+            row["predicted_ms"] = predict(plan, list(map(int, args.predict.split(","))), row)
             print(line(name, row), flush=True)
         if args.output:
             args.output.write_text(json.dumps({"machine": machine(), "models": rows}, indent=1) + "\n")
@@ -81,13 +87,11 @@ def measure(plan: Plan, counts: Sequence[int], seconds: float) -> dict[str, Any]
     taken: dict[tuple[str, str], list[float]] = {way: [] for way in runs}
     kernels: list[list[tuple[int, ...]]] = [[], []]
     end = time.monotonic() + seconds
-    while time.monotonic() < end or len(taken["1", "joins"]) < 5:
+    while time.monotonic() < end or len(taken["1", "joins"]) < 5 * RUNS:
         for way, run in runs.items():
-            begin = time.perf_counter()
-            run(*arrays)
-            taken[way].append(1e3 * (time.perf_counter() - begin))
+            taken[way] += run.hooked(arrays, _run_often)[1:]
         for own, threads in zip(kernels, ("1", "2"), strict=True):
-            own += runs[threads, "joins"].time(arrays, 1).kernel_ns
+            own += runs[threads, "joins"].time(arrays, RUNS).kernel_ns
     measured: dict[str, dict[str, float]] = {}
     for (threads, schedule), times in taken.items():
         measured.setdefault(threads, {})[schedule] = float(np.median(times))
@@ -98,22 +102,31 @@ def measure(plan: Plan, counts: Sequence[int], seconds: float) -> dict[str, Any]
             for n in counts
         },
         "kernels_ns": [np.median(np.array(own), axis=0).tolist() for own in kernels],
+        "costs": {str(n): asdict(measure_costs(n, target.isa)) for n in counts},
     }
 
 
-def predict(
-    plan: Plan, counts: Sequence[int], kernels_ns: Sequence[Sequence[float]], alone_ms: float
-) -> dict[str, dict[str, float]]:
+def _run_often(handle: Handle, inputs: Sequence[int], outputs: Sequence[int]) -> list[float]:
+    """Return the milliseconds of some runs."""
+    found = []
+    for _ in range(1 + RUNS):
+        begin = time.perf_counter()
+        handle.run(inputs, outputs)
+        found.append(1e3 * (time.perf_counter() - begin))
+    return found
+
+
+def predict(plan: Plan, counts: Sequence[int], measured: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the times of runs, in milliseconds, by the number of threads and the schedule.
 
     Args:
         plan: the kernels.
         counts: the numbers of threads.
-        kernels_ns: their times on one and on two threads.
-        alone_ms: the time of a run on one thread.
+        measured: what `measure` returned.
     """
     found = {}
-    outside_ms = max(0.0, alone_ms - sum(kernels_ns[0]) / 1e6)
+    kernels_ns, known = measured["kernels_ns"], measured.get("costs", {})
+    outside_ms = max(0.0, measured["measured_ms"]["1"]["joins"] - sum(kernels_ns[0]) / 1e6)
     for threads in counts:
         graph, steps, target = plan if threads <= 2 else for_threads(plan, threads)
         target = replace(target, threads=threads)
@@ -125,9 +138,12 @@ def predict(
         segments = segments_of(uses)
         tasked = {use.step for own in segments for use in own}
         segments += [[use] for use in uses if has_tasks(use.kernel) and use.step not in tasked]
+        nearest = min(known, key=lambda n: abs(int(n) - threads), default=None)
+        costs = CoreCosts(**known[nearest]) if nearest else DEFAULT_COSTS
+        parts = DEFAULT_LIMITS.task_parts if threads <= 8 else 1
         cached = CachedLines(threads * target.l2_bytes)
         for own in sorted(segments, key=lambda own: own[0].step) if threads > 1 else []:
-            segment = schedule_segment(own, target, DEFAULT_LIMITS.task_parts if threads < 8 else 1, cached)
+            segment = schedule_segment(own, target, parts, cached, costs)
             replaced_ns = sum(use.cost_ns for use in own)
             times["joins"] += segment.joined.total_ns - replaced_ns
             times["tasks"] += segment.simulated.total_ns - replaced_ns

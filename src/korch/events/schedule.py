@@ -17,7 +17,7 @@ from korch.events.fetched import CachedLines
 from korch.events.graph import Task, TaskGraph
 from korch.events.kernels import Splitter, TaskStage, Use, unit_of
 from korch.events.queues import Queues, make_queues
-from korch.events.simulate import FETCH_NS_PER_BYTE, WAIT_NS, Simulated, simulate_joins, simulate_queues
+from korch.events.simulate import DEFAULT_COSTS, CoreCosts, Simulated, simulate_joins, simulate_queues
 from korch.target import Target
 
 
@@ -46,7 +46,11 @@ class TaskSegment:
 
 
 def schedule_segment(
-    uses: Sequence[Use], target: Target, parts: int = 1, cached: CachedLines | None = None
+    uses: Sequence[Use],
+    target: Target,
+    parts: int = 1,
+    cached: CachedLines | None = None,
+    costs: CoreCosts = DEFAULT_COSTS,
 ) -> TaskSegment:
     """Return the queues of some kernels.
 
@@ -56,6 +60,7 @@ def schedule_segment(
         parts: into how many tasks the grid points of each thread are cut.
         cached: which threads have what kernels before these have written: tasks of which the time on one thread is
             known take longer by what they fetch from others. None if times are those on all threads.
+        costs: of the machine's cores.
     """
     splitter = Splitter(target, parts, unit_of(uses))
     stages: list[TaskStage] = []
@@ -73,16 +78,20 @@ def schedule_segment(
     times_ns = {(s, i): time_ns for s, stage in enumerate(stages) for i, time_ns in enumerate(stage.times_ns)}
     if cached is not None:
         for s, i in times_ns:
-            times_ns[s, i] += FETCH_NS_PER_BYTE * cached.fetch(footprints[s][i], stages[s].parts[i].thread)
+            times_ns[s, i] += costs.fetch_ns_per_byte * cached.fetch(footprints[s][i], stages[s].parts[i].thread)
     threads = {(s, i): part.thread for s, stage in enumerate(stages) for i, part in enumerate(stage.parts)}
-    queues = make_queues(graph, list_orders(graph, times_ns, threads, target.threads))
+    queues = make_queues(graph, list_orders(graph, times_ns, threads, target.threads, costs))
     check_queues(queues, footprints)
-    joined = simulate_joins(graph, times_ns, threads, target.threads)
-    return TaskSegment(tuple(stages), graph, queues, joined, simulate_queues(queues, times_ns))
+    joined = simulate_joins(graph, times_ns, threads, target.threads, costs)
+    return TaskSegment(tuple(stages), graph, queues, joined, simulate_queues(queues, times_ns, costs))
 
 
 def list_orders(
-    graph: TaskGraph, times_ns: dict[Task, float], threads: dict[Task, int], count: int
+    graph: TaskGraph,
+    times_ns: dict[Task, float],
+    threads: dict[Task, int],
+    count: int,
+    costs: CoreCosts = DEFAULT_COSTS,
 ) -> list[list[Task]]:
     """Return the order in which each thread runs its tasks.
 
@@ -91,6 +100,7 @@ def list_orders(
         times_ns: the time of each task.
         threads: the thread of each task.
         count: how many threads there are.
+        costs: of the machine's cores.
     """
     producers = graph.producers()
     paths_ns = path_times(producers, times_ns)
@@ -108,7 +118,7 @@ def list_orders(
 
     def begin_ns(task: Task) -> float:
         own = threads[task]
-        return max([free_ns[own], *(ends_ns[p] + WAIT_NS * (threads[p] != own) for p in producers[task])])
+        return max([free_ns[own], *(ends_ns[p] + costs.wait_ns * (threads[p] != own) for p in producers[task])])
 
     while any(ready):
         choices = ((begin_ns(task), task[0], -paths_ns[task], task) for own in ready for task in own)
@@ -160,7 +170,7 @@ def spread_orders(graph: TaskGraph, times_ns: Mapping[Task, float], count: int) 
         heappush(free, (end_ns, queue))
         for event in notified[task]:
             left[event] -= 1
-            event_ns[event] = max(event_ns[event], end_ns + WAIT_NS)
+            event_ns[event] = max(event_ns[event], end_ns + DEFAULT_COSTS.wait_ns)
             for after in waiting[event] if left[event] == 0 else ():
                 missing[after] -= 1
                 ready_ns[after] = max(ready_ns[after], event_ns[event])

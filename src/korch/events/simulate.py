@@ -8,14 +8,23 @@ from dataclasses import dataclass, field
 from korch.events.graph import Task, TaskGraph
 from korch.events.queues import Queues
 
-JOIN_NS = 800.0
-"""What a join of all threads takes beside waiting for the last."""
 
-WAIT_NS = 100.0
-"""The time until a thread sees that a task of another has ended."""
+@dataclass(frozen=True)
+class CoreCosts:
+    """What threads take to tell each other something, measured on two cores of an Intel Xeon.
 
-FETCH_NS_PER_BYTE = 0.06
-"""What a byte from the cache of another core takes longer than one that the thread has."""
+    Attributes:
+        join_ns: a join of all threads, beside waiting for the last.
+        wait_ns: until a thread sees that a task of another has ended.
+        fetch_ns_per_byte: what a byte from the cache of another core takes longer than one that the thread has.
+    """
+
+    join_ns: float = 800.0
+    wait_ns: float = 100.0
+    fetch_ns_per_byte: float = 0.06
+
+
+DEFAULT_COSTS = CoreCosts()
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ class Simulated:
         return sum(self.waiting_ns) / max(1.0, self.total_ns * len(self.waiting_ns))
 
 
-def simulate_queues(queues: Queues, times_ns: Mapping[Task, float]) -> Simulated:
+def simulate_queues(queues: Queues, times_ns: Mapping[Task, float], costs: CoreCosts = DEFAULT_COSTS) -> Simulated:
     """Return the run of queues, whose waits end."""
     ends_ns: list[list[float]] = [[] for _ in queues]
     working_ns = [0.0] * len(queues)
@@ -53,7 +62,9 @@ def simulate_queues(queues: Queues, times_ns: Mapping[Task, float]) -> Simulated
                 if any(len(ends_ns[other]) < n for other, n in entry.waits):
                     break
                 free_ns = ends_ns[q][-1] if ends_ns[q] else 0.0
-                waits = [(ends_ns[other][n - 1] + WAIT_NS, queues[other][n - 1].task[0]) for other, n in entry.waits]
+                waits = [
+                    (ends_ns[other][n - 1] + costs.wait_ns, queues[other][n - 1].task[0]) for other, n in entry.waits
+                ]
                 begin_ns, stage = max([(free_ns, -1), *waits])
                 if begin_ns > free_ns:
                     pair = entry.task[0], stage
@@ -61,12 +72,16 @@ def simulate_queues(queues: Queues, times_ns: Mapping[Task, float]) -> Simulated
                 ends_ns[q].append(begin_ns + times_ns[entry.task])
                 working_ns[q] += times_ns[entry.task]
                 is_stuck = False
-    total_ns = max((own[-1] for own in ends_ns if own), default=0.0) + JOIN_NS
+    total_ns = max((own[-1] for own in ends_ns if own), default=0.0) + costs.join_ns
     return Simulated(total_ns, tuple(total_ns - own for own in working_ns), waits_ns)
 
 
 def simulate_joins(
-    graph: TaskGraph, times_ns: Mapping[Task, float], threads: Mapping[Task, int], count: int
+    graph: TaskGraph,
+    times_ns: Mapping[Task, float],
+    threads: Mapping[Task, int],
+    count: int,
+    costs: CoreCosts = DEFAULT_COSTS,
 ) -> Simulated:
     """Return the run of stages one after another, with a join after each that more than one thread runs."""
     total_ns, working_ns = 0.0, [0.0] * count
@@ -75,7 +90,7 @@ def simulate_joins(
         own_ns = [0.0] * count
         for i in range(stage.tasks):
             own_ns[threads[s, i]] += times_ns[s, i]
-        total_ns += max(own_ns) + JOIN_NS * (stage.tasks > 1)
+        total_ns += max(own_ns) + costs.join_ns * (stage.tasks > 1)
         working_ns = [a + b for a, b in zip(working_ns, own_ns, strict=True)]
         waits_ns[s, s] = sum(max(own_ns) - own for own in own_ns)
     return Simulated(total_ns, tuple(total_ns - own for own in working_ns), waits_ns)

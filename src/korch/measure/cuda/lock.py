@@ -14,16 +14,25 @@ from pathlib import Path
 def device_lock() -> Iterator[None]:
     """Wait until no other process of this user times kernels, and keep the others waiting meanwhile.
 
-    Without a folder for the lock's file nothing is waited for.
+    One that has just had its turn does not get the next one while another waits: a process waits for the device with
+    the place of the next one locked, which the others wait for. Without a folder for the locks' files nothing is
+    waited for.
     """
-    path = Path(tempfile.gettempdir()) / f"korch-cuda-{os.getuid()}.lock"
+    folder = Path(tempfile.gettempdir())
+    descriptors = []
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:
-        yield
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            for name in ("device", "next"):
+                path = folder / f"korch-cuda-{os.getuid()}-{name}.lock"
+                descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+        except OSError:
+            yield
+            return
+        device, place = descriptors
+        fcntl.flock(place, fcntl.LOCK_EX)
+        fcntl.flock(device, fcntl.LOCK_EX)
+        fcntl.flock(place, fcntl.LOCK_UN)
         yield
     finally:
-        os.close(descriptor)
+        for descriptor in descriptors:
+            os.close(descriptor)
