@@ -90,6 +90,9 @@ def test_switches_of_pytorch_are_put_back():
         return [getattr(holder, name) for holder, name, _ in switches(torch, True)]
 
     before = state()
+    with library_flags(torch, False):
+        libraries = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+        assert [library.fp32_precision for library in libraries] == ["ieee"] * 3
     with library_flags(torch, True):
         assert state() == [value for _, _, value in switches(torch, True)]
         with library_flags(torch, False):

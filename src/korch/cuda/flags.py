@@ -43,5 +43,5 @@ def switches(torch: Any, allow_tf32: bool) -> list[tuple[Any, str, Any]]:
     ]
     if hasattr(cudnn, "conv"):  # PyTorch 2.9
         text = "tf32" if allow_tf32 else "ieee"
-        return [*found, (matmul, "fp32_precision", text), (cudnn.conv, "fp32_precision", text)]
+        return [*found, *((holder, "fp32_precision", text) for holder in (matmul, cudnn.conv, cudnn.rnn))]
     return [*found, (matmul, "allow_tf32", allow_tf32), (cudnn, "allow_tf32", allow_tf32)]
