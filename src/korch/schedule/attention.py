@@ -129,8 +129,6 @@ class AttentionBuilder:
         outer, key = self._packed_keys
         axes = (*self.batch, self.gm, self.i, self.h, self.j, self.d, self.c, outer, key)
         self.ranges: Ranges = {axis.name: (0, axis.extent - 1) for axis in axes}
-        if outer.extent == 1:  # whole panels are longer than the keys; places of keys need no remainder
-            self.ranges[key.name] = (0, min(key.extent, self.n) - 1)
 
     # Axes and buffers
 

@@ -10,7 +10,7 @@ from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts, NotFusedError, Packed
-from korch.tile.emit import Emitter, Guards, Index
+from korch.tile.emit import Emitter, Guards
 from korch.tile.index import Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var, vector_step
 from korch.tile.loops import LINE_ELEMENTS, PAGE_ELEMENTS, is_across, map_indices
 from korch.tile.program import (
@@ -87,19 +87,26 @@ class Blocked:
         return found
 
     def argument(self, emitter: Emitter, position: int, values: dict[str, Expr], guards: Guards = ()) -> str:
-        """Return the name of an operand's element; 0 outside of its shape and where a guard fails."""
-        value = self.root.inputs[position]
+        """Return the name of an operand's element; 0 outside of its shape and where a guard fails.
+
+        The element is found in the contraction's variables, and then written in those of the program: the last block
+        of these may reach beyond the operand, so that their ranges would leave remainders in places.
+        """
+        value, ranges = self.root.inputs[position], self.contraction.ranges
         type_ = self.group.body.types[value]
-        index = self.contraction.b if position else self.contraction.a
-        moved = _moved(index, values, emitter.ranges)
-        for expr, element, n in zip(index, moved, type_.shape, strict=True):
-            low, high = bounds(expr, self.contraction.ranges)
+        own = {name: var(f"{name}'") for name in ranges}
+        inner = emitter.under({**emitter.ranges, **{f"{name}'": ends for name, ends in ranges.items()}})
+        found = self.contraction.b if position else self.contraction.a
+        index = tuple(substitute(expr, own, inner.ranges) for expr in found)
+        for expr, element, n in zip(found, index, type_.shape, strict=True):
+            low, high = bounds(expr, ranges)
             if low < 0 or high >= n:
                 guards = (*guards, Inside(element, 0, n))
-        name = emitter.value(value, moved, guards)
-        if not guards or value in self.fusion.place:
-            return name
-        return emitter.select(type_.dtype, guards, name, emitter.literal(type_.dtype, zero_of(type_.dtype)))
+        name = inner.value(value, index, guards)
+        if guards and value not in self.fusion.place:
+            name = inner.select(type_.dtype, guards, name, inner.literal(type_.dtype, zero_of(type_.dtype)))
+        given = {f"{name}'": values.get(name, var(name)) for name in ranges}
+        return emitter.include(inner.ops, lambda expr: substitute(expr, given, emitter.ranges))[name]
 
     def after(
         self, total: At, axes: tuple[Axis, ...], values: dict[str, Expr], ranges: Ranges, factor: At | None = None
@@ -263,10 +270,6 @@ def require_adjacent(pass_: Pass, lanes: int) -> None:
             raise NotFusedError("the columns of a tensor are not adjacent in memory")
     if any(vector_step(sink.index, pass_.vector, lanes) != 1 for sink in pass_.sinks):
         raise NotFusedError("the columns of an output are not adjacent in memory")
-
-
-def _moved(index: Index, values: dict[str, Expr], ranges: Ranges) -> Index:
-    return tuple(substitute(expr, values, ranges) for expr in index)
 
 
 def _unrounded(

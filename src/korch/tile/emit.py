@@ -7,8 +7,9 @@ primitive only changes the index; a constant pad or a concatenation becomes a gu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import assert_never
 
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive, PrimitiveGraph
@@ -97,6 +98,35 @@ class Emitter:
         """Say that a value's element at `index` is known already."""
         self._memo[(value, index, ())] = name
 
+    def under(self, ranges: Ranges) -> Emitter:
+        """Return an emitter of the same values under other ranges, without operations."""
+        return Emitter(self.body, self.home, ranges)
+
+    def include(self, ops: Sequence[TileOp], change: Callable[[Expr], Expr]) -> dict[str, str]:
+        """Emit operations of another emitter with a function applied to their indices; return their names here."""
+        names: dict[str, str] = {}
+        for op in ops:
+            guards: Guards = ()
+            if isinstance(op, Load | Select):
+                guards = tuple(replace(guard, expr=change(guard.expr)) for guard in op.guards)
+            match op:
+                case Load(name, dtype, buffer, index):
+                    names[name] = self.load(dtype, buffer, change(index), guards)
+                case Literal(name, dtype, number):
+                    names[name] = self.literal(dtype, number)
+                case Apply(name, dtype, applied, arguments):
+                    names[name] = self.apply(dtype, applied, *(names[argument] for argument in arguments))
+                case Select(name, dtype, _, inside, outside):
+                    names[name] = self.select(dtype, guards, names[inside], names[outside])
+                case _:
+                    assert_never(op)
+        return names
+
+    def load(self, dtype: DType, buffer: str, index: Expr, guards: Guards = ()) -> str:
+        """Return the name of an element of memory."""
+        key = ("load", buffer, index, guards)
+        return self._op(lambda name: Load(name, dtype, buffer, index, guards), key)
+
     def literal(self, dtype: DType, number: float | int | bool) -> str:
         """Return the name of a number."""
         return self._op(lambda name: Literal(name, dtype, number), ("literal", dtype, repr(number)))
@@ -123,9 +153,7 @@ class Emitter:
             return self.literal(type_.dtype, uniform.scalar.item())
         place = self.home(value, index, self.ranges)
         if place is not None:
-            buffer, offset = place
-            key = ("load", buffer, offset, guards)
-            return self._op(lambda name: Load(name, type_.dtype, buffer, offset, guards), key)
+            return self.load(type_.dtype, *place, guards)
         if type_.size == 0:
             return self.literal(type_.dtype, 0)  # behind guards that never hold
         primitive = self.body.primitives[self.body.producers[value][0]]
