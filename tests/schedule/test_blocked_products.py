@@ -87,6 +87,7 @@ GROUPS = {
     "computed image": conv("f32[1,4,7,6]", "f32[6,4,3,2]", (2, 1), (1, 0, 0, 1), before=True),
     "dilated": conv("f32[1,3,9,9]", "f32[4,3,3,3]", (1, 2), (2, 0, 1, 1), (2, 1)),
     "groups": conv("f32[1,6,5,5]", "f32[9,2,3,3]", pads=(1, 1, 1, 1), groups=3),
+    "pixels": conv("f32[1,8,13,13]", "f32[6,8,1,1]"),
     "depthwise": conv("f32[1,5,6,7]", "f32[5,1,3,3]", pads=(1, 1, 1, 1), groups=5),
 }
 
@@ -124,6 +125,10 @@ def test_every_blocking_computes_the_group(name, rng):
     assert len(found) == len(set(found))
     assert name == "one of all" or len(found) >= 2
     check_programs(GROUPS[name], found, rng)
+
+
+def test_places_have_no_remainders_where_the_last_block_is_shorter():
+    assert not [text for text in map(format_program, programs_of(GROUPS["pixels"])) if "%" in text]
 
 
 @pytest.mark.parametrize("name", GROUPS)
