@@ -14,25 +14,16 @@ from pathlib import Path
 def device_lock() -> Iterator[None]:
     """Wait until no other process of this user times kernels, and keep the others waiting meanwhile.
 
-    One that has just had its turn does not get the next one while another waits: a process waits for the device with
-    the place of the next one locked, which the others wait for. Without a folder for the locks' files nothing is
-    waited for.
+    Without a folder for the lock's file nothing is waited for.
     """
-    folder = Path(tempfile.gettempdir())
-    descriptors = []
+    path = Path(tempfile.gettempdir()) / f"korch-cuda-{os.getuid()}.lock"
     try:
-        try:
-            for name in ("device", "next"):
-                path = folder / f"korch-cuda-{os.getuid()}-{name}.lock"
-                descriptors.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-        except OSError:
-            yield
-            return
-        device, place = descriptors
-        fcntl.flock(place, fcntl.LOCK_EX)
-        fcntl.flock(device, fcntl.LOCK_EX)
-        fcntl.flock(place, fcntl.LOCK_UN)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
+        os.close(descriptor)
