@@ -145,6 +145,25 @@ def test_division_by_one_number(target, builder, divisor):
         np.testing.assert_array_equal(np.signbit(found[is_zero]), np.signbit(expected[is_zero]))
 
 
+@pytest.mark.parametrize("kind", ["f32", "f64", "i32", "i64", "u8", "f16"])
+def test_comparisons_choose_lanes_without_truth_values(kind, target, builder, rng):
+    g = Graph()
+    x, y = g.tensor(f"{kind}[3,37]"), g.tensor(f"{kind}[3,37]")
+    tests = [g.add(op, [x, y]) for op in ("less", "less_equal", "equal")]
+    tests += [g.add("isnan", [x])] if kind.startswith("f") else []
+    group = g.group(*(g.add("where", [test, y, g.number(x, 1)]) for test in tests))
+    assert "op_where" not in PROVIDER.build(group, offers_of(group, target)[0], target).source
+    check_specials([group], target, builder, rng)
+
+
+def test_a_comparison_of_other_numbers_is_a_truth_value(target, builder, rng):
+    g = Graph()
+    x, y = g.tensor("i64[3,37]"), g.tensor("f32[3,37]")
+    group = g.group(g.add("where", [g.add("less", [x, g.number(x, 1)]), y, g.add("neg", [y])]))
+    assert "op_where" in PROVIDER.build(group, offers_of(group, target)[0], target).source
+    check_specials([group], target, builder, rng)
+
+
 def test_quotients_of_computed_sums_are_not_corrected(target):
     """A softmax' exponentials and sums have errors of their own."""
     group = softmax("f32[64,256]", 1)

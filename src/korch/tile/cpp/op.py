@@ -23,6 +23,9 @@ LONGEST_TABLE = 4096
 
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 
+TESTS = {"isnan": "{0} != {0}", "equal": "{0} == {1}", "less": "{0} < {1}", "less_equal": "{0} <= {1}"}
+"""Comparisons whose results choose lanes of vectors of the same width; as truth values they would have a byte each."""
+
 
 def applied(op: Apply, source: DType, arguments: Sequence[str], width: str) -> str:
     """Return an elementwise operation of vectors as an expression.
@@ -124,7 +127,7 @@ class OpPrinter:
                 return f"({condition}) ? {values[inside]} : {values[outside]}"
             case Apply(_, dtype, name, arguments):
                 given = [values[a] for a in arguments]
-                source = next(o.dtype for o in self.pass_.ops if o.name == arguments[-1])
+                source = self._named(arguments[-1]).dtype
                 bits = self._power(arguments[-1]) if name == "div" else None
                 if bits is not None:
                     return f"korch::div_by_power<{type_}, {width}, {bits}>({given[0]})"
@@ -136,13 +139,26 @@ class OpPrinter:
                     return f"korch::{function}<{type_}, {width}>({given[0]}, {divisor})"
                 if name == "exp" and source is DType.F32 and is_nonpositive(arguments[0], self.pass_.ops):
                     return f"korch::exp_of_nonpositive<{width}>({given[0]})"
+                test = self._test(arguments[0], values, type_) if name == "where" else None
+                if test is not None:
+                    return f"({test}) ? {given[1]} : {given[2]}"
                 return applied(op, source, given, width)
             case _:
                 assert_never(op)
 
+    def _named(self, name: str) -> TileOp:
+        return next(op for op in self.pass_.ops if op.name == name)
+
+    def _test(self, name: str, values: dict[str, str], type_: str) -> str | None:
+        """Return a truth value as the comparison that it is, if this is of numbers of a type; None if not."""
+        op = self._named(name)
+        if not isinstance(op, Apply) or op.op not in TESTS or C_TYPE[self._named(op.arguments[0]).dtype] != type_:
+            return None
+        return TESTS[op.op].format(*(values[argument] for argument in op.arguments))
+
     def _power(self, name: str) -> int | None:
         """Return the logarithm of an integer that is a power of two; None of anything else."""
-        op = next(op for op in self.pass_.ops if op.name == name)
+        op = self._named(name)
         if not isinstance(op, Literal) or op.dtype.is_float or op.dtype is DType.BOOL or op.value < 1:
             return None
         return int(op.value).bit_length() - 1 if int(op.value) & (int(op.value) - 1) == 0 else None
