@@ -181,12 +181,15 @@ def _quick_interpreter() -> Iterator[None]:
     seen: set[int] = set()
     patch_language, nothing = interpreter._patch_lang, interpreter._LangPatchScope()
 
+    lock = threading.Lock()  # programs that run together call the same functions first
+
     def patch_once(function: Any) -> Any:
-        if id(function.__globals__) not in seen:
-            seen.add(id(function.__globals__))
-            replaced.callback(patch_language(function).restore)
-            # Its own conversion to an integer fails with arrays of one element since NumPy 2.4.
-            replaced.enter_context(patch.object(language.tensor, "__index__", lambda t: t.handle.data.item()))
+        with lock:
+            if id(function.__globals__) not in seen:
+                replaced.callback(patch_language(function).restore)
+                # Its own conversion to an integer fails with arrays of one element since NumPy 2.4.
+                replaced.enter_context(patch.object(language.tensor, "__index__", lambda t: t.handle.data.item()))
+                seen.add(id(function.__globals__))
         return nothing
 
     builder = interpreter.interpreter_builder
