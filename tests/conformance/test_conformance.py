@@ -22,7 +22,7 @@ ALWAYS = (
     "test_strnorm_model_nostopwords_nochangecase",
     "test_adam",
 )
-SAMPLE = 12
+SAMPLE = 24
 
 
 @pytest.fixture
