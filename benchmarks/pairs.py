@@ -21,11 +21,13 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.plans import run_times_ns
 from benchmarks.suite import machine
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_group
 from korch.concurrent.lanes import KernelLanes
@@ -39,7 +41,6 @@ from korch.provider.concurrent import ConcurrentProvider
 from korch.provider.provider import Kernel, Provider, load_providers
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
-from korch.runtime.library import Handle
 from korch.runtime.program import PlanStep
 from korch.search.ledger import Ledger
 from korch.target import Target
@@ -161,18 +162,8 @@ def measure(ways: Mapping[str, Executable], seconds: float) -> dict[str, float]:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         for name, executable in ways.items():
-            taken[name] += executable.hooked(arrays, _run_often)
+            taken[name] += executable.hooked(arrays, partial(run_times_ns, runs=20))
     return {name: float(np.median(times)) / 1e3 for name, times in taken.items()}
-
-
-def _run_often(handle: Handle, inputs: Sequence[int], outputs: Sequence[int]) -> list[int]:
-    """Return the times of some runs in nanoseconds, without what Python does before and after them."""
-    found = []
-    for _ in range(20):
-        begin = time.perf_counter_ns()
-        handle.run(inputs, outputs)
-        found.append(time.perf_counter_ns() - begin)
-    return found
 
 
 def main() -> None:

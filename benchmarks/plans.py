@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import Kernel, Provider, load_providers
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
+from korch.runtime.library import Handle
 from korch.runtime.program import PlanStep
 from korch.search.result import PlanName
 from korch.target import Target
@@ -55,6 +57,16 @@ def _search(name: str, options: Options) -> Plan:
             cost_ns, is_measured = run.ledger.cost_ns(candidate)
             steps.append(PlanStep(candidate, kernel, cost_ns, meter.bound_ns(candidate), is_measured))
         return with_constants_of(run.joined.graph, [chosen]), steps, meter.target
+
+
+def run_times_ns(handle: Handle, inputs: Sequence[int], outputs: Sequence[int], runs: int) -> list[int]:
+    """Return the times of some runs in nanoseconds, without what Python does before and after all of them."""
+    found = []
+    for _ in range(runs):
+        begin = time.perf_counter_ns()
+        handle.run(inputs, outputs)
+        found.append(time.perf_counter_ns() - begin)
+    return found
 
 
 def for_threads(plan: Plan, threads: int) -> Plan:

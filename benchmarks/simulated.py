@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from math import log2
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.core_costs import measure_costs
-from benchmarks.plans import Plan, executable, for_threads, searched
+from benchmarks.plans import Plan, executable, for_threads, run_times_ns, searched
 from benchmarks.suite import machine
 from korch.events.fetched import CachedLines
 from korch.events.kernels import has_tasks, segments_of
@@ -38,7 +39,6 @@ from korch.events.simulate import DEFAULT_COSTS, CoreCosts
 from korch.limits import DEFAULT_LIMITS
 from korch.report.peers.inputs import random_feeds
 from korch.runtime.build import uses_of
-from korch.runtime.library import Handle
 from korch.runtime.program import bind_steps
 
 SCHEDULES = ("joins", "tasks")
@@ -89,7 +89,7 @@ def measure(plan: Plan, counts: Sequence[int], seconds: float) -> dict[str, Any]
     end = time.monotonic() + seconds
     while time.monotonic() < end or len(taken["1", "joins"]) < 5 * RUNS:
         for way, run in runs.items():
-            taken[way] += run.hooked(arrays, _run_often)[1:]
+            taken[way] += [1e-6 * ns for ns in run.hooked(arrays, partial(run_times_ns, runs=1 + RUNS))[1:]]
         for own, threads in zip(kernels, ("1", "2"), strict=True):
             own += runs[threads, "joins"].time(arrays, RUNS).kernel_ns
     measured: dict[str, dict[str, float]] = {}
@@ -104,16 +104,6 @@ def measure(plan: Plan, counts: Sequence[int], seconds: float) -> dict[str, Any]
         "kernels_ns": [np.median(np.array(own), axis=0).tolist() for own in kernels],
         "costs": {str(n): asdict(measure_costs(n, target.isa)) for n in counts},
     }
-
-
-def _run_often(handle: Handle, inputs: Sequence[int], outputs: Sequence[int]) -> list[float]:
-    """Return the milliseconds of some runs."""
-    found = []
-    for _ in range(1 + RUNS):
-        begin = time.perf_counter()
-        handle.run(inputs, outputs)
-        found.append(1e3 * (time.perf_counter() - begin))
-    return found
 
 
 def predict(plan: Plan, counts: Sequence[int], measured: Mapping[str, Any]) -> dict[str, dict[str, float]]:

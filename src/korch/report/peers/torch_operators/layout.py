@@ -75,6 +75,7 @@ def _slice(node: OperatorNode) -> TensorFunction:
     starts, ends = node.integers(1, "starts") or [], node.integers(2, "ends") or []
     axes = node.integers(3, "axes") or list(range(len(starts)))
     steps = node.integers(4) or [1] * len(starts)
+    # Ends far outside mean all of an axis; PyTorch warns of the largest integers.
     starts, ends = ([min(max(n, -(1 << 62)), 1 << 62) for n in own] for own in (starts, ends))
     cuts = list(zip(axes, starts, ends, steps, strict=True))
 
