@@ -83,11 +83,14 @@ def _kernel(
     )
 
 
-def brute_force(problem: Problem) -> int | None:
-    """Return the least cost over all subsets of kernels that are plans; None without one."""
+def brute_force(problem: Problem, needed: int | None = None) -> int | None:
+    """Return the least cost over all subsets of kernels that are plans, with one kernel; None without a plan."""
     best = None
-    for n in range(len(problem.kernels) + 1):
-        for chosen in combinations(problem.kernels, n):
+    own = () if needed is None else (problem.kernels[needed],)
+    others = [kernel for k, kernel in enumerate(problem.kernels) if k != needed]
+    for n in range(len(others) + 1):
+        for some in combinations(others, n):
+            chosen = (*own, *some)
             cost_ns = sum(kernel.cost_ns for kernel in chosen)
             if (best is None or cost_ns < best) and _runs(problem, chosen):
                 best = cost_ns

@@ -163,7 +163,7 @@ class SearchLimits:
             gain in these rounds.
         noticeable: share of a plan's cost that a round must gain to count for `patience`.
         round_seconds: one solve of a round.
-        first_seconds: the solve for the first plan, where no time is left.
+        first_seconds: a solve that has found no plan yet, whatever time is left.
         last_seconds: a later solve, where no time is left.
         round_gap: gap at which a round's solve ends.
         combine_seconds: the solve over measured candidates only.

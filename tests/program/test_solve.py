@@ -59,6 +59,18 @@ def test_a_relaxation_without_solution_bounds_nothing_and_prints_nothing(capfd: 
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("seed", FEASIBLE_SEEDS)
+def test_plans_with_a_kernel_cost_at_least_its_slack_more_than_the_bound(seed: int) -> None:
+    problem = random_problem(seed, kernels=11)
+    useful = Solver(problem).kept[:2]
+    dearer = (replace(problem.kernels[k], cost_ns=problem.kernels[k].cost_ns + 5) for k in useful)
+    problem = replace(problem, kernels=(*problem.kernels, *dearer))
+    bound_ns, slack_ns = Solver(problem).relax([kernel.cost_ns for kernel in problem.kernels])
+    least_ns = {k: brute_force(problem, needed=k) for k in slack_ns}
+    assert bound_ns > 0 and max(slack_ns) >= 11
+    assert all(least is None or least >= bound_ns + slack_ns[k] for k, least in least_ns.items())
+
+
 def test_the_budget_of_errors_matters_in_some_of_these() -> None:
     problems = [with_errors(random_problem(seed, kernels=11, layouts=1 + seed % 2), seed) for seed in range(60)]
     free = [replace(problem, most_error=10**6) for problem in problems]

@@ -179,8 +179,9 @@ def test_without_working_candidates_it_says_so() -> None:
     with pytest.raises(InfeasibleError) as info:
         Search(Instance(graph, candidates), Ledger(meter), EXACT).run()
     assert str(info.value) == (
-        "value %9: every kernel that runs max of type f32[34,17] (value %9) failed. Kernels that failed: generated, "
-        "crashed: scripted. Run `korch doctor`; `korch --verbose optimize` shows the complete messages"
+        "value %5: every kernel that runs broadcast of type f32[17,17] (value %5), max of type f32[34,17] (value %9) "
+        "failed. Kernels that failed: generated, crashed: scripted. Run `korch doctor`; `korch --verbose optimize` "
+        "shows the complete messages"
     )
 
 

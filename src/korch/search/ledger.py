@@ -42,6 +42,7 @@ class SolveLimits(TypedDict, total=False):
 
     is_measured: Sequence[bool] | None
     seconds: float
+    first_seconds: float
     hint: Sequence[int] | None
     lower_bound_ns: int
     excluded: Collection[int]

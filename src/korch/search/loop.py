@@ -176,7 +176,7 @@ class Search:
             has_plan = self.best is not None
             if not has_plan and not self._has_time():
                 break
-            found = self.explore() if has_plan else self.explore(limits.first_seconds)
+            found = self.explore()
             has_time = found.unknown and self._has_time()
             most = max(0, min(limits.round_candidates, self._room() - len(found.unknown)))
             others = [k for _, k in found.improvements[:most]] if has_time else []

@@ -62,9 +62,9 @@ class Questions:
         Args:
             costs_ns: of each candidate.
             is_measured: whether each is measured; None if the costs are estimates.
-            seconds: longest time, if the budget has it.
+            seconds: longest time, if the budget has it; while no plan is known, the solve may take longer.
             gap: by which it may be worse than the best.
-            hint: a plan, None if there is none yet: then the solve may take longer than the budget.
+            hint: a plan, None if there is none yet.
             bound_ns: no plan costs less.
 
         Raises:
@@ -72,14 +72,14 @@ class Questions:
         """
         left_s = self.ledger.left_s(self.deadline)
         if left_s is not None:
-            least_s = self.limits.first_seconds if hint is None else self.limits.last_seconds
-            seconds = max(min(least_s, seconds), min(seconds, left_s))
+            seconds = max(min(self.limits.last_seconds, seconds), min(seconds, left_s))
         try:
             plan = self.ledger.solve(
                 self.solver,
                 costs_ns,
                 is_measured=is_measured,
                 seconds=seconds,
+                first_seconds=self.limits.first_seconds,
                 hint=hint,
                 lower_bound_ns=bound_ns,
                 excluded=[*self._failed(), *self.left_out],
@@ -92,8 +92,8 @@ class Questions:
         found = plan.certificate
         if found.status is Status.UNKNOWN:
             raise InfeasibleError(
-                f"the solver found no plan within {seconds:.0f} s",
-                hint="Raise SearchLimits.solver_seconds, or lower SearchLimits.max_primitives",
+                f"the solver found no plan within {max(seconds, self.limits.first_seconds):.0f} s",
+                hint="Raise SearchLimits.first_seconds, or lower SearchLimits.max_primitives",
             )
         logger.info(
             "solved: %s, %s ns, bound %s ns, %.1f s",
