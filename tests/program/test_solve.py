@@ -67,7 +67,7 @@ def test_plans_with_a_kernel_cost_at_least_its_slack_more_than_the_bound(seed: i
     problem = replace(problem, kernels=(*problem.kernels, *dearer))
     bound_ns, slack_ns = Solver(problem).relax([kernel.cost_ns for kernel in problem.kernels])
     least_ns = {k: brute_force(problem, needed=k) for k in slack_ns}
-    assert bound_ns > 0 and max(slack_ns) >= 11
+    assert max(slack_ns) >= 11 and any(slack_ns.values())
     assert all(least is None or least >= bound_ns + slack_ns[k] for k, least in least_ns.items())
 
 
