@@ -28,7 +28,7 @@ _RANGES: Ranges = {
         (lambda value: value >= 1, "at least 1"),
     ),
     **dict.fromkeys(("patience", "seed"), (lambda value: value >= 0, "at least 0")),
-    "timed_sizes": (lambda value: 1 <= value <= 3, "from 1 to 3"),
+    "timed_sizes": (lambda value: 1 <= value <= 4, "from 1 to 4"),
     "range_factor": (lambda value: value >= 2, "at least 2"),
     "max_measured": (lambda value: value >= 0, "a share, at least 0"),
     "solver_seconds": (lambda value: value > 0, "a number of seconds greater than 0"),
@@ -80,7 +80,7 @@ class SearchLimits:
         side_by_side_seconds: longest search for kernels that run concurrently.
         least_side_by_side_seconds: with less time, this search is skipped.
         check_share: share of the time that is left to check the error of a plan, and to search again.
-        timed_sizes: sizes among those that a plan serves at which its kernels are timed, at most 3.
+        timed_sizes: sizes among those that a plan serves at which its kernels are timed, at most 4.
         variants_share: share of the time of a search that is left for plans for other sizes.
         variant_gain: a plan for another size is kept if it takes at most this share of the time of the others there.
         predicted_error: least relative error of times that are predicted by those at other sizes: repeated measurements
@@ -256,12 +256,12 @@ class SearchLimits:
     side_by_side_seconds: float = 60.0
     least_side_by_side_seconds: float = 2.0
     check_share: float = 0.25
-    timed_sizes: int = 3
+    timed_sizes: int = 4
     variants_share: float = 0.3
     variant_gain: float = 0.97
     predicted_error: float = 0.03
     predicted_margin: float = 3.0
-    fit_share: float = 0.12
+    fit_share: float = 0.08
     fit_sizes: int = 9
     fit_rounds: int = 9
     fit_seconds: float = 1.5

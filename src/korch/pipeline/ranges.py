@@ -34,8 +34,11 @@ from korch.validation.standard import random_inputs
 LARGER_SHARE = 1.2
 """A larger plan gets this many times its even share of the time: its kernels take longer, and serve more sizes."""
 
-TIMED_SHARES = (0.5, 0.0, 0.125)
+TIMED_SHARES = (0.5, 0.0, 0.125, 0.03)
 """The places between the smallest and the largest size of a plan at which kernels are timed, the main one first."""
+
+NEAR_SIZES = 2
+"""A size at which kernels are timed is more than this many times another one, or its part, in some dimension."""
 
 
 def optimize_ranges(
@@ -172,7 +175,8 @@ def _timed(
 ) -> list[Sizes]:
     """Return the sizes for which a plan's kernels are timed: in the middle of what it serves, and smaller ones.
 
-    Of several dimensions, the middle is that of geometric steps: the work is a product of the sizes.
+    Of several dimensions, the middle is that of geometric steps: the work is a product of the sizes. Sizes that are
+    near to one before are left out.
     """
     lows = _lows(dimensions, columns, upper)
     highs = [min(n, d.high) for n, d in zip(upper, dimensions, strict=True)]
@@ -181,8 +185,16 @@ def _timed(
         place = low + share * (high - low) if len(lows) == 1 or not low else low * (high / low) ** share
         return max(low, min(high, int(place) | 1))
 
-    found = [tuple(between(*ends, share) for ends in zip(lows, highs, strict=True)) for share in TIMED_SHARES]
-    return list(dict.fromkeys(found[: limits.timed_sizes]))
+    found: list[Sizes] = []
+    for share in TIMED_SHARES:
+        sizes = tuple(between(*ends, share) for ends in zip(lows, highs, strict=True))
+        if not any(_is_near(sizes, other) for other in found):
+            found.append(sizes)
+    return found[: limits.timed_sizes]
+
+
+def _is_near(sizes: Sizes, others: Sizes) -> bool:
+    return all(max(n, m) <= NEAR_SIZES * min(n, m) for n, m in zip(sizes, others, strict=True))
 
 
 def _standard(model: PrimitiveGraph, options: Options) -> Standard:
