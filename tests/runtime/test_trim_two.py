@@ -9,6 +9,7 @@ import numpy as np
 from korch.primitive import reference
 from korch.report.peers.inputs import random_arrays
 from korch.runtime.padding import OutputCut
+from korch.target import has_matrix_units
 from tests.ranges.range_models import masked_model, model, padded, primitives, weight
 from tests.runtime.test_trim import execute, trimmed_plans
 
@@ -45,7 +46,7 @@ def test_rows_of_two_dimensions(cache_folder) -> None:
     source = model(ENCODER, **weights, wide=weight(32, 96), narrow=weight(96, 32))
     whole = masked_model(source, SHAPES)
     plans, kernels, library = trimmed_plans(whole, cache_folder, 6)
-    assert sum("place_rows" in kernel.source for kernel in kernels) >= 3
+    assert sum("place_rows" in kernel.source for kernel in kernels) >= 3 or not has_matrix_units()
     wrong = []
     for sizes in SIZES:
         small = primitives(source, SHAPES, sizes)

@@ -64,10 +64,14 @@ struct DenseContraction {
   template <class Sums, class Rows, typename A, typename B>
   static KORCH_INLINE void run(const Sums& sums, const Rows& rows, const A* a, const B* b, long columns) {
     if (Sums::IS_WHOLE) columns = (columns + W - 1) / W * W;
+    const long whole = columns / COLUMNS * COLUMNS, vectors = columns / W * W;  // as in `Contraction`
     long n = 0;
-    for (; n + COLUMNS <= columns; n += COLUMNS, b += STRIP) row<NV, false>(sums, rows, a, b, n, W);
+    for (; n < whole; n += COLUMNS, b += STRIP) row<NV, false>(sums, rows, a, b, n, W);
+    if (whole == columns) return;
+    n = whole;
     if constexpr (NV > 1)
-      for (; n + W <= columns; n += W, b += VECTOR) row<1, false>(sums, rows, a, b, n, W);
+      if (whole != vectors)
+        for (; n < vectors; n += W, b += VECTOR) row<1, false>(sums, rows, a, b, n, W);
     if (n < columns) row<1, true>(sums, rows, a, b, n, columns - n);
   }
 };

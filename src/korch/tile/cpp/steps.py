@@ -430,7 +430,7 @@ class StepPrinter:
         is_once = count <= registers.rows and not is_cut
         if is_once and panels(second) is not None and vector == lanes:
             return lines, "true"
-        return -(-lines // -(-count // registers.rows)), "false"
+        return -(-lines // max(1, count // registers.rows)), "false"  # whole blocks fetch
 
     def _sums(self, block: _Block, at: str, out: Steps, own: Stage) -> str:
         """Print where the sums begin and end; return the text of the object that says so."""
