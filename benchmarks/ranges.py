@@ -72,6 +72,11 @@ class Ranged:
     dimensions: Mapping[str, range]
     alone: Sizes
 
+    def has(self, sizes: Sizes) -> bool:
+        """Return whether sizes are in the ranges."""
+        own = list(self.dimensions.values())
+        return len(sizes) == len(own) and all(n in sizes_ for n, sizes_ in zip(sizes, own, strict=True))
+
     def random(self, count: int) -> list[Sizes]:
         """Return some sizes between the ends."""
         rng, found = np.random.default_rng(7), dict[Sizes, None]()
@@ -120,6 +125,9 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, help="of models and artifacts; those that are there are used")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
+    for name in args.models.split(","):
+        if outside := [sizes for sizes in args.at if not MODELS[name].has(sizes)]:
+            parser.error(f"{name} has no size {_text(outside[0])}: {MODELS[name].dimensions}")
     rows: dict[str, Any] = {}
     for name in args.models.split(","):
         with tempfile.TemporaryDirectory() as temporary:

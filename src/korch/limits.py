@@ -155,6 +155,7 @@ class SearchLimits:
         free_measurements: `search`: candidates of a small model that may be measured whatever
             `max_measured` says.
         round_candidates: candidates measured in one round beside those of the plan.
+        same_kind: most of these of one kind.
         batch: candidates measured between two checks of the deadline.
         relax_seconds: one linear relaxation.
         least_proof_seconds: the last relaxation, where no time is left.
@@ -194,7 +195,6 @@ class SearchLimits:
         explore_rounds: `assembly.explore`: rounds.
         explore_first_candidates: candidates measured in the first round beside those of the plan.
         explore_candidates: the same in later rounds.
-        explore_same_kind: most of these of one kind.
         explore_block_share: largest share of these from one block.
         explore_near: from the third round on, an interface whose estimate is more than this many
             times that of the block's best is not estimated again.
@@ -326,6 +326,7 @@ class SearchLimits:
 
     free_measurements: int = 300
     round_candidates: int = 48
+    same_kind: int = 6
     batch: int = 24
     relax_seconds: float = 10.0
     least_proof_seconds: float = 1.0
@@ -360,7 +361,6 @@ class SearchLimits:
     explore_rounds: int = 12
     explore_first_candidates: int = 24
     explore_candidates: int = 72
-    explore_same_kind: int = 6
     explore_block_share: float = 1 / 3
     explore_near: float = 1.3
     explore_batch_seconds: float = 5.0

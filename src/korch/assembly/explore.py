@@ -210,7 +210,7 @@ def _selected(
     taken: Counter[Kind | int] = Counter()
     for _, b, candidate in others:
         kind = search.ledger.experience.kinds_of(candidate)[0]
-        is_enough = taken[kind] == limits.explore_same_kind or taken[b] >= limits.explore_block_share * most
+        is_enough = taken[kind] == limits.same_kind or taken[b] >= limits.explore_block_share * most
         if candidate.key in todo or is_enough:
             continue
         if len(todo) < len(plans) + most:

@@ -24,7 +24,7 @@ from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.measure import measure_some
 from korch.search.price import Prices, estimates_ns, price
-from korch.search.propose import Exploration, expected_improvements, near_optimal, unmeasured
+from korch.search.propose import Exploration, expected_improvements, near_optimal, of_each_kind, unmeasured
 from korch.search.questions import Questions
 from korch.search.result import Orchestration, Round
 from korch.search.tried import PricedPlan, best_two, distinct_measured
@@ -179,7 +179,8 @@ class Search:
             found = self.explore()
             has_time = found.unknown and self._has_time()
             most = max(0, min(limits.round_candidates, self._room() - len(found.unknown)))
-            others = [k for _, k in found.improvements[:most]] if has_time else []
+            improvements = of_each_kind(self.ledger, self.candidates, (k for _, k in found.improvements))
+            others = improvements[:most] if has_time else []
             self._measure(found.unknown, is_needed=not has_plan)
             self.tried[found.kernels] = None
             self._measure(others)

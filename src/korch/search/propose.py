@@ -5,11 +5,12 @@ Pure functions of the ledger: `expected_improvements` by estimates, `near_optima
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Candidate
-from korch.search.estimate import expected_improvement_ns
+from korch.search.estimate import Kind, expected_improvement_ns
 from korch.search.ledger import Ledger
 
 
@@ -61,6 +62,20 @@ def expected_improvements(
         if gain_ns > max(least_ns, found.get(key, (0.0, 0))[0]):
             found[key] = (gain_ns, k)
     return tuple(sorted(found.values(), key=lambda entry: (-entry[0], entry[1])))
+
+
+def of_each_kind(ledger: Ledger, candidates: Sequence[Candidate], kernels: Iterable[int]) -> list[int]:
+    """Return candidates without those of a kind of which there are enough before them.
+
+    Other forms of one product are expected to gain about as much as the best of them, and would fill a round.
+    """
+    found, taken = list[int](), Counter[Kind]()
+    for k in kernels:
+        kind = ledger.experience.kinds_of(candidates[k])[0]
+        if taken[kind] < ledger.limits.same_kind:
+            taken[kind] += 1
+            found.append(k)
+    return found
 
 
 def near_optimal(
