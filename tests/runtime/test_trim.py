@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,10 @@ from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.provider.provider import Kernel
+from korch.ranges.filled import ends
 from korch.ranges.masked import Masked
 from korch.ranges.needed import Ends
+from korch.ranges.served import Served, likely_needs
 from korch.report.peers.inputs import random_arrays
 from korch.runtime import trim
 from korch.runtime.padding import OutputCut
@@ -196,6 +199,29 @@ def test_tasks_end_within_an_image(cache_folder) -> None:
     assert products and all(f"korch::smaller({50 * IMAGE_COUNT}, (50 * " in source for source in products)
     for steps in plans:
         assert not wrong_sizes(source, whole, steps, library, shapes)
+
+
+def test_results_of_which_different_numbers_are_needed_are_trimmed_together(cache_folder) -> None:
+    """A product whose result is read in whole vectors behind a mask, and as it is elsewhere."""
+    options = Options(cache_folder=cache_folder, threads=2)
+    weights = {name: weight(8, 8) for name in ("wq", "wk", "wv")} | {"bias": weight(8)}
+    whole = masked_model(model(PROJECTED, **weights), SHAPES)
+    graph = whole.graph
+    with open_meter(options) as meter:
+        mixing = ends(graph, range(len(graph.primitives)), whole.plan)
+        ended = trim.read(mixing, [(p, axis) for p, own in mixing.items() for axis in own], meter.target.lanes)
+        needs = likely_needs(graph, whole.plan, ended)
+        groups, _ = enumerate_groups(graph, options)
+        candidates, _ = collect_candidates(graph, groups, Answers(meter.providers, meter.target))
+        found = []
+        for candidate in candidates:
+            own = tuple(needs.get(value, {}) for value in candidate.group.outputs)
+            kernel = meter.kernel(candidate)
+            is_mixed = len({need.get(0) for need in own} - {None}) > 1
+            if is_mixed and isinstance(kernel, Kernel) and kernel.program is not None:
+                served = replace(candidate, served=Served(own, (LENGTH,)))
+                found.append(trim.sized(kernel, served, whole.plan, meter.target))
+    assert found and all(kernel.size_input for kernel in found)
 
 
 def test_plans_give_the_results_of_the_model(cache_folder, monkeypatch: pytest.MonkeyPatch) -> None:

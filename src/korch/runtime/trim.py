@@ -6,7 +6,7 @@ Kernels without a tile program are not changed, nor are those whose elements are
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Candidate
@@ -120,20 +120,19 @@ class _Trimmer:
             else:
                 yield from self._with_ending(candidate, own, ending)
         if not rows and ending is None:
-            for dimension in {extent.dimension for extents in need.values() for extent in extents if extent.times}:
+            for dimension in {dimension for extents in need.values() for dimension in _dimensions(extents)}:
                 yield from self._with_columns(candidate, _Smaller(program, (), dimension), found)
 
     def _rows(
         self, candidate: Candidate, program: TileProgram, found: Mapping[int, Need], axis: int
     ) -> _Smaller | None:
         """Return a program that computes the needed elements along an axis of its outputs only."""
-        extents = found[_leading(candidate, found)][axis]
-        dimensions = {extent.dimension for extent in extents if extent.times}
+        dimensions = _dimensions(found[_leading(candidate, found)][axis])
         dimension = min(dimensions, default=-1)
         if len(dimensions) != 1:
             return None
         best, most = None, (0, 0)
-        needed = _needed(candidate, program, found, axis, extents)
+        needed, extents = _needed(candidate, program, found, axis)
         for rows in _rows_of_one(candidate, found, axis):
             repeated = [extent.repeated(rows) for extent in extents]
             finer = {name: Needed(n.stride // rows, n.extent * rows) for name, n in needed.items()}
@@ -182,12 +181,12 @@ class _Trimmer:
     def _with_columns(self, candidate: Candidate, own: _Smaller, found: Mapping[int, Need]) -> Iterator[_Smaller]:
         """Yield a program that leaves out what is not needed along another axis of its outputs, too."""
         for axis, extents in found[_leading(candidate, found)].items():
-            if axis == own.axis or {extent.dimension for extent in extents if extent.times} != {own.dimension}:
+            if axis == own.axis or _dimensions(extents) != {own.dimension}:
                 continue
-            needed = _needed(candidate, own.program, found, axis, extents)
+            needed, joint = _needed(candidate, own.program, found, axis)
             smaller = ended(own.program, needed, self._target.lanes) if needed else None
             if smaller is not None:
-                count = replace(_count(extents), step=self._target.lanes)
+                count = replace(_count(joint), step=self._target.lanes)
                 yield replace(own, program=smaller, counts=(*own.counts, (KEYS, count)))
 
 
@@ -237,14 +236,14 @@ def _two_axes(need: Need, shape: tuple[int, ...]) -> _TwoAxes | None:
     """Return the first two long axes of a shape if of both the first elements are needed, for different dimensions."""
     axis = next((axis for axis, size in enumerate(shape) if size > 1), 0)
     outer, inner = need.get(axis, frozenset()), need.get(axis + 1, frozenset())
-    dimensions = [{extent.dimension for extent in extents if extent.times} for extents in (outer, inner)]
+    dimensions = [_dimensions(extents) for extents in (outer, inner)]
     if any(len(own) != 1 for own in dimensions) or dimensions[0] == dimensions[1]:
         return None
     return _TwoAxes(axis, shape[axis], shape[axis + 1], outer, inner)
 
 
 def _count(extents: Collection[Extent]) -> Count:
-    (dimension,) = {extent.dimension for extent in extents if extent.times} or {0}
+    (dimension,) = _dimensions(extents) or {0}
     return Count(tuple(sorted((e.times, e.plus, e.over, e.step) for e in extents)), dimension=dimension)
 
 
@@ -269,20 +268,38 @@ def _place(layout: Layout, shape: tuple[int, ...], axis: int) -> Needed | None:
 
 
 def _needed(
-    candidate: Candidate, program: TileProgram, found: Mapping[int, Need], axis: int, extents: frozenset[Extent]
-) -> dict[str, Needed]:
-    """Return, by output buffer, where the needed elements along an axis lie; nothing if that is not known."""
+    candidate: Candidate, program: TileProgram, found: Mapping[int, Need], axis: int
+) -> tuple[dict[str, Needed], frozenset[Extent]]:
+    """Return, by output buffer, where the needed elements along an axis lie, and how many: the most that one needs.
+
+    Nothing is returned if that is not known.
+    """
     buffers = [buffer.name for buffer in program.buffers if buffer.level is Level.OUTPUT]
     group, offer, needed = candidate.group, candidate.offer, dict[str, Needed]()
-    length = group.output_types[group.outputs.index(_leading(candidate, found))].shape[axis]
+    leading = _leading(candidate, found)
+    joint, length = found[leading][axis], group.output_types[group.outputs.index(leading)].shape[axis]
     for name, value, type_, layout in zip(buffers, group.outputs, group.output_types, offer.outputs, strict=True):
-        own = [a for a, e in found[value].items() if e == extents] if value in found else _as_long(type_.shape, length)
+        own = _as_long(type_.shape, length)
+        if value in found:
+            own = _alike(found[value], found[leading][axis], [a for a in own if a in found[value]])
         own = [axis] if axis in own else own
         place = _place(layout, type_.shape, own[0]) if own else None
         if place is None:
-            return {}
+            return {}, frozenset()
         needed[name] = place
-    return needed
+        joint |= found[value][own[0]] if value in found else frozenset()
+    return needed, joint
+
+
+def _alike(need: Need, extents: frozenset[Extent], axes: Sequence[int]) -> list[int]:
+    """Return the axes along which as many elements are needed, else those with other numbers of the same dimension."""
+    same = [axis for axis in axes if need[axis] == extents]
+    return same or [axis for axis in axes if _dimensions(need[axis]) == _dimensions(extents)]
+
+
+def _dimensions(extents: Iterable[Extent]) -> set[int]:
+    """Return the dimensions on which numbers of elements depend."""
+    return {extent.dimension for extent in extents if extent.times}
 
 
 def _rows_of_one(candidate: Candidate, found: Mapping[int, Need], axis: int) -> list[int]:
