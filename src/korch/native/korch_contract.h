@@ -143,29 +143,13 @@ KORCH_INLINE void end_block(const Sums& sums, const Vec<float, V> (&sum)[COUNT][
   }
 }
 
-// The rows from row r on, fewer than a block: `turn` computes one of the numbers TAILS of them at a time. If there are
-// more than the largest of these, it computes equal parts; then TAILS must have all smaller numbers.
-template <int... TAILS, class F>
-KORCH_INLINE void each_tail(long r, long rows, const F& turn) {
-  if constexpr (sizeof...(TAILS) > 0) {
-    long most = 0;
-    ((most = TAILS > most ? TAILS : most), ...);
-    while (r < rows) {
-      const long left = rows - r, count = blocks(left, blocks(left, most));
-      (void)((count == TAILS && (turn.template operator()<TAILS>(r), true)) || ...);
-      r += count;
-    }
-  }
-}
-
 // Row r of a begins at a[ROWS::at(r)]. Terms are neighbours A_TERM and B_TERM apart; LOOPS are the loops around
 // these. Strip s of b has NV vectors; vector v of its term k is at b[s * STRIP + v * VECTOR + k * B_TERM], its
 // columns COLUMN apart. Nothing beyond `columns` is read or
 // written, but for panels (IS_PANEL), which have whole vectors. While a block of rows is computed, EACH lines
 // of each term are fetched: of the strip that follows, or STREAM_BYTES further on (IS_STREAM); and with the first
 // strip AHEAD lines of the row that is FURTHER rows behind the first one, where rows are neighbours in memory. TAILS
-// are the numbers of rows that are computed at a time where fewer than R are left. `after` is the strip that is read
-// behind the last one, or null.
+// are the numbers of rows below R that may be left. `after` is the strip that is read behind the last one, or null.
 template <int W, int R, int NV, class ROWS, class LOOPS, long A_TERM, long B_TERM, long COLUMN, long VECTOR, long STRIP,
           bool IS_PANEL, int EACH, bool IS_STREAM, int AHEAD, long FURTHER, int... TAILS>
 struct Contraction {
@@ -260,10 +244,8 @@ struct Contraction {
       else if (is_dense) lines = {a + ROWS::at(r + R, numbers), LINE};
       some<R, N, V, IS_EDGE, EACH>(numbers, sums, a, b, lines, a + ROWS::at(n == 0 ? r + FURTHER : r, numbers), r, n, terms, count);
     }
-    const Lines last = IS_STREAM ? stream : none;
-    each_tail<TAILS...>(r, rows, [&]<int COUNT>(long at) __attribute__((always_inline)) {
-      some<COUNT, N, V, IS_EDGE, EACH>(numbers, sums, a, b, last, a + ROWS::at(at, numbers), at, n, terms, count);
-    });
+    [[maybe_unused]] const Lines last = IS_STREAM ? stream : none;
+    (void)((r + TAILS == rows && (some<TAILS, N, V, IS_EDGE, EACH>(numbers, sums, a, b, last, a + ROWS::at(r, numbers), r, n, terms, count), true)) || ...);
   }
 
   template <class Sums, typename A, typename B, typename... More>

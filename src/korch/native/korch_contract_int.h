@@ -202,9 +202,8 @@ struct ByteContraction {
       long r = 0;
       for (; r + R <= rows; r += R)
         tile<R, IS_DOT, A_SIGNED, B_SIGNED>(sums, first + r * A_ROW, weights, shift, r, n, quads, columns - n);
-      each_tail<TAILS...>(r, rows, [&]<int COUNT>(long at) __attribute__((always_inline)) {
-        tile<COUNT, IS_DOT, A_SIGNED, B_SIGNED>(sums, first + at * A_ROW, weights, shift, at, n, quads, columns - n);
-      });
+      (void)((r + TAILS == rows &&
+              (tile<TAILS, IS_DOT, A_SIGNED, B_SIGNED>(sums, first + r * A_ROW, weights, shift, r, n, quads, columns - n), true)) || ...);
     }
   }
 };
@@ -248,9 +247,7 @@ struct PairContraction {
     for (long n = 0; n < columns; n += COLUMNS, b += STRIP) {
       long r = 0;
       for (; r + R <= rows; r += R) tile<R>(sums, a + r * A_ROW, b, r, n, terms, columns - n);
-      each_tail<TAILS...>(r, rows, [&]<int COUNT>(long at) __attribute__((always_inline)) {
-        tile<COUNT>(sums, a + at * A_ROW, b, at, n, terms, columns - n);
-      });
+      (void)((r + TAILS == rows && (tile<TAILS>(sums, a + r * A_ROW, b, r, n, terms, columns - n), true)) || ...);
     }
   }
 };

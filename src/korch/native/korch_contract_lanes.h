@@ -99,9 +99,7 @@ struct LaneContraction {
   static KORCH_INLINE void run(const Sums& sums, const A* a, const B* b, long count, long columns) {
     long r = 0;
     for (; r + R <= count; r += R) tile<R>(sums, a + r * S * UNIT, b, r, columns);
-    each_tail<TAILS...>(r, count, [&]<int COUNT>(long at) __attribute__((always_inline)) {
-      tile<COUNT>(sums, a + at * S * UNIT, b, at, columns);
-    });
+    (void)((r + TAILS == count && (tile<TAILS>(sums, a + r * S * UNIT, b, r, columns), true)) || ...);
   }
 };
 

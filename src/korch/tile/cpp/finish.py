@@ -254,11 +254,6 @@ def kept_guards(step: Contract) -> tuple[Inside, ...]:
     return tuple(guard for guard in step.where if not guard.expr.variables & inner)
 
 
-TAIL_SHARE = 2 / 3
-"""Of a number of rows that is known only at run time, at most this share of a block is left for one micro-kernel: more
-rows are computed in two parts. Micro-kernels for all numbers would take the compiler 1.5 times as long."""
-
-
 def sides_of(step: Contract) -> tuple[list[Axis], Axis, list[Axis]]:
     """Return the axes of rows, that of columns and those of terms, without what has one element.
 
@@ -287,12 +282,13 @@ def count_of(rows: Sequence[Axis]) -> str:
 
 
 def tails_of(rows: Sequence[Axis], at_once: int) -> list[int]:
-    """Return how many rows are computed at a time where fewer than `at_once` are left of a block or the last one."""
+    """Return the numbers of rows below `at_once` that are left of a block of rows, or of the last one."""
     axis, inner = rows[0], math.prod(axis.extent for axis in rows[1:])
     ends = {axis.extent * inner % at_once}
     if axis.ragged is not None:
         total = axis.ragged[1]
-        if not isinstance(total, int):
-            return list(range(math.ceil(TAIL_SHARE * (at_once - 1)), 0, -1))
-        ends.add(total % axis.extent * inner % at_once)
+        if isinstance(total, int):
+            ends.add(total % axis.extent * inner % at_once)
+        else:
+            ends |= set(range(1, at_once))
     return sorted(ends - {0}, reverse=True)
