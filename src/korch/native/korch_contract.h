@@ -126,8 +126,9 @@ KORCH_INLINE void begin_block(const Sums& sums, Vec<float, V> (&sum)[COUNT][N], 
     }
 }
 
-// End them. Some come from memory, so that what is done with each is compiled once.
-template <bool IS_EDGE, int V, int COUNT, int N, class Sums>
+// End them. Some come from memory, so that what is done with each is compiled once: those of an edge, and if IS_SHORT
+// all rows, which halves the time of the compiler where it compiles many numbers of rows, and takes no longer.
+template <bool IS_EDGE, int V, bool IS_SHORT = false, int COUNT, int N, class Sums>
 KORCH_INLINE void end_block(const Sums& sums, const Vec<float, V> (&sum)[COUNT][N], long r0, long n0, long count) {
   if constexpr (IS_EDGE) {
     alignas(64) float x[COUNT * V];
@@ -135,6 +136,16 @@ KORCH_INLINE void end_block(const Sums& sums, const Vec<float, V> (&sum)[COUNT][
     for (int r = 0; r < COUNT; ++r) store<float, V>(x + r * V, sum[r][0]);
     for (long r = 0; r < COUNT; ++r)
       for (long j = 0; j < count; ++j) sums.template end<1>(r0 + r, n0 + j, x[r * V + j]);
+  } else if constexpr (IS_SHORT && COUNT > 1) {
+    alignas(64) float x[COUNT * N * V];
+#pragma GCC unroll 32
+    for (int r = 0; r < COUNT; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < N; ++v) store<float, V>(x + (r * N + v) * V, sum[r][v]);
+#pragma GCC unroll 1
+    for (long r = 0; r < COUNT; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < N; ++v) sums.template end<V>(r0 + r, n0 + v * V, load<float, V>(x + (r * N + v) * V));
   } else {
 #pragma GCC unroll 32
     for (int r = 0; r < COUNT; ++r)
@@ -161,7 +172,8 @@ struct Contraction {
     long step;
   };
 
-  // COUNT rows times N vectors, of which only the first `count` columns exist if IS_EDGE. FETCHED lines of each term are fetched.
+  // COUNT rows times N vectors, of which only the first `count` columns exist if IS_EDGE. While these are computed,
+  // FETCHED lines of each term are fetched.
   template <int COUNT, int N, int V, bool IS_EDGE, int FETCHED, bool IS_EVEN, class Sums, typename A, typename B>
   static __attribute__((noinline)) void tile(Numbers numbers, const Sums& given, const A* a, const B* b, Lines lines, const A* further, long r0, long n0, long terms, long count) {
     const Sums sums = given;  // what is stored can't change it
@@ -211,7 +223,7 @@ struct Contraction {
       }
       ahead += neighbours * lines.step;
     });
-    end_block<IS_EDGE, V>(sums, sum, r0, n0, count);
+    end_block<IS_EDGE, V, (sizeof...(TAILS) > 1)>(sums, sum, r0, n0, count);
   }
 
   // Rows that may belong to two groups have addresses of their own.
