@@ -28,3 +28,14 @@ def test_rows_of_tables_that_are_not_measured_stay(tmp_path, monkeypatch):
     path.unlink()
     assert kernels.main() == 0
     assert [row["key"] for row in json.loads(path.read_text())["rows"]] == ["c"]
+
+
+def test_a_pointwise_convolution_is_the_product_that_computes_the_same() -> None:
+    pointwise = {**row("a", "convolution", 9.0), "what": "f32[1,64,4,5] f32[3,64,1,1] -> f32[1,3,4,5]"}
+    strided = {**row("b", "convolution", 9.0), "what": "f32[1,64,8,10] f32[3,64,1,1] -> f32[1,3,4,5]"}
+    product = {**row("c", "product", 6.0), "what": "f32[3,64] f32[64,20] -> f32[3,20]"}
+    product["onednn_us"] = 2 * pointwise["onednn_us"]
+    expected = {**pointwise, "korch_us": 6.0}
+    rows = [pointwise, dict(strided), dict(product)]
+    kernels.join_products(rows)
+    assert rows == [expected, strided, product]
