@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ from korch.search.instance import Answers, Instance, collect_candidates
 from korch.search.ledger import Ledger
 from korch.search.loop import Search
 from korch.search.measure import confirm
+from korch.search.propose import of_each_kind
 from korch.search.recall import Solved, keep_solved, recall_solved
 from korch.target import Target
 from tests.support.random_graph import random_graph
@@ -170,6 +172,17 @@ def test_bounds_that_another_search_corrected_are_not_believed() -> None:
     assert loop.bound_ns == 0
     assert set(loop.ledger.bounds_ns(candidates)) == {1}
     assert loop.best is not None
+
+
+def test_a_round_measures_few_candidates_of_one_kind() -> None:
+    _, candidates = instance(8)
+    ledger = Ledger(ScriptedMeter(candidates, 8), SearchLimits(same_kind=2))
+    found = of_each_kind(ledger, candidates, reversed(range(len(candidates))))
+    kinds, all_kinds = (
+        Counter(ledger.experience.kinds_of(candidates[k])[0] for k in own) for own in (found, range(len(candidates)))
+    )
+    assert found == sorted(found, reverse=True) and max(all_kinds.values()) > 2
+    assert kinds == {kind: min(2, count) for kind, count in all_kinds.items()}
 
 
 def test_without_working_candidates_it_says_so() -> None:
