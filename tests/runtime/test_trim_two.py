@@ -46,7 +46,9 @@ def test_rows_of_two_dimensions(cache_folder) -> None:
     source = model(ENCODER, **weights, wide=weight(32, 96), narrow=weight(96, 32))
     whole = masked_model(source, SHAPES)
     plans, kernels, library = trimmed_plans(whole, cache_folder, 6)
-    assert sum("place_rows" in kernel.source for kernel in kernels) >= 3 or not has_matrix_units()
+    assert sum(bool(kernel.size_input) for kernel in kernels) >= 3
+    if has_matrix_units():  # products on vector units leave out what one dimension does not need
+        assert sum("place_rows" in kernel.source for kernel in kernels) >= 3
     wrong = []
     for sizes in SIZES:
         small = primitives(source, SHAPES, sizes)

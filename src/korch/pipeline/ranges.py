@@ -38,7 +38,7 @@ TIMED_SHARES = (0.5, 0.0, 0.125, 0.03)
 """The places between the smallest and the largest size of a plan at which kernels are timed, the main one first."""
 
 NEAR_SIZES = 2
-"""A size at which kernels are timed is more than this many times another one, or its part, in some dimension."""
+"""Two sizes at which kernels are timed differ by more than this factor in some dimension."""
 
 
 def optimize_ranges(

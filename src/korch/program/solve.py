@@ -107,6 +107,13 @@ class Solver:
         self.number = {k: i for i, k in enumerate(self.kept)}
         self.program = formulate(self.reduced)
         self.relaxer = Relaxer(self.program)
+        self._dominated: tuple[list[int], frozenset[int], frozenset[int]] = ([], frozenset(), frozenset())
+
+    def dominated(self, costs_ns: list[int], excluded: frozenset[int]) -> frozenset[int]:
+        """Return what `dominated_kernels` does; a solve and the relaxation at the same costs compute it once."""
+        if self._dominated[:2] != (costs_ns, excluded):
+            self._dominated = costs_ns, excluded, dominated_kernels(self.reduced, costs_ns, excluded)
+        return self._dominated[2]
 
     def solve(
         self,
@@ -174,8 +181,7 @@ class Solver:
         forbidden = frozenset(self.number[k] for k in excluded if k in self.number)
         # Without these the relaxation takes a tenth of the time. A plan with one of them, and with all others of them
         # replaced, is bounded by its reduced cost, too.
-        replaced = dominated_kernels(self.reduced, costs, forbidden)
-        found = self.relaxer.solve(costs, forbidden | replaced, seconds)
+        found = self.relaxer.solve(costs, forbidden | self.dominated(costs, forbidden), seconds)
         slack_ns = {k: int(found.slack_ns[i]) for i, k in enumerate(self.kept) if i not in forbidden}
         return found.bound_ns, slack_ns
 
@@ -236,7 +242,7 @@ class _Search:
         if any(kernel.error for kernel in self.problem.kernels):  # the first plan may exceed the budget of errors
             exact = [k for k in self._not_excluded() if not self.problem.kernels[k].error]
             self._offer(tuple(greedy_plan(self.problem, self.costs_ns, exact)))
-        forbidden = self.excluded | dominated_kernels(self.problem, self.costs_ns, self.excluded)
+        forbidden = self.excluded | self.owner.dominated(self.costs_ns, self.excluded)
         relaxation = self.owner.relaxer.solve(self.costs_ns, forbidden, self._seconds_left())
         self.bound_ns = max(self.bound_ns, relaxation.bound_ns)
         slack_ns = relaxation.slack_ns
