@@ -17,6 +17,7 @@ from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, Trans
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.gemm import GemmProvider
 from korch.provider.gemm.blocking import VectorBlocking
+from korch.provider.gemm.vectors import have_conflicts
 from korch.provider.provider import SPLIT
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.contraction import contraction_of
@@ -75,6 +76,26 @@ def test_operands_are_packed_where_they_would_drive_each_other_out_of_the_cache(
         product((1, 8), (8, 3 * target.lanes + 1), constant=False),
     ]
     check_offers(GemmProvider(), groups, target, builder, rng)
+
+
+def test_rows_that_share_a_set_of_the_first_cache_are_copied(target, builder, rng):
+    machine = replace(target, l1_bytes=2 * 4096)
+    groups = [
+        product((9, 1024), (1024, 9)),
+        product((1024, 1024), (1024, 3 * target.lanes)),
+        product((3, 5, 1024), (3, 1024, target.lanes), constant=False),
+    ]
+    for _, _, kernel in offers_of(GemmProvider(), groups, machine, most=1):
+        assert {"pa", "ca"} & {buffer.name for buffer in kernel.program.buffers}
+    check_offers(GemmProvider(), groups, machine, builder, rng)
+
+
+@pytest.mark.parametrize(
+    ("rows", "terms", "kilobytes", "expected"),
+    [(8, 1024, 32, True), (7, 1024, 32, False), (13, 1024, 48, True), (15, 512, 32, False), (16, 512, 32, True)],
+)
+def test_rows_have_conflicts_if_they_take_all_ways_of_a_set(target, rows, terms, kilobytes, expected):
+    assert have_conflicts(rows, terms, replace(target, l1_bytes=kilobytes << 10)) is expected
 
 
 def test_images_are_read_and_written_channels_last(target, builder, rng):

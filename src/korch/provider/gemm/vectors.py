@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.provider.gemm.blocking import PAGE_FLOATS
@@ -14,7 +16,7 @@ from korch.tile.cpp.steps import BYTE_REGISTERS, FEW_BYTE_REGISTERS
 from korch.tile.program import QUAD, Load, Loop, Pass, Registers, Select, TileProgram
 from korch.tile.staging import Machine
 
-LEAST_COLUMNS = 512
+LEAST_COLUMNS = 8
 """Columns that pay for copying the left operand."""
 
 LEAST_TERMS = 32
@@ -46,7 +48,7 @@ def schedule_of(
     sizes = Sizes.of(batch, m, n, terms, target, row_step)
     strip = sizes.vectors * target.lanes
     is_read = is_packed or (row_step != 0 and stays_in_cache(row_step, m, sizes.rows))
-    copies = batch == 1 and m > sizes.rows and n >= LEAST_COLUMNS and terms % PAGE_FLOATS == 0
+    copies = n >= LEAST_COLUMNS and have_conflicts(min(m, sizes.rows), terms, target)
     registers = Registers(sizes.rows, sizes.vectors, is_read, _fetches(batch, m, n, terms, target))
     columns = 1 if n == 1 else strip
     if is_read:
@@ -90,6 +92,15 @@ def require_neighbours(after: Pass, lanes: int) -> None:
     if any(isinstance(op, Select) or (isinstance(op, Load) and op.guards) for op in after.ops):
         raise NotFusedError("a pad or a concatenation is not fused into the kernel")
     require_adjacent(after, lanes)
+
+
+def have_conflicts(rows: int, terms: int, target: Target) -> bool:
+    """Return whether rows that are read together drive each other out of the first cache.
+
+    Lines a multiple of a page apart share a set, and a set has as many ways as the cache has pages. If the rows take
+    them all, none is left for the right operand. (256 x 1024 times 1024 x 256, 13 rows in 8 ways: 1.5 times as long.)
+    """
+    return rows * math.gcd(terms, PAGE_FLOATS) >= target.l1_bytes // 4
 
 
 def _fetches(batch: int, m: int, n: int, terms: int, target: Target) -> bool:
