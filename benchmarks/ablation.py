@@ -1,14 +1,15 @@
-"""Measures what the joint choice of rewrites and kernels gains, and each family of rewrites.
+"""Measures the gain from choosing rewrites and kernels jointly, and from each family of rewrites.
 
     python -m benchmarks.ablation [--models candy,segformer] [--budget 300] [--rounds 15]
                                   [--variants "no blocked layouts,one layout"]
                                   [--folder build/ablation] [--output FILE.json]
 
-The variants of a model are the joint choice; rewrites chosen before the kernels, by their operations
-(`rewrites="first"`); no rewrites; all families but one; no kernels side by side; and fewer layouts
-(`layouts`). All searches share one cache, so a kernel has the same measured time in all of them.
-Then all plans are timed interleaved in one run. Families of which no rule was applied are skipped.
-Artifacts in the folder are not searched again, so an interrupted run can be continued.
+A model is optimized in these variants: the joint choice; rewrites chosen before the kernels, by the
+cost of their operations (`rewrites="first"`); no rewrites; all families of rewrites but one; no kernels
+side by side; and fewer layouts (`layouts`). All searches share one cache, so a kernel has the same
+measured time in each of them. Afterwards all plans are timed interleaved in one run. A family is skipped
+if the joint search applied none of its rules. Variants whose results are in the folder are not searched
+again, so an interrupted run can be continued.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from korch.report.peers.inputs import random_inputs
 
 JOINT = "joint"
 JOINT_TIMES = 4
-"""The joint search continues for this many budgets after the others."""
+"""The joint search is repeated after the other searches, with this multiple of the budget."""
 
 KEPT = (
     "predicted_ms",
@@ -84,7 +85,7 @@ def main() -> None:
 
 
 def ablate(name: str, folder: Path, budget_s: float | None, rounds: int, variants: str | None = None) -> dict[str, Any]:
-    """Return the results of each variant of a model, or of the named ones."""
+    """Return the results of each variant of a model, or of the named variants and the joint choice."""
     wanted = None if variants is None else {JOINT, *variants.split(",")}
     folder.mkdir(parents=True, exist_ok=True)
     model, kept = folder / f"{name}.onnx", folder / "rows.json"
@@ -123,7 +124,7 @@ def ablate(name: str, folder: Path, budget_s: float | None, rounds: int, variant
     add("one after the other", side_by_side=False)
     add("no blocked layouts", layouts="last")
     add("one layout", layouts="plain")
-    # The joint search is repeated with the measurements of all others, as it has most candidates.
+    # The joint search has the most candidates, so it is repeated when the cache has the measurements of all others.
     add(JOINT, again="times_ns" not in rows[JOINT], times=JOINT_TIMES)
     runners = [RunnerSpec("korch", artifact(variant), variant) for variant in rows]
     comparison = compare(runners, random_inputs(model), Settings(default_threads(), rounds, subject=JOINT))
@@ -134,7 +135,7 @@ def ablate(name: str, folder: Path, budget_s: float | None, rounds: int, variant
 
 
 def table(rows: dict[str, Any]) -> str:
-    """Return one model's variants as a table in Markdown; times are relative to the joint one."""
+    """Return one model's variants as a table in Markdown; times and FLOP are relative to the joint choice."""
     own = np.array(rows[JOINT]["times_ns"], float)
     lines = ["| variant | predicted | measured (10–90 %) | FLOP | kernels | gap |", "|---|---:|---:|---:|---:|---:|"]
     for name, row in rows.items():

@@ -1,4 +1,4 @@
-"""Compares budgets with the seconds taken, alone and beside busy processes.
+"""Compares the budget of `korch optimize` with the seconds it takes, on an idle machine and beside busy processes.
 
     python -m benchmarks.budget MODEL.onnx... [--budget 10,20,60] [--busy 0,2] [--output FILE.json]
 
@@ -26,7 +26,7 @@ ALLOWED_SHARE, ALLOWED_S = 1.1, 2.0
 
 
 def main() -> int:
-    """Run all; return 1 if a budget is not kept."""
+    """Run each combination of model, busy processes and budget; return 1 if a budget is not kept."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", type=Path, nargs="+")
     parser.add_argument("--budget", default="10,20,60", help="seconds, separated by commas")
@@ -89,7 +89,7 @@ def run(model: Path, budget_s: float, busy: int) -> dict[str, Any]:
 
 
 def text_of(row: dict[str, Any]) -> str:
-    """Return a row as a line."""
+    """Return the line that is printed for a row."""
     least = f", announced minimum {row['least_s']:.0f} s" if row["least_s"] else ""
     kept = "kept" if row["is_kept"] else "NOT KEPT"
     return (

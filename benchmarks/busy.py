@@ -1,13 +1,13 @@
-"""Compares engines beside busy processes: one interleaved run for each number of processes.
+"""Compares engines while other processes are busy: one interleaved run for each number of busy processes.
 
     python -m benchmarks.busy [--models mobilenetv2,bert] [--against onnxruntime,openvino]
                               [--busy 0,1,2] [--rounds 15] [--budget 100] [--artifacts FOLDER]
                               [--output FILE.json]
 
 On shared servers, an engine's speed depends on how its threads wait while one of them has no core.
-A busy process computes all the time, at the same priority.
+A busy process computes without pause, at the same priority.
 
-Artifacts in the folder are used; other models are searched first. Each row is written when it is
+Artifacts in the folder are used; models without an artifact are searched first. Each row is written when it is
 complete, and rows in the file are not measured again, so an interrupted run can be continued.
 """
 
@@ -32,7 +32,7 @@ from korch.options import Options
 
 
 def main() -> int:
-    """Compare; return 1 if Korch is slower than ONNX Runtime anywhere."""
+    """Compare; return 1 if Korch is slower than ONNX Runtime in any row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--against", default="onnxruntime,openvino")

@@ -1,9 +1,10 @@
-"""What threads of this machine take to tell each other something: joins, waits, and lines of other cores' caches.
+"""Measures what synchronization costs on this machine: joins, waits, and reads from the caches of other cores.
 
     python -m benchmarks.core_costs [--threads 2,4,8]
 
-A join is what the threads of a plan call after a kernel (`native/korch_wait.h`). A byte of another core's cache is
-read from a buffer of 256 KB that the other thread has just written; what reading it once more takes is taken off.
+A join is the barrier that the threads of a plan call after a kernel (`native/korch_wait.h`). The cost of a byte from
+another core's cache is measured on a buffer of 256 KB that another thread has just written: the time of the first read
+minus the time of a second read.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ extern "C" double fetch_ns_per_byte(int threads) {
 
 
 def measure_costs(threads: int, isa: str) -> CoreCosts:
-    """Return the costs of some threads, at least two: medians."""
+    """Return the costs for a number of threads, at least two: medians of `REPEATED` measurements."""
     library = ctypes.CDLL(str(Builder(isa).library([SOURCE])))
     found = {}
     for name in ("join_ns", "wait_ns", "fetch_ns_per_byte"):

@@ -57,7 +57,7 @@ def run_one(depth: int, options: argparse.Namespace, folder: Path) -> dict[str, 
 
 
 def run_apart(depth: int, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the row of one depth, from a process of its own."""
+    """Return the row of one depth, measured in a separate process."""
     with tempfile.TemporaryDirectory(prefix="korch-depth-") as folder:
         command = [sys.executable, "-m", "benchmarks.depth", *arguments]
         command += ["--only", str(depth), "--folder", folder]
@@ -67,7 +67,7 @@ def run_apart(depth: int, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark; print a line a depth, and the ratio."""
+    """Run the benchmark; print a line for each depth, and the ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--depths", type=int, nargs="+", default=[4, 24])
     parser.add_argument("--sequence", type=int, default=128, help="tokens")

@@ -1,6 +1,6 @@
-"""PyTorch's own module of a block of experts as peers: eager and compiled by Inductor, in each form of the library.
+"""Peers that run PyTorch's module for a block of experts, in each form of the library: eager or compiled by Inductor.
 
-The name of the file that other engines read selects the block and the number of tokens.
+The name of the model file that the other engines read selects the block; the inputs set the number of tokens.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from korch.report.peers.peer import Array, Arrays, Run, missing, require
 
 @dataclass(frozen=True, slots=True)
 class ExpertsPeer:
-    """A module in PyTorch.
+    """A peer that runs the module in PyTorch.
 
     Attributes:
-        name: of its row.
-        form: how the library computes experts.
+        name: name of the row.
+        form: the implementation of experts in the library transformers.
         is_compiled: whether Inductor compiles it.
     """
 
@@ -28,11 +28,11 @@ class ExpertsPeer:
     is_compiled: bool = False
 
     def is_available(self) -> str | None:
-        """Return whether the packages are installed, without importing them."""
+        """Return None if the packages are installed, or what is missing, without importing them."""
         return missing("torch", "torch") or missing("test-torch", "transformers")
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
-        """Build the module that the file was made from, and compile it if asked for."""
+        """Build the module from which the file was made, and compile it if `is_compiled`."""
         require(self)
         import torch
 

@@ -1,14 +1,14 @@
-"""Blocks of experts (Mixtral- and Qwen-MoE-like) against other engines, each in the forms of the block that it runs.
+"""Compares blocks of experts (Mixtral- and Qwen-MoE-like) with other engines, in each form that an engine can run.
 
     python -m benchmarks.experts [--blocks mixtral,qwen] [--tokens 1,16,128,1024] [--budget 60] [--rounds 15]
                                  [--artifacts FOLDER] [--output FILE.json]
 
-Weights and tokens are from seeds. ONNX Runtime and OpenVINO read the block in ONNX with gathered weights, with all
-experts computed, and with a loop over experts; ONNX Runtime also its own operator. PyTorch runs the module of the
-transformers library with each of its implementations of experts, and Inductor compiles those that it can. All run
-interleaved. Gathered weights of more than 512 MB are left to Korch. For one token Korch also gets the block with all
-experts computed. Artifacts in the folder are used; others are searched first. Each row is written when it is complete,
-and rows in the file are not measured again.
+Weights and tokens are random, from fixed seeds. ONNX Runtime and OpenVINO read the block in ONNX in three forms: with
+gathered weights, with all experts computed, and with a loop over experts. ONNX Runtime also runs its own operator.
+PyTorch runs the module of the transformers library with each of its implementations of experts, and Inductor compiles
+those that it can. All runs are interleaved. If the gathered weights are larger than 512 MB, only Korch runs the forms
+that gather. For one token Korch also runs the form with all experts computed. Artifacts in the folder are used; missing
+ones are searched first. Each row is written when it is complete, and rows in the file are not measured again.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from korch.records import plain
 from korch.report.compare import RunnerSpec, Settings, compare
 
 MOST_GATHERED_BYTES = 512 << 20
-"""Weights of more bytes are gathered by no other engine here."""
+"""If the gathered weights have more bytes, the other engines do not run the forms that gather."""
 
 TORCH = {"EAGER_LOOP": False, "EAGER_GROUPED": False, "INDUCTOR_GROUPED": False, "EAGER_GATHER": True}
 TORCH |= {"INDUCTOR_GATHER": True}
-"""The peers of `benchmarks.expert_peers`, and whether they gather weights."""
+"""The peers of `benchmarks.expert_peers`, and whether each gathers weights."""
 
 OPERATOR = "operator"
 """The form that only ONNX Runtime reads."""
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _runners(name: str, tokens: int, folder: Path, budget: float | None) -> Iterator[RunnerSpec]:
-    """Yield what runs, and write what it reads."""
+    """Yield what is compared for a block and a number of tokens; write the missing models and artifacts."""
     gathers = BLOCKS[name].gathered_bytes(tokens) <= MOST_GATHERED_BYTES
     for form in FORMS:
         path = folder / f"{name}-{tokens}-{form}.onnx"
@@ -121,7 +121,7 @@ def _measure(name: str, tokens: int, runners: list[RunnerSpec], rounds: int) -> 
 
 
 def best_of(row: dict[str, Any], engine: str) -> tuple[str, np.ndarray[Any, Any]] | None:
-    """Return the fastest form of an engine that is right, and its times divided by Korch's, by round."""
+    """Return an engine's fastest form with correct results, and its times divided by Korch's, by round."""
     found = {r["name"]: r for r in row["comparison"]["rows"] if r["max_error"] is not None and r["max_error"] < 1e-4}
     own = [r for n, r in found.items() if n.startswith(engine)]
     if not own:

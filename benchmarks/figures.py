@@ -2,7 +2,7 @@
 
     python -m benchmarks.figures
 
-The figures come from the files in `benchmarks/results`; a test fails where they differ.
+The figures come from the files in `benchmarks/results`; a test fails if a table differs from them.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ ENGINES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "inductor": "I
 
 
 def results(file: str) -> dict[str, Any]:
-    """Return the models of a file of results."""
+    """Return the rows of a file in `benchmarks/results`, by model."""
     models: dict[str, Any] = json.loads((ROOT / "benchmarks/results" / file).read_text())["models"]
     return models
 
 
 def suite_table(file: str) -> str:
-    """Return the table of all models on one machine."""
+    """Return the table of all models from one file, which has the results of one machine."""
     return table(results(file)).partition("\n\n")[0] + "\n"
 
 
 def medians(file: str) -> dict[str, dict[str, float]]:
-    """Return each engine's median quotient over Korch for each model that it ran."""
+    """Return by engine and model the median of the engine's time divided by Korch's."""
     found: dict[str, dict[str, float]] = {engine: {} for engine in ENGINES}
     for model, row in results(file).items():
         for engine, times in quotients(row).items():
@@ -48,7 +48,7 @@ def medians(file: str) -> dict[str, dict[str, float]]:
 
 
 def summary() -> str:
-    """Return the table of the README: mean, worst and best quotient of each engine per machine."""
+    """Return the table of the README: mean, least and largest quotient of each engine on each machine."""
     head = " | ".join(f"{cpu}: mean | worst | best" for cpu in CPUS.values())
     lines = [f"| engine's time / Korch's | {head} |", "|---|" + "---:|" * (3 * len(CPUS))]
     rows: dict[str, list[str]] = {title: [] for title in ("fastest of these", *ENGINES.values())}
@@ -64,7 +64,7 @@ def summary() -> str:
 
 
 def ranges() -> str:
-    """Return the comparison's table: each engine's least and largest median quotient."""
+    """Return the table of `docs/comparison.md`: the least and largest median quotient of each engine."""
     columns = [(file, group) for file in MACHINES for group in GROUPS]
     head = (f"{group}, {MACHINES[file]}" for file, group in columns)
     lines = [f"| engine's time over Korch's | {' | '.join(head)} |", "|---|" + "---:|" * len(columns)]
@@ -86,11 +86,11 @@ PAGES: dict[str, tuple[str, Callable[[], list[str]]]] = {
 
 
 def with_figures(name: str, text: str) -> str:
-    """Return the text of a page with its tables made anew from the results.
+    """Return the text of a page with its tables regenerated from the results.
 
     Args:
-        name: of the page, a key of `PAGES`.
-        text: of the page.
+        name: the page, a key of `PAGES`.
+        text: the text of the page.
     """
     start, make = PAGES[name]
     tables = make()
@@ -98,7 +98,7 @@ def with_figures(name: str, text: str) -> str:
 
 
 def main() -> None:
-    """Write the pages."""
+    """Update all pages of `PAGES`."""
     for name in PAGES:
         path = ROOT / name
         path.write_text(with_figures(name, path.read_text()))

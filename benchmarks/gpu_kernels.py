@@ -1,12 +1,13 @@
-"""Single kernels on a CUDA device: what is generated against cuBLAS, cuDNN and PyTorch's attention.
+"""Compares single generated kernels on a CUDA device with cuBLAS, cuDNN and PyTorch's attention.
 
     python -m benchmarks.gpu_kernels [--cases square,conv] [--seconds 120] [--output gpu-kernels.json]
 
 Each case is a small model. All kernels that compute a whole case are compiled and measured as in a search: in a
-replayed CUDA graph, with weights that come from memory. The table has the fastest generated kernel, the
-fastest call of PyTorch, their quotient, the rate of arithmetic and of memory, and the generated kernel's choices.
-Softmax and normalizations stay in float32 with each precision, so they are compared in float32 only.
-The memory rate counts inputs and outputs once. The file has the times of all kernels.
+replayed CUDA graph, with weights that are read from memory. The table has the time of the fastest generated kernel,
+the time of the fastest call of PyTorch, their quotient, and the generated kernel's arithmetic rate, memory rate and
+variant.
+Softmax and normalizations compute in float32 at every precision, so they are compared in float32 only.
+The memory rate counts inputs and outputs once. The output file has the times of all kernels.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ Build = Callable[[], onnx.ModelProto]
 
 @dataclass(frozen=True)
 class Case:
-    """A model of one kernel.
+    """A small model that one kernel can compute.
 
     Attributes:
         build: makes the model.
-        flop: operations of a run; 0 where they don't matter.
-        precisions: those that it is measured in.
+        flop: operations of a run; 0 if the arithmetic rate does not matter.
+        precisions: the precisions in which it is measured.
     """
 
     build: Build
@@ -73,7 +74,7 @@ def _product(m: int, n: int, k: int) -> onnx.ModelProto:
 
 
 def _linear(m: int, n: int, k: int) -> onnx.ModelProto:
-    """A product with a bias and an activation, as a layer of a transformer has them."""
+    """Return a product with a bias and an activation, as in a layer of a transformer."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
         helper.make_node("Add", ["a", "b"], ["c"]),
@@ -151,7 +152,7 @@ def main() -> int:
 
 
 def measure(name: str, case: Case, precision: str, meter: Any, options: Options) -> dict[str, Any]:
-    """Return a case's row: the times of all kernels that compute the whole of it."""
+    """Return a case's row: the times of all kernels that compute the whole case, casts at its ends aside."""
     model = case.build()
     partition, _ = front(Run(options, {}, lambda stage, text: None, model))
     kernels: list[Candidate] = []
@@ -159,7 +160,7 @@ def measure(name: str, case: Case, precision: str, meter: Any, options: Options)
         task = prepare(partition, block, Answers(meter.providers, meter.target), options)
         graph = block.graph
         given, wanted = {value for _, value in graph.inputs} | set(graph.constants), {v for _, v in graph.outputs}
-        for primitive in graph.primitives:  # casts at both ends belong to the neighbours in a model
+        for primitive in graph.primitives:  # in a model, neighbouring kernels do the casts at both ends
             given |= {primitive.output} if primitive.op == "cast" and set(primitive.inputs) <= given else set()
             wanted |= set(primitive.inputs) if primitive.op == "cast" and primitive.output in wanted else set()
         kernels = [c for c in task.candidates if c.group.outputs[0] in wanted and given >= set(c.group.inputs)]
@@ -186,7 +187,7 @@ def measure(name: str, case: Case, precision: str, meter: Any, options: Options)
 
 
 def torch_us(name: str, precision: str) -> float | None:
-    """Return the time of PyTorch's function for attention and for rows; None for what a provider calls anyway."""
+    """Return µs of PyTorch's attention, softmax or layer norm; None for other cases, which a provider calls anyway."""
     import torch
     from torch.nn import functional
 

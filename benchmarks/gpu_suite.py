@@ -1,34 +1,34 @@
-"""The benchmark models on a CUDA device, against PyTorch, torch.compile, TensorRT, ONNX Runtime.
+"""Compares Korch on a CUDA device with PyTorch, torch.compile, TensorRT and ONNX Runtime, on the benchmark models.
 
     python -m benchmarks.gpu_suite [--quick] [--persistent] [--seconds 520] [--budget 30] [--jobs 1] [--no-tests]
                                    [--folder build/gpu] [--output benchmarks/results/gpu.json]
 
 It runs the tests that need a device, then one configuration after another, each in a separate
-process, until the seconds are used up. The next call continues where this one stopped. A row is
-written after each of its engines; the next call adds engines that are missing. With --quick it is
-two models within 170 seconds. With --persistent it is the transformers and Korch alone, with a graph of separate
-launches and with persistent kernels (`--schedule tasks`). The table is printed last.
+process, until the time of --seconds is used up. The next call continues where this one stopped. A row is
+written after each of its engines; a row that lacks engines is measured again by the next call. With --quick
+it runs two models within 170 seconds. With --persistent it runs the transformers with Korch only, once as a
+graph of separate launches and once with persistent kernels (`--schedule tasks`). The table is printed last.
 
-With --jobs several configurations are prepared at the same time; kernels and engines are timed one configuration after
-another. Engines are timed interleaved. A time is measured between two events around a few runs. Korch and
-torch.compile use CUDA graphs. Eager PyTorch issues kernels one by one, so its time includes the
-host's if the host is slower than the device. Inputs are not copied. For float16 Korch gets the
+With --jobs several configurations are prepared at the same time, but only one at a time is timed.
+Engines are timed interleaved. A time is measured between two events around a few runs. Korch and
+torch.compile use CUDA graphs. Eager PyTorch launches kernels one by one, so its time includes the
+host's time if the host is slower than the device. Inputs are not copied. For float16 Korch gets the
 float32 model and float32 inputs, with `--precision float16`; the others get a model in float16. An
 engine that is not installed, fails or takes too long is listed with the reason.
 
-Beside Python, PyTorch, Triton, onnx and numpy it needs these packages, 45 MB as wheels for
+In addition to Python, PyTorch, Triton, onnx and numpy it needs these packages, 45 MB as wheels for
 CPython 3.12 on x86-64: ortools (30 MB) with absl-py, immutabledict, pandas (12 MB), python-
 dateutil, six and tzdata; onnx-ir, onnxscript, tqdm and xxhash; pytest with pluggy, iniconfig,
-packaging and pygments; and protobuf, ml-dtypes and typing-extensions where onnx came without. For
-bert, gpt2, vit and llama transformers (13 MB) with tokenizers, huggingface-hub, regex, pyyaml,
-safetensors, filelock and fsspec, 20 MB more; without them these rows are errors. For a machine
+packaging and pygments; and protobuf, ml-dtypes and typing-extensions if onnx was installed without them.
+The models bert, gpt2, vit and llama need transformers (13 MB) with tokenizers, huggingface-hub, regex, pyyaml,
+safetensors, filelock and fsspec, 20 MB more; without these packages their rows are errors. For a machine
 without network access, download them and build Korch as a wheel (its providers are entry points):
 
     python -m pip download --no-deps --only-binary=:all: --python-version 3.12 -d wheels
         --platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64
         --platform manylinux_2_24_x86_64 --platform manylinux_2_17_x86_64 NAME ...
     python -m pip wheel --no-deps -w wheels .
-    python -m pip install --no-index --no-deps --target site wheels/*.whl      # there
+    python -m pip install --no-index --no-deps --target site wheels/*.whl      # on that machine
     PYTHONPATH=site python -m benchmarks.gpu_suite
 """
 
@@ -56,16 +56,16 @@ import numpy as np
 
 ROUNDS = 15
 RUNS = 5
-"""Runs of an engine in one of its turns."""
+"""Runs of an engine in each round."""
 
 QUICK_SECONDS = 170.0
 TEST_SECONDS = 170.0
 QUICK_TEST_SECONDS = 50.0
 PEER_SECONDS = 150
-"""The longest time that another engine may take before its first run."""
+"""The longest time, in seconds, that another engine may take to prepare and for its first three runs."""
 
 SIZES = {"efficientvit": {"size": 2048}}
-"""What the paper's evaluation on a GPU takes (Korch, section 6), where it is not the default."""
+"""Sizes in the paper's evaluation on a GPU (Korch, section 6) that differ from the default sizes."""
 
 PAPER = ("candy", "segformer", "yolox", "yolov4", "efficientvit")
 TRANSFORMER_NAMES = ("bert", "gpt2", "vit", "llama")
@@ -117,7 +117,7 @@ def main() -> int:
 
 
 def _configurations_of(args: argparse.Namespace) -> list[tuple[str, str, int]]:
-    """Return the configurations that are asked for: all, or those whose names are given."""
+    """Return the requested configurations: all, or those named by `--only`."""
     if not args.only:
         return configurations(args.quick, args.persistent)
     known = {"-".join(map(str, item)): item for item in configurations(False, args.persistent)}
@@ -125,7 +125,7 @@ def _configurations_of(args: argparse.Namespace) -> list[tuple[str, str, int]]:
 
 
 def _measure_apart(args: argparse.Namespace, item: tuple[str, str, int], end_s: float) -> None:
-    """Measure a configuration in a process of its own, if its row is not whole and there is time."""
+    """Measure a configuration in a separate process, if its row is incomplete and enough time is left."""
     name, precision, batch = item
     path = _path(args.folder, args.quick, name, precision, batch)
     left_s = end_s - time.monotonic()
@@ -140,13 +140,13 @@ def _measure_apart(args: argparse.Namespace, item: tuple[str, str, int], end_s: 
 
 
 def _run(command: list[str], limit_s: float, is_kept: bool = False) -> tuple[str, str]:
-    """Run a command with all that it starts; return how it ended, and what it printed if kept."""
+    """Run a command within a time limit; return how it ended, and its output if `is_kept`."""
     process = subprocess.Popen(command, start_new_session=True, text=True, stdout=subprocess.PIPE if is_kept else None)
     try:
         text, _ = process.communicate(timeout=max(1.0, limit_s))
         return f"exit code {process.returncode}", text or ""
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # compilers have processes of their own
+        os.killpg(process.pid, signal.SIGKILL)  # also ends the processes of compilers
         text, _ = process.communicate()
         return "out of time", text or ""
 
@@ -156,7 +156,7 @@ def _path(folder: Path, quick: bool, name: str, precision: str, batch: int) -> P
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether a row exists and has all of its engines."""
+    """Return whether a row exists and all of its engines were tried."""
     return path.exists() and json.loads(path.read_text())["is_whole"]
 
 
@@ -175,7 +175,7 @@ def configurations(quick: bool, persistent: bool = False) -> list[tuple[str, str
 
 
 def _tests(args: argparse.Namespace, end_s: float) -> None:
-    """Run the tests that need a device; keep the end of what they print."""
+    """Run the tests that need a device, unless the folder has their output; write the end of the output to it."""
     path = args.folder / "tests.txt"
     if path.exists():
         return
@@ -193,7 +193,7 @@ def _tests(args: argparse.Namespace, end_s: float) -> None:
         "default",
         "tests/gpu",
     ]
-    if find_spec("xdist") is not None:  # most of their time is the compiler's, on the host
+    if find_spec("xdist") is not None:  # most of the time is spent by the compiler, on the host
         command += ["-n", "4"]
     limit_s = QUICK_TEST_SECONDS if args.quick else TEST_SECONDS
     ended, text = _run(command, min(limit_s, end_s - time.monotonic()), is_kept=True)
@@ -221,7 +221,7 @@ def _empty_row(name: str, precision: str, batch: int, device: str) -> dict[str, 
 
 
 def measure(name: str, precision: str, batch: int, args: argparse.Namespace, output: Path) -> None:
-    """Optimize a model, time it among the other engines, and write the row after each of them."""
+    """Optimize a model, time it interleaved with the other engines, and write the row after each engine."""
     import torch
 
     import korch
@@ -283,7 +283,7 @@ def measure(name: str, precision: str, batch: int, args: argparse.Namespace, out
 
 @contextmanager
 def _limit(seconds: int | None) -> Iterator[None]:
-    """Raise TimeoutError in the main thread if it takes longer than some seconds."""
+    """Raise TimeoutError in the main thread if the context takes longer than `seconds`; None means no limit."""
 
     def stop(*_: Any) -> None:
         raise TimeoutError(f"it is not ready after {seconds} s")
@@ -298,7 +298,7 @@ def _limit(seconds: int | None) -> Iterator[None]:
 
 
 def _model(name: str, batch: int, device: str) -> tuple[Any, list[Any], tuple[Any, ...]]:
-    """Return a module on a device, its inputs, and what `korch.optimize` takes."""
+    """Return a module on a device, its inputs, and the arguments for `korch.optimize`."""
     import torch
 
     if name in PAPER:
@@ -343,7 +343,7 @@ def _model(name: str, batch: int, device: str) -> tuple[Any, list[Any], tuple[An
 def _compiled(module: Any, inputs: list[Any], quick: bool) -> Callable[[], Any]:
     import torch
 
-    for tensor in inputs:  # else each run copies them
+    for tensor in inputs:  # otherwise each run copies the inputs
         torch._dynamo.mark_static_address(tensor)
     mode = "reduce-overhead" if quick else "max-autotune"
     compiled = torch.compile(module, fullgraph=True, mode=mode, dynamic=False)
@@ -351,10 +351,10 @@ def _compiled(module: Any, inputs: list[Any], quick: bool) -> Callable[[], Any]:
 
 
 def _tensorrt(module: Any, model: Any, inputs: list[Any], precision: str) -> Callable[[], Any]:
-    """Return a run of the module compiled by TensorRT, through PyTorch or, without that, ONNX.
+    """Return a run of the module compiled by TensorRT, through torch_tensorrt or, if that is missing, through ONNX.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: no package for this model and precision is installed.
     """
     import torch
 
@@ -373,7 +373,7 @@ def _tensorrt(module: Any, model: Any, inputs: list[Any], precision: str) -> Cal
 
 
 def _tensorrt_of_onnx(model: Any, inputs: list[Any], allow_tf32: bool) -> Callable[[], Any]:
-    """Return a run of an ONNX model's engine, as a CUDA graph."""
+    """Return a run that replays a CUDA graph of the TensorRT engine of an ONNX model."""
     import torch
 
     from korch.cuda.engine import TensorRtEngine, build_engine
@@ -391,7 +391,7 @@ def _tensorrt_of_onnx(model: Any, inputs: list[Any], allow_tf32: bool) -> Callab
     stream.synchronize()
     with torch.cuda.graph(graph, stream=stream):
         copies = engine.run(tensors, len(inputs), stream.cuda_stream)
-    kept = (engine, tensors, copies)  # the graph knows them by address only
+    kept = (engine, tensors, copies)  # the graph holds addresses only, not references
     return lambda: graph.replay() or kept
 
 
@@ -399,7 +399,7 @@ def _onnxruntime(model: Any, inputs: list[Any], precision: str) -> Callable[[], 
     """Return a run of the model by ONNX Runtime's CUDA provider, its tensors on the device.
 
     Raises:
-        RuntimeError: it is not there, or has no such precision.
+        RuntimeError: the CUDA provider is missing, or the model is not an ONNX model of float32.
     """
     import onnxruntime
 
@@ -419,7 +419,7 @@ def _onnxruntime(model: Any, inputs: list[Any], precision: str) -> Callable[[], 
 
 
 def _interleaved(torch: Any, runs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """Return the milliseconds of a run of each engine, one number for each round."""
+    """Return the milliseconds of one run of each engine, one number for each round, while the device is locked."""
     from korch.measure.cuda.lock import device_lock
 
     with device_lock():
@@ -444,7 +444,7 @@ def _rounds(torch: Any, runs: dict[str, Callable[[], Any]]) -> dict[str, list[fl
 
 
 def _describe(executable: Any, seconds: float) -> dict[str, Any]:
-    """Return what is kept of an executable: its report in short, and each kernel's distance."""
+    """Return what the row records of an executable: parts of its report, and the time and bound of each kernel."""
     from korch.records import plain
 
     report = executable.report
@@ -477,7 +477,7 @@ def _describe(executable: Any, seconds: float) -> dict[str, Any]:
 
 
 def collect(folder: Path, quick: bool, persistent: bool = False) -> dict[str, Any]:
-    """Return all rows that are in a folder."""
+    """Return all rows of a folder, with the last line of the tests."""
     paths = [_path(folder, quick, *item) for item in configurations(False, persistent)]
     rows = [json.loads(path.read_text()) for path in paths if path.exists()]
     tests = folder / "tests.txt"
@@ -486,9 +486,9 @@ def collect(folder: Path, quick: bool, persistent: bool = False) -> dict[str, An
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return a short table: medians in milliseconds, and by how much Korch is faster than the best peer.
+    """Return a short table: medians in milliseconds, and the best peer's time divided by Korch's.
 
-    Where it ran with persistent kernels, too, the ratio is that of separate launches to these.
+    If Korch also ran with persistent kernels, the ratio is the best time of all others divided by theirs.
     """
     lines = [
         f"tests: {found['tests']}",

@@ -1,10 +1,10 @@
-"""Random instances of the orchestrator's problem, from toys to a thousand primitives.
+"""Random instances of the binary linear program that chooses kernels, with up to a thousand primitives.
 
-A model is drawn as a few parallel chains with skip edges. Its candidates are connected convex sets
-of primitives with at most one linear primitive, once per layout; their costs are made as bounds
-are: bytes over bandwidth, or operations over peak, plus the launch. Linear primitives are much
-faster in blocked layouts, so that a good plan must weigh changes of layout against them. The knobs
-of `Severity` make an instance harder one by one. Equal arguments give equal instances.
+A random model consists of a few parallel chains with skip edges. Its candidates are connected convex
+sets of primitives with at most one linear primitive, once per layout. Their costs are computed like
+bounds: bytes over bandwidth, or operations over peak, plus the launch. Linear primitives are much
+faster in blocked layouts, so a good plan must weigh this gain against the cost of layout changes. Each
+attribute of `Severity` makes an instance harder in its own way. Equal arguments give equal instances.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from korch.program.problem import Computation, Port, PricedKernel, Problem
 LAUNCH_NS = 2_000
 LAYOUTS = ("abcd", "acdb", "aBcd16b")
 LINEAR_SHARE = 0.25
-# A linear primitive's time in each layout, over that in the first.
+# A linear primitive's time in each layout, divided by its time in the first layout.
 LINEAR_SPEED = {"abcd": 1.0, "acdb": 0.7, "aBcd16b": 0.45}
 
 
@@ -31,11 +31,11 @@ class Severity:
         width: how many chains run side by side.
         skips: the share of primitives that also read an earlier value.
         alternatives: the share of values that a path of other primitives computes too.
-        cycles: the share of values with a pair of primitives that undo each other.
-        layouts: 1 to 3.
-        max_primitives: the largest candidate.
-        max_outputs: most values that a candidate writes.
-        sets_per_primitive: most sets per primitive and size.
+        cycles: the share of values from which another value is computed and back, which closes a cycle.
+        layouts: the number of layouts, 1 to 3.
+        max_primitives: the most primitives of a candidate.
+        max_outputs: the most values that a candidate writes.
+        sets_per_primitive: the most sets of each size, divided by the number of primitives.
     """
 
     primitives: int
@@ -55,7 +55,7 @@ def make_instance(severity: Severity, seed: int = 0) -> Problem:
 
 
 class _Maker:
-    """One drawing: the tables that grow."""
+    """The tables from which one random instance is made."""
 
     def __init__(self, severity: Severity, seed: int) -> None:
         self.severity = severity
@@ -81,7 +81,7 @@ class _Maker:
         )
 
     def _size_ns(self) -> int:
-        """Return the time that one pass over a value takes."""
+        """Return a random time, in nanoseconds, for one pass over a value."""
         return self.random.choice((1_000, 2_000, 4_000, 8_000, 16_000))
 
     def _add(
@@ -112,7 +112,7 @@ class _Maker:
         return sorted({chain[-1] for chain in chains})
 
     def _alternatives(self) -> None:
-        """Add paths of one to three primitives whose linear work is 0.4 to 1.4 of the value's."""
+        """Add alternative paths of one to three primitives; their linear work is 0.4 to 1.4 times the original work."""
         for p, step in enumerate(tuple(self.steps)):
             if self.random.random() < self.severity.alternatives:
                 inputs = step.inputs

@@ -1,17 +1,17 @@
-"""Korch's linear kernels against oneDNN's, over the shapes of the benchmark models.
+"""Compares Korch's linear kernels with oneDNN's, on the shapes of the benchmark models.
 
     python -m benchmarks.kernels [--models candy,yolox] [--tables pair] [--output results.json]
 
 The fastest kernel of each provider is measured for each matrix product and each convolution of the
 models and of their rewrites. Kernels are timed as in a search: alone, interleaved with the others
-of the batch, with the caches as in a plan. Each provider uses its best layouts; changes of layout
-are not counted. There are four tables:
+of the batch, with the caches in the state that they have in a plan. Each provider uses its best layouts; changes
+of layout are not counted. The tables are:
 
-- *product*, *convolution*, *depthwise*: the same primitive, by Korch's generators and by oneDNN; a pointwise
-  convolution of one image is also the product that a rewrite makes of it, and each takes its faster kernel for either;
-- *winograd*: the convolution by Winograd's algorithm against oneDNN's direct one;
-- *pair*: a depthwise and a pointwise convolution with the steps between them, in one kernel
-  against the fastest way with two calls of oneDNN: the steps are post-operations of a convolution,
+- *product*, *convolution*, *depthwise*: the same primitive, by Korch's generators and by oneDNN; a rewrite turns a
+  pointwise convolution of one image into a product, so each provider counts with its faster kernel of the two forms;
+- *winograd*: Korch's convolution by Winograd's algorithm, compared with oneDNN's direct convolution;
+- *pair*: a depthwise and a pointwise convolution and the elementwise steps between them in one kernel,
+  compared with the fastest way to use two calls of oneDNN: the steps are post-operations of a convolution,
   or a generated kernel between the calls computes them.
 
 A quotient above 1 means that Korch's kernel takes less time. If only some tables are measured, the
@@ -47,7 +47,7 @@ from korch.search.instance import Answers
 OWN = ("conv", "gemm", "winograd")
 TABLES = ("product", "convolution", "depthwise", "winograd", "pair")
 OFFERS = 6
-"""How many kernels of a provider are measured for one group: those with the least bounds."""
+"""The number of kernels that are measured for one group and provider: those with the least bounds."""
 
 Row = dict[str, Any]
 
@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def join_products(rows: Sequence[Row]) -> None:
-    """Give pointwise convolutions of one image the times of the products that compute the same, if these are less."""
+    """Give pointwise convolutions of one image the times of the equivalent products, if those are less."""
     products = {row["what"]: row for row in rows if row["table"] == "product"}
     for row in rows:
         found = re.fullmatch(r"f32\[1,(\d+),(\d+),(\d+)\] f32\[(\d+),\1,1,1\] -> f32\[1,\4,\2,\3\]", row["what"])
@@ -111,7 +111,7 @@ def measure(name: str, cache: Path, tables: Sequence[str] = TABLES) -> list[Row]
 def compare(
     graph: PrimitiveGraph, candidates: Sequence[Candidate], meter: AnyMeter, tables: Sequence[str]
 ) -> list[Row]:
-    """Return the rows of one graph."""
+    """Return the rows of one graph; candidates are measured first."""
     by_kind: dict[tuple[str, str, int], list[Candidate]] = defaultdict(list)
     for candidate in candidates:
         kind = kind_of(graph, candidate)
@@ -150,7 +150,7 @@ def compare(
 
 
 def _least(candidates: Iterable[Candidate], meter: AnyMeter) -> list[Candidate]:
-    """Return the offers that are measured: those with the least bounds."""
+    """Return the candidates that are measured: those with the least bounds."""
     return sorted(candidates, key=meter.bound_ns)[:OFFERS]
 
 
@@ -159,8 +159,8 @@ def two_calls(
 ) -> Iterator[tuple[list[Candidate], ...]]:
     """Yield the ways to compute a pair's group with two calls of oneDNN.
 
-    Each way is a tuple of kernels' choices: the candidates of the first call, of the second one,
-    and of the generated kernel that computes the remaining steps, if there are any.
+    Each way is a tuple of lists of candidates: those for the first call, those for the second call,
+    and those for the generated kernel that computes the remaining steps, if there are any.
     """
     whole = frozenset(pair.group.primitives)
     by_part: dict[tuple[str, frozenset[int]], list[Candidate]] = defaultdict(list)
@@ -181,13 +181,13 @@ def two_calls(
 
 
 def _is_whole(pair: Candidate, parts: Sequence[Candidate]) -> bool:
-    """Whether parts read nothing but what the pair's group does, and each other's outputs."""
+    """Return whether the parts read only the inputs of the pair's group and each other's outputs."""
     known = {*pair.group.inputs, *(part.group.outputs[0] for part in parts)}
     return all(value in known for part in parts for value in part.group.inputs)
 
 
 def _sum_ns(way: Iterable[Iterable[Candidate]], meter: AnyMeter) -> int | None:
-    """Return the time of a way's fastest kernels in sequence; None if a part has no kernel."""
+    """Return the sum of the times of the fastest kernel of each part; None if a part has no measured kernel."""
     times = [fastest(part, meter) for part in way]
     return None if None in times else sum(filter(None, times))
 
@@ -195,7 +195,7 @@ def _sum_ns(way: Iterable[Iterable[Candidate]], meter: AnyMeter) -> int | None:
 def kind_of(graph: PrimitiveGraph, candidate: Candidate) -> str | None:
     """Return the kind of a candidate: direct, winograd or pair; None for all others.
 
-    Direct ones are a lone product or convolution; a pair may have elementwise steps between.
+    "direct" is a single product or convolution; a "pair" may have elementwise steps between its convolutions.
     """
     if candidate.provider not in (*OWN, "onednn") or len(candidate.group.outputs) != 1:
         return None
@@ -210,7 +210,7 @@ def kind_of(graph: PrimitiveGraph, candidate: Candidate) -> str | None:
 
 
 def _is_pair(graph: PrimitiveGraph, linear: Sequence[Primitive]) -> bool:
-    """Whether two convolutions are a depthwise and a pointwise one."""
+    """Return whether one of two convolutions is depthwise and the other one pointwise."""
     if any(p.op != "conv" for p in linear):
         return False
     kernels = [graph.types[p.inputs[1]].shape for p in linear]
@@ -220,7 +220,7 @@ def _is_pair(graph: PrimitiveGraph, linear: Sequence[Primitive]) -> bool:
 
 
 def _linear(graph: PrimitiveGraph, candidate: Candidate) -> list[int]:
-    """Return the linear primitives of a group."""
+    """Return the numbers of a group's linear primitives."""
     members = candidate.group.primitives
     return [p for p in members if graph.primitives[p].row.category is Category.LINEAR]
 
@@ -247,7 +247,7 @@ def fastest(candidates: Iterable[Candidate], meter: AnyMeter) -> int | None:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Return the quotients per table in Markdown."""
+    """Return oneDNN's times divided by Korch's, summarized for each table, in Markdown."""
     by_table: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         by_table[row["table"]].append(row["onednn_us"] / row["korch_us"])

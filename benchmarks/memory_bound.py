@@ -1,12 +1,12 @@
-"""Generated memory-bound kernels against a copy of as many bytes.
+"""Compares generated memory-bound kernels with a copy of the same number of bytes.
 
     python -m benchmarks.memory_bound [--output benchmarks/results/memory_bound.json]
 
-Each kernel, over shapes of the benchmark models and multiples of them for each level of cache, is
-measured as in a search: alone, interleaved with the others of its batch, with inputs that were just
-written. The copy moves as many bytes in total, by the same generator, in the same rounds. A quotient
-of 1 means that a kernel is as fast as its copy. Transcendental functions and divisions may make
-this impossible.
+The shapes are those of the benchmark models, with more images or sequences for the larger levels of
+cache. Each kernel is measured as in a search: alone, interleaved with the others of its batch, with
+inputs that were just written. The copy is made by the same generator, reads and writes the same number of
+bytes in total, and is timed in the same rounds. A quotient of 1 means that a kernel is as fast as its
+copy. Kernels with transcendental functions or divisions may be unable to reach 1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from korch.primitive.types import DType, ValueType
 from korch.provider.generated import GeneratedProvider
 
 LEVELS = {"L2": 1, "L3": 16, "DRAM": 128}
-"""Images, or sequences, at once: what they hold then fits a level and not the one before."""
+"""The number of images or sequences for each level: their data fits this level, but not the level before it."""
 
 GOAL = 0.85
 
@@ -51,22 +51,22 @@ Row = dict[str, Any]
 
 
 class Graph(GraphBuilder):
-    """A builder with short words."""
+    """A graph builder with short names for frequent steps."""
 
     def tensor(self, *shape: int) -> int:
         """Return a new input."""
         return self.input(f"x{len(self._inputs)}", ValueType(shape, DType.F32))
 
     def wide(self, value: int, shape: tuple[int, ...]) -> int:
-        """Return a value in a larger shape."""
+        """Return a value, broadcast to a larger shape."""
         return self.add("broadcast", [value], BroadcastAttributes(shape))
 
     def number(self, like: int, number: float) -> int:
-        """Return a number in the shape of a value."""
+        """Return a constant with the shape of a value, filled with a number."""
         return self.constant(np.broadcast_to(np.float32(number), self.type(like).shape))
 
     def group(self, value: int) -> Group:
-        """Return all of it as one group."""
+        """Return one group of all primitives, with one output."""
         self.output("y", value)
         graph = self.freeze()
         return make_group(graph, range(len(graph.primitives)), [value])
@@ -80,7 +80,7 @@ def add_relu(n: int) -> Group:
 
 
 def scale_shift(n: int) -> Group:
-    """Batch normalization at run time."""
+    """Batch normalization whose scale and shift are inputs."""
     g = Graph()
     x, shape = g.tensor(n, 64, 40, 40), (n, 64, 40, 40)
     y = g.add("mul", [x, g.wide(g.tensor(1, 64, 1, 1), shape)])
@@ -158,28 +158,28 @@ def resize(n: int) -> Group:
 
 
 def pad(n: int) -> Group:
-    """A border of zeros."""
+    """Padding with a border of zeros."""
     g = Graph()
     sides = (0, 0, 1, 1)
     return g.group(g.add("pad", [g.tensor(n, 64, 40, 40)], PadAttributes(sides, sides)))
 
 
 def concat(n: int) -> Group:
-    """Channels of two images."""
+    """Concatenation of the channels of two images."""
     g = Graph()
     parts = [g.tensor(n, 32, 40, 40), g.tensor(n, 32, 40, 40)]
     return g.group(g.add("concat", parts, ConcatAttributes(1)))
 
 
 def slice_(n: int) -> Group:
-    """The keys of queries, keys and values."""
+    """The slice of the keys from a tensor of queries, keys and values."""
     g = Graph()
     attributes = SliceAttributes((0, 0, 768), (n, 128, 768), (1, 1, 1))
     return g.group(g.add("slice", [g.tensor(n, 128, 2304)], attributes))
 
 
 def change(n: int) -> Group:
-    """An image, in another layout."""
+    """The change of an image to another layout."""
     g = Graph()
     value = g.tensor(n, 64, 40, 40)
     g.output("y", g.add("neg", [value]))
@@ -205,7 +205,7 @@ CASES: tuple[tuple[str, str, Callable[[int], Group], str], ...] = (
     ("copy", "concat", concat, ""),
     ("copy", "slice", slice_, ""),
 )
-"""Table, name (of a change of layout: the layouts), group of a number of images, and variant."""
+"""Table, name (for a change of layout: both layouts), function from a number of images to a group, and variant."""
 
 
 def main() -> int:
@@ -259,7 +259,7 @@ def measure(level: str, cache: Path) -> list[Row]:
 
 
 def candidate_of(group: Group, offer: Offer) -> Candidate:
-    """Return a generated kernel."""
+    """Return the candidate of the generated provider for a group."""
     return Candidate(group, GeneratedProvider.name, offer, GeneratedProvider.version)
 
 
@@ -273,7 +273,7 @@ def copy_of(size_bytes: int) -> Candidate:
 
 
 def table(rows: Iterable[Row]) -> str:
-    """Return the copies' times over the kernels' in Markdown."""
+    """Return a table in Markdown of the copies' times divided by the kernels'."""
     by_case: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
     for row in rows:
         by_case[row["table"], row["what"]][row["level"]] = row

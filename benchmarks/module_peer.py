@@ -1,7 +1,7 @@
-"""PyTorch's own module of a benchmark transformer as a peer, compiled by Inductor.
+"""A peer that runs the PyTorch module of a benchmark transformer, compiled by Inductor.
 
-The other engines read the ONNX file that was exported from the module. Inductor gets the module
-itself. The name of the file selects it.
+The other engines read the ONNX file that was exported from the module. Inductor compiles the module
+itself. The name of the file selects the module.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from korch.report.peers.peer import Array, Arrays, Run, missing, require
 
 @dataclass(frozen=True, slots=True)
 class ModulePeer:
-    """A compiled module.
+    """A peer that runs a module compiled by Inductor.
 
     Attributes:
-        name: of its row.
+        name: name of the row.
     """
 
     name: str = "inductor"
 
     def is_available(self) -> str | None:
-        """Return whether the packages are installed, without importing them."""
+        """Return None if the packages are installed, or what is missing, without importing them."""
         return missing("torch", "torch") or missing("test-torch", "transformers")
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
-        """Build the module that the file was made from, and compile it with frozen weights."""
+        """Build the module from which the file was exported, and compile it with frozen weights."""
         require(self)
         import torch
 
@@ -38,7 +38,7 @@ class ModulePeer:
         call = torch.compile(module, dynamic=False, options={"freezing": True})
 
         def run() -> list[Array]:
-            with torch.no_grad():  # freezing needs it, in the call that compiles as in all others
+            with torch.no_grad():  # freezing needs it in every call, also in the first one, which compiles
                 return [output.numpy() for output in call(**tensors).to_tuple()]
 
         return run

@@ -1,10 +1,11 @@
-"""Products with one row against the sum of as many bytes: the speed at which weights of each type are read.
+"""Compares products with one row with a sum of the same number of bytes, for weights of each type.
 
     python -m benchmarks.one_row [--rounds 3] [--output benchmarks/results/one_row.json]
 
-A kernel is measured as in a search of a large model: no cache has its weights. Beside each product, in the same rounds,
-a kernel adds up as many bytes of float32. A quotient of 1 means that the product reads its weights, with their scales,
-as fast as that. A quotient is a median over the rounds, with the least and the largest one.
+A kernel is measured as in a search of a large model: its weights are in no cache. In the same rounds as each product,
+another kernel adds up the same number of bytes of float32. The quotient is the time of the sum divided by the time of
+the product: 1 means that the product reads its weights and their scales as fast as the sum reads its input. The table
+has the median over the rounds, and the least and the largest quotient.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from korch.provider.gemm import GemmProvider
 from korch.provider.generated import GeneratedProvider
 
 SIZES = ((2048, 2048), (2048, 7168), (4096, 4096))
-"""Terms and columns: those of the products of language models of one to seven billion parameters."""
+"""Terms and columns of products in language models with one to seven billion parameters."""
 
 WEIGHTS_BYTES = 1 << 30
-"""More than what any cache holds."""
+"""The bytes of weights that the meter assumes for the model: more than any cache holds."""
 
 GOAL = 0.8
 
@@ -48,7 +49,7 @@ def filled(shape: tuple[int, int], dtype: DType) -> np.ndarray:
 
 
 def floats(k: int, n: int, dtype: DType) -> Group:
-    """Return a product by weights in a type, which it widens."""
+    """Return a product by weights of a type; other types than float32 are cast to it."""
     g = Graph()
     weights = g.constant(filled((k, n), dtype))
     if dtype is not DType.F32:
@@ -57,7 +58,7 @@ def floats(k: int, n: int, dtype: DType) -> Group:
 
 
 def integers(k: int, n: int, bits: int, block: int) -> Group:
-    """Return a product by integers of some bits, with a scale for each block of terms."""
+    """Return a product by integers of `bits` bits, with a scale for each `block` of terms; 0 means one per column."""
     g = Graph()
     block = block or k
     q = g.constant(filled((k * bits // 8, n), DType.I8 if bits == 8 else DType.U8))
@@ -67,11 +68,11 @@ def integers(k: int, n: int, bits: int, block: int) -> Group:
 
 
 def sum_of(read: int) -> Group:
-    """Return the sum of as many bytes, in 64 rows."""
+    """Return the sums of the 64 rows of a float32 tensor of `read` bytes."""
     g = Graph()
     rows = g.input("rows", ValueType((64, read // 256), DType.F32))
     group = g.group(g.add("reduce_sum", [rows], ReduceAttributes((1,))))
-    return replace(group, constant_inputs=frozenset({0}))  # so that no cache has them, either
+    return replace(group, constant_inputs=frozenset({0}))  # so that this input is in no cache either
 
 
 WEIGHTS: Mapping[str, Callable[[int, int], Group]] = {
@@ -85,12 +86,12 @@ WEIGHTS: Mapping[str, Callable[[int, int], Group]] = {
 
 
 def bytes_of(group: Group) -> int:
-    """Return the bytes of the constants of a group."""
+    """Return the bytes of the constants that a group reads."""
     return sum(group.input_types[i].size_bytes for i in group.constant_inputs)
 
 
 def main() -> int:
-    """Measure; return 1 if a product reads slower than the goal."""
+    """Measure; return 1 if the median quotient of a product is below `GOAL`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path)

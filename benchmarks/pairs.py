@@ -1,17 +1,17 @@
-"""Two kernels that do not depend on each other: one after the other, side by side, and as tasks.
+"""Compares ways to run two independent kernels: one after the other, side by side, and as tasks.
 
     python -m benchmarks.pairs [--sizes 256,512,1024] [--threads 1,2] [--seconds 2] [--output FILE.json]
 
-The experiment of a CMU project (15-745) on horizontal fusion, and a product beside a sum. A *balanced* pair is two sums
-of N x N numbers, or two products; an *unbalanced* pair is a sum of N numbers beside sigmoid(exp) of N x N, or a product
-beside a sum. Ways to run a pair:
+It repeats the experiment of a CMU project (15-745) on horizontal fusion, and adds a product with a sum. A *balanced*
+pair is two sums of N x N numbers, or two products. An *unbalanced* pair is a sum of N numbers and sigmoid(exp) of
+N x N numbers, or a product and a sum. Ways to run a pair:
 
-- turn: each kernel on all threads, with a join after it, in the variant that is fastest so;
-- fused: both at once, each on half of the threads, as these kernels, which were made for all threads;
-- share: the same, as a search makes them for half of the threads: in the variant that is fastest on them;
+- turn: each kernel on all threads, with a join after it, in the variant that is fastest on all threads;
+- fused: both kernels of `turn` at once, each on half of the threads, although they were made for all threads;
+- share: both kernels at once, each made by the search for half of the threads, in the variant that is fastest on them;
 - tasks: each thread has a part of both kernels of `turn`, and there is no join between them.
 
-All ways run interleaved. More threads than cores say nothing of these ways: threads then wait for cores.
+All ways run interleaved. Results with more threads than cores are meaningless, because threads then wait for cores.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from korch.search.ledger import Ledger
 from korch.target import Target
 
 LIMITS = replace(DEFAULT_LIMITS, concurrent_kernel_ns=10**9)
-"""Long kernels run side by side, too."""
+"""Allows long kernels to run side by side, too."""
 
 PAIRS = ("balanced sums", "balanced products", "unbalanced sum, sigmoid", "unbalanced product, sum")
 
 
 def graph_of(pair: str, n: int) -> tuple[PrimitiveGraph, list[list[int]]]:
-    """Return a pair, and the primitives of each kernel."""
+    """Return the graph of a pair, and the numbers of the primitives of each kernel."""
     builder = GraphBuilder()
     square, row = ValueType((n, n), DType.F32), ValueType((n,), DType.F32)
 
@@ -77,7 +77,7 @@ def graph_of(pair: str, n: int) -> tuple[PrimitiveGraph, list[list[int]]]:
 
 
 def steps_of(graph: PrimitiveGraph, kernels: Sequence[Sequence[int]], ledger: Ledger) -> list[Candidate]:
-    """Return the kernels that are fastest on all threads, in plain layouts."""
+    """Return the candidate of each kernel that is fastest on all threads, in plain layouts."""
     steps = []
     for own in kernels:
         group = make_group(graph, own, [graph.primitives[own[-1]].output])
@@ -98,7 +98,7 @@ def _candidates(group: Group, name: str, meter: AnyMeter) -> list[Candidate]:
 
 
 def ways_of(pair: str, n: int, meter: CpuMeter) -> dict[str, Executable]:
-    """Return an executable for each way."""
+    """Return an executable for each way to run a pair; `turn` alone on one thread."""
     graph, kernels = graph_of(pair, n)
     target, ledger = meter.target, Ledger(meter, LIMITS)
     candidates = steps_of(graph, kernels, ledger)
@@ -126,7 +126,7 @@ def kernel_of(candidate: Candidate, meter: CpuMeter) -> Kernel:
 
 
 class _OfAll:
-    """Makes kernels for all threads, on however few they run."""
+    """A provider whose kernels are made for all threads, although they run on fewer."""
 
     def __init__(self, provider: Provider[Target, Kernel], target: Target) -> None:
         self.name, self.version = provider.name, provider.version
@@ -140,7 +140,7 @@ class _OfAll:
 
 
 def _fused(graph: PrimitiveGraph, candidates: Sequence[Candidate], target: Target, threads: int) -> PlanStep[Kernel]:
-    """Return the kernels side by side, as they were made for all threads."""
+    """Return a step with the kernels side by side, each of them made for all threads."""
     concurrent = ConcurrentProvider([_OfAll(provider, target) for provider in load_providers()])
     made = concurrent.propose(graph, [[candidate] for candidate in candidates], target, [threads] * len(candidates))
     kernel = made if isinstance(made, Refusal) else concurrent.build(made.group, made.offer, target)
@@ -150,7 +150,7 @@ def _fused(graph: PrimitiveGraph, candidates: Sequence[Candidate], target: Targe
 
 
 def measure(ways: Mapping[str, Executable], seconds: float) -> dict[str, float]:
-    """Return the median times in microseconds, of interleaved runs."""
+    """Check that all ways agree; return the median times in microseconds of interleaved runs."""
     first = next(iter(ways.values()))
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal(type_.shape, np.float32) for type_ in first.get_inputs()]

@@ -1,12 +1,12 @@
-"""Compares plans with SearchLimits.partition "auto" and "off" at estimated costs.
+"""Compares the plans of different values of SearchLimits.partition ("off", "auto", ...) by estimated costs.
 
     python -m benchmarks.partition [--models segformer_b0,bert:script] [--modes auto,400,off]
                                    [--seconds 600] [--output FILE.json]
 
 Nothing is measured: the cost of a kernel is estimated from its bytes and operations at fixed rates,
-so the figures depend on the cuts and not on the state of the machine. They are the operations and
-the predicted time of the plan, also relative to those of the model without cuts. A mode that takes
-longer than `--seconds` is skipped. `benchmarks/suite.py` lists the models; names that end in `.onnx`
+so the figures depend on the cuts and not on the state of the machine. The figures are the operations and
+the predicted time of the plan, also relative to the plan of the model without cuts. A mode that takes
+too long is reported as a failure. `benchmarks/suite.py` lists the models; names that end in `.onnx`
 are files.
 """
 
@@ -51,11 +51,11 @@ RATES = Calibration(
     region_ns=2000.0,
     kept_bytes=1 << 25,
 )
-"""Of two cores with AVX-512, rounded."""
+"""Rounded rates of two cores with AVX-512."""
 
 
 class EstimatedMeter(CpuMeter):
-    """Costs by estimate at fixed rates."""
+    """A meter that estimates costs at the fixed rates of `RATES`."""
 
     def _calibrate(self, known: Calibration | None = None) -> Calibration:
         return RATES
@@ -107,7 +107,7 @@ def plan(name: str, mode: str, seconds: float) -> dict[str, Any]:
 
 
 def in_process(name: str, mode: str, seconds: float) -> dict[str, Any]:
-    """Return the figures, or why there are none."""
+    """Return the figures of a plan that is made in a separate process, or the reason for its failure."""
     command = [sys.executable, "-m", "benchmarks.partition", "--one", name, "--modes", mode, "--seconds", str(seconds)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1.5 * seconds + 120)

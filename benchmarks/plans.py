@@ -1,4 +1,4 @@
-"""Model -> the kernels of a searched plan, which are kept in a file and made anew for other numbers of threads."""
+"""Searches the plan of a model, keeps it in a file, and rebuilds its kernels for other numbers of threads."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from korch.search.result import PlanName
 from korch.target import Target
 
 Plan = tuple[PrimitiveGraph, Sequence[PlanStep[Kernel]], Target]
-"""The model's graph, the kernels in order, and the machine that they are for."""
+"""The model's graph, its kernels in order, and the target of the kernels."""
 
 
 def searched(name: str, folder: Path, budget_s: float) -> Plan:
-    """Return the plan of a model for two threads that is in a folder; if there is none, search it and keep it there."""
+    """Return a model's plan for two threads from a folder; if it is not there, search the plan and write it there."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.pickle"
     if not path.exists():
@@ -60,7 +60,7 @@ def _search(name: str, options: Options) -> Plan:
 
 
 def run_times_ns(handle: Handle, inputs: Sequence[int], outputs: Sequence[int], runs: int) -> list[int]:
-    """Return the times of some runs in nanoseconds, without what Python does before and after all of them."""
+    """Return the times of `runs` runs in nanoseconds, without the time that Python needs before and after them."""
     found = []
     for _ in range(runs):
         begin = time.perf_counter_ns()
@@ -70,7 +70,10 @@ def run_times_ns(handle: Handle, inputs: Sequence[int], outputs: Sequence[int], 
 
 
 def for_threads(plan: Plan, threads: int) -> Plan:
-    """Return a plan with the same kernels for another number of threads, where their providers offer them."""
+    """Return the plan with its kernels rebuilt for another number of threads.
+
+    A kernel stays as it is if its provider does not offer the same one.
+    """
     graph, steps, target = plan
     target = replace(target, threads=threads)
     providers = {provider.name: provider for provider in load_providers()}
@@ -90,6 +93,6 @@ def _step(provider: Provider[Target, Kernel], step: PlanStep[Kernel], target: Ta
 
 
 def executable(plan: Plan, parts: int = 0) -> Executable:
-    """Return a plan with joins after each kernel, or with the grid points of a thread in some parts as tasks."""
+    """Return an executable with joins; if `parts` is not 0, with a thread's grid points in `parts` tasks."""
     graph, steps, target = plan
     return Executable(build(graph, steps, target, Builder(target.isa), parts=parts))

@@ -1,4 +1,4 @@
-"""Results of the suite -> a bar for each model and engine.
+"""Plots the results of the suite, with a bar for each model and engine.
 
 python -m benchmarks.plot benchmarks/results/suite.json benchmarks/results/suite.svg
 """
@@ -18,16 +18,16 @@ COLOURS = {"onnxruntime": "#7a7f87", "openvino": "#3b78c3", "inductor": "#d9822b
 def draw(rows: dict[str, Any], path: Path) -> None:
     """Draw each engine's time divided by Korch's, with the 10th to 90th percentile.
 
-    Bars are logarithmic.
+    The scale is logarithmic.
 
     Args:
-        rows: the suite's, by model.
-        path: of the picture; the ending says which kind.
+        rows: the rows of the suite, by model.
+        path: the file of the picture; its suffix sets the format.
     """
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "korch"  # equal results give equal files
+    mpl.rcParams["svg.hashsalt"] = "korch"  # makes files with equal results equal
     from matplotlib import pyplot
 
     from benchmarks.suite import quotients
@@ -52,7 +52,7 @@ def draw(rows: dict[str, Any], path: Path) -> None:
                 error_kw={"elinewidth": 1, "ecolor": "#333333"},
             )
     axes.axhline(1, color="black", linewidth=1)
-    axes.set_yscale("log", base=2)  # bars begin at Korch's time: half of it is as far as twice
+    axes.set_yscale("log", base=2)  # bars begin at Korch's time; half and twice that time have bars of equal length
     axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(found)), list(found))
     axes.set_ylabel("time / Korch's time")

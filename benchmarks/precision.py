@@ -1,11 +1,12 @@
-"""Plans within a budget of errors against plans in float32, of the float32 transformers of the suite.
+"""Compares plans with an error budget with float32 plans, for the float32 transformers of the suite.
 
     python -m benchmarks.precision [--models bert,vit] [--error 1e-2] [--budget 90] [--budget-with-error 140]
                                    [--rounds 25] [--artifacts FOLDER] [--output FILE.json]
 
-Each model is searched twice, with and without `--error`; artifacts in the folder are used. The two executables run in
-turn, and the time of a turn is the lesser of two runs. A quotient is the median over the rounds. Errors are those of 20
-inputs with other seeds than those of the calibration, relative to the largest element of each output.
+Each model is searched twice, with the error budget `--error` and without; artifacts in the folder are used. In each
+round both executables are timed; a time is the lesser of two runs after an untimed one. The reported quotient is the
+median over the rounds. Errors are measured on 20 inputs whose seeds differ from those of the calibration, relative to
+the largest element of each output.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from korch.numerics import max_error
 from korch.report.peers.inputs import random_inputs
 
 UNSEEN = range(1000, 1020)
-"""Seeds of inputs on which errors are measured."""
+"""Seeds of the inputs on which errors are measured."""
 
 GOAL = 2.0
 
 
 def main() -> int:
-    """Compare; return 1 if a plan is slower than the goal or its error is larger than the budget."""
+    """Compare; return 1 if a median quotient is below `GOAL` or an error is larger than the budget."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(TRANSFORMERS))
     parser.add_argument("--error", type=float, default=1e-2)
@@ -56,7 +57,7 @@ def main() -> int:
 
 
 def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the quotients of a model's two plans, and the errors of the one with a budget of them."""
+    """Return the quotients of a model's two plans, and the errors of the plan with an error budget."""
     path = folder / f"{name}.onnx"
     if not path.exists():
         path.write_bytes(load(name).SerializeToString())
@@ -80,7 +81,7 @@ def measure(name: str, folder: Path, args: argparse.Namespace) -> dict[str, Any]
 
 
 def text(row: dict[str, Any]) -> str:
-    """Return a line about a model."""
+    """Return the line that is printed for a model."""
     low, middle, high = np.quantile(row["quotients"], [0.1, 0.5, 0.9])
     largest = max(row["errors"])
     return f"{row['exact_ms']:.1f} -> {row['ms']:.1f} ms, {middle:.2f} ({low:.2f} to {high:.2f}); error {largest:.1e}"

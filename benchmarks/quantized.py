@@ -1,13 +1,13 @@
-"""Models quantized by ONNX Runtime (static QDQ), with weights of few bits or in 16-bit floats, against other engines.
+"""Compares engines on models with static QDQ quantization, with weights of 4 or 8 bits, or in 16-bit floats.
 
     python -m benchmarks.quantized [--models mobilenetv2-96,resnet18] [--against onnxruntime,openvino]
                                    [--budget 60] [--rounds 25] [--artifacts FOLDER] [--output FILE.json]
 
-All engines get the same file, and run interleaved. Weights are from a seed. Those of static QDQ are int8 with a scale
-for each channel; activations are uint8, calibrated on random inputs. Llama blocks have int4 weights with a scale for
-32 terms (MatMulNBits), or int8 with one for each column, and read 1 or 32 tokens. Artifacts in the folder are used;
-other models are searched first, with an empty cache. Each row is written when it is complete, and rows in the file are
-not measured again. A quotient is a median over the rounds.
+All engines get the same file, and run interleaved. Weights are random, from a seed. ONNX Runtime makes the static QDQ
+models: weights are int8 with a scale for each channel, activations are uint8, calibrated on random inputs. Llama blocks
+have int4 weights with a scale for 32 terms (MatMulNBits) or int8 weights with a scale for each column, and read 1 or 32
+tokens. Artifacts in the folder are used; models without an artifact are searched first, with an empty cache. Each row
+is written when it is complete, and rows in the file are not measured again. A quotient is a median over the rounds.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ NARROW: Mapping[str, Callable[[], onnx.ModelProto]] = {
         for dtype, narrow in _TYPES.items()
     },
 }
-"""Models that are not calibrated: with weights of few bits, and in 16-bit floats."""
+"""Models that need no calibration: with weights of 4 or 8 bits, and in 16-bit floats."""
 
 CALIBRATION = 3
-"""Random inputs from which the ranges of activations are read."""
+"""The number of random inputs that calibrate the ranges of activations."""
 
 
 def main() -> int:
-    """Compare; return 1 if Korch is slower than ONNX Runtime anywhere."""
+    """Compare; return 1 if Korch is slower than ONNX Runtime on any model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join((*MODELS, *NARROW)))
     parser.add_argument("--against", default="onnxruntime,openvino")
@@ -96,7 +96,7 @@ def main() -> int:
 
 
 def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Search a model's artifact, unless there is one, and compare it."""
+    """Compare a model with other engines, and return its row; search its artifact first if there is none."""
     with tempfile.TemporaryDirectory() as folder:
         kept = args.artifacts or Path(folder)
         kept.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def products_of(executable: Any) -> Iterator[str]:
-    """Yield, for each product in a plan, the type of its first operand."""
+    """Yield the element type of the first operand of each product and convolution in a plan."""
     for step in executable.plan.steps:
         types = dict(re.findall(r'(%\d+)(?: "[^"]*")?: (\w+)\[', step.primitives))
         for first in re.findall(r" = (?:conv|conv_transpose|matmul)\((%\d+)", step.primitives):
@@ -128,7 +128,7 @@ def products_of(executable: Any) -> Iterator[str]:
 
 
 def quantize(model: onnx.ModelProto, path: Path) -> None:
-    """Write a model with quantizations and dequantizations around its operators."""
+    """Quantize a model statically, with quantize and dequantize operators (QDQ), and write it to a file."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
@@ -157,7 +157,7 @@ def quantize(model: onnx.ModelProto, path: Path) -> None:
 
 
 def random_inputs(model: onnx.ModelProto, seed: int) -> dict[str, NDArray[Any]]:
-    """Return seeded inputs: floats of a standard normal distribution, integers 0 and 1."""
+    """Return seeded inputs: floats from a standard normal distribution, integers 0 and 1."""
     rng = np.random.default_rng(seed)
     found = {}
     for value in model.graph.input:

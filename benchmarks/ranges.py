@@ -1,14 +1,14 @@
-"""Artifacts for ranges of sizes, compared with exact plans and with other engines at random sizes.
+"""Compares artifacts for ranges of sizes with exact plans and with other engines, at random sizes.
 
     python -m benchmarks.ranges [--models bert-2,bert,bert-2d,vit-4,llama,yolox] [--budget 120]
                                 [--sizes 8 | --at 1,2x64] [--exact 3] [--pairs 200] [--rounds 15]
                                 [--folder FOLDER] [--output FILE.json]
 
 Each model is exported once with one or two free dimensions, and optimized once for its range. ONNX Runtime and OpenVINO
-get the same file with these. Sizes of two dimensions are written as 2x64. At a few of the random sizes, a plan for
-exactly that size is searched with the same budget. All engines run interleaved in blocks of a few runs; the time of a
-block is its fastest run but the first. A quotient is the median over the blocks. `--pairs` judges the choice by fitted
-costs for as many kernels at sizes that no fit has seen, of one dimension.
+read the same file. Sizes of two dimensions are written as 2x64. At a few of the random sizes, a plan for exactly that
+size is searched with the same budget. All engines run interleaved in blocks of a few runs; the time of a block is its
+fastest run, the first run excluded. A quotient is the median over the blocks. `--pairs` sets the number of pairs of a
+kernel and a size, which no fit has seen, at which the choice by fitted costs is checked (models with one dimension).
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ Feeds = Mapping[str, np.ndarray]
 Run = Callable[[Feeds], Any]
 
 BLOCK, LEAST_BLOCK = 10, 4
-"""Runs of an engine in turn: the weights of others leave the caches within about six runs of some milliseconds."""
+"""The most and fewest runs of a block. After about six runs of a few ms other engines' weights left the caches."""
 
 BLOCK_S = 0.2
-"""A block of more than the least number of runs takes at most this long."""
+"""A block with at least `LEAST_BLOCK` runs ends after this time, in seconds."""
 
 NEAR = 1.10
-"""A choice is good if it takes at most this many times as long as the best one."""
+"""A choice is good if its time is at most this many times the time of the best one."""
 
 PAUSE_S = 0.01
-"""Between two engines, so that idle threads of one do not run beside the next."""
+"""The pause, in seconds, between two engines, so that the threads of one are idle when the next runs."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Ranged:
 
     Attributes:
         build: returns the model.
-        dimensions: all sizes of each.
-        alone: the sizes of the exact plan that is always searched, with which the search is compared.
+        dimensions: all sizes of each free dimension.
+        alone: the first sizes for which an exact plan is searched; the search for the range is compared with it.
     """
 
     build: Callable[[], onnx.ModelProto]
@@ -73,12 +73,12 @@ class Ranged:
     alone: Sizes
 
     def has(self, sizes: Sizes) -> bool:
-        """Return whether sizes are in the ranges."""
+        """Return whether all sizes are in the ranges of their dimensions."""
         own = list(self.dimensions.values())
         return len(sizes) == len(own) and all(n in sizes_ for n, sizes_ in zip(sizes, own, strict=True))
 
     def random(self, count: int) -> list[Sizes]:
-        """Return some sizes between the ends."""
+        """Return up to `count` random sizes without the ends of the ranges and without `alone`."""
         rng, found = np.random.default_rng(7), dict[Sizes, None]()
         inner = [sizes[1:-1] for sizes in self.dimensions.values()]
         while len(found) < min(count, math.prod(map(len, inner)) - 1):
@@ -109,11 +109,11 @@ MODELS: Mapping[str, Ranged] = {
     "llama": Ranged(partial(export_model, "llama:dynamo", EMBEDDED), {"length": range(1, 257)}, (64,)),
     "yolox": Ranged(partial(build_yolox, is_free=True), {"size": range(160, 641, 32)}, (320,)),
 }
-"""The models of transformers have random weights; square images are of multiples of 32, as YOLOX needs them."""
+"""Transformers have random weights; the sizes of YOLOX's square images are multiples of 32, as it requires."""
 
 
 def main() -> int:
-    """Compare; return 1 if the artifact is slower than another engine at one of the sizes."""
+    """Compare; return 1 if an artifact for a range is slower than another engine at one of the sizes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--budget", type=float, default=120.0, help="seconds of search per plan")
@@ -149,7 +149,7 @@ def _text(sizes: Sizes) -> str:
 
 
 def measure(name: str, model: Ranged, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Optimize a model for its range and for some sizes, and compare."""
+    """Optimize a model for its range and for some exact sizes; return the comparison."""
     path = folder / f"{name}.onnx"
     if not path.exists():
         onnx.save(model.build(), str(path))
@@ -189,7 +189,7 @@ def measure(name: str, model: Ranged, folder: Path, args: argparse.Namespace) ->
 def _artifact(
     path: Path, artifact: Path, shapes: Mapping[str, Any], args: argparse.Namespace
 ) -> tuple[Any, dict[str, float]]:
-    """Return an executable, with the seconds of its search and how many kernels this has timed."""
+    """Return an executable, and the seconds of its search with the number of kernels that were timed."""
     about = artifact.with_suffix(".json")
     if not (artifact.exists() and about.exists()):
         begun_s = time.monotonic()
@@ -227,7 +227,7 @@ def _openvino(path: Path) -> Run:
     properties = {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": 2,
-        "INFERENCE_PRECISION_HINT": "f32",  # the default on machines with matrix units is bfloat16
+        "INFERENCE_PRECISION_HINT": "f32",  # on machines with matrix units the default is bfloat16
     }
     compiled = openvino.Core().compile_model(openvino.Core().read_model(str(path)), "CPU", properties)
     request = compiled.create_infer_request()
@@ -238,7 +238,7 @@ PEERS: Mapping[str, Callable[[Path], Run]] = {"onnxruntime": _onnxruntime, "open
 
 
 def _times(engines: Mapping[str, Run], feeds: Feeds, rounds: int) -> dict[str, list[float]]:
-    """Return the milliseconds of each block of each engine."""
+    """Return the time of each block of each engine, in milliseconds."""
     times: dict[str, list[float]] = {name: [] for name in engines}
     for turn in range(rounds + 1):
         for name, run in engines.items():
@@ -254,7 +254,7 @@ def _times(engines: Mapping[str, Run], feeds: Feeds, rounds: int) -> dict[str, l
 
 
 def _choice(ranged: RangedExecutable, sizes: Sizes, feeds: Feeds, rounds: int) -> float:
-    """Return the time of the plan that is chosen for some sizes, in parts of the best one's."""
+    """Return the time of the plan that is chosen for some sizes, divided by the time of the fastest plan for them."""
     chosen, _ = ranged.serving(sizes)
     arrays = list(feeds.values())
     engines: dict[str, Run] = {}
@@ -269,13 +269,14 @@ def _choice(ranged: RangedExecutable, sizes: Sizes, feeds: Feeds, rounds: int) -
 
 
 def judge(ranged: RangedExecutable, count: int, rounds: int) -> dict[str, Any]:
-    """Return how good the choice by fitted costs is for kernels, and for whole plans, at sizes that no fit has seen.
+    """Return how good the choice by fitted costs is, for kernels and for whole plans, at sizes that no fit has seen.
+
+    Kernels are compared if another plan for the same upper size has a different kernel for the same values.
 
     Args:
-        ranged: of one dimension.
-        count: of kernels at sizes, about; those are compared that another plan for the same upper size has, too, of
-            another kind.
-        rounds: in which the kernels are timed.
+        ranged: an executable for a range of one dimension.
+        count: the approximate number of pairs of a kernel and a size.
+        rounds: the number of rounds in which the kernels are timed.
     """
     plans = list(zip(ranged.executables, ranged.ranges.plans, strict=True))
     (dimension,) = ranged.ranges.dimensions
@@ -296,7 +297,7 @@ def judge(ranged: RangedExecutable, count: int, rounds: int) -> dict[str, Any]:
 def _pairs(
     plans: Sequence[tuple[Executable, RangePlan]], times: Sequence[Sequence[float]], sizes: Sizes
 ) -> Iterator[dict[str, Any]]:
-    """Yield what the kernel takes that is chosen, in parts of the best one, and the same for whole plans."""
+    """Yield the time of each chosen kernel and of the chosen plan, divided by the time of the fastest one."""
     same: dict[str, dict[str, tuple[float, float]]] = {}
     for (executable, plan), row in zip(plans, times, strict=True):
         steps = [step for step in executable.plan.steps if step.runs]

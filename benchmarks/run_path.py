@@ -1,9 +1,9 @@
-"""Measures the time of a run outside of its kernels, with a chain of almost empty kernels.
+"""Measures the time that a run needs outside of its kernels, with a chain of almost empty kernels.
 
     python -m benchmarks.run_path [KERNELS]
 
-Prints nanoseconds per run and per kernel: in the native library, and called from Python. The goal
-is below 1000 ns for each kernel.
+It prints nanoseconds per run and per kernel, for calls of the native library and for calls of the
+executable in Python. The goal is less than 1000 ns per kernel.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SOURCE = """extern "C" int k_{op}_run(void *, void *const *buffers) {{
 
 
 def make_chain(kernels: int, folder: Path) -> Executable:
-    """Return an executable with this many kernels, each for one element."""
+    """Return an executable with `kernels` kernels, each of which computes one element."""
     grown = GraphBuilder()
     value = grown.input("x", ValueType.parse("f32[1]"))
     for i in range(kernels):
@@ -54,7 +54,7 @@ def make_chain(kernels: int, folder: Path) -> Executable:
 
 
 def fastest_ns(call: Callable[[], object]) -> float:
-    """Return the least mean time of several rounds."""
+    """Return the mean time of a call, in nanoseconds, in the fastest of nine rounds."""
     rounds = []
     for _ in range(9):
         start = time.perf_counter_ns()
@@ -65,7 +65,7 @@ def fastest_ns(call: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure the runs of a chain and print the times."""
     kernels = int(sys.argv[1]) if len(sys.argv) > 1 else 100
     with tempfile.TemporaryDirectory() as folder:
         executable = make_chain(kernels, Path(folder))

@@ -1,11 +1,11 @@
-"""The same kernels with joins and as tasks: equal results on 1 to 8 threads, and times on as many threads as cores.
+"""Compares runs of the same kernels with joins and as tasks: their results must be equal, and they are timed.
 
     python -m benchmarks.schedules [--models mobilenetv3,yolox] [--threads 1,2,8] [--budget 70] [--plans FOLDER]
                                    [--seconds 8] [--output FILE.json]
 
-Each model is searched for two threads; plans that are in the folder are used, and their kernels are made anew for other
-numbers of threads. A plan for two threads runs on one, too. Results are compared bit by bit in several runs. Times are
-those of interleaved runs; with more threads than cores they say nothing, and are left out, as with `--seconds 0`.
+Each model is searched for two threads; plans that are in the folder are used. Kernels are rebuilt for more threads; on
+one thread the plan for two threads runs. Results are compared bit by bit in several runs. Times are those of
+interleaved runs. With more threads than cores times are meaningless and not measured, as with `--seconds 0`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from korch.report.peers.inputs import random_feeds
 from korch.runtime.executable import Executable
 
 RUNS = 10
-"""How often results are compared."""
+"""The number of runs in which results are compared."""
 
 
 def main() -> None:
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def compare(plan: Plan, threads: int, seconds: float) -> dict[str, Any]:
-    """Return whether results are equal, the times of both schedules, and what there is of tasks."""
+    """Return the number of runs with equal results, of kernels, and of kernels with tasks; and the times."""
     made = plan if threads <= 2 else for_threads(plan, threads)
     runs = {"joins": executable(made), "tasks": executable(made, DEFAULT_LIMITS.task_parts)}
     if threads == 1:
@@ -78,13 +78,13 @@ def _on_one_thread(run: Executable) -> Executable:
 
 
 def _equal_runs(runs: Mapping[str, Executable]) -> int:
-    """Return in how many runs both schedules had the same bits.
+    """Return the number of runs, after checking that both schedules had the same results, bit by bit, in each of them.
 
-    Each run is the first of an executable: in later ones one thread may run all kernels, if other processes have the
-    cores.
+    Each run is the first of a new executable. In later runs of an executable one thread may run all kernels, if
+    other processes occupy the cores.
 
     Raises:
-        SystemExit: they had not.
+        SystemExit: an output differs.
     """
     for seed in range(RUNS):
         arrays = list(random_feeds(runs["joins"].get_inputs(), seed).values())
@@ -96,7 +96,7 @@ def _equal_runs(runs: Mapping[str, Executable]) -> int:
 
 
 def _times(runs: Mapping[str, Executable], seconds: float) -> dict[str, Any]:
-    """Return the median times of interleaved runs, and the quotient of those that follow each other."""
+    """Return the median times of interleaved runs, and the percentiles of the quotients of adjacent runs."""
     arrays = list(random_feeds(runs["joins"].get_inputs(), 0).values())
     taken: dict[str, list[float]] = {name: [] for name in runs}
     end = time.monotonic() + seconds

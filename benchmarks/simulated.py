@@ -1,17 +1,17 @@
-"""The simulator of joins and tasks against runs on a few threads, and what it predicts for more.
+"""Compares the simulator of joins and tasks with measured runs, and prints its predictions for more threads.
 
     python -m benchmarks.simulated [--models mobilenetv3,yolox] [--threads 2,4] [--predict 2,4,8] [--budget 70]
                                    [--plans FOLDER] [--seconds 8] [--output FILE.json] [--plot FILE.svg]
 
 Each model is searched for two threads; plans that are in the folder are used. Kernels are timed on one thread, within
-runs. From these times alone the simulator (`korch.events.simulate`) predicts runs on more threads: a task takes its
-part of that time by the bytes that it writes, and longer by what it fetches from the caches of other cores. The speed
-of memory and the caches that cores share are assumed to grow with the threads. For each number of threads the kernels
-are made anew, where their provider offers the same kernel. A kernel without a tile program takes what it took on one
-and two threads, continued. What a run takes beside its kernels is added as it is on one thread. What joins, waits and
-bytes of other cores take is measured on this machine (`benchmarks.core_costs`). The runs on one thread, and with joins
-and tasks on the numbers of threads that are given, are interleaved: in turns of an untimed run, which wakes the
-threads, and some timed ones.
+runs. From these times the simulator (`korch.events.simulate`) predicts runs on more threads. A task takes a share of
+its kernel's time in proportion to the bytes that it writes, plus the time for bytes that it fetches from the caches of
+other cores. The speed of memory and the size of shared caches are assumed to grow with the number of threads. For each
+number of threads the kernels are rebuilt, if their provider offers the same kernel. The time of a kernel without a tile
+program is extrapolated from its times on one and two threads. The time that a run on one thread needs outside of its
+kernels is added unchanged. The costs of joins, waits and bytes of other cores are measured on this machine
+(`benchmarks.core_costs`). The runs on one thread, and with joins and with tasks on the given numbers of threads, are
+interleaved. Each turn has one untimed run, which wakes the threads, and some timed runs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from korch.runtime.program import bind_steps
 
 SCHEDULES = ("joins", "tasks")
 RUNS = 3
-"""The timed runs of a turn."""
+"""The number of timed runs in a turn."""
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def measure(plan: Plan, counts: Sequence[int], seconds: float) -> dict[str, Any]:
-    """Return the times of interleaved runs by the number of threads, and those of kernels on one and two threads."""
+    """Return the times of interleaved runs by threads, of kernels on one and two threads, and the core costs."""
     graph, steps, target = plan
     runs = {("1", "joins"): executable((graph, steps, replace(target, threads=1)))}
     for count in counts:
@@ -110,9 +110,9 @@ def predict(plan: Plan, counts: Sequence[int], measured: Mapping[str, Any]) -> d
     """Return the times of runs, in milliseconds, by the number of threads and the schedule.
 
     Args:
-        plan: the kernels.
+        plan: the plan whose kernels run.
         counts: the numbers of threads.
-        measured: what `measure` returned.
+        measured: the result of `measure`.
     """
     found = {}
     kernels_ns, known = measured["kernels_ns"], measured.get("costs", {})
@@ -142,12 +142,12 @@ def predict(plan: Plan, counts: Sequence[int], measured: Mapping[str, Any]) -> d
 
 
 def _scaled(one_ns: float, two_ns: float, threads: int) -> float:
-    """Return the time of a kernel of which only its times on one and two threads are known."""
+    """Return a kernel's time on `threads` threads, extrapolated from its times on one and two threads."""
     return float(one_ns * min(1.0, two_ns / max(1.0, one_ns)) ** log2(threads))
 
 
 def line(name: str, row: dict[str, Any]) -> str:
-    """Return what was measured and predicted, with the errors."""
+    """Return a line with the predicted and measured times of a model, and the prediction errors."""
     predicted = row["predicted_ms"]
     texts = [
         f"{threads} {way} {predicted[threads][way]:.2f} ({measured_ms:.2f}, "
@@ -161,11 +161,11 @@ def line(name: str, row: dict[str, Any]) -> str:
 
 
 def draw(rows: dict[str, Any], path: Path) -> None:
-    """Draw the predicted speed-up over one thread of joins and of tasks, and what was measured on two threads."""
+    """Draw the predicted speed-ups of joins and of tasks over one thread, and the measured speed-up of joins."""
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "korch"  # equal results give equal files
+    mpl.rcParams["svg.hashsalt"] = "korch"  # makes files with equal results equal
     from matplotlib import pyplot
 
     figure, all_axes = pyplot.subplots(

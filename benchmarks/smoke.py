@@ -1,11 +1,12 @@
-"""Every benchmark model, end to end: written, optimized, checked, run, and compared.
+"""Tests every benchmark model end to end: builds, optimizes, checks, runs and compares it.
 
     python -m benchmarks.smoke [--models candy,yolox] [--budget 60] [--no-measure]
 
-Each model is optimized in a separate process. Its executable must agree with the reference
-interpreter in float64 and with ONNX Runtime on the same random inputs, both relative to the largest
-element of the output, within `TOLERANCE`. The transformers of `benchmarks.models.transformers` join
-where PyTorch and transformers are installed. Exits with 1 if a model fails.
+Each model is optimized in a separate process. Its executable must agree with the reference interpreter
+in float64, and on random inputs with ONNX Runtime (PyTorch modules with PyTorch). The tolerance is
+`TOLERANCE`, relative to the largest element of an output. The transformers of
+`benchmarks.models.transformers` are included if PyTorch and transformers are installed. The exit code is
+1 if a model fails.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from korch.api import optimize
 from korch.runtime.report import Report
 
 TOLERANCE = 1e-3
-"""Winograd convolutions have errors of about 1e-5 per layer; the deepest model has a hundred."""
+"""Winograd convolutions have errors of about 1e-5 per layer; the deepest model has a hundred layers."""
 
 COLUMNS = ("model", "operators", "primitives", "candidates", "status", "gap", "error", "to ORT", "seconds", "MB")
 
@@ -117,7 +118,7 @@ def _check_onnx(name: str, budget_s: float, measure: bool) -> dict[str, Any]:
 
 
 def _check_module(name: str, budget_s: float, measure: bool) -> dict[str, Any]:
-    """Do the same for a PyTorch module, and compare with PyTorch."""
+    """Optimize a PyTorch module, and compare its executable with PyTorch."""
     import torch
 
     from benchmarks.models.transformers import TRANSFORMERS

@@ -1,4 +1,4 @@
-"""Times the orchestrator's solver on generated instances and writes JSON.
+"""Times the solver of the binary linear program on random instances, and writes JSON.
 
 python -m benchmarks.solver [--quick] [--seconds S] [--workers N] [--output FILE]
 """
@@ -48,7 +48,7 @@ _FULL = (
 
 
 def run_one(severity: Severity, seconds: float, workers: int) -> dict[str, Any]:
-    """Return the row of one instance: solved cold, and after its plan's costs rose by 20 %."""
+    """Return the row of one instance: solved from scratch, and again after its plan's costs rose by 20 %."""
     problem = make_instance(severity)
     start_s = time.perf_counter()
     solver = Solver(problem, limits=SearchLimits(solver_workers=workers))
@@ -77,7 +77,7 @@ def run_one(severity: Severity, seconds: float, workers: int) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the times depend on."""
+    """Return the facts about the machine and its software on which the times depend."""
     cpu = platform.processor()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -94,7 +94,7 @@ def machine() -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the benchmark; print a line an instance."""
+    """Run the benchmark; print a line for each instance."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three small instances")
     parser.add_argument("--seconds", type=float, default=60.0, help="longest time for one solve")

@@ -1,15 +1,15 @@
-"""The benchmark models: optimize each, and compare it with other engines in one interleaved run.
+"""Optimizes each benchmark model, and compares it with other engines in one interleaved run.
 
     python -m benchmarks.suite [--models candy,bert] [--against onnxruntime,openvino,iree]
                                [--budget 200] [--rounds 15] [--output FILE.json] [--plot FILE.svg]
                                (also tvm:2000 for TVM tuned with 2000 trials a model)
 
-`--models` also takes what PyTorch's exporters make of models of transformers and torchvision:
+`--models` also takes models of transformers and torchvision, exported by PyTorch's exporters:
 `mobilenetv2`, `segformer_b0:dynamo`, ... (`benchmarks/models/exported.py`).
 
-The default is the five models of the paper and, if PyTorch and transformers are installed, four
-transformers and two vision models as PyTorch's exporters write them. Each model is searched in a
-separate process with an empty cache, so the reported search is complete. Engines are timed
+The default is the five models of the paper, two vision models that PyTorch exports and, if PyTorch and
+transformers are installed, four transformers. Each model is searched in a separate process with an empty
+cache, so the reported search time is that of a complete search. Engines are timed
 interleaved, and a quotient is the median over the rounds. If an engine can't run a model, the row
 says why. The file records the CPU and the versions of all libraries.
 """
@@ -44,9 +44,9 @@ from korch.target import detect_target
 
 MODELS = (*PAPER, *TRANSFORMERS, "mobilenetv2", "segformer_b0:script-slim")
 AGAINST = "onnxruntime,openvino,inductor,iree"
-"""Engines to compare with. Those that are not installed are skipped."""
+"""The engines to compare with. An engine that is not installed is skipped."""
 MODULE = "benchmarks.module_peer:INDUCTOR"
-"""Inductor with the module itself; for models that are ONNX files only, it gets a translation."""
+"""The peer that compiles a transformer's module by Inductor; other models are translated from ONNX for Inductor."""
 PACKAGES = (
     "onnxruntime",
     "openvino",
@@ -160,7 +160,7 @@ def _in_process(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def load(name: str) -> onnx.ModelProto:
-    """Return the model of a name."""
+    """Return the ONNX model with this name."""
     if is_exported(name):
         return export_model(name)
     return export_transformer(name).stored() if name in TRANSFORMERS else build(name)
@@ -169,7 +169,7 @@ def load(name: str) -> onnx.ModelProto:
 def measure(
     name: str, against: list[str], rounds: int, budget_s: float | None, output: Path, artifacts: Path | None
 ) -> None:
-    """Optimize one model with an empty cache and compare it; print the table, write the row."""
+    """Optimize one model with an empty cache and compare it; print the comparison and write the row to `output`."""
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / f"{name}.onnx"
         artifact = (artifacts or Path(folder)) / f"{name}.korch"
@@ -178,7 +178,7 @@ def measure(
         executable.save(artifact)
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         report = {key: plain(getattr(executable.report, key)) for key in KEPT}
-        del executable  # its weights and threads are not part of the comparison
+        del executable  # frees its weights and threads, which are not part of the comparison
         engines = [MODULE if peer == "inductor" and name in TRANSFORMERS else peer for peer in against]
         comparison = bench(artifact, engines, model, rounds, Options(), {})
     print(f"{name}\n{comparison.to_text()}\n", flush=True)
@@ -196,8 +196,8 @@ def quotients(row: dict[str, Any]) -> dict[str, Any]:
 def table(rows: dict[str, Any]) -> str:
     """Return the results as a table in Markdown.
 
-    A quotient is the median of those of the rounds, with their 10th and 90th percentile; the memory
-    is that of Korch's process and of ONNX Runtime's, with the engines' libraries left out.
+    A quotient is the median over the rounds, with the 10th and 90th percentile. The memory is that of
+    Korch's process and of ONNX Runtime's process, without the engines' libraries.
     """
     if not rows:
         return "no model was measured"
@@ -254,7 +254,7 @@ def _megabytes(size: int | None) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Return the CPU's model, its instruction set, and the versions of what took part."""
+    """Return the CPU's model, its cores and instruction set, and the versions of Python and of installed packages."""
     versions = {}
     for package in PACKAGES:
         try:

@@ -1,12 +1,14 @@
-"""The superoptimizer: mutated programs, what pruning saves, Mirage's six blocks and whole models with and without it.
+"""Measures the superoptimizer on mutated programs, pruning rules, Mirage's six blocks and whole models.
 
     python -m benchmarks.superopt mutants --count 10000
     python -m benchmarks.superopt pruning --seconds 60
     python -m benchmarks.superopt blocks --batch 1 8 --rounds 15
     python -m benchmarks.superopt models --block efficientvit yolox segformer llama --seconds 80
 
-Each command prints a table and writes it as JSON to benchmarks/results. Rows of blocks and of models replace
-those of the same name that are there, so that they can be measured one by one.
+`mutants` checks whether the verifier refuses wrong programs. `pruning` counts the prefixes that the search visits with
+and without each pruning rule. `blocks` and `models` compare plans with and without the superoptimizer. Each command
+prints its results and writes them as JSON to benchmarks/results. New rows of blocks and models replace earlier rows
+with the same name and batch, so that they can be measured one by one.
 """
 
 from __future__ import annotations
@@ -52,11 +54,11 @@ ENGINES = ("onnxruntime", "openvino", "inductor")
 SUITE = ("efficientvit", "yolox", "segformer", "llama")
 LABELS = ("without", "with")
 SAMPLE = 6
-"""Accepted mutants of each kind of change that are written down, to be checked by hand."""
+"""The number of accepted mutants of each kind of change that are written to the results, to be checked by hand."""
 
 
 def found_programs() -> Iterator[tuple[str, PrimitiveGraph, TileProgram]]:
-    """Yield the programs that are found for all groups at small sizes."""
+    """Yield the name, graph and program of each program that is found for the groups of `GROUPS`, at small sizes."""
     for name, make in GROUPS.items():
         graph = make()
         group = make_group(graph, range(len(graph.primitives)), [v for _, v in graph.outputs])
@@ -65,7 +67,7 @@ def found_programs() -> Iterator[tuple[str, PrimitiveGraph, TileProgram]]:
 
 
 def mutants(count: int, seed: int) -> dict[str, Any]:
-    """Verify mutated programs; what is accepted is compared with the reference on other inputs."""
+    """Verify mutated programs; compare accepted ones with the reference on other inputs; return the counts."""
     rng, programs = np.random.default_rng(seed), list(found_programs())
     counts, by_change, accepted = Counter[str](), Counter[str](), Counter[str]()
     wrong: list[str] = []
@@ -108,7 +110,7 @@ def _changed_lines(program: TileProgram, changed: TileProgram) -> str:
 
 
 def _differs(program: TileProgram, graph: PrimitiveGraph, seed: int) -> str:
-    """Return how a program differs from its graph in float64, on inputs that the verifier has not seen."""
+    """Return how a program differs from its graph in float64, on inputs that the verifier has not used; "" if equal."""
     rng = np.random.default_rng((seed, 1))
     for _ in range(3):
         feeds = {name: rng.standard_normal(graph.types[v].shape) * rng.uniform(0.3, 2) for name, v in graph.inputs}
@@ -127,14 +129,14 @@ KINDS: dict[str, dict[str, bool]] = {
     "without expressions": {"by_expression": False},
     "none": {"by_expression": False, "by_bound": False, "by_readers": False},
 }
-"""Which rules prune, by the name of a row."""
+"""The pruning rules that are switched off, by the name of a row."""
 
 
 def pruning(seconds: float) -> list[dict[str, Any]]:
-    """Count the prefixes that are visited with and without each kind of pruning.
+    """Count the prefixes that the search visits with and without each pruning rule.
 
-    Where both searches end, the programs without pruning by expressions must be the same; of those without the
-    other rules, the ones that take no longer than the bound allows.
+    If both searches are complete, a row also says whether it has the same programs as the row "all", among the programs
+    whose work the bound allows.
     """
     rows = []
     for name, graph, steps in (
@@ -167,13 +169,13 @@ def pruning(seconds: float) -> list[dict[str, Any]]:
 
 
 def exp_of_product() -> PrimitiveGraph:
-    """Return exp(x w): two steps, so that a search without pruning ends."""
+    """Return exp(x w): it has only two steps, so a search without pruning can complete."""
     b = Block()
     return b.result(b.add("exp", (b.add("matmul", (b.tensor("x", 4, 6), b.tensor("w", 6, 5))),)))
 
 
 def _within_bound(search: GraphSearch) -> set[tuple[BlockStep, ...]]:
-    """Return the block graphs that the bound leaves, whichever is found first."""
+    """Return the block graphs whose work the bound allows, independent of the order in which they were found."""
     least = min((graph.work for graph in search.found), default=0)
     return {graph.steps for graph in search.found if graph.work <= DEFAULT_LIMITS.superopt_margin * least}
 
@@ -182,7 +184,7 @@ def _within_bound(search: GraphSearch) -> set[tuple[BlockStep, ...]]:
 
 
 class Model:
-    """An ONNX model under construction; weights are random."""
+    """Builds an ONNX model with random weights."""
 
     def __init__(self) -> None:
         self.nodes: list[onnx.NodeProto] = []
@@ -191,30 +193,30 @@ class Model:
         self.rng = np.random.default_rng(0)
 
     def input(self, *shape: int) -> str:
-        """Return an input."""
+        """Add an input; return its name."""
         name = f"x{len(self.inputs)}"
         self.inputs.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
         return name
 
     def weight(self, *shape: int) -> str:
-        """Return a random weight."""
+        """Add a random weight; return its name."""
         array = (self.rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
         return self.constant(array)
 
     def constant(self, array: Any) -> str:
-        """Return a constant."""
+        """Add a constant; return its name."""
         name = f"w{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(np.asarray(array), name))
         return name
 
     def add(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Return the result of an operator."""
+        """Add an operator; return the name of its output."""
         name = f"v{len(self.nodes)}"
         self.nodes.append(helper.make_node(op, list(inputs), [name], **attributes))
         return name
 
     def normalized(self, x: str, epsilon: float = 1e-5) -> str:
-        """Return x over the root of the mean of its squares along the last axis."""
+        """Return x divided by the root of the mean of its squares along the last axis."""
         axes = self.constant(np.array([-1], np.int64))
         mean = self.add("ReduceMean", self.add("Mul", x, x), axes, keepdims=1)
         return self.add("Div", x, self.add("Sqrt", self.add("Add", mean, self.constant(np.float32(epsilon)))))
@@ -226,7 +228,7 @@ class Model:
         return self.add("MatMul", self.add("Softmax", scaled, axis=-1), v)
 
     def save(self, result: str, path: Path) -> Path:
-        """Write the model with one output."""
+        """Write the model with one output; return the path."""
         output = helper.make_tensor_value_info(result, onnx.TensorProto.FLOAT, None)
         graph = helper.make_graph(self.nodes, "block", self.inputs, [output], self.weights)
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
@@ -235,13 +237,13 @@ class Model:
 
 
 def gqa(m: Model, batch: int) -> str:
-    """Return attention of 8 heads for keys, 4 queries each, 1024 keys of 64."""
+    """Return attention with 8 key heads, 4 queries for each of them, and 1024 keys of width 64."""
     q, k, v = m.input(8 * batch, 4, 64), m.input(8 * batch, 1024, 64), m.input(8 * batch, 1024, 64)
     return m.attention(q, k, v, 64)
 
 
 def qk_norm(m: Model, batch: int) -> str:
-    """Return attention of 8 heads, 64 normalized queries, 256 normalized keys of 64."""
+    """Return attention with 8 heads, 64 normalized queries, and 256 normalized keys of width 64."""
     q, k, v = m.input(8 * batch, 64, 64), m.input(8 * batch, 256, 64), m.input(8 * batch, 256, 64)
     return m.attention(m.normalized(q), m.normalized(k), v, 64)
 
@@ -253,14 +255,14 @@ def rms_norm(m: Model, batch: int) -> str:
 
 
 def lora(m: Model, batch: int) -> str:
-    """Return the product of a row of 1024 with a matrix and with one of rank 16."""
+    """Return the product of a row of 1024 with a matrix, plus its product with a matrix of rank 16."""
     x = m.input(batch, 1024)
     low = m.add("MatMul", m.add("MatMul", x, m.weight(1024, 16)), m.weight(16, 1024))
     return m.add("Add", m.add("MatMul", x, m.weight(1024, 1024)), low)
 
 
 def gated_mlp(m: Model, batch: int) -> str:
-    """Return silu(x w) (x v) of a row of 1024."""
+    """Return silu(x w) (x v) for a row x of 1024."""
     x = m.input(batch, 1024)
     gate = m.add("MatMul", x, m.weight(1024, 1024))
     gate = m.add("Mul", gate, m.add("Sigmoid", gate))
@@ -268,7 +270,7 @@ def gated_mlp(m: Model, batch: int) -> str:
 
 
 def n_trans(m: Model, batch: int) -> str:
-    """Return norm(x + alpha (norm(h) - x)) of 16 rows of 1024 for each of a batch."""
+    """Return norm(x + alpha (norm(h) - x)) for 16 rows of 1024 in each element of the batch."""
     x, h, alpha = m.input(16 * batch, 1024), m.input(16 * batch, 1024), m.weight(1024)
     step = m.add("Mul", alpha, m.add("Sub", m.normalized(h), x))
     return m.normalized(m.add("Add", x, step))
@@ -285,7 +287,7 @@ MODELS: dict[str, Callable[[Model, int], str]] = {
 
 
 def write_model(path: Path, name: str, batch: int) -> None:
-    """Write a block, or a model of the suite, unless it is there."""
+    """Write a block, or a model of the suite, unless the file exists."""
     if path.exists():
         return
     if name in MODELS:
@@ -296,9 +298,9 @@ def write_model(path: Path, name: str, batch: int) -> None:
 
 
 def prepare(folder: Path, name: str, batch: int, seconds: float, labels: Sequence[str]) -> dict[str, Any]:
-    """Optimize a model with and without the superoptimizer, unless its artifacts are there.
+    """Optimize a model with and without the superoptimizer, unless its artifacts exist; return facts about the plans.
 
-    Both use the same measurements, and that without comes first, so that its search has not less time.
+    Both searches share one cache of measurements. The search without runs first, so that it has no less time.
     """
     path, facts = folder / f"{name}-{batch}.onnx", {}
     write_model(path, name, batch)
@@ -322,7 +324,7 @@ def prepare(folder: Path, name: str, batch: int, seconds: float, labels: Sequenc
 
 
 def facts_of(report: Report, seconds: float) -> dict[str, Any]:
-    """Return what a search took and what it expects."""
+    """Return the time and counts of a search, and the predicted time of its plan."""
     found = report.found
     facts: dict[str, Any] = {"seconds": round(seconds, 1), "predicted_ms": report.predicted_ms}
     if found is not None:
@@ -332,7 +334,7 @@ def facts_of(report: Report, seconds: float) -> dict[str, Any]:
 
 
 def measured(folder: Path, name: str, batch: int, rounds: int, engines: Sequence[str] = ENGINES) -> Comparison:
-    """Compare both plans with other engines, if any, in one interleaved run."""
+    """Compare both plans, and other engines if any are given, in one interleaved run."""
     path = folder / f"{name}-{batch}.onnx"
     runners = [RunnerSpec("korch", folder / f"{name}-{batch}-{label}.korch", label) for label in LABELS]
     runners += [RunnerSpec(engine, path) for engine in engines]
@@ -340,7 +342,9 @@ def measured(folder: Path, name: str, batch: int, rounds: int, engines: Sequence
 
 
 def rows_of(folder: Path, name: str, batch: int, rounds: int) -> dict[str, Any]:
-    """Return the times of all engines, and those of both plans alone: then weights stay in the shared cache."""
+    """Return the times of both plans without other engines, so that weights stay in the shared cache; for blocks also
+    the times with all engines.
+    """
     runs = {"alone": measured(folder, name, batch, 5 * rounds if name in MODELS else rounds, ())}
     if name in MODELS:
         runs["rows"] = measured(folder, name, batch, rounds)
@@ -350,12 +354,12 @@ def rows_of(folder: Path, name: str, batch: int, rounds: int) -> dict[str, Any]:
 
 
 def _short(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows without the single times."""
+    """Return rows without the times of single runs."""
     return [{key: value for key, value in row.items() if key != "times_ns"} for row in rows]
 
 
 def blocks(args: argparse.Namespace, names: Sequence[str], batches: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each block or model, and batch."""
+    """Yield a row for each block or model and each batch, unless artifacts are only prepared."""
     labels = args.only or LABELS
     for batch in batches:
         for name in names:
@@ -367,7 +371,7 @@ def blocks(args: argparse.Namespace, names: Sequence[str], batches: Sequence[int
 
 
 def keep_rows(rows: Iterator[dict[str, Any]], path: Path) -> None:
-    """Write each row when it is measured, in the place of an earlier one of the same name on this machine."""
+    """Write each row when it is measured; it replaces an earlier row of the same name and batch on this machine."""
     for row in rows:
         before = json.loads(path.read_text()) if path.exists() else {}
         about, key = machine(), (row["block"], row["batch"])
@@ -379,7 +383,7 @@ def keep_rows(rows: Iterator[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Run one of the commands."""
+    """Run the command that was given."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("mutants", "pruning", "blocks", "models"))
     parser.add_argument("--count", type=int, default=10_000)

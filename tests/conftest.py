@@ -1,4 +1,4 @@
-"""This machine as the target, and a compiler with a cache of its own."""
+"""Fixtures: this machine as the target, and a compiler with its own cache."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Random small instances, and two ways to solve them that share nothing with the solver."""
+"""Random small instances, and two ways to solve them that share no code with the solver."""
 
 from __future__ import annotations
 

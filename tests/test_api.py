@@ -1,4 +1,4 @@
-"""The whole way, from a model to an executable, on tiny models."""
+"""The public API on tiny models, from a model to an executable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Concatenations in place from a model to its artifact: whoever reads it must understand them."""
+"""Concatenations in place, from a model to its artifact: all code that reads a plan must support them."""
 
 from __future__ import annotations
 

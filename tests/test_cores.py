@@ -1,4 +1,4 @@
-"""The cores of a container: quotas of control groups, in made-up folders. The time slices of threads."""
+"""The cores of a container: quotas of control groups, read from fake folders; and the time slices of threads."""
 
 from __future__ import annotations
 

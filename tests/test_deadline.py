@@ -1,4 +1,4 @@
-"""Deadlines, and what an interrupt does to a search."""
+"""Deadlines, and the effect of an interrupt on a search."""
 
 from __future__ import annotations
 

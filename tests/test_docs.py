@@ -1,4 +1,4 @@
-"""The documentation is true: its examples run, its links lead somewhere, its lists are whole."""
+"""The documentation is correct: its examples run, its links have targets, its lists are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of other elements than float32, from ONNX to executable, without the host."""
+"""Models with other element types than float32, from ONNX to executable, without the host."""
 
 from __future__ import annotations
 

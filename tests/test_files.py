@@ -1,4 +1,4 @@
-"""Files that users name, temporary folders, and folders of what is run."""
+"""Files that users name, temporary folders, and folders for code that is executed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports point left along the data's way, so that a stage can be read without the next."""
+"""Modules import only earlier stages of the pipeline, so that a stage can be read without later stages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said about installation is true, and the wheel holds all that Korch needs."""
+"""The statements about installation are true, and the wheel contains all files that Korch needs."""
 
 from __future__ import annotations
 

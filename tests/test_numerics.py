@@ -1,4 +1,4 @@
-"""How far outputs are from exact ones, and how far a plan's may be."""
+"""The distance of outputs from exact ones, and the distance that is allowed for a plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options are checked when they are made: from Python they may be of any type."""
+"""Options are validated when they are created, because Python callers may pass values of any type."""
 
 from __future__ import annotations
 

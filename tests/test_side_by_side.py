@@ -1,4 +1,4 @@
-"""When kernels that could run side by side are looked for, and what becomes of them."""
+"""When the search looks for kernels that can run side by side, and what it does with them."""
 
 from __future__ import annotations
 

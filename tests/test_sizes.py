@@ -1,4 +1,4 @@
-"""Functions and files of the package are short enough to be read at once."""
+"""Functions and files of the package stay within the limits of length and number of parameters."""
 
 from __future__ import annotations
 

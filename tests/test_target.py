@@ -1,4 +1,4 @@
-"""Which instruction set is built for."""
+"""The instruction set for which code is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch is imported only for its modules: Korch works without it, and starts quickly with it."""
+"""PyTorch is imported for modules only: Korch works without it, and starts quickly if it is installed."""
 
 from __future__ import annotations
 

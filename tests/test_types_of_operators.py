@@ -1,7 +1,7 @@
-"""Each element type through each kind of operator: one model per type, natively run.
+"""Each element type with each kind of operator: one model per type, run by native kernels.
 
-The reference is `onnx.reference`, which computes in the model's own types; for float16 and bfloat16
-it is given the same elements in float64, as they are types of storage only.
+The reference is `onnx.reference`, which computes in the types of the model. For float16 and bfloat16
+it gets the same elements in float64, because these types are for storage only.
 """
 
 from __future__ import annotations

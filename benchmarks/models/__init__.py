@@ -1,8 +1,7 @@
-"""Name and options -> ONNX model.
+"""Builds the ONNX models of benchmarks and tests from a name and options.
 
-`MODELS` is the one list of models that benchmarks and tests take theirs from. Models are made when
-they are needed and
-never committed: the same name, options and seed give the same bytes.
+`MODELS` is the only list of these models. They are built when they are needed and never committed:
+the same name, options and seed give the same bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Model:
 
     @property
     def options(self) -> dict[str, object]:
-        """Name of each option -> its default."""
+        """The default of each option, by the option's name."""
         parameters = inspect.signature(self.builder).parameters.values()
         return {p.name: p.default for p in parameters} | dict(self.preset)
 
@@ -104,10 +103,10 @@ def build(name: str, **options: object) -> onnx.ModelProto:
 
     Args:
         name: a key of `MODELS`.
-        options: of the model's builder, for example `seed` or `size`.
+        options: arguments for the model's builder, for example `seed` or `size`.
 
     Raises:
-        OptionError: no such model or option, or a value that makes no sense.
+        OptionError: the model or an option does not exist, or a value is invalid.
     """
     if name not in MODELS:
         raise OptionError(f"there is no model {name!r}", "benchmarks.models", ", ".join(MODELS))

@@ -17,7 +17,7 @@ from korch.errors import KorchError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write one model; returns the exit code (0 done, 1 a clear error)."""
+    """Write one model; return the exit code: 0 if it was written, 1 after an error message."""
     listing = "\n".join(f"  {model.name:18} {model.summary}" for model in MODELS.values())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.models",

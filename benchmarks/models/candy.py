@@ -1,12 +1,12 @@
 """Candy: the fast neural style transfer network.
 
-Three convolutions down to a quarter of the size, residual blocks, two nearest-neighbour upsamplings
-with a convolution each, all with reflection padding and instance normalization. Weights are random:
-only the amount and the shape of the work count here.
+Three convolutions reduce the image to a quarter of its size. Residual blocks and two nearest-neighbour
+upsamplings, each with a convolution, follow. Convolutions have reflection padding, and all but the last
+one instance normalization. Weights are random, because benchmarks need only operations and shapes.
 
 Source: Johnson, Alahi and Fei-Fei, "Perceptual Losses for Real-Time Style Transfer and
-Super-Resolution" (ECCV 2016), in the variant with instance normalization and nearest upsampling in
-the place of transposed convolutions.
+Super-Resolution" (ECCV 2016), in the variant with instance normalization and nearest upsampling
+instead of transposed convolutions.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ def build_candy(
     """Build the network for a square image.
 
     Args:
-        seed: of the weights.
+        seed: seed of the random weights.
         size: height and width of the image in pixels, a multiple of 4 of at least 8.
-        channels: at full, half and quarter size.
+        channels: numbers of channels at full, half and quarter size.
         blocks: number of residual blocks.
 
     Returns:
         A model from "input" f32[1, 3, size, size] to "output" of the same shape.
 
     Raises:
-        OptionError: the size can't be halved twice, or leaves no room for the reflection.
+        OptionError: the size can't be halved twice, or is too small for reflection padding.
     """
     if size < 8 or size % 4:
         raise OptionError(f"{size} pixels can't be halved twice", "candy: size", "a multiple of 4 from 8")

@@ -1,7 +1,7 @@
 """A small classifier of convolution, batch normalization and ReLU, with pooling and a final Gemm.
 
-The statistics of the normalizations are far from mean 0 and variance 1: a model in which they are
-the identity would hide a wrong folding.
+The statistics of the normalizations are far from mean 0 and variance 1. With these values each
+normalization would be the identity, and an error in folding it would not be seen.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""EfficientViT-B1: segmentation with linear attention of several scales.
+"""EfficientViT-B1: segmentation with multi-scale linear attention.
 
-Inverted bottlenecks with hard-swish, and attention without softmax: relu(q) (relu(k)' v), divided
-by its row sums, over tokens and over 5x5 neighbourhoods of them. At 512x512 with 150 classes it
+It has inverted bottlenecks with hard-swish, and attention without softmax: relu(q) (relu(k)' v),
+normalized by its row sums, over tokens and over their 5x5 neighbourhoods. At 512x512 with 150 classes it
 takes about 6.2 GFLOP and 4.8 million parameters.
 
 Source: Cai et al., "EfficientViT: Multi-Scale Linear Attention for High-Resolution Dense
@@ -28,19 +28,19 @@ def build_efficientvit(
     """Build the network for a square image.
 
     Args:
-        seed: of the weights.
+        seed: seed of the random weights.
         size: height and width of the image in pixels, a multiple of 32.
         widths: channels of the stem and the four stages.
-        depths: blocks of each.
-        each: channels of a head of attention.
+        depths: numbers of blocks of the stem and the four stages.
+        each: channels of an attention head.
         head: channels of the segmentation head.
-        classes: kinds of regions.
+        classes: number of classes.
 
     Returns:
         A model from "input" f32[1, 3, size, size] to "output" f32[1, classes, size / 8, size / 8].
 
     Raises:
-        OptionError: the size is no multiple of 32.
+        OptionError: the size is not a multiple of 32.
     """
     if size < 32 or size % 32:
         raise OptionError(f"{size} pixels", "efficientvit: size", "a multiple of 32")
@@ -93,7 +93,7 @@ def _bottleneck(
     inner = expansion * before
     x = _conv(writer, x, before, inner, 1, has_norm=has_norms)
     x = _conv(writer, x, inner, inner, 3, stride=stride, groups=inner, has_norm=has_norms)
-    gain = 0.3 if before == after and stride == 1 else 1.0  # its result is added to its input
+    gain = 0.3 if before == after and stride == 1 else 1.0  # small, because the result is added to the input
     return _conv(writer, x, inner, after, 1, is_active=False, gain=gain)
 
 

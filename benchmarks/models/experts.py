@@ -1,8 +1,8 @@
-"""Blocks of experts with weights from a seed: as modules of the transformers library, and in forms of ONNX.
+"""Blocks of experts with seeded weights: as modules of the transformers library, and as ONNX models in four forms.
 
-`gather` multiplies each row by gathered weights, as `torch.export` of the library's blocks gives it; `dense` computes
-all experts and weights them; `loop` takes the rows of one expert after another with `NonZero`, and `operator` is
-`com.microsoft.MoE`. All mean the same, and each engine is fast with another one.
+`gather` multiplies each row by gathered weights, as `torch.export` writes the library's blocks. `dense` computes all
+experts and adds their outputs with weights. `loop` finds the rows of each expert with `NonZero`, one expert after
+another. `operator` is `com.microsoft.MoE`. All forms compute the same function; engines differ in which is fastest.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Block:
 
     Attributes:
         hidden: the width of a token.
-        inner: of an expert.
-        experts: how many there are.
-        chosen: how many of them compute a token.
-        shared: the width of an expert that computes all tokens, 0 for none.
+        inner: the inner width of an expert.
+        experts: the number of experts.
+        chosen: the number of experts that compute each token.
+        shared: the inner width of an expert that computes all tokens; 0 if there is none.
     """
 
     hidden: int
@@ -38,16 +38,16 @@ class Block:
     shared: int = 0
 
     def gathered_bytes(self, tokens: int) -> int:
-        """Return the bytes of the weights that are gathered for some tokens at once."""
+        """Return the bytes of the gate and up weights that are gathered for a number of tokens."""
         return 4 * tokens * self.chosen * 2 * self.inner * self.hidden
 
 
 BLOCKS = {"mixtral": Block(640, 2240, 8, 2), "qwen": Block(512, 352, 60, 4, 1408)}
-"""With the ratios of widths of Mixtral 8x7B and of Qwen1.5-MoE-A2.7B, and weights of 137 and 139 MB."""
+"""The widths have the ratios of Mixtral 8x7B and of Qwen1.5-MoE-A2.7B; the weights have 137 and 139 MB."""
 
 
 def module_of(name: str, form: str = "eager") -> Any:
-    """Return a block as a module; `form` is how the library computes experts."""
+    """Return a block as a module; `form` names the library's implementation of experts."""
     import torch
 
     torch.manual_seed(0)
@@ -83,7 +83,7 @@ def module_of(name: str, form: str = "eager") -> Any:
 
 
 def tokens_of(name: str, count: int) -> Array:
-    """Return the input of a block: seeded tokens."""
+    """Return the input of a block: random tokens, seeded by their number."""
     rng = np.random.default_rng(count)
     return rng.standard_normal((1, count, BLOCKS[name].hidden)).astype(np.float32)
 
@@ -122,7 +122,7 @@ Form = Callable[[_Nodes, Block, "Weights", str, str], str]
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of a block's experts, and the chosen ones of each token: names of probabilities and of numbers."""
+    """The weights of all experts, and the names of the probabilities and numbers of each token's chosen experts."""
 
     up: Array
     down: Array
@@ -170,7 +170,7 @@ def _loop(g: _Nodes, block: Block, w: Weights, x: str, logits: str) -> str:
 
 def _operator(g: _Nodes, block: Block, w: Weights, x: str, logits: str) -> str:
     halves = w.up.reshape(block.experts, 2, block.inner, block.hidden).transpose(0, 2, 1, 3)
-    up = halves.reshape(block.experts, 2 * block.inner, block.hidden)  # gate and up of a column side by side
+    up = halves.reshape(block.experts, 2 * block.inner, block.hidden)  # gate and up rows alternate
     return str(
         g.add(
             "MoE",
@@ -190,7 +190,10 @@ FORMS: dict[str, Form] = {"gather": _gather, "dense": _dense, "loop": _loop, "op
 
 
 def onnx_of(name: str, tokens: int, form: str) -> onnx.ModelProto | None:
-    """Return a block in a form of ONNX; None if it has none: the operator's chosen probabilities add up to 1."""
+    """Return a block in a form of ONNX; None for `operator` and a block with a shared expert.
+
+    The operator normalizes the chosen probabilities so that they add up to 1.
+    """
     block, module = BLOCKS[name], module_of(name)
     if form == "operator" and block.shared:
         return None

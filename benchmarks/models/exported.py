@@ -1,14 +1,13 @@
-"""Models of transformers and torchvision as PyTorch's two ONNX exporters write them.
+"""Models of transformers and torchvision, exported by PyTorch's two ONNX exporters.
 
-`python -m benchmarks.suite --models NAME` takes these names beside the others:
+`python -m benchmarks.suite --models NAME` takes these names in addition to the others:
 
-    mobilenetv2          by the exporter that traces (dynamo=False, opset 17), then onnxslim
-    mobilenetv2:script   by that exporter, as it is; `:script-slim` is the same as no suffix
-    mobilenetv2:dynamo   by the exporter on top of torch.export; `:dynamo-slim` with onnxslim
+    mobilenetv2          written by the tracing exporter (dynamo=False, opset 17), simplified by onnxslim
+    mobilenetv2:script   written by the tracing exporter, unchanged; `:script-slim` is the same as no suffix
+    mobilenetv2:dynamo   written by the exporter based on torch.export; `:dynamo-slim` adds onnxslim
 
-and so `bert:script`, `gpt2:dynamo`, ... for the modules of `transformers.py`, whose names without a
-suffix stand for the export that `korch.optimize` does itself. Weights are random, from a seed;
-nothing is downloaded.
+The modules of `transformers.py` have the same suffixes (`bert:script`, `gpt2:dynamo`, ...); without a
+suffix `korch.optimize` exports them itself. Weights are random, from a seed; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from benchmarks.models.transformers import TRANSFORMERS, Inputs, ready
 from korch.errors import OptionError
 
 FORMS = ("script", "script-slim", "dynamo", "dynamo-slim")
-"""Which exporter writes the model, and whether onnxslim simplifies it."""
+"""Each form says which exporter writes the model, and whether onnxslim simplifies it."""
 
 OPSETS = {"script": 17, "dynamo": 18}
 
 
 def build_segformer_b0(*, size: int = 512, seed: int = 0) -> tuple[Any, Inputs]:
-    """Return Segformer-B0 of transformers with 150 classes, and an image."""
+    """Return Segformer-B0 from transformers with 150 classes, and an image."""
     import torch
     from transformers import SegformerConfig, SegformerForSemanticSegmentation
 
@@ -44,7 +43,7 @@ def build_segformer_b0(*, size: int = 512, seed: int = 0) -> tuple[Any, Inputs]:
 
 
 def build_mobilenetv2(*, size: int = 224, classes: int = 1000, seed: int = 0) -> tuple[Any, Inputs]:
-    """Return MobileNet-v2 of transformers, padded as torchvision pads, and an image."""
+    """Return MobileNet-v2 from transformers with the padding of torchvision, and an image."""
     import torch
     from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
 
@@ -55,7 +54,7 @@ def build_mobilenetv2(*, size: int = 224, classes: int = 1000, seed: int = 0) ->
 
 
 def build_resnet50(*, size: int = 224, seed: int = 0) -> tuple[Any, Inputs]:
-    """Return ResNet-50 of torchvision, and an image."""
+    """Return ResNet-50 from torchvision, and an image."""
     import torch
 
     torch.manual_seed(seed)
@@ -64,7 +63,7 @@ def build_resnet50(*, size: int = 224, seed: int = 0) -> tuple[Any, Inputs]:
 
 
 def build_resnet18(*, size: int = 224, classes: int = 1000, seed: int = 0) -> tuple[Any, Inputs]:
-    """Return ResNet-18 of transformers, and an image."""
+    """Return ResNet-18 from transformers, and an image."""
     import torch
     from transformers import ResNetConfig, ResNetForImageClassification
 
@@ -79,11 +78,11 @@ EXPORTED: Mapping[str, Callable[..., tuple[Any, Inputs]]] = {
     "resnet18": build_resnet18,
     "resnet50": build_resnet50,
 }
-"""The models that are not in `TRANSFORMERS`; each makes a module and its inputs by keyword."""
+"""The models that are not in `TRANSFORMERS`; each builder returns a module and its inputs by keyword."""
 
 
 def is_exported(name: str) -> bool:
-    """Return whether `export_model` knows a name, whether or not the packages are installed."""
+    """Return whether `export_model` has to build this name; the packages need not be installed."""
     return ":" in name or name in EXPORTED
 
 
@@ -93,12 +92,12 @@ def export_model(
     """Return a model as an exporter writes it.
 
     Args:
-        name: a key of `EXPORTED` or `TRANSFORMERS`, perhaps with ":" and one of `FORMS`.
-        free: by input, the names of axes whose size stays open.
-        options: of the model's builder, for example `seed` or `size`.
+        name: a key of `EXPORTED` or `TRANSFORMERS`, optionally with ":" and one of `FORMS`.
+        free: by input and axis, the name of each dimension whose size is dynamic.
+        options: arguments for the model's builder, for example `seed` or `size`.
 
     Raises:
-        OptionError: there is no such model or form, or a package is missing.
+        OptionError: the model or form does not exist, or a package is missing.
     """
     model, _, form = name.partition(":")
     form = form or "script-slim"
@@ -131,7 +130,7 @@ def export_model(
 def _export(
     module: Any, inputs: Inputs, free: Mapping[str, Mapping[int, str]], *, is_dynamo: bool, opset: int
 ) -> onnx.ModelProto:
-    """Return a module's first output as a function of its inputs."""
+    """Return the ONNX model that computes a module's first output from its inputs."""
     import torch
 
     names = list(inputs)
@@ -166,12 +165,12 @@ def _export(
 def _torchvision() -> Any:
     """Return torchvision.
 
-    The only build on PyPI is for CUDA. Beside a CPU build of PyTorch it can't load its operators,
-    of which classifiers use none; but importing it says how their shapes follow, which fails for
-    operators that nobody declared.
+    The only build on PyPI is for CUDA. With a CPU build of PyTorch it can't load its operators.
+    Classifiers use none of them, but importing torchvision registers shape functions for them, which
+    fails for operators that are not declared.
 
     Raises:
-        OptionError: it is not installed.
+        OptionError: torchvision is not installed.
     """
     try:
         import torchvision
@@ -190,7 +189,7 @@ def _torchvision() -> Any:
 
 @cache
 def _declare_operators() -> Any:
-    """Declare what torchvision could not load; the result must live as long as it is used."""
+    """Declare the operators that torchvision could not load; the result must stay alive while they are used."""
     import torch
 
     library = torch.library.Library("torchvision", "DEF")

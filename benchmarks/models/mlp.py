@@ -1,4 +1,4 @@
-"""A multilayer perceptron of Gemm and Relu: the smallest model with something to fuse."""
+"""A multilayer perceptron of Gemm and Relu: the smallest model that allows fusion."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from benchmarks.models.writer import GraphWriter
 
 
 def build_mlp(seed: int = 0, batch: int = 1, widths: Sequence[int] = (16, 32, 32, 8)) -> onnx.ModelProto:
-    """Build a perceptron with a layer between each two neighbours of `widths`.
+    """Build a perceptron with a layer for each pair of adjacent `widths`.
 
     Returns:
-        A model from "input" f32[batch, widths[0]] to "output" f32[batch, widths[-1]]. Each other
-        layer has its weight transposed (`transB`), so both forms of Gemm occur.
+        A model from "input" f32[batch, widths[0]] to "output" f32[batch, widths[-1]]. Every
+        second layer has a transposed weight (`transB`), so both forms of Gemm occur.
     """
     writer = GraphWriter("mlp", seed)
     x = writer.input("input", (batch, widths[0]))

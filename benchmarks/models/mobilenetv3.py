@@ -1,4 +1,4 @@
-"""MobileNet-v3-Small: a classifier for phones, with squeeze-and-excite blocks and hard swishes.
+"""MobileNet-v3-Small: a classifier for phones, with squeeze-and-excite blocks and hard-swish.
 
 Source: Howard et al., "Searching for MobileNetV3" (2019), table 2.
 """
@@ -26,12 +26,12 @@ BLOCKS = (
 
 
 def build_mobilenetv3(seed: int = 0, size: int = 224, classes: int = 1000) -> onnx.ModelProto:
-    """Build the network, its normalizations folded into convolutions as exporters do.
+    """Build the network with normalizations folded into the convolutions, as exporters do.
 
     Args:
-        seed: of the weights.
+        seed: seed of the random weights.
         size: height and width of the image in pixels, a multiple of 32.
-        classes: kinds of objects.
+        classes: number of classes.
 
     Returns:
         A model from "input" f32[1, 3, size, size] to "output" f32[1, classes].
@@ -56,7 +56,7 @@ def build_mobilenetv3(seed: int = 0, size: int = 224, classes: int = 1000) -> on
 
 
 def _gated(writer: GraphWriter, x: str, channels: int) -> str:
-    """Multiply channels by gates that follow from their means (squeeze and excite)."""
+    """Multiply channels by gates that are computed from the channels' means (squeeze and excite)."""
     inner = max(8, (channels // 4 + 4) // 8 * 8)
     gate = writer.op("Relu", writer.conv(writer.op("GlobalAveragePool", x), (channels, inner), 1))
     gate = writer.op("HardSigmoid", writer.conv(gate, (inner, channels), 1), alpha=1 / 6, beta=0.5)

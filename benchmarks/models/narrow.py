@@ -1,4 +1,4 @@
-"""Float32 ONNX model -> the same with weights of 4 or 8 bits, or in 16-bit floats, as users' tools write them."""
+"""Converts float32 ONNX models to weights of 4 or 8 bits, or to 16-bit floats, as common tools write them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 BLOCK = 32
-"""Terms of int4 weights that share a scale."""
+"""The number of int4 weights, along the reduction axis, that share a scale."""
 
 
 def with_int4_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model whose products by constants are MatMulNBits, quantized by ONNX Runtime's quantizer."""
+    """Return a model whose products by constants are MatMulNBits, made by ONNX Runtime's quantizer."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
     quantizer = MatMulNBitsQuantizer(model, bits=4, block_size=BLOCK, is_symmetric=True)
@@ -23,7 +23,7 @@ def with_int4_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def with_int8_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model whose products by constants read int8, dequantized with a scale for each column."""
+    """Return the model, changed so that its products by constants read int8, with a scale for each column."""
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     nodes = []
     for node in model.graph.node:
@@ -45,7 +45,7 @@ def with_int8_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def in_float16(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model in float16, inputs and outputs too, converted by ONNX Runtime's tool."""
+    """Return a model in float16, including inputs and outputs, converted by ONNX Runtime's tool."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     found: onnx.ModelProto = convert_float_to_float16(model, keep_io_types=False)
@@ -53,7 +53,7 @@ def in_float16(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def in_bfloat16(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a model in bfloat16, inputs and outputs too."""
+    """Return a model in bfloat16, including inputs and outputs."""
     half = in_float16(model)
     for value in (*half.graph.input, *half.graph.output, *half.graph.value_info):
         if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
@@ -68,7 +68,7 @@ def in_bfloat16(model: onnx.ModelProto) -> onnx.ModelProto:
     for tensor in tensors:
         if tensor.data_type == TensorProto.FLOAT16:
             tensor.CopyFrom(_bfloat16(tensor))
-    half.opset_import[0].version = max(half.opset_import[0].version, 22)  # convolutions of bfloat16
+    half.opset_import[0].version = max(half.opset_import[0].version, 22)  # the first with bfloat16 convolutions
     return half
 
 

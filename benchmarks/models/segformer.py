@@ -1,7 +1,7 @@
-"""Segformer-B0: semantic segmentation by a transformer of four scales.
+"""Segformer-B0: semantic segmentation by a transformer with four scales.
 
-Overlapping patches, attention whose keys and values come from a reduced image, feed-forward layers
-with a depthwise convolution, and a head of linear layers whose maps are enlarged and joined. At
+It has overlapping patches, attention whose keys and values come from a reduced image, feed-forward layers
+with a depthwise convolution, and a head of linear layers whose maps are resized and concatenated. At
 512x512 with 150 classes it takes 16.8 GFLOP and 3.75 million parameters.
 
 Source: Xie et al., "SegFormer: Simple and Efficient Design for Semantic Segmentation with
@@ -32,19 +32,19 @@ def build_segformer(
     """Build the network for a square image.
 
     Args:
-        seed: of the weights.
+        seed: seed of the random weights.
         size: height and width of the image in pixels, a multiple of 32.
         widths: channels of the four scales.
-        heads: heads of attention at each.
-        depth: blocks at each.
+        heads: numbers of attention heads at the four scales.
+        depth: number of blocks at each scale.
         joined: channels of the decode head.
-        classes: kinds of regions.
+        classes: number of classes.
 
     Returns:
         A model from "input" f32[1, 3, size, size] to "output" f32[1, classes, size / 4, size / 4].
 
     Raises:
-        OptionError: the size is no multiple of 32.
+        OptionError: the size is not a multiple of 32.
     """
     if size < 32 or size % 32:
         raise OptionError(f"{size} pixels", "segformer: size", "a multiple of 32")

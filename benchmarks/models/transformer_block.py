@@ -1,8 +1,8 @@
 """Pre-norm transformer blocks: attention with a causal -inf mask, and a GELU MLP.
 
-Attention and GELU are written with the small operators that exporters emit, not with fused ones:
-finding the fusions is the optimizer's work. The mask is an initializer of 0 and -inf, added to the
-scores.
+Attention and GELU are written with the small operators that exporters emit, not with fused operators,
+because the optimizer has to find the fusions. The mask is an initializer of 0 and -inf that is added to
+the scores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def build_transformer_block(
     """Build `depth` blocks.
 
     Args:
-        seed: of the weights.
+        seed: seed of the random weights.
         sequence: number of tokens.
         width: features of a token, a multiple of `heads`.
         heads: number of attention heads.

@@ -1,7 +1,7 @@
 """Transformers as PyTorch modules: BERT, GPT-2, ViT and a Llama block, from configurations.
 
 Weights are random, from a seed; nothing is downloaded. Without the package transformers
-`TRANSFORMERS` is empty. Each entry makes a module in evaluation mode and the inputs of a call:
+`TRANSFORMERS` is empty. Each entry builds a module in evaluation mode and the inputs of a call:
 
     module, inputs = TRANSFORMERS["bert"].build()
     korch.optimize(module, inputs)
@@ -27,7 +27,7 @@ class TransformerModel:
         name: the key in `TRANSFORMERS`.
         summary: one line for listings.
         builder: returns a module and its inputs by keyword.
-        tiny: arguments that make it small enough for tests.
+        tiny: arguments that make the model small enough for tests.
     """
 
     name: str
@@ -36,11 +36,11 @@ class TransformerModel:
     tiny: Mapping[str, int] = field(default_factory=dict)
 
     def build(self, **options: int) -> tuple[Any, Inputs]:
-        """Build it at its real size, or with other sizes."""
+        """Build the model at its real size; options change sizes or the seed."""
         return self.builder(**options)
 
     def build_tiny(self) -> tuple[Any, Inputs]:
-        """Build it small: one layer of 64 channels."""
+        """Build a small version of the model: one layer of 64 channels."""
         return self.builder(**self.tiny)
 
 
@@ -69,7 +69,7 @@ def build_bert(
 def build_gpt2(
     *, layers: int = 12, hidden: int = 768, heads: int = 12, sequence: int = 128, vocabulary: int = 50257, seed: int = 0
 ) -> tuple[Any, Inputs]:
-    """Return a GPT-2 that reads a prompt, with its causal mask, and gives logits."""
+    """Return a GPT-2 that reads a prompt with a causal mask and returns logits."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -145,7 +145,7 @@ def build_llama(
 
 
 def ready(module: Any) -> Any:
-    """Return a module in evaluation mode, its biases and norms away from 0 and 1."""
+    """Return a module in evaluation mode, with noise added to its biases and norms so that they are not 0 and 1."""
     import torch
 
     generator = torch.Generator().manual_seed(1)
@@ -175,7 +175,7 @@ _MODELS = (
 )
 
 NAMES = tuple(model.name for model in _MODELS)
-"""Of all of them, also where the packages are not installed."""
+"""The names of all models, even if the packages are not installed."""
 
 TRANSFORMERS: dict[str, TransformerModel] = {
     model.name: model for model in _MODELS if find_spec("torch") and find_spec("transformers")
@@ -186,7 +186,7 @@ def build_transformer(name: str, **options: int) -> tuple[Any, Inputs]:
     """Build the transformer called `name`: a module and its inputs by keyword.
 
     Raises:
-        OptionError: there is none of this name, or transformers is not installed.
+        OptionError: no model has this name, or transformers is not installed.
     """
     if name not in TRANSFORMERS:
         raise OptionError(
@@ -198,10 +198,10 @@ def build_transformer(name: str, **options: int) -> tuple[Any, Inputs]:
 
 
 def export_transformer(name: str, **options: int) -> Any:
-    """Build a transformer as `optimize_model` reads it: ONNX with the weights in place.
+    """Build a transformer as an ONNX model that contains its weights, as `optimize_model` reads it.
 
     Raises:
-        OptionError: there is none of this name, or transformers is not installed.
+        OptionError: no model has this name, or transformers is not installed.
     """
     module, inputs = build_transformer(name, **options)
     from korch.frontend.torch import export_module

@@ -1,8 +1,8 @@
-"""Layers with seeded weights -> ONNX model.
+"""Builds ONNX models from layers with seeded random weights.
 
-The one way in which the benchmark models are written: straight ONNX nodes, no training framework,
-so that building a model needs nothing but NumPy and onnx. The same seed gives the same bytes.
-Weights are scaled by their fan-in, which keeps activations of the order of one through any depth.
+The benchmark models are written with `GraphWriter` as ONNX nodes, without a training framework, so
+building a model needs only NumPy and onnx. The same seed gives the same bytes. Weights are scaled by
+their fan-in, so that activations stay near a magnitude of one at any depth.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 17
-IR_VERSION = 8  # the first that knows opset 17; ONNX Runtime refuses versions newer than itself
+IR_VERSION = 8  # the first version with opset 17; ONNX Runtime refuses versions newer than those it knows
 
 
 class GraphWriter:
-    """Collects nodes and initializers in order, and names what they produce.
+    """Collects nodes and initializers in order, and names their outputs.
 
     Attributes:
-        rng: the one source of weights; drawn from in the order in which layers are written.
+        rng: the source of all weights, which are drawn in the order in which layers are written.
     """
 
     def __init__(self, name: str, seed: int) -> None:
@@ -35,7 +35,7 @@ class GraphWriter:
         self._outputs: list[onnx.ValueInfoProto] = []
 
     def input(self, name: str, shape: Sequence[int | str]) -> str:
-        """Declare a float32 input of the model; returns its name. A dimension with a name is free."""
+        """Declare a float32 input of the model; return its name. A dimension given as a name is dynamic."""
         self._inputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
         return name
 
@@ -45,30 +45,30 @@ class GraphWriter:
         self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
 
     def constant(self, array: NDArray[np.generic], hint: str) -> str:
-        """Store an initializer; returns its name, which begins with `hint`."""
+        """Store an initializer; return its name, which begins with `hint`."""
         name = f"{hint}_{len(self._initializers)}"
         self._initializers.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
 
     def scalar(self, value: float, hint: str) -> str:
-        """Store a float32 scalar; returns its name."""
+        """Store a float32 scalar; return its name."""
         return self.constant(np.array(value, np.float32), hint)
 
     def integers(self, values: Sequence[int], hint: str) -> str:
-        """Store an int64 vector (a shape, paddings); returns its name."""
+        """Store an int64 vector (a shape, paddings); return its name."""
         return self.constant(np.array(values, np.int64), hint)
 
     def normal(self, shape: Sequence[int], deviation: float, hint: str) -> str:
-        """Store float32 weights drawn from a normal distribution around 0; returns their name."""
+        """Store float32 weights drawn from a normal distribution around 0; return their name."""
         array = self.rng.standard_normal(tuple(shape)) * deviation
         return self.constant(array.astype(np.float32), hint)
 
     def uniform(self, count: int, low: float, high: float, hint: str) -> str:
-        """Store float32[count] drawn evenly between `low` and `high`; returns its name."""
+        """Store float32[count] drawn uniformly between `low` and `high`; return its name."""
         return self.constant(self.rng.uniform(low, high, count).astype(np.float32), hint)
 
     def op(self, op_type: str, *inputs: str, output: str = "", **attributes: object) -> str:
-        """Append a node; returns its one output's name (by default made from the type)."""
+        """Append a node with one output; return the output's name, which by default is made from the type."""
         name = f"{op_type}_{len(self._nodes)}"
         output = output or f"{name}_out"
         self._nodes.append(helper.make_node(op_type, inputs, [output], name=name, **attributes))
@@ -104,7 +104,7 @@ class GraphWriter:
         )
 
     def batch_norm(self, x: str, channels: int) -> str:
-        """Append a batch normalization whose statistics are away from the identity."""
+        """Append a batch normalization whose statistics do not make it the identity."""
         scale = self.uniform(channels, 0.6, 1.4, "scale")
         shift = self.uniform(channels, -0.3, 0.3, "shift")
         mean = self.uniform(channels, -0.2, 0.2, "mean")

@@ -1,8 +1,8 @@
 """YOLOv4: a one-stage detector of 64 million parameters.
 
-CSPDarknet53 with Mish, spatial pyramid pooling, a path aggregation network and three heads, up to
-the raw maps of the heads. At 416x416 it takes 59.6 GFLOP (a multiplication and an addition are
-two) and 64.4 million parameters.
+It consists of CSPDarknet53 with Mish, spatial pyramid pooling, a path aggregation network and three
+heads; the outputs are the raw maps of the heads. At 416x416 it takes 59.6 GFLOP (a multiplication and an
+addition count as two) and 64.4 million parameters.
 
 Source: Bochkovskiy, Wang and Liao, "YOLOv4: Optimal Speed and Accuracy of Object Detection" (2020),
 and the network's public configuration.
@@ -24,18 +24,18 @@ def build_yolov4(
     """Build the network for a square image.
 
     Args:
-        seed: of the weights.
+        seed: seed of the random weights.
         size: height and width of the image in pixels, a multiple of 32.
         width: channels of the first layer.
         depths: residual blocks of the five stages.
-        classes: kinds of objects.
+        classes: number of classes.
 
     Returns:
         A model from "input" f32[1, 3, size, size] to "small", "medium" and "large", the maps for
-        objects of these sizes: f32[1, 3 * (classes + 5), size / n, size / n], n = 8, 16, 32.
+        small, medium and large objects: f32[1, 3 * (classes + 5), size / n, size / n], n = 8, 16, 32.
 
     Raises:
-        OptionError: the size is no multiple of 32.
+        OptionError: the size is not a multiple of 32.
     """
     if size < 32 or size % 32:
         raise OptionError(f"{size} pixels", "yolov4: size", "a multiple of 32")
@@ -73,7 +73,7 @@ def _conv(
 
 
 def _stage(writer: GraphWriter, x: str, before: int, depth: int, is_first: bool) -> str:
-    """Half the size, twice the channels; one half of them goes through residual blocks."""
+    """Halve the size and double the channels; one of two paths goes through residual blocks."""
     after = 2 * before
     part = after if is_first else before
     x = _conv(writer, x, before, after, 3, "mish", stride=2)
@@ -89,7 +89,7 @@ def _stage(writer: GraphWriter, x: str, before: int, depth: int, is_first: bool)
 
 
 def _alternate(writer: GraphWriter, x: str, before: int, channels: int, count: int) -> str:
-    """1x1 to `channels` and 3x3 to twice as many in turn."""
+    """Alternate convolutions: 1x1 to `channels`, and 3x3 to twice that number."""
     for i in range(count):
         x = _conv(writer, x, before, channels, 1) if i % 2 == 0 else _conv(writer, x, channels, 2 * channels, 3)
         before = 2 * channels
@@ -97,7 +97,7 @@ def _alternate(writer: GraphWriter, x: str, before: int, channels: int, count: i
 
 
 def _neck(writer: GraphWriter, c3: str, c4: str, c5: str, width: int) -> list[tuple[str, int]]:
-    """Pyramid pooling, then large to small and back; returns each map with its channels."""
+    """Pool, then aggregate maps from large to small objects and back; return each map with its channels."""
     n = 4 * width  # channels of the map for small objects
     x = _alternate(writer, c5, 8 * n, 4 * n, 3)
     pools = [writer.op("MaxPool", x, kernel_shape=[k, k], strides=[1, 1], pads=[k // 2] * 4) for k in (13, 9, 5)]

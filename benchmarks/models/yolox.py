@@ -1,8 +1,8 @@
 """YOLOX-Nano: an anchor-free detector of 0.9 million parameters for small devices.
 
-A Focus stem (strided slices), CSPDarknet with depthwise convolutions, SiLU, pyramid pooling, a path
-aggregation network and decoupled heads, up to the joined predictions. At 416x416 it takes 1.08
-GFLOP and 0.91 million parameters.
+It consists of a Focus stem (strided slices), CSPDarknet with depthwise convolutions and SiLU, pyramid
+pooling, a path aggregation network and decoupled heads; the output is the concatenated predictions. At
+416x416 it takes 1.08 GFLOP and 0.91 million parameters.
 
 Source: Ge et al., "YOLOX: Exceeding YOLO Series in 2021" (2021), and the network's public
 configuration (depth 0.33, width 0.25).
@@ -17,7 +17,7 @@ from benchmarks.models.writer import GraphWriter
 from korch.errors import OptionError
 
 END = np.iinfo(np.int64).max
-"""Of a slice up to the end of an axis."""
+"""The end of a slice that goes up to the end of an axis."""
 
 
 def build_yolox(
@@ -26,19 +26,19 @@ def build_yolox(
     """Build the network for a square image.
 
     Args:
-        seed: of the weights.
+        seed: seed of the random weights.
         size: height and width of the image in pixels, a multiple of 32.
         width: channels after the stem.
-        depth: bottlenecks of the shallow stages; the middle ones have three times as many.
-        classes: kinds of objects.
-        is_free: whether the model takes square images of any size that is a multiple of 32, the dimension "size".
+        depth: bottlenecks of the first and last stage; the two middle stages have three times as many.
+        classes: number of classes.
+        is_free: whether the size is a dynamic dimension "size"; it may then be any multiple of 32.
 
     Returns:
         A model from "input" f32[1, 3, size, size] to "output" f32[1, n, classes + 5] for all n
         places of the three maps: box, objectness, classes.
 
     Raises:
-        OptionError: the size is no multiple of 32.
+        OptionError: the size is not a multiple of 32.
     """
     if size < 32 or size % 32:
         raise OptionError(f"{size} pixels", "yolox: size", "a multiple of 32")
@@ -66,7 +66,7 @@ def build_yolox(
 
 
 def _focus(writer: GraphWriter, x: str, end: int) -> str:
-    """Four pixels of a square become four times as many channels."""
+    """Move the four pixels of each 2x2 square to channels: a quarter of the pixels, four times the channels."""
     parts = []
     for column, row in ((0, 0), (0, 1), (1, 0), (1, 1)):
         part = writer.slice(x, 2, row, end, 2)
@@ -86,7 +86,7 @@ def _separable(writer: GraphWriter, x: str, before: int, after: int, stride: int
 
 
 def _csp(writer: GraphWriter, x: str, before: int, after: int, count: int, is_residual: bool) -> str:
-    """One half of the channels goes through bottlenecks, the other half around them."""
+    """Send one half of the channels through bottlenecks, and concatenate the other half to the result."""
     half = after // 2
     inner, aside = _conv(writer, x, before, half, 1), _conv(writer, x, before, half, 1)
     for _ in range(count):
@@ -102,7 +102,7 @@ def _pyramid(writer: GraphWriter, x: str, channels: int) -> str:
 
 
 def _neck(writer: GraphWriter, c3: str, c4: str, c5: str, n: int, depth: int) -> list[tuple[str, int]]:
-    """From large to small and back; returns each map with its channels."""
+    """Aggregate maps from large to small objects and back; return each map with its channels."""
 
     def join(*values: str) -> str:
         return writer.op("Concat", *values, axis=1)

@@ -1,4 +1,4 @@
-"""Plans of models in segments: right, as cheap as is said, and searched once per block."""
+"""Plans of models in segments: they are correct, cost what is expected, and each block is searched once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The trace of a search in segments, against sums by hand."""
+"""The trace of a search in segments, compared with sums that are computed by hand."""
 
 from __future__ import annotations
 

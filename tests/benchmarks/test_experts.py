@@ -1,4 +1,4 @@
-"""The benchmark of blocks of experts: all forms of a block mean the same, and what its table says."""
+"""The benchmark of blocks of experts: all forms of a block compute the same, and the content of its table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures in the documentation are those of the files of results."""
+"""The figures in the documentation are equal to those in the files of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite for CUDA devices, as far as it runs without one: what it resumes, keeps and prints."""
+"""The suite for CUDA devices without a device: what it resumes, records and prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of kernels: what its file of results keeps."""
+"""The comparison of kernels: which rows its file of results keeps."""
 
 import json
 

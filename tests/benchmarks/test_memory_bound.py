@@ -1,4 +1,4 @@
-"""The benchmark of memory-bound kernels: its cases are kernels, its table counts what it says."""
+"""The benchmark of memory-bound kernels: each case is a kernel, and the counts of its table are correct."""
 
 import pytest
 

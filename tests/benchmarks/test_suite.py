@@ -1,4 +1,4 @@
-"""The suite: by default it compares with all engines whose figures are kept."""
+"""The suite: by default it runs all engines that the file of results has."""
 
 from __future__ import annotations
 

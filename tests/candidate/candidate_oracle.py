@@ -1,4 +1,4 @@
-"""What enumeration must find, by looking at every subset: written apart from it."""
+"""An oracle for the enumeration of groups, which tests every subset and shares no code with it."""
 
 import itertools
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Enumeration finds exactly what looking at every subset finds, once, and says what it left out."""
+"""Enumeration finds exactly the groups that a test of every subset finds, each once, and reports what it omits."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Layouts: packing is a bijection, and the text form comes back."""
+"""Layouts: packing is a bijection, and parsing the printed form gives the same layout."""
 
 import math
 

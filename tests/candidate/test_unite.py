@@ -1,4 +1,4 @@
-"""Independent groups united and split again."""
+"""Independent groups are united and split again."""
 
 from __future__ import annotations
 

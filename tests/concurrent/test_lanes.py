@@ -1,4 +1,4 @@
-"""What kernels take on parts of the threads, in which variants, with scripted times."""
+"""Times of kernels on parts of the threads, and the variants that are chosen, with scripted times."""
 
 from __future__ import annotations
 

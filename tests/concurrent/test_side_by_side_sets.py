@@ -1,4 +1,4 @@
-"""Which kernels of a plan run side by side, with scripted times."""
+"""The choice of kernels of a plan that run side by side, with scripted times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sample of ONNX's backend tests, and what the harness says of failures."""
+"""A sample of ONNX's backend tests, and the harness's reports of failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels for CUDA devices, without one: in Triton's interpreter, and cross-compiled."""
+"""Tests of kernels for CUDA devices without a device: interpreted by Triton, and cross-compiled."""
 
 import os
 from dataclasses import replace

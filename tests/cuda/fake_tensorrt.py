@@ -1,4 +1,4 @@
-"""A stand-in for the package tensorrt: its names and calls, on the CPU, by ONNX Runtime.
+"""A replacement for the package tensorrt with the same names and calls, which runs ONNX Runtime on the CPU.
 
 An engine is the network itself and its precision; a run reads and writes at the addresses given.
 """

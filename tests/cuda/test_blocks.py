@@ -1,4 +1,4 @@
-"""Contractions and loops of tile programs, whose tiles are blocks, in Triton's interpreter."""
+"""Contractions and loops of tile programs whose tiles are blocks, in Triton's interpreter."""
 
 from __future__ import annotations
 

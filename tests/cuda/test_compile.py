@@ -1,4 +1,4 @@
-"""Kernels cross-compiled for devices that are not here, and what is kept of them."""
+"""Kernels that are cross-compiled for devices that this machine lacks, and what the cache keeps of them."""
 
 from __future__ import annotations
 

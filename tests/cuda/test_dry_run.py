@@ -1,4 +1,4 @@
-"""Whole models planned and compiled for devices that are not here."""
+"""Whole models that are planned and compiled for devices that this machine lacks."""
 
 from __future__ import annotations
 

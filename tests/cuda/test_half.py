@@ -1,4 +1,4 @@
-"""Products of 16 bits: of float32 models with less precision, and of models in float16."""
+"""Products in 16-bit floats: in float32 models with reduced precision, and in float16 models."""
 
 from __future__ import annotations
 

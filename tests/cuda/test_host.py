@@ -1,6 +1,6 @@
-"""Operators that no call of PyTorch runs: the host runs them between parts on the device.
+"""Operators without a PyTorch call: the host runs them between parts of the model that run on the device.
 
-What the device would run is issued on the CPU here.
+In these tests the CPU runs the parts for the device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Persistent kernels: what programs touch, the proof of an order, interpreted runs in threads, compiled for sm_90."""
+"""Persistent kernels: accesses of programs, proof of order, interpreted runs in threads, compilation for sm_90."""
 
 from __future__ import annotations
 

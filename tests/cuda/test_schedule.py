@@ -1,4 +1,4 @@
-"""Which kernels may run side by side: never two of which one writes what the other touches."""
+"""Kernels that may run side by side: never two of which one writes memory that the other one accesses."""
 
 from __future__ import annotations
 

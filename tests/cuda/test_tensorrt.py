@@ -1,4 +1,4 @@
-"""TensorRT's provider without TensorRT: its networks in ONNX Runtime, its engines by a stand-in."""
+"""TensorRT's provider without TensorRT: ONNX Runtime runs its networks, and a replacement runs its engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole plans in Triton's interpreter: every launch, the arena, weights, tables and copies."""
+"""Whole plans in Triton's interpreter: each launch, the arena, weights, tables and copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Per rule, graphs on which it fires, and per condition one on which it refuses."""
+"""Examples for each rule: graphs to which it applies, and for each condition a graph that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of equivalence rules share: an oracle that runs all alternatives of all values."""
+"""Shared code of the tests of equivalence rules: an oracle that runs all alternatives of all values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples of the rules on quantized values: graphs that are written step by step, as text."""
+"""Examples for the rules on quantized values: graphs that are written as text."""
 
 from __future__ import annotations
 

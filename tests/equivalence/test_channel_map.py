@@ -1,4 +1,4 @@
-"""A channel map keeps its meaning wherever it is moved, and goes where there is least to map."""
+"""A channel map gives the same results wherever a rule moves it, and is moved to where it costs least."""
 
 from __future__ import annotations
 

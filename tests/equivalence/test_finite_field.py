@@ -1,4 +1,4 @@
-"""Rules on polynomials are identities of polynomials: they hold modulo a large prime."""
+"""Rules on polynomials are polynomial identities: they also hold modulo a large prime."""
 
 from __future__ import annotations
 

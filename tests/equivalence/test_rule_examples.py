@@ -1,4 +1,4 @@
-"""Each rule fires where it should and refuses for each of its conditions."""
+"""Each rule applies to its examples, and refuses a graph for each of its conditions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each rule keeps the meaning on random shapes: in float64, and exactly on whole numbers."""
+"""Each rule preserves results on random shapes: approximately in float64, and exactly on integers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saturation: it adds only, it is deterministic, its limits hold and are reported."""
+"""Saturation only adds alternatives, is deterministic, and respects and reports its limits."""
 
 from __future__ import annotations
 

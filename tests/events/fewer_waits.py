@@ -1,4 +1,4 @@
-"""Queues of tasks, each with one wait that is shorter or missing."""
+"""Variants of task queues, each with one wait removed or with a lower count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Queues whose tasks wait for counters: enough for the order of the plan, and nothing too much."""
+"""Queues whose tasks wait for counters: the waits are sufficient for the order of the plan, and none is redundant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events between tasks: derived from what tasks touch, printed, parsed, checked, and sufficient for any order."""
+"""Events between tasks: derived from footprints, printed, parsed, checked, and sufficient for every order."""
 
 import random
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Tasks of kernels whose grids depend on sizes: what holds for all sizes holds at each of them."""
+"""Tasks of kernels whose grids depend on sizes: properties of all sizes hold for each single size."""
 
 from __future__ import annotations
 

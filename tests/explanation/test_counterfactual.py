@@ -1,4 +1,4 @@
-"""Other groupings: each is a plan, none beats an optimum, and known ones are found."""
+"""Counterfactual groupings: each is a plan, none is better than an optimal plan, and known ones are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One alternative for each value, with the least sum over operators."""
+"""The choice of one alternative for each value with the least sum of costs over the graph."""
 
 from __future__ import annotations
 

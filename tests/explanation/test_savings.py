@@ -1,4 +1,4 @@
-"""What rules save, against a search that never had them."""
+"""The savings of rules, compared with searches without these rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of rows by matrices that are gathered at run time are one primitive, without a copy of the matrices."""
+"""Products of rows by matrices that are gathered at run time become one primitive, without copies of the matrices."""
 
 from __future__ import annotations
 

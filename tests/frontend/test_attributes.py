@@ -1,4 +1,4 @@
-"""Attributes of a node have the types that their operators declare."""
+"""Attributes of a node have the types that its operator declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators of ONNX Runtime's own domain, defined by standard ones, against ONNX Runtime.
+"""Operators of ONNX Runtime's own domain, defined by standard operators, compared with ONNX Runtime.
 
 Weights have 7 bits, because ONNX Runtime's sums of pairs saturate on some CPUs.
 """

@@ -1,4 +1,4 @@
-"""Loops over experts that exporters write out: as products by gathered weights, or left as they are."""
+"""Loops over experts that exporters write: they become products by gathered weights, or stay unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small graphs on which a result was wrong, a model was refused, or a search did not end."""
+"""Small graphs for which a result was wrong, a model was refused, or a search did not end."""
 
 from __future__ import annotations
 

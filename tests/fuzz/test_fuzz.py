@@ -1,4 +1,4 @@
-"""A sample of hostile cases, and that the harness sees what it looks for."""
+"""A sample of hostile cases, and checks that the harness detects defects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What needs a CUDA device; without one nothing is collected."""
+"""Tests that need a CUDA device; without a device no test is collected."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Models on the device: optimized, checked, saved, loaded, bound, called from several threads."""
+"""Models on the device: they are optimized, checked, saved, loaded, bound, and called from several threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated kernels and the library's on the device, against the reference in float64."""
+"""Generated kernels and library calls on the device, compared with the reference in float64."""
 
 from __future__ import annotations
 

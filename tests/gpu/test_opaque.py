@@ -1,4 +1,4 @@
-"""Calls of PyTorch for opaque operators, captured in a graph and replayed with other inputs."""
+"""PyTorch calls for opaque operators, captured in a CUDA graph and replayed with other inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Persistent kernels on the device: right, run after run, on several streams, and as fast as they are timed to be."""
+"""Persistent kernels on the device: correct in repeated runs and on two streams, and kept only if faster."""
 
 from __future__ import annotations
 

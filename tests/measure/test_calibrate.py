@@ -1,4 +1,4 @@
-"""Calibration: rates that are not above what the machine does would make bounds that are wrong."""
+"""Calibration: rates must not be below what the machine reaches, because bounds would then be too high."""
 
 import ctypes
 import dataclasses

@@ -1,4 +1,4 @@
-"""The compile cache: nothing is built twice, damage is healed, and the right one is blamed."""
+"""The compile cache: nothing is compiled twice, damage is repaired, and failures are attributed to their causes."""
 
 import ctypes
 import errno

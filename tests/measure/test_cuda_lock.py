@@ -1,4 +1,4 @@
-"""Processes that time kernels on one device take turns."""
+"""Processes that time kernels on one device exclude each other."""
 
 from __future__ import annotations
 

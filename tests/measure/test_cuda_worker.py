@@ -1,4 +1,4 @@
-"""The measuring process of CUDA devices, as far as it runs without one."""
+"""The process that measures on CUDA devices, without a device."""
 
 from __future__ import annotations
 

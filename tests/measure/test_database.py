@@ -1,4 +1,4 @@
-"""The kernel database: what is put comes back, whatever happens to the file."""
+"""The kernel database returns what was stored, recovers from damage, and works if its folder is read-only."""
 
 import sqlite3
 import subprocess

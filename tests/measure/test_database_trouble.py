@@ -1,4 +1,4 @@
-"""A database that is locked, full or immovable is not a damaged one, and is complained of once."""
+"""A database that is locked, full or cannot be moved is not treated as damaged, and is reported once."""
 
 import sqlite3
 from pathlib import Path

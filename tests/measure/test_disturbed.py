@@ -1,4 +1,4 @@
-"""Runs in which a thread had no core: they are dropped and taken again, or corrected and marked."""
+"""Runs in which a thread had no core: they are discarded and repeated, or corrected and marked."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a run is expected to take, from samples of its kernels."""
+"""The expected time of a run, computed from samples of its kernels."""
 
 import numpy as np
 import pytest

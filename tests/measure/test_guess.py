@@ -1,4 +1,4 @@
-"""Guesses of the CPU's meter: they order what was not measured."""
+"""Estimates of the CPU's meter: they order candidates that were not measured."""
 
 from __future__ import annotations
 

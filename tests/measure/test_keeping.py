@@ -1,4 +1,4 @@
-"""What the database keeps of a candidate: facts about its kernel, not about a bad moment."""
+"""What the database keeps of a candidate: lasting facts about its kernel, not temporary failures."""
 
 import dataclasses
 from pathlib import Path

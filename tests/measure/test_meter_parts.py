@@ -1,4 +1,4 @@
-"""Timing in a process of its own, the database, the compile cache, the calibration."""
+"""Parts of the meter: timing in a separate process, the database, the compile cache, the calibration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What work will take is told from what it took: another kind of work is as slow as those known."""
+"""The time of work is predicted from earlier work of the same kind; other kinds are scaled by the known ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Kernels are timed in another process: what they break is theirs, the others' times still come."""
+"""Kernels are timed in another process: a kernel that crashes it does not prevent the timing of other kernels."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""The measuring process itself: what it imports, what it leaves behind, whom it outlives."""
+"""The measuring process itself: its imports, crashes without a dump, and its end after the parent is killed."""
 
 import os
 import resource

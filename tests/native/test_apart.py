@@ -1,4 +1,4 @@
-"""Threads of a region leave the core of the thread that begins it."""
+"""Threads of a parallel region leave the core of the region's first thread."""
 
 from __future__ import annotations
 

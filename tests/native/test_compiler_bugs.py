@@ -1,4 +1,4 @@
-"""Loops that a compiler was seen to get wrong: our flags must keep it right."""
+"""Loops that a compiler once translated incorrectly: with our flags the code must be correct."""
 
 import ctypes
 

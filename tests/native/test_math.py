@@ -1,4 +1,4 @@
-"""The float32 vector functions against float64: errors in units in the last place, all widths."""
+"""The float32 vector functions for all widths, compared with float64: errors in units in the last place."""
 
 import ctypes
 import math

@@ -1,4 +1,4 @@
-"""ThreadSanitizer finds no race in queues of tasks, where threads meet, and in lanes; without a wait it finds one."""
+"""ThreadSanitizer finds no race in task queues, barriers and lanes; if a wait is removed, it finds one."""
 
 from __future__ import annotations
 

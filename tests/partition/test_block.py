@@ -1,4 +1,4 @@
-"""Which segments are one block: those that differ in names, order and weights, and no others."""
+"""Segments are one block if they differ only in names, order and weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a graph is cut: within the limit, soundly, and at the same places in repeated blocks."""
+"""The cuts of a graph: within the limit, sound, and at the same positions in repeated blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole way in segments: built, run and checked."""
+"""Models in segments from optimization to execution: built, run and checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants that wait in a file: the same elements, and only those that rules computed."""
+"""Constants that are kept in a file: they have the same elements, and only constants that rules computed are there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewrites across cuts: none is lost, repeated parts stay equal, values stay right."""
+"""Rewrites across cuts: none is lost, repeated parts stay equal, and values stay correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Less precise forms of products: what they compute, their errors, their share of a budget, and whole models."""
+"""Less precise forms of products: their results, their errors, their shares of a budget, and whole models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of kernels at some sizes predict which of them lose at another one."""
+"""Times of kernels at some sizes predict which kernels are too slow at another size."""
 
 from __future__ import annotations
 

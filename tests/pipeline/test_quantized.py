@@ -1,4 +1,4 @@
-"""Quantized models: where kernels multiply bytes, products are of bytes, and results stay the same."""
+"""Quantized models: products are of bytes if kernels multiply bytes, and results stay the same."""
 
 from __future__ import annotations
 

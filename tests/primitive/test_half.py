@@ -1,4 +1,4 @@
-"""Float32 graphs with products of 16 bits."""
+"""Float32 graphs with products in 16-bit floats."""
 
 from __future__ import annotations
 

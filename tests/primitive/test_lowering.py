@@ -1,4 +1,4 @@
-"""Linear primitives of types that no kernel multiplies become others with the same meaning."""
+"""Linear primitives of types that no kernel multiplies are replaced by equivalent ones of other types."""
 
 from __future__ import annotations
 

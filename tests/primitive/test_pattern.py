@@ -1,4 +1,4 @@
-"""Patterns are found over all alternatives, and nowhere else."""
+"""Patterns are matched through all alternatives, and nowhere else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The solver against brute force, against another solver, and against hand-written tables."""
+"""The solver, compared with brute force, another solver and hand-written tables."""
 
 from __future__ import annotations
 

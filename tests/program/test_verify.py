@@ -1,4 +1,4 @@
-"""Each check of an instance, a plan and a certificate says no when it must."""
+"""Each check of an instance, a plan and a certificate fails for an input that violates it."""
 
 from __future__ import annotations
 

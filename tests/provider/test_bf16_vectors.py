@@ -1,4 +1,4 @@
-"""Products of bfloat16 by AVX-512's instruction for them, where a CPU has no matrix units or may not use them."""
+"""Products of bfloat16 by the AVX-512 instruction for them, on CPUs without matrix units or without access to them."""
 
 from __future__ import annotations
 

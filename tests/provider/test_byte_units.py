@@ -1,4 +1,4 @@
-"""Bytes on matrix units: products and convolutions equal the reference's bit by bit, and nothing else is read."""
+"""Products and convolutions of bytes on matrix units: equal to the reference bit by bit, no stray reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generated products and convolutions of bytes: results equal the reference's bit by bit."""
+"""Generated products and convolutions of bytes: results are equal to the reference bit by bit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Kernels side by side on one thread each, compiled, run and compared with the reference.
 
-`test_teams.py` has those on several threads each.
+`test_teams.py` tests kernels side by side on several threads each.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Costs are kept under a hash of the files that kernels follow from."""
+"""Costs are stored under a hash of the files that determine the kernels."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Kernels of several sizes that share code: they compute what kernels with all numbers in their texts do."""
+"""Kernels of several sizes that share code: they compute the same as kernels with all sizes in their texts."""
 
 from __future__ import annotations
 

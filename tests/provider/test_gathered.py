@@ -1,4 +1,4 @@
-"""Products by matrices that an index chooses: compiled, run and compared with the reference in float64."""
+"""Products by matrices that an index selects: compiled, run and compared with the reference in float64."""
 
 from __future__ import annotations
 

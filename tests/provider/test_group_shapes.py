@@ -1,4 +1,4 @@
-"""The groups that providers ask for: of providers within the package and of one outside of it."""
+"""The groups that providers request: providers of the package, and one from outside of it."""
 
 from __future__ import annotations
 

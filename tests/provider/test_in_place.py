@@ -1,4 +1,4 @@
-"""Which concatenations are offered in place, in which layouts."""
+"""Concatenations that are offered in place, and their layouts."""
 
 from __future__ import annotations
 

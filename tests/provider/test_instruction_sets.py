@@ -1,7 +1,7 @@
 """Kernels of each generator for other instruction sets: run with AVX2 and without, built for NEON.
 
-One template gives them all, with another number of lanes; so what may go wrong are the tails, the
-blocks for fewer registers, and operations that a set lacks.
+The same template generates all of them, with different numbers of lanes. So the tests cover loop tails,
+blocks for fewer registers, and operations that an instruction set lacks.
 """
 
 from __future__ import annotations

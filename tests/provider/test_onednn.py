@@ -1,4 +1,4 @@
-"""What oneDNN is asked for and what it refuses: every refusal has an input that meets it."""
+"""The offers and refusals of oneDNN: each refusal has an input that causes it."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Every offer of oneDNN's, compiled, run and compared with the reference in float64."""
+"""Every offer of oneDNN, compiled, run and compared with the reference in float64."""
 
 import math
 from dataclasses import replace

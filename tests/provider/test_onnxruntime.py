@@ -1,4 +1,4 @@
-"""Opaque operators run by ONNX Runtime: every type, several outputs, and why it says no."""
+"""Opaque operators run by ONNX Runtime: every type, several outputs, and the reasons of refusals."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Whole models with operators that Korch keeps whole, against ONNX Runtime."""
+"""Whole models with operators that fission does not split, compared with ONNX Runtime."""
 
 import numpy as np
 import onnx

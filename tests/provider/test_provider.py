@@ -1,4 +1,4 @@
-"""Providers are found by entry point: a third party's, a missing library's, and broken ones."""
+"""Providers are found by entry point: one from a third party, one whose library is missing, and broken ones."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""Products of float32 among 16-bit floats: operands are widened when they are read, results rounded when stored."""
+"""Float32 products with 16-bit operands and results: operands are widened on load, results rounded on store."""
 
 from __future__ import annotations
 

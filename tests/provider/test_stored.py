@@ -1,4 +1,4 @@
-"""Products by weights stored in few bits: compiled, run and compared with the reference in float64."""
+"""Products by weights that are stored in few bits: compiled, run and compared with the reference in float64."""
 
 from __future__ import annotations
 

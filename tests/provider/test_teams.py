@@ -1,6 +1,6 @@
-"""Kernels side by side on several threads each: what their regions see, and what they compute.
+"""Kernels side by side on several threads each: the threads that their regions see, and their results.
 
-The machine that runs this has fewer cores, as a rule, than the teams have threads.
+The test machine usually has fewer cores than the teams have threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The largest and smallest elements of rows: compiled, and compared with ONNX Runtime also on ties and NaN."""
+"""The largest and smallest elements of rows: compiled, and compared with ONNX Runtime, also for ties and NaN."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Winograd's convolutions, compiled, run and compared with the reference in float64."""
+"""Winograd convolutions, compiled, run and compared with the reference in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch modules against Korch: `make test-torch` installs what they need and runs them."""
+"""Tests of PyTorch modules with Korch: `make test-torch` installs the packages that they need and runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of torch.nn with drawn sizes, and inputs for them: what the property test runs over."""
+"""Layers of torch.nn with random sizes, and inputs for them, for the property test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.compile with the backend korch: right results, and PyTorch where Korch must not run."""
+"""torch.compile with the backend korch: results are correct, and PyTorch runs what Korch must not run."""
 
 from __future__ import annotations
 

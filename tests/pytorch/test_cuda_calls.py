@@ -1,4 +1,4 @@
-"""Calls of PyTorch that the CUDA target makes, run on the CPU: their meaning is the same."""
+"""The PyTorch calls of the CUDA target, run on the CPU: their results are those of the primitives."""
 
 from __future__ import annotations
 

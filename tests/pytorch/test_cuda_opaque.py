@@ -1,4 +1,4 @@
-"""Opaque operators as calls of PyTorch, on CPU tensors: against ONNX's cases and its reference."""
+"""Opaque operators as PyTorch calls on CPU tensors, compared with ONNX's test cases and reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on deployment, step by step: PyTorch, `korch unpack`, a C compiler, the C program."""
+"""The steps of the page on deployment: PyTorch, `korch unpack`, a C compiler, the C program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts of the transformers library: equal to PyTorch, in whatever form the library computes them."""
+"""Mixtures of experts of the transformers library: equal to PyTorch for each implementation of experts."""
 
 from __future__ import annotations
 

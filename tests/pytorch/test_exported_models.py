@@ -1,4 +1,4 @@
-"""Benchmark models as PyTorch's exporters write them: the same function in every form."""
+"""Benchmark models that PyTorch's exporters write: every form computes the same function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers of torch.nn, with odd sizes: Korch computes what PyTorch does."""
+"""Layers of torch.nn with odd sizes: Korch computes the same as PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""korch.optimize on modules: forms of calls and results, weights in place, refusals."""
+"""korch.optimize on modules: forms of calls and results, weights that change in place, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modules that torch.export has exported with dynamic dimensions."""
+"""Modules that torch.export exported with dynamic dimensions."""
 
 from __future__ import annotations
 

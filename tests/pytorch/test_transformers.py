@@ -1,4 +1,4 @@
-"""BERT, GPT-2, ViT and Llama blocks, made from configurations: equal to PyTorch."""
+"""BERT, GPT-2, ViT and Llama blocks that are built from configurations: equal to PyTorch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models with free dimensions, and a model's primitives at a size."""
+"""Small models with free dimensions, and the primitives of a model at a size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rational functions of sizes that are fitted to times."""
+"""Rational functions of sizes, fitted to times."""
 
 from __future__ import annotations
 

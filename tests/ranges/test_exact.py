@@ -1,4 +1,4 @@
-"""Exact plans: the counterparts of a plan's values and primitives in the graph of another size."""
+"""Exact plans: the counterparts of a plan's values and primitives in the graph for another size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the reductions of a masked model may end, forwards from the masks."""
+"""The places where reductions of a masked model may end, derived forwards from the masks."""
 
 from __future__ import annotations
 

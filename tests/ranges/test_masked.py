@@ -1,4 +1,4 @@
-"""Masked graphs: each size of a range gives what the model gives at this size, and what can't be right is refused."""
+"""Masked graphs: at each size of a range they compute what the model computes, and unsafe models are refused."""
 
 from __future__ import annotations
 

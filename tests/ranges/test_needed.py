@@ -1,4 +1,4 @@
-"""Which elements of a masked plan's values are needed, from the outputs backwards."""
+"""The elements of a masked plan's values that are needed, derived backwards from the outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is likely needed of the values of a graph with alternatives, and kernels that are timed as they will run."""
+"""The elements that are likely needed in a graph with alternatives, and kernels that are timed as they will run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peers with scripted behaviour, which workers import by "fake_peers:NAME"."""
+"""Peers with scripted behaviour, which workers import as "fake_peers:NAME"."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""What the doctor says of a machine that has all, and of machines that lack something."""
+"""The report of `korch doctor` on a complete machine, and on machines that lack something."""
 
 from __future__ import annotations
 

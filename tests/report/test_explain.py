@@ -1,4 +1,4 @@
-"""What is printed of a plan: the whole text, and that nothing unmeasured passes for measured."""
+"""The printed explanation of a plan: its whole text, and that unmeasured times are marked as such."""
 
 from __future__ import annotations
 

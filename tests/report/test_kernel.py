@@ -1,4 +1,4 @@
-"""Why a kernel is slow, and what lost against it."""
+"""The explanation of a kernel: what limits its speed, and which candidates lost against it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of operators is up to date, and it says what fission does."""
+"""The page of operators is up to date and agrees with fission."""
 
 from __future__ import annotations
 

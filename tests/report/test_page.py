@@ -1,4 +1,4 @@
-"""The page of a plan: its data, and that nothing of it is fetched or breaks out of its element."""
+"""The page of a plan: its data, and that the page fetches nothing and its data are escaped."""
 
 from __future__ import annotations
 

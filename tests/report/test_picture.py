@@ -1,4 +1,4 @@
-"""Pictures of tile programs in text."""
+"""Text diagrams of tile programs."""
 
 from korch.report.picture import picture
 from korch.tile.parse import parse_program

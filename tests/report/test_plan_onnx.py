@@ -1,4 +1,4 @@
-"""A plan as ONNX: another engine runs it and agrees, and runs the model with the same result."""
+"""A plan as ONNX: another engine runs it, and has the same result for the plan and for the model."""
 
 from __future__ import annotations
 

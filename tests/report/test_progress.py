@@ -1,4 +1,4 @@
-"""Progress: one line that is renewed on a terminal, and seldom a new one elsewhere."""
+"""Progress: one line that is updated on a terminal, and occasional lines elsewhere."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Runs as tasks: the critical path by hand, and the trace of a real run."""
+"""Runs as tasks: the critical path, computed by hand, and the trace of a real run."""
 
 from __future__ import annotations
 

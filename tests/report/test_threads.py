@@ -1,4 +1,4 @@
-"""What threads do in kernels: the arithmetic by hand, and a real run."""
+"""The activity of threads in kernels: the arithmetic, computed by hand, and a real run."""
 
 from __future__ import annotations
 

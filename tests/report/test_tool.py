@@ -1,4 +1,4 @@
-"""What is told of an engine's compiler that fails."""
+"""The report of a failure of an engine's compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small models of ranges -> plans of kernels chosen at random, which leave out what a size does not need."""
+"""Plans of small models with ranges: kernels are chosen at random, and omit work that a size does not need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small plans with kernels written by hand, each with its meaning in NumPy."""
+"""Small plans with hand-written kernels, each with its equivalent in NumPy."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

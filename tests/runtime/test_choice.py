@@ -1,4 +1,4 @@
-"""The plan with the least fitted cost at each size, from a table and computed."""
+"""The plan with the least fitted cost at each size, read from a table and computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans that Clang or zig has compiled have the same results as tasks as with joins, and right ones."""
+"""Plans that Clang or zig compiles: results are correct, and equal as tasks and with joins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans end with the right results where threads lose their cores, are stopped, forked or interrupted."""
+"""Plans end with correct results if threads lose their cores, are stopped, forked or interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranges of few image sizes: each size has a plan of its own, with the kernels of one search."""
+"""Ranges of few image sizes: each size has its own plan, with the kernels of one search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that has run a plan forks: the child runs it, too, and so does the parent again."""
+"""A process that has run a plan forks: the child and the parent can both run the plan again."""
 
 import os
 import signal

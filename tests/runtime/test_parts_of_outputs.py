@@ -1,4 +1,4 @@
-"""Concatenations in place: where operands lie, how long, and that nothing else lies there."""
+"""Concatenations in place: the addresses and lifetimes of operands, and that no other buffer overlaps them."""
 
 from __future__ import annotations
 

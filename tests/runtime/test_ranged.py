@@ -1,4 +1,4 @@
-"""One executable for a range of sizes: each size gives what the model gives, and others are refused."""
+"""One executable for a range of sizes: results are those of the model at each size, and other sizes are refused."""
 
 from __future__ import annotations
 

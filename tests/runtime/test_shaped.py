@@ -1,4 +1,4 @@
-"""One executable for several shapes: the right plan is picked, and the weights are there once."""
+"""One executable for several shapes: the right plan is chosen, and weights are stored once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that run as tasks of queues have the results of kernels with a join after each."""
+"""Kernels that run as tasks of queues have the same results as kernels with a join after each."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor

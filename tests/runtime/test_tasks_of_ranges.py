@@ -1,4 +1,4 @@
-"""Kernels that leave out what a size does not need have the same results as tasks, at all sizes and threads."""
+"""Kernels that omit work that a size does not need: equal results as tasks and with joins, at all sizes and threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels that follow each other in one parallel region, and when they are one thread's instead."""
+"""Consecutive kernels in one parallel region, and when one thread runs all of them instead."""
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor

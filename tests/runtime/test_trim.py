@@ -1,4 +1,4 @@
-"""Plans whose kernels leave out what a size does not need give the model's results, with NaN in all other memory."""
+"""Plans whose kernels omit work that a size does not need give the model's results; all other memory has NaN."""
 
 from __future__ import annotations
 

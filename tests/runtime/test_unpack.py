@@ -1,4 +1,4 @@
-"""Artifacts as folders for programs in C. `tests/test_docs.py` compiles and runs such a program."""
+"""Artifacts that are unpacked to folders for C programs. `tests/test_docs.py` compiles and runs such a program."""
 
 import errno
 import hashlib

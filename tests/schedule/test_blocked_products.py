@@ -1,4 +1,4 @@
-"""Blocked programs of products and convolutions compute what their groups do."""
+"""Blocked programs of products and convolutions compute the same as their groups."""
 
 import dataclasses
 

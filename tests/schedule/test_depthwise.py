@@ -1,4 +1,4 @@
-"""Programs of depthwise convolutions: legal, printable as text, equal to the reference, and refusals."""
+"""Programs of depthwise convolutions: valid, printable as text, equal to the reference; and refusals."""
 
 from __future__ import annotations
 

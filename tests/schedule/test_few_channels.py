@@ -1,4 +1,4 @@
-"""Programs of byte convolutions with few channels compute what their groups do."""
+"""Programs of byte convolutions with few channels compute the same as their groups."""
 
 import numpy as np
 import pytest

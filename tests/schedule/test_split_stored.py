@@ -1,4 +1,4 @@
-"""Programs of products by weights of few bits, on matrix units, compute what their groups do."""
+"""Programs of products by weights of few bits, on matrix units, compute the same as their groups."""
 
 from __future__ import annotations
 

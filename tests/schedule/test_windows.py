@@ -1,4 +1,4 @@
-"""Programs that read the windows of a convolution where they lie compute what their groups do."""
+"""Programs that read the windows of a convolution in place compute the same as their groups."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""Programs of convolutions in Winograd's space compute what their groups do."""
+"""Programs of Winograd convolutions compute the same as their groups."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A search that is replayed from its ledger finds the same plan, and measures nothing."""
+"""A search that is replayed from its ledger finds the same plan and measures nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The search of one instance with scripted costs: nothing is compiled, all is compared with full knowledge."""
+"""The search of one instance with scripted costs: plans are compared with the optimum of all true costs."""
 
 from __future__ import annotations
 

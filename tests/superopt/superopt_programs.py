@@ -1,4 +1,4 @@
-"""Programs and the graphs that they compute, small, for tests of the verifier."""
+"""Small tile programs and the graphs that they compute, for tests of the verifier."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Programs of blocks are found from the plain group, and verified."""
+"""Programs of blocks are found from the group alone, and verified."""
 
 import time
 from collections.abc import Callable

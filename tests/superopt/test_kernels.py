@@ -1,4 +1,4 @@
-"""Found programs are offered by the generated provider, printed, compiled and compared with the reference."""
+"""The generated provider offers found programs: they are printed, compiled and compared with the reference."""
 
 from dataclasses import replace
 

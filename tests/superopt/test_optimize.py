@@ -1,4 +1,4 @@
-"""Models are optimized with programs that are found: kept, replayed, explained, switched off."""
+"""Models are optimized with found programs: these are kept, replayed, explained, and can be switched off."""
 
 from dataclasses import replace
 from pathlib import Path

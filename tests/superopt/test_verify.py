@@ -1,4 +1,4 @@
-"""Programs that compute a graph are accepted, and ones that don't refused."""
+"""Programs that compute a graph are accepted, and programs that do not are refused."""
 
 import numpy as np
 import pytest

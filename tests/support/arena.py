@@ -1,4 +1,4 @@
-"""Runs a bound plan in NumPy: each kernel by its reference, in memory as the program has it."""
+"""Runs a bound plan in NumPy: each kernel is computed by the reference, in buffers placed as in the program."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ GARBAGE = 0xA5
 def simulate(
     graph: PrimitiveGraph, steps: Sequence[PlanStep[Any]], program: Program[Any], arrays: Sequence[Array]
 ) -> list[Array]:
-    """Return the outputs; workspaces are overwritten, so what they share with others is lost.
+    """Return the outputs; workspaces are filled with garbage, which destroys values in buffers that overlap them.
 
     Args:
         graph: the graph of the plan.
-        steps: its kernels in order.
-        program: where their buffers lie.
+        steps: the kernels of the plan in order.
+        program: the places of their buffers.
         arrays: the inputs.
     """
     arena = np.full(program.arena.size_bytes, GARBAGE, np.uint8)

@@ -1,4 +1,4 @@
-"""Products and convolutions -> programs of several blockings, each with and without packed operands."""
+"""Builds tile programs of products and convolutions in several blockings, with and without packed operands."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from korch.tile.program import TileProgram
 from korch.tile.staging import Machine
 
 ROWS = (6, 24, 96)
-"""Rows of a block."""
+"""Numbers of rows in a block."""
 
 VECTORS = (2, 8)
-"""Vectors of columns of a block."""
+"""Numbers of columns in a block, in vectors."""
 
 TERMS = (64, 512)
-"""Terms of a block."""
+"""Numbers of terms in a block."""
 
 
 def products(group: Group, root: Primitive, layouts: Layouts, machine: Machine) -> list[TileProgram]:
@@ -30,7 +30,7 @@ def products(group: Group, root: Primitive, layouts: Layouts, machine: Machine) 
 
 
 def blockings(contraction: Contraction, machine: Machine) -> Iterator[ProductBlocking]:
-    """Yield blockings that are no longer than the product."""
+    """Yield blockings whose blocks are not larger than the product, for each choice of packed operands."""
     sizes = [extent(axes) for axes in (contraction.rows, contraction.columns, contraction.terms)]
     columns = tuple(machine.lanes * n for n in VECTORS)
     blocks = [[min(b, n) for b in side] for side, n in zip((ROWS, columns, TERMS), sizes, strict=True)]

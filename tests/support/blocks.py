@@ -1,4 +1,4 @@
-"""The blocks of Mirage's evaluation and other groups as primitive graphs, of any sizes, all tensors inputs.
+"""The blocks of Mirage's evaluation and other groups as primitive graphs of any size; all tensors are inputs.
 
 Source: Wu et al., OSDI 2025, table 4: attention with grouped queries, the same with normalized
 queries and keys, RMSNorm with a product, LoRA, a gated MLP, and a normalized transformer's update.
@@ -20,7 +20,7 @@ EPSILON = 1e-5
 
 
 class Block(GraphBuilder):
-    """A builder with the steps that the blocks consist of, on the last axis."""
+    """A graph builder with the steps of the blocks; reductions are along the last axis."""
 
     def tensor(self, name: str, *shape: int) -> int:
         """Return an input of float32."""
@@ -31,7 +31,7 @@ class Block(GraphBuilder):
         return self.add("broadcast", (value,), BroadcastAttributes(self.type(like).shape))
 
     def number(self, number: float, like: int) -> int:
-        """Return a constant of another value's shape."""
+        """Return a constant with the shape of another value, filled with a number."""
         return self.constant(np.broadcast_to(np.float32(number), self.type(like).shape))
 
     def along(self, kind: str, x: int) -> int:
@@ -39,17 +39,17 @@ class Block(GraphBuilder):
         return self.add(f"reduce_{kind}", (x,), ReduceAttributes((self.type(x).rank - 1,)))
 
     def root_mean_square(self, x: int) -> int:
-        """Return the root of the mean of squares, of size 1 along the last axis."""
+        """Return the root of the mean of squares along the last axis, which keeps size 1."""
         total = self.along("sum", self.add("mul", (x, x)))
         mean = self.add("div", (total, self.number(self.type(x).shape[-1], total)))
         return self.add("sqrt", (self.add("add", (mean, self.number(EPSILON, mean))),))
 
     def normalized(self, x: int) -> int:
-        """Return x over the root of its mean square."""
+        """Return x divided by the root of its mean square."""
         return self.add("div", (x, self.wide(self.root_mean_square(x), x)))
 
     def softmax(self, x: int) -> int:
-        """Return the softmax."""
+        """Return the softmax along the last axis."""
         power = self.add("exp", (self.add("sub", (x, self.wide(self.along("max", x), x))),))
         return self.add("div", (power, self.wide(self.along("sum", power), power)))
 
@@ -90,9 +90,9 @@ def lora(m: int = 4, k: int = 8, n: int = 8, rank: int = 2) -> PrimitiveGraph:
 def attention(
     heads: int = 2, m: int = 4, n: int = 8, d: int = 4, e: int = 4, *, is_normalized: bool = False
 ) -> PrimitiveGraph:
-    """Return softmax(q k' / sqrt(d)) v; `is_normalized` divides queries and keys by their sizes first.
+    """Return softmax(q k' / sqrt(d)) v; `is_normalized` first divides queries and keys by their root mean square.
 
-    Grouped queries are more rows of a head: m is queries times heads that share keys.
+    With grouped queries, m is the number of queries times the number of heads that share keys.
     """
     b = Block()
     q, k, v = b.tensor("q", heads, m, d), b.tensor("k", heads, n, d), b.tensor("v", heads, n, e)
@@ -109,7 +109,7 @@ def query_key_norm(heads: int = 2, m: int = 4, n: int = 8, d: int = 4, e: int = 
 
 
 def normalized_update(m: int = 4, k: int = 8) -> PrimitiveGraph:
-    """Return norm(x + alpha * (norm(h) - x)), of a normalized transformer."""
+    """Return norm(x + alpha * (norm(h) - x)), the update of a normalized transformer."""
     b = Block()
     x, h, alpha = b.tensor("x", m, k), b.tensor("h", m, k), b.tensor("alpha", 1, k)
     step = b.add("mul", (b.wide(alpha, x), b.add("sub", (b.normalized(h), x))))
@@ -141,7 +141,7 @@ def linear_attention(heads: int = 2, m: int = 5, n: int = 6, d: int = 3, e: int 
 
 
 def squeeze_and_excite(channels: int = 6, height: int = 4, width: int = 5, hidden: int = 3) -> PrimitiveGraph:
-    """Return an image times a gate of each channel, computed from the means of all."""
+    """Return an image times a gate for each channel; the gates are computed from the means of all channels."""
     b = Block()
     x, w = b.tensor("x", channels, height, width), b.tensor("w", channels, hidden)
     v = b.tensor("v", hidden, channels)
@@ -170,7 +170,7 @@ def depthwise_pointwise(
 def instance_norm_pad(
     channels: int = 3, height: int = 6, width: int = 8, *, pad: int = 1, mode: str = "reflect", value: float = 0.0
 ) -> PrimitiveGraph:
-    """Return InstanceNorm with its scale and shift, a ReLU and a pad."""
+    """Return an instance normalization with scale and shift, a ReLU and a pad."""
     b = Block()
     x = b.tensor("x", 1, channels, height, width)
     scale, shift = b.tensor("scale", 1, channels, 1, 1), b.tensor("shift", 1, channels, 1, 1)
@@ -197,4 +197,4 @@ GROUPS: Mapping[str, Callable[..., PrimitiveGraph]] = {
     "depthwise-pointwise": depthwise_pointwise,
     "instance-norm-pad": instance_norm_pad,
 }
-"""All groups that programs are found for."""
+"""All groups for which programs are searched."""

@@ -1,10 +1,10 @@
-"""ONNX's own backend tests, run with Korch and, for comparison, with ONNX Runtime alone.
+"""Runs ONNX's backend tests with Korch and, for comparison, with ONNX Runtime alone.
 
     python -m tests.support.conformance [--kind node] [--only PATTERN] [--jobs 2] [--resume]
 
-The cases come from the package `onnx`, made in memory; they are compared as ONNX's own runner
-compares them. Each runs in a worker process with a time limit, so a crash or a hang is that case's
-failure. Results are kept in a file of lines, so that a run that was interrupted goes on.
+The cases come from the package `onnx`, and ONNX's test runner compares the results. Each case runs in a
+worker process with a time limit, so a crash or a hang fails only that case. Each result is appended to a
+file, so that `--resume` continues an interrupted run.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ WAYS = ("native", "opaque", "host", "constant")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a case.
+    """The result of one test case.
 
     Attributes:
-        name: the case's.
+        name: name of the case.
         kind: node, simple, pytorch-operator or pytorch-converted.
-        passed: whether the results are those that ONNX expects.
-        way: who computed them: native (Korch's and oneDNN's kernels), opaque (ONNX Runtime's
-            kernels among them), host (parts outside of the static graph), constant (known when the
+        passed: whether the results agree with those that ONNX expects.
+        way: what computed them: native (kernels of Korch and oneDNN), opaque (also kernels of ONNX
+            Runtime), host (parts run outside of the static graph), constant (known when the
             model was read); "" if it did not run.
-        message: why it failed.
-        seconds: how long it took.
+        message: the reason of a failure.
+        seconds: the time that it took.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Outcome:
 
 
 class _Recorder(Backend):  # type: ignore[misc]
-    """Korch's backend that remembers what it prepared last."""
+    """Korch's backend, which keeps the last model that it prepared."""
 
     last: Any = None
 
@@ -95,7 +95,7 @@ class _RuntimeRep(BackendRep):  # type: ignore[misc]
 
 
 class _Runtime(Backend):  # type: ignore[misc]
-    """ONNX Runtime alone."""
+    """A backend that runs models with ONNX Runtime alone."""
 
     last = None
 
@@ -134,7 +134,7 @@ def cases(backend: str) -> dict[str, tuple[str, unittest.TestCase]]:
 
 
 def run_case(name: str, backend: str = "korch") -> Outcome:
-    """Run one case."""
+    """Run one case in this process; return its result."""
     kind, case = cases(backend)[name]
     BACKENDS[backend].last = None
     result = unittest.TestResult()
@@ -162,7 +162,7 @@ def _way(executable: Any) -> str:
 
 
 def _work(line: str) -> dict[str, Any]:
-    """Run the case that a line names; return what became of it."""
+    """Run the case that a line names; return its result."""
     backend, name = line.split()
     try:
         return asdict(run_case(name, backend))
@@ -171,7 +171,7 @@ def _work(line: str) -> dict[str, Any]:
 
 
 def run_cases(names: Sequence[str], backend: str, jobs: int) -> Iterator[Outcome]:
-    """Run cases in worker processes; yield what became of each as it ends."""
+    """Run cases in worker processes; yield the result of each case when it ends."""
     command = [sys.executable, "-m", "tests.support.conformance", "--work"]
     lines = [f"{backend} {name}" for name in names]
     for line, answer, failure in run_in_workers(lines, command, jobs, LIMIT_SECONDS):
@@ -180,7 +180,7 @@ def run_cases(names: Sequence[str], backend: str, jobs: int) -> Iterator[Outcome
 
 
 def read_exclusions(path: Path) -> dict[str, str]:
-    """Return pattern -> reason from a file with `pattern: reason` on each line; # begins a comment.
+    """Return reasons by pattern from a file with `pattern: reason` on each line; # begins a comment.
 
     Raises:
         ValueError: a line has no reason.
@@ -197,12 +197,12 @@ def read_exclusions(path: Path) -> dict[str, str]:
 
 
 def excluded(name: str, exclusions: Mapping[str, str]) -> str:
-    """Return why a case is excluded, "" if it is not."""
+    """Return the reason why a case is excluded; "" if it is not."""
     return next((r for p, r in exclusions.items() if fnmatch.fnmatchcase(name, p)), "")
 
 
 def format_table(korch: Iterable[Outcome], runtime: Iterable[Outcome]) -> str:
-    """Return the counts per kind as a table of Markdown."""
+    """Return the counts for each kind as a table in Markdown."""
     found, other = list(korch), {o.name: o.passed for o in runtime}
     lines = [
         "| kind | cases | Korch passes | native | opaque | host | constant | ONNX Runtime passes |",
@@ -248,7 +248,7 @@ def _run_backend(backend: str, names: Sequence[str], folder: Path, args: argpars
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the suite; return 0 if nothing failed that is not excluded."""
+    """Run the suite; return 1 if a case failed that is not excluded, or an excluded case passed."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.conformance")
     parser.add_argument("--kind", choices=tuple(KINDS.values()), help="only this kind")
     parser.add_argument("--only", default="*", help="only cases whose name matches")

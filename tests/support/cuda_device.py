@@ -1,4 +1,4 @@
-"""Run a kernel on the CUDA device at hand: for tests and measurements of single kernels."""
+"""Runs single kernels on this machine's CUDA device, for tests and measurements."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _moved(torch: Any, array: Array) -> Any:
 
 
 def _array(torch: Any, tensor: Any) -> Array:
-    """Return a result of PyTorch as an array; NumPy knows no bfloat16."""
+    """Return a result of PyTorch as an array; bfloat16 is converted by its bits, because NumPy does not have it."""
     found: Array
     if tensor.dtype is torch.bfloat16:
         found = tensor.view(torch.uint16).cpu().numpy().view(DType.BF16.numpy)

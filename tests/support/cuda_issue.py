@@ -1,7 +1,7 @@
-"""How an executable issues a program, on the CPU: its memory, its calls of PyTorch, its copies.
+"""Runs a CUDA executable's program on the CPU, to test its memory, its calls of PyTorch and its copies.
 
-Launches run in Triton's interpreter at the addresses that the executable gives them; calls run on
-CPU tensors. What only a device has is left out: streams, the graph, the driver.
+Launches run in Triton's interpreter at the addresses that the executable passes; calls run on CPU
+tensors. Streams, the CUDA graph and the driver are not tested.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support.interpret import Memory, run_launches, run_together
 
 
 class _Torch:
-    """PyTorch, in which the current stream is of no matter."""
+    """PyTorch with a replacement for `torch.cuda` that ignores streams."""
 
     def __init__(self, torch: Any, name: str) -> None:
         self._torch = torch
@@ -34,7 +34,7 @@ class _Torch:
 
 
 class Stream:
-    """A stream that does everything at once."""
+    """A stream for synchronous execution: events do nothing."""
 
     cuda_stream = 0
 
@@ -46,7 +46,7 @@ class Stream:
 
 
 class _Function:
-    """A kernel that is interpreted wherever its buffers are."""
+    """A kernel that runs in the interpreter on buffers at given addresses."""
 
     def __init__(self, launch: Launch) -> None:
         self.interpreted = launch
@@ -54,7 +54,7 @@ class _Function:
     def launch(
         self, programs: int, pointers: Sequence[int], stream: int, descriptors: int, is_cooperative: bool = False
     ) -> None:
-        """Run it; programs that wait for each other run in threads."""
+        """Run the kernel; programs of a cooperative launch run in threads, because they wait for each other."""
         memory: Any = [
             Memory(SimpleNamespace(ctypes=SimpleNamespace(data=pointer)))  # type: ignore[arg-type]
             for pointer in pointers
@@ -66,7 +66,7 @@ class _Function:
 
 
 def issuer_on_cpu(program: Any, torch: Any, arena_bytes: int, device: str = "") -> Any:
-    """Return an executable whose arena and weights are CPU tensors; the caller sets functions, calls and tables."""
+    """Return an executable with arena and weights as CPU tensors; the caller sets functions, calls and tables."""
     owner: Any = object.__new__(CudaExecutable)
     owner._torch, owner._program = _Torch(torch, device), program
     owner._arena = torch.full((max(1, arena_bytes),), 255, dtype=torch.uint8)
@@ -75,7 +75,7 @@ def issuer_on_cpu(program: Any, torch: Any, arena_bytes: int, device: str = "") 
 
 
 def issue_on_cpu(program: CudaProgram, inputs: Sequence[Any], runs: int = 1) -> list[Any]:
-    """Run a program on CPU tensors as an executable issues it, some times; return its outputs.
+    """Run a program `runs` times on CPU tensors, in the order of the executable; return its outputs.
 
     Raises:
         ValueError: a buffer ends beyond the arena.

@@ -1,4 +1,4 @@
-"""Interpret a kernel for a CUDA device and compare it with the reference: for tests."""
+"""Runs kernels for CUDA devices in Triton's interpreter and compares them with the reference, for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.interpret import run_interpreted
 
 
 def run_cuda_kernel(kernel: CudaKernel, group: Group, offer: Offer, inputs: Sequence[Array]) -> list[Array]:
-    """Return a kernel's outputs in the plain layout, from Triton's interpreter."""
+    """Run a kernel in Triton's interpreter; return its outputs in the plain layout."""
     packed = [layout.pack(a) for layout, a in zip(offer.inputs, inputs, strict=True)]
     types = group.output_types
     sizes = [
@@ -41,15 +41,15 @@ def check_cuda_offers(
     """Compare every offer for some groups with the reference.
 
     Args:
-        provider: it must take each of the groups.
-        groups: what to compute.
-        target: passed to the provider.
+        provider: a provider that has offers for each of the groups.
+        groups: the groups to compute.
+        target: the target of the kernels.
         rng: the source of the inputs.
-        specials: whether inputs hold NaN, infinities and extremes too.
-        most: offers of a group that are looked at, all if not given.
+        specials: whether inputs also contain NaN, infinities and extreme numbers.
+        most: the most offers of a group that are checked; all if not given.
 
     Returns:
-        What was checked; offers that the provider takes back when it builds them are left out.
+        The group, offer and kernel of each checked offer; offers that the provider refuses to build are left out.
 
     Raises:
         KernelError: the provider refuses a group, or a kernel is wrong.
@@ -73,6 +73,6 @@ def check_cuda_offers(
 
 
 def _computation(launch: Launch) -> str:
-    """Return a launch's text without what the interpreter ignores."""
+    """Return a launch's source without the parts that the interpreter ignores."""
     text = launch.source.replace(launch.symbol, "")
     return re.sub(r'num_stages=\d+|, input_precision="\w+"|# variant.*', "", text)

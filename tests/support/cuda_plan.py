@@ -1,4 +1,4 @@
-"""Models -> the kernels of a plan for a CUDA device, without one."""
+"""Plans models for a CUDA device on machines without one."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from korch.search.ledger import Ledger
 from korch.search.loop import Search
 
 Build = Callable[[PrimitiveGraph, Sequence[PlanStep], CudaMeter], CudaProgram]  # type: ignore[type-arg]
-"""Makes a program of the graph, the kernels and the meter that has compiled them."""
+"""Makes a program from the graph, the kernels and the meter that compiled them."""
 
 
 def split_model(model: onnx.ModelProto) -> PrimitiveGraph:
-    """Return the primitives of a model, with products of the types that kernels for CUDA devices multiply."""
+    """Return the primitives of a model, with products lowered to the types that CUDA kernels multiply."""
     return lower_products(fission(load_model(model.SerializeToString())), MULTIPLIED_BY_CUDA)
 
 
 def program_of_graph(split: PrimitiveGraph, options: Options, left_out: Collection[str], build: Build) -> CudaProgram:
-    """Return a program of the kernels of all providers but some.
+    """Return the program of a plan that is searched without some of the providers.
 
     Args:
         split: the model's primitives.
-        options: of the search.
-        left_out: names of providers.
+        options: the options of the search.
+        left_out: names of the providers that are not used.
         build: makes the program.
     """
     run = Run(options, {}, lambda stage, text: None)

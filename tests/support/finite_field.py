@@ -1,11 +1,12 @@
-"""Graphs computed in the field of whole numbers modulo the prime 2^31 - 1.
+"""Computes graphs in the field of integers modulo the prime 2^31 - 1.
 
-A rule on polynomials is an identity of polynomials in the elements of the inputs. Computed here for
-random elements nothing is rounded, so two sides that differ are found, but for an error
-probability: by Schwartz and Zippel (JACM 1980) polynomials of degree d agree at a random point with
-probability d / (2^31 - 1) at most, per element; a graph of n linear primitives has d <= n + 1.
-Functions that are no polynomials (exp, sigmoid) are taken for unknown ones: equal arguments give
-equal results, and nothing else is known of them. What compares elements (max) is not computed.
+A rule on polynomials is an identity of polynomials in the elements of the inputs. In this field nothing
+is rounded, so random elements show with high probability whether the two sides differ. By Schwartz
+and Zippel (JACM 1980) different polynomials of degree d agree at a random point with a probability of at
+most d / (2^31 - 1) per element; a graph of n linear primitives has d <= n + 1.
+Functions that are not polynomials (exp, sigmoid) are replaced by uninterpreted functions: equal
+arguments give equal results, and no other property is assumed. Primitives that compare elements (max)
+are not computed.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from korch.primitive.ops.winograd import TRANSFORMS, tile_counts
 PRIME = 2**31 - 1
 
 FRACTION_BITS = 10
-"""The number of bits of the binary fractions that are elements of the field."""
+"""The number of fraction bits of the binary fractions that are converted to elements of the field."""
 
 ROUNDING = 1e-6
-"""Constants this near to a whole number are taken for it: rules compute them in float64."""
+"""Constants this close to an integer are rounded to it, because rules compute constants in float64."""
 
 
 class NotPolynomialError(Exception):
-    """A primitive or constant has no meaning in the field."""
+    """A primitive or constant is not defined in the field."""
 
 
 def random_elements(graph: PrimitiveGraph, rng: np.random.Generator) -> dict[str, Array]:
@@ -44,7 +45,7 @@ def alternatives_agree(graph: PrimitiveGraph, inputs: Mapping[str, Array]) -> di
 
     Raises:
         AssertionError: two alternatives of a value differ.
-        NotPolynomialError: a primitive can't be computed.
+        NotPolynomialError: a primitive is not defined in the field.
     """
     values: dict[int, Array] = {v: inputs[name] % PRIME for name, v in graph.inputs}
     values |= {v: element(c.array) for v, c in graph.constants.items()}
@@ -68,7 +69,7 @@ def apply(primitive: Primitive, inputs: Sequence[Array]) -> Array:
         inputs: int64 arrays of elements in 0..PRIME-1.
 
     Raises:
-        NotPolynomialError: it has no meaning in the field.
+        NotPolynomialError: the primitive is not defined in the field.
     """
     attributes: Any = primitive.attributes
     own = _OPS.get(primitive.op)
@@ -83,10 +84,10 @@ def apply(primitive: Primitive, inputs: Sequence[Array]) -> Array:
 
 
 def element(array: Array) -> Array:
-    """Return the elements of numbers: whole ones, or binary fractions.
+    """Return the field elements of numbers, which must be integers or binary fractions.
 
     Raises:
-        NotPolynomialError: one is neither.
+        NotPolynomialError: a number is neither.
     """
     scaled = np.ldexp(array.astype(np.float64), FRACTION_BITS)
     if np.isfinite(scaled).all() and np.array_equal(scaled, np.rint(scaled)):
@@ -99,7 +100,7 @@ def element(array: Array) -> Array:
 
 
 def _unknown(name: str, x: Array) -> Array:
-    """Return a random function of the elements, which its name chooses."""
+    """Return a pseudorandom function of the elements, which depends on its name."""
     state = x.astype(np.uint64) + np.uint64(zlib.crc32(name.encode()) << 31)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         state = (state ^ (state >> np.uint64(shift))) * np.uint64(factor)
@@ -107,7 +108,7 @@ def _unknown(name: str, x: Array) -> Array:
 
 
 def _matmul(a: Array, b: Array) -> Array:
-    # Products of 31 by 16 bits, of which 2^15 can be added up in 63.
+    # Products of 31 by 16 bits have 47 bits, so 2^15 of them can be added up in 63 bits.
     high, low = b >> 16, b & 0xFFFF
     total = np.matmul(a, high) % PRIME * (1 << 16) + np.matmul(a, low)
     return np.asarray(total % PRIME)
@@ -188,7 +189,7 @@ def _winograd(inputs: Sequence[Array], a: Any) -> Array:
     image = np.zeros((x.shape[0], u.shape[3], down * m, across * m), np.int64)
     for i, j in itertools.product(range(down), range(across)):
         tile = padded[:, :, i * m : i * m + m + 2, j * m : j * m + m + 2]
-        # The transforms' entries are small: sums of six products stay below 2^40.
+        # The entries of the transforms are small, so sums of six products stay below 2^40.
         v = (data @ tile % PRIME @ data.T) % PRIME
         parts = _matmul(u.transpose(0, 1, 3, 2), v.transpose(2, 3, 1, 0))
         y = (output @ parts.transpose(3, 2, 0, 1) % PRIME @ output.T) % PRIME

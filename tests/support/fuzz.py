@@ -1,14 +1,14 @@
-"""Hostile models, artifacts and caches: each gives the right result or one clear error.
+"""Fuzzes Korch with hostile models, artifacts and caches: each must give the right result or one clear error.
 
     python -m tests.support.fuzz [--cases 5000] [--seed 0] [--jobs 2] [--folder build/fuzz]
     python -m tests.support.fuzz --graphs 1000 [--seed 0] ...
 
-The second form takes random graphs of operators that ONNX Runtime runs (`fuzz_graphs.py`): each is
+The second form draws random graphs of operators that ONNX Runtime runs (`fuzz_graphs.py`): each is
 optimized, built, run and compared with ONNX Runtime and with `onnx.reference`.
 
-Case n of a seed is always the same. Cases run in child processes with limits on time and memory; a
-child that dies or hangs is a finding, and the next one goes on behind that case. What is found is
-kept in the folder, with the model that did it.
+Case n of a seed is always the same. Cases run in child processes with limits on time and memory. A
+child that dies or hangs is a finding, and another child continues after that case. The folder keeps the
+models and artifacts of findings.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from tests.support.random_onnx import OPSETS, model_of, random_onnx
 from tests.support.workers import answer_lines, run_in_workers
 
 LIMIT_SECONDS = 60
-"""Of computing, for a case."""
+"""The limit of a case's CPU time."""
 
 PATIENCE = 10
-"""The limit of a case's elapsed time, as a multiple: the machine may be busy."""
+"""The limit of a case's elapsed time, as a multiple of its CPU time limit, because the machine may be busy."""
 
 MEMORY_BYTES = 8 << 30
 CHUNK = 40
-"""Cases that one process runs."""
+"""The number of cases that one process runs."""
 
 BUILT = 10
-"""One in this number of cases with a legal model is built and run; the others are interpreted."""
+"""One of this number of cases with a legal model is built and run; the others are interpreted."""
 
 KINDS = ("mutation", "operators", "artifact", "cache")
 WEIGHTS = (0.55, 0.3, 0.1, 0.05)
 
 FINE = ("right", "disputed")
-"""Verdicts on a random graph that are no findings."""
+"""The verdicts on a random graph that are not findings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a case.
+    """The result of one case.
 
     Attributes:
-        case: its number.
-        kind: mutation, operators, artifact or cache.
-        outcome: right, refused (one clear error), or finding.
+        case: the number of the case.
+        kind: mutation, operators, artifact, cache or graph; any if its process failed.
+        outcome: right, disputed, refused (one clear error), or finding.
         message: the error, or what is wrong.
     """
 
@@ -83,7 +83,7 @@ class _WrongError(Exception):
 
 
 def run_case(seed: int, case: int, folder: Path) -> Outcome:
-    """Run one case in this process."""
+    """Run one case in this process; return its result."""
     rng = np.random.default_rng((seed, case))
     kind = str(rng.choice(KINDS, p=WEIGHTS))
     run: dict[str, Callable[[np.random.Generator, Path], str]] = {
@@ -115,14 +115,14 @@ def _seeds() -> tuple[bytes, ...]:
 
 
 def _mutation(rng: np.random.Generator, folder: Path) -> str:
-    """A legal model with something changed; what is still legal agrees with ONNX Runtime."""
+    """Check a mutated model: if it is still legal, its results must agree with ONNX Runtime's."""
     content = mutate(rng, _seeds()[int(rng.integers(len(_seeds())))])
     (folder / "last.onnx").write_bytes(content)
     return _check_model(rng, content, folder)
 
 
 def _operators(rng: np.random.Generator, folder: Path) -> str:
-    """A random graph of operators, as one of the random graphs is checked."""
+    """Check a random graph of operators, in the same way as the graphs of `--graphs`."""
     opset = int(rng.choice(OPSETS))
     graph = random_onnx(rng, opset, "g", onnx_runtime)
     if graph is None:
@@ -145,7 +145,7 @@ def _check_model(rng: np.random.Generator, content: bytes, folder: Path) -> str:
         executable: Any = optimize(content, measure=False, threads=1, cache_folder=folder / "cache")
         inputs = executable.get_inputs()
         if any(t.dtype == np.dtype(object) or -1 in t.shape for t in inputs):
-            return "right"  # it was built; what to feed it is not known
+            return "right"  # the build is all that is checked: there are no feeds for such inputs
         feeds = {t.name: _draw(rng, t.shape, t.dtype) for t in inputs}
         found = dict(zip([t.name for t in executable.get_outputs()], executable.run(None, feeds), strict=True))
     else:
@@ -161,7 +161,7 @@ def _check_model(rng: np.random.Generator, content: bytes, folder: Path) -> str:
         return "right"
     for name, array in expected.items():
         is_number = isinstance(array, np.ndarray) and array.dtype.kind in "fiub"
-        given = found[name]  # a changed model may declare another size of its elements
+        given = found[name]  # a mutated model may declare elements of another size
         if is_number and given.dtype.kind == array.dtype.kind:
             given = given.astype(array.dtype)
         if is_number and (text := difference(given, array)):
@@ -176,7 +176,7 @@ def _draw(rng: np.random.Generator, shape: Sequence[int], dtype: Any) -> Any:
 
 
 def _elsewhere(content: bytes, feeds: dict[str, Any]) -> dict[str, Any] | None:
-    """Return ONNX Runtime's results, None if it does not run the model."""
+    """Return ONNX Runtime's results; None if it can't run the model."""
     from korch.host.engine import open_session
 
     session, _ = open_session(onnx.ModelProto.FromString(content), 1)
@@ -219,7 +219,7 @@ def _damage(rng: np.random.Generator, content: bytes) -> bytes:
 
 
 def _artifact(rng: np.random.Generator, folder: Path) -> str:
-    """A damaged artifact is refused, or it is whole where it matters and runs as before."""
+    """Check that a damaged artifact is refused, or still computes the same results."""
     from korch.api import load
 
     content, (arrays, expected) = _good_artifact(folder)
@@ -233,7 +233,7 @@ def _artifact(rng: np.random.Generator, folder: Path) -> str:
 
 
 def _cache(rng: np.random.Generator, folder: Path) -> str:
-    """A damaged database is healed: what was recorded is there or not, never another thing."""
+    """Check that a damaged database is repaired: each record is intact or missing, but never changed."""
     from korch.measure.database import Database
     from korch.measure.record import Measured
 
@@ -262,10 +262,10 @@ def _cache(rng: np.random.Generator, folder: Path) -> str:
 
 @contextlib.contextmanager
 def limit(seconds: float) -> Iterator[None]:
-    """Limit the CPU time of this process.
+    """Limit the CPU time and the elapsed time of the context.
 
     Raises:
-        _LateError: it has computed for longer, or `PATIENCE` times as long has passed.
+        _LateError: the CPU time is over `seconds`, or the elapsed time is over `PATIENCE` times as long.
     """
 
     def stop(*_: object) -> None:
@@ -284,7 +284,7 @@ def limit(seconds: float) -> Iterator[None]:
 
 
 def run_graphs(seed: int, cases: range, folder: Path, *, built: bool = True) -> Iterator[Outcome]:
-    """Check random graphs in this process, batch by batch; one that hangs ends its batch."""
+    """Check random graphs in this process, batch by batch; a graph that hangs ends its batch."""
     for batch in batches(cases):
         done = batch.start
         try:
@@ -305,12 +305,12 @@ def run_graphs(seed: int, cases: range, folder: Path, *, built: bool = True) -> 
 
 
 def _work(seed: int, folder: Path, scratch: Path, *, graphs: bool) -> None:
-    """Run the parts of the range of cases that the lines of the input name."""
+    """Run the ranges of cases that the lines of the standard input name."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    whole_s = LIMIT_SECONDS + (20 if graphs else 3) * CHUNK + 60  # native code that hangs heeds no other limit
+    whole_s = LIMIT_SECONDS + (20 if graphs else 3) * CHUNK + 60  # the only limit that stops native code that hangs
     resource.setrlimit(resource.RLIMIT_CPU, (whole_s, whole_s))
     if not graphs:
-        _seeds()  # they are no case's work
+        _seeds()  # so that this time does not count for the first case
 
     def run(line: str) -> list[dict[str, Any]]:
         cases = range(*map(int, line.split(":")))
@@ -332,7 +332,7 @@ def _keep(scratch: Path, folder: Path, outcome: Outcome) -> None:
 
 
 def run_cases(seed: int, cases: range, jobs: int, folder: Path, *, graphs: bool = False) -> Iterator[Outcome]:
-    """Run cases, or random graphs, in child processes; yield what became of each."""
+    """Run cases, or random graphs, in child processes; yield the result of each."""
     folder.mkdir(parents=True, exist_ok=True)
     parts = batches(cases) if graphs else [range(i, i + 1) for i in cases]
     lines = [f"{part.start}:{part.stop}" for part in parts]
@@ -348,7 +348,7 @@ def run_cases(seed: int, cases: range, jobs: int, folder: Path, *, graphs: bool 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the cases; return 1 if anything was found."""
+    """Run the cases; return 1 if there is a finding."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.fuzz")
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--graphs", type=int, help="check this number of random graphs instead")

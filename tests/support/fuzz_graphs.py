@@ -1,12 +1,12 @@
-"""Random ONNX graphs: what ONNX Runtime runs, Korch runs, with the same results.
+"""Checks that Korch runs the random ONNX graphs that ONNX Runtime runs, with the same results.
 
-Graphs are optimized several at a time, side by side in one model, because most of the time goes to
-compilers. If such a model fails, its graphs are optimized one by one, so that each has a verdict:
+Several graphs are optimized together in one model, because compilers take most of the time. If such a
+model fails, its graphs are optimized one by one. Each graph gets a verdict:
 
-- right: the results agree with those of ONNX Runtime without its optimizations;
+- right: the results agree with those of ONNX Runtime, whose optimizations are off;
 - disputed: they agree with `onnx.reference`, which differs from ONNX Runtime;
 - wrong: they agree with neither;
-- refused: Korch has an error where ONNX Runtime has a result;
+- refused: Korch raises an error, but ONNX Runtime has a result;
 - hang: it took too long.
 """
 
@@ -28,21 +28,21 @@ from korch.primitive.op import Array
 from tests.support.random_onnx import OPSETS, Drawn, model_of, random_onnx
 
 BATCH = 8
-"""Graphs in one model."""
+"""The number of graphs in one model."""
 
 FAR = {2: 2e-2, 4: 1e-3, 8: 1e-3}
-"""How far results may be from each other, of the largest element or 1, by bytes of an element."""
+"""The largest difference of results, relative to the largest element or to 1, by the bytes of an element."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a graph.
+    """The verdict on one graph.
 
     Attributes:
-        case: its number.
+        case: the number of the case.
         verdict: right, disputed, wrong, refused or hang.
-        message: what is wrong; "" if nothing is.
-        operators: the types of its nodes.
+        message: what is wrong; "" if nothing is wrong.
+        operators: the types of the graph's nodes.
     """
 
     case: int
@@ -52,7 +52,7 @@ class Verdict:
 
 
 def onnx_runtime(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Any] | None:
-    """Return what ONNX Runtime computes without its optimizations, None if it refuses."""
+    """Return ONNX Runtime's results without its optimizations; None if it can't run the model."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -66,25 +66,25 @@ def onnx_runtime(model: onnx.ModelProto, feeds: dict[str, Array]) -> list[Any] |
 
 
 def batches(cases: range) -> list[range]:
-    """Return the parts of a range that are optimized together; they have one opset each."""
+    """Return the parts of a range whose graphs are optimized together; all graphs of a part have the same opset."""
     ends = range((cases.start // BATCH + 1) * BATCH, cases.stop + BATCH, BATCH)
     starts = [cases.start, *ends[:-1]]
     return [range(a, min(b, cases.stop)) for a, b in zip(starts, ends, strict=True)]
 
 
 def opset_of(case: int) -> int:
-    """Return a case's opset."""
+    """Return the opset of a case's graph."""
     return OPSETS[case // BATCH % len(OPSETS)]
 
 
 def check_batch(seed: int, cases: range, folder: Path, *, built: bool = True) -> Iterator[Verdict]:
-    """Draw graphs and yield a verdict on each; models that are not right are kept in a folder.
+    """Draw graphs and yield a verdict on each; write models with other verdicts than right and disputed to a folder.
 
     Args:
-        seed: with a case's number, it decides what is drawn.
-        cases: the numbers, one of the parts that `batches` returns.
-        folder: also has the cache of kernels.
-        built: whether kernels are built and run; otherwise primitives are interpreted, with the
+        seed: the seed; it determines a graph together with the case's number.
+        cases: the numbers of the cases, one of the parts that `batches` returns.
+        folder: the folder for models and for the cache of kernels.
+        built: whether kernels are built and run; otherwise the primitives are interpreted, with the
             alternatives that rules add.
     """
     opset = opset_of(cases.start)
@@ -107,7 +107,7 @@ def judge(graphs: dict[int, Drawn], opset: int, folder: Path, *, built: bool) ->
     if not built:
         return {c: _judge(_interpret(g, opset), g, opset) for c, g in graphs.items()}
     found: dict[int, tuple[str, str]] = {}
-    # Rewrites may turn infinities into NaN; those that keep them are used with `strict`.
+    # Rewrites may turn infinities into NaN; `strict` uses only those that do not.
     for is_special in (False, True):
         chosen = {c: g for c, g in graphs.items() if g.is_special is is_special}
         if not chosen:
@@ -123,7 +123,7 @@ def judge(graphs: dict[int, Drawn], opset: int, folder: Path, *, built: bool) ->
 
 
 def _interpret(graph: Drawn, opset: int) -> Any:
-    """Return the result of the primitives, or the error as a text."""
+    """Return the result of interpreting the primitives, or the error as text."""
     from korch.equivalence.saturate import saturate
     from korch.fission import fission
     from korch.frontend.onnx import load_model
@@ -138,14 +138,14 @@ def _interpret(graph: Drawn, opset: int) -> Any:
         with np.errstate(all="ignore"):
             (found,) = reference.run(with_alternatives, graph.feeds).values()
             return found.astype(graph.expected.dtype)
-    except UnsupportedError:  # the host runs it
+    except UnsupportedError:  # the host would run this graph
         return graph.expected
     except Exception as error:  # noqa: BLE001 - whatever it is, ONNX Runtime has a result
         return f"{type(error).__name__}: {error}"[:400]
 
 
 def _optimize_and_run(graphs: list[Drawn], opset: int, folder: Path, *, strict: bool) -> list[Any] | str:
-    """Return the results, or the error as a text."""
+    """Return the results of the graphs in one executable, or the error as text."""
     from korch.api import optimize
 
     model = model_of(graphs, opset)
@@ -180,14 +180,14 @@ def _judge(found: Any, graph: Drawn, opset: int) -> tuple[str, str]:
 
 
 def difference(found: Array, expected: Array) -> str:
-    """Return how an array differs from what is expected; "" if it does not."""
+    """Return how an array differs from the expected one; "" if it does not."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return f"{found.dtype}{list(found.shape)} instead of {expected.dtype}{list(expected.shape)}"
     if found.dtype.kind != "f":
         count = int((found != expected).sum())
         return f"{count} of {found.size} elements differ" if count else ""
     a, b = found.astype(np.float64), expected.astype(np.float64)
-    if found.dtype == np.float32:  # ONNX Runtime's maximum of no elements
+    if found.dtype == np.float32:  # this is ONNX Runtime's maximum of no elements
         b = np.where(b == np.finfo(np.float32).min, -np.inf, b)
     if (np.isnan(a) != np.isnan(b)).any():
         return f"{int((np.isnan(a) != np.isnan(b)).sum())} of {a.size} elements are NaN in one only"

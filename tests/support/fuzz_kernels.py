@@ -1,10 +1,10 @@
-"""Random groups of every element type through every provider: each kernel compiles and agrees.
+"""Checks kernels of every provider for random groups of every element type.
 
     python -m tests.support.fuzz_kernels [--rounds 200] [--seed 0] [--neon]
 
 A round draws a few random graphs of one to three element types, cuts them into groups as a search
 does, asks every provider of the CPU for kernels, compiles them together, and compares each with the
-reference. A kernel that does not compile is a finding, as a wrong one is. Round n of a seed always
+reference. A kernel that does not compile or has wrong results is a finding. Round n of a seed always
 draws the same groups. With `--neon` kernels are built for NEON and run by emulation (`korch.testing.emulated`).
 """
 
@@ -51,13 +51,13 @@ MIXED = (
     (DType.U64, DType.F64),
     (DType.U16, DType.I8, DType.BOOL),
 )
-"""Element types that meet in one graph; every type is in some set."""
+"""Sets of element types that one graph mixes; together with `PLAIN` they contain every type."""
 
 SIZES = (1, 2, 3, 5, 8, 17, 40)
-"""Rows shorter and longer than a vector, and long enough for kernels that fetch ahead."""
+"""Sizes of axes: shorter and longer than a vector, and long enough for kernels that prefetch."""
 
 UNIT = 10
-"""Kernels that are compiled together: the headers take longer than a kernel."""
+"""The number of kernels in one compilation unit, because headers take longer to compile than a kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A kernel that does not compile, or computes something else."""
+    """A kernel that does not compile or has wrong results."""
 
     case: Case
     message: str
@@ -84,21 +84,21 @@ class Finding:
 
 
 def cpu_providers() -> tuple[Provider[Any, Any], ...]:
-    """Return every provider of the CPU, and one whose kernels write past the caches.
+    """Return every provider of the CPU, and the generator with streaming stores for every output.
 
-    On real sizes the generator does so for large tensors only.
+    The default generator uses streaming stores for large tensors only.
     """
     return (*load_providers(), GeneratedProvider(least_stream_bytes=1))
 
 
 def draw_groups(rng: np.random.Generator, dtypes: Sequence[DType], count: int, primitives: int = 10) -> list[Group]:
-    """Return different groups of a random graph, as a search would find them."""
+    """Return up to `count` different groups of a random graph, preceded by some groups with linear primitives."""
     graph = random_graph(rng, primitives, linear=True, dtypes=dtypes, sizes=SIZES)
     groups, _ = enumerate_groups(
         graph, Options(search=SearchLimits(max_primitives=6)), shapes=shapes_of(load_providers())
     )
     found = list({group.key: group for group in groups}.values())
-    # Groups of several primitives are where loads, sums and stores of different types meet.
+    # Groups of several primitives are preferred, because they mix loads, sums and stores of different types.
     order = [found[i] for i in rng.permutation(len(found))]
     linear = [group for group in order if group.linear_flop][: count // 4]
     return linear + sorted(order[: 3 * count], key=lambda g: -len(g.primitives))[:count]
@@ -111,10 +111,10 @@ def cases_of(
     rng: np.random.Generator,
     each: int = 2,
 ) -> list[Case]:
-    """Return kernels for some groups: up to `each` of every provider's offers for a group.
+    """Return kernels for some groups: up to `each` random offers of every provider for a group.
 
     Raises:
-        AssertionError: a provider refuses its own offer.
+        AssertionError: a provider refuses to build its own offer.
     """
     cases = []
     for group in groups:
@@ -131,7 +131,7 @@ def cases_of(
 
 
 def uncompiled(cases: Sequence[Case], builder: Builder) -> Iterator[Finding]:
-    """Yield the kernels that do not compile."""
+    """Yield a finding for each kernel that does not compile."""
     units = [cases[i : i + UNIT] for i in range(0, len(cases), UNIT)]
     objects = builder.compile([_source(unit) for unit in units])
     alone = [c for unit, found in zip(units, objects, strict=True) for c in unit if isinstance(found, CompileFailure)]
@@ -141,7 +141,7 @@ def uncompiled(cases: Sequence[Case], builder: Builder) -> Iterator[Finding]:
 
 
 def check_cases(cases: Sequence[Case], builder: Builder | Emulated, rng: np.random.Generator) -> Iterator[Finding]:
-    """Yield the kernels that do not compile, or compute something else than the reference."""
+    """Yield a finding for each kernel that does not compile or differs from the reference."""
     found = [] if isinstance(builder, Emulated) else list(uncompiled(cases, builder))
     yield from found
     bad = {finding.case.kernel.symbol for finding in found}
@@ -156,7 +156,7 @@ def check_cases(cases: Sequence[Case], builder: Builder | Emulated, rng: np.rand
         library = ctypes.CDLL(str(builder.library([_source(unit) for unit in units], names)))
     for case in good:
         inputs = random_arrays(rng, case.group.input_types)
-        if any(p.op == "div" for p in case.group.body.primitives):  # a sum may be a divisor
+        if any(p.op == "div" for p in case.group.body.primitives):  # keeps sums that are divisors away from 0
             inputs = [np.abs(x) if x.dtype.kind not in "iub" else x for x in inputs]
         try:
             check_kernel(case.kernel, case.group, case.offer, inputs, builder, library)
@@ -172,7 +172,7 @@ def run_round(
     groups: int = 4,
     dtypes: Sequence[Sequence[DType]] = (*PLAIN, *MIXED),
 ) -> tuple[int, list[Finding]]:
-    """Check kernels for some groups of each set of element types; return how many, and findings."""
+    """Check kernels for some groups of each set of element types; return the number of kernels, and findings."""
     rng = np.random.default_rng((seed, number))
     drawn = [group for types in dtypes for group in draw_groups(rng, types, groups)]
     cases = cases_of(drawn, cpu_providers(), target, rng)
@@ -186,7 +186,7 @@ def _source(cases: Sequence[Case]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run rounds; return 1 if anything was found."""
+    """Run the rounds; return 1 if there is a finding."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.fuzz_kernels")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="number of the first round")

@@ -1,4 +1,4 @@
-"""Changes that make ONNX models hostile, all from a seeded generator of numbers."""
+"""Random changes that make ONNX models hostile, drawn from a seeded generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FLOAT = onnx.TensorProto.FLOAT
 
 
 def mutate(rng: np.random.Generator, content: bytes) -> bytes:
-    """Return a model with one thing changed, or a few bytes."""
+    """Return a model with one or two random changes to its content or, in one of four cases, to its bytes."""
     if rng.integers(4) == 0:
         return _bytes(rng, content)
     model = onnx.ModelProto.FromString(content)

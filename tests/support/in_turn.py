@@ -1,4 +1,4 @@
-"""A provider -> one that makes one of its offers for each group, in turn."""
+"""A provider that makes one offer for each group, and cycles through the offers of another provider."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from korch.target import Target
 
 
 class InTurn:
-    """Makes one of a provider's offers for each group: what offers and groups differ in varies together."""
+    """Makes one of a provider's offers for each group, so that offers and groups vary together."""
 
     def __init__(self, provider: Provider[Target, Kernel]) -> None:
         self.provider, self.name = provider, provider.name
         self._turn = count()
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
-        """Return the first offer for the first group, the second one for the second group, and so on."""
+        """Return the first offer for the first group, the second offer for the second group, and so on."""
         offers = self.provider.offer(group, target)
         return offers if isinstance(offers, Refusal) else [offers[next(self._turn) % len(offers)]]
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
-        """Return what the provider builds."""
+        """Return the kernel that the wrapped provider builds."""
         return self.provider.build(group, offer, target)

@@ -1,4 +1,4 @@
-"""Kernels -> their results in Triton's interpreter, without a device.
+"""Runs kernels for CUDA devices in Triton's interpreter, without a device.
 
 The process must have TRITON_INTERPRET=1 in its environment before Triton is imported.
 """
@@ -26,7 +26,7 @@ _NAMES = {DType.BOOL: "int8", DType.BF16: "bfloat16"}
 
 @dataclass(frozen=True)
 class Memory:
-    """Where a buffer of a launch is: an array, and the byte at which the buffer begins."""
+    """The place of a launch's buffer: an array, and the byte offset at which the buffer begins."""
 
     array: Array
     offset: int = 0
@@ -34,7 +34,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class _Pointer:
-    """What the interpreter takes for a tensor: an address and an element type."""
+    """An argument that the interpreter treats as a tensor: an address and an element type."""
 
     memory: Memory
     dtype: str
@@ -48,8 +48,8 @@ def run_launches(launches: Sequence[Launch], memory: Sequence[Sequence[Memory]])
     """Run launches in order.
 
     Args:
-        launches: what to run.
-        memory: per launch, its buffers in the order of its arguments.
+        launches: the launches to run.
+        memory: for each launch, its buffers in the order of its arguments.
 
     Raises:
         ValueError: the process does not interpret.
@@ -59,7 +59,7 @@ def run_launches(launches: Sequence[Launch], memory: Sequence[Sequence[Memory]])
     module = load_functions(launches)
 
     class Executor(GridExecutor):  # type: ignore[misc]
-        """Takes arrays where they are: nothing is copied there or back."""
+        """Uses arrays in place: nothing is copied to or from a device."""
 
         def _init_args_hst(self, args_dev: Any, kwargs: Any) -> tuple[Any, Any]:
             return args_dev, kwargs
@@ -77,22 +77,22 @@ def run_launches(launches: Sequence[Launch], memory: Sequence[Sequence[Memory]])
 
 
 def run_together(launch: Launch, memory: Sequence[Memory]) -> None:
-    """Run the programs of a launch in threads of their own, as one that waits for another needs it.
+    """Run each program of a launch in its own thread, because programs may wait for each other.
 
     Args:
-        launch: what to run.
+        launch: the launch to run.
         memory: its buffers in the order of its arguments.
 
     Raises:
         ValueError: the process does not interpret.
-        TimeoutError: a program has not ended after a long time.
+        TimeoutError: a program has not ended after `MOST_SECONDS`.
     """
     from triton.runtime import interpreter
 
     own = threading.local()
 
     class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
-        """Knows which program a thread runs."""
+        """Returns the number of the program that the current thread runs."""
 
         grid_idx = property(lambda self: (own.program, 0, 0), lambda self, value: None)
 
@@ -128,10 +128,10 @@ def run_together(launch: Launch, memory: Sequence[Memory]) -> None:
 
 @contextmanager
 def _checked_addresses(buffers: Sequence[Memory]) -> Iterator[None]:
-    """Raise IndexError where a launch reads or writes outside of its buffers; a device may end the process there."""
+    """Raise IndexError if a launch accesses memory outside of its buffers, which may end the process on a device."""
     from triton.runtime import interpreter
 
-    if not all(hasattr(memory.array, "nbytes") for memory in buffers):  # an address alone
+    if not all(hasattr(memory.array, "nbytes") for memory in buffers):  # an address without a size
         yield
         return
     arrays = [(int(memory.array.ctypes.data), memory.array.nbytes) for memory in buffers]
@@ -168,11 +168,12 @@ def _pointers(launch: Launch, buffers: Sequence[Memory]) -> list[_Pointer]:
 
 @contextmanager
 def _quick_interpreter() -> Iterator[None]:
-    """Leave out what the interpreter does again and again, and what it computes for nothing.
+    """Make the interpreter faster, and let it accept all precisions of products.
 
-    It replaces the language's functions whenever one of ours is called; here, once for each module
-    that calls them. It looks for overflows of integers, and only a debug mode would report them. It
-    multiplies float32 in one way, whatever the precision, and does not know all of them.
+    The interpreter replaces the language's functions in every call of one of our functions; here this is
+    done once for each module. It checks for integer overflows, which it reports in debug mode only; here
+    it checks in debug mode only. It multiplies float32 in the same way for every precision, but rejects
+    some precisions.
     """
     from triton import language
     from triton.runtime import interpreter
@@ -181,13 +182,13 @@ def _quick_interpreter() -> Iterator[None]:
     seen: set[int] = set()
     patch_language, nothing = interpreter._patch_lang, interpreter._LangPatchScope()
 
-    lock = threading.Lock()  # programs that run together call the same functions first
+    lock = threading.Lock()  # programs in several threads call the same functions at the same time
 
     def patch_once(function: Any) -> Any:
         with lock:
             if id(function.__globals__) not in seen:
                 replaced.callback(patch_language(function).restore)
-                # Its own conversion to an integer fails with arrays of one element since NumPy 2.4.
+                # Since NumPy 2.4 the interpreter's own conversion to an integer fails with arrays of one element.
                 replaced.enter_context(patch.object(language.tensor, "__index__", lambda t: t.handle.data.item()))
                 seen.add(id(function.__globals__))
         return nothing
@@ -205,9 +206,9 @@ def _quick_interpreter() -> Iterator[None]:
 
 
 def _reduce(self: Any, tensors: Sequence[Any]) -> list[Any]:
-    """Combine the halves of a tile along an axis until one is left, as a device does.
+    """Combine the halves of a tile along an axis until one slice is left, as a device does.
 
-    The interpreter's own way combines one number at a time.
+    The interpreter's own function combines one number at a time.
     """
     ((tensor,), axis) = self.unravel(tensors, self.axis)
     data = np.moveaxis(tensor.handle.data, axis, 0)
@@ -222,8 +223,8 @@ def run_interpreted(kernel: CudaKernel, inputs: Sequence[Array], outputs: Sequen
     """Run a kernel's launches; return the flat outputs.
 
     Args:
-        kernel: launches only.
-        inputs: flat arrays in the offered layouts.
+        kernel: a kernel that consists of launches only.
+        inputs: flat arrays in the layouts of the offer.
         outputs: element type and number of elements of each output.
 
     Raises:
@@ -231,7 +232,7 @@ def run_interpreted(kernel: CudaKernel, inputs: Sequence[Array], outputs: Sequen
     """
     memory = [np.ascontiguousarray(a).reshape(-1) for a in inputs]
     for dtype, size in (*outputs, *kernel.scratch):
-        # Not a number: what a kernel forgets to write is seen.
+        # Floats are NaN, which shows elements that a kernel does not write.
         memory.append(np.full(size * dtype.size_bytes, 0xFF, np.uint8).view(dtype.numpy))
     memory += [np.array(table, np.int32) for table in kernel.tables]
     run_launches(kernel.launches, [[Memory(memory[i]) for i in la.arguments] for la in kernel.launches])

@@ -1,4 +1,4 @@
-"""A machine's target -> one with matrix units, and a compiler: software stands for units that the machine lacks."""
+"""A target with matrix units for tests; if the machine has no matrix units, software emulates them."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from korch.target import Target
 
 
 def matrix_units(target: Target, folder: Path, l2_bytes: int = 256 << 10) -> tuple[Target, Builder]:
-    """Return a target with small caches, so that blocks, chunks and groups are many, and what compiles for it."""
+    """Return a target with small caches, for which plans have many blocks, chunks and groups; and its compiler."""
     with mock.patch.dict(ISA_COMPILER_FLAGS, {"amx": ISA_COMPILER_FLAGS[target.isa]}):
         builder = Builder("amx", folder)
-    if is_software(builder):  # compiling takes longer than running
+    if is_software(builder):  # without -O3, because compiling takes longer than running
         builder.flags = tuple("-O1" if flag == "-O3" else flag for flag in builder.flags)
     return Target(isa="amx", lanes=16, threads=2, l2_bytes=l2_bytes), builder
 
 
 def is_software(builder: Builder) -> bool:
-    """Return whether software stands for the units."""
+    """Return whether software emulates the matrix units."""
     return "-DKORCH_AMX_IN_SOFTWARE" in builder.flags

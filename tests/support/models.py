@@ -25,12 +25,12 @@ def one_operator(
 
     Args:
         op_type: the operator.
-        inputs: an array for each input, which gives its type; None where it is left out.
+        inputs: for each input an array, which sets its type, or None if the input is omitted.
         constants: inputs, by position, that are initializers with these elements.
         opset: the version of the domain.
-        outputs: how many outputs to ask for; they are called y0, y1, ....
+        outputs: the number of outputs; they are named y0, y1, ....
         domain: the operator's domain.
-        attributes: the operator's.
+        attributes: the operator's attributes.
     """
     known = dict(constants or {})
     count = max(len(inputs), *(position + 1 for position in known), 0) if known else len(inputs)
@@ -65,9 +65,9 @@ def chain(
     """Return a model of these nodes.
 
     Args:
-        nodes: in any order.
+        nodes: the nodes, in any order.
         inputs: ONNX element type and shape (numbers or names) by name.
-        outputs: names.
+        outputs: the names of the outputs.
         constants: initializers by name.
         opset: the ONNX opset.
     """

@@ -1,4 +1,4 @@
-"""Tile programs with one thing changed: an index, a size, an operation, an operand, an accumulator."""
+"""Mutates tile programs in one place: an index, a size, an operation, an operand, an accumulator, and others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COLLECT = ("sum", "max", "min", "prod")
 
 
 def mutant(program: TileProgram, rng: np.random.Generator) -> tuple[str, TileProgram]:
-    """Return what was changed, and the program; it may still compute the same."""
+    """Return a description of the change, and the changed program; it may still compute the same result."""
     names = [buffer.name for buffer in program.buffers]
     number = int(rng.integers(len(program.stages)))
     stage = program.stages[number]
@@ -90,7 +90,7 @@ def _pick(rng: np.random.Generator, options: Sequence[str], but: str = "") -> st
 
 
 def _index(expr: Expr, rng: np.random.Generator) -> Expr:
-    """Return another place: a coefficient or the constant is changed, or a term is left out."""
+    """Return a changed index: a coefficient or the constant is changed, or a term is removed."""
     terms = list(expr.terms)
     choice = int(rng.integers(3))
     if choice == 0 or not terms:

@@ -1,4 +1,4 @@
-"""ONNX's own operator tests, in memory, run through frontend, fission and the interpreter."""
+"""Runs ONNX's operator test cases through the frontend, fission and the reference interpreter."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from korch.testing.tolerance import assert_same
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one test case.
+    """The result of one test case.
 
     Attributes:
-        name: the case's.
-        status: passed, opaque (passed, with an operator kept whole), unsupported, or failed.
-        text: why.
+        name: the name of the case.
+        status: passed, opaque (passed, but an operator was not split), unsupported, or failed.
+        text: the reason of the status.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Outcome:
 
 @cache
 def node_cases() -> tuple[Any, ...]:
-    """Return ONNX's operator test cases, those expanded into functions left out."""
+    """Return ONNX's operator test cases, without those that are expanded into functions."""
     from onnx.backend.test.case.node import collect_testcases
 
     with warnings.catch_warnings(), open(os.devnull, "w") as sink:  # noqa: PTH123 - no path
@@ -53,7 +53,7 @@ def node_cases() -> tuple[Any, ...]:
 
 
 def run_case(case: Any, exact: bool = False) -> Outcome:
-    """Run one case, with inputs that drive shapes stored as constants."""
+    """Run one case; inputs that determine shapes are stored as constants."""
     for inputs, expected in case.data_sets:
         arrays = _arrays(inputs, [item.name for item in case.model.graph.input])
         if arrays is None:
@@ -99,9 +99,9 @@ def _arrays(inputs: Sequence[Any], names: Sequence[str]) -> dict[str, Array] | N
 
 
 def with_constants(model: onnx.ModelProto, arrays: dict[str, Array]) -> onnx.ModelProto:
-    """Return the model with all inputs but the first, if they are integers or small, as constants.
+    """Return the model with inputs of some operators, usually all but the first, as constants.
 
-    The cases feed shapes, axes, pads and indices as inputs; in real models they are constants.
+    The test cases pass shapes, axes, pads and indices as inputs; in real models they are constants.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

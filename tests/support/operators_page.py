@@ -1,10 +1,10 @@
-"""Which ONNX operators Korch runs, and how: the page `docs/operators.md`.
+"""Generates the page `docs/operators.md`: the ONNX operators that Korch runs, and how it runs them.
 
     python -m tests.support.operators_page > docs/operators.md
 
-An operator is split if fission has a rule for its newest version that is not deprecated, or if
-ONNX defines it by others and that definition is taken. Others are opaque if ONNX
-Runtime has a kernel for one of their node cases, else the host's, by `onnx.reference`.
+The page lists the newest version of each operator that is not deprecated. An operator is split if fission
+has a rule for this version, or if ONNX defines it by other operators and Korch uses that definition. The
+other operators are opaque, for ONNX Runtime, or run on the host by `onnx.reference`.
 """
 
 from __future__ import annotations
@@ -26,17 +26,15 @@ WAYS = {
     "control flow": "a known branch is taken; else run by the host",
     "constant": "computed when the model is read",
     "opaque": "kept whole: ONNX Runtime, or where it refuses `onnx.reference` on the host",
-    "host": "run by the host: its results are no tensors of static shape, or random",
+    "host": "run by the host, because its results are random or not tensors of static shape",
     "unsupported": "no engine here runs it",
 }
 REASONS = (
     "Kept whole on purpose:",
     "",
-    "- LSTM, GRU, RNN: unrolled, a sequence of *n* steps is *n* copies of small products that "
-    "depend on each other. Nothing",
-    "  is to be chosen between them, and candidates grow with *n*; ONNX Runtime's kernel keeps "
-    "packed weights and the state",
-    "  in cache from step to step.",
+    "- LSTM, GRU, RNN: unrolling a sequence of *n* steps gives *n* small products, each of which depends on",
+    "  the one before. The search could not choose anything between them, and the number of candidates grows",
+    "  with *n*. ONNX Runtime's kernel keeps packed weights and the state in cache from step to step.",
     "- TopK, Unique, NonMaxSuppression and the like: they sort or search; no primitive does.",
     "  TopK along the last axis has a kernel of Korch, too.",
     "- DFT, STFT, Det: a library's algorithm is better than any sum of products.",
@@ -69,7 +67,7 @@ NO_STATIC_TENSOR = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """How one operator is run."""
+    """The way in which one operator is run, a key of `WAYS`."""
 
     domain: str
     name: str
@@ -78,7 +76,7 @@ class Support:
 
 
 def supported_operators() -> tuple[Support, ...]:
-    """Return all operators of the ONNX standard, each in its newest version, in order of name."""
+    """Return all operators of the ONNX standard, each in its newest version, sorted by domain and name."""
     newest: dict[tuple[str, str], int] = {}
     for schema in onnx.defs.get_all_schemas_with_history():
         key = (schema.domain or "ai.onnx", schema.name)

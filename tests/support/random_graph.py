@@ -1,10 +1,10 @@
 """Seeded random primitive graphs, for property tests of the stages after fission.
 
-Values stay moderate (functions that explode when they are composed are left out), so that outputs
-can be compared with tolerances. Every value that nothing reads is an output, so nothing is dead.
-Graphs are of float32 unless other element types are asked for; then values of several types meet
-in one graph, and casts lead from one to another. A float is cast to an integer, or one of 16 bits
-compared, only where a rounding error can't change the result: where it is an input of the graph.
+Values stay moderate, because functions that grow fast when they are composed are not used; so outputs
+can be compared with tolerances. Every value without readers is an output, so there is no dead code.
+Graphs are float32 unless other element types are requested. Then a graph has values of several types,
+with casts between them. A float is cast to an integer, or a 16-bit float compared, only if it is an input
+of the graph, so that a rounding error can't change the result.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def random_graph(
 
     Args:
         rng: the source of all choices.
-        primitives: how many primitives to make (a few more may be needed to reach it).
+        primitives: the number of primitives; the last move may add a few more.
         linear: whether matrix products and convolutions may occur.
-        dtypes: the element types of its values; conditions are `bool` in any case.
+        dtypes: the element types of its values; conditions are always `bool`.
         sizes: the extents of axes to choose from.
     """
     grower = _Grower(rng, dtypes, sizes)
@@ -68,7 +68,7 @@ def random_graph(
 
 
 class _Grower:
-    """A graph that grows by random moves; a move that does not fit does nothing."""
+    """A graph that grows by random moves; a move that is not applicable does nothing."""
 
     def __init__(self, rng: np.random.Generator, dtypes: Sequence[DType], sizes: Sequence[int]) -> None:
         self.rng, self.builder = rng, GraphBuilder()
@@ -86,13 +86,13 @@ class _Grower:
         self.read: set[int] = set()
 
     def pick(self) -> tuple[int, tuple[int, ...]]:
-        """Return a value, a recent one more often, and its shape."""
+        """Return a random value and its shape; recent values are chosen more often."""
         recent = self.values[-4:] if self.rng.random() < 0.6 else self.values
         value = recent[int(self.rng.integers(len(recent)))]
         return value, self.builder.type(value).shape
 
     def emit(self, op: str, *inputs: int, attributes: object = None, keep: bool = True) -> int:
-        """Add a primitive; values of floats that are not too large can be read later."""
+        """Add a primitive; with `keep` later primitives may read its value, unless it is constant or too large."""
         before = sum(1 for _ in self.builder.primitives())
         value = self.builder.add(op, inputs, attributes)  # type: ignore[arg-type]
         self.count += sum(1 for _ in self.builder.primitives()) - before
@@ -103,7 +103,7 @@ class _Grower:
         return value
 
     def finish(self) -> PrimitiveGraph:
-        """Declare what nothing reads, and now and then an inner value, as outputs."""
+        """Declare all values without readers, and sometimes another value, as outputs."""
         inner = [v for v in self.values if v in self.read and self.rng.random() < 0.05]
         sinks = [v for v in self.values if v not in self.read]
         for i, value in enumerate(sinks + inner or self.values[-1:]):
@@ -121,11 +121,11 @@ class _Grower:
         self.emit(str(self.rng.choice(names)), value)
 
     def partner(self, value: int, known: bool = False) -> int:
-        """Return a second operand like a value: another, a broadcast one, or a constant.
+        """Return a second operand with the type of a value: another value, a broadcast constant, or a constant.
 
         Args:
             value: the first operand.
-            known: whether only inputs and constants will do.
+            known: whether only inputs and constants are allowed.
         """
         shape, dtype = self.builder.type(value).shape, self.dtype(value)
         same = [v for v in self.values if self.builder.type(v) == self.builder.type(value)]
@@ -145,7 +145,7 @@ class _Grower:
 
     @staticmethod
     def number(drawn: Array, dtype: DType) -> Array:
-        """Return normal numbers as a type's elements: spread over a few integers, or signs."""
+        """Convert normally distributed numbers to a type: integers are rounded after scaling by 3, bools are signs."""
         if dtype is DType.BOOL:
             return np.asarray(drawn > 0)
         if not dtype.is_float:
@@ -162,7 +162,7 @@ class _Grower:
     def choose(self) -> None:
         value, _ = self.pick()
         dtype = self.dtype(value)
-        is_rounded = dtype in (DType.F16, DType.BF16)  # near numbers meet, and compare otherwise
+        is_rounded = dtype in (DType.F16, DType.BF16)  # rounding makes near numbers equal, so comparisons may differ
         if dtype is DType.BOOL or (is_rounded and value not in self.given):
             return
         other = self.partner(value, known=is_rounded)
@@ -177,7 +177,7 @@ class _Grower:
         to = self.dtypes[int(self.rng.integers(len(self.dtypes)))]
         loses = self.dtype(value).is_float and not to.is_float
         if loses and (value not in self.given or to.value.startswith("u")):
-            return  # what a negative number becomes without a sign is undefined
+            return  # the cast of a negative float to an unsigned integer is undefined
         if to is not self.dtype(value):
             self.emit("cast", value, attributes=CastAttributes(to.value))
 
@@ -200,7 +200,7 @@ class _Grower:
             self.emit(f"reduce_{name}", value, attributes=ReduceAttributes(axes))
 
     def normalize(self) -> None:
-        """Divide by a sum of exponentials: reductions whose result is broadcast back."""
+        """Add a softmax along the last axis: reductions whose results are broadcast back."""
         value, shape = self.pick()
         if not shape or not self.dtype(value).is_float:
             return
@@ -276,7 +276,7 @@ class _Grower:
             self.emit("take", value, attributes=TakeAttributes(axis, indices))
 
     def weights(self, shape: tuple[int, ...], dtype: DType) -> int:
-        """Return constant weights, scaled so that products keep their size."""
+        """Return constant weights, scaled so that products keep the magnitude of their operand."""
         scale = 1 / math.sqrt(max(1, math.prod(shape[-2:])))
         return self.builder.constant((self.rng.normal(size=shape) * scale).astype(dtype.numpy))
 

@@ -1,8 +1,8 @@
 """Seeded random ONNX graphs of all operators that fission knows, with random attributes.
 
-Each node is one that ONNX Runtime runs on the values before it, so whatever Korch refuses is
-refused without need. Steps and comparisons, functions with poles and quotients read only values
-that are exact in every implementation: elsewhere a rounding error decides between two results.
+ONNX Runtime runs each node on the values before it, so a graph that Korch refuses is a defect. Step
+functions, comparisons, functions with poles and quotients read only values that are exact in every
+implementation, because for other values a rounding error could change the result a lot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.support.random_onnx_shapes import OPSETS, Part
 
 MOST_ELEMENTS = 1 << 13
 LARGEST = 1e3
-"""Later nodes read no value with larger elements."""
+"""Later nodes do not read values with larger elements, unless these are exact."""
 
 TRIES = 12
 DTYPES = (np.float32, np.float64, np.float16, np.int32, np.int64)
@@ -121,21 +121,21 @@ EXACT = frozenset(
         "GlobalMaxPool",
     }
 )
-"""Operators whose results no implementation rounds."""
+"""Operators whose results are not rounded by any implementation."""
 
 
 @dataclass
 class Drawn:
-    """A random graph.
+    """A random graph, with inputs and expected result.
 
     Attributes:
-        nodes: in order; names begin with the graph's prefix.
-        constants: its initializers.
+        nodes: the nodes in order; their names begin with the graph's prefix.
+        constants: the initializers.
         feeds: the inputs.
-        output: the name of its output.
-        expected: what ONNX Runtime computes node by node.
-        operators: the types of its nodes.
-        is_special: whether inputs hold NaN, infinities and the like.
+        output: the name of the output.
+        expected: the result of ONNX Runtime, which runs node by node.
+        operators: the types of the nodes.
+        is_special: whether the input is a float tensor with NaN or infinities.
     """
 
     feeds: dict[str, Array]
@@ -148,7 +148,7 @@ class Drawn:
 
 
 def model_of(graphs: list[Drawn], opset: int) -> onnx.ModelProto:
-    """Return a model of several graphs side by side."""
+    """Return one model that contains several independent graphs."""
     inputs = [_info(n, a) for g in graphs for n, a in g.feeds.items()]
     outputs = [helper.make_empty_tensor_value_info(g.output) for g in graphs]
     graph = helper.make_graph(
@@ -164,17 +164,17 @@ def _info(name: str, array: Array) -> Any:
 
 
 Run = Callable[[onnx.ModelProto, dict[str, Array]], list[Array] | None]
-"""Runs a model; None if it can't."""
+"""Runs a model and returns its outputs; None if it can't run the model."""
 
 
 def random_onnx(rng: np.random.Generator, opset: int, prefix: str, run: Run) -> Drawn | None:
-    """Return a random graph, None if no node could be drawn.
+    """Return a random graph; None if no node could be drawn.
 
     Args:
         rng: the source of all choices.
-        opset: of the graph, one of `OPSETS`.
-        prefix: of all names.
-        run: runs single nodes.
+        opset: the opset of the graph, one of `OPSETS`.
+        prefix: the prefix of all names.
+        run: runs models of single nodes.
     """
     x = _input(rng)
     name = f"{prefix}_x"
@@ -218,14 +218,17 @@ def _input(rng: np.random.Generator) -> Array:
 def _node(
     rng: np.random.Generator, known: dict[str, tuple[Array, bool]], source: str, out: str, opset: int, run: Run
 ) -> tuple[Any, list[Any], Array, bool] | None:
-    """Return a node that ONNX Runtime runs, its constants and result; None if this draw fails."""
+    """Draw a node that ONNX Runtime runs; None if this fails.
+
+    Return the node, its constants, its result and whether the result is exact.
+    """
     x, is_exact = known[source]
     finite = x[np.isfinite(x)] if x.dtype.kind == "f" else x
     if np.abs(finite).max(initial=0) > LARGEST and not is_exact:
         return None
     try:
         part = _draw(rng, x, is_exact, opset, known, source)
-    except (ValueError, IndexError, ZeroDivisionError, OverflowError):  # nothing to choose from
+    except (ValueError, IndexError, ZeroDivisionError, OverflowError):  # there is nothing to choose from
         return None
     if part is None:
         return None
@@ -271,7 +274,7 @@ def _draw(
 
 
 def _binary(rng: np.random.Generator, op: str, x: Array, known: dict[str, tuple[Array, bool]], source: str) -> Part:
-    """Return a node of two operands: a constant that is broadcast, or a value like the first."""
+    """Return a node of two operands; the second one is a broadcast constant, or a value of the same shape and type."""
     alike = [n for n, (a, _) in known.items() if a.shape == x.shape and a.dtype == x.dtype]
     position = int(rng.integers(2)) if op != "PRelu" else 1
     attributes = {"fmod": 1} if op == "Mod" and x.dtype.kind == "f" else {}

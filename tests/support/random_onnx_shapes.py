@@ -27,12 +27,12 @@ SENSITIVE = frozenset(
         "LRN",
     }
 )
-"""Operators that make much of rounding errors: they divide by a deviation, or have steps."""
+"""Operators that amplify rounding errors, because they divide by a deviation or have steps."""
 
 
 @dataclass
 class Part:
-    """A node: attributes, and the inputs beside the one at position `at`, arrays or names."""
+    """A node: its attributes, and by position its inputs, as arrays or names, without the value read at `at`."""
 
     op: str
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -44,7 +44,7 @@ Rng = np.random.Generator
 
 
 def draw(rng: Rng, x: Array, opset: int, is_exact: bool) -> Part | None:
-    """Return a random node that reads `x`; None if the one that was drawn does not fit."""
+    """Return a random node that reads `x`; None if the drawn node is not suitable."""
     part = MOVES[int(rng.integers(len(MOVES)))](rng, x, opset)
     is_tame = is_exact and x.size and np.abs(x).max() < 99
     if part is None or (part.op in SENSITIVE and not is_tame):
@@ -57,7 +57,7 @@ def draw(rng: Rng, x: Array, opset: int, is_exact: bool) -> Part | None:
 def _is_open(part: Part) -> bool:
     """Return whether implementations may differ on NaN and infinities.
 
-    ONNX Runtime's maximum of several elements loses NaN, and an implementation may skip a weight of 0.
+    ONNX Runtime's maximum of several elements ignores NaN, and an implementation may skip weights of 0.
     """
     is_blend = part.op == "Resize" and part.attributes["mode"] != "nearest"
     return is_blend or part.op in ("MaxPool", "GlobalMaxPool", "ReduceMax", "ReduceMin")
@@ -86,7 +86,7 @@ def _window(rng: Rng, rank: int, *, has_ceil: bool) -> dict[str, Any]:
         found["auto_pad"] = auto
     elif rng.random() < 0.7:
         found["pads"] = [int(rng.integers(0, k)) for k in (*kernel, *kernel)]
-    if rng.random() < 0.3 and not auto.startswith("SAME"):  # there ONNX Runtime departs from ONNX
+    if rng.random() < 0.3 and not auto.startswith("SAME"):  # for SAME padding, ONNX Runtime deviates from ONNX
         found["dilations"] = _ints(rng, 1, 3, rank)
     if has_ceil and rng.random() < 0.5:
         found["ceil_mode"] = 1
@@ -277,7 +277,7 @@ def _resize(rng: Rng, x: Array, opset: int) -> Part | None:
     if opset >= 18 and mode != "nearest" and rng.random() < 0.3:
         found["antialias"] = 1
     keep = 2 if x.ndim > 2 else 0
-    # From scales, ONNX Runtime aligns the corners of an image of a fractional size.
+    # With scales and align_corners, ONNX Runtime uses the fractional size of the resized image.
     if rng.integers(2) and found["coordinate_transformation_mode"] != "align_corners":
         scales = [1.0] * keep + [_pick(rng, 0.5, 1.0, 1.5, 2.0, 3.0) for _ in x.shape[keep:]]
         return Part("Resize", found, {2: np.array(scales, np.float32)})

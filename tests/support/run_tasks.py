@@ -1,4 +1,4 @@
-"""Task graph -> a run of its tasks one by one, in any order that events allow."""
+"""Runs the tasks of a task graph one by one, in a random order that its events allow."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def run_tasks(graph: TaskGraph, execute: Callable[[Task], None], seed: int = 0) 
     Args:
         graph: the tasks and events.
         execute: runs a task.
-        seed: of the order.
+        seed: the seed of the random order.
 
     Raises:
-        InvalidGraphError: tasks remain whose events never have their counts.
+        InvalidGraphError: some tasks never run, because their events do not reach their counts.
     """
     rng = random.Random(seed)
     missing = [[*tensor.counts] for tensor in graph.events]
@@ -46,7 +46,7 @@ def run_tasks(graph: TaskGraph, execute: Callable[[Task], None], seed: int = 0) 
 
 
 def _events_of(graph: TaskGraph, tasks: Sequence[Sequence[Sequence[Task]]]) -> dict[Task, list[tuple[int, int]]]:
-    """Return the events of each task, from the tasks of each event of each tensor."""
+    """Return the events of each task, given the tasks of each event of each event tensor."""
     found: dict[Task, list[tuple[int, int]]] = {task: [] for task in graph.tasks}
     for t, events in enumerate(tasks):
         for event, own in enumerate(events):

@@ -1,7 +1,8 @@
-"""Tile programs computed in the finite field of `tests.support.finite_field`.
+"""Computes tile programs in the finite field of `tests.support.finite_field`.
 
-Nothing is rounded there, and sums may be taken in any order: two programs that compute the same
-polynomials have equal results, and two that do not have different ones for random inputs.
+Nothing is rounded in the field, and sums may be computed in any order. So two programs that compute the
+same polynomials have equal results, and two programs that do not have different results for random
+inputs, except with a small probability.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from tests.support.finite_field import PRIME, NotPolynomialError, apply, element
 
 
 class Field(Typed):
-    """Every number is an element of the field; what is no polynomial raises `NotPolynomialError`."""
+    """Numbers are elements of the field; operations that are not defined in it raise `NotPolynomialError`."""
 
     def array_type(self, dtype: DType) -> np.dtype:
-        """Return the type of arrays that hold elements of a type."""
+        """Return int64, the type of arrays of field elements."""
         return np.dtype(np.int64)
 
     def unknown(self, dtype: DType, count: int) -> Array:
-        """Return what stands in a tile that nothing has been written to: random elements."""
+        """Return the initial content of a tile that has not been written: random elements."""
         return np.random.default_rng(count).integers(0, PRIME, count)
 
     def literal(self, dtype: DType, value: float | int | bool) -> Array:
-        """Return the element of a number."""
+        """Return the field element of a number."""
         return element(np.asarray(value, np.float64))
 
     def apply(self, op: str, dtype: DType, arguments: Sequence[Array]) -> Array:
@@ -42,17 +43,17 @@ class Field(Typed):
         return apply(primitive, np.broadcast_arrays(*arguments))
 
     def collect(self, op: str, dtype: DType, values: Array, axes: tuple[int, ...], live: Array) -> Array:
-        """Return values added up along axes that remain with extent 1; only those alive count."""
+        """Return the sums of the live values along axes, which keep extent 1."""
         if op != "sum":
             raise NotPolynomialError(op)
         return np.asarray(np.where(live, values, 0).sum(axis=axes, keepdims=True) % PRIME)
 
     def add(self, a: Array, b: Array) -> Array:
-        """Return a sum."""
+        """Return the sum in the field."""
         return np.asarray((a + b) % PRIME)
 
     def multiply(self, a: Array, b: Array) -> Array:
-        """Return a product."""
+        """Return the product in the field."""
         return np.asarray(a * b % PRIME)
 
     def product(self, how: Product, a: Array, b: Array) -> Array:
@@ -60,5 +61,5 @@ class Field(Typed):
         return self.multiply(a, b)
 
     def stored(self, buffer: Buffer, value: Array) -> Array:
-        """Return what is read again of a value that is written to a buffer."""
+        """Return the value that is read after a value was written to a buffer: the same, because nothing is rounded."""
         return np.asarray(value)

@@ -1,4 +1,4 @@
-"""Items -> answers, in processes that may crash or hang without harm to the other items."""
+"""Runs items in processes that may crash or hang without effect on the other items."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any
 def run_in_workers(
     items: Sequence[str], command: Sequence[str], jobs: int, limit_s: float, life: int = sys.maxsize
 ) -> Iterator[tuple[str, Any, str]]:
-    """Run items in processes; yield each as it ends: the item, its answer, why it has none or "".
+    """Run items in processes; yield for each item that ends the item, its answer, and the reason for a missing answer.
 
     Args:
-        items: one line of text each.
-        command: starts a process that calls `answer_lines`.
+        items: the items, each a line of text.
+        command: a command whose process calls `answer_lines`.
         jobs: the number of processes.
-        limit_s: how long an item may take.
-        life: items after which a process is replaced.
+        limit_s: the longest time for an item.
+        life: the number of items after which a process is replaced.
     """
     waiting = list(reversed(items))
     workers = [_Worker(command, limit_s, life) for _ in range(min(jobs, len(items)))]
@@ -54,7 +54,7 @@ def run_in_workers(
 
 
 class _Worker:
-    """A process that runs items; a new one takes its place when it ends."""
+    """A process that runs items; it is replaced by a new process when it ends."""
 
     def __init__(self, command: Sequence[str], limit_s: float, life: int) -> None:
         self.command, self.limit_s, self.life = command, limit_s, life
@@ -64,7 +64,7 @@ class _Worker:
         self.until_s = 0.0
 
     def give(self, item: str) -> Any:
-        """Start an item; return the stream on which its answer comes."""
+        """Send an item to the process; return the stream from which its answer is read."""
         if self.count == self.life:
             self.end()
         if self.process is None or self.process.poll() is not None:
@@ -80,7 +80,7 @@ class _Worker:
         self.count += 1
         self.item, self.until_s = item, time.monotonic() + self.limit_s
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended: there will be no answer
+        with contextlib.suppress(BrokenPipeError):  # the process has ended, so there will be no answer
             self.process.stdin.write(f"{item}\n")
         return self.process.stdout
 
@@ -96,7 +96,7 @@ class _Worker:
 def answer_lines(run: Callable[[str], Any]) -> None:
     """Answer each line of the input with a line of JSON."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # keeps the output of libraries apart from the answers
     for line in sys.stdin:
         answers.write(json.dumps(run(line.strip())) + "\n")
         answers.flush()

@@ -1,4 +1,4 @@
-"""Random groups of every element type, through every provider: kernels compile and agree."""
+"""Random groups of every element type with every provider: kernels compile and agree with the reference."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The text form of a program, and for every check a program on which it says no."""
+"""The text form of a program, and for every check a program that violates it."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Printed kernels, compiled many to a library, compute what the primitives mean."""
+"""Printed kernels, many of them compiled to one library, compute the same as the primitives."""
 
 import ctypes
 import math

@@ -1,4 +1,4 @@
-"""Printed contractions of bytes are exact: sums of 32 bits, and what is computed from them."""
+"""Printed contractions of bytes are exact: 32-bit sums, and values that are computed from them."""
 
 import ctypes
 import itertools

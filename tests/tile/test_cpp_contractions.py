@@ -1,4 +1,4 @@
-"""Printed programs of products and convolutions compute what their groups do."""
+"""Printed programs of products and convolutions compute the same as their groups."""
 
 import itertools
 from collections.abc import Sequence

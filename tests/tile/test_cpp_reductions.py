@@ -1,4 +1,4 @@
-"""Printed reductions along axes of any name, whose last tile may end early, compute what their programs do."""
+"""Printed reductions along axes of any name, whose last tile may be partial, compute the same as their programs."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Every elementwise operation of the table, compiled, against NumPy, element by element."""
+"""Every elementwise operation of the table, compiled and compared with NumPy element by element."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Programs whose reductions end with a size compute what the whole ones do, and read nothing behind the size."""
+"""Programs whose reductions end at a size compute the same as whole programs, and read nothing beyond the size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loops fetch ahead, from memory and for the next task."""
+"""The software prefetches of loops: from memory, and for the next task."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Elements of 16 bits in C++: each conversion, against ml_dtypes and NumPy."""
+"""16-bit floats in C++: each conversion, compared with ml_dtypes and NumPy."""
 
 import ctypes
 

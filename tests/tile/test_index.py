@@ -1,4 +1,4 @@
-"""Index expressions equal plain arithmetic at every point of their ranges, and stay in bounds."""
+"""Index expressions are equal to plain arithmetic at every point of their ranges, and stay within bounds."""
 
 import itertools
 import math

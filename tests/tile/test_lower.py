@@ -1,4 +1,4 @@
-"""Lowered programs mean what the primitives mean, in every layout that is offered."""
+"""Lowered programs compute the same as the primitives, in every layout that is offered."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The text form of tile programs is read as what was printed."""
+"""Parsing the printed form of a tile program gives the same program."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""What algebra shows of places, compared with enumeration."""
+"""Properties of memory accesses that algebra proves, compared with enumeration."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Programs written by hand: contractions, loops that carry tiles, layouts and parameters."""
+"""Hand-written programs: contractions, loops that carry tiles, layouts and parameters."""
 
 import itertools
 import re

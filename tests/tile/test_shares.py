@@ -1,4 +1,4 @@
-"""Threads share the needed coordinates of a trimmed stage evenly, though its tasks are many coordinates each."""
+"""Threads share the needed coordinates of a trimmed stage evenly, even if each task has many coordinates."""
 
 from __future__ import annotations
 

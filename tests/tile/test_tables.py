@@ -1,4 +1,4 @@
-"""Values that follow from four bits of a byte become entries of tables; others do not."""
+"""Values that depend on four bits of a byte become table entries; other values do not."""
 
 from __future__ import annotations
 

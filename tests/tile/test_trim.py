@@ -1,4 +1,4 @@
-"""Trimmed programs compute what a size needs as the whole program does, and leave out tasks."""
+"""Trimmed programs compute what a size needs with the same results as the whole program, and omit tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups for tests of lowering and printing, and what both compare them with."""
+"""Groups for tests of lowering and printing, and the reference results for both."""
 
 from collections.abc import Iterator, Sequence
 

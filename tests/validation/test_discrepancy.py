@@ -1,4 +1,4 @@
-"""A wrong prediction: the kernels that explain it are timed again, and what stays is said."""
+"""Wrong predictions: kernels that may explain them are timed again, and a remaining discrepancy is reported."""
 
 from types import SimpleNamespace
 from typing import Any

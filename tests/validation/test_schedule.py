@@ -1,4 +1,4 @@
-"""Of a plan with joins and the same kernels as tasks, the faster one is kept."""
+"""The faster one of a plan with joins and the same kernels as tasks is kept."""
 
 import time
 from dataclasses import replace

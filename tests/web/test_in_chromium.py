@@ -1,4 +1,4 @@
-"""The page of a real plan in headless Chromium: opened from a file, searched, clicked, printed."""
+"""The page of a real plan in headless Chromium: it is opened from a file, searched, clicked and printed."""
 
 from __future__ import annotations
 
