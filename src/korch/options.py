@@ -1,8 +1,8 @@
-"""The options of one optimization: one frozen record, read by every stage.
+"""The options of one optimization: one frozen record that every stage reads.
 
-The flags of the command line are made from the fields (name, type, default, `help` metadata), so
+The flags of the command line are generated from the fields (name, type, default, `help` metadata), so
 that `korch --help`, the documentation and the code agree. `search` and `ablation` have no flags:
-they are for Python.
+they can only be set from Python.
 """
 
 from __future__ import annotations
@@ -146,8 +146,9 @@ class Options:
     error: float = field(
         default=0.0,
         metadata={
-            "help": "on CPUs, the largest error of a plan that may compute products of a float32 model in fewer bits, "
-            "or read weights as bytes or bfloat16, relative to the largest element of each output"
+            "help": "on CPUs, the error that a plan may have, relative to the largest element of each output, in "
+            "exchange for computing products of a float32 model in fewer bits or reading weights as bytes or bfloat16; "
+            "0: neither"
         },
     )
     calibrate: Path | None = field(
@@ -160,10 +161,10 @@ class Options:
     schedule: Literal["auto", "joins", "tasks", "fastest"] = field(
         default="auto",
         metadata={
-            "help": "what threads wait for: joins: for all threads after each kernel; tasks: only for the tasks whose "
-            "results they read (on CUDA devices in persistent kernels, which have not run on one yet); fastest: both "
-            "plans are timed, and the faster one is kept; auto: fastest on CPUs; joins for ranges, with --no-measure "
-            "and on CUDA devices"
+            "help": "what a thread waits for. joins: for all threads, after each kernel. tasks: only for the tasks "
+            "whose results it reads (on CUDA devices in persistent kernels, whose speed has not been measured yet). "
+            "fastest: time both plans, and keep the faster one. auto: joins for ranges, with --no-measure and on CUDA "
+            "devices, else fastest"
         },
     )
     measure: bool = field(
@@ -229,13 +230,13 @@ class Options:
 
     @property
     def has_superopt(self) -> bool:
-        """Whether programs are searched; they reorder operations, and only measuring shows which are fast."""
+        """Whether the superoptimizer searches; its programs reorder operations, and their speed must be measured."""
         return self.superopt_s != 0 and self.measure and not self.strict and not self.is_cuda
 
     def for_search(self, number: int) -> Options:
-        """Return the options of one of several searches.
+        """Return the options for search `number` of several.
 
-        All but the first have `.NUMBER` after the name of the ledger.
+        In all searches but the first, `.NUMBER` is appended to the name of the ledger file.
         """
         named = {name: path for name in ("ledger", "replay") if (path := getattr(self, name)) is not None}
         numbered = {name: path.with_name(f"{path.name}.{number}") for name, path in named.items() if number}

@@ -134,7 +134,7 @@ WHOLE = """\
 m.onnx on A CPU, avx2, 2 threads
 plan: 2 kernels, 1.500 ms measured, 1.375 ms expected, error 1.5e-07 of the \
 largest element, arena 2.0 KiB
-the plan 'split' is the fastest: the optimum of the search took 1.750 ms
+the plan 'split' is the fastest: the searched plan took 1.750 ms
 search: feasible, 0.0120 ms predicted, bound 0.0090 ms, gap 25.0 %; 40 candidates, 20 different, \
 4 measured (20.0 %), 3 do not run
 model: 5 primitives, 1 alternative; 3.2 s
@@ -217,7 +217,7 @@ def test_the_summary_counts_concatenations_in_place() -> None:
 def test_the_summary_names_what_ended_the_search_and_what_was_wrong() -> None:
     refused = replace(OPTIMAL, measured_ms=None, refusal="its error is 1.00e+00")
     text = summary("a.korch", replace(REPORT, stopped_by_budget=True, plans=(refused,)))
-    assert "the optimum of the search is rejected: its error is 1.00e+00" in text
+    assert "the searched plan is rejected: its error is 1.00e+00" in text
     assert text.endswith("the budget ended the search; more time may find a better plan")
 
 

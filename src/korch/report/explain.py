@@ -1,7 +1,7 @@
 """Plan and report -> text: the kernels, their costs, and how far these are from their bounds.
 
-A cost that is not measured is marked by ≥: it is the bound. The plan that is kept, because it was
-the fastest in complete runs, is distinguished from the result of the search.
+A cost that was not measured is its lower bound and is marked by ≥. The plan that was kept, because it was
+the fastest in complete runs, is distinguished from the optimum that the search found.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from korch.runtime.text import counted
 from korch.search.result import PlanName
 
 MOST_OUTPUTS = 8
-"""Most outputs whose errors are printed in the terminal: those with the largest errors."""
+"""The most outputs whose errors are printed in the terminal: those with the largest errors."""
 
 MOST_ROWS = 10
-"""Most kernels that do not compile whose names are printed."""
+"""The most kernels that did not compile whose names are printed."""
 
 MOST_ROUNDS = 8
-"""Most rounds of the search that are printed in the terminal, including the first and the last."""
+"""The most rounds of the search that are printed in the terminal, including the first and the last."""
 
 
 def summary(name: str, report: Report) -> str:
-    """Return a few lines on an optimization.
+    """Return a few lines about an optimization.
 
     Args:
-        name: the name of the artifact or of its part.
+        name: the name of the artifact or of a part of it.
         report: how its plan was found.
     """
     distinct = report.distinct_candidates
@@ -79,14 +79,14 @@ def summary(name: str, report: Report) -> str:
 
 
 def _won(report: Report) -> list[str]:
-    """Return a line on the search's own plan if another plan is kept."""
+    """Return a line about the search's own plan if another plan was kept."""
     found = next((row for row in report.plans if row.plan is PlanName.SEARCHED), None)
     if found is None or report.plan in (None, PlanName.SEARCHED):
         return []
     result = f"took {milliseconds(found.measured_ms or 0.0)}"
     if found.refusal:
         result = f"is rejected: {found.refusal}"
-    return [f"the plan {report.plan.value!r} is the fastest: the optimum of the search {result}"]
+    return [f"the plan {report.plan.value!r} is the fastest: the searched plan {result}"]
 
 
 def _found(report: Report) -> str:
@@ -99,7 +99,7 @@ def _found(report: Report) -> str:
 
 
 def warnings(report: Report) -> list[str]:
-    """Return lines on what makes a plan or its times doubtful: other processes, or a wrong prediction."""
+    """Return lines about reasons to doubt a plan or its times: disturbances by other processes, wrong predictions."""
     lines = []
     disturbed = report.disturbed
     if runs := disturbed.kernel_runs + disturbed.plan_runs:
@@ -115,7 +115,7 @@ def warnings(report: Report) -> list[str]:
 
 
 def uncompiled_lines(report: Report) -> list[str]:
-    """Return lines on the kernels that did not compile."""
+    """Return lines about the kernels that did not compile."""
     rows = report.not_compiled
     if not rows:
         return []
@@ -185,7 +185,7 @@ def _head(plan: PlanRecord, report: Report) -> str:
 
 
 def waiting_lines(plan: PlanRecord) -> list[str]:
-    """Return what share of the threads' time is waiting in a simulated run, and on what."""
+    """Return the share of the threads' time that is waiting in a simulated run, and the longest waits."""
     if plan.waiting is None:
         return []
     rest = "tasks" if plan.waiting.runs_tasks else "joins"
@@ -209,7 +209,7 @@ def _slowest(plan: PlanRecord, report: Report) -> str:
 
 
 def quality(report: Report) -> list[str]:
-    """Return lines on the errors and the operations of a plan, compared with the model as given."""
+    """Return lines about the errors and the operations of a plan, compared with the model as given."""
     if report.plan is None:
         return []
     lines = [
@@ -228,10 +228,10 @@ def quality(report: Report) -> list[str]:
 
 
 def output_rows(report: Report) -> list[tuple[str, ...]]:
-    """Return, for each output, the worst first: name, errors, and the error of the model as given.
+    """Return, for each output, its name, its errors, and the error of the model as given; the worst output is first.
 
-    The errors are the largest one relative to the largest element, the same relative to the root
-    of the mean square, and the root of the mean square of all, relative to the latter.
+    The errors are the largest error relative to the largest element, the largest error relative to the root
+    mean square of the elements, and the root mean square of all errors relative to that of the elements.
     """
     rows = sorted(report.output_errors, key=lambda row: -row.error.of_largest)
     return [
@@ -254,7 +254,7 @@ def _outputs(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _search_trace(report: Report) -> str:
-    """Return the bound and the best plan over the seconds of the search, for some of its rounds."""
+    """Return a table of the bound and the best plan over the time of the search, for some of its rounds."""
     rounds = report.rounds
     if len(rounds) < 2:
         return ""
@@ -287,7 +287,7 @@ def _plans(report: Report) -> str:
         if row.measured_ms is None or row.max_error is None:
             lines.append(f"{line}  rejected: {row.refusal}")
             continue
-        least = "" if row.is_measured else "> "  # of kernels that were not measured only bounds are known
+        least = "" if row.is_measured else "> "  # for kernels that were not measured, only bounds are known
         line += f"{least + milliseconds(row.predicted_ms):>12}"
         expected = (row.expected_ms, row.expected_p10_ms, row.expected_p90_ms)
         times = (*expected, row.measured_ms, row.p10_ms, row.p90_ms)
@@ -302,10 +302,10 @@ class RuleRow:
     """A rule that fired or is used in a plan.
 
     Attributes:
-        name: the rule.
+        name: the name of the rule.
         fired: the number of alternatives that it added.
-        kernels: the number of the plan's kernels that use it, and `cost_ns`, their cost.
-        saves: what the best plan without it costs more, as text.
+        kernels: the number of the plan's kernels that use it; `cost_ns` is their total cost.
+        saves: the additional cost of the best plan without it, as text.
     """
 
     name: str
@@ -316,7 +316,7 @@ class RuleRow:
 
 
 def precision_lines(precision: PrecisionRecord, saved_ms: Mapping[str, float | None]) -> list[str]:
-    """Return where a budget of errors went: each less precise product of the plan, its error and what it saves."""
+    """Return how the error budget was used: each less precise product of the plan, its error and its saving."""
     return [
         f"precision: error {precision.error:.1e} of at most {precision.budget:g}; {len(precision.forms)} of "
         f"{counted(precision.offered, 'product')} less precise; calibrated on {precision.source}",
@@ -329,7 +329,7 @@ def precision_lines(precision: PrecisionRecord, saved_ms: Mapping[str, float | N
 
 
 def _curve_line(precision: PrecisionRecord) -> str:
-    """Return the line with predicted times by error, or why there is no curve."""
+    """Return a line with the predicted times by allowed error, or the reason why there is no curve."""
     if len({point.predicted_ms for point in precision.curve}) < 2:
         return "  no curve of time by error: the measured kernels give the same time for each; try a longer --budget"
     points = ", ".join(f"{point.predicted_ms:.3f} ms at {point.error:.1e}" for point in precision.curve)
@@ -412,7 +412,7 @@ def _layouts(step: StepRecord) -> str:
 
 
 def _ports(ports: Sequence[PortRecord]) -> str:
-    """Return layouts; a constant's is in brackets, and several constants are counted."""
+    """Return the layouts of ports; constants are only counted, in brackets."""
     texts = [port.layout or "scalar" for port in ports if port.place != "CONSTANT"]
     constants = len(ports) - len(texts)
     if constants:
@@ -421,7 +421,7 @@ def _ports(ports: Sequence[PortRecord]) -> str:
 
 
 def describe(name: str, report: AnyReport) -> str:
-    """Return the lines on an artifact: on its plan, or on the plans or segments of which it consists."""
+    """Return lines about an artifact: about its plan, or about its several plans or segments."""
     if isinstance(report, Report):
         return summary(name, report)
     if isinstance(report, ShapedReport):
