@@ -342,8 +342,9 @@ def measured(folder: Path, name: str, batch: int, rounds: int, engines: Sequence
 
 
 def rows_of(folder: Path, name: str, batch: int, rounds: int) -> dict[str, Any]:
-    """Return the times of both plans without other engines, so that weights stay in the shared cache; for blocks also
-    the times with all engines.
+    """Return the times of both plans, and for blocks also with all engines.
+
+    Without other engines, weights stay in the shared cache.
     """
     runs = {"alone": measured(folder, name, batch, 5 * rounds if name in MODELS else rounds, ())}
     if name in MODELS:

@@ -6,8 +6,8 @@
     outputs = exe(*inputs)
     exe.save("model.korch")
 
-The names below are the public interface; they are imported when they are first used, so that
-`import korch` itself is quick.
+The names in `__all__` are the public interface. They are imported on first use, so that
+`import korch` itself is fast.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Parts of the method that can be switched off, to measure what each of them gives.
+"""Parts of the optimization method that can be switched off, to measure the effect of each.
 
-`benchmarks/ablation.py` and tests use them. From Python:
+`benchmarks/ablation.py` and the tests use these switches. From Python:
 `korch.optimize(model, ablation=Ablation(rules="none"))`.
 """
 
@@ -14,28 +14,28 @@ from korch.fields import check_fields
 
 @dataclass(frozen=True, slots=True)
 class Ablation:
-    """Which parts of the method are used; the default is all of them.
+    """Which parts of the optimization method are used; by default all of them.
 
     Attributes:
-        rules: the families of equivalences to use: "all", "none", some names ("layout,winograd"),
-            or names with "-" before each to leave those out ("-winograd,-channels").
+        rules: the families of equivalences to use: "all", "none", a list of names ("layout,winograd"),
+            or a list of names to leave out, each with a "-" before it ("-winograd,-channels").
         rewrites: "joint" chooses rewrites together with kernels; "first" chooses them before
             kernels, by the cost of their operations.
-        layouts: "any" allows all layouts of values; "last" only plain and channels-last ones;
-            "plain" only the plain one.
-        side_by_side: whether independent short kernels may run concurrently, each on a part of the
+        layouts: "any" allows all layouts of values; "last" only plain and channels-last layouts;
+            "plain" only the plain layout.
+        side_by_side: whether independent short kernels may run concurrently, each on some of the
             threads (on CPUs only).
         contract_chains: whether a chain of elementwise primitives without a branch always stays in
             one candidate.
-        baselines: whether the best plan is compared with other plans as a whole: the fully split,
-            the plain-layout and the greedily fused one.
-        fitted_costs: whether a search for a range leaves out kernels at a size that their times at other sizes
-            predict to lose.
-        host: whether operators that do not fit a graph of static tensors run in ONNX Runtime; else models with such
-            operators are refused.
+        baselines: whether the best plan is compared end to end with the fully split, the plain-layout
+            and the greedily fused plan.
+        fitted_costs: whether a search for a range of sizes leaves out a kernel at one size if its times at other
+            sizes predict that it is slower than another kernel there.
+        host: whether operators that do not fit a graph of static tensors run in ONNX Runtime. If not, models with
+            such operators are refused.
 
     Raises:
-        OptionError: a value is not one of these.
+        OptionError: a value is not one of those listed.
     """
 
     rules: str = "all"

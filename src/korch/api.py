@@ -1,4 +1,4 @@
-"""The Python interface: `optimize`, `load`, and the executables that they return."""
+"""The Python interface: `optimize` and `load`, which return executables."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("korch.api")
 
 AnyExecutable = Executable | CudaExecutable | HostedExecutable | ShapedExecutable
-"""What runs an ONNX model: one plan, a plan for a CUDA device, parts on the host, or several plans."""
+"""The executables of an ONNX model: with one plan for the CPU, with a plan for a CUDA device, with parts that
+run in ONNX Runtime, and with several plans."""
 
 Shapes = Mapping[str, Sequence[int | range] | int | range]
 
@@ -69,25 +70,25 @@ def optimize(
     Args:
         model: the path of an ONNX file, its bytes, an `onnx.ModelProto`, or a `torch.nn.Module` in
             evaluation mode or an `ExportedProgram` of PyTorch.
-        example_inputs: of a module only: a tensor, a tuple of arguments, or a dict of keyword
-            arguments. Their shapes and types are what the executable is built for.
-        example_kwargs: of a module only: keyword arguments beside `example_inputs`.
-        target: what to build for.
-        threads: threads of the executable; all cores by default.
-        budget: seconds until the executable is there, with the best plan so far.
-        superopt: seconds for the search for kernels of several products or sums, such as of normalizations.
-        shapes: for unknown dimensions, shapes by input name or a size by the dimension's name, or a `range` of
-            sizes; a sequence of such bindings gives one executable with a plan for each.
-        strict: only rewrites and algorithms that keep the order of operations, up to that in reductions.
+        example_inputs: for a PyTorch module only: a tensor, a tuple of arguments, or a dict of keyword
+            arguments. The executable is built for their shapes and types.
+        example_kwargs: for a PyTorch module only: keyword arguments in addition to `example_inputs`.
+        target: the device to build for.
+        threads: threads of the executable; by default all cores that this process may use.
+        budget: seconds after which the executable is returned, with the best plan found so far.
+        superopt: seconds for the search for kernels with several products or sums, such as normalizations.
+        shapes: for unknown dimensions: shapes by input name or sizes by dimension name; a size may be a `range` of
+            sizes. A sequence of such bindings gives one executable with a plan for each.
+        strict: use only rewrites and algorithms that keep the order of operations, except within reductions.
         progress: called with a stage's name and a line of text.
         **options: further fields of `korch.options.Options`.
 
     Returns:
-        The executable: call it with arrays, or use `run` as of an ONNX Runtime session. That of a
-        module is called like the module, with tensors.
+        The executable. Call it with arrays, or use its `run` like that of an ONNX Runtime session. The
+        executable of a PyTorch module is called like the module, with tensors.
 
     Raises:
-        KorchError: the model, an option or the machine is not fit; the text says what to do.
+        KorchError: the model, an option or the machine is not suitable; the message says what to do.
     """
     _refuse_unknown(options)
     record = Options(
@@ -112,7 +113,7 @@ def optimize(
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    """Refuse keyword arguments of `optimize` that are no fields of `Options`."""
+    """Refuse keyword arguments of `optimize` that are not fields of `Options`."""
     known = inspect.signature(optimize).parameters.keys() | {f.name for f in fields(Options)}
     known -= {"budget_s", "superopt_s", "model", "options"}
     if unknown := [name for name in options if name not in known]:
@@ -150,7 +151,7 @@ def _bound(shapes: Shapes) -> dict[str, tuple[Bound, ...]]:
 
 
 def _shape(name: str, shape: Sequence[int | range] | int | range) -> tuple[Bound, ...]:
-    """Return a shape, or a dimension's size as a shape, as Python's integers, or as ranges of them."""
+    """Return a shape as a tuple of Python integers and ranges; a single size becomes a shape of one dimension."""
     if isinstance(shape, range):
         return (_sizes(name, shape),)
     try:
@@ -164,7 +165,7 @@ def _shape(name: str, shape: Sequence[int | range] | int | range) -> tuple[Bound
 
 
 def _sizes(name: str, sizes: range) -> Bound:
-    """Return the sizes of a range; a range of one is this size."""
+    """Return a range of sizes; a range with only one size is returned as this size."""
     if not sizes or sizes.step < 1:
         raise OptionError(f"{name!r} is {sizes!r}", where="option shapes", expected="sizes that grow, as range(1, 513)")
     return sizes if len(sizes) > 1 else sizes[0]
@@ -191,14 +192,14 @@ def build(
     Args:
         source: a path, the bytes of an ONNX file, or an `onnx.ModelProto`.
         options: how to optimize.
-        bindings: one or more; each has shapes by input name and sizes by a dimension's name. One with
-            ranges of sizes is alone.
+        bindings: one or more; each has shapes by input name and sizes by dimension name. A binding with
+            ranges of sizes must be the only one.
         progress: called with a stage's name and a line of text.
-        deadline: the time at which the artifact must be on disk; by default the budget from now on.
+        deadline: the time at which the artifact must be on disk; by default the end of the budget, counted from now.
         watch: called after each stage.
 
     Raises:
-        KorchError: the model, an option or the machine is not fit; the text says what to do.
+        KorchError: the model, an option or the machine is not suitable; the message says what to do.
     """
     if not bindings:
         raise OptionError("there is no binding", where="option shapes", expected="at least one")
@@ -262,12 +263,12 @@ def _build_one(
     except (UnsupportedError, UnprovidedError):
         if not options.ablation.host:
             raise
-    # A part of the model is no graph of static tensors, or no provider supports its types.
+    # A part of the model is not a graph of static tensors, or no provider supports its types.
     return optimize_with_host(source, options, shapes, progress, deadline=deadline)
 
 
 def _is_torch_model(model: object) -> bool:
-    """Return whether it is a PyTorch model. PyTorch is not imported: a caller with a module has done so."""
+    """Return whether `model` is a PyTorch model. PyTorch is not imported: a caller with a module has imported it."""
     if "torch" not in sys.modules or isinstance(model, str | os.PathLike | bytes):
         return False
     from korch.frontend.torch import is_torch_model
@@ -279,10 +280,10 @@ def load(path: str | os.PathLike[str]) -> AnyExecutable:
     """Load an artifact that `save` or `korch optimize` wrote.
 
     Raises:
-        InputError: it is no path.
-        ArtifactError: it is damaged, or built for another machine.
-        UnsupportedError: it is for a CUDA device and there is none, or the host does not run a
-            part of it here.
+        InputError: `path` is not a path.
+        ArtifactError: the artifact is damaged, or built for another machine.
+        UnsupportedError: the artifact is for a CUDA device and there is none, or a part of it runs in
+            ONNX Runtime, which can't run it here.
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(f"{path!r} is not a path", expected="the name of a file that `save` or `korch optimize` wrote")

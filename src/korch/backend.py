@@ -1,4 +1,4 @@
-"""What a target brings: a meter of costs, and how an executable is made of chosen kernels."""
+"""The parts that depend on the target: the meter of costs, and how chosen kernels become an executable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from korch.target import detect_target
 from korch.validation.plan import Make
 
 NO_OPAQUE = f"no provider of such operators is installed; {install_command('onnxruntime')}"
-"""Why an operator without a fission rule is left to the host, if no provider runs any."""
+"""The reason why an operator without a fission rule runs on the host, if no provider runs such operators."""
 
 if TYPE_CHECKING:
     from korch.runtime.cuda.executable import CudaExecutable
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 def open_meter(options: Options, weights_bytes: int = 0) -> AnyMeter:
-    """Return the meter of the target that some options name; it is a context.
+    """Return the meter of the target that the options name; it is a context manager.
 
     Args:
         options: the target, threads, cache folder.
-        weights_bytes: of the model's constants: many of them are in no cache when a run begins.
+        weights_bytes: size of the model's constants; if it is large, they are not in a cache when a run begins.
 
     Raises:
-        UnsupportedError: the target is not there.
+        UnsupportedError: the target is not available.
     """
     if options.is_cuda:
         from korch.measure.cuda.meter import CudaMeter
@@ -51,16 +51,16 @@ def open_meter(options: Options, weights_bytes: int = 0) -> AnyMeter:
 
 
 def builder_of(options: Options) -> Builder:
-    """Return the compiler for the CPU, with the cache that some options name."""
+    """Return the compiler for the CPU, with the cache folder that the options name."""
     return Builder(detect_target(options.threads, find_compiler().identity).isa, options.cache_folder)
 
 
 def has_kernels(options: Options, with_few_pairs: bool = False) -> Callable[[Group], bool]:
-    """Return what says whether some provider of the CPU has a kernel for a group.
+    """Return a function that says whether any CPU provider has a kernel for a group.
 
     Args:
         options: the threads, and whether only strict kernels are used.
-        with_few_pairs: whether only kernels count whose matrix units multiply numbers of fewer components than float32.
+        with_few_pairs: count only kernels that compute products from fewer pairs of components than float32 needs.
     """
 
     def counts(offer: Offer) -> bool:
@@ -80,7 +80,10 @@ def has_kernels(options: Options, with_few_pairs: bool = False) -> Callable[[Gro
 
 
 def opaque_refusals(options: Options) -> Callable[[Group], str]:
-    """Return what says why no provider of a target runs an operator without a fission rule; "" if one does."""
+    """Return a function that says why no provider of the target runs an operator without a fission rule.
+
+    It returns "" if a provider runs the operator.
+    """
     if options.is_cuda:
         target: Any = NOMINAL[90]
         providers = load_providers(CUDA_ENTRY_POINT_GROUP)
@@ -107,17 +110,18 @@ def maker(
     ranges: RangePlan | None = None,
     families: Families | None = None,
 ) -> Make:
-    """Return what makes an executable of a plan's kernels.
+    """Return a function that builds an executable from a plan's kernels.
 
     Args:
         graph: the model's graph.
-        meter: has compiled the kernels.
-        options: kept in the plan.
-        model: what the graph was made from.
-        certificate: what the search proved.
-        runs_tasks: whether threads, or programs of persistent kernels, wait for tasks, not for all that a kernel does.
-        ranges: how plans serve smaller sizes, for which their kernels compute what is needed only (on CPUs only).
-        families: the kernels of other sizes, with which those of the plan share code (on CPUs only).
+        meter: the meter that has compiled the kernels.
+        options: stored in the plan.
+        model: the model that the graph was made from.
+        certificate: what the search proved about the plan.
+        runs_tasks: whether threads (on CUDA, the programs of persistent kernels) wait for single tasks, not for
+            whole kernels.
+        ranges: how plans serve smaller sizes, for which their kernels compute only the needed part (on CPUs only).
+        families: the kernels for other sizes, with which the kernels of the plan share code (on CPUs only).
     """
     from korch.runtime.build import Origin
 
@@ -155,7 +159,7 @@ def maker(
 
 
 def _sharing(steps: Sequence[PlanStep[Any]], families: Families, builder: Builder) -> list[PlanStep[Any]]:
-    """Return the steps of a plan with kernels that share code with those of other sizes."""
+    """Return the steps of a plan, with kernels that share code with the kernels for other sizes."""
     kernels = families.share(
         [(step.candidate.key, step.kernel) for step in steps],
         lambda texts: [isinstance(found, Path) for found in builder.compile(texts)],

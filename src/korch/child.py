@@ -1,8 +1,8 @@
-"""Processes that run a module of this package, and neither the user's script nor the user's folder.
+"""Child processes that run a module of this package, without importing the user's script or files.
 
-`multiprocessing` would import the script again in each of them: one that optimizes without an
-`if __name__ == "__main__":` would do so there, too. And `-m` would put the current folder first,
-whose files are the user's, not ours.
+`multiprocessing` would import the user's script again in each child: a script that calls `optimize` without an
+`if __name__ == "__main__":` would then optimize again there. `python -m` would put the current folder first on
+the module path, so that the user's files could hide ours.
 """
 
 from __future__ import annotations
@@ -17,5 +17,5 @@ importlib.import_module(sys.argv[1]).serve()
 
 
 def child_command(module: str) -> list[str]:
-    """Return the command that calls `serve` of a module, imported from where this process does."""
+    """Return the command that calls a module's `serve`; the child imports from the same `sys.path` as this process."""
     return [sys.executable, "-P", "-c", _COMMAND, module, *sys.path]

@@ -1,4 +1,4 @@
-"""Text -> a name that follows from its content."""
+"""Text -> a name derived from a hash of its content."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ DIGITS = 16
 
 
 def content_name(stem: str, text: str) -> str:
-    """Return a name for a text, such as the symbol of a kernel: equal texts have equal names."""
+    """Return a name for a text, such as the symbol of a kernel; equal texts get equal names."""
     return f"{stem}_{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"

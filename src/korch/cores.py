@@ -1,11 +1,11 @@
-"""The cores that this process may use, by its affinity and its container's quota, and for how long at once.
+"""The number of cores that this process may use (by affinity and container quota), and its time slices.
 
-A quota of control groups is a share of time: a container with 2 of 8 cores may use all of them for
-a quarter of the time. Of more threads than that, the system stops some in the middle of kernels.
+The quota of a control group is a share of time: a container with 2 of 8 cores may use all 8 for a
+quarter of the time. If more threads than the quota run, the system stops some of them in the middle of kernels.
 
 Threads that are timed ask for short time slices. On a busy machine, Linux lets a thread that wakes up
 interrupt others only if its slice is shorter than theirs; otherwise it waits for the end of their slice,
-which takes milliseconds. A thread gets no larger share of a core by this.
+which takes milliseconds. A short slice does not give a thread a larger share of a core.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SCHED_ATTR = struct.Struct("=IIQiIQQQ")
 """size, policy, flags, nice, priority, runtime (here the slice), deadline and period of sched_setattr(2)."""
 
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
-"""The number of the system call by machine; sched_getattr has the next one."""
+"""The number of the system call sched_setattr by machine; sched_getattr has the next number."""
 
 _ORDINARY = (0, 3)
 """The policies SCHED_OTHER and SCHED_BATCH, whose threads have time slices."""
@@ -35,7 +35,7 @@ def usable_cores(root: Path = Path("/")) -> int:
     """Return how many threads can run at once, at least 1.
 
     Args:
-        root: where the system's files are.
+        root: the root of the system's files.
     """
     return max(1, min([len(os.sched_getaffinity(0)), *map(int, _quotas(root))]))
 
@@ -47,9 +47,9 @@ def machine_cores() -> int:
 
 @contextmanager
 def short_slices() -> Iterator[None]:
-    """Give all threads of this process, and those that they start, short time slices until the context ends.
+    """Give all threads of this process, and the threads that they start, short time slices until the context ends.
 
-    Nothing happens where the system does not offer this.
+    This does nothing on systems without such slices.
     """
     before = {thread: _set_slice(thread, SHORT_SLICE_NS) for thread in _threads()}
     try:
@@ -67,7 +67,7 @@ def _threads() -> list[int]:
 
 
 def _set_slice(thread: int, slice_ns: int) -> int:
-    """Set a thread's time slice and return the one before; 0 is the system's own."""
+    """Set a thread's time slice and return the previous one; 0 means the system's default."""
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None:
         return 0
@@ -81,7 +81,7 @@ def _set_slice(thread: int, slice_ns: int) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yield the quotas of this process' control groups and of those around them, in cores."""
+    """Yield the quotas of this process' control groups and of their parent groups, in cores."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if not controllers:  # version 2
@@ -92,7 +92,7 @@ def _quotas(root: Path) -> Iterator[float]:
         else:
             continue
         group = base / path.strip("/")
-        # Within a container the path may be that outside of it: then only the top is there.
+        # Within a container, the path may be the one outside of it. Then only the top folder exists.
         for folder in dict.fromkeys((group, *group.parents, base)):
             if folder.is_relative_to(base):
                 yield from _quota(folder)

@@ -1,4 +1,4 @@
-"""When a search must stop: at a time, or as soon as somebody says so."""
+"""When a search must stop: at a given time, or as soon as another thread or Ctrl-C stops it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 class Deadline:
-    """A time on the monotonic clock that may be brought forward to now, from any thread.
+    """A time on the monotonic clock that any thread may bring forward to now.
 
     Attributes:
         at_s: the time, None for no limit.
@@ -22,41 +22,41 @@ class Deadline:
 
     @staticmethod
     def after(seconds: float | None, begun_s: float) -> Deadline:
-        """Return the deadline some seconds after a time; none if there is no number."""
+        """Return the deadline `seconds` after `begun_s`; one without a limit if `seconds` is None."""
         return Deadline(None if seconds is None else begun_s + seconds)
 
     def until(self, at_s: float | None) -> Deadline:
-        """Return a deadline that is no later than this one, and is stopped with it."""
+        """Return a deadline at `at_s` or at this one, whichever is earlier; it is stopped together with this one."""
         limits = [limit for limit in (self.at_s, at_s) if limit is not None]
         return Deadline(min(limits, default=None), self._told)
 
     def before(self, seconds: float) -> Deadline:
-        """Return a deadline some seconds earlier than this one, stopped with it."""
+        """Return a deadline `seconds` earlier than this one; it is stopped together with this one."""
         return self.until(None if self.at_s is None else self.at_s - seconds)
 
     def less(self, share: float) -> Deadline:
-        """Return a deadline that leaves a share of the time that is left, stopped with this one."""
+        """Return a deadline that leaves `share` of the remaining time unused; it is stopped together with this one."""
         left_s = self.left_s
         return self.until(None if left_s is None else time.monotonic() + (1 - share) * left_s)
 
     def shared(self, parts: float) -> Deadline:
-        """Return the deadline of the first of several parts that share what is left."""
+        """Return the deadline for the first of several parts that share the remaining time equally."""
         return self.less(1 - 1 / parts)
 
     def stop(self) -> None:
-        """Bring it forward to now."""
+        """Bring the deadline forward to now."""
         self._told.set()
 
     @property
     def left_s(self) -> float | None:
-        """Seconds that are left, not more than 0 if it is over; None if there is no limit."""
+        """The remaining seconds, 0 or negative if the deadline is over; None if there is no limit."""
         if self._told.is_set():
             return 0.0
         return None if self.at_s is None else self.at_s - time.monotonic()
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left."""
+        """Whether no time remains."""
         left = self.left_s
         return left is not None and left <= 0
 
@@ -65,7 +65,7 @@ class Deadline:
 def stopped_by_interrupt(deadline: Deadline, tell: Callable[[], None]) -> Iterator[None]:
     """Stop a deadline at the first interrupt (Ctrl-C); a second one raises KeyboardInterrupt.
 
-    Signals are the main thread's: elsewhere nothing is changed.
+    Only the main thread may handle signals; in other threads this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

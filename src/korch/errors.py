@@ -1,8 +1,7 @@
 """Every exception that Korch raises.
 
-The class says whose fault it is, the text says what is wrong and where, what was expected and what
-to do.
-All of them are `KorchError`s, and the command line turns each into one message and exit code 1.
+The class says who caused the error. The message says what is wrong and where, what was expected, and
+what to do. All of them are `KorchError`s; the command line prints one message for each and exits with code 1.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class KorchError(Exception):
-    """The root of all errors.
+    """The base class of all errors.
 
     Attributes:
         what: what is wrong, as one sentence without a full stop.
-        where: the model, node, value or option that it is about; "" if there is none.
+        where: the model, node, value or option that the error is about; "" if there is none.
         expected: what was expected instead; "" if `what` says it.
-        hint: what to do; "" if nothing sensible can be said.
+        hint: what to do about it; "" if there is no useful advice.
     """
 
     what: str
@@ -35,11 +34,11 @@ class KorchError(Exception):
 
 
 class ModelError(KorchError):
-    """The model can't be read, or asks for what no version of ONNX defines: the model's fault."""
+    """The model can't be read, or uses something that no version of ONNX defines: the model's fault."""
 
 
 class UnsupportedError(KorchError):
-    """The model is right, but Korch (or what is installed) can't run a part of it."""
+    """The model is valid, but Korch (or the installed packages) can't run a part of it."""
 
 
 class InputError(KorchError):
@@ -59,11 +58,11 @@ class ProviderError(KorchError):
 
 
 class CompileError(KorchError):
-    """There is no working compiler, or it refused a generated source."""
+    """There is no working compiler, or it rejected a generated source."""
 
 
 class MeasureError(KorchError):
-    """No kernel could be measured; a single one that fails is a record, not an error."""
+    """No kernel could be measured; the failure of a single kernel is recorded and raises no error."""
 
 
 class InfeasibleError(KorchError):
@@ -75,7 +74,7 @@ class InaccurateError(InfeasibleError):
 
 
 class UnprovidedError(InfeasibleError):
-    """No provider runs a primitive of these types."""
+    """No provider runs a primitive with these element types."""
 
 
 class ArtifactError(KorchError):
@@ -83,7 +82,7 @@ class ArtifactError(KorchError):
 
 
 class ReplayError(KorchError):
-    """A ledger does not fit the search that is to be replayed."""
+    """A ledger does not match the search that it is replayed for."""
 
 
 def quoted(names: Iterable[object]) -> str:

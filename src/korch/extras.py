@@ -1,4 +1,4 @@
-"""Optional dependencies: the command that installs what an extra of the distribution needs."""
+"""Optional dependencies: the command that installs the packages of an extra of the distribution."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 from importlib.metadata import PackageNotFoundError, requires
 
 DISTRIBUTION = "korch-compiler"
-"""The project's name for pip. The package that Python imports is `korch`."""
+"""The project's name in pip. The package that Python imports is `korch`."""
 
 
 def install_command(extra: str) -> str:
     """Return a command that installs the packages of an extra, such as "torch".
 
-    It names the packages themselves, not this project, so it is right for an installation from a
-    checkout, from a wheel, and from an index.
+    The command names the packages, not this project. So it is valid whether Korch was installed from a
+    checkout, from a wheel, or from an index.
     """
     try:
         requirements = requires(DISTRIBUTION) or ()

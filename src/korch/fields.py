@@ -1,4 +1,4 @@
-"""Checks of the values of a record's fields: from Python they may be of any type."""
+"""Checks of the field values of option records: a Python caller may pass values of any type."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_fields(record: object, ranges: Ranges) -> None:
 
     Args:
         record: a frozen dataclass object.
-        ranges: of the fields that have one; NaN must be out of each.
+        ranges: the ranges by field name, for the fields that have one; every range must exclude NaN.
 
     Raises:
         OptionError: a value has the wrong type or is out of range; the text names the field.
@@ -42,7 +42,7 @@ def check_fields(record: object, ranges: Ranges) -> None:
 
 
 def flag_of(name: str) -> str:
-    """Return the name of a field without the unit, as users write it."""
+    """Return the name of a field as users write it, without the unit."""
     return name.removesuffix("_s")
 
 

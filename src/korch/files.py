@@ -1,6 +1,6 @@
-"""Files that users name: read only if they are regular, and known to be writable before the work.
+"""Checks of files that users name: input files must be regular, and output files are tested before the work begins.
 
-A pipe would block, and a device may have no end.
+Reading a pipe would block, and a device may have no end.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from korch.errors import OptionError
 
 
 def open_file(path: str | os.PathLike[str]) -> BufferedReader:
-    """Open a regular file to be read.
+    """Open a regular file for reading.
 
     Raises:
-        OSError: it can't be opened, is no regular file, or its name is none.
+        OSError: it can't be opened, is not a regular file, or the path can't be the name of a file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -36,33 +36,33 @@ def open_file(path: str | os.PathLike[str]) -> BufferedReader:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder of what is run: it belongs to this user, and no other may enter it.
+    """Make a folder for executable code: it belongs to this user, and no other user may access it.
 
     Raises:
-        OSError: it can't be made, or belongs to another user.
+        OSError: the folder can't be made, or belongs to another user.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if found.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "it belongs to another user", str(folder))
-    if stat.S_IMODE(found.st_mode) != 0o700:  # whatever the umask, or an earlier version, made it
+    if stat.S_IMODE(found.st_mode) != 0o700:  # the umask, or an earlier version, has set another mode
         folder.chmod(0o700)
 
 
 def check_output(path: Path, option: str, inputs: Sequence[Path] = ()) -> None:
-    """Check that a file can be written: before the work, not after it.
+    """Check that a file can be written, before the work begins.
 
     Args:
-        path: where to write.
-        option: that named it.
-        inputs: files that are read, which it must not overwrite.
+        path: the file to write.
+        option: the option that named the file.
+        inputs: files that are read and must not be overwritten.
 
     Raises:
-        OptionError: it can't be written.
+        OptionError: the file can't be written.
     """
     where = f"option {option}"
     try:
-        target = Path(os.path.realpath(path))  # a link to nothing is written where it points to
+        target = Path(os.path.realpath(path))  # writing to a dangling link creates the file that it points to
         if not target.parent.is_dir():
             raise OptionError(f"the folder of {target} does not exist", where, hint="Create it first")
         try:

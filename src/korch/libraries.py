@@ -1,4 +1,4 @@
-"""Shared libraries and headers that Python packages bring along."""
+"""Shared libraries and headers that installed Python packages contain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 ONNXRUNTIME = "onnxruntime"
-"""The library that its Python package keeps to itself."""
+"""ONNX Runtime, whose shared library is inside its Python package and not in a common library folder."""
 
 
 def find_library(name: str) -> Path | None:
@@ -22,7 +22,7 @@ def find_library(name: str) -> Path | None:
     for folder in library_folders():
         found = sorted(folder.glob(f"lib{name}.so*"))
         if found:
-            # lib<name>.so.<major> is the name that other libraries ask for.
+            # Other libraries link to lib<name>.so.<major>.
             return next((p for p in found if p.name.count(".") == 2), found[0])
     return None
 
@@ -54,26 +54,26 @@ def find_onnxruntime() -> Path | None:
 
 
 def announce_onnxruntime() -> None:
-    """Tell kernels that will be created in this process where ONNX Runtime's library is."""
+    """Set the environment variable in which kernels of this process find the path of ONNX Runtime's library."""
     path = find_onnxruntime()
     if path is not None:
         os.environ.setdefault("KORCH_ONNXRUNTIME_LIBRARY", str(path))
 
 
 def needed_libraries(names: Iterable[str]) -> list[Path]:
-    """Return the shared libraries to load for kernels that call some, in order.
+    """Return the shared libraries to load for kernels that call the named ones, in loading order.
 
-    Where Intel's OpenMP library is in the Python environment it comes first: it speaks for GCC's
-    too, so that all kernels share one thread pool, whoever compiled them.
+    If the Python environment has Intel's OpenMP library, it comes first. It also implements GCC's OpenMP
+    interface, so that all kernels share one thread pool, whichever compiler built them.
     """
     found = (find_library(name) for name in dict.fromkeys(("iomp5", *names)))
     return [path for path in found if path is not None]
 
 
 def load_globally(names: Iterable[str]) -> list[ctypes.CDLL]:
-    """Load shared libraries, and what they need, for others to link with.
+    """Load shared libraries and their dependencies with global symbols, so that other libraries link to them.
 
     Raises:
-        OSError: one can't be loaded.
+        OSError: a library can't be loaded.
     """
     return [ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL) for path in needed_libraries(names)]

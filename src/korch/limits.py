@@ -1,9 +1,9 @@
-"""The limits of the search: how long a step may take, how many things it tries, and how close its result must be.
+"""The limits of the search: the time of each step, the number of things it tries, and its optimality gaps.
 
-Constants of models of costs, and of single providers and rules, stay in the modules that use them.
+Constants of cost models, and of single providers and rules, are in the modules that use them.
 
-The defaults were tuned on the models of the benchmark suite. Users need none of them; a test or an
-experiment passes others as `korch.optimize(model, search=SearchLimits(...))`.
+The defaults were tuned on the models of the benchmark suite. Users need not change them; a test or an
+experiment passes other values as `korch.optimize(model, search=SearchLimits(...))`.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _RANGES: Ranges = {
 
 @dataclass(frozen=True, slots=True)
 class SearchLimits:
-    """Limits of the search, by the module that reads them.
+    """Limits of the search, grouped by the module that reads them, which the first text of a group names.
 
-    Seconds bound one step, whatever the budget leaves. Gaps and shares are parts of 1.
+    A number of seconds limits one step, however much of the budget remains. Gaps and shares are fractions of 1.
 
     Attributes:
         partition: the largest number of primitives in a segment; equal segments are searched once.
@@ -52,25 +52,26 @@ class SearchLimits:
             `whole_primitives`, into segments of at most `segment_primitives`.
         whole_primitives: the largest number of primitives in a model that is not cut.
         segment_primitives: the largest number of primitives in a segment of a larger model.
-        range_factor: of a range of sizes there is a plan for the largest, for that part of it, and so on.
-        range_least: the smallest size that has a plan only because of `range_factor`.
-        exact_sizes: if windows depend on the size, the most sizes of ranges that have a plan each.
-        gap: the search ends when the bound is less than the cost of the plan by at most this share
+        range_factor: a range of sizes has a plan for its largest size n, one for n / `range_factor`, and so on.
+        range_least: `range_factor` adds no plans for sizes smaller than this.
+        exact_sizes: if windows depend on the size and the ranges have at most this many sizes, each has its own plan.
+        gap: the search ends when the lower bound is below the cost of the plan by at most this share
             of the cost.
         max_primitives: `candidate`: largest number of primitives in a candidate.
         max_inputs: largest number of tensors that a candidate reads.
         max_outputs: largest number of tensors that a candidate writes.
         max_candidates: largest number of convex groups that are enumerated for one model.
         max_pools: largest number of reductions over windows in a candidate.
-        max_byte_casts: largest number of casts to bytes in a candidate, without those that come with their readers.
-        max_readers: elementwise primitives with more readers do not come with these: it may pay to store their output.
-        layout_growth: layout primitives that enlarge a tensor by more than this factor do not come with their readers.
+        max_byte_casts: largest number of casts to bytes in a candidate, without casts that are attached to readers.
+        max_readers: elementwise primitives with more readers are not attached to them: storing their output may be
+            faster.
+        layout_growth: layout primitives that enlarge a tensor by more than this factor are not attached to readers.
         max_measured: largest share of the distinct candidates that is measured.
         patience: the search ends after this many rounds of measurements in which neither the plan
             nor the bound improved noticeably.
         solver_workers: threads of the solver.
         solver_seconds: longest time for one solve.
-        seed: of the solver, and of the random inputs that plans are checked on.
+        seed: random seed of the solver, and of the inputs on which plans are checked.
         on_interrupt: the effect of Ctrl-C during the search: "stop" ends the command, and measurements are kept; "keep"
             ends the search and builds the best plan found so far.
 
@@ -79,99 +80,100 @@ class SearchLimits:
         side_by_side_share: share of the budget that is reserved for concurrent kernels, rival plans and explanations.
         side_by_side_seconds: longest search for kernels that run concurrently.
         least_side_by_side_seconds: with less time, this search is skipped.
-        check_share: share of the time that is left to check the error of a plan, and to search again.
-        timed_sizes: sizes among those that a plan serves at which its kernels are timed, at most 4.
-        variants_share: share of the time of a search that is left for plans for other sizes.
-        variant_gain: a plan for another size is kept if it takes at most this share of the time of the others there.
-        predicted_error: least relative error of times that are predicted by those at other sizes: repeated measurements
+        check_share: share of the remaining time reserved to check the error of a plan and to search again.
+        timed_sizes: number of the sizes that a plan serves at which its kernels are timed, at most 4.
+        variants_share: share of the time of a search reserved for plans for other sizes.
+        variant_gain: a plan for another size is kept if its time there is at most this share of that of other plans.
+        predicted_error: least relative error assumed for times predicted from other sizes: repeated measurements
             of one kernel differ by as much.
-        predicted_margin: a kernel is left out at another size if it loses even when it takes this number of errors
-            less, and the best one as many more.
-        fit_share: share of the time of a search that is left to time its plans at several sizes.
-        fit_sizes: sizes at which they are timed.
-        fit_rounds: runs at each size.
-        fit_seconds: time for them.
-        least_fit_rounds: runs even if no time is left.
-        checked_flop: the most work of the model at these sizes, but for the largest.
-        checked_sizes: sizes at which a plan for a range is compared with the model even if no time is left.
-        random_sizes: random sizes among those at which it is compared.
-        end_runs: runs of the model in the last stages, at a third of the machine's best rate.
-        end_safety: factor between the predicted time of the last stages and the time reserved for them.
+        predicted_margin: a kernel is left out at another size if it is slower than the best one there even when its
+            predicted time is lowered, and that of the best one raised, by this many times the error.
+        fit_share: share of the time of a search reserved to time its plans at several sizes.
+        fit_sizes: number of sizes at which these plans are timed.
+        fit_rounds: runs at each of these sizes.
+        fit_seconds: time for these runs.
+        least_fit_rounds: runs at each size even if no time remains.
+        checked_flop: limits the sizes, except the largest, at which a plan is checked: most work of the model there.
+        checked_sizes: number of sizes at which a plan for a range is compared with the model even without time.
+        random_sizes: how many of the sizes at which it is compared are random.
+        end_runs: runs of the model assumed for the last stages, at a third of the machine's best rate.
+        end_safety: the time reserved for the last stages is this many times their predicted time.
 
         calibration_samples: `pipeline.precision`: random inputs for calibration.
         calibration_checks: inputs on which less precise plans are checked.
-        calibration_most: samples of a file that are used.
-        form_bytes: weights of fewer bytes have no less precise form.
-        form_seconds: time for the errors of forms; products whose errors are not known then have none.
+        calibration_most: largest number of samples of a file that are used.
+        form_bytes: smaller weights have no less precise form.
+        form_seconds: time to determine the errors of forms; products without a known error then have no form.
         form_slack: the forms with the best ratio of saving to error are kept until they exceed the budget by this
             factor.
-        form_searches: searches with another sum of errors, before the model is left as it is.
-        form_most: largest part of the budget that the error on a few inputs may be: it is larger on others.
-        form_aim: part of the budget at which a changed sum of errors aims.
-        form_near: a plan with at least this part of the budget is not searched again.
+        form_searches: number of searches with a changed sum of errors, before the model is left as it is.
+        form_most: largest allowed error on a few inputs, as a part of the budget: on other inputs it is larger.
+        form_aim: a changed sum of errors aims at this part of the budget.
+        form_near: a plan that uses at least this part of the budget is not searched again.
 
-        sweeps: `partition`: times that each value's choice of one alternative is looked at.
-        alternative_share: what an alternative adds to the size of a segment, in primitives: it takes part in fewer
-            kernels.
-        least_period: fewest primitives of a repetition.
-        least_repetition: shorter repetitions are taken several at a time, up to about this size.
-        near_cut: a period is cut at a place at most this many times as dear as the cheapest.
-        kept_bytes: constants computed by rules that stay in memory.
+        sweeps: `partition`: how often the choice of one alternative per value is repeated over all values.
+        alternative_share: what an alternative adds to the size of a segment, in primitives; less than 1, because it
+            takes part in fewer kernels.
+        least_period: least number of primitives in one period of a repetition.
+        least_repetition: shorter periods are combined into one unit, up to about this size.
+        near_cut: a period is cut at a place that costs at most this many times the cheapest place.
+        kept_bytes: size of the constants computed by rules that stay in memory.
         spilled_bytes: smaller constants are never written to a file.
 
         superopt_share: `superopt`: its share of a budget.
         superopt_seconds: its time, without a budget.
-        superopt_group_seconds: the search for one group.
-        superopt_gain: least part of its time, and of the model's, that a group must be able to save.
-        superopt_products: products in a group.
-        superopt_primitives: primitives in a group.
-        superopt_steps: steps of a block graph.
-        superopt_first_steps: shorter block graphs are found before longer ones, which then have a bound.
-        superopt_margin: block graphs that may take this many times the time of the best one are found.
-        superopt_cuts: cuts of each block graph that are estimated.
+        superopt_group_seconds: time of the search for one group.
+        superopt_gain: least share of its own time, and of the model's, that a group must be able to save.
+        superopt_products: most products in a group.
+        superopt_primitives: most primitives in a group.
+        superopt_steps: most steps of a block graph.
+        superopt_first_steps: block graphs with at most this many steps are searched first; they give a time bound for
+            the search of longer ones.
+        superopt_margin: block graphs that may take up to this many times the time of the best one are found too.
+        superopt_cuts: number of cuts of each block graph that are estimated.
         superopt_worth: programs with more than this many times the least estimate are not verified.
         superopt_graphs: block graphs of a group that are verified.
         superopt_rounds: computations over finite fields in which each is compared, two for each random input.
         superopt_programs: programs of a group that are offered.
 
         plan_rounds: `validation`: rounds in which plans are timed in turn.
-        plan_seconds: time for them.
-        least_plan_rounds: rounds even if no time is left.
-        short_plan_rounds: most rounds for plans that take so little time that `plan_rounds` end before ...
+        plan_seconds: time for these rounds.
+        least_plan_rounds: rounds even if no time remains.
+        short_plan_rounds: most rounds of short plans, whose `plan_rounds` take less than ...
         short_plan_seconds: ... this time.
-        disturbed_factor: this many times the rounds and seconds are run while too few runs are undisturbed.
-        build_safety: a plan is built only if this many times its predicted duration is left.
-        heavy_bytes: of plans with more weights, only two are in memory at a time.
-        task_parts: tasks into which the grid points of each thread are cut: others may begin when some are done.
-        tasks_gain: tasks are kept if a run takes at most this part of the time with joins.
-        suspect_runs: runs in which kernels are timed if a prediction is wrong.
+        disturbed_factor: rounds and seconds are extended up to this factor while too few runs are undisturbed.
+        build_safety: a plan is built only if this many times its predicted duration remains.
+        heavy_bytes: of plans with more weights than this, only two are in memory at a time.
+        task_parts: tasks into which the grid points of each thread are cut, so that readers begin when some are done.
+        tasks_gain: a plan with tasks is kept if it takes at most this share of the time of the plan with joins.
+        suspect_runs: runs in which kernels are timed if the prediction for a plan is wrong.
         suspect_share: kernels that explain this share of the difference are measured again.
-        suspect_kernels: most of these.
+        suspect_kernels: most kernels that are measured again.
 
         first_kernels: `program.solve`: least number of kernels in the first restricted program.
         growth: each further restricted program has this many times the kernels of the last one.
-        improve_share: share of the time left for a heuristic solve before each exact one.
+        improve_share: share of the remaining time for a heuristic solve before each exact one.
 
-        free_measurements: `search`: candidates of a small model that may be measured whatever
-            `max_measured` says.
-        round_candidates: candidates measured in one round beside those of the plan.
-        same_kind: most of these of one kind.
+        free_measurements: `search`: number of candidates that may be measured in a small model,
+            whatever `max_measured` says.
+        round_candidates: candidates measured in one round in addition to those of the plan.
+        same_kind: most of these candidates of one kind.
         batch: candidates measured between two checks of the deadline.
-        relax_seconds: one linear relaxation.
-        least_proof_seconds: the last relaxation, where no time is left.
-        estimate_rounds: rounds in which estimates choose what is measured.
+        relax_seconds: time of one linear relaxation.
+        least_proof_seconds: time of the last relaxation, if no time remains.
+        estimate_rounds: rounds in which estimates choose the candidates to measure.
         least_improvement: share of a plan's cost that measuring a candidate must be expected to
             gain in these rounds.
         noticeable: share of a plan's cost that a round must gain to count for `patience`.
-        round_seconds: one solve of a round.
-        first_seconds: a solve that has found no plan yet, whatever time is left.
-        last_seconds: a later solve, where no time is left.
+        round_seconds: time of one solve of a round.
+        first_seconds: time of a solve that has found no plan yet, however little time remains.
+        last_seconds: time of a later solve, if no time remains.
         round_gap: gap at which a round's solve ends.
-        combine_seconds: the solve over measured candidates only.
+        combine_seconds: time of the solve over measured candidates only.
         estimate_gap: gap at which a solve by estimates ends.
-        confirmations: times that the kernels of a plan are measured again, and a plan is chosen
+        confirmations: how often the kernels of a plan are measured again, and a plan is chosen
             again.
-        confirm_share: share of the budget that is reserved for it.
+        confirm_share: share of the budget that is reserved for these measurements.
         runner_up: the second plan is validated too if it costs at most this many times the best.
         estimate_spread: standard deviation of an estimate's error, in logarithms.
         disagreement: two times of a kernel that differ by a larger factor contradict each other.
@@ -181,47 +183,47 @@ class SearchLimits:
         interface_measurements: more candidates measured for each further interface.
         refine_measurements: more candidates when an interface is refined; twice as many for a
             repeated block.
-        block_seconds: the first search of one interface of a block.
-        refine_seconds: the refinement of one interface; twice as long for a repeated block.
-        baseline_seconds: the solve for one baseline of a block.
-        whole_baseline_seconds: the solve for one baseline of a model that is one block.
-        block_groups: groups of a block; one with more is enumerated with smaller groups.
-        fewest_primitives: the smallest size of groups that this leads to.
-        choices: times that segments choose their interfaces.
-        change_rounds: `assembly.assemble`: times that the changes of layout in a choice are
+        block_seconds: time of the first search of one interface of a block.
+        refine_seconds: time of the refinement of one interface; twice as long for a repeated block.
+        baseline_seconds: time of the solve for one baseline of a block.
+        whole_baseline_seconds: time of the solve for one baseline of a model that is one block.
+        block_groups: most groups of a block; if there are more, the block is enumerated with smaller groups.
+        fewest_primitives: the limit on the size of groups is not lowered below this.
+        choices: how often segments choose their interfaces.
+        change_rounds: `assembly.assemble`: how often the layout changes in a choice are
             measured.
-        prefer_seconds: the choice of interfaces by estimates.
+        prefer_seconds: time of the choice of interfaces by estimates.
         prefer_gap: gap at which that choice ends.
-        explore_rounds: `assembly.explore`: rounds.
-        explore_first_candidates: candidates measured in the first round beside those of the plan.
+        explore_rounds: `assembly.explore`: most rounds.
+        explore_first_candidates: candidates measured in the first round in addition to those of the plan.
         explore_candidates: the same in later rounds.
-        explore_block_share: largest share of these from one block.
+        explore_block_share: largest share of these candidates from one block.
         explore_near: from the third round on, an interface whose estimate is more than this many
             times that of the block's best is not estimated again.
-        explore_batch_seconds: least time for which a round is begun.
-        explore_solve_seconds: the solve of one interface by estimates.
-        explore_gap: gap at which it ends.
+        explore_batch_seconds: a round is begun only if at least this time remains for it.
+        explore_solve_seconds: time of the solve of one interface by estimates.
+        explore_gap: gap at which that solve ends.
         explore_ahead: candidates that are compiled while the next round is chosen.
-        explore_interfaces: with more, exploration is skipped: the programs need too much memory.
+        explore_interfaces: with more interfaces, exploration is skipped: the programs need too much memory.
         explore_quiet: a round that gains a smaller share is the last.
 
-        extract_seconds: `explanation.extract`: the choice of one alternative per value.
-        savings_seconds: `explanation.savings`: the solve without one rule.
-        savings_gap: gap at which it ends.
+        extract_seconds: `explanation.extract`: time of the choice of one alternative per value.
+        savings_seconds: `explanation.savings`: time of the solve without one rule.
+        savings_gap: gap at which that solve ends.
         groupings: `explanation.counterfactual`: other groupings reported per kernel.
-        grouping_seconds: the solve for one of them.
-        groupings_seconds: all of them.
+        grouping_seconds: time of the solve for one grouping.
+        groupings_seconds: time of the solves for all groupings.
 
-        concurrent_kernel_ns: `concurrent`: longer kernels are not run side by side.
-        concurrent_variants: other variants of a kernel that are measured on a part of the threads.
-        concurrent_start_ns: what a set is estimated to take beyond its longest lane.
+        concurrent_kernel_ns: `concurrent`: longer kernels do not run concurrently with others.
+        concurrent_variants: other variants of a kernel that are measured on some of the threads.
+        concurrent_start_ns: estimated time of a set of concurrent kernels beyond that of its longest lane.
         concurrent_gain_ns: least estimated gain of a set.
         concurrent_pairs: pairs proposed per kernel.
         concurrent_filled: sets proposed per kernel that fill the other threads.
         concurrent_rounds: choices whose sets are measured.
-        concurrent_solve_seconds: one choice.
-        concurrent_solve_share: share of the time left for one choice.
-        concurrent_last_seconds: one choice, where no time is left.
+        concurrent_solve_seconds: time of one choice.
+        concurrent_solve_share: share of the remaining time for one choice.
+        concurrent_last_seconds: time of one choice, if no time remains.
         concurrent_gap: gap at which a choice ends.
 
     Raises:
@@ -393,7 +395,7 @@ class SearchLimits:
         check_fields(self, _RANGES)
 
     def segment_limit(self, primitives: int) -> int | None:
-        """Return the most primitives in a segment of a model of this size; None if it is not cut."""
+        """Return the most primitives in a segment of a model with `primitives` primitives; None if it is not cut."""
         if self.partition == "auto":
             return self.segment_primitives if primitives > self.whole_primitives else None
         return None if self.partition == "off" else int(self.partition)

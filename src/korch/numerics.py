@@ -1,9 +1,8 @@
-"""How far outputs are from exact results, and how far those of a plan may be.
+"""The errors of outputs against exact results, and the errors that a plan may have.
 
-A `Standard` holds what a model computes in float64, which stands for exact arithmetic, and how far
-the model itself is from that when each operator computes in its own types. A plan may differ from
-the exact results by a tolerance, or by twice what the model itself does; `docs/numerics.md` derives
-the rule.
+A `Standard` holds the model's results in float64, which stands for exact arithmetic, and the error of
+the model itself when each operator computes in its own types. A plan may differ from the exact results
+by a tolerance, or by twice the model's own error; `docs/numerics.md` derives the rule.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from korch.primitive.op import Array
 from korch.primitive.types import UNIT_ROUNDOFF, DType
 
 TOLERANCE = 1e-3
-"""Of plans, relative to the largest element, where the model's own error is less."""
+"""The error that any plan may have, relative to the largest element of the output."""
 
 ROUNDINGS = 10
 """Number of successive roundings to 16 bits that are always allowed."""
@@ -30,11 +29,11 @@ FACTOR = 2
 """Largest error of a plan, as a multiple of the error of the model in its own types."""
 
 SAMPLES = 8
-"""Runs of the model with other roundings, before a plan is refused."""
+"""Most further runs of the model with other roundings before a plan is refused."""
 
 
 def _as_tf32(array: Array) -> Array:
-    """Return float32 rounded to 11 bits, as matrix units of NVIDIA's GPUs take factors."""
+    """Return float32 rounded to 11 bits, as the matrix units of NVIDIA GPUs round factors."""
     if array.dtype != np.float32:
         return array
     bits = np.ascontiguousarray(array).view(np.uint32)
@@ -53,17 +52,17 @@ ROUNDED_FACTORS: Mapping[str, Callable[[Array], Array]] = {
     "float16": functools.partial(_as_type, DType.F16),
     "bfloat16": functools.partial(_as_type, DType.BF16),
 }
-"""What `--precision` makes of the factors of products."""
+"""How each value of `--precision` rounds the factors of products."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far an output is from the reference, or the worst of several.
+    """The error of an output against the reference, or the worst of several errors.
 
     Attributes:
         of_largest: the largest difference, relative to the largest element of its output.
-        of_rms: the same, relative to the root of the mean square of its output's elements.
-        rms: the root of the mean square of all differences, relative to the latter.
+        of_rms: the largest difference, relative to the root mean square of its output's elements.
+        rms: the root mean square of all differences, relative to the root mean square of the elements.
     """
 
     of_largest: float = 0.0
@@ -71,7 +70,7 @@ class Difference:
     rms: float = 0.0
 
     def merged(self, other: Difference) -> Difference:
-        """Return the worse of both, each number for itself."""
+        """Return the larger value of each attribute."""
         return Difference(
             max(self.of_largest, other.of_largest), max(self.of_rms, other.of_rms), max(self.rms, other.rms)
         )
@@ -79,21 +78,21 @@ class Difference:
 
 INFINITE = Difference(*[float("inf")] * 3)
 Differences = Mapping[str, Difference]
-"""By output."""
+"""The errors by output name."""
 
 
 def difference(actual: Array, wanted: Array, own: Array | None = None) -> Difference:
-    """Return how far an array is from another.
+    """Return the error of an array against another.
 
     Args:
-        actual: what was computed.
-        wanted: what is right.
-        own: what the model computes in its own types: where the right result is 0 everywhere, its
-            elements are the size that differences are relative to.
+        actual: the computed array.
+        wanted: the exact result.
+        own: the result of the model in its own types. Differences are relative to the larger of its size
+            and that of `wanted`, so that an exact result of 0 everywhere can be compared.
 
     Returns:
-        Infinite differences if the shapes are not equal, or NaN or infinities are not at the same
-        places. What exceeds the range of the computed array's type counts as infinite in it.
+        Infinite differences if the shapes are not equal, or if NaN or infinities are not at the same
+        places. A result outside the range of the computed array's type counts as infinite in that type.
     """
     if actual.shape != wanted.shape:
         return INFINITE
@@ -108,7 +107,7 @@ def difference(actual: Array, wanted: Array, own: Array | None = None) -> Differ
     if not finite.any():
         return Difference()
     off, sizes = np.abs(a[finite] - e[finite]), [e[finite]]
-    if actual.dtype.kind in "iub":  # float64 can't tell all of them apart
+    if actual.dtype.kind in "iub":  # different 64-bit integers may be equal as float64
         off = np.maximum(off, (actual != wanted).reshape(finite.shape)[finite])
     if own is not None:
         sizes.append(np.nan_to_num(own.astype(np.float64)[finite], posinf=0.0, neginf=0.0))
@@ -120,7 +119,7 @@ def difference(actual: Array, wanted: Array, own: Array | None = None) -> Differ
 def differences(
     found: Mapping[str, Array], expected: Mapping[str, Array], own: Mapping[str, Array] | None = None
 ) -> dict[str, Difference]:
-    """Return how far arrays are from others, by name."""
+    """Return the errors of arrays against others, by name."""
     return {
         name: difference(np.asarray(array), np.asarray(expected[name]), None if own is None else np.asarray(own[name]))
         for name, array in found.items()
@@ -128,12 +127,12 @@ def differences(
 
 
 def worst(errors: Differences) -> Difference:
-    """Return the worst of several, each number for itself."""
+    """Return the largest value of each attribute over several errors."""
     return functools.reduce(Difference.merged, errors.values(), Difference())
 
 
 def max_error(outputs: Sequence[Array], expected: Sequence[Array]) -> float:
-    """Return the largest difference of all outputs, relative to the largest element of each.
+    """Return the largest difference over all outputs, relative to the largest element of each output.
 
     >>> max_error([np.array([1.0, 8.5])], [np.array([1.0, 8.0])])
     0.0625
@@ -145,24 +144,24 @@ def max_error(outputs: Sequence[Array], expected: Sequence[Array]) -> float:
 
 
 def least_tolerance(graph: PrimitiveGraph, allow_tf32: bool = False) -> float:
-    """Return what a plan for a graph of these element types may always differ by.
+    """Return the error that any plan for a graph with these element types may have.
 
-    Factors in TF32 have as many bits as those in float16.
+    A factor in TF32 has as many bits as one in float16.
     """
     found = {type_.dtype for type_ in graph.types} & {DType.F16, DType.BF16} | ({DType.F16} if allow_tf32 else set())
     return max([TOLERANCE, *(ROUNDINGS * UNIT_ROUNDOFF[dtype] for dtype in found)])
 
 
 class Standard:
-    """What is right for a model on given inputs, and how far from it a plan may be.
+    """The exact results of a model on given inputs, and the errors that a plan may have.
 
     Attributes:
         inputs: the model's inputs by name.
         expected: the outputs in exact arithmetic.
-        given: the errors of the model as given, operator by operator in its own types.
-        own: the worst of these and of runs with other roundings.
-        tolerance: what any plan may differ by.
-        user: the same, if the user has set it.
+        given: the errors of the model as given, run operator by operator in its own types.
+        own: the worst of these errors and of those of runs with other roundings.
+        tolerance: the error that any plan may have.
+        user: the tolerance that the user has set; None if there is none.
     """
 
     def __init__(
@@ -179,12 +178,12 @@ class Standard:
 
         Args:
             model: the model as given.
-            inputs: what to feed it.
-            planned: the graph that plans are for: its element types may be narrower.
-            tolerance: what the user allows, whatever the model's own error; None for the rule.
-            seed: of the roundings in further runs.
-            precision: to which plans may round the factors of products, as the option `--precision` says. The
-                model's own error is then that of the model with such factors, if that is larger.
+            inputs: the model's inputs by name.
+            planned: the graph that plans are for; its element types may be narrower.
+            tolerance: the error that the user allows, whatever the model's own error; None for the rule.
+            seed: random seed of the roundings in further runs.
+            precision: the type to which plans may round the factors of products, as in the option `--precision`. The
+                model's own error is then the error with such factors, if that is larger.
         """
         self._model, self.inputs, self._seed = model, inputs, seed
         self.user = tolerance
@@ -201,7 +200,7 @@ class Standard:
         self._runs = 0
 
     def differences(self, found: Mapping[str, Array]) -> dict[str, Difference]:
-        """Return how far a plan's outputs are from the exact ones, as far as these are determined."""
+        """Return the errors of a plan's outputs, at the elements whose exact value is determined."""
         determined = {
             name: np.where(mask, self.expected[name], found[name]).astype(found[name].dtype)
             for name, mask in self._undetermined.items()
@@ -210,11 +209,11 @@ class Standard:
         return differences({**found, **determined}, self.expected, self._own)
 
     def judge(self, found: Mapping[str, Array]) -> tuple[Differences, tuple[str, ...]]:
-        """Return how far a plan's outputs are from the exact ones, and those that differ by too much.
+        """Return the errors of a plan's outputs, and the names of the outputs whose error is too large.
 
-        The model's error in one run may be less than in another, whose roundings fall otherwise: of
-        a quantized model few elements, or none, are next to the border between two numbers. So
-        before a plan is refused the model runs again with other roundings, as often as it takes.
+        The model's own error depends on the roundings of a run: in a quantized model only few elements, or
+        none, are near the boundary between two numbers. So before a plan is refused, the model runs again
+        with other roundings, until the plan is accepted or `SAMPLES` runs are done.
         """
         errors = self.differences(found)
         while names := tuple(name for name in errors if not self._is_within(name, errors)):
@@ -225,13 +224,13 @@ class Standard:
         return errors, names
 
     def allowed(self, name: str) -> float:
-        """Return how much an output may differ, relative to its largest element."""
+        """Return the error that an output may have, relative to its largest element."""
         if self.user is not None:
             return self._least(name)
         return max(self._least(name), FACTOR * self.own[name].of_largest)
 
     def _least(self, name: str) -> float:
-        """Return the tolerance of an output whatever the model's error; whole numbers are exact."""
+        """Return the tolerance of an output, whatever the model's error; integers must be exact."""
         is_rounded = self.expected[name].dtype.kind not in "iub"
         return self.tolerance if is_rounded else 0.0
 
@@ -239,7 +238,7 @@ class Standard:
         error, own, least = errors[name], self.own[name], self._least(name)
         if error.of_largest <= least:
             return True
-        # That one element is far away says little where values are quantized; how many are, much.
+        # In a quantized model, one element with a large error says little; the number of such elements matters.
         return self.user is None and (
             error.of_largest <= FACTOR * own.of_largest and error.rms <= max(least, FACTOR * own.rms)
         )
@@ -249,26 +248,26 @@ class Standard:
         rng = np.random.default_rng((self._seed, self._runs))
         self._runs += 1
         found = reference.run(self._model, self.inputs, exact=False, roundings=rng)
-        for name, array in found.items():  # a product with a zero that overflows in another order
+        for name, array in found.items():  # 0 * inf: a product overflows if computed in another order
             self._undetermined[name] |= np.isnan(array) & np.isfinite(self.expected[name])
         for name, error in self.differences(found).items():
             self.own[name] = self.own[name].merged(_finite(error))
 
 
 def _finite(error: Difference) -> Difference:
-    """Return an error, or none where the model's own types can't hold its numbers.
+    """Return an error, or an error of 0 if the model's own types can't hold its numbers.
 
-    That says nothing about how far a plan may be that computes in wider types.
+    Such an overflow says nothing about the error of a plan that computes in wider types.
     """
     return error if np.isfinite(error.of_largest) else Difference()
 
 
 def _with_overflow(actual: Array, wanted: Array, most: float) -> tuple[Array, Array]:
-    """Return both so that an infinity is compared as the overflow of a type that it may be.
+    """Return both arrays, changed so that an infinity from overflow is compared fairly.
 
-    Where the right result is beyond the type's largest finite number `most`, an infinity of its
-    sign is right. Where it is at most that, but more than the half of it, rounding errors may have
-    caused the overflow: the infinity is as far away as `most` is.
+    If the exact result is beyond the type's largest finite number `most`, an infinity of its sign is
+    right. If the exact result is more than half of `most` and at most `most`, rounding errors may have
+    caused the overflow: the infinity is then compared as `most`.
     """
     size = np.abs(wanted)
     is_overflow = np.isinf(actual) & np.isfinite(wanted) & (np.sign(actual) == np.sign(wanted))
@@ -281,5 +280,5 @@ def _largest(array: Array) -> float:
 
 
 def _rms(array: Array) -> float:
-    largest = _largest(array) or 1.0  # the squares of large numbers would overflow
+    largest = _largest(array) or 1.0  # scaled: the squares of large numbers would overflow
     return largest * float(np.sqrt(np.mean(np.square(array / largest))))

@@ -1,7 +1,7 @@
 """Korch as a backend of ONNX's own test suite (`onnx.backend.base.Backend`).
 
-A model is optimized when it is prepared or, if it leaves shapes open, when it is first run with
-inputs of such shapes.
+A model is optimized when it is prepared. A model with unknown dimensions is optimized at its first run with
+inputs of each shape.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from korch.host.executable import HostedExecutable
 from korch.runtime.executable import Executable
 
 QUICK: Mapping[str, Any] = {"measure": False, "strict": True}
-"""The options that are taken if none are given: a suite runs each of its models once."""
+"""The options that are used if none are given: a test suite runs each model once, so nothing is measured."""
 
 
 class KorchRep(BackendRep):  # type: ignore[misc]
     """A prepared model.
 
     Attributes:
-        executable: what ran last; None before an open model has run.
+        executable: the executable that ran last; None before the first run of a model with unknown dimensions.
     """
 
     def __init__(self, model: onnx.ModelProto, options: Mapping[str, Any]) -> None:
@@ -46,7 +46,7 @@ class KorchRep(BackendRep):  # type: ignore[misc]
             inputs: a value for each input, in the model's order, or by name.
 
         Returns:
-            A value for each output, in the model's order; each also by its name.
+            A named tuple with a value for each output, in the model's order.
         """
         if isinstance(inputs, Mapping):
             inputs = [inputs[item.name] for item in self._declared]
@@ -81,10 +81,10 @@ class KorchBackend(Backend):  # type: ignore[misc]
         Args:
             model: the model.
             device: CPU, the only one.
-            **options: of `korch.optimize`; without any, nothing is measured.
+            **options: options of `korch.optimize`; without any, nothing is measured.
 
         Raises:
-            KorchError: the model or an option is not fit.
+            KorchError: the model or an option is not suitable.
         """
         return KorchRep(model, options or QUICK)
 
@@ -106,10 +106,10 @@ class KorchBackend(Backend):  # type: ignore[misc]
 
         Args:
             node: the node.
-            inputs: an array for each input that it names.
+            inputs: an array for each input that the node names.
             device: CPU, the only one.
             outputs_info: ignored: types are inferred.
-            **options: of `korch.optimize`, and `opset_version`.
+            **options: options of `korch.optimize`, and `opset_version`.
         """
         version = options.pop("opset_version", onnx.defs.onnx_opset_version())
         named = [name for name in node.input if name]
@@ -128,12 +128,12 @@ class KorchBackend(Backend):  # type: ignore[misc]
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Return whether it runs there."""
+        """Return whether models can run on a device."""
         return device.split(":")[0] == "CPU"
 
 
 def _is_static(item: Any) -> bool:
-    """Return whether an input has a shape without open dimensions, or is no tensor."""
+    """Return whether an input has a shape without unknown dimensions, or is not a tensor."""
     if item.type.WhichOneof("value") != "tensor_type":
         return True
     tensor = item.type.tensor_type

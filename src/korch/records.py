@@ -1,7 +1,7 @@
-"""Frozen records <-> JSON: the functions that write and read every record of an artifact.
+"""Frozen records <-> JSON: the functions that write and read all records of an artifact.
 
-The fields of the dataclasses define the JSON; `from_json` accepts what `to_json` writes. It refuses
-objects with other fields or with values of other types. Only fields with a default may be missing.
+The fields of the dataclasses define the JSON. `from_json` reads the output of `to_json`. It refuses
+objects with unknown fields or with values of other types. Only fields with a default may be missing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 from korch.errors import ArtifactError
 
 MOST_NESTED = 64
-"""Levels of lists and objects in what an artifact holds; ours have less than ten."""
+"""Most levels of nested lists and objects in an artifact's JSON; those that we write have fewer than ten."""
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ def to_json(data: object) -> str:
 
 
 def from_json(kind: type[T], text: str | bytes, where: str) -> T:
-    """Return the record that `to_json` writes as `text`.
+    """Return the record of a class from the text that `to_json` wrote.
 
     Args:
         kind: the record's class.
@@ -38,7 +38,7 @@ def from_json(kind: type[T], text: str | bytes, where: str) -> T:
         where: the file's name.
 
     Raises:
-        ArtifactError: the text is no such record.
+        ArtifactError: the text is not such a record.
     """
     data = read_object(text, where)
     try:
@@ -51,7 +51,7 @@ def read_object(text: str | bytes, where: str) -> dict[str, Any]:
     """Return the JSON object in a text, which may be damaged or forged.
 
     Raises:
-        ArtifactError: the text is no JSON object, or its parts are nested too deeply.
+        ArtifactError: the text is not a JSON object, or its parts are nested too deeply.
     """
     try:
         data = json.loads(text)
@@ -69,7 +69,7 @@ def read_object(text: str | bytes, where: str) -> dict[str, Any]:
 
 
 def plain(data: Any) -> Any:
-    """Return `data` in the types of JSON; infinity and NaN, which JSON does not have, become text."""
+    """Return `data` converted to JSON types; infinity and NaN, which JSON does not have, become text."""
     match data:
         case Enum():
             return plain(data.value)
@@ -102,7 +102,7 @@ def _fields(kind: type[Any]) -> tuple[dict[str, Any], set[str]]:
 
 
 def read_record(kind: type[T], data: object, where: str) -> T:
-    """Return the record of a class that `plain` returns as `data`.
+    """Return the record of a class from its JSON object, as `plain` makes it.
 
     Args:
         kind: the record's class.
@@ -110,14 +110,14 @@ def read_record(kind: type[T], data: object, where: str) -> T:
         where: the name of the record in error messages.
 
     Raises:
-        ValueError: the data have other fields, or a value has another type.
+        ValueError: the data has other fields, or a value has another type.
     """
     found: T = _read(kind, data, where)
     return found
 
 
 def _read(kind: Any, data: Any, where: str) -> Any:
-    """Return the value of a type that `plain` returns as `data`."""
+    """Return a value of type `kind` from its JSON form, as `plain` makes it."""
     origin, arguments = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
         hints, needed = _fields(kind)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""Temporary folders: removed when they are no longer needed, or by a later process.
+"""Temporary folders that are removed at the end of their use, or by a later process.
 
-A process that is killed removes nothing. So each folder is locked by the process that made it; the
-system drops the lock with the process, and the next that needs a folder there removes those that
-nobody has locked.
+A process that is killed can't remove its folder. So each process locks its folder, and the system releases
+the lock when the process ends. The next process that needs a folder in the same place removes all folders
+that are not locked.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _SWEPT: set[Path] = set()
 
 @contextmanager
 def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
-    """Make a folder for a while.
+    """Make a folder that is removed when the context ends.
 
     Args:
-        parent: where; by default where the system has temporary files.
+        parent: where to make it; by default the system's folder for temporary files.
 
     Raises:
-        OSError: it can't be made.
+        OSError: the folder can't be made.
     """
     parent = parent or Path(tempfile.gettempdir())
     if parent not in _SWEPT:
@@ -44,7 +44,7 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
 def sweep(parent: Path) -> None:
     """Remove the temporary folders of processes that are gone."""
     for folder in parent.glob(f"{PREFIX}*"):
-        with suppress(OSError):  # another user's, or just removed
+        with suppress(OSError):  # it is locked, belongs to another user, or was just removed
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -54,14 +54,14 @@ def sweep(parent: Path) -> None:
 
 
 def _make(parent: Path) -> tuple[Path, int]:
-    """Return a new folder and what holds its lock."""
+    """Return a new folder and the file descriptor that holds its lock."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # another process has swept it before it was locked
+        except FileNotFoundError:  # another process removed it before it was locked
             continue
-        with suppress(OSError):  # no locks here, or another process is sweeping it
+        with suppress(OSError):  # the file system has no locks, or another process is removing the folder
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if folder.exists():
             return folder, descriptor

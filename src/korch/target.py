@@ -1,4 +1,4 @@
-"""The machine that kernels are built for."""
+"""The CPU target: the properties of the machine that kernels are built for, and their detection."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ ISA_FLAGS = {
     "avx2": ("avx2", "fma"),
     "neon": ("asimd",),
 }
-"""Flags of /proc/cpuinfo that an instruction set needs, best set first."""
+"""The flags of /proc/cpuinfo that each instruction set needs; the best instruction set comes first."""
 
 LANES = {"amx": 16, "avx512_bf16": 16, "avx512_vnni": 16, "avx512": 16, "avx2": 8, "neon": 4, "generic": 4}
 """float32 elements in a vector register."""
 
 OF_COMPONENTS = ("amx", "avx512_bf16")
-"""Instruction sets that multiply bfloat16."""
+"""Instruction sets with instructions that multiply bfloat16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What generated code and measurements depend on.
+    """The properties of a CPU that generated code and measurements depend on.
 
     Attributes:
         cpu: the CPU's model name.
@@ -43,9 +43,9 @@ class Target:
             avx512_vnni (avx512 with sums of products of bytes), avx512, avx2, neon or generic.
         lanes: float32 elements in a vector register.
         threads: threads that an executable uses.
-        l1_bytes: level-1 data cache of a core.
-        l2_bytes: level-2 cache of a core.
-        l3_bytes: level-3 cache that the cores share.
+        l1_bytes: size of a core's level-1 data cache.
+        l2_bytes: size of a core's level-2 cache.
+        l3_bytes: size of the level-3 cache that the cores share.
         compiler: the compiler's name and version.
         libraries: other versions that timings depend on, as "name version".
     """
@@ -62,19 +62,21 @@ class Target:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all fields: measurements are kept apart by it."""
+        """A hash of all fields; measurements of targets with different hashes are stored separately."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
     @property
     def registers(self) -> int:
-        """Vector registers."""
+        """Number of vector registers."""
         return 32 if self.isa == "neon" or self.lanes == 16 else 16
 
     def sums_components(self, pairs: float) -> bool:
-        """Return whether it multiplies components of bfloat16: with matrix units, or if a number is one component.
+        """Return whether products of numbers split into bfloat16 components are supported.
+
+        Matrix units support any number of components; avx512_bf16 only numbers that are one component.
 
         Args:
-            pairs: the products of components for a product of two numbers.
+            pairs: the number of products of components for one product of two numbers.
         """
         return self.isa == "amx" or (self.isa == "avx512_bf16" and pairs == 1)
 
@@ -88,19 +90,19 @@ class Target:
 
 
 def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = (), matrix_units: bool = True) -> Target:
-    """Return the target that this machine is.
+    """Return the target for this machine.
 
     Args:
         threads: threads that executables use.
         compiler: the compiler's name and version.
         libraries: further versions that timings depend on.
-        matrix_units: whether units that multiply float32 numbers in components, and bytes, may be used, and
-            instructions that multiply bfloat16.
+        matrix_units: whether matrix units (which multiply bytes, and float32 numbers split into components) and
+            instructions that multiply bfloat16 may be used.
 
-    `$KORCH_ISA` forces a lesser instruction set, to build for another machine or to test.
+    `$KORCH_ISA` forces a less capable instruction set, to build for another machine or to test.
 
     Raises:
-        OptionError: `$KORCH_ISA` is no instruction set of this CPU.
+        OptionError: this CPU does not have the instruction set `$KORCH_ISA`.
     """
     flags, model = _cpuinfo()
     fitting = [isa for isa, need in ISA_FLAGS.items() if flags.issuperset(need)]
@@ -108,7 +110,7 @@ def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = (), 
     usable = [isa for isa in fitting if isa not in missing]
     best = next(iter(usable), "generic")
     isa = os.environ.get("KORCH_ISA") or best
-    if isa not in (*fitting, "generic"):  # its instructions would end the process
+    if isa not in (*fitting, "generic"):  # its instructions would crash the process
         raise OptionError(
             f"this CPU has no instruction set {isa!r}",
             "the environment variable KORCH_ISA",
@@ -116,7 +118,7 @@ def detect_target(threads: int, compiler: str, libraries: tuple[str, ...] = (), 
             "Change it, or remove it to use the best",
         )
     if isa in missing:
-        isa = best  # without the units kernels would imitate them
+        isa = best  # without these instructions, kernels would emulate them
     return Target(
         cpu=model,
         isa=isa,

@@ -1,15 +1,14 @@
-"""A graph of torch.compile -> a callable that runs it in Korch, or in PyTorch where it must.
+"""A graph of torch.compile -> a callable that runs it in Korch, or in PyTorch if Korch can't run it.
 
     torch.compile(module, backend="korch", options={"budget": 10})
 
-PyTorch cuts a program into graphs and guards them. A graph is optimized when it is first called: for
-all sizes of its symbolic dimensions if it has any, else for the shapes of that call. Other shapes get
+PyTorch cuts a program into graphs and guards them. A graph is optimized at its first call: for all
+sizes of its symbolic dimensions if it has any, else for the shapes of that call. Other shapes get
 plans of their own. Parameters and buffers are constants of a plan: each call checks that they are
 still the same tensors with the same contents.
 
-A graph runs in PyTorch, which is said once as a `KorchFallbackWarning`, if Korch can't run it, or
-could not run it with the same effects: gradients, random numbers, writes to inputs, and results
-that share memory.
+A graph runs in PyTorch if Korch can't run it, or can't reproduce its effects: gradients, random
+numbers, writes to inputs, and results that share memory. A `KorchFallbackWarning` then says so, once.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from korch.options import Options, unknown_option
 from korch.torch_module import ModuleExecutable, build_module, build_ranged
 
 STATIC = "_dynamo_static_input_type"
-"""With this key in a placeholder's tensor_dict, PyTorch says: a parameter or a buffer."""
+"""The key in a placeholder's tensor_dict with which PyTorch marks a parameter or a buffer."""
 
 DEFAULT_MAX_SHAPES = 8
 
 DEFAULT_MAX_SIZE = 512
-"""The largest size of a symbolic dimension without an upper end."""
+"""The largest size assumed for a symbolic dimension without an upper bound."""
 
 SAID: set[str] = set()
-"""The warnings so far: PyTorch compiles one graph often, and each reason is said once."""
+"""The warnings so far: PyTorch compiles a graph repeatedly, and each warning is issued once."""
 
 
 class KorchFallbackWarning(UserWarning):
@@ -45,7 +44,7 @@ class KorchFallbackWarning(UserWarning):
 
 
 class KorchShapesWarning(UserWarning):
-    """A graph with symbolic dimensions gets a plan for each shape; the text says why there is none for all."""
+    """A graph with symbolic dimensions gets a plan for each shape; the text says why one plan can't serve all."""
 
 
 def korch(
@@ -57,10 +56,10 @@ def korch(
         graph: a torch.fx.GraphModule.
         example_inputs: its inputs, as PyTorch traced them.
         options: `budget` in seconds, `max_shapes`, `max_size`, and the fields of `korch.options.Options`.
-        mode: PyTorch's presets; there is none for Korch.
+        mode: a preset of PyTorch's; Korch has none, so only None and "default" are allowed.
 
     Returns:
-        What PyTorch calls instead of the graph.
+        The callable that PyTorch calls instead of the graph.
 
     Raises:
         OptionError: there is no such option, or its value makes no sense.
@@ -81,8 +80,8 @@ class Limits:
     """How many plans a graph may have, and how large they are.
 
     Attributes:
-        shapes: the most plans for one shape.
-        size: the largest size of a symbolic dimension without an upper end.
+        shapes: the most plans that are each for one set of shapes.
+        size: the largest size assumed for a symbolic dimension without an upper bound.
     """
 
     shapes: int = DEFAULT_MAX_SHAPES
@@ -98,7 +97,7 @@ class _Plan:
     free: FreeGraph | None = None
 
     def is_fresh(self, args: Sequence[Any]) -> bool:
-        """Return whether the weights of a call are those of the plan, unchanged."""
+        """Return whether the weights of a call are the plan's weights, unchanged."""
         return all(
             args[i] is weight and weight.data_ptr() == address and _version(weight) == version
             for i, weight, address, version in self.weights
@@ -112,7 +111,7 @@ class _Plan:
 
 
 class CompiledGraph:
-    """A graph that runs in Korch where it can. It may be called from several threads.
+    """A graph that runs in Korch if possible. It may be called from several threads.
 
     Attributes:
         reason: why the whole graph runs in PyTorch; "" if it does not.
@@ -154,7 +153,7 @@ class CompiledGraph:
         self._say(reason)
 
     def _plan(self, args: Sequence[Any]) -> _Plan | None:
-        """Return the plan for a call; None if it is for PyTorch."""
+        """Return the plan for a call; None if the call runs in PyTorch."""
         if not self._is_begun:
             with self._lock:
                 if not self._is_begun:
@@ -173,7 +172,7 @@ class CompiledGraph:
         return {i: arg for i, (arg, static) in enumerate(zip(args, self._static, strict=True)) if static}
 
     def _for_ranges(self, args: Sequence[Any]) -> _Plan | None:
-        """Return a plan for all sizes of the symbolic dimensions; None if there are none, or it can't be."""
+        """Return a plan for all sizes of the symbolic dimensions; None if there are none or no such plan exists."""
         weights = self._weights(args)
         try:
             free = free_graph(self._graph, args, weights, self._limits.size)
@@ -187,7 +186,7 @@ class CompiledGraph:
             return None
 
     def _for_shapes(self, args: Sequence[Any]) -> _Plan | None:
-        """Return a plan for inputs like these; None if they are for PyTorch."""
+        """Return a plan for inputs with these shapes; None if they run in PyTorch."""
         if len(self._plans) >= self._limits.shapes:
             self._say(
                 f"it was called with more than {self._limits.shapes} different shapes; "
@@ -242,7 +241,7 @@ def _positive(name: str, value: Any, what: str) -> int:
 
 
 def _why_not(graph: Any, example_inputs: Sequence[Any]) -> str:
-    """Return why a graph must run in PyTorch; "" if nothing is known against it."""
+    """Return why a graph must run in PyTorch; "" if no reason is known."""
     tensors = [arg for arg in example_inputs if isinstance(arg, torch.Tensor)]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return "it needs gradients; call it under torch.no_grad() or torch.inference_mode()"
@@ -266,13 +265,13 @@ def _why_not(graph: Any, example_inputs: Sequence[Any]) -> str:
 
 
 def _storage(node: Any) -> Any:
-    """Return what tells the memory of a node's tensor from others'; None if it is no tensor."""
+    """Return what identifies the memory of a node's tensor; None if the node is not a tensor."""
     value = node.meta.get("example_value")
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
 def _span(tensor: Any) -> tuple[int, int]:
-    """Return the first element of a tensor in its memory and the one behind its last."""
+    """Return the offsets in its storage of a tensor's first element, and of one past its last element."""
     start, sizes = _size(tensor.storage_offset()), list(map(_size, tensor.shape))
     if 0 in sizes:
         return start, start
@@ -281,7 +280,7 @@ def _span(tensor: Any) -> tuple[int, int]:
 
 
 def _size(size: Any) -> int:
-    """Return a size; of a symbolic one that of the example, for which no guard is made."""
+    """Return a size; for a symbolic size, its value in the example, without adding a guard."""
     return int(size.node.hint if isinstance(size, torch.SymInt) else size)
 
 
@@ -292,5 +291,5 @@ def _key(arg: Any) -> Any:
 
 
 def _version(tensor: Any) -> int:
-    """Return the number of writes to a tensor; inference tensors do not count theirs."""
+    """Return the number of writes to a tensor; 0 for inference tensors, which do not count writes."""
     return 0 if tensor.is_inference() else int(tensor._version)

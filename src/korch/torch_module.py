@@ -1,7 +1,7 @@
-"""PyTorch module -> executable that takes and returns what the module does.
+"""PyTorch module -> executable that is called like the module and returns the same structure of results.
 
-Tensors go in and out without a copy: both sides see the same memory. Arguments may be nested as the
-module's are; if all tensors of a call are NumPy arrays, so are the results.
+Tensors are passed in both directions without a copy, as views of the same memory. Arguments may be nested
+like the module's. If all tensors of a call are NumPy arrays, the results are NumPy arrays too.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ from korch.runtime.runnable import TensorInfo, Timing
 
 
 class ModuleExecutable:
-    """An optimized module: call it as the module is called.
+    """An optimized module, which is called like the module.
 
-    It may be called from several threads; the calls wait for each other. Gradients do not flow
-    through it. The weights are those that the module had when it was optimized.
+    It may be called from several threads; the calls wait for each other. It does not support gradients.
+    Its weights are those that the module had when it was optimized.
 
     Attributes:
-        flat: the executable below, with arrays in and out; a `HostedExecutable`, which has no
-            single plan, where a part runs in ONNX Runtime; a `RangedExecutable` of an ExportedProgram with
-            dynamic dimensions.
-        trees: how a call and its result are nested.
+        flat: the underlying executable, with flat lists of arrays as inputs and outputs. It is a
+            `HostedExecutable`, which has no single plan, if a part runs in ONNX Runtime, and a
+            `RangedExecutable` for an ExportedProgram with dynamic dimensions.
+        trees: how the arguments and the result of a call are nested.
     """
 
     def __init__(self, flat: Executable | HostedExecutable | RangedExecutable, trees: Trees) -> None:
         """Wrap an executable.
 
         Args:
-            flat: takes the tensors of a call and returns the different tensors of a result.
-            trees: how a call and its result are nested.
+            flat: the executable that takes the tensors of a call and returns the distinct tensors of a result.
+            trees: how the arguments and the result of a call are nested.
         """
-        self.flat = cast(Executable, flat)  # the other has all of it but plan, sources and time
+        self.flat = cast(Executable, flat)  # the other classes have the same members except plan, sources and time
         self.trees = trees
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,17 +70,17 @@ class ModuleExecutable:
 
         Raises:
             InputError: the call is not nested like the example, or a tensor has another shape or
-                type or lies on a device.
+                type or is on another device.
             ProviderError: a kernel failed.
         """
         tensors = self.trees.arguments.flatten(args, kwargs)
-        if isinstance(self.flat, CudaExecutable):  # it takes tensors as they are, and gives some
+        if isinstance(self.flat, CudaExecutable):  # it takes and returns tensors directly
             return self.trees.results.nest(list(self.flat(*tensors)))
         results = run_tensors(self.flat, tensors)
         if tensors and all(isinstance(t, np.ndarray) for t in tensors):
             return self.trees.results.nest(results)
         if not isinstance(self.flat, Executable):
-            results = tuple(map(np.array, results))  # one may be a constant of it
+            results = tuple(map(np.array, results))  # a result may be a constant of the executable
         return self.trees.results.nest(list(map(as_tensor, results)))
 
     def __repr__(self) -> str:
@@ -93,7 +93,7 @@ class ModuleExecutable:
 
     @property
     def plan(self) -> PlanRecord:
-        """The kernels in order, and all else that is known of the plan."""
+        """The plan: its kernels in order, and all other facts recorded about it."""
         return self.flat.plan
 
     @property
@@ -102,25 +102,25 @@ class ModuleExecutable:
         return self.flat.sources
 
     def get_inputs(self) -> list[TensorInfo]:
-        """Describe the tensors that it reads, in order."""
+        """Return descriptions of the input tensors, in order."""
         return self.flat.get_inputs()
 
     def get_outputs(self) -> list[TensorInfo]:
-        """Describe the tensors that it returns, in order."""
+        """Return descriptions of the output tensors, in order."""
         return self.flat.get_outputs()
 
     def run(
         self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], run_options: None = None
     ) -> list[Array]:
-        """Run it as an ONNX Runtime session, by the names of `get_inputs` and `get_outputs`."""
+        """Run it like an ONNX Runtime session, with the names of `get_inputs` and `get_outputs`."""
         return self.flat.run(output_names, feeds, run_options)
 
     def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
-        """Run several times and take the time of each run and of each kernel in it."""
+        """Run `repeat` times, and return the time of each run and of each kernel in it."""
         return self.flat.time([as_array(array, "an input") for array in arrays], repeat)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to one file; `load` gives an executable with flat arrays in and out."""
+        """Write it to one file. `load` returns an executable with flat lists of arrays as inputs and outputs."""
         self.flat.save(path)
 
 
@@ -134,15 +134,16 @@ def optimize_module(
     """Export and optimize a module.
 
     Args:
-        module: an nn.Module in evaluation mode, or an ExportedProgram; of one with dynamic dimensions, all sizes.
+        module: an nn.Module in evaluation mode, or an ExportedProgram, which is optimized for all sizes of its
+            dynamic dimensions.
         example_inputs: a tensor, or a tuple or list of positional arguments, or a dict of keyword
-            arguments; None for what an ExportedProgram was exported with.
+            arguments; None for the arguments that an ExportedProgram was exported with.
         example_kwargs: further keyword arguments.
         options: how to optimize.
-        progress: told of each stage.
+        progress: called in each stage.
 
     Raises:
-        KorchError: the module can't be exported, or not be optimized.
+        KorchError: the module can't be exported or optimized.
     """
     args, kwargs = _example(example_inputs)
     both = {**kwargs, **(example_kwargs or {})}
@@ -156,7 +157,7 @@ def build_ranged(free: FreeModule, options: Options, progress: Progress | None =
     """Optimize a module for all sizes of its dynamic dimensions.
 
     Raises:
-        KorchError: it can't be optimized, or not for all of them.
+        KorchError: the module can't be optimized, or not for all sizes.
     """
     source = Source(
         free.dimensions,
@@ -173,10 +174,10 @@ def build_ranged(free: FreeModule, options: Options, progress: Progress | None =
 
 
 def build_module(exported: Exported, options: Options, progress: Progress | None = None) -> ModuleExecutable:
-    """Optimize what was exported.
+    """Optimize an exported module.
 
     Raises:
-        KorchError: it can't be optimized.
+        KorchError: the module can't be optimized.
     """
     threads = torch.get_num_threads()
     flat: Any
@@ -187,16 +188,16 @@ def build_module(exported: Exported, options: Options, progress: Progress | None
             raise
         flat = optimize_with_host(exported.model.stored(), options, {}, progress)
     finally:
-        # PyTorch may have the same OpenMP, whose threads measuring sets.
+        # PyTorch may use the same OpenMP library, whose number of threads the measurements change.
         torch.set_num_threads(threads)
     return ModuleExecutable(flat, exported.trees)
 
 
 def run_tensors(flat: Any, tensors: Sequence[Any]) -> tuple[Array, ...]:
-    """Call an executable with PyTorch's or NumPy's arrays.
+    """Call an executable with PyTorch tensors or NumPy arrays.
 
     Raises:
-        InputError: one has another shape or type, or lies on a device.
+        InputError: one has another shape or type, or is not in the memory of the CPU.
     """
     names = [tensor.name for tensor in flat.get_inputs()]
     results: tuple[Array, ...] = flat(*(as_array(t, n) for t, n in zip(tensors, names, strict=True)))
@@ -204,10 +205,10 @@ def run_tensors(flat: Any, tensors: Sequence[Any]) -> tuple[Array, ...]:
 
 
 def as_array(tensor: Any, name: str) -> Any:
-    """Return a tensor's memory as an array; what is no tensor of PyTorch is returned as it is.
+    """Return a PyTorch tensor's memory as an array; other objects are returned unchanged.
 
     Raises:
-        InputError: it does not lie in this machine's memory.
+        InputError: it is not a dense tensor in the memory of the CPU.
     """
     if not isinstance(tensor, torch.Tensor):
         return tensor
@@ -225,7 +226,7 @@ def as_array(tensor: Any, name: str) -> Any:
 
 
 def as_tensor(array: Array) -> Any:
-    """Return an array's memory as a tensor of PyTorch."""
+    """Return an array's memory as a PyTorch tensor."""
     if array.dtype == ml_dtypes.bfloat16:
         return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     return torch.from_numpy(array)

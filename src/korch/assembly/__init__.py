@@ -1,1 +1,1 @@
-"""Plans of blocks in several layouts, and their assembly to a plan of the whole model."""
+"""Searches plans for each block in several layouts, and combines them into a plan of the whole model."""

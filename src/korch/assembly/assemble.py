@@ -1,10 +1,10 @@
 """Plans of blocks in several layouts -> the cheapest plan of the whole model.
 
-A program like that of a block, but coarser: a kernel is a segment's plan for one interface, or a
-change of layout between segments. So the same solver chooses, and the same rules verify: every
-layout that a segment reads is written by another or by a change. With the plans' costs it gives the
-plan, with their bounds a bound for all plans that cross no cut and hold what segments hand to each
-other in one of the layouts that were considered.
+This solves a program like that of a block, but coarser: a kernel is a segment's plan for one interface, or
+a change of layout between segments. The same solver and the same checks apply: every layout that a segment
+reads is written by another segment or by a change of layout. Solved with the plans' costs, the program gives
+the model's plan. Solved with their bounds, it gives a lower bound for all plans in which no kernel crosses a
+cut and the values between segments are in one of the considered layouts.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from korch.search.price import estimate_ns
 
 @dataclass(frozen=True)
 class SegmentChoice:
-    """A plan of the whole, in segments.
+    """A plan of the whole model as a choice of interfaces.
 
     Attributes:
-        interfaces: per segment, which of its block's interfaces it has; -1 if it need not run.
-        changes: per segment, the changes of layout that run before it; one entry more for those
-            before the model's outputs are handed on.
-        objective_ns: what all of it costs.
-        bound_ns: no choice costs less.
+        interfaces: per segment, the number of the chosen interface of its block; -1 if it need not run.
+        changes: per segment, the changes of layout that run before it; one more entry has the changes
+            after the last segment, for the model's outputs.
+        objective_ns: the cost of the whole plan.
+        bound_ns: lower bound of the cost of all choices.
     """
 
     interfaces: tuple[int, ...]
@@ -59,7 +59,7 @@ class _Option:
 
 
 class Assembly:
-    """The program of one model: what may be chosen, and which changes of layout there are."""
+    """The program of one model: it chooses an interface per segment, and the changes of layout between them."""
 
     def __init__(
         self, partition: Partition, joined: Joined, tasks: Sequence[BlockTask], ledger: Ledger, options: Options
@@ -73,7 +73,7 @@ class Assembly:
         self.required = tuple(self.plain[v] for v in outputs)
 
     def uses(self, choice: SegmentChoice, blocks: Sequence[Sequence[BlockInterface]]) -> Counter[BlockInterface]:
-        """Return how often a choice has each block in each interface."""
+        """Return how often a choice uses each block in each interface."""
         return Counter(blocks[self.block_of[i]][j] for i, j in enumerate(choice.interfaces) if j >= 0)
 
     def block_counts(self) -> Counter[int]:
@@ -81,7 +81,7 @@ class Assembly:
         return Counter(self.block_of[i] for i, j in enumerate(self.plain_choice().interfaces) if j >= 0)
 
     def prefer(self, estimated_ns: Mapping[Key, int]) -> SegmentChoice:
-        """Return the choice of the least estimated cost; nothing is measured.
+        """Return the choice with the least estimated cost; nothing is measured.
 
         Args:
             estimated_ns: the estimated cost of plans, by block and interface.
@@ -103,7 +103,7 @@ class Assembly:
         """Return the cheapest choice among the interfaces for which a plan was found.
 
         Args:
-            found: what is proven of the plans, by block and interface.
+            found: the certificates of the plans, by block and interface.
         """
         choices = self._options(found)
         changes = self._changes(choices)
@@ -143,11 +143,11 @@ class Assembly:
     def steps(self, choice: SegmentChoice, plans: Callable[[int, int], Sequence[Candidate]]) -> tuple[Candidate, ...]:
         """Return a choice's kernels in order.
 
-        Two segments may each change the layout of a value that both read; it is done once.
+        If two segments change the layout of a value that both read, the change runs only once.
 
         Args:
             choice: the interfaces of the segments.
-            plans: a block's plan for an interface.
+            plans: returns a block's plan for an interface, given the numbers of both.
         """
         steps: list[Candidate] = []
         for i, j in enumerate(choice.interfaces):
@@ -164,7 +164,7 @@ class Assembly:
         return tuple(kept)
 
     def plain_choice(self) -> SegmentChoice:
-        """Return the choice of the plain interface everywhere, without its cost."""
+        """Return the choice of the plain interface for all segments; its cost and bound are 0."""
         graphs = [instance.graph for instance in self.partition.instances]
         runs = [any(v not in graph.given for _, v in graph.outputs) for graph in graphs]
         return SegmentChoice(tuple(0 if r else -1 for r in runs), ((),) * (len(runs) + 1), 0, 0)
@@ -190,7 +190,7 @@ class Assembly:
         return options
 
     def _changes(self, options: Sequence[_Option]) -> list[Candidate]:
-        """Return the changes between layouts that some write and others read."""
+        """Return the changes from layouts in which values may be written to layouts in which they may be read."""
         outputs = [port for option in options for port in option.outputs]
         inputs = [port for option in options for port in option.inputs]
         written = _layouts((*outputs, *(self.plain[v] for _, v in self.graph.inputs)))
@@ -245,7 +245,7 @@ class Assembly:
         objective_ns: int,
         bound_ns: int,
     ) -> SegmentChoice:
-        """Return chosen kernels by segment, each change of layout before its first reader."""
+        """Return the chosen kernels by segment, each change of layout before its first reader."""
         makers = {
             Port(value, str(layout)): changes[k - len(options)]
             for k in kernels
@@ -265,7 +265,7 @@ class Assembly:
 
 
 def _made_now(ports: Sequence[Port], makers: dict[Port, Candidate]) -> list[Candidate]:
-    """Return the changes that must run to have some ports, and forget them."""
+    """Return the changes of layout that must run before some ports are read, and remove them from `makers`."""
     found: list[Candidate] = []
     for port in ports:
         if port in makers:
@@ -276,7 +276,7 @@ def _made_now(ports: Sequence[Port], makers: dict[Port, Candidate]) -> list[Cand
 
 
 def _layouts(ports: Iterable[Port]) -> dict[int, set[Layout]]:
-    """Return the layouts of each value in some ports."""
+    """Return for each value the layouts that it has in some ports."""
     found: dict[int, set[Layout]] = {}
     for port in ports:
         found.setdefault(port.value, set()).add(Layout.parse(port.layout))
@@ -291,6 +291,6 @@ def _plain_ports(graph: PrimitiveGraph) -> dict[int, Port]:
 def _ports(
     graph: PrimitiveGraph, values: Sequence[int], own: Sequence[int], interface: Interface = PLAIN
 ) -> tuple[Port, ...]:
-    """Return ports of the whole graph for a segment's values."""
+    """Return the ports of the whole graph for values of a segment."""
     found = (Port(values[v], interface.port(graph, v).layout) for v in own)
     return tuple(dict.fromkeys(found))

@@ -1,10 +1,10 @@
-"""Blocks of a model -> a plan for each, in each layout of what it reads and writes.
+"""Blocks of a model -> a plan for each block and each interface.
 
-A block is searched once, whatever the number of its instances, but for several interfaces: the
-layouts in which it is given its inputs and hands on its outputs. Candidates and measurements are
-the same for all of them; only the program is solved again. `assemble.py` chooses among them. Those
-that it chooses are then refined, the one first from which the model may gain most. A model that is
-one segment has one interface: it is searched to its end at once.
+A block is searched once for all of its instances, but for several interfaces, that is, layouts of its inputs
+and outputs. Candidates and measurements are shared by all interfaces of a block; only the program is solved
+again. `assemble.py` chooses among the interfaces. The chosen ones are then refined, in descending order of
+the possible gain for the model. A model of one segment has one interface, and its search runs to the end
+at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OnRound = Callable[[int, Round], None]
 
 
 class SearchPhase(Enum):
-    """What a search of a block in one interface is for; results are kept by phase."""
+    """The phase to which a search of a block in one interface belongs; results are cached by phase."""
 
     FIRST = "first"
     REFINE = "refine"
@@ -56,8 +56,8 @@ class BlockInterface:
     Attributes:
         key: the positions of block and interface.
         task: the block with its candidates.
-        search: its program; None if it is not written.
-        found: the best plan with its certificate; None if none is known.
+        search: the search with its program; None if the program is not built.
+        found: the best plan with its certificate; None if no plan is known.
     """
 
     def __init__(self, b: int, j: int, task: BlockTask) -> None:
@@ -68,22 +68,22 @@ class BlockInterface:
 
     @property
     def interface(self) -> Interface:
-        """The layouts of what it reads and writes."""
+        """The layouts of the block's inputs and outputs."""
         return self.task.interfaces[self.key[1]]
 
     @property
     def instance(self) -> Instance:
-        """What is searched."""
+        """The instance that is searched."""
         return Instance(self.task.block.graph, self.task.candidates, self.interface, self.task.errors)
 
     @property
     def objective_ns(self) -> int:
-        """The cost of the best plan, 0 if none is known."""
+        """The cost of the best plan, 0 if no plan is known."""
         return (self.found.certificate.objective_ns or 0) if self.found else 0
 
     @property
     def result(self) -> Orchestration:
-        """What was found; only of an interface that has a plan."""
+        """The value of `found`; only for an interface that has a plan."""
         assert self.found is not None
         return self.found
 
@@ -117,7 +117,7 @@ class BlockSearch:
         return [one for block in self.blocks for one in block if one.found is not None]
 
     def is_kept(self) -> bool:
-        """Return whether an earlier run has a first plan of all interfaces."""
+        """Return whether the first plans of all interfaces are cached from an earlier run."""
         return all(self._kept(one, SearchPhase.FIRST) is not None for block in self.blocks for one in block)
 
     def find_whole(self) -> None:
@@ -135,9 +135,9 @@ class BlockSearch:
         self.trace.record_block(0, {0: one.found})
 
     def runner_up(self) -> tuple[Candidate, ...]:
-        """Return the second-best plan of a model that is one segment, and keep it with the best.
+        """Return the second-best plan of a model that is one segment, and cache it with the best plan.
 
-        () if it is far from the best.
+        The result is () if the model has several segments, or if its second-best plan is much worse than the best.
         """
         one = self.blocks[0][0]
         if not (self.is_whole and self.options.measure):
@@ -150,7 +150,7 @@ class BlockSearch:
         return second
 
     def without_found(self, one: BlockInterface) -> Sequence[Candidate]:
-        """Return the best plan of an interface without found programs, or its plan if that has none."""
+        """Return the best plan without programs of the superoptimizer; the interface's own plan if it uses none."""
         steps = one.result.steps
         return (any(step.is_found for step in steps) and self.open(one).without_found()) or steps
 
@@ -158,7 +158,7 @@ class BlockSearch:
         """Find a good plan for each interface of each block.
 
         Args:
-            is_hurried: leave out what is not needed.
+            is_hurried: skip the interfaces that are not needed.
 
         Raises:
             InfeasibleError: a block has no plan.
@@ -167,8 +167,8 @@ class BlockSearch:
         sizes = [len(task.block.graph.primitives) * len(task.interfaces) * task.count for task in tasks]
         for b, block in enumerate(self.blocks):
             until_s = self._share(sizes[b:])
-            # The plain interface is seldom the best where there are others; the measurements
-            # for those decide which of its kernels to measure.
+            # If a block has several interfaces, the plain one is seldom the best. It is searched last, when
+            # the others' measurements help to decide which of its kernels to measure.
             for one in (*block[1:], block[0]):
                 if (is_hurried or self._is_over()) and self._is_dispensable(one):
                     continue
@@ -190,17 +190,17 @@ class BlockSearch:
         )
 
     def _is_dispensable(self, one: BlockInterface) -> bool:
-        """Return whether an interface needs no first search; keep the plan that it has."""
+        """Return whether an interface needs no first search; if it has a plan, store it in `found`."""
         b, j = one.key
         if one.search is not None and one.search.best is not None:
             one.found = one.search.end()
         return j != 0 or any(other.found is not None for other in self.blocks[b])
 
     def refine(self, counts: Mapping[BlockInterface, int]) -> None:
-        """Search some interfaces of blocks until their plans are proven, or time is over.
+        """Search some interfaces of blocks until their plans are proven, or until the deadline.
 
         Args:
-            counts: how often the model's plan has each.
+            counts: how often the model's plan uses each interface.
         """
         if not self.options.measure:
             return
@@ -220,18 +220,18 @@ class BlockSearch:
             )
 
     def confirm(self, used: Collection[BlockInterface], steps: Sequence[Candidate], deadline: Deadline) -> bool:
-        """Measure the kernels of a plan again, those first that take most of it, and revise.
+        """Measure the kernels of a plan again, those with the largest total time first, and revise the plans.
 
         Args:
-            used: the interfaces of which the model's plan consists.
+            used: the interfaces that the model's plan uses.
             steps: the model's plan.
-            deadline: until when.
+            deadline: when to stop.
 
         Returns:
             Whether anything was measured.
 
         Raises:
-            InfeasibleError: the candidates of a block that still work do not make up a plan.
+            InfeasibleError: the candidates of a block that still work do not form a plan.
         """
         if not self.options.measure:
             return False
@@ -247,10 +247,10 @@ class BlockSearch:
         return True
 
     def tighten(self) -> None:
-        """Raise the bounds of interfaces by those of others of the same block.
+        """Raise the bounds of interfaces by the bounds of other interfaces of the same block.
 
-        A plan for one interface, with changes of layout before and behind it, is a plan for
-        another: so it can't cost less than that one's bound without what the changes take.
+        A plan for one interface, with changes of layout before and after it, is a plan for another
+        interface. So it can't cost less than the other interface's bound minus the time of the changes.
         """
         for block in self.blocks:
             planned = [one for one in block if one.found is not None]
@@ -263,9 +263,9 @@ class BlockSearch:
                 one.found = with_bound(one.result, max(bounds_ns))
 
     def _change_ns(self, given: BlockInterface, wanted: BlockInterface) -> int | None:
-        """Return what it takes to run a plan for `wanted` where `given` is asked for.
+        """Return the time of the layout changes that turn a plan for `wanted` into a plan for `given`.
 
-        None if a change was not measured, or the budget is spent before it is.
+        None if a change has no measured time; changes are measured unless the budget is spent.
         """
         task, graph = given.task, given.task.block.graph
         inputs = {value for _, value in graph.inputs}
@@ -293,9 +293,9 @@ class BlockSearch:
         return total_ns
 
     def baselines(self, b: int) -> dict[str, tuple[Candidate, ...]]:
-        """Return a block's plans to compare the best one with, all in the plain interface.
+        """Return the baseline plans of a block, all for the plain interface.
 
-        There are none if there was no time for a first plan of that, or there is none now.
+        There are none if the plain interface has no plan, or if the budget is spent.
         """
         plain = self.blocks[b][0]
         is_asked = self.options.measure and self.options.ablation.baselines
@@ -312,15 +312,15 @@ class BlockSearch:
         return dict(kept.plans)
 
     def savings(self, one: BlockInterface) -> Savings:
-        """Return what each rule saves in a block's plan; of some only, if the budget is spent."""
+        """Return the time that each rule saves in a block's plan; for some rules only, if the budget is spent."""
         return rule_savings(one.instance, one.result.steps, self.ledger, self.options, self.deadline)
 
     def curve(self, one: BlockInterface) -> Curve:
-        """Return what a block's best plans within parts of its budget of errors cost."""
+        """Return the costs of a block's best plans for fractions of its error budget."""
         return times_by_error(one.instance, one.result.steps, self.ledger, self.deadline)
 
     def groupings(self, one: BlockInterface, steps: Sequence[Candidate], deadline: Deadline) -> Groupings:
-        """Return other groupings of the kernels of a block's plan."""
+        """Return alternative groupings of the kernels of a block's plan."""
         return counterfactual_groupings(one.instance, steps, self.ledger.cost_ns, self.options, deadline)
 
     def _recalled(self, one: BlockInterface, phase: SearchPhase) -> Orchestration | None:
@@ -341,7 +341,7 @@ class BlockSearch:
         rounds: int | None = None,
         measurements: int | None = None,
     ) -> Orchestration:
-        """Search an interface of a block, and keep what is found unless the budget ended it."""
+        """Search an interface of a block, and cache the result unless the time budget ended the search."""
         limit_s, began_s = time.monotonic() + most_seconds, self.trace.seconds
         until = limit_s if until_s is None else min(until_s, limit_s)
         search = self._resumed(one, until, measurements or self.limits.interface_measurements)
@@ -354,7 +354,7 @@ class BlockSearch:
         return found
 
     def open(self, one: BlockInterface) -> Search:
-        """Return the search of an interface of a block; what it has found, it keeps."""
+        """Return the search of an interface of a block, created at the first call."""
         if one.search is None:
             b = one.key[0]
 
@@ -380,11 +380,11 @@ class BlockSearch:
         keep_solved(self.ledger, one.task.candidates, self.options, solved, _tag(one, phase))
 
     def _is_over(self) -> bool:
-        """Return whether the budget is spent: then only what a plan needs is still searched."""
+        """Return whether the budget is spent; then only searches that a plan needs still run."""
         return self.ledger.is_over(self.deadline)
 
     def _share(self, weights: Sequence[int]) -> float | None:
-        """Return when the first of several searches must end, by their weights."""
+        """Return when the first of several searches must end if the time left is divided by their weights."""
         left_s = self.ledger.left_s(self.deadline)
         if left_s is None:
             return None
@@ -396,7 +396,7 @@ def _tag(one: BlockInterface, phase: SearchPhase) -> str:
 
 
 def _drop_programs(block: Sequence[BlockInterface]) -> None:
-    """Drop the programs of a block's interfaces but for the best: they take much memory."""
+    """Drop the programs of all interfaces of a block except the best one's: they take much memory."""
     best = min((one for one in block if one.found is not None), key=lambda one: (one.objective_ns, one.key))
     for one in block:
         if one is not best:
@@ -404,7 +404,7 @@ def _drop_programs(block: Sequence[BlockInterface]) -> None:
 
 
 def with_bound(found: Orchestration, bound_ns: int) -> Orchestration:
-    """Return a result with a bound that holds, too."""
+    """Return a result whose certificate has the higher of its own bound and `bound_ns`, at most its cost."""
     certificate = found.certificate
     objective_ns = certificate.objective_ns or 0
     bound_ns = min(max(bound_ns, certificate.bound_ns), objective_ns)

@@ -1,10 +1,10 @@
-"""Blocks of a model -> measurements of the candidates that its best plan has by estimates.
+"""Blocks of a model -> measurements of the candidates in the plan that is best according to estimates.
 
-Each block has a few interfaces, and only one of them is in a plan. So before any is searched, the
-relaxations of all of them are solved over estimates, and the model's layouts are chosen by that.
-Only the plans of the chosen interfaces are measured, with the other candidates of the largest
-expected improvement: for all blocks together, in full batches. This is repeated, as each round
-improves the estimates. It proves nothing, but finds a good plan within a small budget.
+Each block has a few interfaces, and a plan uses only one or a few of them. So before any interface is
+searched, the relaxations of all of them are solved with estimated costs, and the model's layouts are chosen
+by the results. Only the plans of the chosen interfaces are measured, together with other candidates of large
+expected improvement, for all blocks together in full batches. This is repeated, as each round improves the
+estimates. It proves nothing, but finds a good plan within a small budget.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ logger = logging.getLogger("korch.orchestrate")
 
 
 def explore(search: BlockSearch, assembly: Assembly) -> bool:
-    """Measure the candidates of a good plan of the model; nothing if all was searched before.
+    """Measure the candidates of a good plan of the model; nothing if an earlier run has plans of all interfaces.
 
-    The plain interface is seldom the best where there are others, and is left out.
+    If a block has several interfaces, the plain one is seldom the best, and is left out.
 
     Returns:
         Whether time is left for more.
@@ -65,12 +65,12 @@ def _explore(search: BlockSearch, assembly: Assembly, interfaces: list[BlockInte
         else:
             _estimate(search, interfaces, estimated_ns, limits.explore_near if turn > 1 else math.inf)
         if {one.key[0] for one in estimated_ns} != set(range(len(search.blocks))):
-            return True  # the first searches say why
+            return True  # a block has no plan; its first search reports the reason
         uses = _preferred(search, assembly, estimated_ns)
         if not uses:
             return True
         found = _explorations(search, uses, early)
-        # In the first round the programs are written, too.
+        # The first round also builds the programs, so its time is halved.
         solving_s = (search.ledger.now_s() - began_s) * (1 if turn else 0.5)
         batch_s = _measure(search, uses, found, limits.explore_candidates if turn else limits.explore_first_candidates)
         for one, exploration in found.items():
@@ -90,7 +90,7 @@ def _explore(search: BlockSearch, assembly: Assembly, interfaces: list[BlockInte
 def _preferred(
     search: BlockSearch, assembly: Assembly, estimated_ns: dict[BlockInterface, int]
 ) -> Counter[BlockInterface]:
-    """Return the best interfaces by estimates, and how often; none if they don't fit together."""
+    """Return the best interfaces by estimates with their numbers of uses; none if no choice is feasible."""
     try:
         choice = assembly.prefer({one.key: ns for one, ns in estimated_ns.items()})
     except InfeasibleError as error:
@@ -104,7 +104,10 @@ def _explorations(
     interfaces: Iterable[BlockInterface],
     known: Mapping[BlockInterface, Exploration] = MappingProxyType({}),
 ) -> dict[BlockInterface, Exploration]:
-    """Explore interfaces that are not known, and begin to build their kernels; skip those without a plan."""
+    """Explore the interfaces that are not in `known`, and begin to build the plans' kernels.
+
+    Interfaces without a plan are skipped.
+    """
     found, limits = dict[BlockInterface, Exploration](), search.limits
     for one in interfaces:
         try:
@@ -117,7 +120,7 @@ def _explorations(
 
 
 def _explore_in_turn(search: BlockSearch, uses: Counter[BlockInterface]) -> None:
-    """Explore one block after the other, those that cost most first: there is no time for all."""
+    """Explore one block after the other, the most expensive first, because there is no time for all."""
     costs_ns = {one: best.cost_ns if (best := search.open(one).best) else 0 for one in uses}
     for one in sorted(uses, key=lambda one: -uses[one] * costs_ns[one]):
         left_s = search.ledger.left_s(search.deadline)
@@ -132,9 +135,9 @@ def _explore_in_turn(search: BlockSearch, uses: Counter[BlockInterface]) -> None
 def _estimate_first(
     search: BlockSearch, interfaces: list[BlockInterface], estimated_ns: dict[BlockInterface, int]
 ) -> dict[BlockInterface, Exploration]:
-    """Estimate the cost of all interfaces for the first time; return what is explored of the best one of each block.
+    """Estimate the costs of all interfaces for the first time; return the exploration of the best one of each block.
 
-    Kernels of these are built while the programs of the other blocks are written.
+    The kernels of these plans are compiled in parallel while the programs of the other blocks are built.
     """
     found: dict[BlockInterface, Exploration] = {}
     for b in range(len(search.blocks)):
@@ -151,7 +154,10 @@ def _estimate_first(
 def _estimate(
     search: BlockSearch, interfaces: list[BlockInterface], estimated_ns: dict[BlockInterface, int], near: float
 ) -> None:
-    """Update the estimated cost of interfaces; drop those that have no plan."""
+    """Update the estimated costs of interfaces that are within a factor `near` of the best of their block.
+
+    Interfaces that have no plan are dropped.
+    """
     least_ns: dict[int, int] = {}
     for one, ns in estimated_ns.items():
         least_ns[one.key[0]] = min(ns, least_ns.get(one.key[0], ns))
@@ -169,10 +175,10 @@ def _estimate(
 def _measure(
     search: BlockSearch, uses: Counter[BlockInterface], found: dict[BlockInterface, Exploration], most: int
 ) -> float:
-    """Measure plans, and the other candidates of the largest expected improvement.
+    """Measure the kernels of plans, and other candidates of the largest expected improvement.
 
     Returns:
-        The seconds that a batch took.
+        The seconds per batch.
     """
     ledger = search.ledger
     plans: dict[str, Candidate] = {}
@@ -197,7 +203,7 @@ def _selected(
     plans: dict[str, Candidate],
     most: int,
 ) -> tuple[list[Candidate], list[Candidate]]:
-    """Return the candidates to measure, of plans and others, and those to compile ahead."""
+    """Return the candidates to measure (of plans and others), and candidates to compile in advance."""
     limits = search.limits
     others = [
         (uses[one] * gain_ns, one.key[0], one.task.candidates[k])
@@ -222,7 +228,7 @@ def _selected(
 
 
 def _total_ns(search: BlockSearch, uses: Counter[BlockInterface]) -> int | None:
-    """Return what the best plans cost; None if an interface has none yet."""
+    """Return the total cost of the best plans; None if an interface has no plan yet."""
     best = {one: search.open(one).best for one in uses}
     if any(plan is None for plan in best.values()):
         return None

@@ -1,4 +1,4 @@
-"""The search of a model in segments as data, for the report."""
+"""Records of the search of a model in segments, for the report."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class SearchRecord:
         block: the block's number.
         interface: the interface's number.
         what: its phase, "first" or "refine".
-        began_s: its start, in seconds since the trace began; of a recalled search, the time when it
+        began_s: its start, in seconds since the trace began; for a recalled search, the time when it
             was recalled.
-        is_recalled: whether an earlier run did the search; its rounds have that run's seconds.
-        rounds: its rounds, with seconds since it began.
+        is_recalled: whether an earlier run did the search. The seconds of its rounds are then that run's.
+        rounds: its rounds, with seconds since the search began.
     """
 
     block: int
@@ -47,9 +47,10 @@ class BlockRecord:
 
     Attributes:
         instances: the numbers of its segments.
-        primitives: the number of its primitives, and `candidates`, of its candidates.
+        primitives: the number of its primitives.
+        candidates: the number of its candidates.
         layouts: the layouts of each of its interfaces.
-        interfaces: the interfaces in which it was searched.
+        interfaces: the results for the interfaces that have a plan.
         searches: its searches.
     """
 
@@ -63,7 +64,7 @@ class BlockRecord:
 
 @dataclass(frozen=True, slots=True)
 class CutRecord:
-    """The cut after a segment: the values that cross it, and the bytes that it costs."""
+    """The cut after a segment: the values that cross it, and its price in bytes moved."""
 
     values: tuple[int, ...]
     price_bytes: int
@@ -74,8 +75,9 @@ class PartitionRecord:
     """A model in segments. The bound holds for plans in which no kernel crosses a cut.
 
     Attributes:
-        segments: the number of segments, and `different`, of blocks.
-        programs: the number of searches of a block in an interface.
+        segments: the number of segments.
+        different: the number of blocks (different segments).
+        programs: the number of pairs of a block and an interface that have a plan.
         layout_changes: the number of changes of layout between segments.
         blocks: the blocks.
         cuts: the cuts after the segments.

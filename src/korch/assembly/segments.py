@@ -1,7 +1,8 @@
-"""A model in segments -> plans of the whole, and what is proven of the best.
+"""A model in segments -> plans of the whole model, and the certificate of the best one.
 
-Find a first plan of all blocks in all interfaces; choose interfaces; refine the plans of those that
-were chosen; choose again. A small model is one block with one interface: its plan is the choice.
+The search finds a first plan for each block and interface, chooses an interface for each segment, refines the
+plans of the chosen interfaces, and chooses again. A small model is one block with one interface: the block's
+plan is the model's plan.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from korch.search.price import estimate_ns
 from korch.search.result import Orchestration, PlanName, Round
 
 Uses = Counter[BlockInterface]
-"""How often a plan has each block in each interface."""
+"""How often a plan uses each block in each interface."""
 
 Steps = Mapping[BlockInterface, Sequence[Candidate]]
-"""The kernels of each block in an interface."""
+"""The kernels of the plan of each block and interface."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +43,13 @@ class Outcome:
     """Plans of a whole model.
 
     Attributes:
-        plans: by name; the first is the best that was found, the others are to compare it with.
+        plans: plans by name; the first is the best plan, the others are compared with it.
         found: the result of the search.
-        partition: what the report says of segments; None if the model is one.
-        savings: what each rule saves.
-        is_recalled: whether the model is one segment whose search an earlier run did.
-        groupings: per plan and kernel, other groupings.
-        curve: what the best plans within parts of a budget of errors cost, if there is one.
+        partition: the record of the segments for the report; None if the model is one segment.
+        savings: the time that each rule saves.
+        is_recalled: whether the model is one segment whose search was done by an earlier run.
+        groupings: per plan and kernel, alternative groupings.
+        curve: the costs of the best plans for fractions of the error budget, if there is one.
     """
 
     plans: dict[str, tuple[Candidate, ...]]
@@ -82,10 +83,10 @@ def search_segments(
 
     Args:
         model: the model.
-        ledger: answers questions.
-        options: how to search.
+        ledger: answers the search's questions.
+        options: the options of the search.
         deadline: when to stop.
-        on_round: called with each round.
+        on_round: called after each round.
 
     Raises:
         InfeasibleError: a block has no plan.
@@ -119,7 +120,7 @@ def search_segments(
 
 
 def _curve(search: BlockSearch, choice: SegmentChoice, uses: Uses) -> Curve:
-    """Return what plans within parts of the budget of errors cost; changes of layout between segments stay."""
+    """Return the costs of plans for fractions of the error budget; the layout changes between segments are kept."""
     if not search.options.error:
         return ()
     parts = [(search.curve(one), count) for one, count in uses.items()]
@@ -175,7 +176,7 @@ def _groupings(
     whole: Sequence[Candidate],
     deadline: Deadline,
 ) -> Groupings:
-    """Return the other groupings of a plan's kernels within their segments."""
+    """Return alternative groupings of a plan's kernels within their segments."""
     place = {_identity(step): n for n, step in enumerate(whole)}
     known = {one: search.groupings(one, steps[one], deadline) for one in assembly.uses(choice, search.blocks)}
     found: list[tuple[Grouping, ...]] = [()] * len(whole)
@@ -195,7 +196,7 @@ def _identity(step: Candidate) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
 
 
 def _baselines(assembly: Assembly, search: BlockSearch) -> dict[str, tuple[SegmentChoice, Steps]]:
-    """Return the plans that all blocks have, as a choice and the kernels of each block."""
+    """Return the baseline plans that every block has, as a choice and the kernels of each block."""
     choice = assembly.plain_choice()
     plans = {one: search.baselines(one.key[0]) for one in assembly.uses(choice, search.blocks)}
     names = [name for name in next(iter(plans.values()), {}) if all(name in own for own in plans.values())]
@@ -203,9 +204,9 @@ def _baselines(assembly: Assembly, search: BlockSearch) -> dict[str, tuple[Segme
 
 
 def _result(search: BlockSearch, choice: SegmentChoice, steps: Sequence[Candidate]) -> Orchestration:
-    """Return the whole search as one result; the steps of several segments are in the plans.
+    """Return the result of the whole search. If there are several segments, its steps are empty: see `Outcome.plans`.
 
-    The plan may cost less than the sum over its segments, as what two of them do is done once.
+    The plan may cost less than the sum over its segments, since a step that two segments share runs once.
     """
     if search.is_whole:
         return search.blocks[0][0].result

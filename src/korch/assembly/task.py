@@ -1,4 +1,4 @@
-"""A block of a model -> its candidates, and the interfaces in which it is searched."""
+"""A block of a model -> its candidates, and the interfaces for which it is searched."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from korch.search.infeasible import check_every_primitive_runs
 from korch.search.instance import EXACT, PLAIN, Answers, Errors, Interface, collect_candidates
 
 KINDS = {"any": ("last", "blocked"), "last": ("last",), "plain": ()}
-"""By the option `layouts`: the kinds beside the plain one, channels-last and in blocks of them."""
+"""By the option `layouts`: the layouts besides the plain one, channels-last ("last") and channel-blocked."""
 
 
 @dataclass(frozen=True)
 class BlockTask:
-    """A block with what may run it.
+    """A block with its candidates.
 
     Attributes:
         block: the block.
-        candidates: the kernels that may run its parts.
-        enumeration: how its groups were found.
-        interfaces: the layouts in which it may read and write; the plain ones first.
-        errors: of its less precise primitives, in all of its instances, and their budget.
+        candidates: the candidates for its parts.
+        enumeration: the report on the enumeration of its groups.
+        interfaces: the interfaces for which it is searched; the plain one first.
+        errors: the errors of its less precise primitives, over all of its instances, and their budget.
     """
 
     block: Block
@@ -61,10 +61,10 @@ def prepare(
     Args:
         partition: the model.
         block: the block.
-        answers: of the providers.
-        options: how to search.
+        answers: the providers' answers.
+        options: the options of the search.
         held: as for `collect_candidates`.
-        deadline: when to stop enumerating; what was found by then is returned.
+        deadline: when to stop enumerating; the candidates found by then are returned.
 
     Raises:
         InfeasibleError: a primitive is in no candidate.
@@ -89,7 +89,7 @@ def _enumerated(
     deadline: Deadline | None,
     awaited: Collection[str] = (),
 ) -> _Enumerated:
-    """Return a block with its groups; providers were asked for all but the awaited ones."""
+    """Return a block with its groups, after asking the providers for all groups except the awaited ones."""
     shapes = shapes_of(answers.providers)
     groups, enumeration = _groups(block.graph, options, shapes, may_be_fewer=not partition.is_whole, deadline=deadline)
     asked = []
@@ -105,7 +105,7 @@ def _prepared(
 ) -> BlockTask:
     """Return the candidates of a block whose groups are known."""
     block, graph = enumerated.block, enumerated.block.graph
-    # Bounds alone do not show which layout is worth a change.
+    # Without measurements, bounds alone can't decide which layout is worth a layout change.
     is_plain = partition.is_whole or not options.measure
     kinds = KINDS[options.ablation.layouts]
     interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, answers.target.lanes, kinds)
@@ -116,7 +116,7 @@ def _prepared(
 
 
 class Awaited(Protocol):
-    """What providers must know before they are asked for some groups, found beside other work.
+    """A concurrent search whose result providers need before they are asked for some groups.
 
     Attributes:
         awaited: the keys of these groups.
@@ -125,7 +125,7 @@ class Awaited(Protocol):
     awaited: frozenset[str]
 
     def end(self) -> None:
-        """Wait until the providers know it."""
+        """Wait until the search has ended and the providers have its result."""
 
 
 def prepare_all(
@@ -142,14 +142,14 @@ def prepare_all(
         partition: the model.
         joined: its graph.
         meter: has the providers.
-        options: how to search.
+        options: the options of the search.
         deadline: when to stop enumerating.
-        search: what runs beside; it is waited for when all other groups were asked for.
+        search: a search that runs concurrently; it is waited for after all other groups were asked for.
 
     Raises:
         InfeasibleError: a primitive is in no candidate.
     """
-    answers = Answers(meter.providers, meter.target)  # blocks have many groups in common
+    answers = Answers(meter.providers, meter.target)  # shared, since blocks have many groups in common
     awaited = frozenset() if search is None else search.awaited
     found = [_enumerated(partition, block, answers, options, deadline, awaited) for block in partition.blocks]
     if search is not None:
@@ -161,7 +161,7 @@ def prepare_all(
 
 
 def _until(deadline: Deadline | None, groups: Iterable[Group], enumeration: EnumerationReport) -> Iterator[Group]:
-    """Yield groups while there is time, and those that a plan may need."""
+    """Yield all groups until the deadline, and afterwards only groups that a plan may need."""
     for group in groups:
         is_needed = len(group.primitives) == 1 or (group.primitives, group.outputs) in enumeration.needed
         if is_needed or deadline is None or not deadline.is_over:
@@ -176,7 +176,7 @@ def _groups(
     may_be_fewer: bool,
     deadline: Deadline | None,
 ) -> tuple[tuple[Group, ...], EnumerationReport]:
-    """Return a block's groups, smaller ones if there are too many."""
+    """Return a block's groups; if there are too many, halve the limit on their primitives and try again."""
 
     def enumerated(most_groups: int | None) -> tuple[tuple[Group, ...], EnumerationReport]:
         limited = replace(options, search=replace(limits, max_primitives=size))
@@ -193,11 +193,12 @@ def _groups(
 
 
 def interfaces_of(partition: Partition, block: Block, lanes: int, kinds: Sequence[str]) -> tuple[Interface, ...]:
-    """Return the interfaces in which a block is searched.
+    """Return the interfaces for which a block is searched.
 
-    Plain; all values in one other kind of layout, but for the model's inputs and for outputs that
-    only it writes, which are plain; and if others are such ends in some places only, the values of
-    one side only.
+    The first is plain. For each kind there is one with all values in that layout, except the model's
+    inputs and outputs, which are plain (a model output that segments read, too, is not excepted). If a
+    value is a model input or output in some instances only, there are also interfaces with only the
+    outputs, and with only the inputs, in that layout.
     """
     graph = block.graph
     instances = [partition.instances[i] for i in block.instances]

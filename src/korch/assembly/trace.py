@@ -1,9 +1,9 @@
-"""The trace of a search in segments: the model's best plan and bound over time.
+"""The trace of a search in segments: the cost of the model's best plan, and its bound, over time.
 
-A model's plan is known as soon as the segments have chosen their interfaces; from then on it gains
-what each of its blocks gains, as often as the block is used. Its bound is the sum of the least
-bounds of all blocks that have a first plan, or, where it is better, that of the last choice, which
-counts changes of layout too.
+The model has a plan as soon as interfaces are chosen for the segments. From then on, each improvement of a
+block's plan counts once per use of the block. The model's bound is the sum over all blocks with a first plan
+of the least bound of their interfaces, or the bound of the last choice, if that is higher; the latter also
+includes changes of layout.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from korch.assembly.record import SearchRecord
 from korch.search.result import Orchestration, Round
 
 Key = tuple[int, int]
-"""A block and one of its interfaces."""
+"""The numbers of a block and of one of its interfaces."""
 
 
 @dataclass
@@ -25,8 +25,8 @@ class SearchTrace:
 
     Attributes:
         counts: how often a plan runs each block.
-        rounds: the whole model's, so far.
-        searches: those of blocks.
+        rounds: the rounds of the whole model so far.
+        searches: the searches of blocks.
     """
 
     counts: Mapping[int, int]
@@ -42,11 +42,11 @@ class SearchTrace:
 
     @property
     def seconds(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the trace began."""
         return time.monotonic() - self.begun_s
 
     def record_block(self, block: int, found: Mapping[int, Orchestration]) -> None:
-        """Record that a block has first plans: what was found of each interface."""
+        """Record the first plans of a block: the result for each interface."""
         if block not in self.counts:
             return
         self._bounds_ns[block] = {j: one.certificate.bound_ns for j, one in found.items()}
@@ -70,7 +70,7 @@ class SearchTrace:
     def record_choice(
         self, uses: Mapping[Key, int], found: Mapping[Key, Orchestration], objective_ns: int, bound_ns: int
     ) -> None:
-        """Record a choice of interfaces: how often each is used, and what is proven of the whole."""
+        """Record a choice of interfaces: how often each is used, and the cost and bound of the whole."""
         self._chosen = uses
         self._costs_ns = {key: found[key].certificate.objective_ns or 0 for key in uses}
         self._best_ns, self._bound_ns = objective_ns, bound_ns
@@ -99,7 +99,7 @@ class SearchTrace:
 
 
 def changed_rounds(rounds: Sequence[Round]) -> tuple[Round, ...]:
-    """Return the rounds in which plan or bound changed, and the last one."""
+    """Return the rounds in which the plan's cost or the bound changed, and the last round."""
     kept: list[Round] = []
     for place, entry in enumerate(rounds):
         state = (entry.bound_ns, entry.incumbent_ns)

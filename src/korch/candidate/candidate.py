@@ -1,9 +1,9 @@
 """Groups, offers and candidates.
 
-A *group* is a convex set of primitives with its inputs and outputs, as a small graph of its own in
-a canonical numbering: equal groups of one model, or of two, have equal keys, so they are lowered,
-compiled and measured once. An *offer* is what a provider answers for a group: the layouts in which
-it reads and writes. A *candidate* is a group with one offer: what the orchestrator may choose.
+A *group* is a convex set of primitives with its inputs and outputs, stored as a separate small graph in
+canonical numbering. Equal groups of one model, or of two models, have equal keys, so they are lowered,
+compiled and measured once. An *offer* is a provider's answer for a group: one way to run it, with the layouts
+that it reads and writes. A *candidate* is a group with one offer: a kernel that the search may choose.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from korch.primitive.types import ValueType
 from korch.ranges.served import Served
 
 OPAQUE_ELEMENTS = 64
-"""Constants of at most this size are part of an opaque operator's body."""
+"""Constants of at most this many elements are part of an opaque operator's body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a provider does not take a group, or a rule does not apply."""
+    """The reason why a provider does not run a group, or why a rule does not apply."""
 
     reason: str
 
@@ -42,12 +42,12 @@ class Group:
 
     Attributes:
         primitives: their ids in the model's graph, sorted; none for a change of layout.
-        inputs: the values that it reads. Uniform constants are none of them: they are part of the
-            body. So are small constants of an opaque operator, for they may be sizes or axes.
+        inputs: the values that it reads. Uniform constants are not inputs, they are part of the body.
+            So are small constants of an opaque operator, since they may be sizes or axes.
         outputs: the values that it writes.
         constant_inputs: positions in `inputs` of values known at build time: a provider may ask
             for them in any layout.
-        body: the primitives as a graph of their own, inputs named i0, i1, ..., outputs o0, ....
+        body: the primitives as a separate graph, with inputs named i0, i1, ... and outputs o0, o1, ....
     """
 
     primitives: tuple[int, ...]
@@ -79,18 +79,18 @@ class Group:
 
     @cached_property
     def needed_bytes(self) -> tuple[int | None, ...]:
-        """Per input, the bytes that a kernel must read, whatever the layout; None for all."""
+        """Per input, the bytes that a kernel must read in any layout; None if no primitive reads the input."""
         body = self.body
         return tuple(_needed_bytes(body, value) if body.consumers[value] else None for _, value in body.inputs)
 
     @cached_property
     def linear_flop(self) -> int:
-        """Operations of its linear primitives."""
+        """The number of operations of its linear primitives."""
         return sum(map(self.body.work_flop, self.body.linear))
 
     @cached_property
     def position(self) -> dict[int, int]:
-        """The position of each input by its value in the body."""
+        """The position of each input, by its value in the body."""
         return {value: i for i, (_, value) in enumerate(self.body.inputs)}
 
     @property
@@ -108,12 +108,12 @@ class Group:
 
 
 ALL_PAIRS = 6
-"""Products of components by which matrix units multiply two float32."""
+"""The number of products of bfloat16 parts by which matrix units multiply two float32 numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class LanePart:
-    """A kernel of a lane: its provider, its variant, and how many of the outputs it writes."""
+    """One kernel of a lane: its provider, its variant, and the number of outputs that it writes."""
 
     provider: str
     variant: str
@@ -126,7 +126,7 @@ class LanePart:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The kernels that some threads run one after another."""
+    """The kernels that a part of the threads runs one after another."""
 
     parts: tuple[LanePart, ...]
     threads: int = 1
@@ -138,22 +138,22 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """How a provider would run a group.
+    """One way in which a provider can run a group.
 
     Attributes:
         inputs: the layout in which it reads each input.
         outputs: the layout in which it writes each output.
-        variant: tells apart offers with the same layouts; only the provider knows what it means.
-        work_flop: a floor of the operations that this way of running it takes; 0 if unknown.
-        pairs: the products of components by which matrix units multiply two numbers, which are sums of these, a
-            half for two bytes; 0 if vector units multiply.
-        vector_flop: of all operations, those that vector units do then, maybe at the same time.
-        is_in_place: whether nothing runs: the inputs are parts of the output, one
-            after another, and their kernels write into the output's memory.
-        is_loop_nest: whether it runs the primitives in loops, so that their operations estimate
-            its time.
+        variant: distinguishes offers with the same layouts; its meaning is private to the provider.
+        work_flop: a lower bound of the operations of this way of running the group; 0 if unknown.
+        pairs: if matrix units multiply, the number of products of parts per product of two numbers (each number is
+            a sum of parts); a half if the numbers are bytes; 0 if vector units multiply.
+        vector_flop: if matrix units multiply, the operations that vector units do, maybe at the same time.
+        is_in_place: whether no kernel runs: the inputs are consecutive parts of the output, and the kernels
+            that compute them write into the output's memory.
+        is_loop_nest: whether it runs the primitives in loops, so that its time can be estimated from
+            their operations.
         found_ns: the time that the superoptimizer estimates for a program that it has found; 0 for all other offers.
-        lanes: of kernels that run side by side, what each share of the threads runs; () for all other offers.
+        lanes: if several kernels run concurrently, the kernels of each part of the threads; () for all other offers.
     """
 
     inputs: tuple[Layout, ...]
@@ -170,14 +170,14 @@ class Offer:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A group with a provider's offer: one kernel that the orchestrator may choose.
+    """A group with a provider's offer: one kernel that the search may choose.
 
     Attributes:
         group: what it computes.
-        provider: who makes the kernel.
-        offer: how.
-        version: of the provider.
-        served: in a plan for a range of sizes, what the kernel leaves out, and for which sizes it is timed.
+        provider: the name of the provider.
+        offer: how the provider runs the group.
+        version: the provider's version.
+        served: in a plan for a range of sizes, what the kernel leaves out, and the sizes for which it is timed.
     """
 
     group: Group
@@ -201,7 +201,7 @@ class Candidate:
 
     @cached_property
     def input_ports(self) -> tuple[tuple[int, Layout], ...]:
-        """What it reads: value and layout, constants left out."""
+        """The inputs as (value, layout), without constants."""
         return tuple(
             (value, layout)
             for i, (value, layout) in enumerate(zip(self.group.inputs, self.offer.inputs, strict=True))
@@ -210,12 +210,12 @@ class Candidate:
 
     @cached_property
     def output_ports(self) -> tuple[tuple[int, Layout], ...]:
-        """What it writes: value and layout."""
+        """The outputs as (value, layout)."""
         return tuple(zip(self.group.outputs, self.offer.outputs, strict=True))
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that it must read and write."""
+        """The bytes of all its inputs and outputs; 0 for an in-place offer."""
         if self.offer.is_in_place:
             return 0
         types = (*self.group.input_types, *self.group.output_types)
@@ -224,7 +224,7 @@ class Candidate:
 
     @cached_property
     def read_bytes(self) -> int:
-        """Bytes that it must read: of an input that is only sliced, the slices."""
+        """The bytes that it must read; if only a part of an input is needed (such as a slice), that part."""
         return sum(map(self._read_bytes_of, range(len(self.group.inputs))))
 
     @cached_property
@@ -257,7 +257,7 @@ class Candidate:
 
 
 def _needed_bytes(body: PrimitiveGraph, value: int) -> int:
-    """Return the bytes of different elements of a value that its readers in a group must have."""
+    """Return the bytes of the distinct elements of a value that its readers in a group need."""
     outputs = {v for _, v in body.outputs}
     if value in outputs or not body.consumers[value]:
         return body.types[value].size_bytes
@@ -266,7 +266,7 @@ def _needed_bytes(body: PrimitiveGraph, value: int) -> int:
 
 
 def _source_bytes(body: PrimitiveGraph, value: int, reader: Primitive) -> int:
-    """Return the bytes of different elements of a value that a primitive must read."""
+    """Return the bytes of the distinct elements of a value that a primitive must read."""
     type_, attributes = body.types[value], reader.attributes
     if isinstance(attributes, SliceAttributes):
         size_bytes = math.prod(attributes.size) * type_.dtype.size_bytes
@@ -287,7 +287,7 @@ def _source_bytes(body: PrimitiveGraph, value: int, reader: Primitive) -> int:
 
 
 def _share_read(window: Sequence[int], attributes: ConvAttributes | PoolAttributes) -> float:
-    """Return the share of elements that lie under windows, which may leave gaps."""
+    """Return the fraction of elements that windows cover; strides may leave gaps between them."""
     return math.prod(
         len({tap * dilation % stride for tap in range(size)}) / stride
         for size, stride, dilation in zip(window, attributes.strides, attributes.dilations, strict=True)
@@ -299,8 +299,8 @@ def make_group(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequen
 
     Args:
         graph: the model's graph.
-        primitives: ids of at most one alternative per value, acyclic.
-        outputs: the values to write, each computed by one of them.
+        primitives: ids of primitives, with at most one alternative per value and without cycles.
+        outputs: the values to write, each computed by one of the primitives.
     """
     chosen = tuple(sorted(primitives))
     rows = [graph.primitives[p] for p in chosen]
@@ -308,7 +308,7 @@ def make_group(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequen
     is_opaque = all(p.row.category is Category.OPAQUE for p in rows)
 
     def is_inside(value: int) -> bool:
-        """Weights are read from memory, whatever they are."""
+        """Whether a constant is part of the body; operands of linear primitives never are."""
         constant = graph.constants[value]
         return value not in weights and (constant.is_uniform or (is_opaque and constant.array.size <= OPAQUE_ELEMENTS))
 

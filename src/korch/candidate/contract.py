@@ -1,7 +1,8 @@
-"""Primitive graph -> the primitives that come with their readers, instead of being grown over.
+"""Primitive graph -> the attached primitives: those that are always in the same group as their readers.
 
-A broadcast or a slice costs nothing inside of a kernel. In a chain of elementwise primitives, or of
-layout primitives, a kernel that ends between two of them only moves the tensor once more.
+The enumeration of groups does not add attached primitives one by one; each reader brings them along.
+A broadcast or a slice costs nothing inside a kernel. In a chain of elementwise primitives, or of layout
+primitives, a kernel that ends between two of them only moves the tensor one more time.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from korch.primitive.types import NARROW
 
 
 class Attachment:
-    """Decides which primitives of a graph come with their readers."""
+    """Decides which primitives of a graph are attached to their readers."""
 
     def __init__(self, graph: PrimitiveGraph, contract_chains: bool, limits: SearchLimits) -> None:
-        """Prepare it.
+        """Initialize.
 
         Args:
             graph: the graph.
-            contract_chains: whether more than broadcasts and slices come with their readers.
-            limits: which of them do.
+            contract_chains: whether chains are attached, too, and not only broadcasts and slices.
+            limits: limits for the primitives of chains.
         """
         self.graph, self.contract_chains, self.limits = graph, contract_chains, limits
         self.outputs = {value for _, value in graph.outputs}
         self.in_cycle = _in_cycles(graph)
 
     def is_free(self, p: int) -> bool:
-        """Whether a primitive comes with its readers instead of being grown over."""
+        """Whether a primitive is attached to its readers."""
         graph, value = self.graph, self.graph.primitives[p].output
         if value in self.outputs or len(graph.producers[value]) != 1:
             return False
@@ -39,7 +40,7 @@ class Attachment:
             return not any(reader.row.category in closed for reader in readers)
         if not self.contract_chains or not 1 <= len(readers) <= self.limits.max_readers:
             return False
-        if p in self.in_cycle:  # what comes along with its reader could close the cycle
+        if p in self.in_cycle:  # attached to its reader, it could close the cycle
             return False
         category = graph.primitives[p].row.category
         before, after = graph.types[value], [graph.types[reader.output] for reader in readers]
@@ -54,16 +55,16 @@ class Attachment:
         return after[0].size <= self.limits.layout_growth * before.size
 
     def costs_nothing(self, p: int) -> bool:
-        """Whether a primitive inside of a kernel only says where elements are read."""
+        """Whether a primitive only changes the positions at which a kernel reads elements."""
         return self.graph.primitives[p].op in ("broadcast", "slice")
 
     def _is_widened_for_linear(self, reader: Primitive) -> bool:
-        """Whether a primitive widens numbers for a linear one, whose kernels read narrow numbers best."""
+        """Whether a primitive widens numbers for a linear primitive, whose kernels prefer to read the narrow ones."""
         linear = (r.row.category is Category.LINEAR for r in self.graph.reading(reader.output))
         return self.graph.is_widening(reader) and any(linear)
 
     def _is_narrowed(self, p: int) -> bool:
-        """Whether a chain of elementwise primitives, each read by one, makes integers of fewer bytes of a value."""
+        """Whether a chain of elementwise primitives with one reader each casts the value to smaller integers."""
         graph, value = self.graph, self.graph.primitives[p].output
         wide = graph.types[value].dtype.size_bytes
         while len(readers := graph.reading(value)) == 1 and readers[0].row.category is Category.ELEMENTWISE:
@@ -73,12 +74,12 @@ class Attachment:
         return False
 
     def is_byte_cast(self, p: int) -> bool:
-        """Whether a primitive makes quantized values."""
+        """Whether a primitive is a cast to quantized values."""
         primitive = self.graph.primitives[p]
         return primitive.op == "cast" and self.graph.types[primitive.output].dtype in NARROW
 
     def _continues_linear(self, p: int) -> bool:
-        """Whether only elementwise primitives, and no cast to bytes, stand between a linear one and this one."""
+        """Whether only elementwise primitives, and no cast to bytes, are between a linear primitive and this one."""
         seen, stack = {p}, [p]
         while stack:
             for q in self.makers(stack.pop()):
@@ -92,12 +93,12 @@ class Attachment:
         return False
 
     def makers(self, p: int) -> list[int]:
-        """Return the primitives, over all alternatives, that compute what one reads."""
+        """Return the primitives that compute the inputs of a primitive, including all alternatives."""
         inputs = self.graph.primitives[p].inputs
         return [q for value in inputs for q in self.graph.producers[value]]
 
     def _absorbed_alone(self, p: int) -> bool:
-        """Whether a value has one producer and one reader, so that nothing but a chain is here."""
+        """Whether the value of a primitive has one producer and one reader, so that both form a chain."""
         value = self.graph.primitives[p].output
         return len(self.graph.producers[value]) == len(self.graph.consumers[value]) == 1
 

@@ -1,37 +1,35 @@
 """Primitive graph -> groups: every convex set of primitives, within stated limits.
 
-A set of primitives is convex if no path leaves it and comes back; that is the case exactly if it is
-the difference of two execution states, sets closed under predecessors (Korch, section 4, theorem
-1). Sets are bitsets. With P the set and A what it needs beyond itself (its ancestors minus P), the
-two states are A + P and A, so P is convex if no member of A has an ancestor in P.
+A set of primitives is convex if no path leaves it and comes back. This holds exactly if the set is
+the difference of two execution states, which are sets closed under predecessors (Korch, section 4, theorem
+1). Sets are bitsets. Let P be the set and A its ancestors minus P. The two states are A + P and A, so P is
+convex if no member of A has an ancestor in P.
 
-Sets are grown from single primitives, each set once: by one neighbour at a time, with all that lies
-on paths between it and the set. Every connected convex set is reached (`_Space.sinks` says how). So
-the work is in proportion to the sets found, not to the number of states, which is exponential in
-the width.
+Sets are grown from single primitives, each set once: by one neighbour at a time, with all primitives on
+paths between it and the set. Every connected convex set is reached (see `_Space.sinks`). So the work is
+proportional to the number of sets found, not to the number of states, which is exponential in the width.
 
-These keep the number of sets small:
+The following rules keep the number of sets small:
 
 - A set has one of the shapes that providers ask for (`shape.py`), or consists of the outputs of one
   opaque operator. So a set has at most one linear primitive; `Compose` functions combine groups
   into larger ones.
-- A broadcast or a slice costs nothing inside of a kernel, so it comes with each primitive that
-  reads it instead of being grown over (`contract.py`). So does, unless `contract_chains` is off, an elementwise
-  primitive all of whose readers (a few) are elementwise and of its shape, and a layout primitive
-  whose one reader is another: a kernel that ends between the two only moves the tensor once more.
-  A chain that begins at a linear primitive is not contracted, as a kernel may fuse a part of it,
-  unless it ends with a cast to bytes.
-  Where a chain would read more than `max_inputs` values, it is cut.
-- At most `max_pools` reductions over windows are in one set, and `max_byte_casts` casts to bytes: these are stored and
-  read at a quarter of the cost of floats.
-- Options limit sets, inputs and outputs; the report names the limits that bind.
+- A broadcast or a slice costs nothing inside a kernel, so it is attached to each primitive that reads it: it
+  is in every set with that primitive, and is not added as a neighbour (`contract.py`). Unless
+  `contract_chains` is off, also attached are an elementwise primitive all of whose readers (a few) are
+  elementwise and of its shape, and a layout primitive whose only reader is a layout primitive: a kernel that
+  ends between the two only moves the tensor one more time. A chain that begins at a linear primitive is not
+  contracted, as a kernel may fuse a part of it, unless it ends with a cast to bytes.
+  A chain that would read more than `max_inputs` values is cut.
+- At most `max_pools` reductions over windows are in one set, and at most `max_byte_casts` casts to bytes, whose
+  results are stored and read at a quarter of the cost of floats.
+- Options limit sets, inputs and outputs; the report names the limits that were reached.
 
-Alternatives: a set holds at most one primitive for a value. Paths are those of the whole graph,
-over all alternatives, except those of values that the set computes itself. A set that is convex
-only under some choice of alternatives beyond it is not found.
-Each primitive alone is always a group, so that a plan exists whatever the limits are. So is, also
-after the deadline, a primitive with all that comes with it, and a product of bytes with what makes
-bytes of its sums.
+Alternatives: a set has at most one primitive per value. Paths are those of the whole graph, over all
+alternatives, except alternatives for values that the set computes itself. A set that is convex only for some
+choice of alternatives outside it is not found.
+Each primitive alone is always a group, so that a plan exists for any limits. Also found after the deadline
+are a primitive with all primitives attached to it, and a product of bytes with the cast of its sums to bytes.
 """
 
 from __future__ import annotations
@@ -51,10 +49,10 @@ from korch.primitive.op import Category
 from korch.primitive.ops.opaque import OpaqueAttributes
 
 BUDGET = "budget"
-"""How reports call the deadline among the limits."""
+"""The name of the deadline among the limits in reports."""
 
 MOST_NEEDED = 2
-"""Primitives, without those that come with them, of a group that is found after the deadline, too."""
+"""The most primitives, not counting attached ones, of a group that is found even after the deadline."""
 
 Key = tuple[tuple[int, ...], tuple[int, ...]]
 """A group's primitives and outputs."""
@@ -62,13 +60,13 @@ Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class EnumerationReport:
-    """How many convex sets were found, and which limits bound.
+    """How many convex sets were found, and which limits were reached.
 
     Attributes:
         sets: the number of convex sets.
         groups: the number of groups.
-        limits_hit: the names of the limits.
-        needed: the groups of which a fair plan consists, found also after the deadline.
+        limits_hit: the names of the limits that were reached.
+        needed: groups that suffice for an acceptable plan; they are found even after the deadline.
     """
 
     sets: int
@@ -89,13 +87,13 @@ def enumerate_groups(
     Args:
         graph: the graph.
         options: the limits.
-        most_groups: if there are more, none is returned, and the report counts those found so far.
-        deadline: when to stop looking for more, which the report names as the limit "budget".
+        most_groups: if there are more, no group is returned, and the report counts those found so far.
+        deadline: when to stop looking for more groups; the report then names the limit "budget".
         shapes: the kinds of groups to find.
 
     Source:
         "Optimal Kernel Orchestration for Tensor Programs with Korch" (ASPLOS 2024), section 4 and
-        algorithm 1; here on bitsets, iterative, each set once, with several outputs.
+        algorithm 1. Differences: bitsets, an iterative search, each set once, several outputs.
     """
     space = _Space(graph, options, [shape for shape in shapes if isinstance(shape, GroupShape)])
     hit: set[str] = set()
@@ -136,7 +134,7 @@ def enumerate_groups(
 def _add_composed(
     graph: PrimitiveGraph, groups: dict[Key, Group], compose: Sequence[Compose], most: int, deadline: Deadline
 ) -> bool:
-    """Add what providers compose of the groups, until there are too many; return whether the time ended first."""
+    """Add the groups that providers compose, until there are more than `most`; return whether the time ended first."""
     single = tuple(groups.values())
     for group in itertools.chain.from_iterable(each(graph, single) for each in compose):
         groups.setdefault((group.primitives, group.outputs), group)
@@ -158,7 +156,7 @@ def bits(mask: int) -> list[int]:
 
 
 class _Space:
-    """The graph as bitsets over primitives, broadcasts contracted into their readers."""
+    """The graph as bitsets over primitives, with attached primitives ("free" ones) contracted into their readers."""
 
     def __init__(self, graph: PrimitiveGraph, options: Options, shapes: Sequence[GroupShape]) -> None:
         self.graph, self.limits = graph, options.search
@@ -168,7 +166,7 @@ class _Space:
         self.contraction = Attachment(graph, contract_chains, options.search)
         self.is_free = [self.contraction.is_free(p) for p in range(count)]
         self.reads = [self._values_read(p) for p in range(count)]
-        # Direct producers, through free ones; and these free ones, which come with each primitive.
+        # Per primitive: its direct producers that are not free, through free ones; and the free ones attached to it.
         self.feeds, self.comes_with = self._behind()
         while (cut := self._too_long(options.search.max_inputs)) is not None:
             self.is_free[cut] = False
@@ -192,7 +190,7 @@ class _Space:
         self.byte_casts = sum(1 << p for p in casts) if contract_chains else 0
         self.linear = self._of(Category.LINEAR)
         self.opaque = self._of(Category.OPAQUE)
-        # By linear operation, "" for none: what may stand before it and beside it, by shape.
+        # By linear operation ("" for none): per shape, the primitives allowed before it and beside it.
         self.shapes: dict[str, list[tuple[int, int]]] = {}
         for shape in shapes:
             before = self._of(*shape.before) | (self._widening() if shape.widens else 0)
@@ -213,10 +211,10 @@ class _Space:
         return sum(1 << p for p, cast in casts if graph.is_widening(cast, cast.inputs[0] in graph.constants))
 
     def _behind(self) -> tuple[list[int], list[int]]:
-        """Return the direct producers of each primitive, and the free ones between them and it.
+        """Return the direct non-free producers of each primitive, and the free ones between them and it.
 
-        Each primitive is looked at after the free ones that it reads: chains of them are long, and
-        where they part and meet there are exponentially many paths.
+        Each primitive is visited after the free ones that it reads, and only once: chains of free
+        primitives are long, and have exponentially many paths if they branch and join.
         """
         count = len(self.graph.primitives)
         solid, free = [0] * count, [0] * count
@@ -238,10 +236,10 @@ class _Space:
         return solid, free
 
     def _too_long(self, max_inputs: int) -> int | None:
-        """Return a link of a chain that reads too much as a whole, None if there is none.
+        """Return a primitive at which to cut a chain that reads too many values, None if there is no such chain.
 
-        A group contains all primitives that come with its own. If these read too much, there is no group of several
-        primitives. The link is the direct producer that reads most, at the end of the shortest such chain.
+        A group contains all primitives attached to its own. If these read too many values, there is no group of
+        several primitives. The result is the direct producer that reads most, at the end of the shortest such chain.
         """
         links = sum(1 << p for p, free in enumerate(self.is_free) if free and not self.contraction.costs_nothing(p))
         for p in sorted(range(len(self.comes_with)), key=lambda p: (self.comes_with[p].bit_count(), p)):
@@ -263,7 +261,7 @@ class _Space:
 
     @staticmethod
     def _closure(steps: Sequence[int]) -> list[int]:
-        """Return what each primitive reaches, over all alternatives; cycles are allowed."""
+        """Return the primitives that each primitive reaches, over all alternatives; cycles are allowed."""
         reached = list(steps)
         changed = True
         while changed:
@@ -277,11 +275,11 @@ class _Space:
         return reached
 
     def _hull(self, mask: int, between: int, rivals: int) -> int:
-        """Return the least convex set that holds a set: with all that lies on paths within it.
+        """Return the least convex set that contains a set: the set and all primitives on paths between its members.
 
         Args:
             mask: the set.
-            between: what has an ancestor and a descendant in it, but is not in it.
+            between: the primitives outside the set that have an ancestor and a descendant in it.
             rivals: the other alternatives for the set's values.
         """
         if between & rivals:
@@ -289,15 +287,15 @@ class _Space:
         return mask | between
 
     def _on_paths(self, mask: int, allowed: int) -> int:
-        """Return those of the allowed primitives that lie on paths from a set back to it.
+        """Return the allowed primitives that are on paths from a set back to it.
 
-        What a set computes itself it does not read from elsewhere, so no path comes back through
-        another alternative for one of its values: those are not allowed.
+        A set does not read a value that it computes itself from another kernel, so no path comes back
+        through another alternative for one of its values: these must not be in `allowed`.
         """
         members = bits(allowed)
         reached = mask
         for steps in (self.feeds, self.read_by):
-            # Producers mostly stand before their readers: one turn in that order finds nearly all.
+            # Producers mostly come before their readers, so one pass in that order finds nearly all.
             left, members, reached = members, [], mask
             while left:
                 rest = []
@@ -318,7 +316,7 @@ class _Space:
 
         Args:
             mask: the set.
-            added: what it has beyond a legal set.
+            added: the primitives that were added to a legal set.
         """
         linear, opaque = mask & self.linear, mask & self.opaque
         if linear & (linear - 1) or (opaque and mask & ~opaque):
@@ -334,7 +332,7 @@ class _Space:
         return not mask & self.cyclic or self._is_acyclic(mask)
 
     def _is_acyclic(self, mask: int) -> bool:
-        """Return whether some order computes a set; alternatives may read each other."""
+        """Return whether a set can be computed in some order; alternatives may depend on each other."""
         left = mask
         while left:
             ready = sum(1 << p for p in bits(left) if not self.feeds[p] & left)
@@ -376,21 +374,21 @@ class _Space:
             frontier = following
 
     def is_needed(self, mask: int) -> bool:
-        """Whether a set is one primitive, or a product and what makes bytes of its sums."""
+        """Whether a set is one primitive, or a product of bytes and the cast of its sums to bytes."""
         is_pair = mask.bit_count() == MOST_NEEDED and bool(mask & self.linear)
         return mask.bit_count() == 1 or (is_pair and any(map(self.contraction.is_byte_cast, bits(mask))))
 
     def sinks(self, mask: int) -> int:
-        """Return how many primitives of a set no other one of it reads: they must be outputs.
+        """Return the number of sinks: primitives of a set that no other member reads, so that they must be outputs.
 
-        A set is reached through sets of no more sinks than it has: one sink's cone from its end
-        backwards, then, a hull at a time, along a path from a shared primitive to the next sink,
-        and that one's cone backwards. So sets with too many need not be grown.
+        Every set can be reached through sets that have no more sinks than it has: first add one sink's
+        cone, from the sink backwards; then follow a path from a shared primitive to the next sink, one hull
+        at a time, and add that sink's cone backwards. So sets with too many sinks need not be grown.
         """
         return sum(not self.read_by[p] & mask for p in bits(mask))
 
     def _neighbours(self, mask: int) -> Iterator[int]:
-        """Yield the hulls of a set with one primitive more."""
+        """Yield the hulls of a set extended by one neighbouring primitive."""
         around = rivals = above = below = siblings = 0
         for p in bits(mask):
             around |= self.feeds[p] | self.read_by[p]
@@ -418,7 +416,7 @@ class _Space:
         return any(not before & ~first and not beside & ~second for first, second in self.shapes.get(op, ()))
 
     def _siblings(self, p: int) -> int:
-        """Return the other outputs of the operator whose output an opaque primitive is."""
+        """Return the primitives of the other outputs of an opaque primitive's operator."""
         primitive = self.graph.primitives[p]
         if not isinstance(primitive.attributes, OpaqueAttributes):
             return 0
@@ -433,7 +431,7 @@ class _Space:
         )
 
     def input_count(self, mask: int) -> int:
-        """Return how many tensors some primitives read, without those that all are one number."""
+        """Return how many tensors some primitives read, not counting uniform constants."""
         own = read = 0
         for p in bits(mask):
             own |= 1 << self.graph.primitives[p].output
@@ -441,7 +439,7 @@ class _Space:
         return (read & ~own).bit_count()
 
     def with_absorbed(self, mask: int) -> int:
-        """Return a set with the primitives that come with those in it."""
+        """Return a set with the primitives that are attached to its members."""
         whole = mask
         for p in bits(mask):
             whole |= self.comes_with[p]
@@ -450,8 +448,8 @@ class _Space:
     def output_sets(self, mask: int, options: Options, hit: set[str]) -> Iterator[tuple[int, ...]]:
         """Yield each useful set of outputs.
 
-        What nothing inside reads must be an output, or its primitive would be idle; what is read
-        inside and outside may be one, or be computed again by another kernel.
+        A value that no member reads must be an output, or its primitive would be useless. A value that is
+        read inside and outside the set may be an output, or another kernel may compute it again.
         """
         must: list[int] = []
         may: list[int] = []

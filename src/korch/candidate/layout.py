@@ -1,10 +1,10 @@
 """Layouts: the order of a value's elements in memory.
 
-A layout is an order of the axes, outermost first, and inner blocks. It is written as oneDNN writes
-its format tags: axes are letters, a blocked axis is a capital, inner blocks follow with their size
-(`abcd` is plain, `acdb` channels-last, `aBcd16b` has blocks of 16 channels). A layout of float32
-constants may hold them as the three bfloat16 that each is the sum of (`BA2b16a16b2a*3`): what
-matrix units multiply.
+A layout consists of an order of the axes, outermost first, and of inner blocks. It is written like a format
+tag of oneDNN: axes are letters, a blocked axis is a capital letter, and inner blocks follow with their sizes
+(`abcd` is plain, `acdb` channels-last, `aBcd16b` has blocks of 16 channels). A layout of float32 constants
+may store each number as three bfloat16 numbers whose sum it is (`BA2b16a16b2a*3`), for multiplication by
+matrix units.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
 
 SPLIT_PARTS = 3
-"""bfloat16 numbers, of 8 significant bits each, whose sum is a float32 of 24."""
+"""The number of bfloat16 numbers, with 8 significant bits each, whose sum is a float32 number, with 24."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Layout:
         order: the axes, outermost first.
         blocks: inner blocks as (axis, size), outermost first, after all of `order`. An axis that
             is no multiple of its blocks is padded with zeros.
-        is_split: whether a float32 is stored as three bfloat16, all first ones of an inner block
-            before all second ones.
+        is_split: whether each float32 is stored as three bfloat16; within an inner block, all first
+            parts come before all second parts, and these before all third parts.
     """
 
     order: tuple[int, ...]
@@ -55,7 +55,7 @@ class Layout:
         return math.prod(size for a, size in self.blocks if a == axis)
 
     def physical_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the sizes of the array in memory, outermost first, pads included."""
+        """Return the shape of the array in memory, outermost axis first, including padding."""
         outer = tuple(-(-shape[axis] // self.block(axis)) for axis in self.order)
         return outer + (SPLIT_PARTS,) * self.is_split + tuple(size for _, size in self.blocks)
 
@@ -65,11 +65,11 @@ class Layout:
         return ValueType(self.physical_shape(type_.shape), dtype)
 
     def size_bytes(self, type_: ValueType) -> int:
-        """Return the bytes of a value in memory, pads included."""
+        """Return the bytes of a value in memory, including padding."""
         return _size_bytes(self, type_)
 
     def normalized(self, shape: tuple[int, ...]) -> Layout:
-        """Return the plain layout if a value of this shape has the same bytes in both."""
+        """Return the plain layout if a value of this shape has the same bytes in both layouts; otherwise this one."""
         if self.is_plain or self.is_split:
             return self
         if any(shape[axis] % self.block(axis) for axis, _ in self.blocks):
@@ -79,14 +79,14 @@ class Layout:
         return Layout.plain(len(shape)) if steps == sorted(steps) else self
 
     def lays_end_to_end(self, shapes: Sequence[tuple[int, ...]], axis: int) -> bool:
-        """Return whether a concatenation is the bytes of its operands, one after another.
+        """Return whether the bytes of a concatenation are the bytes of its operands, one after another.
 
-        So it is if no axis farther out than the concatenated one has more than one step, and each
-        operand but the last ends with a whole block.
+        This holds if every axis outside the concatenated one has only one step, and each operand except the
+        last ends with a complete block.
 
         Args:
-            shapes: of the operands; they differ along `axis` only.
-            axis: along which they are concatenated.
+            shapes: the shapes of the operands; they differ along `axis` only.
+            axis: the axis along which they are concatenated.
         """
         outer = self.order[: self.order.index(axis)]
         return all(-(-shapes[0][a] // self.block(a)) == 1 for a in outer) and not any(
@@ -116,10 +116,10 @@ class Layout:
             perm.append(position[axis, seen.get(axis, 0)])
             seen[axis] = seen.get(axis, 0) + 1
         packed = np.ascontiguousarray(padded.reshape(split).transpose(perm))
-        return packed.reshape(self.physical_shape(shape))  # a scalar has become one of rank 1
+        return packed.reshape(self.physical_shape(shape))  # NumPy has made a scalar an array of rank 1
 
     def unpack(self, packed: Array, shape: tuple[int, ...]) -> Array:
-        """Return the array of `shape` whose elements lie in `packed` in this order."""
+        """Return the array of `shape` whose elements are stored in `packed` in this layout."""
         if self.is_split:
             parts = packed.reshape(self.physical_shape(shape)).astype(np.float32)
             first, second, third = np.moveaxis(parts, len(self.order), 0)
@@ -138,7 +138,7 @@ class Layout:
         """Return the layout that prints as `text`.
 
         Raises:
-            ValueError: `text` is no layout.
+            ValueError: `text` is not a layout.
         """
         match = re.fullmatch(r"([a-zA-Z]*?)((?:[1-9]\d*[a-z])*)(\*3)?", text)
         order = [ord(letter.lower()) - 97 for letter in match[1]] if match else []
@@ -152,10 +152,10 @@ class Layout:
 
 
 def split_float32(array: Array) -> list[Array]:
-    """Return three bfloat16 tensors whose sum is the given one, without parts below 2^-133.
+    """Return three bfloat16 tensors whose sum is the given one, except for parts below 2^-133.
 
-    Each is the nearest to what the ones before leave, or the next nearer to zero where that would
-    be infinite. What is not finite is the first, and the others are zero.
+    Each element is the remainder after the parts before it, rounded to nearest, or towards zero if rounding
+    to nearest gives infinity. If a number is not finite, it is the first part, and the others are zero.
     """
     rest = np.array(array, np.float32)
     found = []
@@ -201,7 +201,7 @@ def channels_blocked(rank: int, size: int) -> Layout:
 
 
 OF_BYTES = (DType.U8, DType.I8, DType.I32)
-"""Elements of products of bytes and their sums, whose kernels read and write channels-last."""
+"""Element types of products of bytes and of their sums. Their kernels read and write channels-last."""
 
 
 @cache
@@ -213,8 +213,9 @@ def layout_choices(type_: ValueType, lanes: int) -> tuple[Layout, ...]:
         lanes: float32 elements in a vector register.
 
     Returns:
-        Plain; for n, c and two or more spatial axes also channels-last, and blocks of `lanes`
-        channels of floats if the channels are a multiple of it. None that has the same bytes as another.
+        Plain; for values with axes n, c and two or three spatial axes also channels-last, and, unless the
+        elements are in OF_BYTES, blocks of `lanes` channels if the number of channels is a multiple of
+        `lanes`. A layout with the same bytes as another one is left out.
     """
     plain = Layout.plain(type_.rank)
     if type_.rank not in (4, 5) or type_.size == 0:
@@ -235,5 +236,5 @@ def layouts_by_kind(type_: ValueType, lanes: int) -> dict[str, Layout]:
 
 
 def replaced(layouts: Sequence[Layout], position: int, layout: Layout) -> tuple[Layout, ...]:
-    """Return some layouts with another one at a position."""
+    """Return a copy of `layouts` with another layout at one position."""
     return (*layouts[:position], layout, *layouts[position + 1 :])

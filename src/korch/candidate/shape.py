@@ -1,8 +1,8 @@
-"""The kinds of groups that providers ask for.
+"""Group shapes: the kinds of groups that providers ask for.
 
-A provider lists them as `group_shapes`; one without the list gets `COMMON`. The enumeration grows
-the sets of primitives that have one of the shapes. A group of a single primitive, or of the outputs
-of one opaque operator, is always offered.
+A provider lists them as `group_shapes`; without the list it gets `COMMON`. The enumeration finds the sets of
+primitives that have one of the shapes. Groups of a single primitive, and of the outputs of one opaque
+operator, are always passed to every provider.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LINEAR = tuple(op.name for op in OPS.values() if op.category is Category.LINEAR)
 
 @dataclass(frozen=True, slots=True)
 class GroupShape:
-    """Convex sets of primitives, by what they may consist of.
+    """A kind of convex set of primitives, given by the primitives that it may contain.
 
     Attributes:
-        anchors: names of linear operations, of which a set has exactly one primitive. Sets without
-            a linear primitive are found too: the others are grown from them.
+        anchors: names of linear operations; a set has exactly one primitive of these. Sets without
+            a linear primitive are found too, since the others are grown from them.
         before: categories of the primitives that the anchor depends on.
         beside: categories of all other primitives.
         widens: whether casts from 16-bit floats and from constants of bytes may also stand before the anchor.
@@ -42,7 +42,7 @@ class GroupShape:
 
 
 def around(*anchors: str, widens: bool = False) -> GroupShape:
-    """Return the shape of a linear primitive with moves before it and elementwise steps after.
+    """Return the shape of a linear primitive with layout primitives before it and elementwise primitives after it.
 
     Args:
         anchors: names of linear operations.
@@ -55,13 +55,13 @@ FUSED = GroupShape(beside=frozenset({Category.ELEMENTWISE, Category.BROADCAST, C
 """Any primitives but linear and opaque ones."""
 
 COMMON = (FUSED, around(*LINEAR))
-"""What a provider is offered that declares no shapes."""
+"""The shapes for a provider that declares none."""
 
 Compose = Callable[[PrimitiveGraph, Sequence[Group]], Iterable[Group]]
-"""From a graph and its groups of all shapes to further groups, of several linear primitives."""
+"""Function: a graph and its groups of all shapes -> further groups, with several linear primitives."""
 
 
 def shapes_of(providers: Iterable[object]) -> tuple[GroupShape | Compose, ...]:
-    """Return the shapes that some providers ask for, each once."""
+    """Return the shapes that the providers ask for, without duplicates."""
     found = (shape for provider in providers for shape in getattr(provider, "group_shapes", COMMON))
     return tuple(dict.fromkeys(found))

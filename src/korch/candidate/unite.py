@@ -1,7 +1,7 @@
 """Independent groups -> one group that runs them all, and back.
 
-The group of the union is like any other: it has the parts' inputs, each value once, and their
-outputs, part after part. So the parts are found again from the number of each one's outputs.
+The united group is an ordinary group: it has the parts' inputs, each value once, and the parts' outputs, part
+after part. So the parts can be recovered from the number of outputs of each part.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from korch.primitive.op import Category
 
 
 def unite(graph: PrimitiveGraph, parts: Sequence[Group]) -> Group | Refusal:
-    """Return the group of several groups that do not wait for each other.
+    """Return the group that unites several groups of which none depends on another.
 
-    The caller must check that no group waits for another through a third kernel.
+    The caller must check that no group depends on another through a third kernel.
 
     Args:
-        graph: the graph that their ids are of.
+        graph: the graph to which the groups' ids refer.
         parts: the groups.
     """
     primitives = {p for part in parts for p in part.primitives}
@@ -43,11 +43,11 @@ def unite(graph: PrimitiveGraph, parts: Sequence[Group]) -> Group | Refusal:
 
 
 def split(group: Group, counts: Sequence[int]) -> tuple[Group, ...]:
-    """Return the groups of which a group was united; their ids are those of its body.
+    """Return the groups from which a group was united; their ids refer to its body.
 
     Args:
         group: the group.
-        counts: how many of its outputs each part has.
+        counts: the number of outputs of each part.
     """
     body = group.body
     maker = {primitive.output: p for p, primitive in enumerate(body.primitives)}

@@ -1,6 +1,6 @@
 """The command line: `korch optimize`, `run`, `bench`, `explain`, `profile`, `unpack`, `doctor`, and the stages.
 
-Exit codes: 0 done, 1 an error, 2 wrong usage, 130 interrupted. Results go to stdout, progress to stderr.
+Exit codes: 0 success, 1 error, 2 wrong usage, 130 interrupted. Results go to stdout, progress goes to stderr.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("korch: interrupted; measurements are kept, and the same command continues from them", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of the output has ended, as `head` does
+    except BrokenPipeError:  # the reader of the output has closed it, like `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # a name that is too long, a full disk behind stdout
+    except OSError as error:  # for example, a file name is too long, or the disk is full
         logger.debug("the command ends", exc_info=True)
         where = f"{error.filename}: " if error.filename else ""
         print(f"korch: {where}{error.strerror or error}", file=sys.stderr)
@@ -81,7 +81,7 @@ def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> 
 
 @contextmanager
 def _ended_by_signal() -> Iterator[None]:
-    """Let SIGTERM end the command as an error would, so that no process that it started runs on."""
+    """Make SIGTERM end the command like an exception, so that the processes that it started end too."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -97,9 +97,9 @@ def _ended_by_signal() -> Iterator[None]:
 
 
 def _age_s() -> float:
-    """Return the age of this process: its start counts as a part of a budget."""
+    """Return the age of this process: the time for its start counts as part of a budget."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, IndexError, ValueError):  # another system than Linux
+    except (OSError, AttributeError, IndexError, ValueError):  # the system is not Linux
         return 0.0

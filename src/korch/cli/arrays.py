@@ -1,4 +1,4 @@
-"""Arrays from files and random numbers, and arrays to files."""
+"""Reads arrays from files, generates random ones, and writes arrays to files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write a .npz file under exactly this name and with any keys, unlike `numpy.savez`."""
+    """Write an .npz file; unlike `numpy.savez`, use exactly this file name and allow any keys."""
     with writing(path, "option --output"), zipfile.ZipFile(path, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as stream:
@@ -31,10 +31,10 @@ def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
 
 @contextmanager
 def writing(path: Path, where: str) -> Iterator[None]:
-    """Turn an error of the system while a file is written into one that names the file.
+    """Convert an OSError while a file is written into an error that names the file.
 
     Raises:
-        OptionError: it can't be written.
+        OptionError: the file can't be written.
     """
     try:
         yield
@@ -85,10 +85,10 @@ def _read_array(name: str, path: Path) -> Array:
 
 
 def _check_header(stream: IO[bytes]) -> None:
-    """Check that a .npy file has the elements that its header announces, before memory is allocated.
+    """Check that an .npy file is as large as its header says, before memory is allocated.
 
     Raises:
-        ValueError: the file has fewer elements, or no such header.
+        ValueError: the file is smaller, or has no valid header.
     """
     read = np.lib.format.read_array_header_1_0
     if np.lib.format.read_magic(stream) != (1, 0):

@@ -1,4 +1,4 @@
-"""Compares an artifact, or a model that is optimized first, with other engines in interleaved runs."""
+"""`korch bench`: compare an artifact, or a model that is optimized first, with other engines in interleaved runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Tell = Callable[[str, str], None]
 
 
 NOT_OF_BUILDS = ("search", "cache_folder")
-"""Options that are used with an artifact, too: the seed of inputs, and where files are."""
+"""Options that also apply to a built artifact: the seed of the inputs, and the folder of files."""
 
 
 def bench(
@@ -44,18 +44,18 @@ def bench(
     rest_ms: float = 0.0,
     tell: Tell | None = None,
 ) -> Comparison:
-    """Compare Korch with other engines. One that can't run the model is left out.
+    """Compare Korch with other engines. An engine that can't run the model is left out.
 
     Args:
         subject: an ONNX model, which is optimized first, or an artifact.
         against: names of other engines.
-        model: for an artifact, the model that the others run; by default the one that it was
+        model: for an artifact, the model that the other engines run; by default the model that it was
             built from, which must not have changed since.
         rounds: the number of turns of each engine.
         options: for a model, how to optimize it.
-        shapes: sizes for inputs with unknown dimensions, by input name; of an artifact with
-            several plans, those of one; of an artifact for ranges of sizes, any.
-        rest_ms: how long each engine rests before a timed run.
+        shapes: sizes for inputs with unknown dimensions, by input name. For an artifact with several
+            plans, they must be those of one plan; for an artifact for ranges, any sizes in the ranges.
+        rest_ms: milliseconds that each engine rests before a timed run.
         tell: called with a stage's name and a line of text.
 
     Raises:
@@ -91,7 +91,7 @@ def bench(
 def _subject(
     subject: Path, folder: Path, options: Options, shapes: Mapping[str, Sequence[int]], say: Tell
 ) -> tuple[Runnable, Path]:
-    """Return the executable of an artifact or of a model that is optimized, and its artifact."""
+    """Return the executable of the subject, and the path of its artifact; a model is optimized first."""
     if subject.suffix == ".korch":
         _refuse_options(subject, options)
         return _load(subject, shapes), subject
@@ -103,10 +103,10 @@ def _subject(
 
 
 def _refuse_options(artifact: Path, options: Options) -> None:
-    """Refuse options that only say how an artifact is built.
+    """Refuse options that have no effect on an artifact because they only say how to build one.
 
     Raises:
-        OptionError: one of them is given.
+        OptionError: such an option is given.
     """
     standard = Options()
     for field in fields(Options):
@@ -119,10 +119,10 @@ def _refuse_options(artifact: Path, options: Options) -> None:
 
 
 def _sizes(executable: RangedExecutable, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    """Return the size of each dimension of an executable for ranges that some shapes give.
+    """Return the size of each dimension of an executable for ranges, in steps, as given by shapes.
 
     Raises:
-        OptionError: they do not give one, or give one that is out of its range.
+        OptionError: the shapes do not give a size for a dimension, or one that is out of its range.
     """
     sizes = []
     for dimension in executable.ranges.dimensions:
@@ -143,9 +143,9 @@ def _sizes(executable: RangedExecutable, shapes: Mapping[str, Sequence[int]]) ->
 def bindings_of(
     subject: Path, given: Sequence[Mapping[str, tuple[Bound, ...]]]
 ) -> Sequence[Mapping[str, tuple[Bound, ...]]]:
-    """Return what to compare in turn: the bindings that are given, or else those of an artifact.
+    """Return the bindings to compare one after another: the given ones, or else those of an artifact.
 
-    An artifact for ranges of sizes is compared at the sizes of its plans.
+    An artifact for ranges of sizes is compared at the sizes at which its plans were timed.
 
     Raises:
         ArtifactError: the artifact can't be read.
@@ -160,7 +160,7 @@ def bindings_of(
 
 
 def _load(path: Path, shapes: Mapping[str, Sequence[int]]) -> Runnable:
-    """Return the executable of an artifact, or that of its plans which takes some shapes."""
+    """Return the executable of an artifact; if it has several plans, the one that takes the shapes."""
     executable: Runnable = load(path)
     if isinstance(executable, RangedExecutable) or not isinstance(executable, ShapedExecutable):
         return executable
@@ -178,7 +178,7 @@ def _load(path: Path, shapes: Mapping[str, Sequence[int]]) -> Runnable:
 
 
 def shapes_text(shapes: Mapping[str, Sequence[int]]) -> str:
-    """Return shapes by name as --shape takes them."""
+    """Return shapes by name, in the form of the option --shape."""
     return " ".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items())
 
 

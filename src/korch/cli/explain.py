@@ -22,7 +22,7 @@ LARGEST_PROTOBUF = 1 << 30
 """The weights of a larger model are written to a separate file."""
 
 PAGE_ROUNDS = 20
-"""The number of runs for the timeline of a page."""
+"""The number of runs for the timeline of the HTML page."""
 
 
 def explain(parsed: argparse.Namespace) -> int:
@@ -50,7 +50,7 @@ def explain(parsed: argparse.Namespace) -> int:
 
 
 def _show(parsed: argparse.Namespace, executable: AnyExecutable) -> None:
-    """Print or write what `korch explain` was asked for."""
+    """Print or write the output that the flags of `korch explain` select."""
     from korch.api import load
     from korch.records import plain, to_json
     from korch.report.diff import differences, differences_page
@@ -86,7 +86,7 @@ def _one_plan(executable: AnyExecutable, path: Path) -> Executable | CudaExecuta
     """Return an executable if it has one plan.
 
     Raises:
-        OptionError: it has several plans, or parts on the host.
+        OptionError: it has several plans, or parts that run on the host.
     """
     from korch.runtime.cuda.executable import CudaExecutable
     from korch.runtime.executable import Executable
@@ -157,7 +157,7 @@ def unpack(parsed: argparse.Namespace) -> int:
 
 
 def doctor(parsed: argparse.Namespace) -> int:
-    """Check compiler, libraries and cache."""
+    """Check the compiler, the libraries and the cache folder."""
     from korch.report.doctor import examine
 
     text, is_well = examine()

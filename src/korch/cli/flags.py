@@ -1,4 +1,4 @@
-"""Flags for the fields of `Options`: each command has those that it uses."""
+"""Command-line flags for the fields of `Options`; each command has the flags that it uses."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any
 from korch.options import Options, flagged_fields
 
 RENAMED = {"budget_s": "budget", "superopt_s": "superopt"}
-"""Flags that leave out the unit of their field; the help text names it."""
+"""The flags whose names omit the unit of the field; the help text names the unit."""
 
 
 def add_options(parser: argparse.ArgumentParser, names: Collection[str] | None = None) -> None:
-    """Add one flag for each of some fields of `Options`; for all if no names are given."""
+    """Add one flag for each named field of `Options`; for all flagged fields if no names are given."""
     group = parser.add_argument_group("options")
     hints = typing.get_type_hints(Options)
     for field in flagged_fields():
@@ -54,5 +54,5 @@ def _flag_type(hint: Any) -> tuple[type, Sequence[Any] | None]:
 
 
 def options_of(parsed: argparse.Namespace) -> Options:
-    """Return the options that flags set, and the defaults of those without a flag here."""
+    """Return the options that the flags set; options without a flag in this command have their defaults."""
     return Options(**{f.name: getattr(parsed, f.name) for f in flagged_fields() if hasattr(parsed, f.name)})

@@ -1,4 +1,4 @@
-"""`korch optimize`, and the commands that stop after one stage and print its result."""
+"""`korch optimize`, and the commands that run up to one stage and print its result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def optimize(parsed: argparse.Namespace) -> int:
-    """Build an artifact from a model; with `--stop-after`, only run the stages up to one."""
+    """Build an artifact from a model; with `--stop-after`, only run the stages up to the named one."""
     from korch.api import build
     from korch.records import plain, to_json
     from korch.report.explain import describe
@@ -72,7 +72,7 @@ def _dry_run(parsed: argparse.Namespace) -> int:
 
 
 def print_stage(parsed: argparse.Namespace) -> int:
-    """Run the stages up to one, and print its result."""
+    """Run the stages up to `parsed.stage`, and print the result of this stage."""
     from korch.program.solve import solve
     from korch.program.text import format_plan, parse_problems
 
@@ -95,7 +95,7 @@ def _stop_after(parsed: argparse.Namespace) -> int:
 
 
 def _run_stages(parsed: argparse.Namespace, options: Options, last: str, printed: Sequence[str]) -> None:
-    """Run the stages up to `last`, from a model or from the text of a graph; print some results."""
+    """Run the stages up to `last`, from a model or from the text of a graph; print the results of `printed`."""
     from korch.pipeline import Run, run_until
     from korch.pipeline.texts import read_graph_text
     from korch.report.progress import Bar

@@ -1,4 +1,4 @@
-"""The parser of the command line: one function adds one command or several similar ones."""
+"""The parser of the command line; each function adds one command or several similar commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from korch.cli.flags import add_options
 from korch.report.progress import STAGES
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
-"""What `argparse.ArgumentParser.add_subparsers` returns."""
+"""The type that `argparse.ArgumentParser.add_subparsers` returns."""
 
 PEERS = "onnxruntime,openvino"
 
@@ -34,7 +34,7 @@ PRINTED = {
     "orchestrate": ("print the program with its costs, and the plan", _ORCHESTRATE),
     "lower": ("print the tile programs of the plan's kernels", _ORCHESTRATE),
 }
-"""Commands that print the result of a stage: what each does, and the options that apply."""
+"""The commands that print the result of a stage: the help text of each, and its options."""
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -118,7 +118,7 @@ def profile(parsed: argparse.Namespace) -> int:
 def watched_threads(
     parsed: argparse.Namespace, executable: Executable, rounds: int, seed: int
 ) -> tuple[Threads | None, str]:
-    """Return the threads' activity in runs; or None and why it is not known."""
+    """Return the activity of threads in runs and ""; or None and the reason why it is not known."""
     from korch.report.threads import watch_threads
 
     try:

@@ -1,4 +1,4 @@
-"""Texts of shapes -> bindings of a model's dimensions, with ranges of sizes in them."""
+"""Texts of the option --shape -> bindings of a model's dimensions to sizes or ranges of sizes."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from korch.errors import OptionError
 from korch.ranges.samples import Bound, static
 
 _SIZE = re.compile(r"([0-9]{1,18})(?:\.\.([0-9]{1,18})(?::([1-9][0-9]{0,17}))?)?").fullmatch
-"""Matches a dimension's size, or a range of sizes, perhaps with a step. `str.isdigit` accepts other characters, too."""
+"""Matches a size, or a range of sizes with an optional step. It accepts only ASCII digits, unlike `str.isdigit`."""
 
 
 def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[Bound, ...]]]:
     """Return bindings of shapes from texts like `image=1x3x224x224`, `length=128,256` or `size=320..640:32`.
 
-    Names are of inputs or of dimensions. Shapes that are separated by commas are alternatives: the
-    first ones of all names make up the first binding, the second ones the second, and so on; a name
-    with one shape has it in all bindings.
+    A name is the name of an input or of a dimension. Shapes that are separated by commas are alternatives: the
+    first shapes of all names make up the first binding, the second shapes the second binding, and so on. A name
+    with only one shape has this shape in all bindings.
 
     Raises:
         OptionError: a text has another form, or names have different numbers of alternatives.
@@ -57,7 +57,7 @@ def _bound(text: str, where: str) -> Bound:
     """Return a size, or a range of sizes.
 
     Raises:
-        OptionError: the range ends before it begins.
+        OptionError: the range is empty.
     """
     low, _, rest = text.partition("..")
     high, _, step = rest.partition(":")
@@ -68,10 +68,10 @@ def _bound(text: str, where: str) -> Bound:
 
 
 def parse_shapes(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the one binding that texts give.
+    """Return the single binding from texts.
 
     Raises:
-        OptionError: a text has another form, or gives several.
+        OptionError: a text has another form, or there are several bindings.
     """
     bindings = parse_bindings(texts)
     if len(bindings) > 1:

@@ -1,9 +1,9 @@
-"""Kernels of a plan -> what each takes on parts of the threads, in the variant that is fastest there.
+"""Kernels of a plan -> the time of each on parts of the threads, in its fastest variant for that number of threads.
 
-A kernel is measured on one thread and, where there are more than two, on half of them; times for other numbers of
-threads are interpolated. On each number it is measured in the variant that the plan has, as its provider builds it for
-that number of threads, and in a few others of the same layouts: those of the least time on all threads, as measured or
-estimated. Where the plan's variant is not offered on fewer threads, others take its place.
+A kernel is measured on one thread and, if there are more than two, on half of them; times for other numbers of threads
+are interpolated. For each number of threads, the plan's variant is measured, as its provider builds it for that number,
+and a few other variants with the same layouts: those with the least measured or estimated time on all threads. If the
+plan's variant is not offered on fewer threads, other variants replace it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from korch.search.price import estimates_ns
 logger = logging.getLogger("korch.orchestrate")
 
 SETS_SHARE = 0.3
-"""The part of the time left that is for sets of kernels, which are measured after the kernels themselves."""
+"""The share of the remaining time that is reserved for sets of kernels, which are measured after single kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaneKernel:
-    """A kernel of the plan on a part of the threads, and nothing on the others.
+    """A kernel of the plan on a part of the threads, while the others are idle.
 
     Attributes:
-        place: in the plan.
-        threads: that it has.
+        place: its position in the plan.
+        threads: the number of its threads.
         part: the kernel in one of its variants.
-        candidate: what runs that on these threads.
+        candidate: the candidate that runs this variant on these threads.
     """
 
     place: int
@@ -47,7 +47,7 @@ class LaneKernel:
 
 
 def lane_sizes(threads: int) -> tuple[int, ...]:
-    """Return the numbers of threads that lanes may have: few, and with each its rest."""
+    """Return the numbers of threads that lanes may have: a few, and for each the number of remaining threads."""
     quarter = (threads + 2) // 4
     some = {1, quarter, threads // 2}
     return tuple(sorted({n for s in some for n in (s, threads - s) if 0 < n < threads}))
@@ -62,8 +62,8 @@ def lane_ns(times_ns: Mapping[int, int], size: int) -> int:
     """Return the estimated time of a kernel on a part of the threads.
 
     Args:
-        times_ns: by numbers of threads, what it takes on them.
-        size: threads, no fewer than the fewest of these, no more than the most.
+        times_ns: its measured times, by number of threads.
+        size: the number of threads, within the range of the measured numbers.
     """
     if size in times_ns:
         return times_ns[size]
@@ -86,7 +86,7 @@ class KernelLanes:
         """Begin without times.
 
         Args:
-            graph: of the whole model.
+            graph: the graph of the whole model.
             steps: the plan's kernels in order, all measured.
             ledger: answers questions; its meter is of a CPU.
         """
@@ -117,7 +117,7 @@ class KernelLanes:
         )
 
     def time_ns(self, kernel: LaneKernel) -> int:
-        """Return what a measured kernel takes."""
+        """Return the time of a measured kernel."""
         return self.ledger.cost_ns(kernel.candidate)[0]
 
     def times_ns(self, place: int) -> dict[int, int]:
@@ -127,7 +127,7 @@ class KernelLanes:
     def estimates_ns(self) -> dict[int, dict[int, int]]:
         """Return the estimated time of each kernel on each number of threads that it may have.
 
-        One that fails on half of the threads may have one only.
+        A kernel that fails on half of the threads may have only one thread.
         """
         found: dict[int, dict[int, int]] = {}
         threads = self.target.threads
@@ -141,12 +141,12 @@ class KernelLanes:
         return found
 
     def propose(self, lanes: Sequence[Sequence[int]], threads: Sequence[int]) -> Candidate | None:
-        """Return the candidate that runs some of the plan's kernels side by side, by their places; None if none can."""
+        """Return the candidate that runs kernels of the plan, given by place, concurrently; None if there is none."""
         parts = [[self._part(i, size) for i in lane] for lane, size in zip(lanes, threads, strict=True)]
         return self._propose(parts, threads)
 
     def _part(self, place: int, size: int) -> Candidate:
-        """Return a kernel in the variant of the nearest number of threads."""
+        """Return a kernel in the variant that is used for the nearest number of threads."""
         known = {n: each.part for n, each in self.fastest.get(place, {}).items()}
         known[self.target.threads] = self.steps[place]
         return known[min(known, key=lambda n: abs(log(n / size)))]
@@ -160,7 +160,7 @@ class KernelLanes:
         return made
 
     def _tries(self) -> list[list[LaneKernel]]:
-        """Return what is to be measured of each kernel on each number of threads, at least one variant."""
+        """Return the variants to measure for each kernel and number of threads, at least one for each."""
         provider = cast(CpuMeter, self.ledger.meter).concurrent
         most_ns, most = self.ledger.limits.concurrent_kernel_ns, 1 + self.ledger.limits.concurrent_variants
         offered = {
@@ -180,7 +180,7 @@ class KernelLanes:
         return found
 
     def _ranks(self, parts: Sequence[Candidate]) -> dict[str, int]:
-        """Return what variants take on all threads, as measured or estimated."""
+        """Return the measured or estimated time of variants on all threads, by key."""
         distinct = list({part.key: part for part in parts}.values())
         self.ledger.look_up(distinct)
         return {part.key: ns for part, ns in zip(distinct, estimates_ns(self.ledger, distinct), strict=True)}
@@ -190,12 +190,12 @@ class KernelLanes:
         return record.time_ns if isinstance(record, Measured) else None
 
     def _best(self, own: Sequence[LaneKernel]) -> LaneKernel | None:
-        """Return the fastest variant, the plan's if others are as fast."""
+        """Return the fastest variant; if several are equally fast, the plan's."""
         times_ns = [(time_ns, k) for k, each in enumerate(own) if (time_ns := self._time_ns(each)) is not None]
         return own[min(times_ns)[1]] if times_ns else None
 
     def _measure(self, kernels: Sequence[LaneKernel], deadline: Deadline) -> None:
-        """Measure kernels, equal ones once, in the order of what they take on all threads."""
+        """Measure kernels, equal ones once, those with the greatest total time on all threads first."""
         sums_ns: dict[str, int] = {}
         for each in kernels:
             sums_ns[each.candidate.key] = sums_ns.get(each.candidate.key, 0) + self.costs_ns[each.place]

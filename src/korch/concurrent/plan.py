@@ -1,9 +1,9 @@
-"""Concurrent plans: their program, their order and their verifier.
+"""Concurrent plans: the program that chooses sets, the order of kernels, and the verifier.
 
-A plan of kernels in order is given, with the kernels that each depends on. Some of them are
-replaced by *sets*, whose kernels run at the same time on parts of the threads. The choice of sets
-is an instance like any other (`korch.program.problem`): each kernel of the given plan stands for a
-value, which the kernel itself or a set that contains it must write, once.
+The input is a plan: kernels in order, and the kernels that each depends on. Some kernels are replaced
+by *sets*, whose kernels run at the same time on parts of the threads. The choice of sets is an ordinary
+instance of a plan problem (`korch.program.problem`): each kernel of the given plan stands for a value,
+which must be written exactly once, by the kernel itself or by a set that contains it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from korch.program.problem import Computation, Port, PricedKernel, Problem
 
 @dataclass(frozen=True, slots=True)
 class ConcurrentKernel:
-    """Kernels that run at the same time, as places in the given plan.
+    """Kernels that run at the same time, as positions ("places") in the given plan.
 
     Attributes:
-        lanes: the kernels of each lane, which run in turn.
+        lanes: the kernels of each lane, which run one after another.
         threads: the number of threads of each lane.
     """
 
@@ -37,7 +37,7 @@ class ConcurrentKernel:
 
 
 def waits_for(graph: PrimitiveGraph, steps: Sequence[Candidate]) -> list[int]:
-    """Return, per kernel of a plan in order, the places of those that run before it, as bits."""
+    """Return, per kernel of a plan in order, the places of the kernels that it depends on, also indirectly, as bits."""
 
     def port(value: int, layout: Layout) -> tuple[int, Layout]:
         return value, layout.normalized(graph.types[value].shape)
@@ -84,7 +84,7 @@ def _port(i: int) -> Port:
 
 
 def _direct(before: Sequence[int], i: int) -> list[int]:
-    """Return the places that a kernel depends on, but not through another one."""
+    """Return the places that a kernel depends on directly, not only through another kernel."""
     found, left = [], before[i]
     for k in reversed(range(i)):
         if left >> k & 1:
@@ -94,7 +94,7 @@ def _direct(before: Sequence[int], i: int) -> list[int]:
 
 
 def first_choice(before: Sequence[int], sets: Sequence[Sequence[int]]) -> list[int]:
-    """Return the sets that a plan can have if each in turn is taken that goes with those before it.
+    """Return a greedy choice of sets: each set, in order, that is compatible with those taken before it.
 
     Args:
         before: per kernel of the given plan, the places that it depends on, as bits.
@@ -106,7 +106,7 @@ def first_choice(before: Sequence[int], sets: Sequence[Sequence[int]]) -> list[i
     waits, chosen, taken = list(before), [], 0
     for s, places in enumerate(sets):
         own, needs = sum(1 << i for i in places), _bits(places, waits)
-        if own & (taken | needs):  # a kernel of it runs in another set, or waits for one of its own
+        if own & (taken | needs):  # one of its kernels is in another set, or depends on the set itself
             continue
         chosen.append(s)
         taken |= own
@@ -117,9 +117,9 @@ def first_choice(before: Sequence[int], sets: Sequence[Sequence[int]]) -> list[i
 
 
 def concurrent_order(before: Sequence[int], kernels: Sequence[Sequence[int]]) -> list[int]:
-    """Return the kernels of a plan with sets in an order that is nearest to the given plan.
+    """Return the kernels and sets of a plan in an order that is close to the given plan.
 
-    Of the kernels that are ready, the one runs first whose last place came first.
+    Among those that are ready, the one whose last place is first in the given plan runs first.
 
     Args:
         before: per kernel of the given plan, the places that it depends on, as bits.
@@ -154,8 +154,8 @@ def verify_concurrent(before: Sequence[int], kernels: Sequence[ConcurrentKernel]
 
     Args:
         before: per kernel of the given plan, the places that it depends on, as bits.
-        kernels: of the concurrent plan.
-        threads: of the machine.
+        kernels: the kernels of the concurrent plan.
+        threads: the number of threads of the machine.
 
     Raises:
         InvalidGraphError: a kernel of the given plan does not run exactly once; lanes have no

@@ -1,15 +1,15 @@
-"""A plan -> the same plan with concurrent kernels, or kernels on fewer threads, where it is faster.
+"""A plan -> the same plan with concurrent kernels, or with kernels on fewer threads, where that is faster.
 
 1. Each kernel that is short enough is measured on parts of the threads (`concurrent.lanes`).
 2. From these times *sets* are proposed: pairs of kernels that do not depend on each other, and sets
    that fill the other threads while the longest of them runs. Each set partitions the threads into
-   *lanes*; kernels of one lane run in turn. A set of one kernel leaves threads idle.
-3. The sets that save most together are chosen by the program of `concurrent.plan`, by estimates for
-   those that are not measured. What was chosen is measured, and the choice repeated until all of it
-   is measured. `verify_concurrent` checks the result.
+   *lanes*; kernels of one lane run one after another. A set of one kernel leaves threads idle.
+3. The program of `concurrent.plan` chooses the sets that save most together, with estimates for those
+   that are not measured. The chosen sets are measured, and the choice is repeated until all chosen sets
+   are measured. `verify_concurrent` checks the result.
 
-The bound of the plan before holds for plans whose kernels run one after the other on all threads.
-Kernels that are only worth choosing as a part of a set are not considered.
+The lower bound of the given plan holds for plans whose kernels run one after another on all threads.
+Kernels that only pay off as a part of a set are not considered.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Search:
         """Return the sets that save most together.
 
         The gap is a share of what could be saved, not of the plan's cost. The solver may take long to find sets that
-        do not wait for each other, so it begins with the better of two plans: the last one, and one made set by set.
+        do not wait for each other, so it begins with the better of two plans: the last one, and a greedy one.
         """
         count, total_ns = len(self.steps), sum(self.costs_ns)
         costs_ns = [*self.costs_ns, *(self._set_ns(s) for s in range(len(self.sets)))]
@@ -152,14 +152,14 @@ class _Search:
         return sorted(k - count for k in plan.kernels if k >= count)
 
     def _first(self, gains_ns: Mapping[int, int], hint: Sequence[int]) -> list[int]:
-        """Return the better of two choices: the last one, and the sets of the greatest gains in turn."""
+        """Return the better of two choices: the last one, and a greedy one by greatest gain."""
         turns = sorted(gains_ns, key=lambda s: -gains_ns[s])
         greedy = [turns[n] for n in first_choice(self.waits_for, [self.sets[s][0].places for s in turns])]
         kept = [s for s in hint if s in gains_ns]
         return max(kept, greedy, key=lambda sets: sum(gains_ns[s] for s in sets))
 
     def _solve_seconds(self) -> float:
-        """Return how long a choice may take: most of the time is for measuring sets."""
+        """Return how long a choice may take; most of the time is reserved for measuring sets."""
         left_s, limits = self.ledger.left_s(self.deadline), self.limits
         share_s = limits.concurrent_solve_seconds if left_s is None else limits.concurrent_solve_share * left_s
         return min(limits.concurrent_solve_seconds, max(limits.concurrent_last_seconds, share_s))
@@ -200,11 +200,11 @@ class _Search:
         return self._set([[first], [second]], (own, other))
 
     def _best(self, i: int, most: int) -> tuple[int, int]:
-        """Return a kernel's least time on at most some number of threads, and that number."""
+        """Return a kernel's least time on at most some number of threads, and the number that gives it."""
         return min((ns, size) for size, ns in self.lanes_ns[i].items() if size <= most)
 
     def _divisions(self, first: int) -> Iterator[tuple[int, ...]]:
-        """Yield the threads of lanes of which a kernel has the first: the other lanes have equal numbers."""
+        """Yield the numbers of threads of lanes: a kernel has the first lane; the other lanes have equal numbers."""
         threads = self.target.threads
         allowed = lane_sizes(threads)
         for own in self.lanes_ns[first]:
@@ -213,7 +213,7 @@ class _Search:
             yield from ((own, *[n] * (left // n)) for n in sorted(others) if n in allowed)
 
     def _filled(self, first: int, free: Sequence[int], threads: Sequence[int]) -> _Set | None:
-        """Return the set that fills the threads beside a kernel, until it ends."""
+        """Return the set that keeps the remaining threads busy until a kernel ends."""
         lanes: list[list[int]] = [[first], *([] for _ in threads[1:])]
         loads_ns = [self.lanes_ns[first][threads[0]], *[0] * (len(lanes) - 1)]
         others = range(1, len(lanes))
@@ -228,7 +228,7 @@ class _Search:
         return self._set(used, threads[: len(used)]) if sum(map(len, used)) > 2 else None
 
     def _is_free(self, i: int, others: Sequence[int]) -> bool:
-        """Whether a kernel and others do not wait for each other."""
+        """Return whether a kernel and others do not depend on each other."""
         return all(not (self.waits_for[i] >> k & 1 or self.waits_for[k] >> i & 1) for k in others)
 
     def _set(self, lanes: Sequence[Sequence[int]], threads: Sequence[int]) -> _Set | None:
@@ -238,7 +238,7 @@ class _Search:
         return each if self._worth(each) < -self.limits.concurrent_gain_ns else None
 
     def _preference(self, each: _Set) -> tuple[int, int]:
-        """Return what sorts sets by their gain, and those of near kernels before others."""
+        """Return a sort key of sets: by gain, then sets of kernels that are near each other in the plan first."""
         return self._worth(each) // 256, max(each.places) - min(each.places)
 
     def _worth(self, each: _Set) -> int:

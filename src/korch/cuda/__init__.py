@@ -1,1 +1,1 @@
-"""What CUDA kernels are, whoever makes them: the target, launches, the compiler, the driver."""
+"""The parts that all providers of CUDA kernels share: the target, launches, the compiler and the driver."""

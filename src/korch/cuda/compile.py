@@ -1,7 +1,7 @@
-"""Launches -> cubins: Triton's compiler, many kernels at a time in processes of their own.
+"""Compiles launches to cubins with Triton's compiler, many kernels in parallel in separate processes.
 
-A cubin is kept by the hash of its source, so that a kernel is compiled once for an architecture.
-Nothing here needs a device.
+Cubins are cached by the hash of their source, so that a kernel is compiled once per architecture.
+No device is needed.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Cubin:
 
     Attributes:
         symbol: the function's name.
-        image: the file's bytes.
-        shared_bytes: shared memory of a program.
-        registers: of a thread.
-        spill_bytes: memory of a thread for what did not fit into registers.
-        descriptor_bytes: global memory of a program for its tensor descriptors.
+        image: the bytes of the cubin file.
+        shared_bytes: the shared memory of a program.
+        registers: the registers of a thread.
+        spill_bytes: the stack memory of a thread, for spilled registers.
+        descriptor_bytes: the global memory of a program for its tensor descriptors.
     """
 
     symbol: str
@@ -61,12 +61,12 @@ class CubinFailure:
 
 
 class CubinCompiler:
-    """Compiles launches for one architecture; a context that ends its processes.
+    """Compiles launches for one architecture; `close` ends its processes.
 
     Args:
-        arch: compute capability as a number.
-        folder: where cubins are kept.
-        workers: processes.
+        arch: the compute capability as a number.
+        folder: the folder in which cubins are cached.
+        workers: the most compiler processes; by default, one per usable core.
 
     Raises:
         UnsupportedError: Triton is not installed.
@@ -87,7 +87,7 @@ class CubinCompiler:
             self._processes.pop().close()
 
     def compile(self, launches: Sequence[Launch]) -> dict[str, Cubin | CubinFailure]:
-        """Return a cubin, or why there is none, for each symbol."""
+        """Return a cubin or the failure for each launch's symbol."""
         found: dict[str, Cubin | CubinFailure] = {}
         todo: dict[str, Launch] = {}
         for launch in launches:
@@ -121,7 +121,7 @@ class CubinCompiler:
         pool = ThreadPoolExecutor(max(1, len(self._processes)))
         try:
             return list(pool.map(run, launches))
-        finally:  # Ctrl-C need not wait for what has not begun
+        finally:  # on Ctrl-C, launches that have not begun are cancelled
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _kept(self, symbol: str) -> Cubin | None:
@@ -152,7 +152,7 @@ class CubinCompiler:
 
 
 class _Process:
-    """A compiler process; another one takes its place if it crashes."""
+    """A compiler process, which is restarted if it crashes."""
 
     def __init__(self, arch: int) -> None:
         self._arch = arch
@@ -160,7 +160,7 @@ class _Process:
         self._left = ExitStack()
 
     def compile(self, launch: Launch) -> Cubin | CubinFailure:
-        """Wait for what the process makes of a launch."""
+        """Let the process compile a launch, and wait for the result."""
         try:
             return self._ask(launch)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError):
@@ -168,7 +168,7 @@ class _Process:
             return CubinFailure(launch.symbol, "the compiler crashed")
 
     def close(self) -> None:
-        """End the process, and remove what a crash has left."""
+        """End the process, and remove files that a crash has left behind."""
         if self._process is not None:
             self._process.communicate()
             self._left.close()
@@ -183,7 +183,7 @@ class _Process:
                 child_command(WORKER),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for this process, which ends the others
+                start_new_session=True,  # Ctrl-C reaches the parent only, which ends this process
             )
         if self._process.stdin is None or self._process.stdout is None:
             raise EOFError

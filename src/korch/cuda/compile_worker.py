@@ -1,8 +1,8 @@
-"""The compiler process: launches -> cubins, one at a time; it may crash without harm.
+"""The compiler process: compiles launches to cubins, one at a time. If it crashes, the parent process survives.
 
-It reads the folder for what Triton writes, then pairs of a launch and an architecture, as pickles
-from stdin, and answers each with a cubin or a failure. It ends with its input, so also when its
-parent is killed, and takes the folder with it.
+It reads pickles from stdin: first the folder for Triton's files, then pairs of a launch and an architecture.
+It answers each pair with a cubin or a failure. It ends when its input ends, thus also when its parent is
+killed, and then deletes the folder.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from korch.cuda.module import load_functions
 
 
 def serve() -> None:
-    """Compile what is asked for until the input ends."""
+    """Answer requests until the input ends."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what the compiler prints is no answer
+    os.dup2(2, 1)  # keeps the compiler's output out of the answers
     folder: str = pickle.load(sys.stdin.buffer)
     tempfile.tempdir = folder
-    os.environ.pop("TRITON_INTERPRET", None)  # whatever interprets kernels in the parent
-    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # it names the file, which lives for a moment
+    os.environ.pop("TRITON_INTERPRET", None)  # the parent may have set it to interpret kernels
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # it would name the file, which is temporary
     os.environ.setdefault("TRITON_CACHE_DIR", folder)
     try:
         while True:
@@ -38,11 +38,11 @@ def serve() -> None:
             answers.flush()
     except (EOFError, BrokenPipeError):
         shutil.rmtree(folder, ignore_errors=True)
-        os._exit(0)  # there may be no one to whom to write the rest
+        os._exit(0)  # skips flushing buffers: the reader may be gone
 
 
 def _compile(launch: Launch, arch: int) -> Cubin | CubinFailure:
-    """Compile one launch; what a compiler says in an exception is its answer."""
+    """Compile one launch; an exception of the compiler becomes a failure with its message."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -53,7 +53,7 @@ def _compile(launch: Launch, arch: int) -> Cubin | CubinFailure:
         # All memory begins at multiples of `ALIGNMENT`.
         attrs = {(i,): [["tt.divisibility", 16]] for i in range(len(signature))}
         source = ASTSource(fn=function, signature=signature, constexprs={}, attrs=attrs)
-        # Overflows are looked for in debug modes only, but the tests for them would be built.
+        # Overflow checks take effect in debug modes only, but the code for them would always be generated.
         compiled = triton.compile(
             source, target=GPUTarget("cuda", arch, 32), options={"num_warps": launch.warps, "sanitize_overflow": False}
         )
@@ -71,7 +71,7 @@ def _compile(launch: Launch, arch: int) -> Cubin | CubinFailure:
 
 
 def _resources(image: bytes) -> tuple[int, int]:
-    """Return registers and stack bytes of a thread, as the disassembler reports them."""
+    """Return the registers and the stack bytes of a thread, as the disassembler reports them."""
     import triton
 
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

@@ -1,9 +1,9 @@
-"""Cubins on a device, through the driver's C interface: no Triton is needed to run a kernel.
+"""Runs cubins on a device through the driver's C interface: Triton is not needed to run a kernel.
 
-A Triton kernel takes its pointers and then two more: of memory for its tensor descriptors, and of
-memory for profiles, which ours never ask for (Triton 3.6 and 3.7; a kernel that takes fewer reads
-fewer). The driver acts on the calling thread's context. PyTorch works in the device's primary one,
-but makes it current only where it has to, so a thread that has none yet is given that.
+A Triton kernel takes its own pointers and then two more: to memory for its tensor descriptors, and to memory
+for profiles, which Korch's kernels never use (Triton 3.6 and 3.7; a kernel with fewer parameters ignores the
+rest). The driver acts on the calling thread's current context. PyTorch works in the device's primary context,
+but makes it current only where needed, so this module makes it current on a thread that has no context yet.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ def enter_context(device: int = 0) -> None:
 
 
 class CudaFunction:
-    """A kernel that is loaded into the current context."""
+    """A kernel that has been loaded into the current context."""
 
     def __init__(self, image: bytes, symbol: str, shared_bytes: int, warps: int) -> None:
         """Load a cubin.
 
         Raises:
-            DriverError: it is not for this device, or asks for too much.
+            DriverError: the cubin is not for this device, or needs more resources than the device has.
         """
         self._image = image
         self._module = ctypes.c_void_p()
@@ -97,7 +97,7 @@ class CudaFunction:
             _call("cuFuncSetAttribute", self._function, PREFERRED_CARVEOUT, 100)
 
     def resident(self) -> int:
-        """Return how many programs of it a multiprocessor can run at the same time."""
+        """Return how many of its programs a multiprocessor can run at the same time."""
         found = ctypes.c_int()
         enter_context()
         arguments = self._function, self.threads, ctypes.c_size_t(self.shared_bytes)
@@ -107,13 +107,13 @@ class CudaFunction:
     def launch(
         self, programs: int, pointers: Sequence[int], stream: int, descriptors: int = 0, is_cooperative: bool = False
     ) -> None:
-        """Launch it; nothing is waited for.
+        """Launch the kernel asynchronously.
 
         Args:
-            programs: how many.
-            pointers: addresses of its buffers.
+            programs: the number of programs.
+            pointers: the addresses of its buffers.
             stream: the stream's handle.
-            descriptors: the address of memory for the tensor descriptors of all programs; 0 if it has none.
+            descriptors: the address of memory for the tensor descriptors of all programs; 0 if there are none.
             is_cooperative: whether programs wait for each other, so that all of them must be resident.
 
         Raises:

@@ -1,7 +1,7 @@
-"""Networks -> engines of TensorRT, and runs of them over fixed memory.
+"""Builds TensorRT engines of networks, and runs them on given memory.
 
-An engine runs with the version of TensorRT and on the kind of device that built it, nowhere else.
-TensorRT is imported only to build or to run an engine.
+An engine runs only with the TensorRT version and on the kind of device that built it. TensorRT is
+imported only to build or run an engine.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from korch.errors import CompileError, ProviderError, UnsupportedError
 logger = logging.getLogger("korch.cuda")
 
 ALIGNMENT = 256
-"""Tensors are handed over at such addresses, as CUDA allocates; others are copied."""
+"""Tensors passed to an engine begin at multiples of this many bytes, as CUDA allocates; others are copied first."""
 
 MISSING = "TensorRT is not installed; pip install tensorrt"
 
 
 @lru_cache(maxsize=1)
 def _library() -> tuple[Any, Any]:
-    """Return the library and its logger, of which a process has one.
+    """Return the library and its logger; a process has only one logger.
 
     Raises:
-        ImportError: it is not installed.
+        ImportError: TensorRT is not installed.
     """
     try:
         library = import_module("tensorrt")
@@ -46,21 +46,21 @@ def library_version() -> str:
 
 
 def maker(device: str, arch: int) -> str:
-    """Return TensorRT's version and the device."""
+    """Return a text that identifies what builds an engine: TensorRT's version and the device."""
     return f"TensorRT {library_version()}, {device}, sm_{arch}"
 
 
 @lru_cache(maxsize=64)
 def build_engine(network: bytes, allow_tf32: bool) -> bytes:
-    """Return the engine of a network, built on the device at hand.
+    """Return the engine of a network, built on this machine's device.
 
     Args:
         network: an ONNX model with all of its weights.
-        allow_tf32: whether float32 products may round their factors.
+        allow_tf32: whether float32 products may round their operands.
 
     Raises:
-        CompileError: the library does not take the network; the text has its words.
-        ImportError: it is not installed.
+        CompileError: TensorRT rejects the network; the message contains TensorRT's own.
+        ImportError: TensorRT is not installed.
     """
     library, log = _library()
     builder = library.Builder(log)
@@ -72,7 +72,7 @@ def build_engine(network: bytes, allow_tf32: bool) -> bytes:
         raise CompileError(f"TensorRT does not take the network: {said[:300]}")
     config = builder.create_builder_config()
     config.set_flag(library.BuilderFlag.DISABLE_TIMING_CACHE)
-    config.max_aux_streams = 0  # the plan's own branches run side by side
+    config.max_aux_streams = 0  # the plan itself runs its branches concurrently
     if allow_tf32:
         config.set_flag(library.BuilderFlag.TF32)
     else:
@@ -84,10 +84,10 @@ def build_engine(network: bytes, allow_tf32: bool) -> bytes:
 
 
 def check_maker(built_by: str, here: str) -> None:
-    """Check that engines run here.
+    """Check that engines built by `built_by` can run on this machine.
 
     Raises:
-        UnsupportedError: another version of TensorRT built them, or another device.
+        UnsupportedError: they were built by another version of TensorRT or on another kind of device.
     """
     if built_by != here:
         raise UnsupportedError(
@@ -99,22 +99,22 @@ def check_maker(built_by: str, here: str) -> None:
 
 
 class TensorRtEngine:
-    """An engine that is loaded, with memory of its own for what is between its layers."""
+    """A loaded engine, with its own memory for intermediate tensors."""
 
     def __init__(self, image: bytes, names: Sequence[str]) -> None:
-        """Load it.
+        """Load an engine.
 
         Args:
-            image: what `build_engine` gave.
-            names: its inputs and outputs, in the order in which `run` takes them.
+            image: the result of `build_engine`.
+            names: the names of its inputs and outputs, in the order in which `run` takes them.
 
         Raises:
-            ProviderError: the library refuses it.
-            ImportError: the library is not installed.
+            ProviderError: TensorRT can't load it, or has not enough memory for it.
+            ImportError: TensorRT is not installed.
         """
         library, log = _library()
         self.names = tuple(names)
-        # The context lives no longer than its engine, and that than its runtime.
+        # The engine must outlive its context, and the runtime must outlive its engine.
         self._runtime = library.Runtime(log)
         self._engine = self._runtime.deserialize_cuda_engine(image)
         if self._engine is None:
@@ -124,19 +124,19 @@ class TensorRtEngine:
             raise ProviderError("TensorRT has no memory to run an engine in", hint="Free memory on the device")
 
     def run(self, tensors: Sequence[Any], inputs: int, stream: int) -> list[Any]:
-        """Run it on the current stream of PyTorch; nothing is waited for.
+        """Run the engine asynchronously on the current stream of PyTorch.
 
         Args:
             tensors: the bytes, as uint8[n], of its inputs and outputs; those that do not begin at
                 multiples of 256 bytes are copied.
-            inputs: how many of them are read.
+            inputs: the number of inputs, which come first.
             stream: the handle of the current stream.
 
         Returns:
-            The copies: they must live as long as a graph that has captured the run.
+            The copies: they must be kept as long as a graph that has captured the run.
 
         Raises:
-            ProviderError: the library refuses the run.
+            ProviderError: TensorRT refuses the run.
         """
         placed = [_placed(tensor) for tensor in tensors]
         for name, tensor in zip(self.names, placed, strict=True):
@@ -150,7 +150,7 @@ class TensorRtEngine:
 
 
 def _placed(tensor: Any) -> Any:
-    """Return a flat tensor of bytes, or a copy of it that begins where engines need it."""
+    """Return a flat tensor of bytes if it is aligned to `ALIGNMENT`, else an aligned copy of it."""
     if tensor.data_ptr() % ALIGNMENT == 0:
         return tensor
     room = tensor.new_empty(tensor.numel() + ALIGNMENT)

@@ -1,8 +1,8 @@
-"""How PyTorch's libraries compute while kernels are measured and captured: the same way each time.
+"""Sets PyTorch's switches while kernels are measured and captured, so that its libraries always compute the same way.
 
-PyTorch holds these switches for the whole process, and has two generations of them for TF32 that it
-lets nobody mix: the older one can't even be read once somebody has set the newer one. So the newer
-one is used wherever it is there.
+These switches are global to the process. PyTorch has an older and a newer set of switches for TF32, which must
+not be mixed: the older ones can't even be read once a newer one has been set. So the newer ones are used where
+they exist.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 
 @contextmanager
 def library_flags(torch: Any, allow_tf32: bool) -> Iterator[None]:
-    """Let products round float32 factors to 11 bits or not, sum in float32, and time convolutions.
+    """Set whether products may round float32 operands to 11 bits; sum in float32; let cuDNN time its convolutions.
 
-    The switches are put back at the end.
+    The switches are restored at the end.
 
     Args:
         torch: the module.
-        allow_tf32: whether they may round.
+        allow_tf32: whether operands may be rounded.
     """
     wanted = switches(torch, allow_tf32)
     before = [getattr(holder, name) for holder, name, _ in wanted]
@@ -34,7 +34,7 @@ def library_flags(torch: Any, allow_tf32: bool) -> Iterator[None]:
 
 
 def switches(torch: Any, allow_tf32: bool) -> list[tuple[Any, str, Any]]:
-    """Return what to set: where, by which name, to what."""
+    """Return the switches to set: for each, the object that has it, its name, and the wanted value."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     found: list[tuple[Any, str, Any]] = [
         (matmul, "allow_fp16_reduced_precision_reduction", False),

@@ -1,8 +1,8 @@
-"""Functions that generated Triton kernels call; each is exact or within a few units of rounding.
+"""Functions that generated Triton kernels call; each is exact or accurate to a few ulps.
 
-They are written in what both Triton's compiler and its interpreter know, so that kernels can be
+They use only features that both Triton's compiler and its interpreter support, so that kernels can be
 checked without a GPU. Arguments and results are tiles of float32 or float64 unless said otherwise.
-The last ones are for persistent kernels (`korch.cuda.persistent`).
+The last functions are for persistent kernels (`korch.cuda.persistent`).
 """
 
 # mypy: ignore-errors
@@ -12,13 +12,13 @@ import triton.language as tl
 
 @triton.jit
 def larger(a, b):
-    """Return the maximum; NaN if either is."""
+    """Return the maximum; NaN if either argument is NaN."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def smaller(a, b):
-    """Return the minimum; NaN if either is."""
+    """Return the minimum; NaN if either argument is NaN."""
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
@@ -36,7 +36,7 @@ def multiplied(a, b):
 
 @triton.jit
 def square_root(x):
-    """Return the root, rounded correctly for float32."""
+    """Return the square root, correctly rounded for float32."""
     if x.dtype == tl.float32:
         return tl.sqrt_rn(x)
     return tl.sqrt(x)
@@ -50,7 +50,7 @@ def sign(x):
 
 @triton.jit
 def as_tf32(x):
-    """Return float32 rounded to the 11 bits that matrix units take; they cut the others off, which errs to one side."""
+    """Return float32 rounded to the 11 bits that matrix units use; they would truncate, which biases the result."""
     bits = x.to(tl.int32, bitcast=True)
     rounded = ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return tl.where(x == x, rounded, x)
@@ -58,7 +58,7 @@ def as_tf32(x):
 
 @triton.jit
 def exp_of_nonpositive(x):
-    """Return e^x for what is not above 0; 0 where that is no normal number, which saves three instructions."""
+    """Return e^x for x <= 0; subnormal results become 0, which saves three instructions."""
     return tl.exp2(x * 1.4426950408889634)
 
 
@@ -71,7 +71,7 @@ def sigmoid(x):
 
 @triton.jit
 def tanh(x):
-    """Return the hyperbolic tangent: an odd polynomial near 0, where the quotient cancels."""
+    """Return the hyperbolic tangent; near 0, where the quotient suffers from cancellation, by an odd polynomial."""
     size = tl.abs(x)
     small = tl.exp(-2.0 * size)
     far = (1.0 - small) / (1.0 + small)
@@ -92,14 +92,14 @@ def tanh(x):
 
 @triton.jit
 def round_to_even(x):
-    """Return the nearest integer, ties to even; beyond 2^22 float32 is whole, or nearly."""
+    """Return the nearest integer, ties to even; from 2^22 on float32 is returned unchanged: it is (nearly) whole."""
     big = 12582912.0
     return tl.where(tl.abs(x) < 4194304.0, (x + big) - big, x)
 
 
 @triton.jit
 def power(x, y):
-    """Return x^y as IEEE 754 has it, within about |y log x| units of rounding."""
+    """Return x^y with the special cases of IEEE 754, accurate to about |y log x| ulps."""
     size = tl.abs(x)
     found = tl.exp2(y * tl.log2(size))
     half = tl.floor(y * 0.5)
@@ -129,25 +129,25 @@ def floored_remainder(a, b):
 
 @triton.jit
 def pointer(row, position: tl.constexpr, kind: tl.constexpr):
-    """Return an address of a row as a pointer to elements of a type; all memory begins at multiples of 256 bytes."""
+    """Return an address in a row of the table as a typed pointer; all memory is aligned to 256 bytes."""
     return tl.multiple_of(tl.load(row + position).to(tl.pointer_type(kind)), 16)
 
 
 @triton.jit
 def wait(plan, events, run, at, end):
-    """Wait until events have their counts of all runs so far; the counters are never reset, and may wrap around."""
+    """Wait until each event's counter has reached its count of all runs so far; counters may wrap, and never reset."""
     while at < end:
         event = events + tl.load(plan + at)
         count = run * tl.load(plan + at + 1)
         while tl.atomic_add(event, 0, sem="acquire", scope="gpu") - count < 0:
             pass
         at += 2
-    tl.debug_barrier()  # one thread has read the counters; what it has seen, all see from here on
+    tl.debug_barrier()  # one thread has read the counters; after the barrier, all threads see the writes that it saw
 
 
 @triton.jit
 def notify(plan, events, at, end):
-    """Add one to the counters of events, when all threads have written."""
+    """Add one to the counters of events, after all threads have finished their writes."""
     tl.debug_barrier()
     while at < end:
         tl.atomic_add(events + tl.load(plan + at), 1, sem="release", scope="gpu")

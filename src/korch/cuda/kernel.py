@@ -1,4 +1,4 @@
-"""What runs a candidate on a CUDA device: launches of Triton kernels, a call, or a network."""
+"""The kernel of a candidate on a CUDA device: launches of Triton kernels, a PyTorch call, or a TensorRT network."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ import triton.language as tl
 
 import korch.cuda.functions as f
 """
-"""What stands before the functions of a module of kernels."""
+"""The text at the head of a module of kernels."""
 
 ALIGNMENT = 256
-"""Bytes: all memory on a device begins at multiples of them."""
+"""The alignment of all memory on a device, in bytes."""
 
 SIGNATURE = {
     DType.F64: "*fp64",
@@ -37,21 +37,21 @@ SIGNATURE = {
     DType.U8: "*u8",
     DType.BOOL: "*i8",
 }
-"""Types of pointers as Triton's compiler takes them."""
+"""The names of pointer types for Triton's compiler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch of a Triton function of pointers only.
+    """One launch of a Triton function whose parameters are all pointers.
 
     Attributes:
-        symbol: the function's name, made from its text; SYMBOL_task is what one program does.
-        source: its text, without imports.
-        signature: the element type behind each pointer.
-        arguments: the buffer of each: inputs, outputs, scratch and tables, numbered through.
-        grid: tasks.
-        programs: that are launched.
-        warps: warps of a program.
+        symbol: the function's name, made from its source; the function SYMBOL_task does the work of one program.
+        source: its source, without imports.
+        signature: the element type of each pointer.
+        arguments: the number of the buffer for each pointer, counting inputs, outputs, scratch and tables in order.
+        grid: the number of tasks.
+        programs: the number of programs that are launched.
+        warps: the warps of a program.
     """
 
     symbol: str
@@ -79,13 +79,13 @@ class TorchCall:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network of which TensorRT builds an engine when its weights are known.
+    """A network for which TensorRT builds an engine when its weights are known.
 
     Attributes:
-        symbol: a name made from all of it.
-        source: the network as ONNX's text form.
+        symbol: a name made from the network and its constants.
+        source: the network in ONNX's text form.
         model: the network as an ONNX model, with inputs i0, i1, ... and outputs o0, o1, ....
-        constants: positions of inputs that the engine knows.
+        constants: the positions of inputs that are constants of the engine.
     """
 
     symbol: str
@@ -96,14 +96,14 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class CudaKernel:
-    """What runs a candidate.
+    """The kernel of a candidate.
 
     Attributes:
         steps: launches in order, one call, or one network.
-        scratch: element types and sizes of memory that is used beside inputs and outputs.
+        scratch: the element types and sizes of scratch buffers.
         tables: constant tables of 32-bit integers.
-        program: the tile program that is printed as launches.
-        names: those that the buffers have in it: inputs, outputs, scratch and tables.
+        program: the tile program from which the launches are printed.
+        names: the names of the buffers in that program: inputs, outputs, scratch and tables.
         orders: for each launch, which grid points each program computes.
     """
 
@@ -116,38 +116,38 @@ class CudaKernel:
 
     @property
     def launches(self) -> tuple[Launch, ...]:
-        """The launches; none of a call or a network."""
+        """The launches; empty for a call or a network."""
         return tuple(step for step in self.steps if isinstance(step, Launch))
 
     @property
     def network(self) -> Network | None:
-        """The network, if it is one."""
+        """The network, or None if the kernel is not one."""
         return next((step for step in self.steps if isinstance(step, Network)), None)
 
     @property
     def size_input(self) -> str:
-        """None: kernels of CUDA devices run for one size."""
+        """Always "": kernels for CUDA devices run for one size only."""
         return ""
 
     @property
     def workspace_bytes(self) -> int:
-        """Scratch memory."""
+        """The size of the scratch memory."""
         return sum(aligned(size * dtype.size_bytes) for dtype, size in self.scratch)
 
     @property
     def thread_bytes(self) -> int:
-        """0: threads share the scratch memory."""
+        """Always 0: no thread has a private part of the scratch memory."""
         return 0
 
     @property
     def symbol(self) -> str:
-        """A name made from all of it."""
+        """A name made from the symbols of all steps."""
         text = " ".join(step.symbol for step in self.steps)
         return text if len(self.steps) == 1 else content_name("all", text)
 
 
 def aligned(size_bytes: int) -> int:
-    """Return a size rounded up so that what follows is aligned, as allocations are."""
+    """Return a size rounded up to a multiple of `ALIGNMENT`, so that memory after it is aligned."""
     return round_up(size_bytes, ALIGNMENT)
 
 
@@ -155,9 +155,9 @@ def make_launch(printed: PrintedLaunches, number: Mapping[str, int], types: Mapp
     """Return the launch of a printed function.
 
     Args:
-        printed: the function, named NAME.
-        number: the number of each buffer.
-        types: the element type of each.
+        printed: the function, with NAME in place of its symbol.
+        number: the number of each buffer, by name.
+        types: the element type of each buffer, by name.
     """
     symbol = content_name("k", f"{printed.source} {printed.warps}")
     return Launch(
@@ -178,8 +178,8 @@ def kernel_of(
 
     Args:
         printed: the program.
-        inputs: names and element types of the buffers that it reads.
-        outputs: the same of those that it writes.
+        inputs: the names and element types of the buffers that it reads.
+        outputs: the names and element types of the buffers that it writes.
     """
     types = dict((*inputs, *outputs))
     types |= {name: dtype for name, (dtype, _) in printed.scratch.items()}

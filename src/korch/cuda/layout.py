@@ -1,4 +1,4 @@
-"""Flat memory in a layout as a strided tensor of the logical shape."""
+"""Views flat memory in a layout as a strided tensor of the logical shape."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ TORCH_TYPES = {
     "u32": "int32",
     "u16": "int16",
 }
-"""PyTorch's types with elements of the same size; only calls care which they are."""
+"""PyTorch's types with elements of the same size; which type it is matters only to PyTorch calls."""
 
 
 def strides_of(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
-    """Return the distance in elements between neighbours along each axis.
+    """Return the stride of each axis in elements.
 
     Raises:
         ValueError: the layout has blocks.
@@ -42,6 +42,6 @@ def strides_of(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
 
 
 def strided(flat: Any, shape: Sequence[int], layout: str | Layout) -> Any:
-    """Return a view of a flat tensor."""
+    """Return a flat tensor viewed with a logical shape and a layout."""
     found = Layout.parse(layout) if isinstance(layout, str) else layout
     return flat.as_strided(tuple(shape), strides_of(shape, found))

@@ -1,4 +1,4 @@
-"""Sources of Triton functions -> Python functions: Triton reads their text from a file."""
+"""Loads the sources of Triton functions as Python functions, through a file: Triton reads their text from there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def require_triton() -> Any:
     """Return the module `triton`.
 
     Raises:
-        UnsupportedError: it is not installed.
+        UnsupportedError: Triton is not installed.
     """
     try:
         import triton
@@ -31,7 +31,7 @@ def require_triton() -> Any:
 
 
 def load_functions(launches: Iterable[Launch]) -> ModuleType:
-    """Return a module with the functions of some launches, by their symbols."""
+    """Return a module that contains the functions of the launches, named by their symbols."""
     require_triton()
     sources = dict.fromkeys(launch.source for launch in launches)
     text = IMPORTS + "".join(f"\n\n{source}" for source in sources)
@@ -49,7 +49,7 @@ def load_functions(launches: Iterable[Launch]) -> ModuleType:
 
 
 def load_call(symbol: str, source: str) -> Any:
-    """Return the function of a call of PyTorch from its text, which is our own."""
+    """Return the Python function of a PyTorch call from its source, which Korch has generated itself."""
     names: dict[str, Any] = {}
     exec(compile(source, symbol, "exec"), names)
     return names[symbol]

@@ -1,8 +1,8 @@
-"""Primitives -> a network for TensorRT, as an ONNX model of operators that it has.
+"""Converts a group into a network for TensorRT: an ONNX model of operators that TensorRT supports.
 
-Weights stay open: they are inputs of the model until `with_constants` fills them in, so that the
-kernel of a group is the same for all of a model's layers, and an engine still knows its weights.
-Types are kept as they are: TensorRT is asked for a strongly typed network.
+Weights are inputs of the model until `with_constants` makes them constants. So layers that differ in their
+weights only share a kernel, and engines are still built with constant weights. Element types are
+preserved: TensorRT is asked for a strongly typed network.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MOST_RANK = 8
 
 
 def refusal_of(group: Group) -> Refusal | None:
-    """Return why a group is no network for TensorRT; None if it is one."""
+    """Return why a group can't be a network for TensorRT; None if it can."""
     body = group.body
     linear = body.linear
     if not linear:
@@ -76,7 +76,7 @@ def refusal_of(group: Group) -> Refusal | None:
 
 
 def _trouble(group: Group, p: Primitive) -> str:
-    """Return what stands against a primitive's attributes or arguments."""
+    """Return why a primitive's attributes or arguments are not supported; "" if they are."""
     body = group.body
     match p.attributes:
         case SliceAttributes(_, _, step) if min(step, default=1) < 1:
@@ -97,13 +97,13 @@ def _trouble(group: Group, p: Primitive) -> str:
 
 
 def _number(body: PrimitiveGraph, value: int) -> bool:
-    """Return whether a value is one number, and a number it is."""
+    """Return whether a value is a uniform constant other than NaN."""
     constant = body.constants.get(value)
     return constant is not None and constant.is_uniform and bool(constant.scalar == constant.scalar)
 
 
 def network_of(group: Group) -> onnx.ModelProto:
-    """Return the network of a group that `refusal_of` has nothing against.
+    """Return the network of a group that `refusal_of` accepts.
 
     Its inputs and outputs are those of the group's body, i0, i1, ... and o0, o1, ....
     """
@@ -121,7 +121,7 @@ def network_of(group: Group) -> onnx.ModelProto:
 
 
 def with_constants(model: onnx.ModelProto, constants: Mapping[str, Array]) -> onnx.ModelProto:
-    """Return a network in which some inputs are known."""
+    """Return a copy of a network in which some inputs are constants."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     inputs = [item for item in made.graph.input if item.name not in constants]
@@ -137,13 +137,13 @@ def _value(body: PrimitiveGraph, name: str, value: int) -> onnx.ValueInfoProto:
 
 
 class _Nodes(OnnxNodes):
-    """The nodes, with what TensorRT fuses best, and without what loses a NaN."""
+    """Makes the nodes in forms that TensorRT fuses well and that propagate NaN."""
 
     def __init__(self, body: PrimitiveGraph) -> None:
         super().__init__(body, "a network for TensorRT")
 
     def constant(self, value: int, constant: Constant) -> str:
-        """Return the name of a constant; one number is one element where it may be."""
+        """Return the name of a constant; a uniform constant has only one element where that is allowed."""
         dtype = self.body.types[value].dtype
         if constant.is_uniform and self.may_be_spread(value):
             one = constant.array.reshape(-1)[:1].reshape((1,) * constant.array.ndim)
@@ -154,7 +154,7 @@ class _Nodes(OnnxNodes):
         """Add the nodes of a primitive; return the name of its output."""
         if p.op == "broadcast" and self.may_be_spread(p.output):
             return self.names[p.inputs[0]]
-        if p.op in ("max", "min"):  # of the library's own two, one forgets NaN
+        if p.op in ("max", "min"):  # TensorRT's own max and min do not both propagate NaN
             number = next(v for v in p.inputs if _number(self.body, v))
             other = next((v for v in p.inputs if v != number), number)
             a, b = self.names[other], self.names[number]
@@ -163,7 +163,7 @@ class _Nodes(OnnxNodes):
         return super().primitive(p)
 
     def may_be_spread(self, value: int) -> bool:
-        """Return whether all its readers are elementwise, with an argument of full shape."""
+        """Return whether a value may stay unbroadcast: all readers are elementwise with an argument of full shape."""
         body = self.body
         if value in {v for _, v in body.outputs}:
             return False
@@ -174,6 +174,6 @@ class _Nodes(OnnxNodes):
         )
 
     def is_spread(self, value: int) -> bool:
-        """Return whether a value may be handed on with fewer elements."""
+        """Return whether a value may have fewer elements in the network: it is a constant or a broadcast."""
         made_by = [p.op for p in self.body.primitives if p.output == value]
         return value in self.body.constants or made_by == ["broadcast"]

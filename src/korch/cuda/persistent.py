@@ -1,15 +1,15 @@
-"""Launches -> one persistent kernel, whose programs each run a queue of tasks.
+"""Combines launches into one persistent kernel, in which each program runs a queue of tasks.
 
-Its parameters are three tables of device memory:
+Its parameters are three tables in device memory:
 
-    plan       for each program where its queue begins, and where the last one ends; then the entries of all queues:
-               kernel, row of addresses, first and last program of the kernel, events to wait for, events to notify
+    plan       for each program where its queue begins, and where the last queue ends; then the entries of all queues:
+               kernel, row of addresses, first and end program of the kernel, events to wait for, events to notify
     addresses  for each launch the addresses of its buffers
     state      for each program how often it has run; then a counter for each event
 
-Counters are never reset: in its n-th run a task waits until a counter is n times what the event counts. So a
-replayed graph needs no other kernel. Waiting is an atomic load that acquires, notifying an atomic addition that
-releases. All programs must be resident at the same time.
+Counters are never reset: in its n-th run, a task waits until a counter has reached n times the event's count. So a
+replayed graph needs no additional kernel that resets them. Waiting is an atomic load with acquire semantics,
+notifying an atomic addition with release semantics. All programs must be resident at the same time.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from korch.primitive.types import DType
 from korch.tile.triton.text import STORED
 
 ENTRY = 8
-"""Numbers of an entry of a queue."""
+"""The number of integers in an entry of a queue."""
 
 REGISTERS = 1 << 16
-"""Of a multiprocessor."""
+"""Registers of a multiprocessor."""
 
 RESERVED_SHARED_BYTES = 1 << 10
-"""Shared memory of each resident program that the system takes."""
+"""Shared memory per resident program that the system reserves."""
 
 MOST_RESIDENT_WARPS = 64
 
@@ -40,12 +40,12 @@ class PersistentTask:
     """An entry of a queue.
 
     Attributes:
-        kernel: the number of the function.
-        row: where the addresses of its buffers begin.
+        kernel: the number of the function to run.
+        row: the position in `addresses` at which the addresses of its buffers begin.
         begin: the first program of the launch.
-        end: the one after the last.
-        waits: events, and what each of them counts in a run.
-        notifies: events.
+        end: one past the last program of the launch.
+        waits: the events to wait for, each with its count per run.
+        notifies: the events to notify.
     """
 
     kernel: int
@@ -57,9 +57,9 @@ class PersistentTask:
 
 
 def print_persistent(launches: Sequence[Launch], warps: int) -> Launch:
-    """Return the persistent kernel that runs programs of some launches, which are different functions.
+    """Return the persistent kernel that runs programs of the launches, which must be of different functions.
 
-    Its grid and arguments are those of a plan: they are 0 here, and none.
+    Its grid and arguments depend on the plan, so here the grid is 0 and there are no arguments.
     """
     sources = "\n\n".join(launch.source.rstrip() + "\n" for launch in launches)
     cases = []
@@ -101,7 +101,7 @@ CASES
 
 
 def plan_table(queues: Sequence[Sequence[PersistentTask]]) -> tuple[int, ...]:
-    """Return the table `plan` of some queues."""
+    """Return the table `plan` for the queues of all programs."""
     begins = [len(queues) + 1]
     for queue in queues:
         begins.append(begins[-1] + ENTRY * len(queue))
@@ -117,7 +117,7 @@ def plan_table(queues: Sequence[Sequence[PersistentTask]]) -> tuple[int, ...]:
 
 
 def read_plan_table(table: Sequence[int], programs: int) -> list[list[PersistentTask]]:
-    """Return the queues of a table `plan`."""
+    """Return the queues that a table `plan` encodes."""
 
     def task(at: int) -> PersistentTask:
         kernel, row, begin, end, *ends = table[at : at + ENTRY]
@@ -133,8 +133,8 @@ def resident_programs(cubin: Cubin, warps: int, shared_bytes: int) -> int:
 
     Args:
         cubin: the kernel.
-        warps: of a program.
-        shared_bytes: the most shared memory of a program.
+        warps: the warps of a program.
+        shared_bytes: the most shared memory of a program on the device.
     """
     by_registers = REGISTERS // (-(-cubin.registers // 8) * 8 * 32 * warps)
     own = cubin.shared_bytes + RESERVED_SHARED_BYTES

@@ -1,4 +1,4 @@
-"""The CUDA device that kernels are built for: the one at hand, or a kind of devices by name."""
+"""The CUDA device that kernels are built for: a device of this machine, or a kind of device by name."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ class CudaTarget:
     """What generated code and measurements depend on.
 
     Attributes:
-        arch: compute capability as a number: 90 for 9.0.
+        arch: the compute capability as a number: 90 for 9.0.
         name: the device's name.
-        processors: multiprocessors.
-        l2_bytes: level-2 cache.
-        shared_bytes: most shared memory of a program.
-        copy_bytes_per_s: bytes read plus bytes written per second by a copy beyond the cache.
-        l2_bytes_per_s: the same within it.
+        processors: the number of multiprocessors.
+        l2_bytes: the size of the level-2 cache.
+        shared_bytes: the most shared memory of a program.
+        copy_bytes_per_s: bytes read plus bytes written per second by a copy that exceeds the level-2 cache.
+        l2_bytes_per_s: the same by a copy within the level-2 cache.
         f32_flop_per_s: operations per second without matrix units.
-        tf32_flop_per_s: of float32 products on matrix units.
-        half_flop_per_s: of float16 and bfloat16 products on matrix units.
-        launch_ns: what a kernel takes in a CUDA graph, however small it is.
-        allow_tf32: whether float32 products may round their factors to 11 bits.
-        allow_split: whether a float32 product may be several products of bfloat16.
-        is_nominal: whether the rates are those of a data sheet, not measured.
-        versions: those that timings depend on, as "name version".
+        tf32_flop_per_s: operations per second of float32 (TF32) products on matrix units.
+        half_flop_per_s: operations per second of float16 and bfloat16 products on matrix units.
+        launch_ns: the least time of a kernel in a CUDA graph, however small the kernel is.
+        allow_tf32: whether float32 products may round their operands to 11 bits.
+        allow_split: whether a float32 product may be computed as several products of bfloat16.
+        is_nominal: whether the rates are from a data sheet instead of measured.
+        versions: the software versions that timings depend on, as "name version".
     """
 
     arch: int
@@ -52,17 +52,18 @@ class CudaTarget:
 
     @property
     def lanes(self) -> int:
-        """Channels of a block in blocked layouts: 0, there are none."""
+        """Channels of a block in blocked layouts: 0, because there are no blocked layouts."""
         return 0
 
     def products(self, dtype: DType, is_exact: bool = False) -> tuple[Product, ...]:
         """Return the ways to multiply elements of a type, the fastest first.
 
-        Float32 is multiplied by matrix units, as three numbers of bfloat16 for each factor, or without them.
+        Without TF32, float32 is multiplied on matrix units with each operand split into three bfloat16, or without
+        matrix units.
 
         Args:
-            dtype: the type.
-            is_exact: whether factors must not be rounded, though the target allows it.
+            dtype: the element type.
+            is_exact: whether operands must not be rounded even if the target allows it.
         """
         if dtype in (DType.F16, DType.BF16):
             return (Product.F16 if dtype is DType.F16 else Product.BF16,)
@@ -74,7 +75,7 @@ class CudaTarget:
         return tuple(sorted(found, key=self.flop_per_s, reverse=True))
 
     def flop_per_s(self, product: Product) -> float:
-        """Return the peak of products; a split product is several products of bfloat16."""
+        """Return the peak rate of a way to multiply; a split product consists of several products of bfloat16."""
         match product:
             case Product.SPLIT:
                 return self.half_flop_per_s / ALL_PAIRS
@@ -92,7 +93,7 @@ class CudaTarget:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what measurements depend on: they are kept apart by it."""
+        """A hash of all that measurements depend on; it is part of their key."""
         text = repr((self.arch, self.name, self.processors, self.allow_tf32, self.allow_split, self.versions))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -101,14 +102,14 @@ NOMINAL = {
     80: CudaTarget(80, "sm_80 as in an A100", 108, 40 << 20, 163 << 10, 1.8e12, 4.5e12, 19.5e12, 156e12, 312e12, 1800),
     90: CudaTarget(90, "sm_90 as in an H200", 132, 50 << 20, 227 << 10, 4.3e12, 7.5e12, 67e12, 495e12, 990e12, 1500),
 }
-"""Rates by data sheet (A100 80 GB, H200), for plans without a device; copies as measured."""
+"""Data-sheet rates (A100 80 GB, H200), for plans without a device; the copy rates are measured."""
 
 
 def nominal_target(text: str) -> CudaTarget:
-    """Return the kind of devices that `cuda:sm_90` names.
+    """Return the target that a text such as `cuda:sm_90` names.
 
     Raises:
-        OptionError: there is none.
+        OptionError: there is no such target.
     """
     match = re.fullmatch(r"cuda:sm_(\d+)", text)
     known = NOMINAL.get(int(match[1])) if match else None

@@ -1,1 +1,1 @@
-"""Primitive graph -> primitive graph with alternatives."""
+"""Equivalence rules, and equality saturation, which adds their alternatives to a primitive graph."""

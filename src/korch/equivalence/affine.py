@@ -1,8 +1,8 @@
 """Affine chains: steps x -> scale*x + shift whose constants vary along one axis at most.
 
-The rules on scales and shifts share this reading of the graph: from a primitive it walks down
+The rules for scales and shifts share this analysis: from a primitive it walks towards the inputs
 through add, sub, mul, div and neg with constants, and returns the chain's input with the one scale
-and the one shift that the whole chain amounts to, in float64.
+and the one shift of the whole chain, in float64.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STEPS = ("add", "sub", "mul", "div", "neg")
 
 @dataclass(frozen=True, slots=True)
 class AxisConstant:
-    """A constant whose elements depend on the place along one axis only.
+    """A constant whose elements depend only on their position along one axis.
 
     Attributes:
         axis: the axis; None if all elements are equal.
@@ -44,7 +44,7 @@ class AffineStep:
 
 @dataclass(frozen=True, slots=True)
 class AffineChain:
-    """output = scale*base + shift, in one step or more; equal if the steps are.
+    """output = scale*base + shift, in one or more steps. Two chains are equal if their steps are.
 
     Attributes:
         steps: the primitives, last one first.
@@ -62,22 +62,22 @@ class AffineChain:
 
     @property
     def has_scale(self) -> bool:
-        """Whether it multiplies by anything but 1."""
+        """Whether the scale differs from 1."""
         return not bool(np.all(self.scale == 1))
 
     @property
     def has_shift(self) -> bool:
-        """Whether it adds anything but 0."""
+        """Whether the shift differs from 0."""
         return bool(np.any(self.shift != 0))
 
     @property
     def is_finite(self) -> bool:
-        """Whether scale and shift have neither infinities nor NaN."""
+        """Whether scale and shift contain no infinity and no NaN."""
         return bool(np.isfinite(self.scale).all() and np.isfinite(self.shift).all())
 
 
 def axis_constant(view: View, value: int) -> AxisConstant | None:
-    """Return a value as a constant that varies along one axis at most, or None if it is not one."""
+    """Return a value as a constant that varies along at most one axis, or None if it is not such a constant."""
     constant = view.stored_constant(value)
     rank = view.type(value).rank
     if constant is None:
@@ -119,10 +119,10 @@ def affine_step(view: View, primitive: Primitive) -> AffineStep | None:
 
 
 def chains_from(view: View, step: AffineStep) -> list[AffineChain]:
-    """Return the chains that end in a step: of one step, of two, and so on down to the longest.
+    """Return the chains that end in a step: of one step, of two, and so on up to the longest.
 
-    Where a value has several affine alternatives the walk follows the first: the others are equal,
-    and following each would only give the same chain with other roundings.
+    If a value has several affine alternatives, the walk follows the first one: the others are equal,
+    and following each would only give the same chain with other rounding errors.
     """
     chains = [AffineChain((step.primitive,), step.input, step.axis, step.scale, step.shift)]
     seen = {step.primitive.output, step.input}
@@ -142,9 +142,9 @@ def chains_from(view: View, step: AffineStep) -> list[AffineChain]:
 
 
 def goes_on(view: View, value: int) -> bool:
-    """Whether a value is only the inside of a longer chain: read by affine steps and nothing else.
+    """Return whether a value is only an inner value of a longer chain, read by nothing but affine steps.
 
-    A rule on chains that fired on each part of a chain would add alternatives that no plan uses.
+    If a rule fired on each part of a chain, it would add alternatives that no plan uses.
     """
     users = view.users(value)
     if view.is_output(value) or not users:
@@ -153,10 +153,10 @@ def goes_on(view: View, value: int) -> bool:
 
 
 def is_read_elsewhere(view: View, value: int, inside: frozenset[int], depth: int = 2) -> bool:
-    """Whether a value is needed by more than what computes the values `inside`.
+    """Return whether a value is needed for more than the values `inside`.
 
-    A user whose own output serves `inside` only does not count: an earlier rule may have written
-    the same chain in other steps, hence the `depth`.
+    A user whose own output is needed only for `inside` does not count, because an earlier rule may
+    have written the same chain in other steps. `depth` limits how many such users are followed.
     """
     if view.is_output(value):
         return True

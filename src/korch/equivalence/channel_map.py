@@ -1,10 +1,10 @@
-"""Finds where a linear map of channels can be computed: before steps that do not mix channels.
+"""Finds the cheapest place to compute a linear map of channels: it can move before steps that do not mix channels.
 
 A map with constant weights W[o, c] along one axis commutes with every step that treats all channels
 equally: slices, pads, transposes, reshapes and interpolation of other axes, scales that do not vary
 along the axis, sums, and other linear primitives, into whose constant weights it folds. A concat of
-channels splits it into a sum. `cheapest_place` walks down through such steps and returns the way of
-doing the map that costs least, with what it costs and what it makes superfluous.
+channels splits it into a sum. `cheapest_place` walks down (towards the inputs) through such steps. It
+returns the cheapest way to compute the map, with its costs and the work that it makes unnecessary.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, Redu
 from korch.primitive.types import DType
 
 FLOP_PER_ELEMENT = 32
-"""What moving or scaling an element costs, in floating-point operations of a linear primitive."""
+"""The cost of moving or scaling an element, in floating-point operations of a linear primitive."""
 MOST_STEPS = 100
-"""Steps below the map that are looked at."""
+"""The most steps below the map that are examined."""
 MOST_VALUES = 400
-"""Values below the map of which it is asked whether anything else needs them."""
+"""The most values below the map for which it is checked whether anything else needs them."""
 
 Parts = Mapping[tuple[object, ...], float]
-"""What is computed or saved, each part once, with its cost in FLOP."""
+"""The parts of the work that are computed or saved, each listed once, with their costs in FLOP."""
 
 
 @dataclass(frozen=True, eq=False)
 class MapPlace:
-    """A way of doing the map.
+    """A way to compute the map.
 
     Attributes:
-        costs: what has to be computed.
-        saved: what need not be computed any more.
-        write: writes it and returns the mapped value.
+        costs: the work that has to be done.
+        saved: the work that is no longer needed.
+        write: writes the primitives and returns the mapped value.
     """
 
     costs: Parts
@@ -59,7 +59,7 @@ class MapPlace:
 
     @property
     def gain(self) -> float:
-        """FLOP saved beyond those needed."""
+        """The FLOP saved minus the FLOP needed."""
         return sum(self.saved.values()) - sum(self.costs.values())
 
 
@@ -70,7 +70,7 @@ class ChannelMap:
     Attributes:
         axis: the axis of the channels.
         weights: float64[o, c].
-        part: which of the root's input channels these are: first and last + 1.
+        part: the range of the root's input channels that c covers: first and last + 1.
     """
 
     axis: int
@@ -79,7 +79,7 @@ class ChannelMap:
 
     @property
     def channels(self) -> int:
-        """Channels of the result."""
+        """The number of channels of the result."""
         return int(self.weights.shape[0])
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -92,11 +92,11 @@ class ChannelMap:
 
 
 def cheapest_place(view: View, value: int, channel_map: ChannelMap, root: int) -> MapPlace | None:
-    """Return the cheapest way to map a value that is not to map it where it stands.
+    """Return the cheapest way to map a value other than to map the value itself; None if there is none.
 
     Args:
         view: the graph.
-        value: the value that is mapped, the input of the primitive that computes `root`.
+        value: the value to map, the input of the primitive that computes `root`.
         channel_map: the map.
         root: the mapped value.
     """
@@ -104,7 +104,7 @@ def cheapest_place(view: View, value: int, channel_map: ChannelMap, root: int) -
 
 
 def _private(view: View, value: int, root: int) -> frozenset[int]:
-    """Return the values from `value` downwards that nothing needs but the root."""
+    """Return the root, and the values from `value` towards the inputs that only the root needs."""
     found, waiting = {value: None}, [value]
     while waiting and len(found) < MOST_VALUES:
         for primitive in view.producing(waiting.pop()):
@@ -112,7 +112,7 @@ def _private(view: View, value: int, root: int) -> frozenset[int]:
             found |= dict.fromkeys(new)
             waiting += new
     inside = {root, *found}
-    reads: dict[int, list[int]] = {}  # of these, what is read to compute a value
+    reads: dict[int, list[int]] = {}  # for each value, those of `inside` that it is computed from
     for v in inside:
         for user in view.users(v):
             reads.setdefault(user.output, []).append(v)
@@ -139,21 +139,21 @@ class _Walk:
 
     @cached_property
     def private(self) -> frozenset[int]:
-        """The values that nothing needs but the root; most walks find no place and don't ask."""
+        """The values that only the root needs; computed lazily, because most walks find no place and don't use them."""
         return _private(self.view, self.top, self.root)
 
     def at(self, value: int, m: ChannelMap) -> MapPlace | None:
         """Return the cheapest way to map a value."""
         key = (value, m.axis, m.part)
         if key not in self.known:
-            self.known[key] = None  # a cycle of alternatives leads nowhere
+            self.known[key] = None  # ends the recursion in a cycle of alternatives
             places = [self._here(value, m), self.below(value, m)]
             found = [place for place in places if place is not None]
             self.known[key] = max(found, key=lambda place: place.gain, default=None)
         return self.known[key]
 
     def below(self, value: int, m: ChannelMap) -> MapPlace | None:
-        """Return the cheapest way to map a value below the primitive that computes it."""
+        """Return the cheapest way to map a value by mapping the inputs of a primitive that computes it."""
         best: MapPlace | None = None
         for step in self.view.producing(value, *_THROUGH):
             self.steps += 1
@@ -188,7 +188,7 @@ class _Walk:
             return None
         array = constant.array
 
-        def write(w: Writer) -> int:  # of the many ways that are looked at few are written
+        def write(w: Writer) -> int:  # deferred, because few of the examined ways are written
             mapped = np.moveaxis(np.tensordot(m.weights, array, (1, m.axis)), 0, m.axis)
             return w.constant(mapped, type_.dtype)
 
@@ -201,7 +201,7 @@ class _Walk:
         children: list[tuple[int, ChannelMap]],
         write: Callable[[Writer, list[int]], int],
     ) -> MapPlace | None:
-        """Return the way through a step that is done again on its mapped inputs."""
+        """Return the way that maps the inputs of a step and repeats the step on the results."""
         places = []
         for value, below in children:
             place = self.at(value, below)
@@ -218,12 +218,12 @@ class _Walk:
         return MapPlace(costs, saved, lambda w: write(w, [place.write(w) for place in places]))
 
     def unary(self, step: Primitive, m: ChannelMap, below: ChannelMap, attributes: Attributes) -> MapPlace | None:
-        """Return the way through a step of one input."""
+        """Return the way through a step with one input, as `step` does."""
         return self.step(step, m, [(step.inputs[0], below)], lambda w, values: w.add(step.op, values, attributes))
 
 
 def write_map(writer: Writer, value: int, m: ChannelMap) -> int:
-    """Write the map of a value along one of its last two axes, or axis 1 of an image."""
+    """Write the map of a value along one of its last two axes, or along axis 1 of an image."""
     type_ = writer.type(value)
     channels, given = m.weights.shape
     if m.axis >= type_.rank - 2:
@@ -267,7 +267,7 @@ def _scale(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
 
 
 def _same_for_all(view: View, value: int, m: ChannelMap) -> Callable[[Writer], int] | None:
-    """Return what writes a value that does not vary along the channels for as many as there are."""
+    """Return a function that writes a value for the map's channels; None if the value varies along the channels."""
     shape = view.shape(value)
     wanted = BroadcastAttributes(m.shape(shape))
     for primitive in view.producing(value, "broadcast"):
@@ -320,7 +320,7 @@ def _transpose(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
 
 
 def _reshape(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
-    """A reshape that keeps the axis: as many elements before it, and as many along it."""
+    """A reshape that keeps the axis: the number of elements before it and its size are unchanged."""
     given, shape = walk.view.shape(step.inputs[0]), walk.view.shape(step.output)
     before = math.prod(shape[: m.axis])
     for axis, n in enumerate(given):
@@ -361,7 +361,7 @@ def _reduce(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
 
 
 def _matmul(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
-    """(a b) W = a (b W) and W (a b) = (W a) b; constants are multiplied at once."""
+    """(a b) W = a (b W) and W (a b) = (W a) b; products of constants are computed immediately."""
     a, b = step.inputs
     type_ = walk.view.type(step.output)
     if m.axis < type_.rank - 2:
@@ -402,12 +402,12 @@ def _conv(walk: _Walk, step: Primitive, m: ChannelMap) -> MapPlace | None:
 
 
 def _mapped(m: ChannelMap, constant: Constant) -> Array:
-    """Return the weights of a convolution whose result is mapped."""
+    """Return the weights of the convolution that includes the map of its result."""
     return np.tensordot(m.weights, constant.array.astype(np.float64), (1, 0))
 
 
 def _surely_finite(m: ChannelMap, constant: Constant, dtype: DType) -> bool:
-    """Whether no mapped weight can be too large; it takes less than to compute them."""
+    """Return whether a bound, which is cheaper than the mapped weights, shows that all of them are finite."""
     largest = float(np.abs(constant.array).max(initial=0.0))
     most = float(np.abs(m.weights).sum(axis=1).max(initial=0.0)) * largest
     return is_finite_in(np.array([2.0 * most]), dtype)

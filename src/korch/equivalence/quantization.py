@@ -1,7 +1,7 @@
-"""What dequantizations and quantizations stand in a graph.
+"""Finds and writes dequantizations and quantizations in a graph.
 
-A dequantization is (q - zero)*scale of integers q, a quantization saturate(round(x / scale) + zero), the least integer
-for NaN; fission writes both from elementwise primitives (`primitive/quantized.py`). Rules read them as one step each.
+A dequantization is (q - zero)*scale of integers q. A quantization is saturate(round(x / scale) + zero), or the least
+integer for NaN. Fission writes both as elementwise primitives (`primitive/quantized.py`); rules treat each as one step.
 """
 
 from __future__ import annotations
@@ -29,17 +29,20 @@ _SIGNED = op("where", op("less_equal", Number("low"), "level"), _ANY, Number("lo
 _QUANTIZED = {
     is_signed: op("cast", op("min", p, Number("high"))) for is_signed, p in ((False, _UNSIGNED), (True, _SIGNED))
 }
-"""Quantizations to integers without and with signs; a cast makes 0 of NaN, the least of the former only."""
+"""The patterns of quantizations to unsigned and signed integers.
+
+They differ because a cast turns NaN into 0, which is the least integer of unsigned types only.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizationGrid:
-    """The real numbers that integers stand for: (q - zero)*scale.
+    """The real numbers that integers represent: (q - zero)*scale.
 
     Attributes:
         scale: positive and finite, the same everywhere or along one axis.
         zero: whole numbers.
-        dtype: of the integers.
+        dtype: the type of the integers.
     """
 
     scale: AxisConstant
@@ -58,36 +61,36 @@ class QuantizationGrid:
         return int(info.min), int(info.max)
 
     def equals(self, other: QuantizationGrid) -> bool:
-        """Return whether the same integers stand for the same numbers."""
+        """Return whether the same integers represent the same numbers in both grids."""
         return self.dtype is other.dtype and all(
             a.axis == b.axis and np.array_equal(a.vector, b.vector)
             for a, b in ((self.scale, other.scale), (self.zero, other.zero))
         )
 
     def level(self, number: float) -> int:
-        """Return the integer that a number becomes on a uniform grid, in float32."""
+        """Return the integer to which a number is quantized on a uniform grid, in float32."""
         low, high = self.limits
         with np.errstate(all="ignore"):
             quotient = np.rint(np.float32(number) / np.float32(self.scale.vector)) + float(self.zero.vector)
         return low if np.isnan(quotient) else int(min(max(quotient, low), high))
 
     def number(self, level: int) -> float:
-        """Return the number that an integer stands for on a uniform grid, in float32."""
+        """Return the number that an integer represents on a uniform grid, in float32."""
         return float(np.float32(level - float(self.zero.vector)) * np.float32(self.scale.vector))
 
     def unsigned(self) -> QuantizationGrid:
-        """Return the grid of the signed bytes of this one plus 128, which stand for the same numbers."""
+        """Return the unsigned grid on which this grid's signed bytes plus 128 represent the same numbers."""
         return QuantizationGrid(self.scale, AxisConstant(self.zero.axis, self.zero.vector + 128), DType.U8)
 
     def moved(self, axes: tuple[int | None, ...]) -> QuantizationGrid:
-        """Return the grid after axes moved: `axes[i]` is the new place of axis i."""
+        """Return the grid after a permutation or insertion of axes: `axes[i]` is the new position of axis i."""
         scale, zero = (c if c.axis is None else AxisConstant(axes[c.axis], c.vector) for c in (self.scale, self.zero))
         return QuantizationGrid(scale, zero, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Dequantized:
-    """Integers and what they stand for; `root` is the last primitive."""
+    """A dequantization: integers and their grid; `root` is its last primitive."""
 
     root: Primitive
     q: int
@@ -96,7 +99,7 @@ class Dequantized:
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """Real numbers and the grid to which they are rounded; `root` is the last primitive."""
+    """A quantization: real numbers and the grid to which they are rounded; `root` is its last primitive."""
 
     root: Primitive
     x: int
@@ -104,7 +107,7 @@ class Quantized:
 
 
 def dequantized(view: View, value: int) -> Iterator[Dequantized]:
-    """Yield each way in which a value is dequantized from integers of at most 16 bits."""
+    """Yield each dequantization from integers of at most 16 bits that computes a value."""
     for root in view.producing(value, "mul"):
         found = dequantized_by(view, root)
         if found is not None:
@@ -112,7 +115,7 @@ def dequantized(view: View, value: int) -> Iterator[Dequantized]:
 
 
 def dequantized_by(view: View, root: Primitive) -> Dequantized | None:
-    """Return what a multiplication dequantizes, None if it does not."""
+    """Return the dequantization whose last primitive is a multiplication, None if it is not one."""
     if view.type(root.output).dtype.is_float:
         for found in find_at(view, _DEQUANTIZED, root):
             q, grid = found.values["q"], _grid(view, found, view.type(found.values["q"]).dtype)
@@ -122,7 +125,7 @@ def dequantized_by(view: View, root: Primitive) -> Dequantized | None:
 
 
 def quantized_by(view: View, root: Primitive) -> Quantized | None:
-    """Return what a cast to integers quantizes, None if it does not."""
+    """Return the quantization whose last primitive is a cast to integers, None if it is not one."""
     dtype = view.type(root.output).dtype
     if dtype not in NARROW:
         return None
@@ -135,7 +138,7 @@ def quantized_by(view: View, root: Primitive) -> Quantized | None:
 
 
 def _grid(view: View, found: Found, dtype: DType) -> QuantizationGrid | None:
-    """Return the grid with the scale and the zero point of a pattern, None if they make none."""
+    """Return the grid with the matched scale and zero point, None if they do not form a valid grid."""
     scale = axis_constant(view, found.values["scale"])
     zero = axis_constant(view, found.values["zero"]) if "zero" in found.values else NONE
     if dtype not in NARROW or scale is None or zero is None:
@@ -156,7 +159,7 @@ def write_dequantized(writer: Writer, q: int, grid: QuantizationGrid, dtype: DTy
 
 
 def write_quantized(writer: Writer, x: int, grid: QuantizationGrid) -> int:
-    """Write saturate(round(x / scale) + zero) as integers; NaN becomes the least."""
+    """Write saturate(round(x / scale) + zero) as integers; NaN becomes the least integer."""
     type_ = writer.type(x)
 
     def number(value: float) -> int:

@@ -1,9 +1,9 @@
-"""What an equivalence rule is, what it sees and how it writes.
+"""The equivalence rule, the view of the graph that it reads, and the writer with which it adds primitives.
 
-A rule is a frozen value. `match` finds where its left side stands, `refuse` checks every condition
-that it relies on and returns either why not or a typed witness, and `build` writes the right side
-from the witness. All three are pure: whatever `refuse` computes travels in the witness. Rules add
-alternatives and never remove anything; the solver chooses.
+A rule is a frozen value. `match` finds the matches of its left side, `refuse` checks every condition
+on which the rule relies and returns either a refusal or a typed witness, and `build` writes the right
+side from the witness. All three are pure: the witness contains everything that `refuse` computes for
+`build`. Rules add alternatives and never remove anything; the solver chooses.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RuleRefusal:
     Attributes:
         reason: the condition that fails, in a few words; refusals are counted by it.
         value: the value at which the rule matched.
-        is_final: whether it rests on constants and types alone, so that no later round changes it.
+        is_final: whether it depends on constants and types alone, so that no later round changes it.
     """
 
     reason: str
@@ -41,7 +41,7 @@ class RuleRefusal:
 
 
 class View:
-    """A builder's graph as it stood at the start of a round; all that rules see of it."""
+    """A builder's graph as it was at the start of a round; rules read the graph only through it."""
 
     def __init__(self, builder: GraphBuilder, outputs: Sequence[int]) -> None:
         self.primitives = tuple(primitive for primitive, _ in builder.primitives())
@@ -65,30 +65,30 @@ class View:
         return self._builder.type(value).shape
 
     def constant(self, value: int) -> Constant | None:
-        """Return the constant that a value is, or None."""
+        """Return a value's constant, or None if it is not constant."""
         return self._builder.constant_of(value)
 
     def producing(self, value: int, *ops: str) -> tuple[Primitive, ...]:
-        """Return the alternatives of a value that are one of `ops`; all of them if none is named.
+        """Return the alternatives of a value whose operation is in `ops`; all alternatives if `ops` is empty.
 
-        Primitives that read their own output are left out: they compute nothing.
+        Primitives that read their own output are left out, because they can't compute it.
         """
         found = self._producers.get(value, ())
         return tuple(p for p in found if (not ops or p.op in ops) and value not in p.inputs)
 
     def unbroadcast(self, value: int) -> int:
-        """Return what a value is broadcast from, or the value itself."""
+        """Return the value from which a value is broadcast, or the value itself."""
         return next((p.inputs[0] for p in self.producing(value, "broadcast")), value)
 
     def stored_constant(self, value: int) -> Constant | None:
-        """Return the constant that a value is or is broadcast from; None if none is, or an empty one."""
+        """Return a value's constant, or the one from which it is broadcast; None if there is none or it is empty."""
         sources = (value, *(p.inputs[0] for p in self.producing(value, "broadcast")))
         found = (constant for v in sources if (constant := self.constant(v)) is not None)
         constant = next(found, None)
         return None if constant is None or constant.array.size == 0 else constant
 
     def number(self, value: int) -> float | None:
-        """Return the number that all elements of a constant are, broadcast or not, or None."""
+        """Return the number that all elements of a uniform constant have, broadcast or not; None for other values."""
         constant = self.stored_constant(value)
         return float(constant.scalar) if constant is not None and constant.is_uniform else None
 
@@ -97,33 +97,33 @@ class View:
         return tuple(self._users.get(value, ()))
 
     def reached(self, value: int, *ops: str) -> Iterator[Primitive]:
-        """Yield the last primitive of each path of `ops` of which the first reads a value."""
+        """Yield the last primitive of each path with the operations `ops` whose first primitive reads a value."""
         for user in self.users(value):
             if user.op == ops[0]:
                 yield from self.reached(user.output, *ops[1:]) if ops[1:] else (user,)
 
     def needed_by(self, value: int) -> tuple[int, ...]:
-        """Return the values that are computed from a value and are read or are outputs."""
+        """Return the values that are computed directly from a value and are themselves read or outputs."""
         if value not in self._needed_by:
             outputs = (user.output for user in self._users.get(value, ()))
             self._needed_by[value] = tuple(v for v in dict.fromkeys(outputs) if v in self._users or v in self._outputs)
         return self._needed_by[value]
 
     def rule_of(self, primitive: Primitive) -> str:
-        """Return the name of the rule that wrote a primitive, "" if the model has it."""
+        """Return the name of the rule that wrote a primitive, "" if it comes from the model."""
         return rule_of(self._origins[primitive])
 
     def becomes_integer(self, value: int) -> bool:
-        """Whether a value's elements are cut off to integers, where a small error may become one of 1."""
+        """Return whether a value is cast to integers, where a small error may become an error of 1."""
         return any(user.op == "cast" and not self.type(user.output).dtype.is_float for user in self.users(value))
 
     def is_output(self, value: int) -> bool:
-        """Whether the value is an output of the model."""
+        """Return whether a value is an output of the model."""
         return value in self._outputs
 
 
 class Writer:
-    """What `build` writes with: a builder that signs each primitive with the rule's name."""
+    """The interface with which `build` adds primitives; it records the rule's name as their origin."""
 
     def __init__(self, builder: GraphBuilder, rule_name: str) -> None:
         self._builder = builder
@@ -131,7 +131,7 @@ class Writer:
 
     @property
     def verbs(self) -> Verbs:
-        """The verbs of fission, for primitives that both write."""
+        """The `Verbs` that fission uses, too, for functions that both share."""
         return Verbs(self._builder, self._origin)
 
     def type(self, value: int) -> ValueType:
@@ -139,13 +139,13 @@ class Writer:
         return self._builder.type(value)
 
     def add(self, op: str, inputs: Sequence[int], attributes: Attributes | None = None) -> int:
-        """Add a primitive and return its value; a primitive of constants is computed at once."""
+        """Add a primitive and return its value; a primitive of constants is computed immediately."""
         return self._builder.add(op, inputs, attributes, origin=self._origin)
 
     def constant(self, array: Array, dtype: DType) -> int:
         """Return the value of a constant with the elements of `array`, rounded to `dtype`."""
         dense = np.asarray(array)
-        one = dense.reshape(-1)[:1] if dense.size > 1 and not any(dense.strides) else dense  # of a large constant, too
+        one = dense.reshape(-1)[:1] if dense.size > 1 and not any(dense.strides) else dense  # if uniform, one element
         with np.errstate(all="ignore"):
             return self._builder.constant(np.broadcast_to(one.astype(dtype.numpy), dense.shape))
 
@@ -156,7 +156,7 @@ class Writer:
         return self.add("reshape", (value,), ReshapeAttributes(shape))
 
     def along(self, vector: Array, axis: int, type_: ValueType) -> int:
-        """Return a constant of a type whose elements depend on their place along one axis only.
+        """Return a constant of a type whose elements depend only on their position along one axis.
 
         Args:
             vector: float64[type_.shape[axis]], or one element for all.
@@ -173,17 +173,17 @@ class Writer:
 
 
 def rule_of(origin: str) -> str:
-    """Return the name of the rule that a primitive's origin tells of, "" if it tells of none."""
+    """Return the name of the rule that a primitive's origin names, "" if it names none."""
     return origin.removeprefix(_BY) if origin.startswith(_BY) else ""
 
 
 def origin_of(rule_name: str) -> str:
-    """Return the origin of primitives that a rule writes."""
+    """Return the origin for primitives that a rule writes."""
     return _BY + rule_name
 
 
 def is_finite_in(array: Array, dtype: DType) -> bool:
-    """Whether all elements are finite when they are rounded to `dtype`."""
+    """Return whether all elements are finite after rounding to `dtype`."""
     with np.errstate(all="ignore"):
         return bool(np.isfinite(array.astype(dtype.numpy, copy=False)).all())
 
@@ -200,17 +200,17 @@ class Rule(Generic[M, W]):
         name: a law in kebab-case, `conv1x1-is-matmul`.
         law: the law as one line of mathematics.
         source: where it comes from.
-        roots: the operations at which `match` is asked.
-        match: the view and a root -> each place where the left side stands; hashable.
+        roots: the operations for which `match` is called.
+        match: the view and a root -> each match of the left side; matches are hashable.
         refuse: the view and a match -> the witness, or why the rule does not apply.
         build: a writer and a witness -> the value that equals the root's.
         reorders: whether it re-associates floating-point operations; `strict` switches it off.
-        is_last: whether it is tried in one round only, when the others have nothing to add: it
-            combines what they found, and each of its combinations would be one more to combine.
-        is_local: whether it replaces one primitive by one that reads and writes the same values. A
-            model that is cut into segments gets such alternatives in each segment.
-        needs_float32: whether it is left out where products have 16 bits: it multiplies sums that are not
-            scaled yet, or what was no factor of a product, which would overflow or lose digits.
+        is_last: whether it is tried in one round only, when the other rules have nothing more to add: it
+            combines their results, and its own results would be further ones to combine.
+        is_local: whether it replaces one primitive by one that reads and writes the same values. If a
+            model is cut into segments, such alternatives are added in each segment.
+        needs_float32: whether it is disabled where products have 16-bit operands: it multiplies sums that are
+            not scaled yet, or values that were not operands of a product, which could overflow or lose precision.
     """
 
     name: str
@@ -231,14 +231,14 @@ class Rule(Generic[M, W]):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A primitive and one whose output it reads."""
+    """A primitive and another one whose output it reads."""
 
     root: Primitive
     inner: Primitive
 
 
 def reads(*ops: str) -> Callable[[View, Primitive], Iterator[Pair]]:
-    """Return the `match` of each primitive that is one of `ops` and computes the first input."""
+    """Return a `match` that yields each primitive with an operation in `ops` that computes the root's first input."""
 
     def match(view: View, root: Primitive) -> Iterator[Pair]:
         for inner in view.producing(root.inputs[0], *ops):
@@ -250,11 +250,11 @@ def reads(*ops: str) -> Callable[[View, Primitive], Iterator[Pair]]:
 def stands(
     pattern: OpPattern | Either, accept: Callable[[View, Found], bool] = lambda *_: True
 ) -> Callable[[View, Primitive], Iterator[Found]]:
-    """Return the `match` of each way in which a root is what a pattern says.
+    """Return a `match` that yields each match of a pattern at a root.
 
     Args:
         pattern: the left side of the rule.
-        accept: whether a way counts.
+        accept: whether to yield a match.
     """
 
     def match(view: View, root: Primitive) -> Iterator[Found]:

@@ -1,10 +1,10 @@
-"""Primitive graph -> primitive graph with alternatives.
+"""Adds alternatives to a primitive graph by equality saturation.
 
-Rounds: every rule is matched against the graph as it stands at the start of the round, what is
-built is merged with the value at which it matched, then congruence is restored. The loop ends when
-a round changes nothing or a limit is hit. Rules, primitives and merges come in one fixed order, so
-the result is the same on every run (unless the limit in seconds ends it). Equality saturation: Tate
-et al. (POPL 2009); with rebuilding once a round: Willsey et al., egg (POPL 2021).
+In each round every rule is matched against the graph as it is at the start of the round, each value
+that a rule builds is merged with the value at which it matched, and then congruence is restored. The
+loop ends when a round changes nothing or a limit is reached. The order of rules, primitives and merges
+is fixed, so the result is the same on every run (unless the limit in seconds ends it). Equality
+saturation: Tate et al. (POPL 2009); with one rebuild per round: Willsey et al., egg (POPL 2021).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Stop = Literal["saturated", "iterations", "values", "seconds"]
 
 @dataclass(frozen=True, slots=True)
 class SaturationLimits:
-    """When to stop before nothing changes any more.
+    """The limits that stop saturation before it is complete.
 
     Attributes:
         iterations: most rounds.
-        values: most values in the growing graph, dead ones included; a round is left when they
+        values: most values in the growing graph, dead ones included; a round is aborted when they
             are exceeded.
-        seconds: longest time; the result then depends on the machine.
+        seconds: longest time; if it is reached, the result depends on the machine.
 
     Raises:
         OptionError: a limit is not positive.
@@ -47,9 +47,9 @@ class SaturationLimits:
 
     @staticmethod
     def of(primitives: int) -> SaturationLimits:
-        """Return the limits for a model of some size that is not saturated part by part.
+        """Return the limits for a model with this number of primitives that is saturated as a whole.
 
-        The time takes a busy machine into account: alone, 1,000 primitives take some seconds.
+        The time limit allows for a busy machine: on an idle one, 1,000 primitives take some seconds.
         """
         share = max(1.0, primitives / 1000)
         return SaturationLimits(values=int(50_000 * share), seconds=240.0 * share)
@@ -66,18 +66,18 @@ class SaturationLimits:
 
 @dataclass(frozen=True, slots=True)
 class RuleReport:
-    """What one rule did.
+    """The effects of one rule.
 
     Attributes:
-        name: the rule.
-        law: its law.
+        name: the rule's name.
+        law: the rule's law.
         fired: how many matches changed the graph.
         refused: how many places it refused, by reason.
-        refusals: each of them; its `value` is an id of the graph given to `saturate` if it is
+        refusals: each refusal; its `value` is an id of the graph given to `saturate` if it is
             smaller than that graph's number of values.
         is_off: whether it was not tried, because it reorders and `strict` was asked for.
-        failures: the errors that it raised; each is a fault of the rule, which was dropped for that
-            match.
+        failures: the errors that it raised; each is a fault of the rule, which was not applied to
+            that match.
     """
 
     name: str
@@ -91,7 +91,7 @@ class RuleReport:
 
 @dataclass(frozen=True, slots=True)
 class SaturationReport:
-    """What saturation did.
+    """The effects of saturation.
 
     Attributes:
         rules: per rule, in the order of the rules.
@@ -143,13 +143,13 @@ def saturate(
         graph: a graph; it may have alternatives already.
         strict: leave out the rules that re-associate floating-point operations.
         limits: when to stop; the defaults of `SaturationLimits` if None.
-        rules: the rules, in the order in which they are tried. One that raises an error is dropped
-            for the match at which it does, and the report has the error.
-        deadline: when to stop, whatever the limits.
-        keep: returns an equal constant to keep instead of one that a rule computed.
+        rules: the rules, in the order in which they are tried. If a rule raises an error, it is not
+            applied to that match, and the report contains the error.
+        deadline: when to stop, in addition to the limits.
+        keep: maps a constant that a rule computed to an equal one to store in its place.
 
     Returns:
-        The graph with alternatives, renumbered, and what was done.
+        The graph with alternatives, renumbered, and the report.
     """
     run = _Saturation(
         graph, [r for r in rules if not (strict and r.reorders)], limits or SaturationLimits(), deadline or Deadline()
@@ -169,7 +169,7 @@ def saturate(
 
 
 def joined_reports(whole: SaturationReport, parts: SaturationReport) -> SaturationReport:
-    """Return what was done to a model, and then to its parts by the other rules.
+    """Return the report on a model that was saturated as a whole, and then in parts by the other rules.
 
     Args:
         whole: the report on the model.
@@ -188,11 +188,11 @@ def joined_reports(whole: SaturationReport, parts: SaturationReport) -> Saturati
 
 
 def merge_reports(reports: Sequence[tuple[SaturationReport, Sequence[int]]]) -> SaturationReport:
-    """Return the sum of the reports on parts of a model.
+    """Return the merged report of the reports on parts of a model.
 
     Args:
-        reports: one at least, all of the same rules, each with the model's value for every value
-            of the graph to which it belongs.
+        reports: at least one report, all with the same rules, each with the model's value for every
+            value of its part's graph.
     """
     first, _ = reports[0]
     if len(reports) == 1:
@@ -226,10 +226,10 @@ def merge_reports(reports: Sequence[tuple[SaturationReport, Sequence[int]]]) -> 
 
 
 def without_circular(graph: PrimitiveGraph) -> PrimitiveGraph:
-    """Return the graph without primitives that can't run before their own output is known.
+    """Return the graph without alternatives that need their own output.
 
-    Such an alternative (a reshape back to where a value came from) is in no plan, but paths through
-    it would keep what stands around it from being one kernel.
+    Such an alternative, for example a reshape back to the value's origin, is in no plan, but paths
+    through it would prevent the primitives around it from becoming one kernel.
     """
     first = first_known(graph)
     last = len(first)
@@ -245,9 +245,9 @@ def without_circular(graph: PrimitiveGraph) -> PrimitiveGraph:
 
 
 def first_known(graph: PrimitiveGraph, without: int | None = None) -> dict[int, int]:
-    """Return in which place each value is known if all that can run does; none of what never is.
+    """Return the order in which values become known if all primitives run that can; other values are missing.
 
-    What is known before a primitive's output does not need it, which spares most of the search.
+    A value that is known before a primitive's output does not need it, which avoids most of the search.
 
     Args:
         graph: with or without alternatives.
@@ -270,7 +270,7 @@ def first_known(graph: PrimitiveGraph, without: int | None = None) -> dict[int, 
 
 
 def _is_circular(graph: PrimitiveGraph, primitive: Primitive) -> bool:
-    """Whether every way to the inputs of an alternative goes through its output."""
+    """Return whether some input of an alternative can't be computed without its output."""
     if len(graph.producers[primitive.output]) == 1:
         return False
     known = first_known(graph, without=primitive.output)
@@ -279,7 +279,7 @@ def _is_circular(graph: PrimitiveGraph, primitive: Primitive) -> bool:
 
 @dataclass
 class _Saturation:
-    """One run: the growing graph, and what has fired and been refused so far."""
+    """The state of one run: the growing graph, and the rules fired and refused so far."""
 
     graph: PrimitiveGraph
     rules: Sequence[AnyRule]
@@ -299,7 +299,7 @@ class _Saturation:
         self.builder.rebuild()
 
     def run(self) -> Stop:
-        """Run rounds until nothing changes or a limit is hit, and say which."""
+        """Run rounds until nothing changes or a limit is reached, and return which."""
         first = [rule for rule in self.rules if not rule.is_last]
         last = [rule for rule in self.rules if rule.is_last]
         stopped = self._run(first)
@@ -362,14 +362,14 @@ class _Saturation:
         built = rule.build(Writer(self.builder, rule.name), witness)
         self.done.add(key)
         self.refusals.pop(key, None)
-        # A new primitive has a new value, so a known value means that nothing was learnt.
+        # A new primitive gets a new value, so if the two are already equal, nothing was added.
         is_new = self.builder.find(built) != self.builder.find(root.output)
         self.builder.merge(root.output, built)
         self.fired[rule.name] += is_new
         self.value_count = max(self.value_count, built + 1)
 
     def _fail(self, rule: AnyRule, root: Primitive, error: Exception) -> None:
-        """Record that a rule raised an error; the match at which it did is dropped."""
+        """Record that a rule raised an error; it is not applied to that match."""
         if isinstance(error, MemoryError):
             raise error
         text = f"at {root.op}: {type(error).__name__}: {error}"
@@ -379,7 +379,7 @@ class _Saturation:
             logger.info("the rule %s failed", rule.name, exc_info=error)
 
     def report(self, rule: AnyRule) -> RuleReport:
-        """Return what a rule did."""
+        """Return the report on a rule."""
         refusals = tuple(r for (name, _), r in self.refusals.items() if name == rule.name)
         return RuleReport(
             name=rule.name,

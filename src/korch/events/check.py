@@ -1,4 +1,4 @@
-"""Checks of task graphs and queues: counts fit, and tasks that touch the same bytes are ordered."""
+"""Checks of task graphs and queues: counts match, and tasks that touch the same bytes are ordered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from korch.events.queues import Queues, clocks_of
 
 
 def check_graph(graph: TaskGraph) -> None:
-    """Check that each event is notified as often as it counts, and that maps fit stages and events.
+    """Check that each event gets as many notifications as its count, and that maps fit stages and events.
 
     Raises:
         InvalidGraphError: they do not; the text names the event.
@@ -33,21 +33,21 @@ def check_graph(graph: TaskGraph) -> None:
 
 
 def check_queues(queues: Queues, footprints: Footprints) -> None:
-    """Check that tasks are ordered wherever one writes bytes that the other touches.
+    """Check that two tasks are ordered if one of them writes bytes that the other touches.
 
     Each task has a vector clock: how many tasks of each queue have ended when it begins. Tasks of one stage
-    are not compared: the check of tile programs proves that they write nothing that others of the stage touch, and a
-    set of many short runs has bytes between them, too (`Spans`).
+    are not compared: the check of tile programs proves that no task writes what other tasks of the stage touch, and a
+    set of many short runs also includes bytes in the gaps between them (`Spans`).
 
-    Where grids depend on the sizes of a run, the order is proven for all sizes, without running through them. Queues
-    and waits are the same for all. What a task touches is all that it touches at any size: loops grow with the sizes
-    and places do not depend on them (`events.extent` refuses other programs), so that this is what it touches at the
-    largest, of any coordinates that it may get. Two tasks that share different coordinates of the same extent need no
-    order if `Rows.are_apart` says that these are at different bytes whatever the extent is. It does so if both
-    stages have the same expression of the sizes and each coordinate has bytes of its own, at the same steps.
+    If grids depend on the sizes of a run, the order is proven for all sizes at once. Queues and waits are the same for
+    all sizes. The footprint of a task is everything that it touches at any size. Loops grow with the sizes and indices
+    do not depend on them (`events.extent` refuses other programs), so the footprint is what the task touches at the
+    largest size, for all coordinates that it may get. Two tasks with different coordinates of the same extent need no
+    order if `Rows.are_apart` shows that different coordinates use different bytes, whatever the extent is. That is so
+    if both stages have the same expression of the sizes and each coordinate has its own bytes, at the same stride.
 
     Raises:
-        InvalidGraphError: two tasks may run at the same time, or in another order than that of the plan.
+        InvalidGraphError: two such tasks may run at the same time, or in another order than that of the plan.
     """
     clocks = clocks_of(queues)
     places = {entry.task: (q, at) for q, queue in enumerate(queues) for at, entry in enumerate(queue)}

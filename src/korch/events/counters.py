@@ -1,8 +1,8 @@
 """Task graph and an order for each queue -> queues whose tasks wait for events that are counters.
 
-Where there are many queues, a task that must follow all tasks of a kernel would wait for one number of each
-queue (`events.queues`). Here it waits for one event, which all of them notify. What follows from earlier tasks
-of its queue, or from its other events, is left out.
+With many queues, a task that must run after all tasks of a kernel would have to wait for a number of tasks of each
+queue (`events.queues`). Here it waits for one event, which all of those tasks notify. Waits that follow from earlier
+tasks of its queue, or from its other events, are left out.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class CounterQueues:
 
 
 def count_events(graph: TaskGraph, orders: Sequence[Sequence[Task]]) -> CounterQueues:
-    """Return the queues of programs that run tasks in some orders.
+    """Return the queues of programs that run tasks in given orders.
 
     Args:
         graph: the tasks and events.
-        orders: the tasks of each queue; all of them have each task once.
+        orders: the tasks of each queue; each task is in exactly one queue.
 
     Raises:
-        InvalidGraphError: a task is missing, or queues would wait for each other for ever.
+        InvalidGraphError: a task is missing, or queues would wait for each other forever.
     """
     if sorted(task for order in orders for task in order) != sorted(graph.tasks):
         raise InvalidGraphError("not each task is in one queue", where="queues")
@@ -72,7 +72,7 @@ def count_events(graph: TaskGraph, orders: Sequence[Sequence[Task]]) -> CounterQ
 
 
 def as_queues(counted: CounterQueues) -> Queues:
-    """Return the same order as queues whose tasks wait for numbers of ended tasks, for the proof of it.
+    """Return the same order as queues whose tasks wait for numbers of ended tasks, so that it can be checked.
 
     Raises:
         InvalidGraphError: an event is not notified as often as it counts.
@@ -89,7 +89,7 @@ def as_queues(counted: CounterQueues) -> Queues:
 def _numbered(
     notified: Sequence[Sequence[Task]], waiting: Sequence[Sequence[Task]], orders: Sequence[Sequence[Task]]
 ) -> CounterQueues:
-    """Return queues in which tasks wait for all events that are for them."""
+    """Return queues in which tasks wait for and notify all of their events."""
     sides: tuple[dict[Task, list[int]], dict[Task, list[int]]] = ({}, {})
     for side, tasks in zip(sides, (waiting, notified), strict=True):
         for event, own in enumerate(tasks):
@@ -100,7 +100,7 @@ def _numbered(
 
 
 def _positions(counted: CounterQueues) -> Array:
-    """Return int64[events, queues]: how many tasks of each queue have ended for certain when an event has its count.
+    """Return int64[events, queues]: how many tasks of each queue have surely ended when an event reaches its count.
 
     Raises:
         InvalidGraphError: an event is not notified as often as it counts.
@@ -121,9 +121,9 @@ def _positions(counted: CounterQueues) -> Array:
 
 
 def _needed_waits(counted: CounterQueues) -> dict[Task, tuple[int, ...]]:
-    """Return, for each task, events that imply all others that it waits for."""
+    """Return, for each task, a subset of the events that it waits for, which implies the others."""
     needs, clocks = _positions(counted), clocks_of(as_queues(counted))
-    reach = needs.copy()  # with what had ended when the tasks that notify an event began
+    reach = needs.copy()  # also counts tasks that had ended before the notifying tasks began
     for queue in counted.queues:
         for entry in queue:
             for event in entry.notifies:

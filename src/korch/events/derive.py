@@ -1,11 +1,10 @@
-"""What tasks touch -> the events that order them.
+"""Footprints of tasks -> the events that order them.
 
-Two tasks of different stages that touch a byte, one of which writes it, run in the order of the plan. A
-pair that others order already needs no event: tasks are compared with those of the nearest stage
-before them first, and pairs that follow from what was found are left out. What remains between two
-stages becomes one event tensor: tasks that wait for the same tasks share an event, and tensors whose
-waiting tasks share events in the same way become one. Where a task would notify events that are no range, each event
-is a tensor of its own.
+Two tasks of different stages that touch the same byte run in the order of the plan if one of them writes it. A
+pair that is already ordered through other pairs needs no event: tasks are compared with those of the nearest earlier
+stage first, and implied pairs are left out. The remaining pairs of two stages become one event tensor: tasks that
+wait for the same tasks share an event, and tensors whose waiting tasks share events in the same way are merged. If a
+task would notify events that are not a contiguous range, each event is a tensor of its own.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ def derive_events(
     """Return the task graph of some stages.
 
     Args:
-        names: of the stages, in the order of the plan.
+        names: the names of the stages, in the order of the plan.
         footprints: what each task of each stage touches.
-        shared: for each stage, what its tasks share if that depends on the sizes of a run; none if not given.
+        shared: for each stage, the coordinates divided among its tasks if they depend on a run's sizes, or None.
     """
     rows = zip(names, footprints, shared or [None] * len(names), strict=True)
     stages = tuple(EventStage(name, len(own), of_run) for name, own, of_run in rows)
@@ -69,7 +68,7 @@ def needed_order(footprints: Footprints) -> list[dict[int, Relation]]:
 
 
 def _relation(footprints: Footprints, pair: tuple[int, int], numbers: dict[Task, int], before: list[int]) -> Relation:
-    """Return the pairs of tasks of two stages that nothing orders yet, and note that they are ordered."""
+    """Return the pairs of tasks of two stages that are not ordered yet, and record them as ordered."""
     producer, consumer = pair
     found: Relation = {}
     first, count = numbers[producer, 0], len(footprints[producer])
@@ -85,7 +84,7 @@ def _relation(footprints: Footprints, pair: tuple[int, int], numbers: dict[Task,
 
 
 def _whole(footprints: Sequence[Touched]) -> Touched:
-    """Return what the tasks of a stage touch together."""
+    """Return the union of what the tasks of a stage touch."""
     memories = {memory for own in footprints for memory in (*own.reads, *own.writes)}
     return Touched(
         {m: union(own.reads[m] for own in footprints if m in own.reads) for m in memories},
@@ -116,7 +115,7 @@ def _tensors(stages: Sequence[EventStage], consumer: int, relations: dict[int, R
 def _tensor(
     consumer: int, events: tuple[int, ...], producers: list[tuple[int, list[set[int]]]], part: range
 ) -> EventTensor:
-    """Return the tensor of some of the events of which each task of a stage waits for one, or for none (-1)."""
+    """Return the tensor of the events in `part`; `events` has the one that each task waits for, or -1."""
     counts = [0] * len(part)
     edges = []
     for producer, notified in producers:

@@ -1,9 +1,9 @@
-"""How many coordinates the tasks of a stage share: an expression of the sizes of a run, as a text.
+"""The number of coordinates that are divided among the tasks of a stage: an expression of the sizes of a run, as text.
 
     min(512, n[0])                      rows of a length
     12 * ((min(512, n[0]) + 31) // 32)  blocks of 32 rows of 12 heads
 
-A quotient is rounded down. What such a text may have is what Python's syntax has of it, so that Python parses it.
+A quotient is rounded down. The syntax of these texts is a part of Python's, so that Python's parser reads them.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _CPP_FUNCTIONS = {"min": "smaller", "max": "larger"}
 
 @dataclass(frozen=True)
 class RunExtent:
-    """A number that follows from the sizes of a run; equal texts are equal numbers for all of them."""
+    """A number that is computed from the sizes of a run; equal texts give equal numbers for all sizes."""
 
     text: str
 
     @staticmethod
     def of(text: str) -> RunExtent:
-        """Return the extent of a text, without what changes nothing, such as a factor of 1.
+        """Return the extent of a text, without neutral elements such as a factor of 1.
 
         Raises:
-            InvalidGraphError: it has other things than numbers, sizes n[0], n[1], ..., sums, products, quotients by
-                numbers, and the smaller or larger of two.
+            InvalidGraphError: it contains anything except numbers, sizes n[0], n[1], ..., sums, products, quotients by
+                numbers, and the minimum or maximum of two.
         """
         try:
             node = ast.parse(text.strip(), mode="eval").body
@@ -107,11 +107,11 @@ def _cpp(node: ast.expr) -> str:
 
 @dataclass(frozen=True)
 class Counted:
-    """What the threads share of a stage whose grid depends on the sizes.
+    """How a stage whose grid depends on the sizes is divided among threads.
 
     Attributes:
-        extent: how many coordinates, or grid points.
-        shares: how they share coordinates; None if they share grid points.
+        extent: the number of coordinates, or of grid points.
+        shares: how coordinates are divided; None if grid points are divided.
     """
 
     extent: RunExtent
@@ -119,10 +119,10 @@ class Counted:
 
 
 def counted_of(program: TileProgram, stage: Stage, counts: Mapping[str, Count]) -> Counted | None:
-    """Return what threads share of a stage of a program; None if its grid does not depend on a size.
+    """Return how a stage of a program is divided among threads; None if its grid does not depend on a size.
 
     Raises:
-        InvalidGraphError: the stage does not do all that it does for some sizes for larger ones, too.
+        InvalidGraphError: the stage does something for some sizes that it does not do for larger sizes.
     """
     sizes = {p.name: f"min({p.high}, {counts[p.name].text('n', PLAIN)})" for p in program.parameters}
     _require_growing(stage, sizes)
@@ -136,9 +136,9 @@ def counted_of(program: TileProgram, stage: Stage, counts: Mapping[str, Count]) 
 
 
 def _require_growing(stage: Stage, sizes: Mapping[str, str]) -> None:
-    """Raise an error if loops do not grow with all parameters, or if anything else depends on these.
+    """Raise an error if loops do not grow with all parameters, or if anything else depends on the parameters.
 
-    What a stage touches for some sizes it then touches for larger ones, too.
+    Otherwise, a stage touches for larger sizes everything that it touches for smaller sizes.
     """
     for loops, step in stage.leaves:
         chosen = [loop.only.index for loop in loops if loop.only is not None]
@@ -151,7 +151,7 @@ def _require_growing(stage: Stage, sizes: Mapping[str, str]) -> None:
 
 
 def _expr_text(expr: Expr, sizes: Mapping[str, str]) -> str:
-    """Return a sum of what grows with the sizes; raise an error if something does not."""
+    """Return the text of an expression that grows with the sizes; raise an error if it does not."""
     if any(coefficient < 0 for _, coefficient in expr.terms):
         raise InvalidGraphError(f"{expr} falls with a size", where="task graph")
     terms = [f"{coefficient} * ({_atom_text(atom, sizes)})" for atom, coefficient in expr.terms]

@@ -1,8 +1,8 @@
-"""What tasks touch, in order, and their threads -> the bytes that each fetches from the caches of other cores.
+"""Footprints of tasks, in order, and their threads -> the bytes that each task fetches from the caches of other cores.
 
-A line of the caches is where it was written, and where it was read since, until the threads have touched as many other
-bytes as their caches hold. A task that reads a line which only others have, or writes one which others have, too,
-waits for their cores. A line that no cache has comes from memory, whatever thread it is that asks.
+A cache line is held by the thread that wrote it and by those that have read it since, until the threads have touched
+as many other bytes as their caches hold. A task that reads a line that only other threads hold, or writes a line that
+other threads also hold, must wait for their cores. A line in no cache comes from memory, for every thread.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from korch.events.spans import Spans
 from korch.primitive.op import Array
 
 THREADS = 64
-"""How many threads are told apart."""
+"""The number of threads that are distinguished."""
 
 
 class CachedLines:
-    """Which threads have each line of each memory.
+    """Which threads hold each line of each memory.
 
     Args:
         size_bytes: the caches of all threads together.
@@ -32,7 +32,7 @@ class CachedLines:
         self._since: dict[str, Array] = {}  # the bytes touched until then
 
     def fetch(self, touched: Touched, thread: int) -> int:
-        """Return how many bytes a task on a thread fetches from others, and note that it has them."""
+        """Return how many bytes a task on a thread fetches from others, and record that the thread holds them."""
         own, count = np.uint64(1 << thread % THREADS), 0
         for memory, spans in touched.reads.items():
             lines, known = self._lines(memory, spans)
@@ -45,7 +45,7 @@ class CachedLines:
         return ALIGNMENT * count
 
     def _lines(self, memory: str, spans: Spans) -> tuple[Array, Array]:
-        """Return the lines of some bytes, and the threads that have them."""
+        """Return the lines of some bytes, and the threads that hold them."""
         first, counts = spans.begins // ALIGNMENT, -(-spans.ends // ALIGNMENT) - spans.begins // ALIGNMENT
         before = np.cumsum(counts) - counts
         lines = np.unique(np.repeat(first - before, counts) + np.arange(counts.sum()))
@@ -58,7 +58,7 @@ class CachedLines:
         return lines, np.where(is_there, threads[lines], np.uint64(0))
 
     def _note(self, memory: str, lines: Array, threads: Array | np.uint64) -> None:
-        """Note that threads have some lines."""
+        """Record that threads hold some lines."""
         self._touched_bytes += ALIGNMENT * lines.size
         self._threads[memory][lines] = threads
         self._since[memory][lines] = self._touched_bytes

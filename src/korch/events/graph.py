@@ -2,11 +2,11 @@
 
 A *stage* has tasks that may run in any order; each is a range of grid points of a tile program's stage,
 or a whole kernel. An *event tensor* is an array of events. A task notifies a range of events when it
-ends, and begins after all events of the ranges that it waits for have their counts. So a join after
-each kernel is one event that all tasks of the kernel notify and all tasks of the next one wait for.
+ends, and begins after all events of the ranges that it waits for have reached their counts. So a join after
+each kernel is one event that all tasks of the kernel notify and all tasks of the next kernel wait for.
 
-Where a kernel's grid depends on the sizes of a run, the numbers of tasks and events are still constants: a task
-is one of even shares of as many coordinates as there are in a run, and may be empty. Events order tasks for all sizes.
+If a kernel's grid depends on the sizes of a run, the numbers of tasks and events are still constants: the coordinates
+of the run are divided evenly among the tasks, and a task may be empty. Events order tasks for all sizes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MOST_DIVISOR = 4
 
 @dataclass(frozen=True)
 class AffineMap:
-    """The map from task i to events from (step * i + first) / divisor to before (step * i + end) / divisor.
+    """The map from task i to the events in [(step * i + first) / divisor, (step * i + end) / divisor).
 
     Quotients are rounded down, and the range is limited to the events that exist.
     """
@@ -51,7 +51,7 @@ class AffineMap:
 
 @dataclass(frozen=True)
 class TableMap:
-    """The map from task i to the events of entry i."""
+    """The map from task i to the events in range i of a table."""
 
     ranges: tuple[Range, ...]
 
@@ -84,16 +84,16 @@ class EventTensor:
 
 
 def share(tasks: int, thread: int, threads: int) -> int:
-    """Return where the part of a thread begins if threads share some tasks evenly."""
+    """Return the first task of a thread if some tasks are divided evenly among threads."""
     return tasks // threads * thread + min(thread, tasks % threads)
 
 
 @dataclass(frozen=True)
 class SharedExtent:
-    """StageCoordinates that the tasks of a stage share evenly.
+    """Coordinates that are divided evenly among the tasks of a stage.
 
     Attributes:
-        extent: how many there are in a run.
+        extent: the number of coordinates in a run.
         unit: tasks begin at multiples of it.
     """
 
@@ -108,14 +108,14 @@ class SharedExtent:
 
 @dataclass(frozen=True)
 class EventStage:
-    """Tasks that may run in any order; `shared` is what they share if that depends on the sizes of a run."""
+    """Tasks that may run in any order; `shared`: what is divided among them if it depends on a run's sizes."""
 
     name: str
     tasks: int
     shared: SharedExtent | None = None
 
     def part(self, task: int, sizes: Sequence[int]) -> Range:
-        """Return the coordinates of a task that shares some, for the sizes of a run."""
+        """Return the coordinates of a task for the sizes of a run, if the stage has shared coordinates."""
         if self.shared is None:
             raise AssertionError("a stage of constant tasks")
         return self.shared.part(self.shared.extent.at(sizes), task, self.tasks)
@@ -142,7 +142,7 @@ class TaskGraph:
         return self._tasks_of(tensor, tensor.consumers)
 
     def producers(self) -> dict[Task, list[Task]]:
-        """Return, for each task, those that notify the events that it waits for."""
+        """Return, for each task, the tasks that notify the events that it waits for."""
         found: dict[Task, dict[Task, None]] = {task: {} for task in self.tasks}
         for tensor in self.events:
             for before, after in zip(self.notified(tensor), self.waiting(tensor), strict=True):
@@ -164,9 +164,9 @@ class Touched:
     """What a task reads and writes: sets of bytes of each memory, for all sizes of a run.
 
     Attributes:
-        reads: by memory.
-        writes: by memory.
-        rows: how that follows from the coordinates of the task, if it shares coordinates with the others of its stage.
+        reads: the bytes that it reads, by memory.
+        writes: the bytes that it writes, by memory.
+        rows: how the bytes follow from the coordinates of the task, if its stage has shared coordinates.
     """
 
     reads: dict[str, Spans] = field(default_factory=dict)
@@ -185,7 +185,7 @@ class Touched:
 
 @dataclass(frozen=True, eq=False)
 class Moving:
-    """Bytes that tasks touch for each of their coordinates: for the next coordinate those `step` bytes further on."""
+    """Bytes that tasks touch for each of their coordinates; the next coordinate's are `step` bytes further on."""
 
     memory: str
     is_write: bool
@@ -195,14 +195,14 @@ class Moving:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What the tasks of a stage touch that share coordinates.
+    """What the tasks of a stage with shared coordinates touch.
 
     Attributes:
         shared: the coordinates.
-        order: what else says where a coordinate is; "" if it is as many steps from the first one as it says.
-        most: coordinates are before this place.
-        moving: what they touch for each of them; the place of the first one is 0.
-        fixed: what any of them touches whatever its coordinates are.
+        order: what else determines the position of a coordinate; "" if coordinate i is at position i.
+        most: the positions of coordinates are less than this.
+        moving: what the tasks touch for each coordinate; the first one is at position 0.
+        fixed: what any task touches, whatever its coordinates are.
     """
 
     shared: SharedExtent
@@ -212,10 +212,10 @@ class Rows:
     fixed: Touched
 
     def are_apart(self, other: Rows) -> bool:
-        """Return whether tasks of two stages touch the same bytes for the same coordinates only, at each size.
+        """Return whether, at every size, tasks of two stages touch the same bytes only for the same coordinates.
 
-        That holds if both have the same coordinates, at the same places, and bytes of a coordinate end before those of
-        the next one begin.
+        That holds if both have the same coordinates, at the same positions, and the bytes of a coordinate end before
+        those of the next one begin.
         """
         if (self.shared, self.order, self.most) != (other.shared, other.order, other.most):
             return False
@@ -235,14 +235,14 @@ class Rows:
 
 
 def _all_of(moving: Moving, most: int) -> Spans:
-    """Return the bytes from the first coordinate's first to the last one's last."""
+    """Return the bytes from the first byte of the first coordinate to the last byte of the last coordinate."""
     if not moving.first:
         return NOTHING
     return run(int(moving.first.begins[0]), int(moving.first.ends[-1]) + (most - 1) * moving.step)
 
 
 def _are_in_step(a: Moving, b: Moving, most: int) -> bool:
-    """Return whether the bytes of different coordinates are different."""
+    """Return whether the bytes of different coordinates are different in two accesses."""
     if _all_of(a, most).common_byte(_all_of(b, most)) is None:
         return True
     low = min(int(a.first.begins[0]), int(b.first.begins[0]))
@@ -255,10 +255,10 @@ Footprints = Sequence[Sequence[Touched]]
 
 
 def conflicts(first: Sequence[Touched], second: Sequence[Touched]) -> Array:
-    """Return int64[n, 2]: the tasks of two stages of which one writes a byte that the other touches, ascending.
+    """Return int64[n, 2], ascending: the pairs of tasks of two stages, one of which writes a byte the other touches.
 
-    These are all that do so at any size: the bytes of a task are those for all sizes. Where both stages have the same
-    coordinates, tasks that share different ones are left out if their bytes are different whatever the size is.
+    These are the pairs for all sizes, because the bytes of a task are those for all sizes. If both stages have the same
+    coordinates, tasks with different coordinates are left out if their bytes are different whatever the size is.
     """
     found = [np.zeros((0, 2), np.int64)]
     sides = [([task.writes for task in first], [task.writes for task in second])]
@@ -273,7 +273,7 @@ def conflicts(first: Sequence[Touched], second: Sequence[Touched]) -> Array:
 
 
 def affine_or_table(ranges: Sequence[Range], events: int) -> AffineMap | TableMap:
-    """Return the map that gives some ranges, as an affine one if there is one."""
+    """Return the map that gives some ranges: an affine map if there is one, else a table."""
     for divisor in range(1, MOST_DIVISOR + 1):
         for step in _steps(ranges, divisor):
             ends = [_offset([r[side] for r in ranges], step, divisor, (0, events)[side]) for side in (0, 1)]
@@ -286,14 +286,14 @@ def affine_or_table(ranges: Sequence[Range], events: int) -> AffineMap | TableMa
 
 
 def _steps(ranges: Sequence[Range], divisor: int) -> list[int]:
-    """Return the steps that an affine map may have, those that are likely first."""
+    """Return the steps that an affine map may have, the most likely ones first."""
     last = max(1, len(ranges) - 1)
     slopes = {divisor * (ranges[-1][side] - ranges[0][side]) // last for side in (0, 1)} if ranges else set()
     return sorted({slope + more for slope in slopes for more in (0, 1, -1, 2)}, key=abs)
 
 
 def _offset(ends: Sequence[int], step: int, divisor: int, limit: int) -> int | None:
-    """Return b such that (step * i + b) / divisor is each end, or is beyond the limit where the end is there."""
+    """Return b such that (step * i + b) / divisor is each end, or is beyond the limit if the end is at the limit."""
     least = divisor * np.array(ends, np.int64) - step * np.arange(len(ends))
     is_inside = np.array(ends, np.int64) != limit
     low = int(least[is_inside | (limit != 0)].max(initial=-(1 << 40)))

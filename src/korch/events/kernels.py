@@ -1,9 +1,9 @@
-"""Kernels of a plan with the places of their buffers -> stages of tasks with their footprints.
+"""Kernels of a plan with the locations of their buffers -> stages of tasks with their footprints.
 
-A stage of a tile program that threads share becomes tasks of consecutive grid points: each thread has the
-points that it would have in a parallel loop, in one or several parts. If its grid depends on the sizes of a run, each
-thread has one task, its share of what there is. A kernel that runs in the calling
-thread is one task. A kernel that says nothing of what it touches has no tasks: it runs between joins.
+A parallel stage of a tile program becomes tasks of consecutive grid points: each thread has the points that it would
+have in a parallel loop, in one or several tasks. If the stage's grid depends on the sizes of a run, each thread has one
+task: its share of the grid of that run. A kernel that runs in the calling thread is one task. A kernel that does not
+declare what it touches has no tasks: it runs between joins.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from korch.tile.program import Level, TileProgram
 from korch.tile.shares import Shares
 
 Place = tuple[str, int]
-"""A memory, and where in it a buffer begins, in bytes."""
+"""A memory, and the offset in bytes at which a buffer begins in it."""
 
 Ahead = tuple[int, int, int]
-"""The position of a buffer of a kernel, and where bytes of it begin and end."""
+"""The position of a buffer among a kernel's buffers, and the begin and end of a range of its bytes to prefetch."""
 
 AHEAD_BYTES = 512 << 10
-"""The most bytes of a constant that a thread fetches ahead: a quarter of a second cache of 2 MiB."""
+"""The most bytes of a constant that a thread prefetches: a quarter of an L2 cache of 2 MiB."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Use:
     Attributes:
         step: its number in the plan.
         kernel: the code.
-        places: of its buffers; None for constants and inputs of the model, which nothing writes.
+        places: the locations of its buffers; None for constants and inputs of the model, which nothing writes.
         cost_ns: its measured or estimated time on all threads.
-        alone_ns: that on one thread, which is shared out over grid points; None to share out the other.
+        alone_ns: its time on one thread, which is distributed over grid points; if None, `cost_ns` is distributed.
         constants: the positions of the buffers that are constants of the model.
     """
 
@@ -57,9 +57,9 @@ class Use:
 
 @dataclass(frozen=True)
 class TaskPart:
-    """A task: some grid points of a kernel's stage, on a thread; of a kernel without a choice the stage is -1.
+    """A task: some grid points of a kernel's stage, on a thread; the stage is -1 for a kernel that is one task.
 
-    If the tasks share coordinates of which a run has some number, `begin` is that of the task, and `end` is 0.
+    If the number of coordinates that the tasks share depends on the run, `begin` is the task's number, and `end` is 0.
     """
 
     stage: int
@@ -77,8 +77,8 @@ class TaskStage:
         parts: the tasks.
         footprints: what each of them touches.
         times_ns: how long each of them takes.
-        ahead: the bytes of constants that a thread may fetch while it waits for its first task of the stage.
-        shared: what the tasks share if that depends on the sizes of a run.
+        ahead: the bytes of constants that a thread may prefetch while it waits for its first task of the stage.
+        shared: the coordinates divided among the tasks, if those depend on the sizes of a run.
     """
 
     use: Use
@@ -95,19 +95,19 @@ def has_tasks(kernel: Kernel) -> bool:
 
 
 def unit_of(uses: Iterable[Use]) -> int:
-    """Return the number of rows at whose multiples tasks of some kernels begin: the largest that one of them needs."""
+    """Return the number of rows at whose multiples the tasks of some kernels begin: the largest that a kernel needs."""
     programs = ((use.kernel, program) for use in uses if (program := use.kernel.program) is not None)
     found = (coordinates_of(kernel, i) for kernel, program in programs for i in range(len(program.stages)))
     return max((own.shared.unit for own in found if own is not None), default=1)
 
 
 class Splitter:
-    """Splits kernels into tasks; equal kernels only once.
+    """Splits kernels into tasks; the footprints of equal kernels are computed only once.
 
     Args:
         target: the threads.
-        parts: into how many tasks the grid points of each thread are cut.
-        unit: tasks that share rows begin at multiples of it if they can: so do those of several kernels.
+        parts: into how many tasks the grid points of each thread are divided.
+        unit: tasks that share rows begin at multiples of it if possible, in all kernels.
     """
 
     def __init__(self, target: Target, parts: int, unit: int = 1) -> None:
@@ -116,7 +116,7 @@ class Splitter:
         self._rows: dict[tuple[str, int, tuple[int, ...]], PortRows] = {}
 
     def stages(self, use: Use, thread: int) -> list[TaskStage]:
-        """Return the stages of a kernel; if it runs in one thread, in the given one."""
+        """Return the stages of a kernel; a kernel that runs in one thread runs in the given one."""
         kernel = use.kernel
         program = kernel.program
         if program is None:
@@ -146,12 +146,12 @@ class Splitter:
         return found
 
     def _sharing(self, use: Use, program: TileProgram, number: int, own: StageCoordinates, time_ns: float) -> TaskStage:
-        """Return the tasks of a stage that share coordinates of which a run has some number.
+        """Return the tasks of a stage that share coordinates whose number depends on the run.
 
         Args:
             use: the kernel.
-            program: that of the largest sizes.
-            number: of the stage.
+            program: the program for the largest sizes.
+            number: the number of the stage.
             own: the coordinates.
             time_ns: the time of the stage on one thread, or on all.
         """
@@ -169,7 +169,7 @@ class Splitter:
         return TaskStage(use, parts, tuple(touched), times_ns, self._ahead(use, program, number, wholes), own.shared)
 
     def _rows_of(self, use: Use, number: int, own: StageCoordinates, shares: Shares, rooms: Spans) -> Rows:
-        """Return what the tasks of a stage touch that share rows."""
+        """Return what the tasks of a stage with shared rows touch."""
         if use.kernel.program is None:
             raise AssertionError("a kernel without tasks")
         positions = tuple(i for i, place in enumerate(use.places) if place is not None)
@@ -188,13 +188,13 @@ class Splitter:
     def _times(
         self, parts: Sequence[TaskPart], works: Sequence[int], time_ns: float, is_of_all: bool
     ) -> tuple[float, ...]:
-        """Return the times of tasks by what they do: the last grid points of an axis may have less to do.
+        """Return the times of tasks in proportion to their work: the last grid points of an axis may have less work.
 
         Args:
             parts: the tasks.
-            works: how many bytes they write, or how much they do otherwise.
-            time_ns: the time of the stage on one thread.
-            is_of_all: whether it is the time on all threads.
+            works: how many bytes they write, or another measure of their work.
+            time_ns: the time of the stage, on one thread or on all.
+            is_of_all: whether `time_ns` is the time on all threads.
         """
         loads = [0] * self.target.threads
         for part, work in zip(parts, works, strict=True):
@@ -223,7 +223,7 @@ class Splitter:
         ]
 
     def _workspace(self, use: Use) -> Place | None:
-        """Return where the workspace of a kernel is, behind its inputs and outputs, if it has one in the arena."""
+        """Return where the workspace of a kernel is, if it has one in the arena; it follows inputs and outputs."""
         program = use.kernel.program
         if program is None or not use.kernel.workspace_bytes:
             return None
@@ -252,7 +252,7 @@ class Splitter:
     def _ahead(
         self, use: Use, program: TileProgram, number: int, parts: tuple[TaskPart, ...]
     ) -> tuple[tuple[Ahead, ...], ...]:
-        """Return what the first task of each thread reads of constants: from its first byte to its last."""
+        """Return, for the first task of each thread, the constants' bytes that it reads: from the first to the last."""
         first = tuple({part.thread: part for part in reversed(parts)}.values())
         found: dict[TaskPart, tuple[Ahead, ...]] = dict.fromkeys(parts, ())
         read = self._spans(use.kernel, program, number, first, sorted(use.constants))
@@ -262,7 +262,7 @@ class Splitter:
         return tuple(found.values())
 
     def _whole(self, use: Use, program: TileProgram) -> Touched:
-        """Return what a kernel touches that is one task: whole buffers."""
+        """Return what a kernel that is one task touches: whole buffers."""
         places, own = places_in_memory(program)
         reads: dict[str, list[Spans]] = {}
         writes: dict[str, list[Spans]] = {}
@@ -277,7 +277,7 @@ class Splitter:
 
 
 def _with_room(touched: Touched, workspace: Place | None, room: Spans) -> Touched:
-    """Return what a task touches with some bytes of a workspace."""
+    """Return what a task touches, including some bytes of a workspace."""
     if workspace is None or not room:
         return touched
     memory = workspace[0]

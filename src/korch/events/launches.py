@@ -1,7 +1,8 @@
-"""Launches of Triton kernels with the places of their buffers -> tasks of programs, and queues of persistent ones.
+"""Launches of Triton kernels with the locations of their buffers -> tasks of programs, queues of persistent programs.
 
-A launch is a stage; a task is some consecutive programs of it. A launch that does not say what each of its
-programs computes may touch all that its kernel does with each: its tasks begin and end together.
+A launch is a stage; a task is a range of its consecutive programs. If a launch does not declare what each of its
+programs computes, each of its tasks counts as touching everything that its kernel touches, so other stages wait for
+all of its tasks.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class LaunchUse:
     """A launch in a plan.
 
     Attributes:
-        kernel: that it belongs to.
-        number: of the launch in it.
-        places: of the kernel's buffers; None for constants and inputs of the model, which nothing writes.
+        kernel: the kernel that the launch belongs to.
+        number: the number of the launch in the kernel.
+        places: the locations of the kernel's buffers; None for constants and inputs of the model, which nothing writes.
         time_ns: the measured or estimated time of the launch.
     """
 
@@ -58,8 +59,8 @@ class LaunchSegment:
         uses: the launches in order, each a stage.
         parts: for each launch, the first program of each task and the one after its last.
         footprints: what each task touches.
-        graph: the events of the tasks.
-        counted: the tasks of each persistent program.
+        graph: the tasks and their events.
+        counted: the queue of tasks of each persistent program.
     """
 
     uses: tuple[LaunchUse, ...]
@@ -75,7 +76,7 @@ class LaunchSegment:
 
     @property
     def rows(self) -> list[int]:
-        """For each launch, where the addresses of its buffers begin; then where those of the last one end."""
+        """For each launch, the index of its first buffer address; then the index after the last launch's addresses."""
         return list(accumulate((len(use.launch.arguments) for use in self.uses), initial=0))
 
 
@@ -84,8 +85,8 @@ def schedule_launches(uses: Sequence[LaunchUse], programs: int, parts: int = 1) 
 
     Args:
         uses: the launches in order.
-        programs: that are persistent.
-        parts: a launch is cut into at most this many tasks for each of them.
+        programs: the number of persistent programs.
+        parts: a launch is divided into at most this many tasks per persistent program.
     """
     cuts = tuple(_parts(use.launch.grid, programs * parts) for use in uses)
     footprints = [_footprints(use, own) for use, own in zip(uses, cuts, strict=True)]
@@ -117,7 +118,7 @@ def check_table(table: Sequence[int], segment: LaunchSegment) -> None:
     """Check that the queues of a table run each task once, in an order that gives the results of the plan.
 
     Raises:
-        InvalidGraphError: they do not, or wait for each other for ever.
+        InvalidGraphError: they do not, or wait for each other forever.
     """
     symbols, rows = list(segment.functions), segment.rows
     counts: dict[int, set[int]] = {}
@@ -176,7 +177,7 @@ def _of_programs(
 
 
 def _whole(kernel: CudaKernel, program: TileProgram, is_known: bool) -> PortSpans:
-    """Return the buffers that each task may touch as a whole: tiles in memory, or all that the kernel touches."""
+    """Return the buffers that each task may touch as a whole: tiles in memory, or everything the kernel touches."""
     buffers = {buffer.name: buffer for buffer in program.buffers}
     ports = kernel.names[: len(kernel.names) - len(kernel.scratch) - len(kernel.tables)]
     sizes = [(buffers[name].dtype, buffers[name].size) for name in ports]

@@ -1,8 +1,8 @@
 """Task graph and an order for each thread -> queues: which tasks each thread runs, and what it waits for.
 
-The tasks of a queue run one after another, so a counter for each thread of how many of its tasks have
-ended says which. All events that a task waits for become at most one number for each other thread: how
-many tasks of that thread must have ended. What follows from earlier waits is left out.
+The tasks of a queue run one after another, so one counter per thread, the number of its ended tasks, says
+which tasks have ended. All events that a task waits for become at most one number for each other thread: how
+many tasks of that thread must have ended. Waits that follow from other waits are left out.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Queues = tuple[tuple[QueuedTask, ...], ...]
 """The entries of each thread, in the order in which it runs them."""
 
 Clocks = dict[Task, tuple[int, ...]]
-"""When a task begins: how many tasks of each queue have ended for certain."""
+"""For each task, how many tasks of each queue have surely ended when it begins."""
 
 
 def make_queues(graph: TaskGraph, orders: Sequence[Sequence[Task]]) -> Queues:
-    """Return the queues of threads that run tasks in some orders.
+    """Return the queues of threads that run tasks in given orders.
 
     Args:
         graph: the tasks and events.
-        orders: the tasks of each thread; all of them have each task once.
+        orders: the tasks of each thread; each task is in exactly one queue.
 
     Raises:
-        InvalidGraphError: a task is missing, or threads would wait for each other for ever.
+        InvalidGraphError: a task is missing, or threads would wait for each other forever.
     """
     places = {task: (q, i) for q, order in enumerate(orders) for i, task in enumerate(order)}
     if sorted(places) != sorted(graph.tasks) or len(places) != sum(map(len, orders)):
@@ -65,10 +65,10 @@ def make_queues(graph: TaskGraph, orders: Sequence[Sequence[Task]]) -> Queues:
 
 
 def clocks_of(queues: Queues) -> Clocks:
-    """Return what has ended for certain when each task begins.
+    """Return, for each task, how many tasks of each queue have surely ended when it begins.
 
     Raises:
-        InvalidGraphError: threads wait for each other for ever.
+        InvalidGraphError: threads wait for each other forever.
     """
     at = [0] * len(queues)
     firsts = np.cumsum([0, *map(len, queues)]).tolist()
@@ -95,7 +95,7 @@ def clocks_of(queues: Queues) -> Clocks:
 
 
 def _reduced(queues: Queues, clocks: Clocks) -> Queues:
-    """Return queues without waits that follow from others."""
+    """Return queues without the waits that follow from other waits."""
     ends = [[_end(clocks[entry.task], q, i) for i, entry in enumerate(queue)] for q, queue in enumerate(queues)]
 
     def kept(q: int, i: int) -> tuple[Wait, ...]:

@@ -1,8 +1,8 @@
-"""Kernels that follow each other -> queues of threads, as a list schedule makes them from measured times.
+"""Consecutive kernels -> queues of threads, made by list scheduling from measured times.
 
-Each thread has the tasks that a parallel loop would give it, so that it reads what it has written. The
-order is that of a simulation: a thread that is free takes, of its tasks that can begin first, the one with
-the longest path to the end. A task may begin before tasks of earlier kernels.
+Each thread has the tasks that a parallel loop would give it, so that it reads data that it has written itself. The
+order comes from a simulation: a free thread takes, of its tasks that can begin first, one of the earliest stage, and
+there the one with the longest path to the end. A task may begin before tasks of earlier kernels.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class TaskSegment:
     """Kernels that run as tasks.
 
     Attributes:
-        stages: of the kernels, in order.
-        graph: the events of their tasks.
+        stages: the stages of the kernels, in order.
+        graph: their tasks and events.
         queues: the tasks of each thread.
         joined: the simulated time with a join after each stage.
         simulated: the simulated time of the queues.
@@ -57,10 +57,10 @@ def schedule_segment(
     Args:
         uses: the kernels in order; all can run as tasks.
         target: the threads.
-        parts: into how many tasks the grid points of each thread are cut.
-        cached: which threads have what kernels before these have written: tasks of which the time on one thread is
-            known take longer by what they fetch from others. None if times are those on all threads.
-        costs: of the machine's cores.
+        parts: into how many tasks the grid points of each thread are divided.
+        cached: which threads hold the data that earlier kernels have written: tasks whose time on one thread is known
+            take longer by the time to fetch data from other threads. None if times are those on all threads.
+        costs: the costs of communication between the machine's cores.
     """
     splitter = Splitter(target, parts, unit_of(uses))
     stages: list[TaskStage] = []
@@ -100,7 +100,7 @@ def list_orders(
         times_ns: the time of each task.
         threads: the thread of each task.
         count: how many threads there are.
-        costs: of the machine's cores.
+        costs: the costs of communication between the machine's cores.
     """
     producers = graph.producers()
     paths_ns = path_times(producers, times_ns)
@@ -135,10 +135,10 @@ def list_orders(
 
 
 def spread_orders(graph: TaskGraph, times_ns: Mapping[Task, float], count: int) -> list[list[Task]]:
-    """Return the order of each queue where any of them may run any task.
+    """Return the order of each queue, if any queue may run any task.
 
-    The task that can begin first goes to the queue that is free first. So each queue is in the order of one sequence
-    in which no task precedes one that it waits for: they never wait for each other for ever.
+    The task that can begin first goes to the queue that is free first. So all queues follow one sequence in which no
+    task precedes a task that it waits for: the queues never wait for each other forever.
 
     Args:
         graph: the tasks and events.
@@ -146,7 +146,7 @@ def spread_orders(graph: TaskGraph, times_ns: Mapping[Task, float], count: int) 
         count: how many queues there are.
     """
     notified: dict[Task, list[int]] = {task: [] for task in graph.tasks}
-    missing = dict.fromkeys(notified, 0)  # events of a task that have not their counts
+    missing = dict.fromkeys(notified, 0)  # events of a task that have not reached their counts
     left: list[int] = []
     waiting: list[list[Task]] = []
     for tensor in graph.events:
@@ -180,9 +180,9 @@ def spread_orders(graph: TaskGraph, times_ns: Mapping[Task, float], count: int) 
 
 
 def path_times(producers: dict[Task, list[Task]], times_ns: dict[Task, float]) -> dict[Task, float]:
-    """Return the time from the begin of each task to the end along the longest path of tasks that wait."""
+    """Return the time from the beginning of each task to the end of the longest path of dependent tasks."""
     found = dict.fromkeys(producers, 0.0)
-    for task in reversed(producers):  # tasks are in the order of the plan, so that of events, too
+    for task in reversed(producers):  # tasks are in the order of the plan, which is also that of events
         found[task] += times_ns[task]
         for producer in producers[task]:
             found[producer] = max(found[producer], found[task])

@@ -1,8 +1,8 @@
-"""A stage whose grid depends on the sizes of a run -> what its threads share, and what each coordinate touches.
+"""A stage whose grid depends on the sizes of a run -> the coordinates divided among threads, and what each one touches.
 
-Threads share rows, where a task computes many of them, or else grid points. What a row touches is what the first one
-does, moved on; so what two stages touch of the same rows is compared once for all sizes. Of stages that share grid
-points each task counts as touching what all do for the largest size.
+Threads divide rows if a task computes many of them, and grid points otherwise. A row touches the bytes of the first
+row, shifted; so two stages that touch the same rows are compared once for all sizes. In a stage whose grid points are
+divided, each task counts as touching what all tasks touch for the largest size.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from korch.tile.program import TileProgram
 from korch.tile.shares import PART, Shares
 
 MOST_RUNS = 1 << 16
-"""The most runs of bytes of a task that are told apart."""
+"""The most runs of bytes of a task that are kept apart; more are replaced by one run."""
 
 
 @dataclass(frozen=True)
 class StageCoordinates:
-    """What the tasks of a stage share.
+    """The coordinates that are divided among the tasks of a stage.
 
     Attributes:
         shared: the coordinates: rows, or grid points.
         most: how many there are for the largest sizes.
-        shares: how rows are shared; None for grid points.
-        order: what says where a row is if it is one of two coordinates; else "".
+        shares: how rows are divided; None for grid points.
+        order: what determines the position of a row that combines two coordinates (`PART`); else "".
     """
 
     shared: SharedExtent
@@ -46,7 +46,7 @@ class StageCoordinates:
     order: str
 
     def most_of(self, task: int, tasks: int) -> Range:
-        """Return places of which a task has some, at any size."""
+        """Return a range of positions that contains those of a task at every size."""
         if self.order:
             return 0, self.most
         end = self.shared.part(self.most, task, tasks)[1]
@@ -58,7 +58,7 @@ class PortRows:
     """What the first row touches, and what is touched whatever the row is, by position among the kernel's buffers.
 
     Attributes:
-        moving: position, whether it is written, bytes, and how far the next row's are.
+        moving: buffer position, whether it is written, the first row's bytes, and the distance to the next row's.
         fixed: the rest.
     """
 
@@ -72,12 +72,12 @@ def largest(program: TileProgram) -> TileProgram:
 
 
 def coordinates_of(kernel: Kernel, number: int, unit: int = 1) -> StageCoordinates | None:
-    """Return what tasks share of a stage of a kernel; None if its grid is the same for all sizes.
+    """Return the coordinates divided among the tasks of a kernel's stage; None if its grid is the same for all sizes.
 
     Args:
-        kernel: with a program.
-        number: of the stage.
-        unit: rows begin at multiples of this, too, if it is a multiple of those at which they have to.
+        kernel: a kernel with a program.
+        number: the number of the stage.
+        unit: tasks begin at multiples of this if it is a multiple of the unit that the stage requires.
     """
     program = kernel.program
     if program is None:
@@ -100,7 +100,7 @@ def coordinates_of(kernel: Kernel, number: int, unit: int = 1) -> StageCoordinat
 
 
 def has_extents(kernel: Kernel) -> bool:
-    """Return whether it can be said what threads share of each stage of a kernel."""
+    """Return whether the coordinates divided among threads can be determined for each stage of a kernel."""
     stages = kernel.program.stages if kernel.program is not None else ()
     try:
         for number in range(len(stages)):
@@ -131,7 +131,7 @@ def row_spans(program: TileProgram, number: int, shares: Shares, positions: Sequ
 
 
 def row_tasks(rows: Rows, own: StageCoordinates, tasks: int) -> list[Touched]:
-    """Return what each task touches that shares rows."""
+    """Return what each task of a stage with shared rows touches."""
     found = []
     for task in range(tasks):
         reads, writes = {**rows.fixed.reads}, {**rows.fixed.writes}
@@ -144,7 +144,7 @@ def row_tasks(rows: Rows, own: StageCoordinates, tasks: int) -> list[Touched]:
 
 
 def _moved(moving: Moving, first: int, end: int) -> Spans:
-    """Return the bytes of the rows from one to before another."""
+    """Return the bytes of the rows in [first, end)."""
     own, steps = moving.first, moving.step * np.arange(first, max(first, end))
     if not own or not steps.size:
         return NOTHING

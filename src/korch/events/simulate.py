@@ -1,4 +1,4 @@
-"""Queues, or stages with a join after each, and the time of each task -> the time of a run, and of waiting."""
+"""Queues, or stages with a join after each, and the time of each task -> the time of a run, and the waiting time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from korch.events.queues import Queues
 
 @dataclass(frozen=True)
 class CoreCosts:
-    """What threads take to tell each other something, measured on two cores of an Intel Xeon.
+    """The costs of communication between threads, measured on two cores of an Intel Xeon.
 
     Attributes:
-        join_ns: a join of all threads, beside waiting for the last.
-        wait_ns: until a thread sees that a task of another has ended.
-        fetch_ns_per_byte: what a byte from the cache of another core takes longer than one that the thread has.
+        join_ns: a join of all threads, without the wait for the last one.
+        wait_ns: the time until a thread sees that a task of another thread has ended.
+        fetch_ns_per_byte: the extra time for a byte from another core's cache, compared with the thread's own cache.
     """
 
     join_ns: float = 800.0
@@ -34,8 +34,8 @@ class Simulated:
     Attributes:
         total_ns: its time.
         waiting_ns: how long each thread waits.
-        waits_ns: by the stage that waits and the stage that it waits for: the sum over threads. Those of a join are
-            for the stage itself.
+        waits_ns: the waiting time, summed over threads, by the stage that waits and the stage that it waits for. At a
+            join, a stage waits for itself.
     """
 
     total_ns: float
@@ -49,7 +49,7 @@ class Simulated:
 
 
 def simulate_queues(queues: Queues, times_ns: Mapping[Task, float], costs: CoreCosts = DEFAULT_COSTS) -> Simulated:
-    """Return the run of queues, whose waits end."""
+    """Return the simulated run of queues that don't wait for each other forever."""
     ends_ns: list[list[float]] = [[] for _ in queues]
     working_ns = [0.0] * len(queues)
     waits_ns: dict[tuple[int, int], float] = {}
@@ -83,7 +83,7 @@ def simulate_joins(
     count: int,
     costs: CoreCosts = DEFAULT_COSTS,
 ) -> Simulated:
-    """Return the run of stages one after another, with a join after each that more than one thread runs."""
+    """Return the simulated run of stages one after another, with a join after each stage of several tasks."""
     total_ns, working_ns = 0.0, [0.0] * count
     waits_ns: dict[tuple[int, int], float] = {}
     for s, stage in enumerate(graph.stages):

@@ -11,7 +11,7 @@ import numpy as np
 from korch.primitive.op import Array
 
 MOST_RUNS = 1 << 13
-"""A set of more runs also has the bytes of its smallest gaps, so that comparing sets stays cheap."""
+"""A set of more runs also includes the bytes of its smallest gaps, so that comparing sets stays cheap."""
 
 PAIRS_AT_ONCE = 1 << 22
 """About how many pairs of runs are enumerated at a time."""
@@ -46,7 +46,7 @@ class Spans:
         few, many = (self, other) if self.begins.size <= other.begins.size else (other, self)
         if not few or few.begins[0] >= many.ends[-1] or many.begins[0] >= few.ends[-1]:
             return None
-        next_ = np.searchsorted(many.ends, few.begins, side="right")  # the first run that ends behind
+        next_ = np.searchsorted(many.ends, few.begins, side="right")  # the first run that ends later
         begins = np.maximum(np.append(many.begins, few.ends[-1])[next_], few.begins)
         meets = begins < few.ends
         return int(begins[np.argmax(meets)]) if meets.any() else None
@@ -56,7 +56,7 @@ NOTHING = Spans(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 def runs(begins: Array, ends: Array) -> Spans:
-    """Return the bytes of runs in any order; empty ones have none."""
+    """Return the bytes of runs, which may be in any order or empty."""
     is_some = begins < ends
     begins, ends = begins[is_some], ends[is_some]
     if not begins.size:
@@ -87,15 +87,15 @@ def union(sets: Iterable[Spans]) -> Spans:
 def overlapping(first: Sequence[Spans], second: Sequence[Spans]) -> Array:
     """Return int64[n, 2]: the positions of the sets that have a common byte, in ascending order."""
     a, b = _sorted_runs(first), _sorted_runs(second)
-    # Of two runs with a common byte, one begins in the other; where they begin together, count that once.
+    # Of two runs with a common byte, one begins inside the other; a common beginning is counted once.
     found = np.concatenate([_begin_within(a, b, "left"), _begin_within(b, a, "right")[:, ::-1]])
     return unique_pairs(found)
 
 
 def unique_pairs(pairs: Array) -> Array:
-    """Return int64[n, 2]: the different ones of some pairs of numbers that are not negative, in ascending order."""
+    """Return int64[n, 2]: the distinct ones of some pairs of non-negative numbers, in ascending order."""
     width = int(pairs.max(initial=0)) + 1
-    codes = np.unique(pairs[:, 0] * width + pairs[:, 1])  # many times as fast as for pairs
+    codes = np.unique(pairs[:, 0] * width + pairs[:, 1])  # many times faster than on pairs
     return np.stack([codes // width, codes % width], 1)
 
 
@@ -113,7 +113,7 @@ def _sorted_runs(sets: Sequence[Spans]) -> _Runs:
 
 
 def _begin_within(outer: _Runs, inner: _Runs, side: Literal["left", "right"]) -> Array:
-    """Return int64[n, 2]: the owners of runs and of those that begin in them, for "right" behind their begin."""
+    """Return int64[n, 2]: the owners of runs and of runs that begin in them, for "right" after their first byte."""
     lows = np.searchsorted(inner[0], outer[0], side)
     counts = np.maximum(np.searchsorted(inner[0], outer[1]) - lows, 0)
     found = [np.zeros((0, 2), np.int64)]

@@ -10,7 +10,8 @@
       from 0 table 0:1 0:0 0:0 0:0
       to 1 table 0:0 0:1
 
-A quotient is rounded down. The tasks of k_3 share as many coordinates as follow from the sizes n of a run, 16 together.
+A quotient is rounded down. min(512, n[0]) coordinates are divided among the tasks of k_3, in units of 16; n are the
+sizes of a run.
 """
 
 from __future__ import annotations

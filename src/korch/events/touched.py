@@ -1,8 +1,8 @@
 """A stage of a tile program, and sets of its grid points -> the bytes that each set touches.
 
-Of an access, loops whose elements lie side by side are one run of bytes, and each point of the other
-loops and of the grid begins one. Guards are respected: what a window has outside of its image is not
-touched. If there were too many points, an access counts as touching the whole buffer.
+Loops of an access over contiguous elements are one run of bytes, and each point of the other loops and of the
+grid begins a run. Guards are respected: the part of a window that is outside of its image is not touched. An
+access with too many points counts as touching the whole buffer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def touched_by(
         program: the kernel's program, without parameters.
         stage: a stage of it.
         sets: int64[n], the numbers of the grid points of each set.
-        places: of the buffers by name; others are left out.
+        places: the locations of the buffers, by name; other buffers are left out.
     """
     found: list[list[tuple[tuple[int, bool], Spans]]] = [[] for _ in sets]
     for access in dict.fromkeys(accesses(stage)):
@@ -71,9 +71,9 @@ def _access_spans(stage: Stage, access: Access, buffer: Buffer, place: BufferPla
 
 
 def _split(access: Access) -> tuple[list[Axis], int, int]:
-    """Return the loops to list, the length of the run that the others touch, and where it begins.
+    """Return the loops to enumerate, the length of the run that the other loops touch, and where it begins.
 
-    The loops that are not listed have no part in guards and do not end early.
+    Loops that are not enumerated do not occur in guards and do not end early.
     """
     names = set().union(*(guard.expr.variables for guard in access.guards))
     names |= {name for axis in access.axes if axis.ragged is not None for name in (axis.name, axis.ragged[0])}

@@ -1,1 +1,1 @@
-"""What explains a plan: baselines, savings by rule, counterfactual groupings."""
+"""Explanations of a plan: baselines, savings by rule, counterfactual groupings."""

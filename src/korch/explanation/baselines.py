@@ -1,6 +1,6 @@
-"""Plans to compare the optimum with: fully split, greedily fused, and in one layout only.
+"""Baseline plans for comparison with the optimum: fully split, greedily fused, and with plain layouts only.
 
-A sum of isolated kernel times can mislead, so whole executables are timed, these too.
+A sum of isolated kernel times can mislead, so complete executables are timed, including these.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from korch.search.result import PlanName
 def baseline_plans(
     graph: PrimitiveGraph, candidates: Sequence[Candidate], ledger: Ledger, options: Options, seconds: float
 ) -> dict[str, tuple[Candidate, ...]]:
-    """Return named plans, each solved within `seconds`; one that can't be had is left out.
+    """Return plans by name, each solved within `seconds`; an infeasible one is left out.
 
-    - split: one primitive a kernel (and the broadcasts that it reads), at the least cost;
+    - split: one primitive per kernel (with the broadcasts that it reads), at the least cost;
     - plain-layout: the least cost with every value in the plain layout;
-    - greedy: from the outputs backwards, always the kernel with the most primitives.
+    - greedy: going backwards from the outputs, always the kernel with the most primitives.
     """
     subsets = {
         PlanName.SPLIT: [c for c in candidates if kernel_size(c) <= 1],
@@ -50,7 +50,7 @@ def baseline_plans(
 
 
 def most_fused_plan(problem: Problem, candidates: Sequence[Candidate]) -> tuple[int, ...] | None:
-    """Return the plan that fuses as much as it can, or None if greed runs into a cycle."""
+    """Return the plan that greedily fuses as much as possible, or None if this fails or leads to a cycle."""
     chosen: list[int] = []
     written: set[object] = set()
     owned: set[object] = set()
@@ -76,16 +76,16 @@ def most_fused_plan(problem: Problem, candidates: Sequence[Candidate]) -> tuple[
 
 
 def kernel_size(candidate: Candidate) -> int:
-    """Return how many primitives a candidate runs, broadcasts left out."""
+    """Return the number of primitives in a candidate, without broadcasts."""
     return sum(p.op != "broadcast" for p in candidate.group.body.primitives)
 
 
 def has_layouts(candidate: Candidate, allowed: str) -> bool:
-    """Return whether all that a candidate reads and writes is in layouts that are allowed.
+    """Return whether all values that a candidate reads and writes are in allowed layouts.
 
     Args:
-        candidate: constants that it reads may be in any layout.
-        allowed: as the option `layouts`.
+        candidate: the candidate; constants that it reads may be in any layout.
+        allowed: a value of `Ablation.layouts`.
     """
     layouts = [layout for _, layout in (*candidate.input_ports, *candidate.output_ports)]
     if allowed == "plain":

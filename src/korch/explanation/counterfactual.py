@@ -1,15 +1,15 @@
-"""A plan -> for each of its kernels, other groupings of the same work and what they cost.
+"""A plan -> for each of its kernels, other groupings of the same work, and their costs.
 
 They show why the primitives are grouped as they are. Two kinds are computed, over kernels that were
-measured, with all the rest of the plan as it is:
+measured, with the rest of the plan unchanged:
 
-- *drop in*: some other candidate is put into the plan; what it makes superfluous falls away. It may
-  run more than a kernel does (and replace several), or the same by other primitives.
-- *take apart*: the cheapest kernels that write what a kernel writes, from what the plan has without
-  it, first any, then those of one primitive only. It is a small instance, solved as any other.
+- *drop in*: another candidate is added to the plan, and the kernels that are then not needed are removed. It may
+  compute more than one kernel (and replace several), or the same value with other primitives.
+- *take apart*: the cheapest kernels that write the outputs of a kernel, from the values that the plan has without
+  it; first with any kernels, then with kernels of one primitive only. It is solved as a small program.
 
-Changes of layout that become necessary count, if they were measured; otherwise the grouping is left
-out. All others are real plans: each costs what the plan does, less what falls away, and the new.
+Changes of layout that become necessary are included, if they were measured; otherwise the grouping is left
+out. Each grouping is a complete plan, whose cost is that of the plan, minus the removed and plus the new kernels.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Grouping:
     """Kernels that could run instead of some kernels of a plan.
 
     Attributes:
-        kernels: those that would run.
-        instead: the places, in the plan, of those that would not.
-        cost_ns: what the former take.
-        instead_ns: what the latter take.
+        kernels: the kernels that would run.
+        instead: the indices in the plan of the kernels that they would replace.
+        cost_ns: the cost of `kernels`.
+        instead_ns: the cost of the replaced kernels.
     """
 
     kernels: tuple[Candidate, ...]
@@ -48,17 +48,17 @@ class Grouping:
 
     @property
     def more_ns(self) -> int:
-        """What the plan would take more."""
+        """The additional cost of the plan with this grouping."""
         return self.cost_ns - self.instead_ns
 
     def moved(self, places: Sequence[int | None]) -> Grouping | None:
-        """Return it with other places of what falls away; None if one of them is not there."""
+        """Return it with the replaced kernels renumbered by `places`; None if one of them has no new index."""
         instead = tuple(n for i in self.instead if (n := places[i]) is not None)
         return replace(self, instead=instead) if len(instead) == len(self.instead) else None
 
 
 Groupings = tuple[tuple[Grouping, ...], ...]
-"""For each kernel of a plan, those that cost least more first."""
+"""For each kernel of a plan, its groupings in ascending order of the additional cost."""
 
 
 def counterfactual_groupings(
@@ -68,14 +68,14 @@ def counterfactual_groupings(
     options: Options,
     deadline: Deadline | None = None,
 ) -> Groupings:
-    """Return, for each kernel of a plan, the other groupings that cost least more.
+    """Return, for each kernel of a plan, the other groupings with the least additional cost.
 
     Args:
-        instance: what was searched.
-        steps: the plan's, of its candidates.
-        cost_ns: a candidate's cost, and whether it is measured.
+        instance: the instance that was searched.
+        steps: the kernels of the plan, which are candidates of the instance.
+        cost_ns: returns a candidate's cost, and whether it was measured.
         options: how to solve.
-        deadline: when to stop; the kernels that are left then have fewer groupings.
+        deadline: when to stop; kernels that were not reached have fewer groupings.
     """
     most = options.search.groupings
     chosen_ids = {id(step) for step in steps}
@@ -123,7 +123,7 @@ def _values(problem: Problem, k: int) -> frozenset[int]:
 def _taken_apart(
     problem: Problem, swapper: _Swapper, k: int, allowed: set[int] | None, options: Options
 ) -> tuple[int, ...]:
-    """Return the cheapest kernels of other groups that write what kernel k does; none if none."""
+    """Return the cheapest kernels of other groups that write the outputs of kernel k; empty if there are none."""
     own = problem.kernels[k]
     if not own.steps:
         return ()
@@ -131,7 +131,7 @@ def _taken_apart(
     required = tuple(port for port in own.outputs if port in swapper.read)
     waiting = [port for port in required if port not in there]
     wanted = set(waiting)
-    near: set[int] = set()  # of the many kernels, those that lead from what is there to what is required
+    near: set[int] = set()  # the kernels that may be needed to compute the required ports
     while waiting:
         for i in problem.producers.get(waiting.pop(), ()):
             is_same = (problem.kernels[i].steps, _values(problem, i)) == (own.steps, _values(problem, k))
@@ -154,7 +154,7 @@ def _taken_apart(
 
 
 class _Swapper:
-    """A plan into which other kernels are put."""
+    """A plan in which kernels are replaced by others."""
 
     def __init__(self, problem: Problem, chosen: tuple[int, ...]) -> None:
         self.problem = problem
@@ -173,7 +173,7 @@ class _Swapper:
                     self.changes[key] = k
 
     def ports_without(self, k: int) -> frozenset[Port]:
-        """Return the ports that the plan writes without kernel k and all that waits for it."""
+        """Return the ports that the plan writes without kernel k and the kernels that depend on it."""
         lost = set(self.problem.kernels[k].outputs)
         kept: set[Port] = set()
         for other in self.chosen:  # in an order in which they can run
@@ -185,10 +185,10 @@ class _Swapper:
         return frozenset(kept)
 
     def swap(self, new: tuple[int, ...]) -> tuple[list[int], list[int]] | None:
-        """Put kernels into the plan; return those that are new then and those that fall away.
+        """Add kernels to the plan; return the kernels that are added and those that are removed.
 
-        None if the plan does not run with them, does not need all of them, writes or owns a port
-        twice, exceeds the budget of errors, or still needs all that it needed before.
+        The result is None if the plan is then invalid, does not need all of the new kernels, writes or owns a
+        port twice, exceeds the error budget, or still needs all kernels that it needed before.
         """
         if not new or not self._is_near(new):
             return None
@@ -216,7 +216,7 @@ class _Swapper:
         return any(p.value in self.layouts for k in new for p in self.problem.kernels[k].outputs)
 
     def _change_after(self, port: Port, made: dict[Port, int], makers: dict[Port, int]) -> None:
-        """Write the other layouts of a new port, which the plan reads, by a change of layout."""
+        """Let changes of layout write, from a new port, the other layouts of its value that the plan reads."""
         for other in self.layouts.get(port.value, ()):
             old = self.makers.get(other)
             if other in made or old is None or not self.problem.kernels[old].steps:
@@ -226,7 +226,7 @@ class _Swapper:
                 makers[other] = change
 
     def _change_before(self, port: Port, makers: dict[Port, int]) -> bool:
-        """Ensure that a port is written, adding a layout change if needed."""
+        """Ensure that a port is written, adding a change of layout if needed; return False if it can't be written."""
         if port in makers or self.problem.is_given(port):
             return True
         changes = [
@@ -238,7 +238,7 @@ class _Swapper:
         return True
 
     def _needed(self, makers: dict[Port, int]) -> set[int] | None:
-        """Return the kernels that the required ports need; None if one waits for itself."""
+        """Return the kernels that the required ports need; None if one is missing or depends on itself."""
         needed: set[int] = set()
         open_: set[int] = set()
         stack: list[tuple[Port | int, bool]] = [(port, False) for port in self.problem.required]

@@ -1,7 +1,7 @@
-"""A plan with a budget of errors -> what the best plans within parts of that budget cost.
+"""A plan with an error budget -> the costs of the best plans within parts of that budget.
 
-The same program is solved again over the candidates that are measured, with smaller sums of errors. Another plan may be
-hidden among those that are not measured, so these costs are what the search knows.
+The same program is solved again over the measured candidates, with smaller allowed sums of errors. Candidates that
+were not measured might give better plans, so these costs are estimates from what the search measured.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 
 PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""The parts of the budget of errors; what errors of the program add up to are their squares."""
+"""The parts of the error budget. The program adds squared errors, so its limits are the squares of these."""
 
 Curve = tuple[int | None, ...]
-"""For each part, in nanoseconds; None where no measured candidates make a plan, or there was no time."""
+"""The cost for each part, in nanoseconds; None if no measured candidates make a plan, or there was no time."""
 
 
 def times_by_error(
     instance: Instance, steps: Sequence[Candidate], ledger: Ledger, deadline: Deadline | None = None
 ) -> Curve:
-    """Return what the best plans of a graph cost within parts of its budget; the whole one is that of the given plan.
+    """Return the costs of the best plans of a graph within parts of its budget; the last is that of the given plan.
 
     Args:
-        instance: what was searched.
-        steps: the plan's.
-        ledger: costs.
-        deadline: when to stop; the costs that are left then are not known.
+        instance: the instance that was searched.
+        steps: the kernels of the plan.
+        ledger: has the costs of candidates.
+        deadline: when to stop; the remaining costs are then None.
     """
     errors, cost_ns = instance.errors, sum(ledger.cost_ns(step)[0] for step in steps)
     used = sum(errors.of.get(p, 0) for step in steps for p in step.group.primitives)
@@ -60,7 +60,7 @@ def times_by_error(
 
 
 def add_curves(parts: Sequence[tuple[Curve, int]], rest_ns: int = 0) -> Curve:
-    """Return the curve of a model: those of its blocks, each with how often it is there, plus the cost of the rest."""
+    """Return the curve of a model: the sum of the curves of its blocks times their counts, plus the remaining cost."""
     total: list[int | None] = []
     for costs in zip(*(curve for curve, _ in parts), strict=True):
         known = [cost for cost in costs if cost is not None]

@@ -1,8 +1,8 @@
-"""One alternative for each value, chosen before the kernels: what optimizers do that rewrite first.
+"""Choice of one alternative for each value before the kernels are chosen, as in optimizers that rewrite first.
 
-Here it is a baseline (`Ablation(rewrites="first")`): the sum of what each primitive would take as
-an operator of its own is least, as in Tensat (Yang et al., MLSys 2021), and the orchestration
-then has no say.
+In Korch it is a baseline (`Ablation(rewrites="first")`). It minimizes the sum of the costs that the primitives
+would have as separate operators, as in Tensat (Yang et al., MLSys 2021). The orchestration can't change the
+choice afterwards.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ def extract(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
 
     Args:
         graph: a graph with alternatives.
-        options: of the solver.
+        options: the options of the solver.
 
     Raises:
-        InfeasibleError: the solver found no choice in its time.
+        InfeasibleError: the solver found no choice within its time limit.
     """
     if not graph.alternatives:
         return graph

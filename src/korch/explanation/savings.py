@@ -1,9 +1,8 @@
-"""What each rule saves: what the best plan without it costs more.
+"""The saving of each rule: the additional cost of the best plan without it.
 
-The same program is solved again without the candidates that run what a rule wrote, over the
-candidates that are measured. Another plan without the rule may be hidden among those that are not,
-so a saving is what the search knows, not a bound. Rules share merits: with two that do the same,
-either alone saves nothing, and the savings of several do not add up.
+The same program is solved again over the measured candidates, without those that contain primitives from the
+rule. Candidates that were not measured might give a better plan without the rule, so a saving is an estimate, not a
+bound. Savings of several rules do not add up: if two rules have the same effect, neither alone saves anything.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ from korch.search.recall import instance_key
 logger = logging.getLogger("korch.orchestrate")
 
 Savings = Mapping[str, int | None]
-"""By rule, in nanoseconds; None where no measured candidates make a plan without it."""
+"""The savings by rule, in nanoseconds; None if no measured candidates make a plan without the rule."""
 
 
 def rule_savings(
     instance: Instance, steps: Sequence[Candidate], ledger: Ledger, options: Options, deadline: Deadline | None = None
 ) -> Savings:
-    """Return what the rules of a plan save; nothing if plans are not compared, or not measured.
+    """Return the savings of the rules of a plan; empty if plans are not compared, or not measured.
 
     Args:
-        instance: what was searched.
-        steps: the plan's.
-        ledger: costs; what was found is kept in the database.
+        instance: the instance that was searched.
+        steps: the kernels of the plan.
+        ledger: has the costs of candidates; complete results are stored in its database.
         options: how to search.
-        deadline: when to stop; what is left then is left out.
+        deadline: when to stop; the remaining rules are then left out.
     """
     limits, candidates = options.search, instance.candidates
     wrote = [rule_of(origin) for origin in instance.graph.origins]
@@ -77,7 +76,7 @@ def rule_savings(
 
 
 def add_savings(parts: Sequence[tuple[Savings, int]]) -> Savings:
-    """Return the savings in a model of those in its blocks, each with how often it is there."""
+    """Return the savings in a model: the sum of the savings in its blocks, each times the block's count."""
     total: dict[str, int | None] = {}
     for savings, count in parts:
         for rule, saved_ns in savings.items():

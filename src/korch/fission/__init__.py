@@ -1,4 +1,4 @@
-"""Operator graph -> primitive graph."""
+"""Fission: splits the operators of a model into primitives."""
 
 from korch.fission import (
     activation,
@@ -40,7 +40,7 @@ _BY_OPERATOR: dict[str, tuple[FissionRule, ...]] = {
 
 
 def fission(graph: OperatorGraph) -> PrimitiveGraph:
-    """Return the model as primitives; operators that can't be split are opaque."""
+    """Return the model as primitives; operators that can't be split become opaque primitives."""
     return fission_with_report(graph)[0]
 
 

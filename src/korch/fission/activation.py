@@ -1,6 +1,6 @@
 """Fission of activation functions.
 
-Each is written so that no step overflows where the result is finite, and NaN travels.
+Each is written so that no step overflows where the result is finite, and NaN propagates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _relu(c: Context) -> Result:
 
 
 def _leaky_relu(c: Context) -> Result:
-    """max(x, a·x) where 0 < a <= 1; a product and a choice otherwise."""
+    """max(x, a·x) if 0 < a <= 1; otherwise a selection (`where`) between x and a·x."""
     x, slope = c.input(0), c.attributes.number("alpha", 0.01)
     scaled = c.elementwise("mul", x, lit(slope))
     if 0 < slope <= 1:
@@ -33,7 +33,7 @@ def _prelu(c: Context) -> Result:
 
 
 def _exponential(c: Context, x: ValueId, alpha: float) -> ValueId:
-    """Return alpha·(e^x - 1), of min(x, 0) so that e^x can't overflow."""
+    """Return alpha·(e^x - 1) computed from min(x, 0), so that e^x can't overflow."""
     power = c.elementwise("exp", c.elementwise("min", x, lit(0.0)))
     below = c.elementwise("sub", power, lit(1.0))
     return below if alpha == 1 else c.elementwise("mul", below, lit(alpha))

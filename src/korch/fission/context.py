@@ -1,4 +1,4 @@
-"""What a fission rule sees of its operator, and the verbs with which it adds primitives."""
+"""The view that a fission rule has of its operator, and the methods with which it adds primitives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from korch.primitive.verbs import Shape, Verbs
 
 
 class Context(Verbs):
-    """One operator while it is split.
+    """One operator that is being split.
 
     Attributes:
         operator: the operator.
@@ -35,28 +35,28 @@ class Context(Verbs):
 
     @property
     def version(self) -> int:
-        """The opset."""
+        """The opset version of the operator."""
         return self.operator.version
 
     @property
     def inputs(self) -> tuple[ValueId, ...]:
-        """The values of the inputs that are given."""
+        """The values of the inputs that are present."""
         return tuple(self._values[name] for name in self.operator.inputs if name)
 
     def input(self, position: int) -> ValueId:
-        """Return the value of an input that must be given."""
+        """Return the value of a required input."""
         return self._values[self.operator.inputs[position]]
 
     def optional(self, position: int) -> ValueId | None:
-        """Return the value of an input, or None if it is left out."""
+        """Return the value of an input, or None if it is omitted."""
         return self.input(position) if self.is_given(position) else None
 
     def is_given(self, position: int) -> bool:
-        """Return whether an input is given."""
+        """Return whether an input is present."""
         return position < len(self.operator.inputs) and bool(self.operator.inputs[position])
 
     def array(self, position: int) -> Array | None:
-        """Return the elements of an input that is known now, else None."""
+        """Return the elements of an input that is known at build time, else None."""
         value = self.optional(position)
         constant = None if value is None else self.builder.constant_of(value)
         return None if constant is None else constant.array
@@ -72,7 +72,7 @@ class Context(Verbs):
         return self.operator.attributes
 
     def output_type(self, position: int = 0) -> ValueType:
-        """Return the type of an output that is given."""
+        """Return the type of an output that is not omitted."""
         return self._types[self.operator.outputs[position]]
 
     def is_read(self, position: int) -> bool:
@@ -81,12 +81,12 @@ class Context(Verbs):
         return position < len(outputs) and bool(outputs[position]) and (outputs[position] in self._read)
 
     def add(self, op: str, *values: ValueId, attributes: Attributes | None = None) -> ValueId:
-        """Add one primitive; a sum of no numbers, as of empty matrices, as zeros."""
+        """Add one primitive; a linear primitive with an empty input becomes zeros."""
         if OPS[op].category is Category.LINEAR and not all(self.builder.type(value).size for value in values):
             return self.full(0, OPS[op].infer([self.builder.type(value) for value in values], attributes or NONE))
         return super().add(op, *values, attributes=attributes)
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """Return an axis counted from the front."""
+    """Return a possibly negative axis as an index from the front."""
     return axis + rank if axis < 0 else axis

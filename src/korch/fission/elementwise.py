@@ -13,7 +13,7 @@ from korch.primitive.verbs import lit
 
 
 def _direct(op: str, swap: bool = False) -> Build:
-    """Build the primitive `op` of the operator's inputs."""
+    """Build the primitive `op` from the operator's inputs."""
 
     def build(c: Context) -> Result:
         values = c.inputs[::-1] if swap else c.inputs
@@ -44,7 +44,7 @@ def _mean(c: Context) -> Result:
 
 
 def _pow(c: Context) -> Result:
-    """x^y; small whole exponents become products, which are exact where the power is."""
+    """x^y; small integral exponents become products, which are exact where the power is exact."""
     base, exponent = c.inputs
     known = c.array(1)
     is_scalar = known is not None and known.size == 1
@@ -59,7 +59,7 @@ def _pow(c: Context) -> Result:
 
 
 def _mod(c: Context) -> Result:
-    """The sign is the divisor's (integers) or the dividend's (fmod): a - trunc(a / b)·b."""
+    """The remainder has the sign of the divisor (integers) or of the dividend (fmod): a - trunc(a / b)·b."""
     a, b = c.inputs
     truncates = bool(c.attributes.integer("fmod", 0))
     if c.is_float(a):
@@ -108,7 +108,7 @@ def _identity(c: Context) -> Result:
 
 
 def _dropout(c: Context) -> Result:
-    """Nothing is dropped outside of training."""
+    """Dropout does nothing outside of training."""
     x = c.input(0)
     if c.version >= 12 and c.is_given(2):
         training = c.array(2)
@@ -122,7 +122,7 @@ def _dropout(c: Context) -> Result:
 
 
 def _bit_shift(c: Context) -> Result:
-    """Shift by as many bits as the second operand says, the way the attribute says."""
+    """Shift by the number of bits in the second operand, in the direction that the attribute gives."""
     op = {"LEFT": "shift_left", "RIGHT": "shift_right"}.get(c.attributes.text("direction", ""), "")
     return c.elementwise(op, *c.inputs) if op else NotSplit("direction must be LEFT or RIGHT")
 

@@ -1,8 +1,9 @@
-"""Fission of gathers and scatters: elements are taken from known places, or compared along a short axis.
+"""Fission of gathers and scatters, with constant indices or along a short axis.
 
-If the indices of `GatherElements` are known only at run time, each element is selected by comparing its index with all
-places of the axis, and by the maximum of what is left: exact for every number. So the routing of a mixture of experts,
-which gathers the chosen ones of a few probabilities, becomes primitives. `OneHot` compares in the same way.
+Constant indices become `take` primitives. If the indices of `GatherElements` are known only at run time, each index is
+compared with all positions of the axis, the elements at other positions are replaced by the lowest number, and the
+maximum is taken, which is exact for every number. So the routing of a mixture of experts, which gathers the chosen ones
+of a few probabilities, becomes primitives. `OneHot` compares in the same way.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import lit
 
 MOST_PLACES = 256
-"""The longest axis whose places are all compared with an index that is known at run time."""
+"""The longest axis whose positions are all compared with an index that is known only at run time."""
 
 MOST_COMPARED = 1 << 20
-"""The most comparisons of indices that are known at run time with places."""
+"""The most comparisons of run-time indices with positions."""
 
 MOST_UPDATES = 16
-"""The most elements along an axis that are scattered one after another."""
+"""The most updates along an axis that are scattered one after another."""
 
 
 def _indices(c: Context) -> Array | NotSplit:
@@ -38,7 +39,7 @@ def _indices(c: Context) -> Array | NotSplit:
 
 
 def _wrapped(indices: Array, sizes: int | Array) -> Array | NotSplit:
-    """Return indices that count from the start of their axes, of these sizes."""
+    """Return indices into axes of these sizes with negative ones converted to count from the start."""
     if ((indices < -sizes) | (indices >= sizes)).any():
         return NotSplit("an index outside of the axis")
     return np.where(indices < 0, indices + sizes, indices)
@@ -49,7 +50,7 @@ def _strides(shape: tuple[int, ...]) -> Array:
 
 
 def _element_positions(c: Context, indices: Array) -> Array | NotSplit:
-    """Return where among the data's elements each index points that replaces one coordinate."""
+    """Return the flat positions in the data that indices along the attribute's axis refer to."""
     shape = c.shape(c.input(0))
     axis = axis_of(c.attributes.integer("axis", 0), len(shape))
     along = _wrapped(indices, shape[axis])
@@ -64,7 +65,7 @@ def _element_positions(c: Context, indices: Array) -> Array | NotSplit:
 
 
 def _row_positions(c: Context, indices: Array) -> Array | NotSplit:
-    """Return which of the data's rows each index selects; its last axis has the coordinates."""
+    """Return the flat number of the row of the data that each index selects; its last axis has the coordinates."""
     sizes = c.shape(c.input(0))[: indices.shape[-1]]
     wrapped = _wrapped(indices, np.array(sizes, np.int64))
     return wrapped if isinstance(wrapped, NotSplit) else (wrapped * _strides(sizes)).sum(-1)
@@ -94,7 +95,7 @@ def _gather_elements(c: Context) -> Result:
 
 
 def _selected(c: Context) -> Result:
-    """Return elements along a short axis whose indices are known at run time."""
+    """Gather elements along a short axis by indices that are known only at run time."""
     x, index = c.input(0), c.input(1)
     shape, rank, dtype = c.shape(index), c.rank(x), c.dtype(x)
     axis = axis_of(c.attributes.integer("axis", 0), rank)
@@ -104,7 +105,7 @@ def _selected(c: Context) -> Result:
     for i in range(rank):
         if i != axis:
             x = c.slice_axis(x, i, 0, shape[i])
-    lead = (*shape[: axis + 1], size, *shape[axis + 1 :])  # the places follow the axis of indices
+    lead = (*shape[: axis + 1], size, *shape[axis + 1 :])  # the positions follow the axis of indices
     data = c.broadcast(c.reshape(x, (*shape[:axis], 1, size, *shape[axis + 1 :])), lead)
     is_chosen = _is_at_place(c, index, axis + 1, size)
     rest = c.full(-np.inf if c.is_float(x) else _LEAST[dtype], ValueType(lead, dtype))
@@ -115,12 +116,12 @@ _LEAST = {DType.I32: -(1 << 31), DType.I64: -(1 << 63)}
 
 
 def _is_short(shape: tuple[int, ...], size: int) -> bool:
-    """Return whether indices are compared with all places of an axis."""
+    """Return whether comparing indices with all positions of an axis stays within the limits."""
     return 0 < size <= MOST_PLACES and 0 < math.prod(shape) * size <= MOST_COMPARED
 
 
 def _is_at_place(c: Context, index: ValueId, axis: int, size: int) -> ValueId:
-    """Return for each index and each place of an axis, which is inserted, whether the index is the place.
+    """Insert an axis of `size` positions, and return for each index whether it equals each position.
 
     Negative indices count from the end of the axis.
     """
@@ -168,7 +169,7 @@ def _scatter_indices(c: Context) -> Array | NotSplit:
 
 
 def _placed(c: Context, positions: Array) -> Result:
-    """Return the data with update i at flat position positions[i]; the last one at a place wins."""
+    """Return the data with update i at flat position positions[i]; the last update of a position wins."""
     data, updates = c.input(0), c.input(2)
     count = math.prod(c.shape(data))
     sources = np.arange(count)
@@ -178,7 +179,7 @@ def _placed(c: Context, positions: Array) -> Result:
 
 
 def _scattered(c: Context) -> Result:
-    """Return data with updates along a short axis whose indices are known at run time; the last one at a place wins."""
+    """Scatter along a short axis by indices known only at run time; the last update of a position wins."""
     found, index, updates = c.input(0), c.input(1), c.input(2)
     shape, count = c.shape(found), c.shape(index)
     axis = axis_of(c.attributes.integer("axis", 0), len(shape))

@@ -1,6 +1,6 @@
-"""Fission of products by matrices that indices choose at run time: a mixture of experts, whose experts are gathered.
+"""Fission of products by matrices that are gathered at run time, as in a mixture of experts.
 
-What would copy a matrix for each row becomes one primitive that reads each chosen matrix where it lies.
+The gather would copy one matrix per row. One primitive reads each chosen matrix in place instead.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.types import DType, ValueId
 
 MULTIPLIED = (DType.F32, DType.F16, DType.BF16)
-"""Element types of such products."""
+"""Element types of products by gathered matrices."""
 
 
 def gathered_product(c: Context, a: ValueId, b: ValueId) -> ValueId | None:
-    """Return a batch of products of a vector and a gathered matrix; None if it is none.
+    """Return a product as a batch of products of a vector and a gathered matrix; None if it isn't one.
 
     Args:
         c: adds the primitives.
         a: the first operand, as a stack of matrices.
-        b: the second, of as many axes.
+        b: the second operand, of the same rank.
     """
     (rows, terms), columns = c.shape(a)[-2:], c.shape(b)[-1]
     lead = np.broadcast_shapes(c.shape(a)[:-2], c.shape(b)[:-2])
@@ -49,7 +49,7 @@ def gathered_product(c: Context, a: ValueId, b: ValueId) -> ValueId | None:
 
 
 def _gathered(c: Context, value: ValueId) -> tuple[ValueId, ValueId, bool] | None:
-    """Return constant matrices, the index that chooses one for each batch, and whether they are transposed after."""
+    """Return constant matrices, the index that gathers one per batch element, and whether they are then transposed."""
     maker = c.builder.maker_of(value)
     is_turned = False
     if maker is not None and isinstance(maker.attributes, TransposeAttributes):
@@ -69,7 +69,7 @@ def _gathered(c: Context, value: ValueId) -> tuple[ValueId, ValueId, bool] | Non
 
 
 def _selects_matrices(attributes: OpaqueAttributes, index: tuple[int, ...]) -> bool:
-    """Return whether an operator takes whole matrices from a stack of them."""
+    """Return whether an operator gathers whole matrices from a stack of matrices."""
     node = onnx.NodeProto.FromString(bytes.fromhex(attributes.node))
     given = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     if attributes.op_type == "Gather":

@@ -1,4 +1,4 @@
-"""Fission of products of bytes: exact sums of 32 bits, and their requantization."""
+"""Fission of products of bytes: exact 32-bit sums, and their requantization."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from korch.primitive.types import DType, ValueId
 
 
 def _zero_of_rows(c: Context, position: int, a: ValueId) -> ValueId | NotSplit | None:
-    """Return a left operand's zero points, one in all or one for each row, in the shape [..., m, 1]."""
+    """Return a left operand's zero points, one in total or one per row, in the shape [..., m, 1]."""
     zero = c.optional(position)
     if zero is None or c.builder.type(zero).size == 1:
         return None if zero is None else c.reshape(zero, (1,) * c.rank(a))
@@ -23,7 +23,7 @@ def _zero_of_rows(c: Context, position: int, a: ValueId) -> ValueId | NotSplit |
 
 
 def _zero_of_columns(c: Context, position: int, b: ValueId) -> ValueId | NotSplit | None:
-    """Return a right operand's zero points, one in all or one for each column, in the shape [..., 1, n]."""
+    """Return a right operand's zero points, one in total or one per column, in the shape [..., 1, n]."""
     zero = c.optional(position)
     if zero is None or c.builder.type(zero).size == 1:
         return None if zero is None else c.reshape(zero, (1,) * c.rank(b))
@@ -35,7 +35,7 @@ def _zero_of_columns(c: Context, position: int, b: ValueId) -> ValueId | NotSpli
 
 
 def _sums(c: Context, at: tuple[int, int], zeros: tuple[int, int]) -> ValueId | NotSplit:
-    """Return the sums of a matrix product whose operands and zero points are the inputs at these positions."""
+    """Return the 32-bit sums of a matrix product, given the input positions of its operands and zero points."""
     a, b = matrices(c, c.input(at[0]), c.input(at[1]))
     if c.dtype(a) not in BYTES or c.dtype(b) not in BYTES:
         return NotSplit(f"elements of type {c.dtype(a).value} and {c.dtype(b).value}")

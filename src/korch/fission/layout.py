@@ -14,7 +14,7 @@ from korch.primitive.verbs import Shape
 
 
 def _same_elements(c: Context) -> Result:
-    """Reshape, Flatten, Squeeze, Unsqueeze: the shape is known, the order stays."""
+    """Reshape, Flatten, Squeeze, Unsqueeze: the output shape is known, and the order of the elements is unchanged."""
     return c.reshape(c.input(0), c.output_type().shape)
 
 
@@ -68,10 +68,10 @@ def _slice(c: Context) -> Result:
 
 
 def _range(start: int, end: int, step: int, size: int) -> tuple[int, int, int]:
-    """Return the range of a slice, clamped as ONNX says.
+    """Return the range of a slice, clamped as ONNX specifies.
 
-    A start before the axis is its first element in either direction. Python's slices then have no
-    element if they go backwards.
+    A start before the axis is clamped to its first element in either direction. A backward slice in
+    Python is empty in this case.
     """
     top = size if step > 0 else size - 1
     start = min(max(start + size if start < 0 else start, 0), top)
@@ -115,7 +115,7 @@ def _expand(c: Context) -> Result:
 
 
 def _constant_of_shape(c: Context) -> Result:
-    """One number, however large the shape: folding it would write it out."""
+    """A uniform constant, which is stored as one number; folding the node would store all elements."""
     value = c.attributes.get("value")
     return c.full(value.reshape(-1)[0] if isinstance(value, np.ndarray) else 0, c.output_type())
 
@@ -169,7 +169,7 @@ def _trilu(c: Context) -> Result:
 
 
 def _reverse_where(shape: Shape, lengths: Shape, batch: int, time: int) -> list[int]:
-    """Return, per (batch, time) element, the position that ReverseSequence reads."""
+    """Return the position that ReverseSequence reads for each (batch, time) element."""
     sources = []
     for index in itertools.product(*map(range, shape)):
         position, length = list(index), lengths[index[batch]]

@@ -1,4 +1,4 @@
-"""Fission of Conv, ConvTranspose, MatMul, Gemm and Einsum; biases are added after."""
+"""Fission of Conv, ConvTranspose, MatMul, Gemm and Einsum; a bias becomes a separate addition."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from korch.primitive.verbs import Shape, lit
 
 
 def _kernel(c: Context, w: ValueId) -> Shape:
-    """Return the weights' window, which the attribute must not contradict."""
+    """Return the window of the weights, which the attribute kernel_shape must not contradict."""
     kernel = c.shape(w)[2:]
     declared = c.attributes.integers("kernel_shape", kernel)
     if declared != kernel:
@@ -54,7 +54,7 @@ def _conv(c: Context) -> Result:
 def _transpose_pads(
     c: Context, sizes: Shape, kernel: Shape, strides: Shape, dilations: Shape, extra: Shape
 ) -> tuple[Shape, Shape, Shape]:
-    """Return the pads and the extra elements of a ConvTranspose."""
+    """Return the begin pads, the end pads and the extra output elements of a ConvTranspose."""
     auto, spatial = c.attributes.text("auto_pad", "NOTSET"), len(kernel)
     if auto in ("NOTSET", "VALID") and "output_shape" not in c.attributes:
         pads = c.attributes.integers("pads", (0,) * (2 * spatial))
@@ -87,7 +87,7 @@ def _conv_transpose(c: Context) -> Result:
 
 
 def matrices(c: Context, a: ValueId, b: ValueId) -> tuple[ValueId, ValueId]:
-    """Return operands of a product as matrices; the one of lower rank gets leading axes of size 1."""
+    """Return the operands of a product as matrices of equal rank, with leading axes of size 1 where needed."""
     a = c.reshape(a, (1, *c.shape(a))) if c.rank(a) == 1 else a
     b = c.reshape(b, (*c.shape(b), 1)) if c.rank(b) == 1 else b
     rank = max(c.rank(a), c.rank(b))
@@ -117,7 +117,7 @@ def _gemm(c: Context) -> Result:
 
 
 def _einsum(c: Context) -> Result:
-    """A sum of products of two operands as one batched matrix product."""
+    """One operand as a sum and a transpose, or two operands as one batched matrix product."""
     equation = c.attributes.text("equation").replace(" ", "")
     if "." in equation or len(c.inputs) not in (1, 2):
         return NotSplit("an ellipsis, or more than two operands")
@@ -160,12 +160,12 @@ def _einsum(c: Context) -> Result:
         "matmul", c.reshape(a, (*lead, size(rows), size(inner))), c.reshape(b, (*lead, size(inner), size(columns)))
     )
     order = [*batch, *rows, *columns]
-    whole = c.reshape(c.cast(product, c.dtype(c.input(0))), [sizes[x] for x in order])  # sums of bytes wrap
+    whole = c.reshape(c.cast(product, c.dtype(c.input(0))), [sizes[x] for x in order])  # sums of bytes wrap around
     return c.transpose(whole, [order.index(x) for x in out])
 
 
 def _sum_out(c: Context, value: ValueId, term: str, out: str) -> ValueId:
-    """Sum over the axes that `out` does not name, and order the rest."""
+    """Sum over the axes that `out` does not name, and put the others in the order of `out`."""
     axes = tuple(i for i, x in enumerate(term) if x not in out)
     rest = [x for x in term if x in out]
     value = c.reduce("sum", value, axes)

@@ -1,7 +1,7 @@
-"""Fission of softmax and of normalizations.
+"""Fission of softmax and normalizations.
 
-Softmax subtracts the maximum, always: e^x overflows float32 above 88. Variances are means of
-squared deviations: two passes, no cancellation.
+Softmax always subtracts the maximum, because e^x overflows float32 above 88. Variances are means of
+squared deviations, computed in two passes, which avoids cancellation.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from korch.primitive.verbs import Shape, lit
 
 
 def _softmax_axes(c: Context) -> Shape:
-    """One axis; before opset 13 all axes from it on (the operator flattened its input)."""
+    """The axis of the attribute; before opset 13 also all axes after it (the operator flattened its input)."""
     rank = c.rank(c.input(0))
     if c.version >= 13:
         return (axis_of(c.attributes.integer("axis", -1), rank),) if rank else ()
@@ -50,7 +50,7 @@ def _per_channel(c: Context, value: ValueId, rank: int) -> ValueId:
 
 
 def _wide(c: Context, value: ValueId) -> ValueId:
-    """Return 16-bit floats as float32, in which ONNX normalizes them, and engines compute softmax."""
+    """Cast 16-bit floats to float32, in which ONNX computes normalizations and other engines compute softmax."""
     is_half = c.dtype(value) in (DType.F16, DType.BF16)
     return c.cast(value, DType.F32) if is_half else value
 
@@ -130,7 +130,7 @@ def _lp_norm(c: Context) -> Result:
         norm = c.reduce("sum", c.elementwise("abs", x), axes)
     else:
         norm = c.elementwise("sqrt", c.reduce("sum", c.elementwise("mul", x, x), axes))
-    # Where the norm is 0 all elements are, and so is the result: 0 / 1.
+    # Where the norm is 0, all elements are 0, and the result has to be 0, too: 0 / 1.
     ones = c.full(1, c.builder.type(norm))
     divisor = c.add("where", c.elementwise("equal", norm, lit(0.0)), ones, norm)
     return c.elementwise("div", x, divisor)
@@ -152,7 +152,7 @@ def _lrn(c: Context) -> Result:
         raise ValueError(f"size is {size}")
     spatial = c.rank(x) - 2
     ones, zeros = (1,) * spatial, (0,) * spatial
-    # Beyond the first and the last channel there is nothing to add, however large the window is.
+    # The window need not reach beyond the first and the last channel, because nothing is added there.
     farthest = max(0, c.shape(x)[1] - 1)
     before, after = min((size - 1) // 2, farthest), min(size // 2, farthest)
     window = PoolAttributes((before + 1 + after, *ones), (1, *ones), (before, *zeros), (after, *zeros), (1, *ones))

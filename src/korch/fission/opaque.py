@@ -1,4 +1,4 @@
-"""An operator without a rule -> opaque primitives, one for each output that is read."""
+"""Turns an operator that is kept whole into opaque primitives, one for each output that is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.types import ValueId
 
 FREE = frozenset({("TopK", "sorted")})
-"""Attributes that allow more than their defaults do: any order of the elements is right, also the sorted one."""
+"""Attributes that are dropped because their defaults are stricter: unsorted TopK allows any order, so also sorted."""
 
 
 def keep_whole(c: Context) -> dict[int, ValueId]:
@@ -38,7 +38,7 @@ def keep_whole(c: Context) -> dict[int, ValueId]:
 
 
 def _numbered(letter: str, names: Iterable[str]) -> list[str]:
-    """Name the inputs that are given one after another, and leave out the others."""
+    """Number the names that are present, such as x0, x1, ..., and keep "" for omitted ones."""
     count, result = 0, []
     for name in names:
         result.append(f"{letter}{count}" if name else "")

@@ -1,4 +1,4 @@
-"""Fission of pooling: a windowed maximum or sum; the sum is then divided by its count."""
+"""Fission of pooling: a windowed maximum or sum; an average divides the sum by its number of elements."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from korch.primitive.verbs import Shape
 def _pool(c: Context, op: str, value: ValueId, window: Window) -> ValueId | NotSplit:
     """Emit a pooling primitive whose output has the operator's shape.
 
-    The last window may end beyond the padded axis: with ceil_mode, and where one window is all
-    there is. What lies beyond the image does not count, as padding does not.
+    The last window may end beyond the padded axis, with ceil_mode or if there is only one window.
+    Elements beyond the image are not counted, like padding.
 
-    A window that holds padding only has no maximum by the standard ("maximum number of elements
+    By the standard a window that contains only padding has no maximum ("maximum number of elements
     exclude pad"). It gives -inf here, the maximum of no numbers; ONNX Runtime gives the lowest
     finite number, `onnx.reference` 0.
     """
@@ -66,7 +66,7 @@ def _average_pool(c: Context) -> Result:
 
 
 def _window_counts(window: Window, sizes: Shape, counts: Shape, include_pads: bool) -> Array:
-    """Return how many elements each window averages, per spatial position."""
+    """Return the number of elements that each window averages, per spatial position."""
     total = np.ones((1,) * len(sizes), np.int64)
     for axis, (n, count) in enumerate(zip(sizes, counts, strict=True)):
         begin = window.pads_begin[axis] if include_pads else 0
@@ -79,7 +79,7 @@ def _window_counts(window: Window, sizes: Shape, counts: Shape, include_pads: bo
 
 
 def _lp_norm(c: Context, total_of: Callable[[ValueId], ValueId | NotSplit]) -> ValueId | NotSplit:
-    """Return (Σ |x|^p)^(1/p) for p = 1 or 2, where `total_of` adds the sums."""
+    """Return (Σ |x|^p)^(1/p) for p = 1 or 2, where `total_of` emits the sums."""
     x, power = c.input(0), c.attributes.integer("p", 2)
     if power not in (1, 2):
         return NotSplit(f"the norm p = {power}")

@@ -1,4 +1,4 @@
-"""Fission of quantization: integers to real numbers and back, per tensor, per axis or per block."""
+"""Fission of quantization and dequantization, per tensor, per axis or per block."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _along(c: Context, value: ValueId, x: ValueId) -> ValueId:
 
 
 def _by_blocks(c: Context, value: ValueId, shape: tuple[int, ...], axis: int, block: int) -> ValueId:
-    """Return one element for each block of an axis as one for each place; the last block may be cut off."""
+    """Repeat the one element per block of an axis for all positions of the block; the last block may be incomplete."""
     given = c.shape(value)
     wanted = (*shape[:axis], -(-shape[axis] // block), *shape[axis + 1 :])
     if given != wanted:
@@ -67,7 +67,7 @@ def _dequantize(c: Context) -> Result:
 def _without_zero(
     c: Context, x: ValueId, zero: ValueId | None, offset: ValueId | None
 ) -> tuple[ValueId, ValueId | None]:
-    """Return constant bytes minus their zero points as signed bytes, and no zero point, if all of them fit."""
+    """Subtract the zero points from constant bytes and return no zero point, if the results fit signed bytes."""
     constants = c.builder.constant_of(x), None if zero is None else c.builder.constant_of(zero)
     is_byte = c.dtype(x) in (DType.I8, DType.U8)
     if constants[0] is None or constants[1] is None or not is_byte or constants[1].array.ndim > 1:
@@ -82,7 +82,7 @@ def _without_zero(
 
 
 def _stored_narrow(c: Context, x: ValueId, zero: ValueId | None) -> tuple[ValueId, ValueId | None]:
-    """Return a constant matrix of bytes that need fewer bits as several in each byte, and its zero point to match."""
+    """Pack a constant matrix of bytes that need fewer bits, and return it unpacked with a matching zero point."""
     constant = c.builder.constant_of(x)
     if constant is None or constant.is_uniform or c.rank(x) < 2 or c.dtype(x) not in (DType.I8, DType.U8):
         return x, zero
@@ -96,7 +96,7 @@ def _stored_narrow(c: Context, x: ValueId, zero: ValueId | None) -> tuple[ValueI
 
 
 def _plus(c: Context, zero: ValueId | None, number: int, shape: tuple[int, ...]) -> ValueId | None:
-    """Return zero points plus a number, as integers of 32 bits of a shape; None for 0."""
+    """Return zero points plus a number as 32-bit integers of a shape; None stands for zero points of 0."""
     if not number:
         return zero
     if zero is None:
@@ -120,7 +120,7 @@ def _quantize(c: Context) -> Result:
 
 
 def _quantize_dynamically(c: Context) -> Result:
-    """Return bytes, their scale and their zero point: the range from the least to the largest element, with 0."""
+    """Return bytes, their scale and their zero point for the range of the elements, extended to contain 0."""
     x = c.input(0)
     axes = range(c.rank(x))
     low, high = (c.reshape(c.reduce(name, x, axes), ()) for name in ("min", "max"))

@@ -1,4 +1,4 @@
-"""Fission of reductions: Reduce* with axes as an attribute or as an input, and the places of extremes."""
+"""Fission of reductions: Reduce* with axes as an attribute or as an input, ArgMax and ArgMin."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _square(c: Context, x: ValueId) -> ValueId:
 
 
 def _log_sum_exp(c: Context, x: ValueId, axes: Shape) -> ValueId:
-    """log(Σ e^x) as log(Σ e^(x-m)) + m, with m the maximum, or 0 where that is infinite."""
+    """log(Σ e^x) as log(Σ e^(x-m)) + m, with m the maximum, or 0 where the maximum is infinite."""
     maximum = c.reduce("max", x, axes)
     zeros = c.full(0, c.builder.type(maximum))
     shift = c.add("where", c.elementwise("isinf", maximum), zeros, maximum)
@@ -79,7 +79,7 @@ def _sqrt(c: Context, x: ValueId) -> ValueId:
 
 
 def _place_of(name: str) -> Build:
-    """Build the place of the first or last element that is the maximum or minimum, which is NaN if any element is."""
+    """Build the index of the first or last element that is the maximum or minimum; any NaN counts as the extreme."""
 
     def build(c: Context) -> Result:
         x = c.input(0)

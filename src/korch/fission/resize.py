@@ -1,7 +1,7 @@
-"""Fission of Resize and Upsample: a weighted sum of elements taken along each resized axis.
+"""Fission of Resize and Upsample into weighted sums of elements taken along each resized axis.
 
-Along one axis the operator is a constant sparse matrix. Nearest has one tap per output element
-(a take), linear two, cubic four: Σ_k take(x, i_k)·w_k.
+Along one axis the operator is a product by a constant sparse matrix. Nearest has one tap per output
+element (a take), linear has two, cubic four: Σ_k take(x, i_k)·w_k.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_TAPS = 8
 
 
 def _coordinates(mode: str, size: int, out: int, scale: float) -> Array | NotSplit:
-    """Return the position in the input that each output element falls on."""
+    """Return the position in the input to which each output element corresponds."""
     x = np.arange(out, dtype=np.float64)
     if mode == "asymmetric":
         return x / scale
@@ -91,7 +91,7 @@ def _resize_axis(c: Context, x: ValueId, axis: int, out: int, scale: float) -> V
     if mode == "nearest":
         rounding = c.attributes.text("nearest_mode", "round_prefer_floor")
         rounding = "floor" if c.version < 11 else rounding
-        # Rounding errors of x / scale must not move a position across a whole number.
+        # Rounding errors of x / scale must not move a position across an integer.
         exact = np.where(np.abs(where - np.rint(where)) < 1e-7, np.rint(where), where)
         index = np.clip(_ROUNDINGS[rounding](exact), 0, size - 1)
         return c.take(x, axis, [int(i) for i in index])

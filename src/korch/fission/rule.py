@@ -1,4 +1,4 @@
-"""A fission rule: one operator -> primitives."""
+"""A fission rule, which splits one operator into primitives."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from korch.primitive.types import ValueId
 
 @dataclass(frozen=True, slots=True)
 class NotSplit:
-    """Why a rule does not apply; the operator is then kept whole."""
+    """The reason why a rule does not apply; the operator is then kept whole."""
 
     reason: str
 
 
 Result = ValueId | Sequence[ValueId] | NotSplit
-"""The outputs of an operator, or why it is kept whole."""
+"""The outputs of an operator, or the reason why it is kept whole."""
 
 Build = Callable[[Context], Result]
 
@@ -28,11 +28,11 @@ class FissionRule:
 
     Attributes:
         operator: the operator's name in the ONNX domain.
-        first: the first opset that it holds for.
-        last: the last one, or None if it holds for the newest.
+        first: the first opset for which the rule holds.
+        last: the last opset, or None if the rule holds for the newest.
         build: emits primitives into a context and returns the operator's outputs, or a refusal.
-            A trailing output is optional only if nothing reads it.
-        source: the definition that it follows.
+            It may leave out trailing outputs only if nothing reads them.
+            source: the definition that the rule follows.
     """
 
     operator: str

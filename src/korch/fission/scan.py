@@ -1,10 +1,10 @@
 """Fission of running sums.
 
-The axis is cut into blocks. Within a block each sum is one over a window that begins before the
-block; the sums of whole blocks are added up in the same way, and each block gets the sum of those
-before it. So an element takes about `BLOCK` additions whatever the length of the axis, all of them
-in vectors, and kernels are loops whose text does not grow with it. Nothing is subtracted and
-nothing is multiplied, so an infinity or NaN shows in the sums that contain it and in no other.
+The axis is cut into blocks. Within a block each running sum is a sum over a window that begins in
+the padding before the block. The totals of the blocks are summed up in the same way, and each block
+adds the sum of the blocks before it. So an element takes about `BLOCK` additions for any length of
+the axis, all of them vectorized, and the size of the kernels' code does not depend on the length.
+Nothing is subtracted or multiplied, so an infinity or NaN affects only the sums that contain it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from korch.primitive.types import ValueId
 
 BLOCK = 16
 WHOLE = 32
-"""Largest number of elements of an axis that is processed as one block."""
+"""The longest axis that is processed as one block."""
 
 
 def _cumsum(c: Context) -> ValueId | NotSplit:
@@ -29,7 +29,7 @@ def _cumsum(c: Context) -> ValueId | NotSplit:
 
 
 def _sums(c: Context, value: ValueId, axis: int, is_reverse: bool) -> ValueId:
-    """Return each element's sum with all before it on an axis, or with all after it."""
+    """Return the sum of each element and all elements before it along an axis, or all after it if `is_reverse`."""
     shape = c.shape(value)
     size, lead, trail = shape[axis], shape[:axis], shape[axis + 1 :]
     if size <= WHOLE:
@@ -58,7 +58,7 @@ def _sums_of_block(c: Context, value: ValueId, axis: int, is_reverse: bool) -> V
 
 
 def _shifted(c: Context, value: ValueId, axis: int, is_reverse: bool) -> ValueId:
-    """Return a value moved along an axis by one place towards its end (or its beginning)."""
+    """Return a value shifted by one position towards the end of an axis (or the start); a zero is inserted."""
     size, rank = c.shape(value)[axis], c.rank(value)
     kept = c.slice_axis(value, axis, 1 if is_reverse else 0, size - 1)
     zeros = [0] * rank

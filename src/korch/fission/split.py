@@ -1,7 +1,7 @@
-"""Operator graph -> primitive graph.
+"""Splits all operators of a model into a primitive graph.
 
-Each operator is split by the first rule that holds for it; one without a rule, or whose rule
-refuses, is kept whole, and the report says why.
+The first rule that holds for an operator splits it. An operator without a rule, or whose rule
+does not apply, is kept whole, and the report gives the reason.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class KeptWhole:
     """An operator that became opaque.
 
     Attributes:
-        operator: its label, as in the primitives' origins.
-        op_type: its type.
+        operator: the operator's label, as in the primitives' origins.
+        op_type: the operator's type.
         reason: why it was not split.
     """
 
@@ -37,11 +37,11 @@ class KeptWhole:
 
 @dataclass(frozen=True, slots=True)
 class FissionReport:
-    """What fission did.
+    """The result of fission in numbers.
 
     Attributes:
         split: how many operators were split.
-        kept: those that were not, in the model's order.
+        kept: the operators that were kept whole, in the model's order.
     """
 
     split: int
@@ -49,21 +49,21 @@ class FissionReport:
 
     @property
     def reasons(self) -> dict[tuple[str, str], int]:
-        """How many operators were kept whole, by type and reason."""
+        """The number of operators that were kept whole, by type and reason."""
         return dict(Counter((item.op_type, item.reason) for item in self.kept))
 
 
 def split_operators(
     graph: OperatorGraph, rules: Mapping[str, tuple[FissionRule, ...]]
 ) -> tuple[PrimitiveGraph, FissionReport]:
-    """Split every operator by these rules.
+    """Split every operator by the given rules.
 
     Args:
         graph: the model.
         rules: the rules for each type of operator.
 
     Returns:
-        The primitive graph, and what was kept whole.
+        The primitive graph, and the report.
 
     Raises:
         ModelError: an operator contradicts its definition, or the result of one that is kept whole is too large.
@@ -89,7 +89,7 @@ def split_operators(
 
 
 def _split(c: Context, rules: Mapping[str, tuple[FissionRule, ...]], values: dict[str, ValueId]) -> str:
-    """Split one operator; return why it was kept whole, or "" if it was not."""
+    """Split one operator; return why it was kept whole, or "" if it was split."""
     found = _nothing(c) or _find(c.operator, rules)
     result = _build(c, found) if isinstance(found, FissionRule) else found
     if isinstance(result, NotSplit):
@@ -105,7 +105,7 @@ def _split(c: Context, rules: Mapping[str, tuple[FissionRule, ...]], values: dic
 
 
 def _nothing(c: Context) -> tuple[ValueId, ...]:
-    """Return the outputs of an operator that computes no element at all; () if it computes any."""
+    """Return the outputs of an operator whose outputs are all empty; () if one has elements."""
     types = [c.output_type(i) for i, name in enumerate(c.operator.outputs) if name]
     if any(type_.size for type_ in types) or len(types) < len(c.operator.outputs):
         return ()
@@ -113,7 +113,7 @@ def _nothing(c: Context) -> tuple[ValueId, ...]:
 
 
 def _build(c: Context, rule: FissionRule) -> Result:
-    """Apply a rule; what ONNX's own checks let pass but no rule can mean is the model's fault."""
+    """Apply a rule; its errors mean that the model breaks the operator's definition where ONNX does not check it."""
     try:
         return rule.build(c)
     except (InvalidGraphError, ValueError, LookupError, TypeError, ArithmeticError) as error:

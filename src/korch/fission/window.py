@@ -1,4 +1,4 @@
-"""The geometry that convolutions and pooling share: pads from auto_pad, strides, dilations."""
+"""The window geometry that convolutions and pooling share: pads from auto_pad, strides, dilations."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from korch.primitive.ops.reduce import window_extent
 from korch.primitive.verbs import Shape
 
 FARTHEST = 2**31 - 1
-"""Elements of an axis, pads included, that windows may reach over."""
+"""The most elements of an axis, pads included, that windows may cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Sizes, steps, pads and dilations per spatial axis."""
+    """Sizes, strides, pads and dilations per spatial axis."""
 
     kernel: Shape
     strides: Shape
@@ -24,13 +24,13 @@ class Window:
 
 
 def window_of(c: Context, kernel: Shape, *, crops: bool = False) -> Window:
-    """Return the window of an operator on its first input, with auto_pad resolved.
+    """Return an operator's window on its first input, with auto_pad resolved.
 
     Args:
         c: the operator.
-        kernel: sizes of the window.
-        crops: whether pads are negative where auto_pad SAME has strides longer than windows, as
-            the standard's formula says and ONNX Runtime does for pooling; else they are 0.
+        kernel: the sizes of the window.
+        crops: whether pads may be negative where auto_pad SAME has strides longer than windows, as in
+            the standard's formula and in ONNX Runtime's pooling; otherwise they are 0.
     """
     spatial = len(kernel)
     sizes = c.shape(c.input(0))[2:]
@@ -55,7 +55,7 @@ def window_of(c: Context, kernel: Shape, *, crops: bool = False) -> Window:
 
 
 def reach(window: Window, sizes: Shape, counts: Shape) -> Shape:
-    """Return the end pads with which exactly `counts` windows fit `sizes` elements."""
+    """Return the end pads with which exactly `counts` windows fit axes of `sizes` elements."""
     return tuple(
         max(0, (count - 1) * s + window_extent(k, d) - n - b)
         for n, count, k, s, b, d in zip(

@@ -25,35 +25,35 @@ class NodeAttributes(dict[str, object]):
         self.where = f"{node.op_type} {node.name}".rstrip()
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """Return an integer."""
+        """Return an attribute that is an integer, or a float with an integral value."""
         value = self._value(name, default)
-        if isinstance(value, int | float) and float(value).is_integer():  # as the first opsets write some
+        if isinstance(value, int | float) and float(value).is_integer():  # early opsets write some integers as floats
             return int(value)
         raise self._wrong(name, value, "an integer")
 
     def number(self, name: str, default: float | None = None) -> float:
-        """Return a number."""
+        """Return an attribute that is a number."""
         value = self._value(name, default)
         if isinstance(value, int | float):
             return float(value)
         raise self._wrong(name, value, "a number")
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return a text."""
+        """Return an attribute that is a text."""
         value = self._value(name, default)
         if isinstance(value, str):
             return value
         raise self._wrong(name, value, "a text")
 
     def integers(self, name: str, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """Return a list of integers."""
+        """Return an attribute that is a list of integers."""
         value = self._value(name, default)
         if isinstance(value, tuple) and all(isinstance(n, int) for n in value):
             return value
         raise self._wrong(name, value, "integers")
 
     def numbers(self, name: str, default: tuple[float, ...] | None = None) -> tuple[float, ...]:
-        """Return a list of numbers."""
+        """Return an attribute that is a list of numbers."""
         value = self._value(name, default)
         if isinstance(value, tuple) and all(isinstance(n, int | float) for n in value):
             return tuple(float(n) for n in value)

@@ -1,7 +1,7 @@
-"""A node of the domain com.microsoft -> nodes of the ONNX standard with the same meaning.
+"""Defines operators of the domain com.microsoft by nodes of the ONNX standard with the same meaning.
 
-ONNX Runtime's quantizers and exporters write these operators; their definitions are in its documentation. What they
-compute is exact in integers up to one rounding at the end, which their kernels may do a step earlier or later.
+ONNX Runtime's quantizers and exporters write these operators, and its documentation defines them. They compute exactly
+in integers up to one rounding at the end. ONNX Runtime's kernels may round one step earlier or later.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ OLDEST_OPSET = 13
 
 
 class Definition:
-    """One node, and the nodes that define it so far.
+    """One node of the domain com.microsoft, and the standard nodes written so far to define it.
 
     Attributes:
-        nodes: in order.
+        nodes: the standard nodes, in order.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class Definition:
         return self.op("Constant", value=onnx.numpy_helper.from_array(np.asarray(array)))
 
     def real(self, at: int, what: str = "an operand") -> str:
-        """Return three inputs (integers, scale, zero point) as real numbers."""
+        """Dequantize three inputs from position `at` on (integers, scale, zero point) and return the real numbers."""
         scale, zero = self.needed(at + 1, f"the scale of {what}"), self.optional(at + 2)
         return self.op("DequantizeLinear", self.needed(at, what), scale, *[zero] * bool(zero))
 
     def finish(self, x: str, at: int, like: str) -> None:
-        """Quantize real numbers to the node's output; scale and zero point are inputs."""
+        """Quantize `x` to the node's output; the inputs from position `at` on are the scale and the zero point."""
         scale, zero = self.needed(at, "the scale of the result"), self.optional(at + 1)
         zero = zero or self.constant(np.zeros((), self._dtype(like)))
         self.op("QuantizeLinear", x, scale, zero, output=self.node.output[0])
@@ -108,21 +108,21 @@ class Definition:
         return self.constants[name].dtype if name in self.constants else self.types[name].dtype.numpy
 
     def sums(self, a: int, b: str, zeros: tuple[str, str]) -> str:
-        """Return the exact product of integers as real numbers."""
+        """Return the exact matrix product of integers minus their zero points, as integers."""
         arguments = [self.needed(a, "the data"), b, *zeros]
         while not arguments[-1]:
             arguments.pop()
         return self.op("MatMulInteger", *arguments)
 
     def scaled(self, sums: str, *factors: str) -> str:
-        """Return integers times the product of scales."""
+        """Return integers, converted to float32, times the product of scales."""
         factor = factors[0]
         for other in factors[1:]:
             factor = self.op("Mul", factor, other)
         return self.op("Mul", self.op("Cast", sums, to=onnx.TensorProto.FLOAT), factor)
 
     def end(self, x: str, bias: str = "") -> None:
-        """Name a value, plus a bias if there is one, the node's output."""
+        """Make `x`, plus a bias if there is one, the node's output."""
         inputs = (x, bias) if bias else (x,)
         self.op("Add" if bias else "Identity", *inputs, output=self.node.output[0])
 
@@ -195,7 +195,7 @@ def _matmul_to_float(d: Definition) -> None:
 
 
 def _unpacked(array: Array, bits: int, count: int) -> Array:
-    """Return the integers that share bytes along the last axis, the lowest bits first."""
+    """Return `count` integers that are packed into bytes along the last axis, the lowest bits first."""
     single = array[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & ((1 << bits) - 1)
     return single.reshape(*array.shape[:-1], -1)[..., :count]
 
@@ -250,7 +250,7 @@ def _matmul_of_bits(d: Definition) -> None:
 
 
 def _attention(d: Definition) -> None:
-    """Softmax(Q K' / sqrt(size) + mask) V of heads, where Q, K and V are one product of integers."""
+    """Softmax(Q K' / sqrt(size) + mask) V per head, where one product of integers gives Q, K and V."""
     if d.optional(8) or len([name for name in d.node.output if name]) > 1:
         raise UnsupportedError(
             "it has an input of past states or an output of present states",
@@ -287,7 +287,7 @@ def _attention(d: Definition) -> None:
 
 
 def _mask(d: Definition, length: int, lowest: np.float32) -> str:
-    """Return what is added to scores: of a mask of ones and zeros, or of the length of each row."""
+    """Return what is added to the scores, from a mask of ones and zeros or from the length of each row."""
     mask = d.optional(5)
     shape = d.shape(mask)
     if len(shape) == 1 and shape[0] == d.shape(d.node.input[0])[0]:
@@ -326,18 +326,18 @@ def define_contributed(
     constants: Mapping[str, Array],
     model: str,
 ) -> list[onnx.NodeProto] | None:
-    """Return the standard nodes that define a node of ONNX Runtime's own domain, None if there are none here.
+    """Return the standard nodes that define a node of the domain com.microsoft, None if there is no definition here.
 
     Args:
         node: a NodeProto; its input names may be changed.
         opsets: the version of each domain.
-        types: of the values so far.
+        types: the types of the values so far.
         constants: the values known so far.
         model: the model's name, for messages.
 
     Raises:
         ModelError: an input is missing, or has another size than the attributes say.
-        UnsupportedError: it uses a part of the operator that has no definition here.
+        UnsupportedError: it uses a feature of the operator that has no definition here.
     """
     define = DEFINITIONS.get(node.op_type) if node.domain == DOMAIN and DOMAIN in opsets else None
     if define is None:

@@ -1,7 +1,7 @@
-"""One node -> the nodes that define it.
+"""Replaces a node by the nodes that define it.
 
 Composite operators are replaced by their definition in the ONNX standard, so that their parts can
-be optimized; an If whose condition is known is replaced by the branch that it takes.
+be optimized. An If whose condition is known is replaced by the branch that it takes.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def expand_composite(
 
 
 def take_branch(node: onnx.NodeProto, condition: bool) -> list[onnx.NodeProto]:
-    """Return the nodes of the branch that an If takes, its outputs named like the If's."""
+    """Return the nodes of the branch that an If takes; their outputs have the names of the If's outputs."""
     branches = {attribute.name: attribute.g for attribute in node.attribute}
     graph = branches["then_branch" if condition else "else_branch"]
     nodes = [onnx.helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in graph.initializer]
@@ -78,7 +78,7 @@ def _prefix(node: onnx.NodeProto) -> str:
 
 
 def _renamed(nodes: Sequence[onnx.NodeProto], keep: set[str], prefix: str) -> list[onnx.NodeProto]:
-    """Return copies whose outputs, unless kept, and whose own names begin with `prefix`."""
+    """Return copies of nodes with `prefix` before their names and before the names of all outputs not in `keep`."""
     table = {name: prefix + name for node in nodes for name in node.output if name and name not in keep}
     copies = []
     for node in nodes:
@@ -103,7 +103,7 @@ def _rename(node: onnx.NodeProto, table: Mapping[str, str]) -> None:
 
 
 def embed_captured(node: onnx.NodeProto, captured: Sequence[str], constants: Mapping[str, Array]) -> onnx.NodeProto:
-    """Return a copy whose subgraphs hold the constants that they read from outside."""
+    """Return a copy of a node whose subgraphs contain the constants that they read from outside."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     for attribute in copy.attribute:

@@ -1,13 +1,13 @@
-"""Nodes with a loop over experts, written out -> nodes that gather the weights of each row's expert.
+"""Replaces an unrolled loop over experts by nodes that gather the weights of each row's expert.
 
-An exporter writes out a loop in which each expert takes its rows with `NonZero` of where it is chosen, computes them,
-and adds them to a sum (`ScatterND`, `ScatterElements`). The experts differ in their constants only. Their rows together
-are all places of the index that chooses them. So one expert's nodes, with all places for its rows, and with products
-by weights that the index gathers, compute the same; and their sizes do not depend on data.
+Some exporters unroll the loop of a mixture of experts: each expert selects its rows with `NonZero` of a mask, computes
+them, and adds them to a sum (`ScatterND`, `ScatterElements`). The experts differ in their constants only, and their
+rows together are all positions of the index that chooses experts. So one expert's nodes compute the same result if
+they process all positions and multiply by weights that the index gathers. Their sizes then do not depend on data.
 
-What must hold is checked: the index comes from `TopK` over as many elements as there are experts; the nodes of all
-experts are the same; each value has an axis of rows, along which nothing is mixed (`korch.frontend.rows`); each element
-of the sum gets as many rows. Otherwise the nodes stay as they are.
+These conditions are checked: the index comes from `TopK` over as many elements as there are experts; the nodes of all
+experts are the same; each value has an axis of rows, along which no node mixes rows (`korch.frontend.rows`); each
+element of the sum gets the same number of rows. Otherwise the nodes are left unchanged.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class _Expert:
 
     Attributes:
         start: the `NonZero`.
-        nodes: what depends on it, but for the last.
-        end: the scatter that takes its rows.
-        base: what they are added to.
-        result: what gives the sum: the scatter, or the sum of scattered rows and others.
-        numbers: the value that chooses experts.
-        order: its axes, as the mask has them.
-        number: the number that chooses this expert.
+        nodes: the nodes that depend on it, without `end`.
+        end: the scatter that writes this expert's rows.
+        base: the value to which the rows are added.
+        result: the node that computes the sum: the scatter, or the addition of the scattered rows and `base`.
+        numbers: the value with the numbers of the chosen experts.
+        order: the axes of `numbers`, in the order in which the mask has them.
+        number: the number of this expert in `numbers`.
     """
 
     start: onnx.NodeProto
@@ -71,7 +71,7 @@ class _Model:
         return self.known.constants.get(name)
 
     def source(self, name: str) -> tuple[str, onnx.NodeProto | None]:
-        """Return what a value is a cast of, with its maker."""
+        """Return the value that a value is a cast or copy of, with the node that computes it."""
         while (maker := self.makers.get(name)) is not None and maker.op_type in MOVES:
             name = maker.input[0]
         return name, maker
@@ -100,7 +100,7 @@ def gather_experts(
     constants: dict[str, Array],
     outputs: Sequence[str],
 ) -> list[onnx.NodeProto]:
-    """Return nodes without loops over experts; constants that they need are added.
+    """Return the nodes without unrolled loops over experts; constants that they need are added to `constants`.
 
     Args:
         name: the model's name, for messages.
@@ -135,7 +135,7 @@ def gather_experts(
 
 
 def _between(model: _Model, own: Sequence[onnx.NodeProto], group: Sequence[_Expert]) -> list[onnx.NodeProto]:
-    """Return the other nodes that depend on a sum of some of the experts: their shapes may be known."""
+    """Return the nodes outside of the group that depend on a partial sum, after inferring what is static of them."""
     members, found = set(map(id, own)), []
     names = {expert.result.output[0] for expert in group[:-1]}
     for name in names & {*model.makers} if group[0].base in model.known.types else ():
@@ -149,7 +149,7 @@ def _between(model: _Model, own: Sequence[onnx.NodeProto], group: Sequence[_Expe
 
 
 def _early(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """Return the nodes that read nothing of a size that depends on data."""
+    """Return the nodes that do not depend on a `NonZero`, whose size depends on data."""
     late: set[str] = set()
     for node in nodes:
         if (node.op_type == "NonZero" and not node.domain) or late.intersection((*node.input, *captured_names(node))):
@@ -192,7 +192,10 @@ def _expert(model: _Model, start: onnx.NodeProto) -> _Expert | None:
 
 
 def _total(model: _Model, end: onnx.NodeProto) -> tuple[str, onnx.NodeProto] | None:
-    """Return what a scatter adds to, and the node that gives the sum; an expert has a row at most once."""
+    """Return the value that a scatter adds to, and the node that computes the sum.
+
+    A scatter into zeros counts as an addition, because each row occurs at most once per expert.
+    """
     if NodeAttributes(end).get("reduction", "none") == "add":
         return str(end.input[0]), end
     data, readers = model.constant(end.input[0]), model.readers(end.output[0])
@@ -206,7 +209,7 @@ def _total(model: _Model, end: onnx.NodeProto) -> tuple[str, onnx.NodeProto] | N
 
 
 def _choice(model: _Model, mask: str) -> tuple[str, tuple[int, ...], int] | None:
-    """Return what chooses the rows of a mask: the index, the order of its axes, and the number that is wanted."""
+    """Return how a mask chooses rows: the index, the order of the index's axes in the mask, and the wanted number."""
     _, maker = model.source(mask)
     if maker is not None and maker.op_type == "Equal":
         for numbers, wanted in (maker.input, maker.input[::-1]):
@@ -234,7 +237,7 @@ def _choice(model: _Model, mask: str) -> tuple[str, tuple[int, ...], int] | None
 
 
 def _classes(model: _Model, node: onnx.NodeProto) -> tuple[str, Array] | None:
-    """Return of an index with one element for each class at the end: the index, and the numbers of the classes."""
+    """Return the index and the numbers of the classes if a node compares an index with each class on a last axis."""
     if node.op_type == "OneHot":
         depth, values = model.constant(node.input[1]), model.constant(node.input[2])
         is_mask = values is not None and values.tolist() == [0, 1] and NodeAttributes(node).get("axis", -1) == -1
@@ -252,7 +255,7 @@ def _classes(model: _Model, node: onnx.NodeProto) -> tuple[str, Array] | None:
 
 
 def _gathered(model: _Model, group: Sequence[_Expert], constants: dict[str, Array]) -> list[onnx.NodeProto] | None:
-    """Return nodes that compute all experts of a sum; None if something does not hold."""
+    """Return nodes that compute all experts of a sum; None if a condition does not hold."""
     first, count = group[0], len(group)
     same = all((e.numbers, e.order) == (first.numbers, first.order) for e in group)
     if count < 2 or not same or sorted(e.number for e in group) != list(range(count)):
@@ -286,7 +289,7 @@ def _gathered(model: _Model, group: Sequence[_Expert], constants: dict[str, Arra
 
 
 def _differing(model: _Model, ordered: Sequence[_Expert], first: _Expert) -> dict[tuple[int, int], list[Array]] | None:
-    """Return the constants in which experts differ, by node and position; None if they differ otherwise, too."""
+    """Return the constants that differ between experts, by node and input; None if anything else differs."""
     found: dict[tuple[int, int], list[Array]] = {}
     template = (*first.nodes, first.end)
     for expert in ordered:
@@ -321,7 +324,7 @@ def _equal(a: Array, b: Array) -> bool:
 
 
 class _RefusedError(Exception):
-    """A node can't take weights that an index gathers."""
+    """A node can't use weights that an index gathers."""
 
 
 @dataclass
@@ -336,7 +339,7 @@ class _ExpertWriter:
     made: list[onnx.NodeProto] = field(default_factory=list)
 
     def run(self, output: str, rows: int) -> list[onnx.NodeProto] | None:
-        """Return the nodes; None if a node can't take gathered weights."""
+        """Return the nodes; None if a node can't use gathered weights."""
         numbers = self.add("Transpose", self.expert.numbers, perm=list(self.expert.order))
         self.index = self.add("Reshape", numbers, self.constant(np.array([-1], np.int64)))
         try:
@@ -369,7 +372,7 @@ class _ExpertWriter:
         return self.add("Gather", self.constant(stack), self.index, axis=0)
 
     def weighted(self, node: onnx.NodeProto, stacks: Mapping[int, Array]) -> None:
-        """Add a product, or a sum with a bias, by constants that the index chooses."""
+        """Add a matrix product or an elementwise operation, with constants that are gathered for each row."""
         attributes, (left, *_) = NodeAttributes(node), node.input
         is_plain = all(attributes.get(key, 1.0) == 1.0 for key in ("alpha", "beta")) and not attributes.get("transA")
         one = self.constant(np.array([1], np.int64))
@@ -402,11 +405,11 @@ class _ExpertWriter:
 
     @property
     def count(self) -> int:
-        """How many experts there are."""
+        """The number of experts."""
         return len(next(iter(self.differing.values())))
 
     def sum(self, output: str, rows: int) -> None:
-        """Add the sum of each element's rows to what the first expert adds to."""
+        """Sum the rows that go to the same place of the result, and add them to the first expert's base."""
         data, (_, places, updates) = self.expert.base, self.expert.end.input
         index, type_ = self.known.constants.get(places), self.known.types[updates]
         axis = NodeAttributes(self.expert.end).integer("axis", 0)

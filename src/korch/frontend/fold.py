@@ -1,4 +1,4 @@
-"""Nodes whose inputs are all known -> constants, by ONNX's own reference evaluator."""
+"""Folds nodes whose inputs are all known into constants, by ONNX's own reference evaluator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 
 from korch.primitive.op import Array
 
-# Larger results stay to be computed at run time: a constant must be stored and loaded.
+# Larger results are computed at run time, because a constant must be stored and loaded.
 LIMIT_BYTES = 1 << 28
 
 

@@ -1,7 +1,7 @@
 """Checks of constant indices and sizes.
 
-Indices outside of an axis would be found when the model runs, if at all; a negative size makes
-ONNX's inference say that the shape depends on data.
+Without these checks an index out of range would be detected when the model runs, if at all, and a
+negative size would make ONNX's inference report that the shape depends on data.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from korch.errors import ModelError
 from korch.primitive.op import Array
 from korch.primitive.types import ValueType
 
-# Operators whose second input has indices along one axis of the first: 0 if none is given.
+# Operators whose second input has indices along one axis of the first, by default axis 0.
 _ALONG_AXIS = frozenset({"Gather", "GatherElements", "ScatterElements", "Scatter"})
-_LEADING = frozenset({"GatherND", "ScatterND"})  # along the first axes
+_LEADING = frozenset({"GatherND", "ScatterND"})  # indices along the leading axes
 
 
 def check_elements(
     node: onnx.NodeProto, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str
 ) -> None:
-    """Refuse constant indices that the first input does not have, and negative sizes.
+    """Refuse constant indices that are out of range for the first input, and negative sizes.
 
     Raises:
         ModelError: an element is out of range.

@@ -1,7 +1,7 @@
-"""A node and the types of its inputs -> the types of its outputs, by ONNX's inference functions.
+"""Infers the types of a node's outputs from those of its inputs, by ONNX's inference functions.
 
-One node at a time, with the elements of small constant inputs at hand: shapes that are computed by
-a subgraph are constants by the time that they are needed.
+Nodes are inferred one at a time, and inference may read the elements of small constant inputs. A
+shape that a subgraph computes has been folded into a constant by the time that it is needed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ REFUSALS = (
     RuntimeError,
     ValueError,
 )
-"""What ONNX's functions raise for models that they can't take."""
+"""The exceptions that ONNX's functions raise for models that they can't process."""
 
 F32, BF16 = onnx.TensorProto.FLOAT, onnx.TensorProto.BFLOAT16
 
-MOST_ELEMENTS = 4096  # of a constant that inference may look at
+MOST_ELEMENTS = 4096  # the largest constant that inference may read
 
 RANDOM = frozenset(
     {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
@@ -45,10 +45,10 @@ LIKE_FIRST_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"}
 
 
 def check_opsets(opsets: Mapping[str, int], model: str) -> None:
-    """Refuse versions of ONNX that nothing here knows.
+    """Refuse a model whose opset is newer than the installed `onnx` package supports.
 
     Raises:
-        UnsupportedError: the version is too old or too new.
+        UnsupportedError: the opset is too new.
     """
     newest, version = onnx.defs.onnx_opset_version(), opsets.get("", 0)
     if version > newest:
@@ -61,10 +61,10 @@ def check_opsets(opsets: Mapping[str, int], model: str) -> None:
 
 
 def modernized(proto: onnx.ModelProto, model: str) -> onnx.ModelProto:
-    """Return a model of an old opset in the oldest one that the rules know; others as they are.
+    """Return a model of an older opset converted to `OLDEST_OPSET`; any other model unchanged.
 
     Raises:
-        UnsupportedError: ONNX's converter does not take it.
+        UnsupportedError: ONNX's converter can't convert it.
     """
     version = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), 0)
     if not 0 < version < OLDEST_OPSET:
@@ -85,7 +85,7 @@ def find_schema(node: onnx.NodeProto, opsets: Mapping[str, int], model: str) -> 
 
     Raises:
         ModelError: the model does not import the domain, or the node breaks the definition.
-        UnsupportedError: the operator or its domain is unknown, or gives random numbers.
+        UnsupportedError: the operator or its domain is unknown, or its output is random.
     """
     where = f"{model}: {node_label(node)}"
     domain = node.domain
@@ -126,7 +126,7 @@ def _check_node(node: onnx.NodeProto, opsets: Mapping[str, int], where: str) -> 
     context.ir_version = onnx.IR_VERSION
     context.opset_imports = dict(opsets)
     if any(True for _ in captured_names(node)):
-        return  # the checker knows no names outside of the node's subgraphs
+        return  # the checker would reject names that a subgraph reads from outside
     try:
         onnx.checker.check_node(node, context)
     except (onnx.checker.ValidationError, UnicodeDecodeError) as error:
@@ -136,26 +136,26 @@ def _check_node(node: onnx.NodeProto, opsets: Mapping[str, int], where: str) -> 
 
 
 def type_proto(type_: ValueType) -> onnx.TypeProto:
-    """Return a type as ONNX writes it."""
+    """Return a type as a TypeProto."""
     return onnx.helper.make_tensor_type_proto(onnx_type(type_.dtype), type_.shape)
 
 
 def array_type_proto(array: Array) -> onnx.TypeProto:
-    """Return an array's type as ONNX writes it."""
+    """Return an array's type as a TypeProto."""
     dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     return onnx.helper.make_tensor_type_proto(dtype, array.shape)
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known where a node stands.
+    """What is known when a node is inferred.
 
     Attributes:
-        opsets: by domain.
-        types: of values.
+        opsets: the version of each domain.
+        types: the types of values.
         constants: the values whose elements are known.
         model: the model's name.
-        others: types of values that are no tensors.
+        others: types of values that are not static tensors.
     """
 
     opsets: Mapping[str, int]
@@ -166,7 +166,7 @@ class Known:
 
 
 def infer_types(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: Known) -> dict[str, onnx.TypeProto]:
-    """Return the types of a node's outputs as TypeProtos; dimensions may be left open.
+    """Return the types of a node's outputs as TypeProtos; dimensions may be unknown.
 
     Raises:
         ModelError: the input types contradict the operator's definition.
@@ -189,7 +189,7 @@ def infer_types(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: Known) 
         if name in constants and constants[name].size <= MOST_ELEMENTS
     }
     if node.op_type in LIKE_FIRST_INPUT and not node.domain:
-        # ONNX infers nothing, or refuses an operator that a later opset defines anew.
+        # ONNX infers nothing, or refuses an operator that a later opset redefines.
         return {node.output[0]: inputs[node.input[0]]}
     imports = [onnx.helper.make_opsetid(*item) for item in known.opsets.items()]
     try:
@@ -211,9 +211,9 @@ def infer_types(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: Known) 
 
 
 def _types_of_bfloat16(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: Known) -> dict[str, onnx.TypeProto]:
-    """Return the types of outputs as if bfloat16 were float32.
+    """Infer the types of outputs with float32 in place of bfloat16, and convert them back.
 
-    Exporters write bfloat16 in opsets whose definitions lack it, as of Conv before opset 22.
+    Exporters write bfloat16 in opsets whose definitions do not allow it, for example for Conv before opset 22.
     """
     types = {n: replace(t, dtype=DType.F32) if t.dtype is DType.BF16 else t for n, t in known.types.items()}
     given = {name: known.constants[name] for name in node.input if name in known.constants}
@@ -228,12 +228,12 @@ def _types_of_bfloat16(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: 
 def _check_axis(
     node: onnx.NodeProto, types: Mapping[str, ValueType], constants: Mapping[str, Array], where: str
 ) -> None:
-    """Refuse an axis that the first input can't have: ONNX counts from it in memory, unchecked."""
+    """Refuse an axis that is out of range for the first input: ONNX indexes memory with it unchecked."""
     first = node.input[0] if node.input else ""
     rank = constants[first].ndim if first in constants else getattr(types.get(first), "rank", None)
     if rank is None or node.op_type in ("QuantizeLinear", "DequantizeLinear"):  # they may ignore it
         return
-    more = 0 if node.op_type in ("LayerNormalization", "RMSNormalization") else 1  # as OneHot's
+    more = 0 if node.op_type in ("LayerNormalization", "RMSNormalization") else 1  # OneHot, for example, adds an axis
     for attribute in node.attribute:
         if attribute.name == "axis" and not -rank - more <= attribute.i <= rank + more:
             raise ModelError(
@@ -244,11 +244,11 @@ def _check_axis(
 
 
 def static_type(proto: onnx.TypeProto, name: str, node: onnx.NodeProto, model: str) -> ValueType:
-    """Return an inferred type as a static one.
+    """Return an inferred type as a `ValueType`, which is static.
 
     Raises:
         ModelError: a size is negative, or it is impossibly large.
-        UnsupportedError: it is no tensor, its elements have a type that Korch lacks, or its shape
+        UnsupportedError: it is not a tensor, Korch does not support its element type, or its shape
             depends on data.
     """
     where = f"{model}: {node_label(node)}"
@@ -283,6 +283,6 @@ def static_type(proto: onnx.TypeProto, name: str, node: onnx.NodeProto, model: s
             hint="Cut the model before this node, or replace the node by one of static shape",
         )
     type_ = ValueType(tuple(dim.dim_value for dim in tensor.shape.dim), dtype)
-    if node.op_type not in ("Gather", "GatherND"):  # what is gathered for a product is not made
+    if node.op_type not in ("Gather", "GatherND"):  # a gathered operand of a product is not materialized
         check_size(type_, f"{where}: output {name!r}")
     return type_

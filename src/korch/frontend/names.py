@@ -1,6 +1,6 @@
-"""Nodes in the file's order -> nodes that are needed, in an order in which they can run.
+"""Selects the nodes that are needed and puts them in an order in which they can run.
 
-Names are the edges of an ONNX graph: each must be given by exactly one node, input or initializer.
+Names are the edges of an ONNX graph: exactly one node, input or initializer must define each name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def node_label(node: onnx.NodeProto) -> str:
 
 
 def has_legal_names(graph: onnx.GraphProto) -> bool:
-    """Return whether all names in a graph are text: protobuf hands over what is not as bytes."""
+    """Return whether all names in a graph are valid text; protobuf returns an invalid one as bytes."""
     named = (*graph.input, *graph.output, *graph.initializer)
     return all(isinstance(item.name, str) for item in named) and all(
         all(isinstance(text, str) for text in (node.name, node.op_type, node.domain, *node.input, *node.output))
@@ -57,7 +57,7 @@ def order_nodes(
     """Return the nodes that the outputs need, each after those that it reads.
 
     Raises:
-        ModelError: a name is given twice, or by nothing, or nodes form a cycle.
+        ModelError: a name is defined twice or not at all, or nodes form a cycle.
     """
     producer: dict[str, int] = {}
     given = set(given)
@@ -79,7 +79,7 @@ def order_nodes(
 def _depth_first(
     nodes: Sequence[onnx.NodeProto], given: set[str], producer: dict[str, int], outputs: Sequence[str], model: str
 ) -> list[int]:
-    done: dict[int, bool] = {}  # False while its inputs are being placed
+    done: dict[int, bool] = {}  # False while its inputs are being ordered
     order: list[int] = []
     stack = [producer[name] for name in reversed(outputs) if name in producer]
     while stack:
@@ -108,7 +108,7 @@ def _depth_first(
                 )
             if before not in done:
                 stack.append(before)
-    # The file's order is kept where it is legal: it is what people know.
+    # The file's order is kept if it is legal, because users know it.
     place = {position: i for i, position in enumerate(order)}
     legal = all(producer.get(name, -1) < p for p in order for name in (*nodes[p].input, *captured_names(nodes[p])))
     return sorted(order) if legal else sorted(order, key=place.__getitem__)

@@ -1,8 +1,8 @@
-"""ONNX file -> operator graph.
+"""Reads an ONNX file as an operator graph.
 
 The file is read and its names are checked; local functions are inlined; input shapes are bound;
-then one walk over the nodes infers static types, folds constants and expands composites
-(`propagate.py`). What no output needs is dropped before and after.
+then one walk over the nodes infers static types, folds constants and expands composite operators
+(`propagate.py`). Nodes and values that no output needs are dropped before and after the walk.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from korch.frontend.tensors import read_tensor
 from korch.primitive.op import Array
 
 LARGEST_PROTOBUF = (1 << 31) - 1
-"""Bytes of a serialized model."""
+"""The most bytes of a serialized model."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeldModel:
-    """A parsed model whose large tensors lie in memory, so that none is written or copied.
+    """A parsed model whose large tensors are kept in memory beside it, so that they are not written or copied.
 
     Attributes:
-        proto: the model; of an initializer in `arrays` it has the name, type and shape only.
-        arrays: elements of initializers by name; they may be views of memory that others own.
-        name: how messages call it.
+        proto: the model; it has only the name, type and shape of an initializer in `arrays`.
+        arrays: elements of initializers by name; they may be views of memory with another owner.
+        name: the model's name, for messages.
     """
 
     proto: onnx.ModelProto
@@ -49,7 +49,7 @@ class HeldModel:
     name: str = "model"
 
     def stored(self) -> onnx.ModelProto:
-        """Return the model with copies of its tensors in it, for those who read nothing else."""
+        """Return the model with copies of its tensors in it, for readers that take only a ModelProto."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
         for tensor in proto.graph.initializer:
@@ -67,9 +67,9 @@ def load_model(model: ModelSource | LoadedModel, shapes: Mapping[str, Sequence[i
     """Read an ONNX model.
 
     Args:
-        model: the path of a file, its content, or the parsed model, with its tensors beside it if
-            it is held. External data is found beside the file, so such a model must be given by
-            path. Or what `read_model` returned.
+        model: the path of a file, its content, the parsed model, a `HeldModel`, or what `read_model`
+            returned. A model with external data must be given by path, because this data is
+            looked up in the file's folder.
         shapes: shapes of inputs by name; needed for those that the model leaves open.
 
     Returns:
@@ -78,7 +78,7 @@ def load_model(model: ModelSource | LoadedModel, shapes: Mapping[str, Sequence[i
     Raises:
         ModelError: the model can't be read or breaks the rules of ONNX, or a dimension is unknown.
         OptionError: `shapes` does not fit the model.
-        UnsupportedError: the model is right, but uses what Korch can't run.
+        UnsupportedError: the model is valid, but uses a feature that Korch can't run.
     """
     loaded = model if isinstance(model, LoadedModel) else read_model(model)
     types, constants = dict(bind_inputs(loaded.declared, shapes or {}, loaded.name)), dict(loaded.constants)
@@ -92,7 +92,7 @@ def load_model(model: ModelSource | LoadedModel, shapes: Mapping[str, Sequence[i
 def load_segments(
     model: ModelSource, shapes: Mapping[str, Sequence[int]] | None = None, forced: Mapping[str, str] | None = None
 ) -> SegmentedModel:
-    """Read an ONNX model that has parts which are no graph of static tensors.
+    """Read an ONNX model of which some parts are not a graph of static tensors.
 
     Args:
         model: as for `load_model`.
@@ -102,7 +102,7 @@ def load_segments(
     Raises:
         ModelError: as for `load_model`.
         OptionError: as for `load_model`.
-        UnsupportedError: it uses what no host runs either.
+        UnsupportedError: it uses a feature that the host can't run either.
     """
     loaded = read_model(model)
     tensors = [item for item in loaded.declared if is_number_tensor(item)]
@@ -131,7 +131,7 @@ class LoadedModel:
 
 
 def read_model(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> LoadedModel:
-    """Read an ONNX model without types, which `load_model` finds for one binding of its dimensions or for several.
+    """Read an ONNX model without inferring types; `load_model` infers them for each binding of its dimensions.
 
     Args:
         model: as for `load_model`.
@@ -187,7 +187,7 @@ def _read(model: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto,
         with open_file(path) as stream:
             if os.fstat(stream.fileno()).st_size > LARGEST_PROTOBUF:
                 raise _too_long(str(path))
-            content = stream.read(LARGEST_PROTOBUF + 1)  # of what has no size, such as a device
+            content = stream.read(LARGEST_PROTOBUF + 1)  # bounded, because some files report no size, such as a device
     except OSError as error:
         reason = error.strerror or str(error)
         raise ModelError(f"the model can't be read ({reason})", where=str(path)) from error
@@ -229,7 +229,7 @@ _TORCH = (
 
 
 def _other_kind(content: bytes) -> tuple[str, str] | None:
-    """Return what a file is that people take for an ONNX model, and what to do; None if neither."""
+    """Return the kind of a file that users confuse with ONNX models, and a hint; None for any other file."""
     if content.startswith(b"PK") and b"manifest.json" in content[:64]:
         return "a Korch artifact", "It is optimized already: `korch run` and `korch.load` take it"
     if content.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x04")):
@@ -276,7 +276,7 @@ def _check_names(graph: onnx.GraphProto, outputs: Sequence[str], name: str) -> N
 
 
 def _pruned(name: str, walk: Propagation, inputs: Sequence[str], outputs: Sequence[str]) -> OperatorGraph:
-    """Return the graph without what no output needs."""
+    """Return the graph without the operators and values that no output needs."""
     needed, kept = set(outputs), list[Operator]()
     for operator in reversed(walk.operators):
         if needed.intersection(operator.outputs):

@@ -1,7 +1,7 @@
-"""The operator graph: a model's nodes with all types known, before they are split.
+"""The operator graph: a model's nodes with all types known, before fission.
 
-Everything is static: shapes are tuples of integers, and what can be computed from constants alone
-has been computed. Operators stand in an order in which they can run.
+All shapes are static (tuples of integers), and values that depend on constants alone have been
+computed. Operators are in an order in which they can run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Operator:
         version: the version of the domain (the opset) that gives it its meaning.
         inputs: names of values; "" where an optional one is left out.
         outputs: names of values; "" where one is left out or nothing reads it.
-        attributes: those that the node has.
+        attributes: the attributes that the node sets.
         node: the node as ONNX wrote it, for operators that are kept whole.
     """
 
@@ -45,7 +45,7 @@ class Operator:
 
     @property
     def label(self) -> str:
-        """Its type and name, as in messages and origins."""
+        """The type and name, as they appear in messages and origins."""
         domain = f"{self.domain}::" if self.domain else ""
         return f"{domain}{self.op_type} {' '.join(self.name.split())}".rstrip()
 
@@ -59,7 +59,7 @@ class OperatorGraph:
         operators: in an order in which they can run.
         inputs: names of the model's inputs, without those that have a default value.
         outputs: names of the model's outputs.
-        types: the type of each value that is left.
+        types: the type of each value that an operator, input or output of the graph uses.
         constants: the values known at build time; large ones may be mapped from a file.
     """
 
@@ -75,7 +75,7 @@ class OperatorGraph:
 
 
 def format_operators(graph: OperatorGraph) -> str:
-    """Return an operator graph as text, one operator or constant a line."""
+    """Return an operator graph as text, with one operator or constant per line."""
     inputs = ", ".join(f"{name}: {graph.types[name]}" for name in graph.inputs)
     lines = [f"operators({inputs}) -> ({', '.join(graph.outputs)})   # {graph.name}"]
     for name, array in graph.constants.items():

@@ -1,8 +1,8 @@
 """The output shape of a pooling node with ceil_mode, as opset 22 defines it, for every opset.
 
-The text of opset 22 says that a window which begins in the padding after the image is dropped, and
-that auto_pad SAME gives the size over the stride, rounded up. ONNX Runtime does both in all opsets;
-ONNX's inference functions of older opsets declare one row and one column more.
+Opset 22 specifies that a window which begins in the padding after the image is dropped, and that
+auto_pad SAME gives the size divided by the stride, rounded up. ONNX Runtime does both in all opsets.
+ONNX's inference functions of older opsets give one row and one column more.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ POOLS = frozenset({"AveragePool", "LpPool", "MaxPool"})
 
 
 def drop_late_windows(node: onnx.NodeProto, given: onnx.TypeProto | None, found: dict[str, onnx.TypeProto]) -> None:
-    """Correct the inferred types of a pooling node with ceil_mode; others are left as they are.
+    """Correct the inferred types of a pooling node with ceil_mode; leave those of other nodes unchanged.
 
     Args:
         node: any node.
-        given: the type of its first input, as ONNX writes it, None if it has none.
-        found: what ONNX infers, by the names of the outputs; it is changed.
+        given: the type of its first input; None if it has no input.
+        found: the types that ONNX infers, by output name; corrected in place.
     """
     if node.op_type not in POOLS or node.domain or given is None:
         return

@@ -1,4 +1,4 @@
-"""Nodes in order -> operators with static types, by one walk that infers, folds and expands."""
+"""One walk over a model's nodes that infers static types, folds constants and expands composite operators."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from korch.primitive.types import DType, ValueType
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostNode:
-    """A node that can't be in a graph of static tensors.
+    """A node that can't be in a graph of static tensors, so the host runs it.
 
     Attributes:
         node: the node as ONNX writes it.
-        reason: why.
+        reason: why it can't.
     """
 
     node: onnx.NodeProto
@@ -36,17 +36,17 @@ class HostNode:
 
     @property
     def name(self) -> str:
-        """Its name, or that of its first output."""
+        """The node's name, or that of its first output."""
         return self.node.name or next(filter(None, self.node.output), "")
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What runs beside the static graph.
+    """What the host runs, outside of the static graph.
 
     Attributes:
-        forced: names of nodes that must be left to it, with the reasons.
-        untyped: inputs that are no tensors of numbers, with their types as ONNX writes them.
+        forced: names of nodes that the host must run, with the reasons.
+        untyped: inputs that are not tensors of numbers, with their TypeProtos.
     """
 
     forced: Mapping[str, str] = field(default_factory=dict)
@@ -57,11 +57,11 @@ class Propagation:
     """One walk over a model's nodes.
 
     Attributes:
-        types: the type of each value so far, constants of other element types left out.
+        types: the type of each value so far, without constants of element types that Korch lacks.
         constants: the values known so far.
-        operators: what is left to run.
-        items: the same and the host's nodes, in order.
-        untyped: the values that are no static tensors, with what ONNX knows of their type.
+        operators: the operators that remain to be run.
+        items: the operators and the host's nodes, in order.
+        untyped: the values that are not static tensors, with what ONNX knows about their types.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Propagation:
             types: the types of the inputs.
             constants: the values known from the start.
             outputs: names of the model's outputs.
-            host: what is left to the host; if None, it has to be nothing.
+            host: what the host runs; None if all nodes must be in the static graph.
         """
         self.model, self.opsets, self.wanted = model, opsets, set(outputs)
         self.types = types
@@ -94,7 +94,7 @@ class Propagation:
             self.set_constant(name, array)
 
     def walk(self, nodes: Sequence[onnx.NodeProto]) -> None:
-        """Process nodes that stand in an order in which they can run."""
+        """Process nodes, which must be in an order in which they can run."""
         waiting = deque(nodes)
         read: set[str] = set(self.wanted)
         for node in nodes:
@@ -106,7 +106,7 @@ class Propagation:
             waiting.extendleft(reversed(more))
 
     def _visit(self, node: onnx.NodeProto, read: set[str]) -> list[onnx.NodeProto]:
-        """Process a node, or leave it to the host if there is one; return those to do instead."""
+        """Process a node, or leave it to the host if there is one; return the nodes to process in its place."""
         if self.host is None:
             return self._node(node, read)
         name = node.name or next(filter(None, node.output), "")
@@ -132,7 +132,7 @@ class Propagation:
                 self.untyped[name] = found.get(name)
 
     def _infer_left(self, node: onnx.NodeProto) -> dict[str, onnx.TypeProto]:
-        """Return what ONNX infers of the outputs of a node that the host runs."""
+        """Return the types that ONNX infers for the outputs of a node that the host runs."""
         types = {n: self.types[n] for n in node.input if n in self.types}
         others = {n: self.untyped.get(n) for n in node.input if n not in self.types}
         is_known = all(proto is not None or n in self.constants or not n for n, proto in others.items())
@@ -201,14 +201,14 @@ class Propagation:
         return embed_captured(node, captured, self.constants)
 
     def _fold(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> bool:
-        """Compute a node whose inputs are all known; say whether that was possible."""
+        """Compute a node whose inputs are all known; return whether that was possible."""
         is_known = all(name in self.constants for name in node.input if name)
         if not is_known or self._is_weight(node):
             return self._fold_shape(node)
         try:
             types = infer_types(node, schema, self._known)
         except ModelError:
-            # Range takes a vector of one element for a scalar in practice, though not by its text.
+            # In practice Range accepts a vector of one element as a scalar, although its definition does not.
             results = evaluate(node, self.opsets, self.constants)
             if node.op_type != "Range" or results is None:
                 raise
@@ -227,7 +227,7 @@ class Propagation:
         return True
 
     def _widen_stored(self, node: onnx.NodeProto) -> None:
-        """Let a dequantization read constants of fewer than 8 bits as bytes, which later stages pack again."""
+        """Widen a dequantization's constants of fewer than 8 bits to bytes; later stages pack them again."""
         if node.op_type != "DequantizeLinear" or node.domain:
             return
         places = [i for i in (0, 2) if i < len(node.input) and node.input[i]]
@@ -240,12 +240,12 @@ class Propagation:
             node.input[i] = name
 
     def _is_weight(self, node: onnx.NodeProto) -> bool:
-        """Whether a node gives real numbers for stored bytes; a kernel may read the bytes."""
+        """Return whether a node dequantizes a stored array, which is not folded: a kernel may read the bytes."""
         is_dequantized = node.op_type == "DequantizeLinear" and not node.domain
         return is_dequantized and self.constants[node.input[0]].ndim > 1 and node.input[0] in self.types
 
     def _fold_shape(self, node: onnx.NodeProto) -> bool:
-        """Answer Shape and Size, which need no elements."""
+        """Fold a Shape or Size, which needs only the type of its input; return whether that was possible."""
         if node.domain or node.op_type not in ("Shape", "Size") or node.input[0] not in self.types:
             return False
         type_ = self.types[node.input[0]]
@@ -297,7 +297,7 @@ class Propagation:
         self.items.append(operator)
 
     def set_constant(self, name: str, array: Array) -> None:
-        """Set the elements of a value that is known."""
+        """Record the elements of a value, and its type."""
         self.constants[name] = array
         try:
             self.types[name] = ValueType(tuple(array.shape), DType.of(array.dtype))
@@ -306,7 +306,7 @@ class Propagation:
 
 
 NARROW = {"int4": np.int8, "uint4": np.uint8, "int2": np.int8, "uint2": np.uint8}
-"""Bytes that hold integers of fewer bits."""
+"""The byte types that hold integers of fewer bits."""
 
 
 def _normal(node: onnx.NodeProto) -> onnx.NodeProto:

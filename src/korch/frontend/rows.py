@@ -1,6 +1,6 @@
-"""Nodes and one value with an axis of rows -> the axis of rows of each value that depends on it.
+"""Finds the axis of rows of each value that depends on a given value with an axis of rows.
 
-What a node computes of a row must follow from this row alone, whatever the number of rows.
+A node is accepted only if its result for a row depends on that row alone, for any number of rows.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ ELEMENTWISE = frozenset(
     ]
 )
 SHAPES = frozenset(("Concat", "Gather", "Slice", "Squeeze", "Unsqueeze", "Cast", "Reshape"))
-"""What may compute shapes from the number of rows."""
+"""Operators that may compute shapes from the number of rows."""
 
 COUNT, FREE = -100, -101
-"""Instead of an axis: a shape that may have the number of rows; what does not depend on rows."""
+"""Codes in place of an axis: COUNT is a shape that may contain the number of rows, FREE does not depend on rows."""
 
 
 def row_axes(first: str, nodes: Sequence[onnx.NodeProto], known: Propagation, rows: int) -> dict[str, int] | None:
@@ -73,9 +73,9 @@ def row_axes(first: str, nodes: Sequence[onnx.NodeProto], known: Propagation, ro
 
     Args:
         first: the result of `NonZero`, whose rows are on its second axis.
-        nodes: what depends on it, the last a scatter.
+        nodes: the nodes that depend on it; the last one is a scatter.
         known: the types of all values, for this number of rows.
-        rows: the number.
+        rows: the number of rows.
     """
     axes = {first: 1}
     for node in nodes[:-1]:
@@ -92,7 +92,7 @@ def row_axes(first: str, nodes: Sequence[onnx.NodeProto], known: Propagation, ro
 
 
 def _axis(node: onnx.NodeProto, given: dict[int, int], known: Propagation, rows: int) -> int | None:
-    """Return the axis of rows of what a node computes."""
+    """Return the axis of rows of a node's result, or a code in its place; None if the node may mix rows."""
     op, attributes = node.op_type, NodeAttributes(node)
     types = [known.types[name] if name else None for name in node.input]
     out = known.types[node.output[0]]
@@ -100,7 +100,7 @@ def _axis(node: onnx.NodeProto, given: dict[int, int], known: Propagation, rows:
     if not given:
         return FREE
     if op == "Shape":
-        return None if given[0] < 0 else COUNT if attributes else -1 - given[0]  # the place of the number of rows
+        return None if given[0] < 0 else COUNT if attributes else -1 - given[0]  # -1 - (its place in the shape)
     counts = {j for j, axis in given.items() if axis < 0}
     if counts:
         if op == "Gather" and counts == {0} and _takes_others(given[0], known, node):
@@ -146,7 +146,7 @@ def _axis(node: onnx.NodeProto, given: dict[int, int], known: Propagation, rows:
 
 
 def _takes_others(place: int, known: Propagation, node: onnx.NodeProto) -> bool:
-    """Return whether a node takes sizes that are not the number of rows out of a shape."""
+    """Return whether a node gathers only sizes other than the number of rows from a shape."""
     index, size = known.constants.get(node.input[1]), known.types[node.input[0]].shape[0]
     return place != COUNT and index is not None and not (index % size == -1 - place).any()
 
@@ -166,7 +166,7 @@ def _of_gather(
 
 
 def _of_part(op: str, attributes: NodeAttributes, axis: int, known: Propagation, node: onnx.NodeProto) -> int | None:
-    """Return the axis of rows of a part of a value, or of one with more or fewer axes."""
+    """Return the axis of rows after a Split, Slice, Squeeze or Unsqueeze; None if that may mix rows."""
     rank, out = known.types[node.input[0]].rank, known.types[node.output[0]]
     if op == "Split":
         return axis if attributes.integer("axis", 0) % rank != axis else None

@@ -1,7 +1,7 @@
-"""A walk with host nodes -> segments that run one after another.
+"""Cuts a walk with host nodes into segments that run one after another.
 
-What stands in the static graph and what the host runs take turns: an item runs as early as the
-values that it reads allow, so that there are few segments.
+Segments of the static graph and segments of the host alternate. An item runs in the earliest
+segment that the values it reads allow, so that there are few segments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class HostSegment:
     """Nodes that ONNX Runtime or ONNX's reference evaluator runs.
 
     Attributes:
-        model: they and the constants that they read; an input's type may be missing.
+        model: the nodes and the constants that they read; an input's type may be missing.
         nodes: each node's name and operator, and why the host runs it.
     """
 
@@ -32,12 +32,12 @@ class HostSegment:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the values that it reads."""
+        """The names of the values that the segment reads."""
         return tuple(item.name for item in self.model.graph.input)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the values that it computes."""
+        """The names of the values that the segment computes."""
         return tuple(item.name for item in self.model.graph.output)
 
 
@@ -53,7 +53,7 @@ class SegmentedModel:
         inputs: name and type, as ONNX writes it, of each input.
         outputs: name and type of each output; the type is None if it is unknown.
         segments: in an order in which they can run.
-        constants: outputs that are known already.
+        constants: outputs that are known at build time.
     """
 
     name: str
@@ -66,14 +66,14 @@ class SegmentedModel:
 def cut_segments(
     name: str, walk: Propagation, inputs: Sequence[str], outputs: Sequence[str], ir_version: int
 ) -> SegmentedModel:
-    """Cut what a walk left into segments.
+    """Cut the operators and host nodes of a walk into segments.
 
     Args:
         name: the model's name, for messages.
-        walk: a walk that has ended.
+        walk: a finished walk.
         inputs: names of the model's inputs.
         outputs: names of the model's outputs.
-        ir_version: of the model.
+        ir_version: the ONNX IR version of the model.
     """
     stages: list[list[Operator | HostNode]] = []
     stage_of: dict[str, int] = {}

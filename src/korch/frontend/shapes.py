@@ -1,4 +1,4 @@
-"""Declared input shapes, and those that the user gives -> static shapes."""
+"""Combines declared input shapes with those that the user gives into static shapes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from korch.primitive.types import DType, ValueType
 logger = logging.getLogger("korch.frontend")
 
 LARGEST_BYTES = 1 << 34
-"""Of a value; beyond it the model is damaged, or meant for a cluster."""
+"""The most bytes of a value; a model with a larger one is damaged, or meant for a cluster."""
 
 
 def bind_inputs(
@@ -21,18 +21,18 @@ def bind_inputs(
 ) -> dict[str, ValueType]:
     """Return the static type of each input.
 
-    A dimension that the model gives a name has one size everywhere: once one input fixes it, the
-    others follow.
+    A named dimension has the same size everywhere: once one input fixes it, it is known for the
+    others.
 
     Args:
         declared: the model's inputs without a default value, as ValueInfoProtos.
-        shapes: shapes by input name, and sizes, as shapes of one number, by a dimension's name.
+        shapes: shapes by input name; also sizes, as shapes of one number, by dimension name.
         model: the model's name, for messages.
 
     Raises:
         ModelError: a dimension is unknown.
         OptionError: a given shape names no input, or contradicts what the model declares.
-        UnsupportedError: an input is no tensor of a known element type.
+        UnsupportedError: an input is not a tensor of a supported element type.
     """
     names = [item.name for item in declared]
     sizes = _symbols(declared, {n: s for n, s in shapes.items() if n not in names}, model)
@@ -49,7 +49,7 @@ def _names(declared: Sequence[onnx.ValueInfoProto]) -> list[str]:
 
 
 def _symbols(declared: Sequence[onnx.ValueInfoProto], given: Mapping[str, Sequence[int]], model: str) -> dict[str, int]:
-    """Return the sizes that are given to dimensions by their names."""
+    """Return the sizes that are given by dimension name."""
     known = _names(declared)
     sizes = {}
     for name, size in given.items():
@@ -135,7 +135,7 @@ def _sized(type_: ValueType, where: str) -> ValueType:
 
 
 def check_size(type_: ValueType, where: str) -> None:
-    """Raise `ModelError` if no machine that Korch is for has room for a value."""
+    """Raise `ModelError` if a value is larger than `LARGEST_BYTES`."""
     if type_.size_bytes > LARGEST_BYTES:
         raise ModelError(
             f"it is {type_}, {type_.size_bytes >> 30} GiB",
@@ -158,13 +158,13 @@ def _unknown(name: str, what: str, example: str, where: str, symbols: Sequence[s
 
 
 def check_declared_outputs(declared: Sequence[onnx.ValueInfoProto], types: Mapping[str, ValueType], model: str) -> None:
-    """Compare the types that a model declares for its outputs with those that follow from it.
+    """Compare the types that a model declares for its outputs with the inferred types.
 
-    Another shape is a warning, as in ONNX Runtime: the nodes decide what is computed.
+    A different shape causes only a warning, as in ONNX Runtime: the nodes decide what is computed.
 
     Args:
-        declared: the outputs as ValueInfoProtos; what they leave open is not compared.
-        types: the inferred types, by name; outputs without a static one are left out.
+        declared: the outputs as ValueInfoProtos; dimensions that they leave open are not compared.
+        types: the inferred types, by name; outputs without a static type are missing.
         model: the model's name, for messages.
 
     Raises:
@@ -195,19 +195,19 @@ def check_declared_outputs(declared: Sequence[onnx.ValueInfoProto], types: Mappi
 
 
 def _example(symbol: str) -> int:
-    """Return a likely size of a dimension by its name: a batch of 1, else a length."""
+    """Return a plausible size for a dimension's name: 1 for a batch, otherwise 128."""
     is_batch = "batch" in symbol.lower() or symbol.lower() in ("n", "b", "bs", "bsz")
     return 1 if is_batch else 128
 
 
 def is_number_tensor(item: onnx.ValueInfoProto) -> bool:
-    """Return whether an input is a tensor of elements that Korch computes with."""
+    """Return whether an input is a tensor of a supported element type."""
     is_tensor = item.type.WhichOneof("value") == "tensor_type"
     return is_tensor and dtype_of(item.type.tensor_type.elem_type) is not None
 
 
 def dtype_of(elem_type: int) -> DType | None:
-    """Return the element type that ONNX gives this number, or None if Korch has none."""
+    """Return the element type with this number in ONNX, or None if Korch does not support it."""
     try:
         return DType.of(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
     except (KeyError, TypeError, ValueError):
@@ -215,7 +215,7 @@ def dtype_of(elem_type: int) -> DType | None:
 
 
 def type_name(elem_type: int) -> str:
-    """Return ONNX's name of an element type."""
+    """Return ONNX's name for an element type."""
     try:
         return str(onnx.TensorProto.DataType.Name(elem_type))
     except ValueError:

@@ -1,8 +1,8 @@
-"""Tensors of a model file -> NumPy arrays.
+"""Reads the tensors of a model file as NumPy arrays.
 
-External data is mapped, not read. Where it lies is the model's word, and models come from
-strangers: a location that leaves the model's folder, by an absolute path, by `..` or through a
-symbolic link, is refused.
+External data is memory-mapped, not read. The model gives its location, and models may come from
+untrusted sources: a location outside of the model's folder, by an absolute path, by `..` or
+through a symbolic link, is refused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def read_tensor(tensor: onnx.TensorProto, folder: Path | None, model: str) -> Ar
 
 
 def data_files(path: Path) -> list[Path]:
-    """Return the files beside a model that hold its tensors; none if it can't be read."""
+    """Return the paths of a model's external data; an empty list if the model can't be read."""
     try:
         with open_file(path) as stream:
             model = onnx.ModelProto.FromString(stream.read())
@@ -63,7 +63,7 @@ def data_files(path: Path) -> list[Path]:
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Yield a graph's tensors, and those of graphs inside."""
+    """Yield the tensors of a graph and of its nested graphs."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:

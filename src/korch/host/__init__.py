@@ -1,7 +1,7 @@
-"""Models of which some parts are not a graph of static tensors: the host runs those parts.
+"""Support for models that are only partly graphs of static tensors: the host runs the other parts.
 
-ONNX Runtime runs shapes that depend on data, sequences, strings and control flow. If it refuses a
-part, the reference evaluator of ONNX runs it.
+The host is ONNX Runtime, which supports data-dependent shapes, sequences, strings and control flow. If it
+refuses a part, the reference evaluator of ONNX runs it.
 """
 
 from korch.host.executable import HostedExecutable

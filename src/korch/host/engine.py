@@ -1,4 +1,4 @@
-"""Runs a host segment with ONNX Runtime, or with ONNX's reference evaluator if that refuses it."""
+"""Runs a host segment with ONNX Runtime, or with ONNX's reference evaluator if ONNX Runtime refuses it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ RUNTIME, REFERENCE = "ONNX Runtime", "onnx.reference"
 NOT_INSTALLED = "it is not installed"
 
 NOT_THERE = (NOT_INSTALLED, "is not a registered function", "No Op registered")
-"""Parts of the reasons for which no operator of a name can be run; other reasons are those of one node."""
+"""Texts in ONNX Runtime's reasons which show that it has no such operator; other reasons concern a single node."""
 
 logger = logging.getLogger("korch.host")
 
 _OF_PARENTS: list[Any] = []
-"""Sessions that were open when this process was forked."""
+"""Sessions that were open when this process was forked; they are kept and never closed."""
 
 
 class HostEngine:
@@ -41,7 +41,7 @@ class HostEngine:
 
         Args:
             model: the segment; an input's type may be missing.
-            threads: of ONNX Runtime.
+            threads: the number of threads of ONNX Runtime.
 
         Raises:
             UnsupportedError: no engine accepts the segment.
@@ -55,11 +55,11 @@ class HostEngine:
 
     @property
     def name(self) -> str:
-        """The engine that runs it."""
+        """The name of the engine that runs the segment."""
         return RUNTIME if self._evaluator is None else REFERENCE
 
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the outputs by name: arrays, lists of them for sequences, None for no value.
+        """Return the outputs by name: arrays, lists of arrays for sequences, None for an empty optional.
 
         Raises:
             ProviderError: the engine failed.
@@ -94,14 +94,14 @@ class HostEngine:
 
     def _named(self, results: Sequence[Any]) -> dict[str, Any]:
         found = dict(zip(self._outputs, results, strict=True))
-        for name, dtype in self._types.items():  # ONNX Runtime returns their bytes
+        for name, dtype in self._types.items():  # ONNX Runtime returns float8 elements as bytes
             if dtype is not None and getattr(found[name], "dtype", None) == np.uint8:
                 found[name] = found[name].view(dtype)
         return found
 
 
 def _byte_type(item: Any) -> np.dtype[Any] | None:
-    """Return the type of an output of float8 elements, None for others."""
+    """Return the NumPy type of an output with float8 elements; None for other outputs."""
     number = item.type.tensor_type.elem_type
     name = onnx.TensorProto.DataType.Name(number)
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(number)) if "FLOAT8" in name else None

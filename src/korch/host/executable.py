@@ -1,8 +1,8 @@
 """An executable of several segments, some of which the host runs.
 
-Its file is a zip archive without compression: `manifest.json` (schema and checksums of the rest),
+Its file is a zip archive without compression: `manifest.json` (schema and checksums of the other members),
 `program.json` (inputs, outputs and the order of the segments), an artifact for each segment that
-Korch runs, and an ONNX model for each segment that the host runs.
+Korch runs, an ONNX model for each segment that the host runs, and constant outputs.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ Part = HostPart | NativePart
 class HostedExecutable(Runnable):
     """Runs segments one after another, with arrays in host memory between them.
 
-    Its interface is that of `Executable`. Values that are not tensors have the types of ONNX
+    Its interface is that of `Executable`. Values that are not numeric tensors have the same types as in ONNX
     Runtime: a list for a sequence, None for an empty optional, an array of objects for strings.
 
     Attributes:
         parts: the segments.
-        report: how they were found; `save` stores it.
+        report: how the plans of the segments were found; `save` stores it.
     """
 
     report: HostedReport
@@ -86,15 +86,15 @@ class HostedExecutable(Runnable):
         threads: int,
         report: HostedReport,
     ) -> None:
-        """Join the parts.
+        """Combine the segments.
 
         Args:
-            inputs: name and type, as ONNX writes it, of each input.
-            outputs: name and type of each output; None where it is unknown.
+            inputs: name and ONNX type of each input.
+            outputs: name and ONNX type of each output; the type is None if it is unknown.
             parts: the segments.
             constants: outputs with a known value.
-            threads: of the host.
-            report: how they were found.
+            threads: the number of threads of the host.
+            report: how the plans of the segments were found.
         """
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         self._constants, self._threads = dict(constants), threads
@@ -118,15 +118,15 @@ class HostedExecutable(Runnable):
         return "; ".join([facts, *(executable.facts() for executable in natives)])
 
     def get_inputs(self) -> list[TensorInfo]:
-        """Describe the model's inputs, in the order in which a call takes them."""
+        """Return descriptions of the model's inputs, in the order of a call's arguments."""
         return [describe(name, proto) for name, proto in self._inputs]
 
     def get_outputs(self) -> list[TensorInfo]:
-        """Describe the model's outputs, in the order in which a call returns them."""
+        """Return descriptions of the model's outputs, in the order in which a call returns them."""
         return [describe(name, proto) for name, proto in self._outputs]
 
     def compute(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """Run the segments, each on the values of those before it."""
+        """Run the segments in order; each reads inputs, constants and the outputs of earlier segments."""
         self.check_count(arrays)
         known: dict[str, Any] = dict(self._constants)
         for info, value in zip(self.get_inputs(), arrays, strict=True):
@@ -175,10 +175,10 @@ class HostedExecutable(Runnable):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
-        """Load what `save` wrote.
+        """Load a file that `save` wrote.
 
         Raises:
-            ArtifactError: it is damaged, of another schema, or for another machine.
+            ArtifactError: it is damaged, has another schema, or is for another machine.
             UnsupportedError: the host does not run a segment here.
         """
         with read_archive(path, FORMAT, SCHEMA, (PROGRAM,)) as archive:
@@ -189,7 +189,7 @@ class HostedExecutable(Runnable):
 
 
 def _read(archive: zipfile.ZipFile) -> tuple[Any, ...]:
-    """Return what an archive's executable is made from."""
+    """Return the arguments of `HostedExecutable` from an archive."""
     program = read_object(archive.read(PROGRAM), PROGRAM)
     threads = int(program["threads"])
     parts: list[Part] = []
@@ -227,7 +227,7 @@ def _restore(item: Sequence[Any]) -> tuple[str, Any]:
 
 
 def describe(name: str, proto: Any) -> TensorInfo:
-    """Return the description of a value, as of ONNX Runtime's sessions; an unknown size is -1."""
+    """Return the description of a value, like that of an ONNX Runtime session; an unknown size is -1."""
     kind = proto.WhichOneof("value") if proto is not None else None
     if kind != "tensor_type":
         return TensorInfo(name, [], (kind or "unknown").removesuffix("_type"), np.dtype(object))

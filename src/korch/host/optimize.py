@@ -1,4 +1,4 @@
-"""Model -> executable in which the host runs the parts that are not a graph of static tensors."""
+"""Model -> executable in which the host runs the parts that are not graphs of static tensors."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def optimize_with_host(
     """Optimize the parts of a model that are graphs of static tensors; leave the rest to the host.
 
     Args:
-        model: as for `optimize_model`.
+        model: the model, in any form that `optimize_model` takes.
         options: how to optimize; the segments share the budget.
         shapes: sizes for inputs with unknown dimensions, by input name.
         progress: called for each stage and for its steps.
-        deadline: the time at which the artifact must be on disk; by default the budget from now on.
+        deadline: the time at which the artifact must be on disk; by default the end of the budget, counted from now.
 
     Raises:
-        KorchError: the model, an option or the machine is not fit; the text says what to do.
+        KorchError: the model, an option or the machine is not suitable; the message says what to do.
     """
     if options.error:
         raise UnsupportedError(
@@ -89,7 +89,8 @@ class _CannotRunError(Exception):
 def _build(
     segmented: SegmentedModel, source: ModelRecord, options: Options, tell: Progress, begun_s: float, deadline: Deadline
 ) -> HostedExecutable:
-    # A segment that no engine runs is refused before the search, which may take hours.
+    # Engines are opened first, so that a segment which no engine runs is refused before the search, which may
+    # take hours.
     engines = [
         HostEngine(segment.model, options.threads) if isinstance(segment, HostSegment) else None
         for segment in segmented.segments
@@ -123,7 +124,7 @@ def _build(
 
 
 def _refused(segmented: SegmentedModel, options: Options) -> dict[str, str]:
-    """Return the operators that fission keeps whole and the target does not run, with the reasons."""
+    """Return the operators that fission keeps opaque and no provider of the target runs, with the reasons."""
     refusal_of = opaque_refusals(options)
     refused: dict[str, str] = {}
     for segment in segmented.segments:
@@ -139,12 +140,12 @@ def _refused(segmented: SegmentedModel, options: Options) -> dict[str, str]:
 
 
 def _named(segment: OperatorGraph, origin: str) -> list[str]:
-    """Return the names of the operators whose label begins an origin."""
+    """Return the names of the operators whose label is a prefix of an origin."""
     return [o.name for o in segment.operators if o.label and origin.startswith(o.label)]
 
 
 def _blamed(segment: OperatorGraph, error: KorchError) -> dict[str, str]:
-    """Return the nodes of a segment that an error names; if it names none, its opaque or all nodes."""
+    """Return the nodes of a segment that an error names; if it names none, the opaque nodes, or else all nodes."""
     named = _named(segment, error.where.removeprefix("node "))
     kept = {item.operator for item in fission_with_report(segment)[1].kept}
     opaque = [operator.name for operator in segment.operators if operator.label in kept]

@@ -1,1 +1,1 @@
-"""Kernels -> costs."""
+"""Kernels -> costs: builds kernels, times them, and computes lower bounds."""

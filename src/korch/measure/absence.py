@@ -1,4 +1,4 @@
-"""For how long threads of this process had no core, though they could run."""
+"""Measures for how long threads of this process were ready to run but had no core."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ TASKS = Path("/proc/self/task")
 STAT = Path("/proc/stat")
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 STOLEN = 8
-"""The field of the first line of `/proc/stat` that has what other virtual machines took."""
+"""The field of the first line of `/proc/stat` with the time that other virtual machines took (steal time)."""
 
 
 class Absence:
-    """A stopwatch that counts only when a thread waits for a core, or the machine has none."""
+    """A stopwatch that counts only while a thread waits for a core, or while the virtual machine has no core."""
 
     def __init__(self) -> None:
-        # Python's other threads do nothing for a model: one that shows progress may wait.
+        # Python's other threads do no work for the model (one shows progress, for example), so they may wait.
         own = threading.get_native_id()
         self._others = {t.native_id for t in threading.enumerate() if t.native_id != own}
         self._waited_ns, self._stolen_ns = self._waiting_ns(), _stolen_ns()
 
     def away_ns(self) -> int:
-        """Return the longest that one thread waited since it was made; 0 if that is not known."""
+        """Return the longest waiting time of one thread since creation, plus steal time; 0 if unknown."""
         now_ns = self._waiting_ns()
         waits = (ns - self._waited_ns.get(task, 0) for task, ns in now_ns.items())
         return max(waits, default=0) + _stolen_ns() - self._stolen_ns

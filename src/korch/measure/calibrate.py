@@ -1,8 +1,7 @@
-"""Machine -> calibration: the rates that lower bounds are made of.
+"""Machine -> calibration: the rates from which lower bounds are computed.
 
-A bound must never be above a true time, so each rate adds up what every thread reached at best, in
-the best of several tries, and is then raised by a margin. Neighbours that take a core away spoil
-samples, not the result.
+A bound must never exceed a true time. So each rate is the sum of the best rates of all threads, from the best of
+several tries, raised by a margin. Other processes that take a core away disturb single samples, not the result.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from korch.records import read_record
 from korch.target import OF_COMPONENTS, Target
 
 FACT = "calibration-5"
-"""The database keeps a calibration by this name; another way of measuring takes another name."""
+"""The name of the calibration in the database. It must change when the way of measuring changes."""
 
 MARGIN = 1.15
 TRIES = 8
 CHUNKS = 64
-"""Samples of a thread in a try, 8 MiB each."""
+"""The number of samples of a thread in a try, of 8 MiB each."""
 
 PASSES = 3
 PASS_BYTES = 256 << 20
-"""Passes of a thread in a try, and its longest one."""
+"""The number of passes of a thread in a try, and the size of the largest pass."""
 
 MEMORY_BYTES = 256 << 20
-"""What the threads walk over together to see main memory, at least."""
+"""The least size that all threads together read or write to measure main memory."""
 
 REGION_LIMIT_NS = 200_000_000
 
@@ -45,9 +44,9 @@ class MemoryLevel:
     """A level of memory.
 
     Attributes:
-        limit_bytes: what fits into it on all threads; 0 for no limit.
-        read_bytes_per_s: how fast it is read.
-        write_bytes_per_s: how fast it is written.
+        limit_bytes: the bytes that fit into it, for all threads together; 0 for no limit.
+        read_bytes_per_s: the read rate.
+        write_bytes_per_s: the write rate.
     """
 
     limit_bytes: int
@@ -62,11 +61,11 @@ class Rates:
     Attributes:
         levels: the levels of memory, from the nearest to the farthest.
         rate_flop_per_s: float32 operations.
-        split_flop_per_s: the same by matrix units, with split operands.
+        split_flop_per_s: float32 operations by matrix units, with split operands.
         copy_bytes_per_s: bytes read and written, on a device whose levels are not measured.
         launch_ns: the time to call a kernel that does nothing.
         region_ns: the time of an empty parallel region.
-        kept_bytes: the size of what stays in the caches.
+        kept_bytes: the size of data that remain in the caches between runs.
         margin: the factor by which the rates exceed the measured ones.
     """
 
@@ -85,12 +84,12 @@ class Work:
     """The least work of a kernel.
 
     Attributes:
-        read_bytes: read in all.
-        write_bytes: written.
+        read_bytes: all bytes that it reads.
+        write_bytes: all bytes that it writes.
         flop: floating-point operations.
-        cold_bytes: of the bytes read, those that come from the farthest level.
-        pairs: the products of components by which matrix units multiply two numbers, a half for bytes; 0 if vector
-            units multiply.
+        cold_bytes: the part of the bytes read that comes from the farthest level.
+        pairs: the number of products of parts by which matrix units multiply two numbers, a half for bytes; 0 if
+            vector units multiply.
     """
 
     read_bytes: int
@@ -107,16 +106,16 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What the machine can do at best.
+    """The best rates of the machine.
 
     Attributes:
-        levels: from the nearest to the farthest; the last one has no limit.
+        levels: the levels of memory, from the nearest to the farthest; the last one has no limit.
         rate_flop_per_s: float32 multiply-adds, two operations each, on all threads.
-        split_flop_per_s: the same of numbers split into three components of bfloat16; 0 if nothing multiplies these.
-        launch_ns: calling a kernel that does nothing.
-        region_ns: an empty parallel region.
-        kept_bytes: what is still in the caches when it is read again and again. A virtual machine
-            is told the size of a cache that it has but a part of.
+        split_flop_per_s: the same for numbers split into three bfloat16 parts; 0 without units that multiply these.
+        launch_ns: the time to call a kernel that does nothing.
+        region_ns: the time of an empty parallel region.
+        kept_bytes: the size of data that remain in the caches when they are read repeatedly. It is measured,
+            because a virtual machine may have only a part of the cache whose size the system reports.
     """
 
     levels: tuple[MemoryLevel, ...]
@@ -129,8 +128,7 @@ class Calibration:
     def bound_ns(self, work: Work) -> int:
         """Return the lower bound of the time of a kernel that does this work.
 
-        Reads and writes may overlap, and so may both with the computation. What is cold is read
-        from the farthest level.
+        Reads, writes and computation may overlap. Cold bytes are read from the farthest level.
         """
         level = self.levels[self._level(work)]
         seconds = max(
@@ -143,9 +141,9 @@ class Calibration:
         return max(1, int(self.launch_ns + 1e9 * seconds))
 
     def raised(self, work: Work, seconds: float) -> Calibration:
-        """Return rates at which so much work fits into a time that was measured.
+        """Return rates that are high enough for this work to fit into a measured time.
 
-        Only the rates that forbid it are raised, and with a memory level those nearer to the core.
+        Only rates that are too low for it are raised. With a level of memory, the levels nearer to the core are raised.
         """
         launch_ns = min(self.launch_ns, seconds * 1e9 / 2)
         seconds = max(seconds - launch_ns * 1e-9, 1e-10)
@@ -182,16 +180,16 @@ class Calibration:
         return self.split_flop_per_s * ALL_PAIRS / work.pairs
 
     def flop_per_s(self, work: Work) -> float:
-        """Return the rate of the faster units that may be used."""
+        """Return the rate of the fastest units that the kernel may use."""
         return self._split_flop_per_s(work) if self._splits(work) else self.rate_flop_per_s
 
     @property
     def rates(self) -> Rates:
-        """Its rates, for the report."""
+        """The rates for the report."""
         return Rates(**{f.name: getattr(self, f.name) for f in fields(self)}, margin=MARGIN)
 
     def to_text(self) -> str:
-        """Return it as JSON."""
+        """Return the calibration as JSON."""
         return json.dumps(asdict(self))
 
     @staticmethod
@@ -201,11 +199,11 @@ class Calibration:
 
 
 def calibrate(timer: Path, target: Target) -> Calibration:
-    """Measure the machine; takes about three seconds.
+    """Measure the machine, which takes about three seconds.
 
     Args:
         timer: the shared library built from `korch_timer.cpp`.
-        target: threads and cache sizes.
+        target: has the number of threads and the cache sizes.
     """
     load_globally(())
     library = ctypes.CDLL(str(timer))
@@ -228,12 +226,12 @@ def calibrate(timer: Path, target: Target) -> Calibration:
         )
     finally:
         library.korch_free_memory()
-        library.korch_threads(ctypes.c_int(before))  # the caller's own OpenMP code keeps its count
+        library.korch_threads(ctypes.c_int(before))  # restore the number of threads for the caller's own OpenMP code
 
 
 def _levels(library: ctypes.CDLL, target: Target) -> tuple[tuple[MemoryLevel, ...], int]:
     """Return the levels of memory, and how many bytes the farthest cache keeps."""
-    # A level serves what fits the caches of all threads; half its size is sure to fit.
+    # A level's limit is the size of the caches of all threads; it is measured with half of that, which surely fits.
     threads, all_l2_bytes = target.threads, target.l2_bytes * target.threads
     all_bytes = target.l3_bytes + all_l2_bytes
     farthest = max(MEMORY_BYTES, 4 * all_bytes) // threads
@@ -245,12 +243,12 @@ def _levels(library: ctypes.CDLL, target: Target) -> tuple[tuple[MemoryLevel, ..
         for i, size in enumerate(sizes):
             reads[i] = max(reads[i], _rate(library, "read", size, threads))
             writes[i] = max(writes[i], _rate(library, "write", size, threads))
-        # Into main memory a kernel may write past the caches, which then need not read first.
+        # A kernel may write to main memory with streaming stores, which need not read the cache lines first.
         writes[-1] = max(writes[-1], _rate(library, "stream", farthest, threads))
         for size in passes:
             passes[size] = max(passes[size], _pass_rate(library, size, threads))
     kept = threads * kept_size([(n, passes[n]) for n in shared], passes[farthest])
-    # A bound must be right for what is mostly kept, too: memory is taken to begin a step later.
+    # A bound must hold for data that are mostly in the cache, too: main memory is assumed to begin one step later.
     limits = [target.l1_bytes * threads, all_l2_bytes, min(2 * kept, all_bytes), 0]
     levels = tuple(
         MemoryLevel(limit, max(reads[i:]) * MARGIN, max(writes[i:]) * MARGIN) for i, limit in enumerate(limits)
@@ -259,7 +257,7 @@ def _levels(library: ctypes.CDLL, target: Target) -> tuple[tuple[MemoryLevel, ..
 
 
 def shared_sizes(all_l2_bytes: int, l3_bytes: int) -> tuple[int, ...]:
-    """Return sizes from the cores' own caches, or half the shared one, to all of it, in doubles."""
+    """Return doubling sizes, from about that of the private caches, or half the shared cache, to the shared cache."""
     sizes = [max(l3_bytes, 1 << 18), max(l3_bytes, 1 << 18) // 2]
     while sizes[-1] >= 4 * all_l2_bytes:
         sizes.append(sizes[-1] // 2)
@@ -267,14 +265,14 @@ def shared_sizes(all_l2_bytes: int, l3_bytes: int) -> tuple[int, ...]:
 
 
 def kept_size(rates: Sequence[tuple[int, float]], far_rate: float) -> int:
-    """Return the largest size that is read again faster than memory is.
+    """Return the largest size whose repeated reading is faster than main memory.
 
     Args:
-        rates: sizes, from the least one on, and how fast each is read again and again.
-        far_rate: how fast main memory is read.
+        rates: sizes in ascending order, and the rate at which each is read repeatedly.
+        far_rate: the read rate of main memory.
 
     Returns:
-        The last size up to which all rates are nearer to the first one than to memory's.
+        The last size up to which all rates are nearer to the first rate than to main memory's (by ratio).
     """
     least = math.sqrt(rates[0][1] * far_rate)
     kept = itertools.takewhile(lambda found: found[1] >= least, rates)
@@ -287,7 +285,7 @@ def _rate(library: ctypes.CDLL, name: str, size_bytes: int, threads: int) -> flo
 
 
 def _pass_rate(library: ctypes.CDLL, size_bytes: int, threads: int) -> float:
-    """Return the rate of whole passes over memory: parts of it that a cache keeps do not count."""
+    """Return the rate of complete passes over memory, so that parts that are still in a cache do not raise the rate."""
     pass_bytes = ctypes.c_int64(min(size_bytes, PASS_BYTES))
     size, count = ctypes.c_int64(size_bytes), ctypes.c_int64(PASSES)
     return float(library.korch_pass_rate(size, _at_once(threads), count, pass_bytes))
@@ -301,5 +299,5 @@ def _flop_rate(library: ctypes.CDLL, target: Target, units: str = "flop") -> flo
 
 
 def _at_once(threads: int) -> ctypes.c_int:
-    """Return the number of threads that can run at once, because the best rate of each counts."""
+    """Return the number of threads that can run at once: more would add up best rates of the same core."""
     return ctypes.c_int(min(threads, len(os.sched_getaffinity(0))))

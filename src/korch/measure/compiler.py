@@ -1,8 +1,8 @@
 """Sources -> shared libraries, through the system's C++ compiler and a content-addressed cache.
 
-Objects and libraries are named after the hash of all that they depend on. They are written to a
-temporary name and moved, so that two processes never see half a file; each has its SHA-256 beside
-it, so that a damaged one is found and built again.
+Objects and libraries are named after the hash of all that they depend on. They are written under a
+temporary name and then moved, so that no process ever sees an incomplete file. Each has a file with its
+SHA-256 next to it, so that a damaged file is detected and built again.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ logger = logging.getLogger("korch.measure")
 NATIVE_FOLDER = Path(__file__).resolve().parent.parent / "native"
 ONEDNN_HEADER = "korch_onednn.h"
 PRECOMPILED = {ONEDNN_HEADER: 2, "korch_contract.h": 16, "korch_tile.h": 24}
-"""Headers that are precompiled where at least this number of missing sources include them: it then takes less time."""
+"""Headers that are precompiled if at least this number of missing sources include them; then this saves time."""
 
 ONLY_CALLS = "// Compiled with -O1: it calls kernels, and is no faster at higher levels, which take twice as long."
-"""The line that marks such a source."""
+"""A source that contains this line is compiled with -O1."""
 
 KERNELS = "kernels"
-"""The folder in the cache folder that has what is loaded and run."""
+"""The subfolder of the cache folder for code that is loaded and run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class CompileFailure:
 
     Attributes:
         message: the first errors that the compiler printed.
-        was_killed: the system did not let the compiler work; it says nothing about the source.
+        was_killed: the system killed or did not start the compiler, so the source may be correct.
         output: all that the compiler printed.
     """
 
@@ -80,10 +80,10 @@ class Builder:
         self._ahead = _Ahead()
 
     def begin(self, sources: Iterable[str]) -> None:
-        """Begin to compile texts that `compile` may be asked for, beside other work.
+        """Begin to compile texts that `compile` may be called with later, in parallel with other work.
 
-        One compiler runs at a time, each when the one before is done: it is for a core that is
-        idle. Nothing is timed until `rest` was called, or `compile`, which does.
+        Only one compiler runs at a time, to use an idle core. Before kernels are timed, `rest` must be
+        called; `compile` calls it.
         """
         todo = [s for s in dict.fromkeys(sources) if not self._target(s).exists()]
         for header in self._slow_headers(todo):
@@ -92,24 +92,24 @@ class Builder:
             self._ahead.begin(source, partial(self._object, source))
 
     def rest(self) -> None:
-        """Forget what was begun but for what a compiler works on, and wait for that."""
+        """Cancel the work of `begin` that has not started, and wait for the compiler that is running."""
         self._ahead.end()
 
     def compile(
         self, sources: Sequence[str], deadline: Deadline | None = None, tell: Callable[[int], None] = lambda done: None
     ) -> list[Path | CompileFailure | None]:
-        """Compile C++ texts to objects, as many at once as there are cores.
+        """Compile C++ texts to objects, with as many compilers at once as there are cores.
 
         Args:
             sources: the texts.
-            deadline: when to kill the compilers; what is not compiled then is None.
-            tell: told of how many are done.
+            deadline: when to kill the compilers; a text that is not compiled by then gives None.
+            tell: called with the number of texts that are done.
 
         Raises:
             CompileError: the cache folder can't be written.
         """
         self.rest()
-        # With an own end: when this thread is interrupted, no compiler may run on.
+        # A separate deadline, so that the compilers can be stopped when this thread is interrupted.
         stop = Deadline(None if deadline is None else deadline.at_s)
         for header in self._slow_headers(sources):
             self._precompile(header)
@@ -134,7 +134,7 @@ class Builder:
         """Link objects to a shared library.
 
         Raises:
-            CompileError: the linker refuses.
+            CompileError: the linker reports an error.
         """
         files = list(objects)
         flags = link_flags(sorted(set(libraries)))
@@ -158,7 +158,7 @@ class Builder:
         """Compile and link.
 
         Raises:
-            CompileError: the compiler or the linker refuses.
+            CompileError: the compiler or the linker reports an error.
         """
         objects = self.compile(sources)
         for found in objects:
@@ -183,10 +183,10 @@ class Builder:
         return self.folder / f"{self._key(source)}.o"
 
     def _precompile(self, header: str) -> None:
-        """Compile a header that takes long beside the sources that include it.
+        """Precompile a header that takes long to compile in each source that includes it.
 
-        It lies beside its copy, where only GCC looks for it. All other headers have copies there, too, as a header
-        that is read from two folders would count as two.
+        The result is stored next to a copy of the header, where only GCC searches for it. All other headers are
+        copied there too, because a header that is read from two folders counts as two headers.
         """
         self._precompiled.add(header)
         if "clang" in self.compiler.version.lower():
@@ -212,7 +212,7 @@ class Builder:
         return self.folder / f"include-{self._salt[:16]}"
 
     def _include(self, source: str) -> list[str]:
-        """Return the flags of the folders in which a source's headers are."""
+        """Return the -I flags for the headers of a source."""
         found = [f"-I{self._headers}"] if self._precompiled else []
         found.append(f"-I{NATIVE_FOLDER}")
         if ONEDNN_HEADER in source and (headers := find_headers("dnnl.h")) is not None:
@@ -220,7 +220,7 @@ class Builder:
         return found
 
     def _object(self, source: str, stop: Deadline | None = None) -> Path | CompileFailure | None:
-        """Return a text's object; None if it was stopped."""
+        """Return the object of a text; None if the compiler was stopped."""
         target = self._target(source)
 
         def make(temporary: Path) -> None:
@@ -236,7 +236,7 @@ class Builder:
         try:
             return self._cached(target, make)
         except _CacheError:
-            raise  # it says nothing about the source
+            raise  # the cache failed; the source may be correct
         except StoppedError:
             return None
         except CompileError as error:
@@ -268,28 +268,28 @@ class Builder:
 
 
 class _Ahead:
-    """What is compiled before it is asked for; objects are found in the cache folder."""
+    """Compiles in advance, in a background thread; the objects are put into the cache folder."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None
         self._begun: set[str] = set()
 
     def begin(self, name: str, make: Callable[[], object]) -> None:
-        """Put something at the end of the line, once."""
+        """Append a job to the queue, unless a job of this name was begun before."""
         if name not in self._begun:
             self._begun.add(name)
             self._pool = self._pool or ThreadPoolExecutor(1)
             self._pool.submit(make)
 
     def end(self) -> None:
-        """Leave out what has not begun, and wait for the rest. Errors show when it is asked for."""
+        """Cancel jobs that have not started, and wait for the rest. Errors appear when the object is requested."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
         self._pool, self._begun = None, set()
 
 
 class _CacheError(CompileError):
-    """The cache folder does not take a file: not the fault of what was to be compiled."""
+    """A file could not be written to the cache folder; the source that was compiled may be correct."""
 
 
 def _cache_error(text: str, folder: Path) -> _CacheError:
@@ -301,10 +301,10 @@ def _cache_error(text: str, folder: Path) -> _CacheError:
 
 
 def usable_folder(folder: Path) -> Path:
-    """Return a folder if it can be written, else a temporary one, with a warning.
+    """Return the folder if it can be written, or else a temporary one, with a warning.
 
     Raises:
-        CompileError: no folder at all can be written.
+        CompileError: no folder can be written at all.
     """
     try:
         if not folder.exists():

@@ -1,4 +1,4 @@
-"""One run of a compiler, in a process that may take too long or be killed."""
+"""Runs a compiler as a process, and handles that it takes too long or is killed."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ COMPILE_SECONDS = 120
 """The limit of a compiler's CPU time."""
 
 PATIENCE = 10
-"""The limit of its elapsed time, as a multiple: the machine may be busy."""
+"""The limit of its elapsed time, as a multiple of COMPILE_SECONDS, since the machine may be busy."""
 
 TICK_SECONDS = 0.2
 """The interval of checks whether a compiler must be stopped."""
 
 
 class StoppedError(CompileError):
-    """The compiler was stopped, as its result would come too late."""
+    """The compiler was stopped, because its result would be too late."""
 
 
 class KilledError(CompileError):
@@ -46,7 +46,7 @@ class CompilerRefusedError(CompileError):
 def run_compiler(command: Sequence[str], folder: Path, stop: Deadline | None = None) -> None:
     """Run a compiler that puts its temporary files into a folder."""
     code, said = _call(command, folder, stop or Deadline())
-    # A driver that lost its compiler to the system says so and ends in the ordinary way.
+    # If the system killed the compiler proper, the driver prints that and exits normally.
     if code == -signal.SIGXCPU or (code and "CPU time limit exceeded" in said):
         raise CompileError(f"the compiler took longer than {COMPILE_SECONDS} s")
     if code < 0 or (code and ": Killed" in said):
@@ -59,7 +59,7 @@ def run_compiler(command: Sequence[str], folder: Path, stop: Deadline | None = N
 
 
 def _call(command: Sequence[str], folder: Path, stop: Deadline) -> tuple[int, str]:
-    """Return how a compiler ended, and what it said. Waiting for a core is not its fault."""
+    """Return a compiler's exit code and output; its elapsed time has a generous limit, as the machine may be busy."""
     limit = Deadline.after(PATIENCE * COMPILE_SECONDS, time.monotonic())
     if stop.is_over:
         raise StoppedError("the compiler was not started: there is no time left")
@@ -85,7 +85,7 @@ def _call(command: Sequence[str], folder: Path, stop: Deadline) -> tuple[int, st
                         if limit.is_over:
                             raise
             except BaseException:
-                # The driver has started others, which would run on.
+                # The driver has started other processes, which would continue to run.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 raise
@@ -98,9 +98,9 @@ def _call(command: Sequence[str], folder: Path, stop: Deadline) -> tuple[int, st
 
 
 def _limit_computing(process: int) -> None:
-    """Limit a process that has just begun, and those that it will start."""
+    """Limit the CPU time of a process that has just started, and of the processes that it will start."""
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # it may have ended, or no limit be allowed
+        with contextlib.suppress(OSError):  # it may have ended, or limits may not be allowed
             most = resource.prlimit(process, resource.RLIMIT_CPU)[1]
             soft = COMPILE_SECONDS if most == resource.RLIM_INFINITY else min(COMPILE_SECONDS, most)
             resource.prlimit(process, resource.RLIMIT_CPU, (soft, most))

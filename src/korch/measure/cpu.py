@@ -33,31 +33,31 @@ from korch.target import Target, detect_target
 logger = logging.getLogger("korch.measure")
 
 DISPATCH_NS = 20
-"""The time per kernel outside of it: loading pointers, an indirect call."""
+"""The time per kernel for its call: loading pointers, an indirect call."""
 
 GUESS_START_NS = 3000
 """The estimated fixed time of a kernel: a parallel region, cold weights, ends of loops."""
 
 GUESS = 2.4
-"""The typical ratio of a kernel's time to the sum of the times of its bytes and of its operations at
-the calibrated rates."""
+"""The typical ratio of a kernel's time to the sum of the times for its bytes and for its operations at the
+calibrated rates."""
 
 
 OPERATION_FLOP = 3
-"""The cost of an operation on an element in a generated kernel, in operations of multiply-adds: the
-element is also loaded or stored."""
+"""The cost of an operation on an element in a generated kernel, in floating-point operations of multiply-adds;
+the element is also loaded or stored."""
 
 WINDOW_OPERATION = 8
-"""The cost of an operation in windows along rows, as a multiple of another's: their ends are guarded,
-and their rows are not aligned."""
+"""The cost of an operation in windows along rows, as a multiple of other operations: the ends of the windows
+are guarded, and their rows are not aligned."""
 
 
 BYTES_TOGETHER = 4
-"""Products of bytes that vector units add up in the time of one multiply-add of float32, at best."""
+"""The most products of bytes that vector units accumulate in the time of one float32 multiply-add."""
 
 
 def needed_flop(candidate: Candidate) -> int:
-    """Return the operations that a kernel's bound counts, of the units that set its rate."""
+    """Return the operations that count for a kernel's bound: those of the units that determine its rate."""
     flop = max(candidate.linear_flop, candidate.offer.work_flop) - candidate.offer.vector_flop
     body = candidate.group.body
     has_bytes = candidate.offer.pairs == 0 and any(is_of_bytes(body, root) for root in body.linear)
@@ -65,32 +65,32 @@ def needed_flop(candidate: Candidate) -> int:
 
 
 BATCH_SHARE = 0.3
-"""The largest share of the time left that is spent on timing one batch."""
+"""The largest fraction of the time left that is spent on timing one batch."""
 
 PACE_FACT = "pace-1"
-"""The database keeps by this name how long work takes."""
+"""The name in the database of the usual durations of work."""
 
 NOTHING = Measured(0, (0,), is_confirmed=True)
-"""What is known of a candidate for which nothing runs."""
+"""The record of an in-place candidate, for which no kernel runs."""
 
 
 class CpuMeter(CandidateMeter[Target, Kernel]):
-    """Builds kernels with the machine's compiler and times them in a process of their own.
+    """Builds kernels with the machine's compiler and times them in a separate process.
 
     Attributes:
-        concurrent: makes kernels that run others side by side, each on one thread.
-        failures: the folder that gets the compiler's output on kernels that do not compile.
-        reads_weights_from_memory: whether a model's weights don't stay in the caches from one run
-            to the next; then kernels are timed with cold weights, and bounded so.
+        concurrent: the provider of kernels that run several others concurrently, each on one thread.
+        failures: the folder for the compiler's output on kernels that do not compile.
+        reads_weights_from_memory: whether a model's weights don't remain in the caches from one run
+            to the next. Then kernels are timed, and their bounds computed, with cold weights.
     """
 
     def __init__(self, options: Options, providers: Sequence[Provider[Target, Kernel]], weights_bytes: int = 0) -> None:
         """Open the database.
 
         Args:
-            options: threads, cache folder.
-            providers: who makes kernels.
-            weights_bytes: of the model's constants, each of which a run reads.
+            options: has the number of threads and the cache folder.
+            providers: the providers of kernels.
+            weights_bytes: the bytes of the model's constants; a run reads all of them.
         """
         super().__init__(options, (*providers, InPlaceProvider()))
         self.concurrent = ConcurrentProvider(providers)
@@ -110,10 +110,10 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             self.database.close()
             self.database = Database(folder, self.target.fingerprint, conditions="cold weights")
             self.calibration = self._calibrate(self.calibration)
-        self._counts: dict[str, tuple[float, bool]] = {}  # by group: operations, and windows
+        self._counts: dict[str, tuple[float, bool]] = {}  # by group: the operations, and whether it has windows
 
     def known(self, candidate: Candidate) -> Record | None:
-        """Return what this run or the database knows of a candidate."""
+        """Return the record of a candidate from this run or the database; None if there is none."""
         if candidate.offer.is_in_place:
             self._records[candidate.key] = NOTHING
         found = super().known(candidate)
@@ -124,16 +124,16 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         return found
 
     def bound_ns(self, candidate: Candidate) -> int:
-        """Return a time that no kernel for a candidate can undercut."""
+        """Return a lower bound of the time of any kernel for a candidate."""
         if candidate.offer.is_in_place:
             return 0
         return DISPATCH_NS + self.calibration.bound_ns(self._work(candidate))
 
     def guess_ns(self, candidate: Candidate) -> int:
-        """Return about what a candidate takes.
+        """Return the approximate time of a candidate.
 
-        A kernel's inputs have just been written, but its weights and outputs are in no core's own
-        cache: so its bytes come from the one that the cores share.
+        A kernel's inputs have just been written, but its weights and outputs are not in the cores' private
+        caches, so its bytes are assumed to come from the shared cache.
         """
         if candidate.offer.is_in_place:
             return 0
@@ -151,7 +151,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         return GUESS_START_NS + int(1e9 * (GUESS * seconds + computing))
 
     def _operations(self, candidate: Candidate) -> float:
-        """Return what a loop nest computes, in operations on elements of a full vector."""
+        """Return the operations of a loop nest on single elements, weighted for windows along rows; 0 if it is none."""
         group = candidate.group
         if not candidate.offer.is_loop_nest:
             return 0.0
@@ -190,16 +190,16 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         return self.calibration.rates
 
     def begin(self, candidates: Sequence[Candidate]) -> None:
-        """Compile candidates that will likely be measured, beside other work."""
+        """Begin to compile candidates that will likely be measured, in parallel with other work."""
         kernels = (self.timed_kernel(c) for c in candidates if self.known(c) is None)
         self.builder.begin([built.source for built in kernels if isinstance(built, Kernel)])
 
     def rest(self) -> None:
-        """End what `begin` has begun."""
+        """Stop the compilation that `begin` has started."""
         self.builder.rest()
 
     def close(self) -> None:
-        """Close the database, and let no compiler run on."""
+        """Stop compilers, store the usual durations, and close the database."""
         self.rest()
         self.database.put_fact(PACE_FACT, self.pace.to_text())
         super().close()
@@ -239,7 +239,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
     def _compiled(
         self, batch: Sequence[Candidate], kernels: Mapping[str, Kernel], deadline: Deadline
     ) -> list[tuple[Candidate, Path]]:
-        """Return those of a batch that are compiled in time; keep why others fail."""
+        """Return the candidates of a batch that are compiled in time, with their objects; record other failures."""
         sources = [kernels[c.key].source for c in batch]
         missing = self.builder.count_missing(sources)
         timing_s = self._timing_s(len(batch))
@@ -264,19 +264,19 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         return compiled
 
     def compile_s(self, candidates: Sequence[Candidate]) -> float:
-        """Return the predicted seconds to compile those of the candidates that are not compiled."""
+        """Return the predicted seconds to compile the candidates that are not compiled yet."""
         built = [self.timed_kernel(c) for c in candidates]
         kernels = [kernel for kernel in built if isinstance(kernel, Kernel)]
         missing = self.builder.count_missing([kernel.source for kernel in kernels])
         return self.pace.predict_s("compile", missing)
 
     def _timing_s(self, kernels: int) -> float:
-        """Return what it will take at least to time kernels: a first run of each, and a round."""
+        """Return the least predicted time for timing kernels: process starts, a first run of each, and a round."""
         starts = -(-kernels // BATCH)
         return self.pace.predict_s("start", starts) + self.pace.predict_s("time", 3 * kernels)
 
     def _calibrate(self, known: Calibration | None = None) -> Calibration:
-        """Return what the database knows; else what is known, or is measured now."""
+        """Return the calibration from the database, or else `known`, or else a new one; the latter two are stored."""
         text = self.database.fact(FACT)
         if text is not None:
             try:

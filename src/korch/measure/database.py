@@ -1,9 +1,9 @@
 """The kernel database: measurements by candidate and target, in SQLite.
 
-Safe with several processes at once. A damaged file is moved aside and a new one begun; a folder
-that can't be written gives a database in memory. A file that is locked or does not fit on its disk
-is not damaged: what can't be read counts as unknown, what can't be written is not kept. Each is
-said once, as a warning.
+It is safe with several processes at once. A damaged file is moved aside and a new one is created. If the folder
+can't be written, the database is in memory. A file that is locked, or whose disk is full, is not damaged:
+entries that can't be read count as unknown, and entries that can't be written are not stored. Each of these
+conditions is reported once, as a warning.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ logger = logging.getLogger("korch.measure")
 SCHEMA_VERSION = 9
 """Since 9, workspaces hold zeros, not random bytes: kernels that pad lanes there took up to 1.5 times as long."""
 SWITCH_SECONDS = 0.7
-"""How long another process may hold a new file while this one wants to switch its log on."""
+"""How long to wait for another process that holds a new file, when switching the write-ahead log on."""
 
 LOCK_SECONDS = 0.7
-"""How long another process may hold the file while this one reads or writes. A search goes on
-without what it would not get: it has a budget."""
+"""How long to wait for another process that holds the file, when reading or writing. After that a search
+continues without the entry, because it has a time budget."""
 
 LATER_MS = 50
-"""The same, in milliseconds, once it was longer."""
+"""The same, in milliseconds, after one wait was too long."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS records (
     target TEXT NOT NULL, candidate TEXT NOT NULL, record TEXT NOT NULL,
@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS facts (
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 _DAMAGE = (sqlite3.DatabaseError, UnicodeDecodeError)
-"""What reading a damaged file raises; the latter if SQLite's message quotes the damage."""
+"""The errors that reading a damaged file raises; the second if SQLite's message quotes the damaged bytes."""
 
 
 class Database:
@@ -52,9 +52,9 @@ class Database:
         """Open the file.
 
         Args:
-            folder: of the file.
+            folder: the folder of the file.
             target: the target's fingerprint.
-            conditions: how kernels are timed, where that is not as usual; part of every key.
+            conditions: how kernels are timed, if not in the usual way; part of every key.
         """
         self.target = f"{target} {conditions}".rstrip()
         self.path = folder / f"kernels-{SCHEMA_VERSION}.sqlite"
@@ -62,7 +62,7 @@ class Database:
         self._connection = self._open()
 
     def record(self, candidate: str) -> Record | None:
-        """Return what is known of a candidate, or None if it was not tried."""
+        """Return the record of a candidate, or None if there is none."""
         text = self._one("SELECT record FROM records WHERE target = ? AND candidate = ?", candidate)
         if text is None:
             return None
@@ -73,7 +73,7 @@ class Database:
             return None
 
     def put_record(self, candidate: str, record: Record) -> None:
-        """Keep what was found of a candidate."""
+        """Store the record of a candidate."""
         self._write("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", candidate, to_text(record))
 
     def fact(self, name: str) -> str | None:
@@ -81,7 +81,7 @@ class Database:
         return self._one("SELECT value FROM facts WHERE target = ? AND name = ?", name)
 
     def put_fact(self, name: str, value: str) -> None:
-        """Keep a fact about the target."""
+        """Store a fact about the target."""
         self._write("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", name, value)
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class Database:
         return None if row is None else self._opened(key, str(row[0]))
 
     def _sealed(self, key: str, value: str) -> str:
-        """Return a value behind a checksum of itself and its key: SQLite keeps none of rows."""
+        """Return a value with a preceding checksum of its key and itself: SQLite has no checksums of rows."""
         return f"{zlib.crc32(f'{self.target} {key} {value}'.encode()):08x} {value}"
 
     def _opened(self, key: str, text: str) -> str | None:
@@ -175,10 +175,10 @@ class Database:
 
 
 def _check_structure(connection: sqlite3.Connection) -> None:
-    """Check what the checksums of rows don't: a tree in another order would lose new rows.
+    """Check what the checksums of rows don't cover: in a tree with wrong order, new rows would be lost.
 
     Raises:
-        sqlite3.DatabaseError: it is damaged.
+        sqlite3.DatabaseError: the file is damaged.
     """
     (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if verdict != "ok":
@@ -193,7 +193,7 @@ def _check_structure(connection: sqlite3.Connection) -> None:
 
 
 def _keep_a_log(connection: sqlite3.Connection) -> None:
-    """Switch the write-ahead log on; SQLite itself does not wait for another process here."""
+    """Switch the write-ahead log on, waiting for other processes: SQLite's own timeout does not apply here."""
     deadline_s = time.monotonic() + SWITCH_SECONDS
     while True:
         try:

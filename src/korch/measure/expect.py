@@ -1,10 +1,9 @@
-"""Samples of kernels -> what a run of all of them takes.
+"""Samples of kernels -> the expected time of a run of all of them.
 
-A kernel's cost is a low quantile of its samples. That tells kernels apart best, as it leaves out
-what the system's timer and busy neighbours did to some of them; but of a hundred kernels in a run
-a few are always interrupted, so that the sum of costs is less than a run takes. Here a run is drawn
-from the samples again and again, one of each kernel, and the sums are what runs are expected to
-take. It supposes that kernels are interrupted independently of each other.
+A kernel's cost is a low quantile of its samples. That distinguishes kernels best, since it excludes samples that
+timer interrupts or other processes disturbed. But in a run of a hundred kernels a few are always interrupted, so
+the sum of costs is less than the time of a run. Here many runs are simulated by drawing one sample of each
+kernel, and the sums give the expected times. It is assumed that kernels are interrupted independently.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ DRAWS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Nanoseconds that a run is expected to take: the median, and where four of five runs lie."""
+    """The expected nanoseconds of a run: the median, and the range that contains four of five runs."""
 
     median_ns: float
     p10_ns: float
@@ -29,13 +28,13 @@ class Expected:
 
 
 def expect(kernels: Iterable[tuple[int, Record | None]]) -> Expected | None:
-    """Return what a run takes.
+    """Return the expected time of a run.
 
     Args:
-        kernels: the cost of each kernel of the run, in nanoseconds, and what is known of it.
+        kernels: the cost of each kernel of the run, in nanoseconds, and its record.
 
     Returns:
-        What is expected; None if a kernel has no samples.
+        The expected time; None if a kernel has no samples.
     """
     rng = np.random.default_rng(0)
     sums = np.zeros(DRAWS)
@@ -43,7 +42,7 @@ def expect(kernels: Iterable[tuple[int, Record | None]]) -> Expected | None:
         if not (isinstance(record, Measured) and record.samples_ns):
             return None
         samples = np.asarray(record.samples_ns, np.float64)
-        # The cost has what the samples have not: the call, or a bound that they were below.
+        # The cost may be higher than the samples: it includes the call, and is at least the bound.
         samples += cost_ns - summarize(record.samples_ns).time_ns
         sums += samples[rng.integers(0, samples.size, DRAWS)]
     low, median, high = np.percentile(sums, (10, 50, 90))

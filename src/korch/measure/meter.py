@@ -1,7 +1,7 @@
-"""Candidates -> costs: bounds at once, measured times when they are asked for.
+"""Candidates -> costs: bounds are available at once, measured times on request.
 
-Ties together providers, a compiler, a measuring process and the database. What is of one kind of
-target only is in its own meter: `korch.measure.cpu` and `korch.measure.cuda.meter`.
+Combines providers, a compiler, a measuring process and the database. Code for only one kind of target is in
+that target's meter: `korch.measure.cpu` and `korch.measure.cuda.meter`.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from korch.provider.provider import Provider, faults_named
 logger = logging.getLogger("korch.measure")
 
 BATCH = 24
-"""Kernels that are timed by one process."""
+"""The most kernels that one process times."""
 
 BATCH_BYTES = 1 << 30
-"""Memory for the buffers of one batch."""
+"""The memory limit for the buffers of one batch."""
 
 GUESS = 4
-"""What kernels take over their bounds, as a rule."""
+"""The typical ratio of a kernel's time to its bound."""
 
 
 NEVER = Deadline()
@@ -45,14 +45,14 @@ class CandidateMeter(ABC, Generic[T, K]):
 
     Attributes:
         target: the machine.
-        database: what was measured before.
-        providers: who makes kernels.
+        database: the records of earlier measurements.
+        providers: the providers of kernels.
         uncompiled: by candidate, the kernels that the compiler refused.
-        tell: told of each step that takes a while.
-        expect_compiling: told the predicted seconds to compile the kernels of a first plan.
-        pace: how long compiling and timing takes.
-        disturbed: runs of kernels in which a thread had no core; they were dropped.
-        sized: returns the kernel as which a candidate with `served` is timed.
+        tell: called with a text for each step that takes a while.
+        expect_compiling: called with the predicted seconds to compile the kernels of a first plan.
+        pace: the durations of compiling and timing.
+        disturbed: the number of runs of kernels in which a thread had no core.
+        sized: returns the kernel that is timed for a candidate with `served`.
     """
 
     target: T
@@ -66,8 +66,8 @@ class CandidateMeter(ABC, Generic[T, K]):
         self._sized: dict[str, K | Refusal] = {}
         self.uncompiled: dict[str, Uncompiled] = {}
         self._records: dict[str, Record] = {}
-        self._retried: set[str] = set()  # what hung in another session
-        self._first: dict[str, Measured] = {}  # of what is timed a second time just now
+        self._retried: set[str] = set()  # candidates that hung in another session
+        self._first: dict[str, Measured] = {}  # first records of candidates that `confirm` is timing again
         self.expect_compiling: Callable[[float], None] = lambda seconds: None
         self.tell: Callable[[str], None] = lambda text: None
         self.pace = Pace()
@@ -83,20 +83,20 @@ class CandidateMeter(ABC, Generic[T, K]):
         self.close()
 
     def close(self) -> None:
-        """Close the database, and end what runs beside."""
+        """Close the database, and stop concurrent work."""
         self.database.close()
 
     @abstractmethod
     def bound_ns(self, candidate: Candidate) -> int:
-        """Return a time that no kernel for a candidate can undercut."""
+        """Return a lower bound of the time of any kernel for a candidate."""
 
     def guess_ns(self, candidate: Candidate) -> int:
-        """Return about what a candidate takes; it may be wrong by a factor."""
+        """Return the approximate time of a candidate; it may be wrong by a factor."""
         return GUESS * self.bound_ns(candidate)
 
     @abstractmethod
     def correct(self, candidate: Candidate, record: Record) -> None:
-        """Raise the rates of the bounds until they hold for a measured candidate."""
+        """Raise the rates, which lowers the bounds, until the bound holds for a measured candidate."""
 
     @abstractmethod
     def rates(self) -> Rates:
@@ -104,27 +104,27 @@ class CandidateMeter(ABC, Generic[T, K]):
 
     @abstractmethod
     def measure_batch(self, batch: Sequence[Candidate], kernels: Mapping[str, K], deadline: Deadline) -> None:
-        """Build and time some kernels, given by their candidates' keys; keep what is found."""
+        """Build and time the kernels of a batch, given by their candidates' keys, and keep the records."""
 
     def compile_s(self, candidates: Sequence[Candidate]) -> float:
-        """Return the predicted seconds to compile those of the candidates that are not compiled."""
+        """Return the predicted seconds to compile the candidates that are not compiled yet."""
         return 0.0
 
     def begin(self, candidates: Sequence[Candidate]) -> None:
-        """Begin to build candidates that will likely be measured, beside other work."""
+        """Begin to build candidates that will likely be measured, in parallel with other work."""
 
     def rest(self) -> None:
-        """End what `begin` has begun: what is timed next needs a quiet machine."""
+        """Stop the work that `begin` has started: timing needs an otherwise idle machine."""
 
     def cost_ns(self, candidate: Candidate) -> tuple[int, bool]:
-        """Return the measured time, or the bound, and whether it is measured."""
+        """Return the measured time or, if there is none, the bound; and whether it is measured."""
         record = self.known(candidate)
         if isinstance(record, Measured):
             return record.time_ns, True
         return self.bound_ns(candidate), False
 
     def known(self, candidate: Candidate) -> Record | None:
-        """Return what this run or the database knows of a candidate."""
+        """Return the record of a candidate from this run or the database; None if there is none."""
         if candidate.key not in self._records:
             record = self.database.record(candidate.key)
             if record is None:
@@ -145,7 +145,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         return self._kernels[candidate.key]
 
     def timed_kernel(self, candidate: Candidate) -> K | Refusal:
-        """Return the kernel as which a candidate is timed: in a plan for a range of sizes, one that leaves out some."""
+        """Return the kernel that is timed for a candidate; with `served`, the variant that `sized` makes."""
         if candidate.served is None:
             return self.kernel(candidate)
         if candidate.key not in self._sized:
@@ -154,20 +154,20 @@ class CandidateMeter(ABC, Generic[T, K]):
         return self._sized[candidate.key]
 
     def measure(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> list[Record | None]:
-        """Build and time candidates; what is found is kept in the database at once.
+        """Build and time candidates; records are stored in the database at once.
 
         Returns:
-            What is known of each; None if the deadline came before.
+            The record of each; None for a candidate that was not timed before the deadline.
         """
         todo = {c.key: c for c in candidates if self.known(c) is None}
         self._time(todo, deadline)
         return [self._records.get(c.key) for c in candidates]
 
     def confirm(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> list[Record | None]:
-        """Time candidates a second time that were timed once; the longer time counts.
+        """Time candidates again that were timed once; the longer of the two times is recorded.
 
-        A plan has the kernels that seem to be the fastest, and among them those that were timed
-        too short by chance: a sum over them promises too much (the winner's curse).
+        A plan consists of the kernels that seem fastest, and some of these only seem so because of a
+        measurement that was too short by chance. So a plan's sum is too optimistic (the winner's curse).
         """
         self._first = {
             c.key: record
@@ -179,7 +179,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         return [self._records.get(c.key) for c in candidates]
 
     def measure_again(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> list[Record | None]:
-        """Time candidates anew; what was known of them before no longer counts."""
+        """Time candidates again; their earlier records are replaced."""
         self._time({c.key: c for c in candidates if not c.offer.is_in_place}, deadline)
         return [self._records.get(c.key) for c in candidates]
 
@@ -197,7 +197,7 @@ class CandidateMeter(ABC, Generic[T, K]):
             self.measure_batch(batch, kernels, deadline)
 
     def keep(self, key: str, record: Record) -> None:
-        """Keep what was found of a candidate."""
+        """Store the record of a candidate, also in the database if it is valid for later searches."""
         if isinstance(record, Failed):
             logger.info("candidate %s is excluded: %s: %s", key[:8], record.kind, record.message)
         if key in self._retried:

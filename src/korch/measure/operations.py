@@ -1,8 +1,8 @@
-"""Group -> about how many operations a generated kernel carries out.
+"""Group -> the approximate number of operations of a generated kernel.
 
-What is no output and no result of a reduction is computed again wherever it is read (see
-`korch.tile.lower`): a sigmoid before a window of 25 taps, 25 times. So it is counted from the
-outputs backwards, how often each value is asked for.
+A value that is neither an output nor the result of a reduction is recomputed at each use (see
+`korch.tile.lower`): a sigmoid before a window of 25 taps is computed 25 times. So the uses of each value are
+counted, backwards from the outputs.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.ops.reduce import PoolAttributes
 
 TRANSCENDENTAL = 6
-"""Operations that such a function counts for."""
+"""The number of operations for which a transcendental function counts."""
 
 
 def operations(body: PrimitiveGraph) -> float:
-    """Return operations on single elements.
+    """Return the number of operations on single elements.
 
     Args:
         body: a group's graph, without linear and opaque primitives.
     """
     outputs = {value for _, value in body.outputs}
-    asked: dict[int, float] = {}  # per value, how many elements readers ask for
+    asked: dict[int, float] = {}  # per value, how many elements its readers use
     total = 0.0
     for primitive in reversed(body.primitives):
         size = body.types[primitive.output].size
@@ -53,7 +53,7 @@ def operations(body: PrimitiveGraph) -> float:
 
 
 def _taps(body: PrimitiveGraph, reduction: Primitive) -> float:
-    """Return how many elements one result is made of."""
+    """Return how many elements are reduced to one result."""
     if isinstance(reduction.attributes, PoolAttributes):
         return math.prod(reduction.attributes.kernel)
     before = body.types[reduction.inputs[0]].size
@@ -66,7 +66,7 @@ def has_windows(group: Group) -> bool:
 
 
 def gathered_indices(group: Group) -> dict[int, Array]:
-    """Return, by position, inputs that choose matrices for rows: numbers that choose all about equally often."""
+    """Return, by position, data for inputs with matrix indices per row; all matrices are chosen about equally often."""
     body, found = group.body, dict[int, Array]()
     for primitive in body.primitives:
         if primitive.op != GATHERED:

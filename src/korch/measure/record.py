@@ -1,4 +1,4 @@
-"""What is known of a candidate's cost: a measured time, or why there is none.
+"""Records of candidates' costs: a measured time, or the reason why there is none.
 
 "Slow", "crashed", "refused" and "not tried" are different facts and have different types.
 """
@@ -11,24 +11,25 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 FailureKind = Literal["refused", "not compiled", "not created", "failed", "crashed", "hung", "killed"]
-"""Killed: the system ended the kernel's process or its compiler, most likely because memory ran out."""
+"""The kinds of failures. "killed": the system ended the kernel's process or its compiler, most likely because
+memory ran out."""
 
 
 AGAIN = ", nor in an earlier session"
-"""The end of the message of a kernel that hung in two sessions."""
+"""The end of the message for a kernel that hung in two sessions."""
 
 
 DISTURBED_SHARE = 0.02
-"""A run is disturbed if a thread of it had no core for a larger share of its time."""
+"""A run is disturbed if one of its threads had no core for a larger fraction of its time."""
 
 DISTURBED_NS = 1000
-"""A shorter time without a core is normal: a thread that wakes up has one."""
+"""A shorter time without a core is normal, as when a thread wakes up."""
 
 MOST_AWAY = 0.9
-"""A run in which a thread had no core for a larger share is dropped."""
+"""A run in which a thread had no core for a larger fraction of the time is dropped."""
 
 CLEAN_SAMPLES = 3
-"""If at least this number of runs, or half of all, is undisturbed, the others do not count."""
+"""If at least this number of runs, or half of all runs, are undisturbed, the disturbed ones are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,12 @@ class Measured:
     """A measured time.
 
     Attributes:
-        time_ns: the low quantile of the samples.
+        time_ns: a low quantile of the samples; the median if `is_disturbed`.
         samples_ns: nanoseconds per run, in the order in which they were taken.
         is_confirmed: whether it was timed a second time, in another batch.
-        disturbed: how many runs were disturbed: a thread had no core for a part of them.
-        is_disturbed: whether too few were not. Then the samples are all runs, each less the time
-            for which it had no core. That is an estimate, and not kept for another search.
+        disturbed: how many runs were disturbed: a thread had no core for a part of the run.
+        is_disturbed: whether too few runs were undisturbed. Then the samples are the times of all runs, minus
+            the time for which a thread had no core. That is an estimate, and is not stored for other searches.
     """
 
     time_ns: int
@@ -53,7 +54,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A kernel that can't be used, and why; its candidate is excluded."""
+    """A kernel that can't be used, with the reason; its candidate is excluded."""
 
     kind: FailureKind
     message: str
@@ -63,9 +64,9 @@ Record = Measured | Failed
 
 
 def is_lasting(record: Record) -> bool:
-    """Return whether a record will be as true next time.
+    """Return whether a record is also valid for later searches.
 
-    What the system killed may then live, and what was always disturbed may then be left alone.
+    A kernel that the system killed, or whose runs were disturbed, may be measured successfully later.
     """
     if isinstance(record, Failed):
         return record.kind != "killed"
@@ -73,9 +74,9 @@ def is_lasting(record: Record) -> bool:
 
 
 def is_worth_retrying(record: Record) -> bool:
-    """Return whether a record of another session says that a kernel hung, once only.
+    """Return whether a record of another session says that a kernel hung, and only in one session.
 
-    A busy machine may have been the cause. What hung in two sessions is left alone.
+    A busy machine may have been the cause. A kernel that hung in two sessions is not tried again.
     """
     return isinstance(record, Failed) and record.kind == "hung" and AGAIN not in record.message
 
@@ -88,9 +89,9 @@ def retried(record: Record) -> Record:
 
 
 def confirmed(first: Measured, again: Record) -> Record:
-    """Return what two measurements say together: the longer time, so that costs only rise.
+    """Return the combination of two measurements: the longer time, so that costs only rise.
 
-    Of a disturbed and an undisturbed one, the latter counts.
+    If only one of them is undisturbed, that one is used.
     """
     if isinstance(again, Failed):
         return again if is_lasting(again) else replace(first, is_confirmed=True)
@@ -116,7 +117,7 @@ def from_text(text: str) -> Record:
     """Return the record that `to_text` gives as `text`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the text is not a record.
     """
     try:
         data = json.loads(text)
@@ -133,21 +134,21 @@ def from_text(text: str) -> Record:
 
 
 def is_disturbed(sample_ns: int, away_ns: int) -> bool:
-    """Return whether a run says little of its kernel, as a thread had no core for some of it."""
+    """Return whether a run is disturbed: a thread had no core for a considerable part of it."""
     return away_ns > max(DISTURBED_NS, DISTURBED_SHARE * sample_ns)
 
 
 def is_enough(clean: int, samples: int) -> bool:
-    """Return whether the undisturbed ones of some samples are enough to leave out the others."""
+    """Return whether enough of the samples are undisturbed to ignore the others."""
     return clean >= min(CLEAN_SAMPLES, max(1, samples / 2))
 
 
 def summarize(samples_ns: Sequence[int], away_ns: Sequence[int] = ()) -> Measured:
-    """Return the measurement that samples give: a low quantile, robust to busy neighbours.
+    """Return the measurement for some samples: a low quantile, which other processes affect little.
 
     Args:
-        samples_ns: of each run, nanoseconds.
-        away_ns: of each run, how long a thread of it had no core; 0 for all if it is left out.
+        samples_ns: the nanoseconds of each run.
+        away_ns: for each run, how long one of its threads had no core; 0 for all if left out.
     """
     pairs = list(zip(samples_ns, away_ns or [0] * len(samples_ns), strict=True))
     used = [sample for sample, away in pairs if not is_disturbed(sample, away)]
@@ -160,6 +161,6 @@ def summarize(samples_ns: Sequence[int], away_ns: Sequence[int] = ()) -> Measure
     def quantile(share: float) -> int:
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
-    # What a thread waited may not have been in the way of the others: then too much is subtracted.
+    # A thread's waiting time may not have delayed the others, and then too much is subtracted. So the median is used.
     time_ns = max(1, quantile(0.2 if is_clean else 0.5))
     return Measured(time_ns, tuple(used), disturbed=disturbed, is_disturbed=not is_clean)

@@ -1,8 +1,8 @@
-"""Jobs -> measurements, in a process that may crash or hang without harm.
+"""Jobs -> measurements, in a separate process that may crash or hang.
 
 The process reads one task as a JSON line from stdin and answers in JSON lines: see
-`korch.measure.worker`. A job at which it dies is recorded as crashed or hung, and a new process
-goes on with the others.
+`korch.measure.worker`. If it dies during a job, the job is recorded as crashed or hung, and a new process
+continues with the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from korch.measure.record import Failed, Measured, summarize
 
 START_SECONDS = 60.0
 PRINTED_BYTES = 500
-"""The number of bytes kept of what a process printed to stderr before it ended."""
+"""The number of bytes that are kept of the end of a process's output to stderr."""
 
 
 def run_jobs(
@@ -36,17 +36,17 @@ def run_jobs(
     """Time jobs.
 
     Args:
-        jobs: as the process reads them.
-        task: what else it reads.
-        process: runs them; it goes on afterwards, unless it has crashed, hung or been stopped.
-        hang_seconds: how long a job may say nothing.
-        stop: when to end; what has samples by then is measured.
+        jobs: the jobs in the form that the process reads.
+        task: the other entries of the task.
+        process: runs the jobs; it continues to run afterwards, unless it has crashed, hung or been stopped.
+        hang_seconds: how long a job may send nothing.
+        stop: when to end; jobs that have samples by then are measured.
 
     Returns:
-        A measurement or a failure for each job; None for one that had no turn before the end.
+        A measurement or a failure for each job; None for a job that was not run before the end.
 
     Raises:
-        MeasureError: the process dies before it touches a job.
+        MeasureError: the process dies before it starts a job.
     """
     results: list[Measured | Failed | None] = [None] * len(jobs)
     waiting = list(range(len(jobs)))
@@ -68,9 +68,9 @@ def run_jobs(
 
 
 class MeasuringProcess:
-    """A process that times kernels, started when there is a task for it; a context that ends it.
+    """A process that times kernels: started when there is a task, ended at the exit of the context.
 
-    Another one takes its place when it has ended.
+    If the process has ended, the next task starts a new one.
 
     Args:
         serve: the module whose `serve` is the process.
@@ -90,7 +90,7 @@ class MeasuringProcess:
         self.close()
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Return the process, which is started if there is none that runs."""
+        """Return the running process; start one if there is none."""
         if self._process is None or self._process.poll() is not None:
             self.close()
             self._printed = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
@@ -105,7 +105,7 @@ class MeasuringProcess:
         return self._process
 
     def close(self) -> tuple[int, str]:
-        """End the process; return its exit code, and the end of what it has written to stderr."""
+        """End the process; return its exit code, and the end of its output to stderr."""
         process, printed = self._process, self._printed
         self._process = self._printed = None
         if process is None or printed is None:
@@ -135,7 +135,7 @@ class Session:
         self.hang_seconds = hang_seconds
 
     def run(self, task: dict[str, Any], process: MeasuringProcess) -> list[Measured | Failed | None]:
-        """Give the process a task and listen until it ends; None for jobs that it did not reach."""
+        """Send the process a task and read its answers to the end; None for jobs that it did not reach."""
         code, ended = 0, "crashed"
         try:
             ended = self._listen(process.start(), json.dumps(task))

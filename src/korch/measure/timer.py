@@ -1,8 +1,8 @@
-"""Kernels -> measurements, in a process of their own, interleaved.
+"""Kernels -> measurements, interleaved, in a separate process.
 
 Each round times all kernels of a batch, so that a slow period of a shared machine affects all of
-them. A low quantile of the samples is the time. A kernel that crashes or hangs is recorded as
-such, and a new process goes on with the others.
+them. The measured time is a low quantile of the samples. A kernel that crashes or hangs is recorded as
+such, and a new process continues with the others.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ KERNEL_NS = 60_000_000
 HANG_SECONDS = 10.0
 
 SPIN_COUNT = 50_000
-"""How often an idle OpenMP thread looks for work before it sleeps: about a millisecond, so that it is awake when a
-kernel begins. On a busy machine a thread that waits for longer only uses up its share of the core."""
+"""How often an idle OpenMP thread checks for work before it sleeps. This takes about a millisecond, so that the
+thread is awake when a kernel begins. On a busy machine, a longer wait would only use up its share of the core."""
 
 ENOUGH_SECONDS = 600.0
-"""For one batch, if no deadline says less."""
+"""The time limit for one batch if no shorter one is given."""
 
 SCRATCH = "scratch"
-"""The element type of a workspace. It holds zeros: lanes that a kernel pads are computed with, and random bytes among
-them are numbers that are no normal ones, which take much longer than those that a plan has in its arena."""
+"""The element type of a workspace. A workspace is filled with zeros: kernels also compute on padded lanes, and random
+bytes there may be denormal numbers, which are much slower than the contents of a plan's arena."""
 
 
 @dataclass(frozen=True)
 class BufferSpec:
-    """One buffer of a kernel: its bytes, its element type, and what it holds if that matters."""
+    """One buffer of a kernel: its size, its element type, and its content if that matters."""
 
     size_bytes: int
     dtype: str
     data: Array | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as the worker reads it."""
+        """Return the buffer as JSON data for the worker."""
         line: dict[str, Any] = {"bytes": self.size_bytes, "dtype": self.dtype}
         if self.data is not None:
             line["data"] = base64.b64encode(self.data.tobytes()).decode()
@@ -56,8 +56,8 @@ class BufferSpec:
 class Job:
     """A kernel to time: its symbol in the library and its buffers, workspace last.
 
-    `inputs` has the positions of buffers that other kernels write before this one runs, `cold`
-    those of buffers that are in no cache then.
+    `inputs` has the positions of buffers that other kernels write before this one runs. `cold` has the
+    positions of buffers that are in no cache when it starts.
     """
 
     symbol: str
@@ -72,11 +72,11 @@ class Setup:
     """The process that times kernels.
 
     Attributes:
-        library: the shared library that holds the kernels.
+        library: the shared library with the kernels.
         timer: the shared library built from `korch_timer.cpp`.
-        preload: shared libraries that they call.
+        preload: shared libraries that these two call.
         threads: OpenMP threads.
-        own_cache_bytes: the size of a core's own caches; other data fill them before each run.
+        own_cache_bytes: the size of a core's private caches; other data fill them before each run.
         l3_bytes: the size of the cache that the cores share.
         hang_seconds: how long a kernel may run before it counts as hung.
         environment: further environment variables.
@@ -99,12 +99,12 @@ def time_kernels(
 
     Args:
         jobs: the kernels.
-        setup: where they are, and the process that runs them.
-        seconds: the time after which a kernel that has a sample gets no more.
+        setup: the kernels' library, and the process that runs them.
+        seconds: the time after which kernels that have a sample get no more.
         stop: when to end in any case.
 
     Returns:
-        A measurement or a failure for each job; None for one that was not timed when it ended.
+        A measurement or a failure for each job; None for a job that was not timed before the end.
     """
     task = {
         "library": str(setup.library),
@@ -137,8 +137,8 @@ def time_kernels(
 def openmp_environment(threads: int) -> dict[str, str]:
     """Return the environment variables of OpenMP for a process that times kernels.
 
-    If there is a thread for each core, each is bound to one: on a busy machine, the system would let two of them
-    wait for the same core. With fewer threads than cores, the system may move them to cores that are idle.
+    If there are as many threads as cores, each thread is bound to a core: otherwise, on a busy machine, the system
+    would let two of them wait for the same core. Fewer threads are not bound, so that they can move to idle cores.
     """
     found = {"OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": str(SPIN_COUNT)}
     return found | ({"OMP_PROC_BIND": "true"} if threads == len(os.sched_getaffinity(0)) else {})

@@ -28,13 +28,14 @@ FLAGS = (
     "-Wno-psabi",
     "-w",
 )
-"""Never -ffinite-math-only: attention masks use -inf, and NaN must travel. Integers wrap, as in
-NumPy: without -fwrapv a compiler takes x < x + 1 for true."""
+"""-ffinite-math-only must not be used: attention masks use -inf, and NaN must be propagated. Integers wrap, as in
+NumPy: without -fwrapv a compiler assumes that x < x + 1 is true."""
 
 GCC_FLAGS = ("-fno-tree-loop-if-convert", "-fno-gnu-unique", "-fno-predictive-commoning")
-"""GCC 12 vectorizes loops of guarded loads wrongly (tests/native has the case); Clang does not. A
-library with symbols that are unique in the process is never unloaded. Where windows overlap, predictive commoning keeps
-numbers that are read again in other registers than there are: 9 x 9 windows of 3 channels took 1.9 times as long."""
+"""-fno-tree-loop-if-convert: GCC 12 vectorizes loops of guarded loads incorrectly (tests/native has the case); Clang
+does not. -fno-gnu-unique: a library with symbols that are unique in the process is never unloaded.
+-fno-predictive-commoning: if windows overlap, it keeps values for reuse in more registers than there are; 9 x 9
+windows of 3 channels took 1.9 times as long."""
 
 _AVX512 = (
     "-mavx512f",
@@ -51,8 +52,8 @@ _AVX512 = (
 )
 _AVX512_VNNI = (*_AVX512, "-mavx512vnni")
 ISA_COMPILER_FLAGS = {
-    "amx": _AVX512_VNNI,  # the matrix units are spoken to in assembly
-    "avx512_bf16": _AVX512_VNNI,  # so are products of bfloat16
+    "amx": _AVX512_VNNI,  # the matrix units are used through assembly
+    "avx512_bf16": _AVX512_VNNI,  # so are the instructions for bfloat16 products
     "avx512_vnni": _AVX512_VNNI,
     "avx512": _AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c", "-mbmi", "-mbmi2"),
@@ -66,7 +67,7 @@ class Compiler:
     """A C++ compiler.
 
     Attributes:
-        command: how it is called.
+        command: the command line that calls it.
         version: the first line that it prints for --version.
         openmp: the flags that switch OpenMP on.
     """
@@ -77,16 +78,16 @@ class Compiler:
 
     @property
     def identity(self) -> str:
-        """What tells its code and timings apart from another's: version and further arguments."""
+        """The version and further arguments: they distinguish its code and timings from another compiler's."""
         return " ".join((self.version, *self.command[1:]))
 
 
 @cache
 def find_compiler() -> Compiler:
-    """Return `$CXX`, else g++, clang++, or the one in the package `ziglang`.
+    """Return the compiler in `$CXX`, or else g++, clang++, or the compiler in the package `ziglang`.
 
     Raises:
-        CompileError: there is none that works.
+        CompileError: no compiler works.
     """
     named = os.environ.get("CXX")
     if named:
@@ -111,7 +112,7 @@ def find_compiler() -> Compiler:
 
 
 def own_flags(version: str, isa: str) -> tuple[str, ...]:
-    """Return the flags of one compiler: Clang 18 to 21 counts vectors of 512 bits apart."""
+    """Return the flags for one compiler; Clang 18 to 21 needs a separate flag for vectors of 512 bits."""
     if "clang" not in version.lower():
         return GCC_FLAGS
     number = re.search(r"clang version (\d+)", version)
@@ -143,7 +144,8 @@ def _clang_openmp() -> tuple[str, ...]:
 def link_flags(names: Sequence[str]) -> list[str]:
     """Return the linker's flags for some libraries.
 
-    They are looked for beside the library that needs them first: `korch unpack` puts them there.
+    At run time they are first searched for in the folder of the library that needs them, where `korch unpack`
+    puts them.
     """
     flags = ["-Wl,-rpath,$ORIGIN"]
     for name in names:

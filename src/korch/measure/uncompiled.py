@@ -1,7 +1,7 @@
-"""Kernels that the compiler refuses: each is a bug of Korch, and is recorded to be reported.
+"""Kernels that the compiler refuses: each is a bug of Korch, and is recorded so that it can be reported.
 
-Without such a kernel the search goes on, so its plan may be worse than it could be. What is found
-is logged as a warning, kept in the report, and written to a file with all that a bug report needs.
+The search continues without such a kernel, so its plan may be worse than possible. The failure is logged as
+a warning, included in the report, and written to a file with everything that a bug report needs.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def record(folder: Path, candidate: Candidate, source: str, failure: CompileFail
     """Write a kernel that does not compile to a file, and return its record.
 
     Args:
-        folder: gets the file.
-        candidate: what the kernel is for.
-        source: its text.
-        failure: what the compiler said.
+        folder: the folder for the file.
+        candidate: the kernel's candidate.
+        source: the kernel's source text.
+        failure: the compiler's output.
     """
     text = (
         f"{candidate}\n\n{candidate.group.text}\n"

@@ -1,10 +1,10 @@
-"""The measuring process: loads libraries and times kernels, and may crash or hang without harm.
+"""The measuring process: loads libraries and times kernels; its caller survives if it crashes or hangs.
 
 It reads one job list as a JSON line from stdin and writes JSON lines: `{"unready": text}` if a
-library does not load, `{"at": i}` before it touches kernel i, `{"sample": [i, ns, away_ns]}` after
-each timing, `{"failed": [i, kind, text]}`, `{"done": true}`. What kernels print goes to stderr.
+library does not load, `{"at": i}` before it runs kernel i, `{"sample": [i, ns, away_ns]}` after
+each timing, `{"failed": [i, kind, text]}`, `{"done": true}`. Output of kernels goes to stderr.
 
-A run in which a thread had no core for some time (`away_ns`) is taken again, within limits.
+If a thread had no core for some time of a run (`away_ns`), the run is repeated, within limits.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from korch.measure.record import CLEAN_SAMPLES, is_disturbed
 Bytes = npt.NDArray[np.uint8]
 
 SAMPLE_NS = 200_000
-"""A turn of a kernel is as many runs as last this long, each of them a sample."""
+"""In each round a kernel is run as often as fits into this time, at most MOST_REPEATS times; each run is a sample."""
 
 MOST_REPEATS = 4
 
@@ -39,28 +39,28 @@ PATIENCE = 4
 """The factor by which a short kernel whose runs are disturbed may exceed its time and rounds."""
 
 SLICE_NS = 1_000_000
-"""A longer run hardly fits between two interruptions on a busy machine."""
+"""A run that is longer than this hardly ever fits between two interruptions on a busy machine."""
 
 OTHER_BYTES = 128 << 20
-"""Most memory whose reading drives all else from the cores' own caches, unless these are larger. It
-need not exceed the cache that the cores share, which may be of hundreds of megabytes on a server:
-for each process a system takes a second to hand out so much."""
+"""The most memory that is read to evict other data from the cores' private caches, unless these are larger.
+It need not exceed the shared cache, which may have hundreds of megabytes on a server: the system takes a
+second per process to allocate that much."""
 
 KINDS = {"f32": np.float32, "f64": np.float64, "bf16": np.uint16}
-"""How the elements of a buffer are written, by the names of their types."""
+"""The NumPy types with which the elements of a buffer are written, by type name."""
 
 BYTES = ("i8", "u8")
-"""The types of quantized values. Booleans are none of them."""
+"""The types of quantized values; booleans are not included."""
 
 PATTERN = 1 << 16
-"""Random numbers that a buffer is filled with, again and again."""
+"""The number of random numbers with which a buffer is filled repeatedly."""
 
 PR_SET_PDEATHSIG = 1
 """The option of prctl(2) that asks for a signal at the parent's death."""
 
 
 def fill(memory: Bytes, buffer: dict[str, Any], rng: np.random.Generator) -> None:
-    """Fill a buffer with what is given, random floats around 1, random bytes, or zeros."""
+    """Fill a buffer with the given data, or with random floats in [0.5, 1), random bytes, or zeros by its type."""
     memory[:] = 0
     if "data" in buffer:
         data = np.frombuffer(base64.b64decode(buffer["data"]), np.uint8)
@@ -80,7 +80,7 @@ def fill(memory: Bytes, buffer: dict[str, Any], rng: np.random.Generator) -> Non
 
 
 class BufferSpan(ctypes.Structure):
-    """A buffer of which something is done before each run."""
+    """A buffer that the timer reads or evicts before each run."""
 
     _fields_ = (("at", ctypes.c_void_p), ("size", ctypes.c_int64))
 
@@ -91,8 +91,8 @@ class LoadedJob:
     def __init__(self, library: ctypes.CDLL, spec: dict[str, Any], threads: int) -> None:
         self.function = getattr(library, spec["symbol"] + "_run")
         rng = np.random.default_rng(0)
-        # In one block of huge pages, as an executable's arena is: with small pages chance decides
-        # which parts of a buffer share a set of a cache.
+        # One block of huge pages, like an executable's arena: with small pages it is random which parts of a
+        # buffer map to the same set of a cache.
         sizes = [align_up(max(1, buffer["bytes"])) for buffer in spec["buffers"]]
         self.memory = aligned_bytes(sum(sizes))
         pointers = []
@@ -120,7 +120,7 @@ class LoadedJob:
 
 
 def end_with(parent: int) -> None:
-    """Let the system kill this process with its parent: a kernel that hangs would stay for ever."""
+    """Let the system kill this process when its parent dies, so that a hung kernel does not run forever."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
     if os.getppid() != parent:
         os._exit(1)
@@ -130,7 +130,7 @@ def load(task: dict[str, Any]) -> tuple[ctypes.CDLL, ctypes.CDLL]:
     """Load the libraries of a task and return the timer and the kernels.
 
     Raises:
-        OSError: one can't be loaded.
+        OSError: a library can't be loaded.
     """
     for path in task["preload"]:
         ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
@@ -151,7 +151,7 @@ def _serve() -> None:
     os.dup2(2, 1)
     task = json.loads(sys.stdin.readline())
     end_with(task["parent"])
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes are expected; nobody reads dumps
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes are expected; core dumps are not needed
 
     def say(**line: Any) -> None:
         out.write(json.dumps(line) + "\n")
@@ -203,7 +203,7 @@ def _serve() -> None:
     take_turns(jobs, time_ns, limits, say)
     say(done=True)
     out.flush()
-    os._exit(0)  # states are not destroyed: a crash in a destructor is nobody's business here
+    os._exit(0)  # states are not destroyed: a crash in a destructor would not matter here
 
 
 @dataclass(frozen=True)
@@ -211,11 +211,11 @@ class TimingLimits:
     """How long kernels are timed.
 
     Attributes:
-        rounds: the rounds of a kernel that is not disturbed.
-        least_rounds: the least number, even if they take long.
-        kernel_ns: what the others of one kernel may take.
-        end_s: when to end, after one round.
-        clock: the time.
+        rounds: the number of rounds of a kernel that is not disturbed.
+        least_rounds: the least number of rounds, even if they take long.
+        kernel_ns: the time of one kernel after which it gets no more than `least_rounds`.
+        end_s: when to end; each kernel gets one round in any case.
+        clock: returns the time in seconds.
     """
 
     rounds: int
@@ -227,7 +227,7 @@ class TimingLimits:
 
 @dataclass
 class _Spent:
-    """What was spent on a kernel so far."""
+    """The time and runs that were spent on a kernel so far."""
 
     time_ns: int = 0
     least_ns: int = 0
@@ -242,7 +242,7 @@ class _Spent:
         self.clean += not is_disturbed(taken_ns, away_ns)
 
     def is_done(self, limits: TimingLimits) -> bool:
-        """Return whether more runs would tell little, or take too long."""
+        """Return whether a kernel has enough runs, or has taken too long."""
         is_short = self.least_ns < SLICE_NS
         times = 1 if self.clean >= CLEAN_SAMPLES or not is_short else PATIENCE
         is_long = self.rounds >= limits.least_rounds and self.time_ns > times * limits.kernel_ns
@@ -256,9 +256,9 @@ def take_turns(
 
     Args:
         jobs: the kernels, by number.
-        time_ns: runs one; gives nanoseconds, and for how many of them a thread had no core.
+        time_ns: runs a kernel; returns nanoseconds, and for how many of them a thread had no core.
         limits: when to end.
-        say: told of each sample.
+        say: called with each message, such as a sample.
     """
     spent = {i: _Spent() for i in jobs}
     for turn in range(PATIENCE * limits.rounds):
@@ -268,8 +268,8 @@ def take_turns(
                 continue
             say(at=i)
             own.rounds += 1
-            # The kernels of this batch share the caches; in a plan a kernel's outputs lie where
-            # others have just worked. So its own memory comes back before it is timed.
+            # The other kernels of the batch have evicted this kernel's memory from the caches, whereas in a plan
+            # its outputs are in memory that other kernels have just used. So one run is made before it is timed.
             first_ns, first_away_ns = time_ns(job)
             own.time_ns += first_ns - first_away_ns
             for _ in range(job.repeats):

@@ -1,14 +1,14 @@
 /* The C interface of a library that Korch builds.
  *
- * A library holds one plan, or one for each of several shapes of the inputs, which share kernels:
- * it then has `korch_abi_version` and `korch_plans` only. `korch_create` takes the packed constants
- * (the tensors of the artifact's weights.safetensors, in the order of `korch_constants`; for one of
- * several plans, those that program.json names), allocates the arena and prepares every kernel;
- * `korch_run` neither allocates nor calls anything but kernels.
+ * A library holds one plan, or several plans for different shapes of the inputs, which share kernels. A
+ * library with several plans exports only `korch_abi_version` and `korch_plans`. `korch_create` takes the
+ * packed constants (the tensors of the artifact's weights.safetensors, in the order of `korch_constants`;
+ * for one of several plans, those that program.json names), allocates the arena and prepares every kernel.
+ * `korch_run` does not allocate memory and only runs kernels.
  *
- * `korch unpack` writes the packed constants as weights.bin: an int64_t, how many offsets follow;
- * an int64_t for each constant of the first plan in the order of `korch_constants`, then for each of
- * the next plan: the offset in the file of its tensor, a multiple of 64; and the tensors.
+ * `korch unpack` writes the packed constants as weights.bin: first an int64_t, the number of offsets; then
+ * an int64_t for each constant of the first plan in the order of `korch_constants`, then for each constant
+ * of the next plan: the offset of its tensor in the file, a multiple of 64; then the tensors.
  */
 #ifndef KORCH_H
 #define KORCH_H
@@ -27,7 +27,7 @@ typedef struct {
     const char *name;
     const char *dtype; /* f64 f32 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8 bool */
     int64_t rank;
-    const int64_t *shape; /* of a constant: as packed, outermost first */
+    const int64_t *shape; /* of a constant: the packed shape, outermost axis first */
     int64_t size_bytes;
 } korch_tensor;
 
@@ -39,24 +39,24 @@ const korch_tensor *korch_inputs(int64_t *count);
 const korch_tensor *korch_outputs(int64_t *count);
 const korch_tensor *korch_constants(int64_t *count);
 
-/* The symbol of each kernel, in the order in which they run; "" where nothing runs, as the operands
- * of a concatenation lie in its result. */
+/* The symbol of each kernel, in the order in which they run; "" for a step that runs nothing: a concatenation
+ * whose operands are written directly into its result. */
 const char *const *korch_kernels(int64_t *count);
 
-/* Bytes of the arena that a handle allocates. */
+/* The size of the arena that a handle allocates, in bytes. */
 int64_t korch_arena_bytes(void);
 
 /* Prepare to run.
  *
- * constants: aligned to 64 bytes, alive and unchanged until korch_destroy.
- * threads: OpenMP threads of every run, at most 1024: as many as the artifact was built for.
- * error: receives a message, cut to error_size bytes, if null is returned.
+ * constants: aligned to 64 bytes; they must stay valid and unchanged until korch_destroy.
+ * threads: the OpenMP threads of every run, at most 1024; the number that the artifact was built for.
+ * error: receives a message, truncated to error_size bytes, if null is returned.
  */
 void *korch_create(const void *const *constants, int threads, char *error, size_t error_size);
 
-/* Run once. Inputs and outputs are dense, row-major, and aligned to their element's size; no
- * output overlaps anything else. Calls on one handle wait for each other; those on several handles
- * run at once. A process that has run a plan may fork: parent and child go on.
+/* Run once. Inputs and outputs are dense, row-major, and aligned to their element's size; no output may
+ * overlap another tensor. Calls on the same handle are serialized; calls on different handles run
+ * concurrently. A process that has run a plan may fork; both parent and child can then run plans.
  *
  * Returns 0, 1 + the position of the kernel that failed, or KORCH_INTERRUPTED.
  */
@@ -66,16 +66,16 @@ int korch_run(void *handle, const void *const *inputs, void *const *outputs);
 int korch_run_timed(void *handle, const void *const *inputs, void *const *outputs,
                     int64_t *kernel_ns);
 
-/* If it is set, a signal SIGINT during a run of the process's main thread ends the run between two kernels or tasks, after
- * the process's own handler of the signal. The outputs are undefined then; the handle can run again. Runs that follow one
- * of less than 20 ms end as usual. */
+/* If this is set, a SIGINT during a run in the process's main thread ends the run between two kernels or tasks, after the
+ * process's own signal handler has been called. The outputs are then undefined; the handle can be used again. A run is not
+ * interrupted if the handle's previous run took less than 20 ms. */
 #define KORCH_INTERRUPTED (-1)
 extern int korch_catches_interrupts;
 
-/* Free what korch_create made. Null is allowed. */
+/* Free a handle of korch_create. Null is allowed. */
 void korch_destroy(void *handle);
 
-/* The functions above, of one plan. */
+/* The functions above, for one plan. */
 typedef struct {
     const korch_tensor *(*inputs)(int64_t *count);
     const korch_tensor *(*outputs)(int64_t *count);
@@ -89,7 +89,7 @@ typedef struct {
     void (*destroy)(void *handle);
 } korch_plan;
 
-/* All plans. Take the one whose inputs have the shapes at hand. */
+/* All plans. Use the plan whose inputs have the shapes of your inputs. */
 const korch_plan *korch_plans(int64_t *count);
 
 #ifdef __cplusplus

@@ -1,19 +1,18 @@
-// Products of matrices on the matrix units (Intel AMX), which multiply bfloat16, and bytes exactly.
+// Matrix products on matrix units (Intel AMX), which multiply bfloat16 numbers, and bytes with exact sums.
 //
 // A float32 has 24 significant bits, a bfloat16 has 8, so x = x0 + x1 + x2 exactly, each the nearest
-// bfloat16 to what the ones before leave. Of the nine products of components the six largest are summed, in
-// float32: x0 y0, x0 y1, x1 y0, x1 y1, x0 y2 and x2 y0. The others are at most 2^-23 of |x y| together,
-// mostly less than the rounding of one float32 product; and as the units round a sum six times per 32 terms,
-// it is nearer to the true one than a chain of float32 multiply-adds. What is below 2^-126 counts as zero:
-// components, products and sums.
-// Numbers that come from fewer bits have fewer components: bfloat16 and bytes are one, float16 are two. All their
-// products with up to two components are summed.
-// What is infinite, or rounds to it, has no components: such results are no numbers, and are computed
-// again by the vector units.
+// bfloat16 to the remainder after the ones before. Of the nine products of components, the six largest are summed
+// in float32: x0 y0, x0 y1, x1 y0, x1 y1, x0 y2 and x2 y0. The others are at most 2^-23 of |x y| together, usually
+// less than the rounding error of one float32 product. As the units round a sum only six times per 32 terms, the
+// result is more accurate than a chain of float32 multiply-adds. Components, products and sums below 2^-126 are zero.
+// Numbers of narrower types have fewer components: bfloat16 and bytes have one, float16 have two. All products of
+// operands with up to two components are summed.
+// Numbers that are infinite, or round to infinity, have no components: the results are then not finite, and the
+// vector units compute them again.
 //
-// 32 terms are a step. Of a step, a block of 16 rows is a tile per component, [16 rows][16 pairs of terms];
-// a strip of 16 columns is one too, [16 pairs of terms][16 columns].
-// Without such units, vectors of AVX-512 multiply tiles of bfloat16 (KORCH_BF16_ON_VECTORS, korch_bf16.h).
+// A step is 32 terms. In a step, 16 rows are one tile per component, [16 rows][16 pairs of terms]; 16 columns
+// are also one tile per component, [16 pairs of terms][16 columns].
+// Without matrix units, AVX-512 vectors multiply tiles of bfloat16 (KORCH_BF16_ON_VECTORS, korch_bf16.h).
 #pragma once
 
 #include <stdint.h>
@@ -29,7 +28,7 @@
 
 namespace korch_amx {
 
-inline constexpr long TERMS = 32, EDGE = 16;  // of a step; of a tile, in rows or columns
+inline constexpr long TERMS = 32, EDGE = 16;  // terms of a step; rows or columns of a tile
 inline constexpr long TOGETHER = 2 * EDGE, SUMS = TOGETHER * TOGETHER;
 inline constexpr long TILE = 512;             // numbers in a tile of components
 inline constexpr int MOST_COMPONENTS = 3;
@@ -45,7 +44,7 @@ inline bool is_ready() { return true; }
 KORCH_INLINE void begin() {}
 KORCH_INLINE void end() {}
 #elif !defined(KORCH_AMX_IN_HARDWARE)
-// The units' arithmetic, to test on a CPU without them.
+// An emulation of the units' arithmetic, for tests on CPUs without them.
 inline thread_local float tiles[8][EDGE][EDGE];
 
 inline float component_of(const float* row, long i) {
@@ -83,7 +82,7 @@ inline void tile_dot(int c, int a, int b) {
       tiles[c][m][n] += even + odd;
     }
 }
-// The sums of four products of bytes each, signed or not.
+// Add the sums of four products of signed or unsigned bytes each.
 template <bool A_SIGNED, bool B_SIGNED>
 inline void tile_dot_bytes(int c, int a, int b) {
   const auto byte_of = [](const float* row, long i, bool is_signed) {
@@ -128,10 +127,10 @@ KORCH_INLINE void stay_awake(Floats&) {}
   else if constexpr (B_SIGNED) KORCH_TILE_DOT_AS("us", c, a, b);        \
   else KORCH_TILE_DOT_AS("uu", c, a, b)
 
-// Whether the system lets this process use the units, which it must be asked for.
+// Whether this process may use the units, for which it must ask the system.
 inline bool is_ready() {
   constexpr long ASK = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  constexpr unsigned BFLOAT16 = 1u << 22, INT8 = 1u << 25;  // of EDX of leaf 7: a machine may show tiles and hide these
+  constexpr unsigned BFLOAT16 = 1u << 22, INT8 = 1u << 25;  // EDX of leaf 7: a machine may report tiles without these
   unsigned a = 0, b = 0, c = 0, d = 0;
   static const bool ready =
       __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & BFLOAT16) && (d & INT8) && syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
@@ -144,13 +143,13 @@ struct alignas(64) Configuration {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// Before a thread's first product, and after its last.
+// Called before a thread's first product (begin) and after its last (end).
 KORCH_INLINE void begin() {
   const Configuration all;
   asm volatile("ldtilecfg %0" : : "m"(all));
 }
 KORCH_INLINE void end() { asm volatile("tilerelease" : :); }
-// The same for products of bytes: sums and operands of some rows, and some fours of terms.
+// The same for products of bytes: tiles of `rows` rows and `quads` groups of four terms.
 KORCH_INLINE void begin_bytes(long rows, long quads) {
   Configuration some;
   for (int n = 0; n < 6; ++n) some.rows[n] = static_cast<uint8_t>(rows);
@@ -159,18 +158,18 @@ KORCH_INLINE void begin_bytes(long rows, long quads) {
   asm volatile("ldtilecfg %0" : : "m"(some));
 }
 
-// Give the vector units something to do. After about 0.7 us without they fall asleep, and the next tile that
-// is stored waits a quarter of a microsecond for them (measured on Granite Rapids).
+// Keep the vector units busy. After about 0.7 us without work they power down, and the next tile store
+// waits a quarter of a microsecond for them (measured on Granite Rapids).
 KORCH_INLINE void stay_awake(Floats& zero) { asm volatile("vfmadd231ps %0, %0, %0" : "+v"(zero)); }
 #endif
 
-// A vector's next component as float32: rounded to the nearest, and the last one as it is.
+// A vector's next component as float32: rounded to nearest; the last component is truncated, which is exact.
 KORCH_INLINE Bits upper(Floats x, bool is_last) {
   constexpr uint32_t HALF = 0x8000, MOST = 0xFFFF0000;
   return ((Bits)x + (is_last ? 0 : HALF)) & MOST;
 }
 
-// Write the P components of two vectors, joined to lines of 32 that are a tile apart from each other.
+// Write the P components of two vectors, joined to lines of 32 numbers; components are `tile` numbers apart.
 template <int P, class Join>
 KORCH_INLINE void split(Floats low, Floats high, uint16_t* to, long tile, Join join) {
 #pragma GCC unroll 3
@@ -183,13 +182,13 @@ KORCH_INLINE void split(Floats low, Floats high, uint16_t* to, long tile, Join j
   }
 }
 
-// Lanes are pairs of terms.
+// Each lane of the result is a pair of terms, one from each vector.
 template <int P = MOST_COMPONENTS>
 KORCH_INLINE void split(Floats low, Floats high, uint16_t* to, long tile) {
   split<P>(low, high, to, tile, [](Bits a, Bits b) __attribute__((always_inline)) { return (a >> 16) | b; });
 }
 
-// 32 terms that are neighbours, each paired with the next.
+// 32 adjacent terms, each even one paired with the next.
 template <int P, int... I>
 KORCH_INLINE void split_line(Floats low, Floats high, uint16_t* to, long tile, korch::Lanes<I...>) {
   typedef korch::Vec<uint16_t, 32> Halves;
@@ -199,25 +198,25 @@ KORCH_INLINE void split_line(Floats low, Floats high, uint16_t* to, long tile, k
         });
 }
 
-// The components of a block of 32 rows whose terms are neighbours (lines are rows), or of a strip of 32 columns
-// (lines are terms), as [steps][P components][2 tiles][TILE]. They are made some at a time while products are
-// computed, for the vector units have little to do then: a step has 16 parts: two rows, or a pair of terms.
+// Splits a block of 32 rows with adjacent terms (lines are rows), or a strip of 32 columns (lines are terms), into
+// components [steps][P components][2 tiles][TILE]. Some parts at a time are split while products are computed,
+// because the vector units have little to do then. A step has 16 parts: two rows, or a pair of terms, each.
 template <bool IS_ROWS, class From, int P = MOST_COMPONENTS>
 struct Unsplit {
-  From from;   // the numbers: value<W>(line, at), and fetch(line, at) ahead of them
+  From from;   // the numbers: value<W>(line, at) reads, fetch(line, at) prefetches
   long first;  // row or column
-  long count;  // of rows or columns that there are, of 32; the others are zero
+  long count;  // how many of the 32 rows or columns exist; the others are zero
   long terms;
   uint16_t* to;
 };
 template <bool IS_ROWS, class From, int P = MOST_COMPONENTS>
 struct Splitter {
   Unsplit<IS_ROWS, From, P> own;
-  long part, last, each;  // the next part, the end, and how many to make beside four products of tiles
+  long part, last, each;  // the next part, the end, and how many to split during four products of tiles
 };
 inline constexpr unsigned long PARTS = 16;
 
-// 16 neighbours of a line, of which only some exist.
+// 16 adjacent numbers of a line, of which only some exist.
 template <class From>
 __attribute__((noinline)) void copy_some(const From& from, long line, long at, long count, float* edge) {
   for (long j = 0; j < count; ++j) edge[j] = from.template value<1>(line, at + j);
@@ -248,7 +247,7 @@ KORCH_INLINE void split_part(const Unsplit<IS_ROWS, From, P>& s, unsigned long p
       split_line<P>(low, high, to + t * TILE + i * TERMS, 2 * TILE, korch::LanesTo<TERMS>::type());
     }
   } else {
-    // Terms in order: what is fetched ahead follows streams.
+    // Terms in order, so that prefetches follow sequential streams.
     const long term = k + 2 * i;
 #pragma GCC unroll 2
     for (long t = 0; t < 2; ++t) {
@@ -263,8 +262,8 @@ KORCH_INLINE void split_part(const Unsplit<IS_ROWS, From, P>& s, unsigned long p
   }
 }
 
-// The lines of a step of terms: part i joins line `low(i)` to line `high(i)`. Those that lie AHEAD lines further on are
-// fetched meanwhile.
+// The lines of a step of terms: part i joins lines `low(i)` and `high(i)`. The lines AHEAD lines later are
+// prefetched meanwhile.
 struct Neighbours {
   long first;
   static constexpr long AHEAD = 4 * TERMS;
@@ -272,14 +271,14 @@ struct Neighbours {
   KORCH_INLINE long high(long i) const { return first + 2 * i + 1; }
 };
 
-// Parts of whole strips of columns whose terms are whole steps: nothing is to be asked for any of them. What is stored
-// can't change what is read, but a copy of that would be waited for. Operands whose lines are in another order say for
-// each step where they are (`lines`), and what is read there (`source`).
+// Split parts of strips of columns that are whole, with whole steps of terms, so that no bounds are checked. Stores do
+// not alias what is read, so destinations are `__restrict`; a copy of the operand instead would stall. Operands whose
+// lines are in another order return the lines of each step (`lines`), and the numbers to read there (`source`).
 template <class From, int P>
 KORCH_INLINE void split_whole(const Unsplit<false, From, P>& s, long begin, long end) {
   constexpr long EACH = PARTS;
   const long first = s.first;
-  // Run a function of the lines of a step, the number of a part of it, and where that goes.
+  // Call a function with the lines of a step, the number of a part in the step, and the part's destination.
   const auto for_parts = [&s, to = s.to, begin, end](auto function) __attribute__((always_inline)) {
     for (long part = begin; part < end;) {
       const long step = part / EACH, stop = korch::smaller(end, (step + 1) * EACH);
@@ -316,7 +315,7 @@ KORCH_INLINE void split_whole(const Unsplit<false, From, P>& s, long begin, long
   }
 }
 
-// The same of rows.
+// The same for rows.
 template <class From, int P>
 KORCH_INLINE void split_whole(const Unsplit<true, From, P>& s, long begin, long end) {
   const From from = s.from;
@@ -336,14 +335,14 @@ KORCH_INLINE void split_whole(const Unsplit<true, From, P>& s, long begin, long 
   }
 }
 
-// Parts of which some rows, columns or terms do not exist.
+// Split parts in which some rows, columns or terms do not exist.
 template <bool IS_ROWS, class From, int P>
 __attribute__((noinline)) void split_ragged(const Unsplit<IS_ROWS, From, P>& s, long begin, long end) {
-  const Unsplit<IS_ROWS, From, P> own = s;  // what is stored can't change it
+  const Unsplit<IS_ROWS, From, P> own = s;  // a local copy, which stores can't alias
   for (long part = begin; part < end; ++part) split_part(own, part);
 }
 
-// Make the next `count` parts.
+// Split the next `count` parts.
 template <bool IS_ROWS, class From, int P>
 KORCH_INLINE void split_some(Splitter<IS_ROWS, From, P>& s, long count) {
   const long begin = s.part, end = korch::smaller(begin + count, s.last);
@@ -358,8 +357,8 @@ KORCH_INLINE Splitter<IS_ROWS, From, P> splitter(const From& from, long first, l
   return {{from, first, count, terms, to}, 0, korch::blocks(terms, TERMS) * static_cast<long>(PARTS), 0};
 }
 
-// The products of tiles of a step, in this order: of a component of rows and one of columns. One follows another with
-// which it shares one of the two, where it can.
+// The products of tiles in a step, in order: each is of a component of rows and one of columns. Consecutive products
+// share one of the two if possible.
 struct Pairs {
   int count, rows[MOST_COMPONENTS * MOST_COMPONENTS], columns[MOST_COMPONENTS * MOST_COMPONENTS];
 };
@@ -367,7 +366,7 @@ template <int A, int B>
 constexpr Pairs pairs_of() {
   Pairs found{};
   const auto add = [&](int i, int j) { found.rows[found.count] = i, found.columns[found.count++] = j; };
-  int last = 0;  // the column of the row that was before, from the end on
+  int last = 0;  // the last column of the previous row; the order is reversed below
   for (int i = A - 1; i >= 0; --i) {
     const int most = B < MOST_COMPONENTS - i ? B : MOST_COMPONENTS - i, first = last;
     add(i, first);
@@ -384,10 +383,10 @@ constexpr Pairs pairs_of() {
 template <int A, int B>
 inline constexpr Pairs PAIRS = pairs_of<A, B>();
 
-// Fours of products of tiles in a step: a block of rows and a strip of columns, all pairs of components.
+// Groups of four products of tiles in a step (a block of rows by a strip of columns): one for each pair of components.
 inline constexpr long TURNS = PAIRS<MOST_COMPONENTS, MOST_COMPONENTS>.count;
 
-// Where the components of 16 R rows of a product lie: those of a block, as a Splitter makes them.
+// The addresses of the components of 16 R rows of a product, in a block that a Splitter has made.
 template <int P = MOST_COMPONENTS>
 struct Block {
   const uint16_t* from;
@@ -405,7 +404,7 @@ struct Block {
 #else
 namespace korch_amx {
 
-// Four products of tiles; what the next four need replaces a tile once it has been used twice.
+// Four products of tiles; a tile for the next four is loaded as soon as the tile that it replaces has been used twice.
 template <int R, int A, int B, int T, class Rows, class Beside>
 KORCH_INLINE void multiply_pair(const Rows& rows, const uint16_t* b, const uint16_t* b_after, long step, long after, Beside& beside) {
   constexpr Pairs ALL = PAIRS<A, B>;
@@ -434,8 +433,8 @@ KORCH_INLINE void multiply_pair(const Rows& rows, const uint16_t* b, const uint1
   if constexpr (NEW_COLUMNS) KORCH_TILE_LOAD(7, columns + TILE, 64L);
 }
 
-// Add the products of 16 R rows and 32 columns, of B components, to sums[16 R][32], or set them. `beside` is called
-// where vector units may do something else, once for each pair of components in a step.
+// Multiply 16 R rows by 32 columns of B components, and add the products to sums[16 R][32] (if `adds`) or store them
+// there. `beside` is called once per pair of components and step, so that vector units can do other work meanwhile.
 template <int R, int B = MOST_COMPONENTS, class Rows, class Beside>
 KORCH_INLINE void multiply_tiles(const Rows rows, const uint16_t* b, long steps, float* sums, bool adds, Beside beside) {
   constexpr int A = Rows::COMPONENTS;
@@ -480,7 +479,7 @@ KORCH_INLINE void multiply_tiles(const Rows rows, const uint16_t* b, long steps,
 
 namespace korch_amx {
 
-// Whether all of some sums are numbers; `count` is a multiple of 16.
+// Whether all sums are finite; `count` is a multiple of 16.
 KORCH_INLINE bool are_finite(const float* sums, long count) {
   Floats zero = {};
   for (long i = 0; i < count; i += 16) {
@@ -488,7 +487,7 @@ KORCH_INLINE bool are_finite(const float* sums, long count) {
     zero += x - x;
   }
 #if defined(__AVX512F__)
-  return __builtin_ia32_cmpps512_mask(zero, Floats{}, 4, -1, 4) == 0;  // 4: unequal, or no number
+  return __builtin_ia32_cmpps512_mask(zero, Floats{}, 4, -1, 4) == 0;  // 4: unequal or unordered
 #endif
   const Bits wrong = (Bits)(zero != 0.0f);
   uint32_t any = 0;

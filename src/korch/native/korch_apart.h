@@ -1,8 +1,8 @@
-// Keeps the threads of a region off the core of the thread that begins it.
+// Keeps the other threads of a parallel region off the core of the thread that opens the region.
 //
-// Linux may wake a thread that slept for some milliseconds on the core of the thread that wakes it, although others are
-// idle. There both take turns, each spinning while it waits for the other, until the system moves one of them: this took
-// 4 to 9 ms on two cores, in which a plan of 0.06 ms ran.
+// After a thread has slept for some milliseconds, Linux may wake it on the core of the thread that wakes it, although
+// other cores are idle. Both threads then share one core, each spinning while it waits for the other, until the system
+// moves one of them. This took 4 to 9 ms on two cores, for a plan that runs in 0.06 ms.
 #pragma once
 
 #ifdef __linux__
@@ -18,7 +18,7 @@ namespace korch {
 
 #ifdef __linux__
 
-// The other threads of a thread's regions, as the system numbers them, and the core that they were told to leave.
+// The other threads of a thread's parallel regions, by the system's thread ids, and the core that they were moved off.
 struct Others {
   static constexpr long MOST = 256;
   int core = -1;
@@ -28,8 +28,9 @@ struct Others {
 inline thread_local Others others;
 inline thread_local pid_t own_number = 0;
 
-// The thread that begins a region of some threads, and its core. If there are as many cores, the others may use all that
-// this thread may use, but not its own. They are told when it has moved, as they could not be woken elsewhere otherwise.
+// The thread that opens a parallel region, and its core. If there are at least as many cores as threads, the other
+// threads may run on all cores that this thread may use except the one it runs on. When this thread has moved to
+// another core, their affinity is changed before the region starts, because they could otherwise be woken on this core.
 class Leader {
  public:
   explicit Leader(int threads) : threads_(threads), core_(sched_getcpu()), leader_(pthread_self()), others_(&others) {
@@ -39,7 +40,7 @@ class Leader {
       if (thread != 0 && syscall(SYS_tgkill, getpid(), thread, 0) == 0) send_off(thread);
   }
 
-  // Called by the others, first of all.
+  // Called by each of the other threads at the start of the region.
   void leave_core(long me) const {
     if (own_number == 0) own_number = pid_t(syscall(SYS_gettid));
     if (me < Others::MOST) others_->threads[me] = own_number;

@@ -1,14 +1,14 @@
-// Products of tiles of bfloat16 by AVX-512's vdpbf16ps, which adds the products of two terms to each sum of a vector, where
-// no matrix units do. It rounds like these: sums to the nearest float32, and what is below 2^-126 counts as zero.
+// Products of bfloat16 tiles on CPUs without matrix units, by the AVX-512 instruction vdpbf16ps. It adds the products of
+// two terms to each lane's sum. It rounds as matrix units do: sums to the nearest float32, values below 2^-126 to zero.
 #pragma once
 
 #include "korch_amx.h"
 
 namespace korch_amx {
 
-inline constexpr long ROWS_AT_ONCE = 8;  // their sums of 32 columns are in registers
+inline constexpr long ROWS_AT_ONCE = 8;  // with the sums of their 32 columns in registers
 
-// sum + the products of the two terms of each lane. Compilers disagree on the types of their builtins for it.
+// sum + the products of the two terms of each lane. (Assembly, because compilers' builtins for it differ in their types.)
 KORCH_INLINE Floats dot_pairs(Floats sum, Bits a, Bits b) {
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
   return sum;
@@ -25,7 +25,7 @@ KORCH_INLINE Bits splat_pair(const char* from) {
   return korch::splat<uint32_t, EDGE>(x);
 }
 
-// Add the products of a tile's rows and 32 columns of a step; rows are STRIDE bytes apart.
+// Add the products of a tile's rows by 32 columns for one step of terms; rows are STRIDE bytes apart.
 template <long STRIDE>
 KORCH_INLINE void multiply_step(Floats (&sum)[ROWS_AT_ONCE][2], const char* rows, const uint16_t* columns) {
   for (long pair = 0; pair < EDGE; ++pair, rows += 4, columns += TERMS) {
@@ -39,8 +39,9 @@ KORCH_INLINE void multiply_step(Floats (&sum)[ROWS_AT_ONCE][2], const char* rows
   }
 }
 
-// Add the products of 16 R rows and 32 columns, of B components, to sums[16 R][32], or set them. `beside` is called as
-// often as there are pairs of components in all steps, but not among them: its vectors would drive the sums out of registers.
+// Multiply 16 R rows by 32 columns of B components, and add the products to sums[16 R][32] (if `adds`) or store them
+// there. `beside` is called once per pair of components and step, but after all products: its vectors would otherwise
+// make the compiler spill the sums.
 template <int R, int B = MOST_COMPONENTS, class Rows, class Beside>
 KORCH_INLINE void multiply_tiles(const Rows rows, const uint16_t* b, long steps, float* sums, bool adds, Beside beside) {
   constexpr Pairs ALL = PAIRS<Rows::COMPONENTS, B>;

@@ -1,4 +1,4 @@
-// Kernels that were built for a share of the threads: each lane runs some, one after the other.
+// Kernels ("parts") that run concurrently on subsets of the threads ("lanes"): each lane runs its parts one by one.
 #pragma once
 
 #include <stddef.h>
@@ -11,8 +11,8 @@ namespace korch_concurrent {
 
 constexpr int MOST = 64;  // buffers of a part
 
-// A kernel, and where its slots begin; without state it is neither created nor destroyed. `team` is null if it has no
-// function that several threads call.
+// A kernel, and the number of its first slot. `create` and `destroy` are null if it has no state. `team` is null if it
+// has no function that several threads call.
 struct Part {
   int (*run)(void*, void* const*);
   int (*team)(void* const*, korch::Member&);
@@ -21,14 +21,14 @@ struct Part {
   int first_slot;
 };
 
-// A buffer of a part: one of the whole kernel's, from a byte on.
+// A buffer of a part: one of the whole kernel's buffers, from a byte offset on.
 struct Slot {
   int buffer;
   size_t offset;
 };
 
-// What a library that looks for threads finds while parts run or are created: one. It counts for
-// the calling thread alone, and where this is a task of a parallel region, no longer than the task.
+// While an object exists, OpenMP reports one thread, so that libraries use only one while parts run or are created. This
+// affects the calling thread only and, within a parallel region, no longer than the region.
 struct OneThread {
   const int before = omp_get_max_threads();
   OneThread() {
@@ -62,8 +62,8 @@ void* create(const Part (&parts)[PARTS], char* error, size_t error_size) {
   return states;
 }
 
-// Run the parts of a lane one after the other, as one of its threads: parts[from] to parts[end - 1]. `slots` ends where
-// the last part's do.
+// Run the parts of a lane, parts[from] to parts[end - 1], one after another, as one of the lane's threads. `slot_count`
+// is the number of all parts' slots.
 inline int run_lane(const Part* parts, const Slot* slots, int slot_count, int from, int end,
                     int part_count, void* const* states, void* const* buffers, korch::Member own) {
   const OneThread one;
@@ -75,13 +75,13 @@ inline int run_lane(const Part* parts, const Slot* slots, int slot_count, int fr
       place[s - parts[i].first_slot] = static_cast<char*>(buffers[slots[s].buffer]) + slots[s].offset;
     if (parts[i].team != nullptr) failed |= parts[i].team(place, own);
     else if (own.me == 0) failed |= parts[i].run(states == nullptr ? nullptr : states[i], place);
-    if (failed != 0 && own.threads == 1) break;  // others of a lane wait for this thread
+    if (failed != 0 && own.threads == 1) break;  // otherwise the lane's other threads wait for this one
     if (i + 1 < end) own.meet();
   }
   return failed;
 }
 
-// Run a single lane of one thread: no other is started.
+// Run a single lane of one thread in the calling thread.
 template <int PARTS, int SLOTS>
 int run_alone(const Part (&parts)[PARTS], const Slot (&slots)[SLOTS], void* state,
               void* const* buffers) {
@@ -89,11 +89,11 @@ int run_alone(const Part (&parts)[PARTS], const Slot (&slots)[SLOTS], void* stat
   return run_lane(parts, slots, SLOTS, 0, PARTS, PARTS, states, buffers, {});
 }
 
-// More than how often the threads of a lane meet.
+// More than the number of barriers in a lane.
 constexpr uint32_t MOST_TURNS = 1 << 16;
 
-// Run all lanes at once, as one of the threads: lane l has the parts before ends[l] and after the lane before it, and
-// threads[l] of the threads. Where there are fewer than it asks for, as inside of another region, a lane has one.
+// Run all lanes concurrently, as one of the threads: lane l has the parts from ends[l - 1] to ends[l] - 1, and threads[l]
+// threads. If there are fewer threads than needed, as in a nested region, each lane runs on one thread.
 template <int PARTS, int SLOTS, int LANES>
 int run_lanes(const Part (&parts)[PARTS], const Slot (&slots)[SLOTS], const int (&ends)[LANES],
               const int (&threads)[LANES], void* state, void* const* buffers, korch::Member& own) {
@@ -115,8 +115,8 @@ int run_lanes(const Part (&parts)[PARTS], const Slot (&slots)[SLOTS], const int 
   return failed;
 }
 
-// Run a kernel of lanes in a region of its own. It has as many threads as those of other kernels: GCC's OpenMP ends the
-// threads that a region has less, and makes them anew for the next.
+// Run a kernel of lanes in a new parallel region. The region has as many threads as other kernels' regions: GCC's OpenMP
+// would end the threads that a smaller region does not need, and create them again for the next one.
 template <int THREADS, class F>
 int run_region(F run) {
   korch::Count counts[THREADS];

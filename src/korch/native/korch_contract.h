@@ -1,5 +1,5 @@
-// A block of a product of float32: R rows times NV vectors of W columns in registers. Operands are tiles or
-// memory, of float32 or of 16 bits that are widened when they are read.
+// A block of a float32 matrix product with register blocking: R rows times NV vectors of W columns. Operands are tiles
+// or memory, of float32, or of narrower elements that are widened when they are read.
 #pragma once
 
 #include "korch_half.h"
@@ -7,9 +7,9 @@
 
 namespace korch {
 
-// Where the sums of a block begin and end. `begin` returns the first value of V neighbouring sums of row r
-// from column n on, and `end` takes their last. IS_WHOLE says that there is room for whole vectors,
-// IS_NEW that sums begin with zero, so that they may be computed twice.
+// Classes that give sums their initial values and take the results. `begin` returns the initial values of V adjacent sums
+// of row r from column n on, and `end` takes their final values. IS_WHOLE says that there is memory for whole vectors in
+// each row; IS_NEW says that sums begin with zero, so that they may be computed twice.
 
 // Sums that are added to a tile; rows are ROW elements apart.
 template <long ROW, bool IS_ROOMY>
@@ -23,7 +23,7 @@ struct Added {
   KORCH_INLINE void fetch(long, long) const {}
 };
 
-// Sums that a tile holds afterwards.
+// Sums that are stored to a tile.
 template <long ROW, bool IS_ROOMY>
 struct Stored : Added<ROW, IS_ROOMY> {
   static constexpr bool IS_NEW = true;
@@ -45,8 +45,8 @@ struct NoFetch {
   KORCH_INLINE void operator()(long, long) const {}
 };
 
-// Sums that a function takes, which computes the results that follow from them and stores these.
-// `Fetch` fetches the line that result (r, n) is stored to.
+// Sums that are passed to a function (an epilogue), which computes results from them and stores these.
+// `Fetch` prefetches the cache line that result (r, n) is stored to.
 template <class Finish, class Fetch = NoFetch>
 struct Finished {
   static constexpr bool IS_WHOLE = false, IS_NEW = true;
@@ -65,18 +65,18 @@ Finished(Finish, Fetch) -> Finished<Finish, Fetch>;
 
 inline constexpr long LINE = 64;  // bytes that one prefetch brings
 
-// How far ahead a block reads where all that is read of b is contiguous and read once. (1.0 to 1.4
-// times as fast as fetching the following strip, which is evicted before it is read, for products of 1 to
-// 8 rows.) The second cache waits for more lines than the first one, and takes them (1.03 to 1.1 times as fast).
+// The prefetch distance if b is read contiguously and only once. (1.0 to 1.4 times as fast as prefetching the following
+// strip, which is evicted before it is read, for products of 1 to 8 rows.) These prefetches go to the level-2 cache, which
+// allows more outstanding lines than the level-1 cache (1.03 to 1.1 times as fast).
 inline constexpr long STREAM_BYTES = 16384;
 
-// As many neighbouring terms are multiplied without a loop, if their number is known: then all places are constants.
-// (1.05 to 1.15 times as fast.) More multiplications than MOST_UNROLLED take longer than a loop: 28 rows and 9
-// terms 1.4 times as long, 12 rows 1.14 times, 10 rows as long.
+// Up to UNROLLED adjacent terms are fully unrolled if their number is known, so that all offsets are constants (1.05 to
+// 1.15 times as fast). More than MOST_UNROLLED multiplications take longer unrolled than in a loop: with 9 terms, 28 rows
+// 1.4 times as long, 12 rows 1.14 times as long, 10 rows as long.
 inline constexpr long UNROLLED = 16, MOST_UNROLLED = 90;
 
-// Where the rows of a begin: ROW apart; or, if COUNT is not 0, COUNT rows are ROW apart, and GROUP lies between the
-// first rows of such groups (a group is a row of an image, whose pixels are the rows here).
+// The offsets of the rows of a: they are ROW apart; or, if COUNT is not 0, rows come in groups of COUNT rows that are ROW
+// apart, and groups begin GROUP apart (a group is a row of an image, whose pixels are the rows here).
 template <long ROW, auto COUNT = 0L, auto GROUP = 0L>
 struct Rows {
   static constexpr long STEP = ROW;
@@ -91,8 +91,8 @@ struct Rows {
   }
 };
 
-// Loops around the one over neighbouring terms: N turns each, A elements apart in a and B in b. The innermost
-// says how many neighbours there are, or 0 if that is known at run time only.
+// Loops around the loop over adjacent terms: each has N iterations, A elements apart in a and B in b. `Once` is the
+// innermost: it says how many adjacent terms there are, or 0 if that is known at run time only.
 template <long N = 0>
 struct Once {
   static constexpr long TERMS = N;
@@ -109,7 +109,7 @@ struct Turns {
   }
 };
 
-// Begin the sums of COUNT rows times N vectors of V columns; if IS_EDGE, only the first `count` columns exist, of one vector.
+// Initialize the sums of COUNT rows times N vectors of V columns. If IS_EDGE, N is 1 and only `count` columns exist.
 template <bool IS_EDGE, int V, int COUNT, int N, class Sums>
 KORCH_INLINE void begin_block(const Sums& sums, Vec<float, V> (&sum)[COUNT][N], long r0, long n0, long count) {
 #pragma GCC unroll 32
@@ -126,8 +126,9 @@ KORCH_INLINE void begin_block(const Sums& sums, Vec<float, V> (&sum)[COUNT][N], 
     }
 }
 
-// End them. Some come from memory, so that what is done with each is compiled once: those of an edge, and if IS_SHORT
-// all rows, which halves the time of the compiler where it compiles many numbers of rows, and takes no longer.
+// Finish the sums. In two cases they go through memory, so that the code for one of them is compiled only once: at an
+// edge, and, if IS_SHORT, for all rows. This halves the compile time if there are variants for many numbers of rows, and
+// does not make the kernel slower.
 template <bool IS_EDGE, int V, bool IS_SHORT = false, int COUNT, int N, class Sums>
 KORCH_INLINE void end_block(const Sums& sums, const Vec<float, V> (&sum)[COUNT][N], long r0, long n0, long count) {
   if constexpr (IS_EDGE) {
@@ -154,29 +155,29 @@ KORCH_INLINE void end_block(const Sums& sums, const Vec<float, V> (&sum)[COUNT][
   }
 }
 
-// Row r of a begins at a[ROWS::at(r)]. Terms are neighbours A_TERM and B_TERM apart; LOOPS are the loops around
-// these. Strip s of b has NV vectors; vector v of its term k is at b[s * STRIP + v * VECTOR + k * B_TERM], its
-// columns COLUMN apart. Nothing beyond `columns` is read or
-// written, but for panels (IS_PANEL), which have whole vectors. While a block of rows is computed, EACH lines
-// of each term are fetched: of the strip that follows, or STREAM_BYTES further on (IS_STREAM); and with the first
-// strip AHEAD lines of the row that is FURTHER rows behind the first one, where rows are neighbours in memory. TAILS
-// are the numbers of rows below R that may be left. `after` is the strip that is read behind the last one, or null.
+// Row r of a begins at a[ROWS::at(r)]. Adjacent terms have the strides A_TERM and B_TERM; LOOPS are the loops around
+// them. Strip s of b has NV vectors; vector v of its term k is at b[s * STRIP + v * VECTOR + k * B_TERM], with stride
+// COLUMN between columns. Nothing beyond `columns` is read or written, except in panels (IS_PANEL), which have whole
+// vectors. While a block of rows is computed, EACH cache lines per term are prefetched: of the following strip, or
+// STREAM_BYTES ahead (IS_STREAM). With the first strip, AHEAD lines per term of the row that is FURTHER rows after the
+// block's first row are prefetched, too, if rows are contiguous. TAILS lists the numbers of rows below R that may remain.
+// `after` is the strip that will be read after the last one, or null.
 template <int W, int R, int NV, class ROWS, class LOOPS, long A_TERM, long B_TERM, long COLUMN, long VECTOR, long STRIP,
           bool IS_PANEL, int EACH, bool IS_STREAM, int AHEAD, long FURTHER, int... TAILS>
 struct Contraction {
   static constexpr long COLUMNS = NV * W;
 
-  // Memory to fetch: where the lines of the first term begin, and the bytes between terms.
+  // Memory to prefetch: the address of the first term's lines, and the stride between terms in bytes.
   struct Lines {
     const void* from;
     long step;
   };
 
-  // COUNT rows times N vectors, of which only the first `count` columns exist if IS_EDGE. While these are computed,
-  // FETCHED lines of each term are fetched.
+  // Compute COUNT rows times N vectors; if IS_EDGE, only the first `count` columns exist. Meanwhile, FETCHED lines per
+  // term are prefetched.
   template <int COUNT, int N, int V, bool IS_EDGE, int FETCHED, bool IS_EVEN, class Sums, typename A, typename B>
   static __attribute__((noinline)) void tile(Numbers numbers, const Sums& given, const A* a, const B* b, Lines lines, const A* further, long r0, long n0, long terms, long count) {
-    const Sums sums = given;  // what is stored can't change it
+    const Sums sums = given;  // a local copy, which stores can't alias
     if constexpr (!IS_EDGE) {
 #pragma GCC unroll 32
       for (int r = 0; r < COUNT; ++r)
@@ -226,22 +227,23 @@ struct Contraction {
     end_block<IS_EDGE, V, (sizeof...(TAILS) > 1)>(sums, sum, r0, n0, count);
   }
 
-  // Rows that may belong to two groups have addresses of their own.
+  // If the rows belong to two groups, each row has its own address.
   template <int COUNT, int N, int V, bool IS_EDGE, int FETCHED, class Sums, typename A, typename B>
   static KORCH_INLINE void some(Numbers numbers, const Sums& sums, const A* a, const B* b, Lines lines, const A* further, long r, long n, long terms, long count) {
     if (ROWS::are_even(r, COUNT, numbers)) tile<COUNT, N, V, IS_EDGE, FETCHED, true>(numbers, sums, a, b, lines, further, r, n, terms, count);
     else tile<COUNT, N, V, IS_EDGE, FETCHED, false>(numbers, sums, a, b, lines, further, r, n, terms, count);
   }
 
-  // All rows of N vectors. Meanwhile the strip that follows is fetched; then those that are left fetch the rows
-  // of a that follow theirs, if these are neighbours in memory.
+  // Compute all rows of N vectors. Meanwhile, the following strip is prefetched. The remaining blocks of rows prefetch
+  // the rows of a that follow, if these are contiguous.
   template <int N, int V, bool IS_EDGE, class Sums, typename A, typename B>
   static KORCH_INLINE void rows(Numbers numbers, const Sums& sums, const A* a, const B* b, const B* next, long n, long rows, long terms, long count) {
     constexpr long STEP = B_TERM * sizeof(B), ROW = COLUMNS * sizeof(B);
     const Lines none{b, 0}, stream{reinterpret_cast<const char*>(b) + STREAM_BYTES, STEP};
     const bool is_dense = A_TERM == 1 && ROWS::STEP == terms && R * sizeof(A) <= LINE;
     long line = next ? 0 : ROW, r = 0;
-    // Half of the strip that follows would be fetched by too few blocks. (All of it: 1.3 to 1.4 times as fast.)
+    // With few blocks of rows, EACH lines per block would not prefetch the whole following strip, so the first block
+    // prefetches all of it (1.3 to 1.4 times as fast).
     constexpr int ALL = blocks(ROW, LINE);
     if constexpr (sizeof...(TAILS) > 1 && N == NV && !IS_STREAM && EACH > 0 && EACH < ALL)
       if (next && rows >= R && rows / R * EACH < ALL) {
@@ -267,8 +269,8 @@ struct Contraction {
                                const B* after = nullptr) {
     if (Sums::IS_WHOLE) columns = (columns + W - 1) / W * W;
     const B* const none = nullptr;
-    // Where the number of columns is known, these comparisons leave out what it does not need: compilers take most of
-    // their time for blocks of single columns.
+    // If the number of columns is known, these comparisons remove unneeded code: compilers spend most of their time on
+    // blocks of single columns.
     const long whole = columns / COLUMNS * COLUMNS, vectors = columns / W * W;
     long n = 0;
     for (; n < whole; n += COLUMNS) {

@@ -1,8 +1,9 @@
-// A product of rows of a chain of convolutions on the matrix units, by columns that come as components (korch_amx.h).
+// A product in a chain of convolutions on matrix units: rows of an image by columns that come as components (korch_amx.h).
 //
-// The rows are places of an image, of which some components are made, multiplied by all strips of columns, and finished at
-// once: where vector units have this much to do, it takes no less time beside products, for these and float32 arithmetic
-// hardly overlap (measured on Granite Rapids), and later the sums lie farther away.
+// The rows are pixels ("places") of an image. Some rows at a time are split into components, multiplied by all strips of
+// columns, and finished immediately. Finishing them later, while the next products are computed, would save no time with
+// this much work for the vector units: matrix products and float32 arithmetic hardly overlap (measured on Granite Rapids),
+// and the sums would then be farther away in the cache hierarchy.
 #pragma once
 
 #include "korch_contract_split.h"
@@ -10,15 +11,15 @@
 
 namespace korch_amx {
 
-inline constexpr unsigned long RING = 4 * TOGETHER;  // rows whose components there is room for
-inline constexpr long TURN = 8;             // rows of which a step is made at a time
+inline constexpr unsigned long RING = 4 * TOGETHER;  // rows whose components fit into the ring buffer
+inline constexpr long TURN = 8;             // rows that are split at a time, for one step of terms
 
-// Where the first component of 32 terms of a row goes.
+// The address for the first component of 32 terms of a row.
 KORCH_INLINE uint16_t* place_of(uint16_t* to, long apart, unsigned long row, unsigned long k) {
   return to + row % RING / TOGETHER * apart + row % TOGETHER * TERMS + k / TERMS * STEP;
 }
 
-// What is made next: a step of terms from k on, of rows from `row` on; of those from `begin` to `until`.
+// The position of the splitting: next is the step of terms from k on, for rows from `row` on, within `begin` to `until`.
 struct Cursor {
   long terms, begin, until, row, k;
   KORCH_INLINE bool has_more() const { return row < until; }
@@ -29,7 +30,7 @@ struct Cursor {
   }
 };
 
-// Rows that a function of (row, term) has, from number `first` on.
+// Rows whose numbers a function of (row, term) returns, from row number `first` on.
 template <class From>
 struct Read {
   From from;
@@ -40,7 +41,7 @@ struct Read {
     return terms - k >= EDGE ? from.template value<16>(first + row, k) : some(from, first + row, k, terms - k);
   }
   KORCH_ALONE void make(Cursor& at, uint16_t* to, long apart) const {
-    const Read own = *this;  // what is stored can't change it
+    const Read own = *this;  // a local copy, which stores can't alias
     const long k = at.k, end = korch::smaller(at.row + TURN, at.until);
     for (long row = at.row; row < end; ++row) {
       own.from.fetch(own.first + row + TOGETHER, k);
@@ -54,9 +55,10 @@ struct Read {
 template <class From>
 KORCH_INLINE Read<From> read_rows(const From& from, long first, long terms) { return {from, first, terms}; }
 
-// Rows that a depthwise convolution K computes, OUT in each row of its image, R at a time. `windows` calls a function for
-// each row of the window of row y of a block of 16 channels, with where it and its weights begin, and how far it is from the
-// first; blocks are BLOCK numbers apart. `finish` computes what is split from sums.
+// Rows that a depthwise convolution K computes, R at a time; an image row of its result has OUT of them. `windows` calls a
+// function for each row of the window of row y and of a block of 16 channels, with pointers to it and to its weights, and
+// its distance from the window's first row; blocks are BLOCK numbers apart. `finish` computes from the sums the numbers
+// that are then split.
 template <class K, auto BLOCK, class Windows, class Finish>
 struct Fed;
 template <int R, auto OUT, int KW, long S, long D, long UNIT, long BEFORE, long OVER, long PANEL, auto ROW, auto LAST,
@@ -79,7 +81,7 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, OVER, PA
     [[maybe_unused]] const long row = korch::value(ROW, numbers), last = korch::value(LAST, numbers), wide = K::width(places());
     windows(q, y, [&](const auto* a, const float* w, long from) __attribute__((always_inline)) {
       a += (AT >= 0 ? AT : x) * (S * UNIT);
-      if (FETCHES && from == last) {  // what the row below reads: caches don't foresee it where all channels take turns
+      if (FETCHES && from == last) {  // the data of the row below: prefetchers don't predict it, as channels alternate
 #pragma GCC unroll 2
         for (int n = 0; n < NV; ++n)
 #pragma GCC unroll 64
@@ -116,7 +118,7 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, OVER, PA
 
   template <int COUNT, long AT, int NV>
   KORCH_ALONE void split_places(long q, long y, long x, long made, uint16_t* to, long apart) const {
-    const Fed own = *this;  // what is stored can't change it
+    const Fed own = *this;  // a local copy, which stores can't alias
     Floats sum[COUNT][NV] = {};
     own.template compute<COUNT, AT, NV>(q, y, x, sum);
 #pragma GCC unroll 16
@@ -132,7 +134,7 @@ struct Fed<korch::WindowContraction<16, R, OUT, KW, S, D, UNIT, BEFORE, OVER, PA
       });
     else make_some<NV>(q, y, x, made, to, apart);
   }
-  // The same if the number of places is not known before; the last R of a row are computed together.
+  // The same if the number of places is only known at run time; the last R of a row are computed together.
   template <int NV>
   KORCH_INLINE void make_some(long q, long y, long x, long made, uint16_t* to, long apart) const {
     const long out = places(), again = korch::larger(0, x + R - out);
@@ -180,7 +182,7 @@ struct Chained {
       else
         for (long j = t; j < t + EDGE && n + j < columns.count; ++j) end<1>(row, n + j, found[j]);
   }
-  // Row `row` of the sums from column n on, of float32 numbers.
+  // Compute and finish row `row` of the sums from column n on again, from the float32 numbers.
   KORCH_ALONE void end_again(long row, long n) const {
     alignas(64) float found[TOGETHER] = {};
     for (long k = 0; k < rows.terms; k += EDGE) {
@@ -192,9 +194,9 @@ struct Chained {
     }
     end_some(found, row, n);
   }
-  // What is no number may have been too large for components, so such a row is computed once more.
+  // A NaN or infinity may come from a number that is too large for components, so such a row is computed again.
   KORCH_ALONE void finish(const float* found, long first, long count, long n) const {
-    const Chained own = *this;  // what is stored can't change it
+    const Chained own = *this;  // a local copy, which stores can't alias
     if (n + TOGETHER <= own.columns.count && are_finite(found, count * TOGETHER)) {
       for (long row = first; row < first + count; ++row, found += TOGETHER) {
         own.template end<16>(row, n, korch::load<float, 16>(found));

@@ -1,25 +1,25 @@
-// A dense convolution of floats: columns are output channels, and an image is read where it lies.
+// A dense convolution of floats: columns are output channels, and the image is read in place, without a copy.
 #pragma once
 
 #include "korch_contract_window.h"
 
 namespace korch {
 
-// A row of OUT places, R of them times NV vectors of W channels in registers. Column kx of the window of place x is
-// element x * S + kx * D - BEFORE of a row of WIDTH elements, UNIT apart; a points to element -BEFORE of the first row.
-// What is outside of a row counts as zero. Strips of NV vectors of weights are STRIP apart, their vectors VECTOR apart;
-// those of neighbouring columns of a window are TERM apart.
+// A row of OUT output pixels ("places"). Tiles of R places by NV vectors of W channels are in registers. Column kx of the
+// window of place x is element x * S + kx * D - BEFORE of an image row of WIDTH elements with stride UNIT; `a` points to
+// element -BEFORE of the first row. Elements outside of a row count as zero. Weights come in strips of NV vectors; the
+// strides of strips, of vectors, and of adjacent window columns are STRIP, VECTOR and TERM.
 template <int W, int R, int NV, long OUT, int KW, long S, long D, long UNIT, long BEFORE, long WIDTH, long TERM,
           long VECTOR, long STRIP>
 struct DenseContraction {
   static constexpr long REACH = (KW - 1) * D + 1, COLUMNS = NV * W;
   typedef RowTiles<R, OUT, S, REACH, BEFORE, WIDTH> Tiles;
 
-  // COUNT places from AT on (see `RowTiles`), times N vectors, of which only the first `count` columns exist if IS_EDGE.
-  // `window` calls a function for each row of the window in each channel, with where it begins in a and in b.
+  // COUNT places from AT on (see `RowTiles`), times N vectors; if IS_EDGE, only the first `count` columns exist.
+  // `window` calls a function for each row of the window and each channel, with its offsets in a and in b.
   template <int COUNT, int N, long AT, bool IS_EDGE, class Sums, class Rows, typename A, typename B>
   static __attribute__((noinline)) void tile(const Sums& given, const Rows& window, const A* a, const B* b, long x, long n, long count) {
-    const Sums sums = given;  // what is stored can't change it
+    const Sums sums = given;  // a local copy, which stores can't alias
     const Rows rows = window;
     if constexpr (AT >= 0) x = AT;
     const A* const first = a + x * (S * UNIT);
@@ -33,7 +33,7 @@ struct DenseContraction {
 #pragma GCC unroll 8
         for (int v = 0; v < N; ++v) w[v] = load<float, W>(b + from_b + k * TERM + v * VECTOR);
         const A* at = line + k * (D * UNIT);
-        asm("" : "+r"(at));  // or else what windows share is kept in other registers than there are
+        asm("" : "+r"(at));  // keeps the compiler from holding elements that windows share in more registers than there are
 #pragma GCC unroll 32
         for (long r = 0; r < COUNT; ++r) {
           const long column = (AT >= 0 ? AT * S - BEFORE : left) + r * S + k * D;

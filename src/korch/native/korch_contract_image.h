@@ -1,28 +1,29 @@
-// Windows of an image on the matrix units: a product whose rows are read from the components of the image itself.
+// A convolution on matrix units: a product whose rows are read directly from the components of the image.
 //
-// The components of some rows of the image lie as [steps of channels][components][classes][rows][pixels][32 channels]: with
-// strides, rows and columns i with equal i % stride are a class. So the pixels that one place of the window meets, for
-// 16 neighbouring results, are a tile, and for the next place the same further on. Tiles run on from one row of
-// results into the next, and what a tile computes between two rows is dropped.
+// The components of some rows of the image are stored as [steps of channels][components][classes][rows][pixels]
+// [32 channels]. If there are strides, rows and columns i with equal i % stride form a class. So the pixels that one
+// window position reads for 16 adjacent results form a tile, and the next window position's tile is at another offset.
+// Tiles continue from one row of results into the next; results computed for positions between two rows are discarded.
 //
-// The terms are units of 32: [rows of the window][steps of channels][columns of the window]. Either strips of 32
-// columns of the product stay while BLOCK rows of results after BLOCK rows go by, or all rows stay while strips go by,
-// some units at a time.
+// The terms come in units of 32: [rows of the window][steps of channels][columns of the window]. Either strips of 32
+// columns of the product are kept in the cache while rows are streamed, BLOCK rows of results at a time; or all rows are
+// kept while strips are streamed, some units at a time.
 #pragma once
 
 #include "korch_contract_split.h"
 
 namespace korch_amx {
 
-// Rows and columns of the window, steps in pixels of the result and of the window along both axes, pixels of a row,
-// channels, columns of the result, its rows that are computed together, and components of a pixel.
+// KH and KW are the rows and columns of the window, SY and SX the strides, DY and DX the dilations, PITCH the pixels of an
+// image row, C the channels, WIDTH the columns of the result, BLOCK the rows of the result that are computed together, P
+// the components of a pixel's numbers.
 template <long KH, long KW, long SY, long SX, long DY, long DX, long PITCH, long C, long WIDTH, long BLOCK, int P>
 struct Window {
   static constexpr int COMPONENTS = P;  // of a pixel
   static constexpr long STEPS = korch::blocks(C, TERMS), UNITS = KH * STEPS * KW, RESULTS = WIDTH, AT_ONCE = BLOCK;
   static constexpr long DOWN = SY, ACROSS = SX, ROW = PITCH, CHANNELS = C;
   static constexpr long BEYOND = (KH - 1) * DY / SY, DEPTH = BLOCK + BEYOND;  // rows of a class
-  static constexpr long EXTRA = (WIDTH - 1) * SX + (KW - 1) * DX + 1 - PITCH;  // pixels behind the last row, if any
+  static constexpr long EXTRA = (WIDTH - 1) * SX + (KW - 1) * DX + 1 - PITCH;  // pixels read beyond the last row, if any
   static constexpr long RUN = PITCH / SX;                                     // from a result to the one below
   static constexpr long COLUMNS = DEPTH * RUN + (EXTRA > 0 ? korch::blocks(EXTRA, SX) : 0);  // of a class
   static constexpr long PLANE = SX * COLUMNS, COMPONENT = SY * PLANE * TERMS;
@@ -41,12 +42,12 @@ struct Window {
   }
   static constexpr Offsets OFFSETS = offsets();
 
-  // The channel of a term in units, of which channels i and i + 16 are a pair, and its place in the window.
+  // The channel of a term (in a unit, channels i and i + 16 form a pair), and its position in the window.
   static KORCH_INLINE long channel(long k) { return k / TERMS / KW % STEPS * TERMS + k % 2 * EDGE + k % TERMS / 2; }
   static KORCH_INLINE long down(long k) { return k / TERMS / (KW * STEPS); }
   static KORCH_INLINE long across(long k) { return k / TERMS % KW; }
   static KORCH_INLINE long number(long k) { return (down(k) * KW + across(k)) * C + channel(k); }
-  // Rows of a class that `rows` rows of results meet.
+  // The number of rows of a class that `rows` rows of results read.
   static constexpr long met(long kind, long rows) {
     long found = 0;
     for (long y = 0; y < KH; ++y)
@@ -57,7 +58,7 @@ struct Window {
   static constexpr long across_of(long k) { return across(k) * DX; }
 };
 
-// Lines of weights in units of terms, zero beyond the channels.
+// Lines of weights in the order of units of terms; zero beyond the last channel.
 template <class G, class From>
 struct Taps {
   From from;
@@ -69,7 +70,7 @@ struct Taps {
   KORCH_INLINE void fetch(long k, long at) const {
     if (k < G::UNITS * TERMS) from.fetch(G::number(k), at);
   }
-  // The lines of a unit of channels that all exist. Those of the next channels are fetched.
+  // The lines of a unit whose channels all exist. Those of the next channels are prefetched.
   struct Lines {
     long first;
     static constexpr long AHEAD = TERMS;
@@ -91,8 +92,8 @@ struct PixelTiles {
   }
 };
 
-// The components of what some rows of results meet, made a step of a pixel at a time: of all steps of one pixel after
-// the other if LAST, else of all pixels of one step.
+// Splits the pixels that some rows of results read, one step of one pixel at a time. If LAST, all steps of a pixel come
+// one after another; else all pixels of a step.
 template <class G, bool LAST, class From>
 struct Pixels {
   static constexpr long INNER = LAST ? G::STEPS : 1, OUTER = G::STEPS / INNER, AHEAD = LAST ? korch::larger(1, 8 / G::STEPS) : 8;
@@ -100,7 +101,7 @@ struct Pixels {
   uint16_t* to;
   long first, rows;  // of results
   long run, runs, each;
-  long u, v, end, step, left;  // of the run that has begun
+  long u, v, end, step, left;  // of the current run
 
   KORCH_INLINE Pixels(const From& from, uint16_t* to, long first, long rows)
       : from(from), to(to), first(first), rows(rows), run(0), runs(rows > 0 ? G::DOWN * (rows + G::BEYOND) * OUTER : 0),
@@ -123,7 +124,7 @@ struct Pixels {
     while (count > 0) {
       if (left == 0 && !begin()) return;
       const long now = korch::smaller(count, left), y = u, row = first * G::DOWN + y;
-      const From image = from;  // what is stored can't change it, nor what follows
+      const From image = from;  // local copies, which stores can't alias
       uint16_t* const line = to;
       long x = v, s = step;
       for (long i = 0; i < now; ++i) {
@@ -152,7 +153,7 @@ struct Pixels {
     return korch::load<float, 16>(edge);
   }
   __attribute__((noinline)) void make_all() { make(runs * INNER * (G::ROW + korch::larger(0, G::EXTRA))); }
-  // `turns` times something may be done beside products.
+  // There are `turns` opportunities to split pixels while products are computed.
   KORCH_INLINE void pace(long turns) { each = korch::blocks(runs * INNER * G::ROW, turns); }
 };
 template <class G, bool LAST, class From>
@@ -160,7 +161,7 @@ KORCH_INLINE void prepare(Pixels<G, LAST, From>& next) {
   next.make(next.each);
 }
 
-// The rows of a product: `count` results of some rows.
+// The rows of a product: `count` results, from whole rows of results.
 template <class G, bool LAST, class From>
 struct Image {
   From from;
@@ -192,12 +193,12 @@ struct Windows : Product<Sums, Rows, Columns> {
   typedef typename Base::Pending Pending;
   using Base::columns;
   using Base::rows;
-  // Numbers of components of a block's rows, with what a last tile reads beyond.
+  // The numbers in the components of a block's rows, including those that the last tile reads beyond the end.
   static constexpr long IMAGE = G::COMPONENTS * G::STEPS * G::COMPONENT + TOGETHER * TERMS;
 
   static KORCH_INLINE long pixels_of(long some) { return (some - 1) * G::RUN + G::RESULTS; }
 
-  // Strips of columns stay.
+  // Strips of columns are kept while rows are streamed.
   inline void pass_rows() const {
     const long down = rows.count / G::RESULTS, across = korch::blocks(columns.count, TOGETHER);
     uint16_t *now = rows.to, *other = now + IMAGE;
@@ -223,7 +224,7 @@ struct Windows : Product<Sums, Rows, Columns> {
     this->finish(before, TOGETHER);
   }
 
-  // Rows stay: at most AT_ONCE. Of a strip, `most` units are multiplied at a time.
+  // Rows (at most AT_ONCE) are kept while strips are streamed, `most` units at a time.
   inline void pass_strips(long most) const {
     const long down = rows.count / G::RESULTS, across = korch::blocks(columns.count, TOGETHER), all = pixels_of(down);
     uint16_t *now = columns.to, *other = now + most * STEP_OF<Columns::COMPONENTS>;

@@ -1,13 +1,13 @@
-// A block of a product of bytes, signed or not, with sums of 32 bits that are exact: R rows times NV vectors of W
-// columns in registers. The terms of a lie side by side; b comes in strips of NV * W columns, in which each column
-// has four terms side by side, and terms beyond the last are 0.
+// A block of a matrix product of signed or unsigned bytes, with exact 32-bit sums and register blocking: R rows times NV
+// vectors of W columns. The terms of a are contiguous. b comes in strips of NV * W columns, in which four terms of a column
+// are adjacent, and terms beyond the last are 0.
 #pragma once
 
 #include "korch_contract.h"
 
 namespace korch {
 
-// Sums that a tile holds afterwards; rows are ROW elements apart.
+// Sums that are stored to a tile; rows are ROW elements apart.
 template <long ROW>
 struct StoredInts {
   int32_t* tile;
@@ -32,7 +32,7 @@ inline constexpr bool HAS_DOT<16> = true;
 #endif
 #endif
 
-// The vectors of numbers of 16 or 32 bits that the four terms of each lane are widened to.
+// The number of vectors, of 16-bit or 32-bit numbers, to which the four terms of each lane are widened.
 template <int W>
 inline constexpr int PARTS = HAS_PAIRS<W> ? 2 : 4;
 
@@ -80,7 +80,7 @@ KORCH_INLINE Vec<int32_t, W> multiply_pairs(Vec<int32_t, W> a, Vec<int32_t, W> b
   else return ((a << 16) >> 16) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
 }
 
-// Pairs of numbers side by side, as pairs of numbers of 16 bits in each of W lanes.
+// Pairs of adjacent numbers, as a pair of 16-bit numbers in each of W lanes.
 template <int W, typename T>
 KORCH_INLINE Vec<int32_t, W> pairs(Vec<T, 2 * W> x) {
   if constexpr (sizeof(T) == 2) return __builtin_bit_cast(Vec<int32_t, W>, x);
@@ -97,7 +97,7 @@ KORCH_INLINE Vec<int32_t, W> dot(Vec<int32_t, W> sum, Vec<int32_t, W> a, Vec<int
   return sum;
 }
 
-// Give the sums of N rows and NV vectors of columns to their end; of the columns only the first `count` exist.
+// Pass the sums of N rows and NV vectors of columns to `sums`; only the first `count` columns exist.
 template <int W, int N, int NV, class Sums>
 KORCH_INLINE void end_block(const Sums& sums, const Vec<int32_t, W> (&sum)[N][NV], long r0, long n0, long count) {
   constexpr long COLUMNS = NV * W;
@@ -107,7 +107,7 @@ KORCH_INLINE void end_block(const Sums& sums, const Vec<int32_t, W> (&sum)[N][NV
 #pragma GCC unroll 4
       for (int v = 0; v < NV; ++v) sums.template end<W>(r0 + r, n0 + v * W, sum[r][v]);
   } else {
-    alignas(64) int32_t x[N * COLUMNS];  // from memory, so that what is done with each is compiled once
+    alignas(64) int32_t x[N * COLUMNS];  // through memory, so that the code for one element is compiled only once
 #pragma GCC unroll 32
     for (int r = 0; r < N; ++r)
 #pragma GCC unroll 4
@@ -152,11 +152,11 @@ struct ByteContraction {
     }
   }
 
-  // N rows; `shift` is what must be added to the sums of each column.
+  // Compute N rows; `shift` is added to the sums of each column.
   template <int N, bool IS_DOT, bool A_SIGNED, bool B_SIGNED, class Sums>
   static __attribute__((noinline)) void tile(const Sums& given, const char* a, const char* weights, const V (&shift)[NV],
                                              long r0, long n0, long quads, long count) {
-    const Sums sums = given;  // what is stored can't change it
+    const Sums sums = given;  // a local copy, which stores can't alias
     V sum[N][NV];
 #pragma GCC unroll 32
     for (int r = 0; r < N; ++r)
@@ -181,7 +181,7 @@ struct ByteContraction {
     end_block<W, N, NV>(sums, sum, r0, n0, count);
   }
 
-  // What signed bytes of a, to which 128 has been added, give too much with some weights.
+  // Set the correction of each column's sum for signed bytes of a, which are multiplied with 128 added to them.
   static void set_shift(V (&shift)[NV], const char* weights, long quads) {
     for (long q = 0; q < quads; ++q)
 #pragma GCC unroll 4
@@ -208,9 +208,9 @@ struct ByteContraction {
   }
 };
 
-// The same product where a has been widened to numbers of 16 bits: each column of a strip of b has two terms side by
-// side, of 8 or 16 bits. Products of 16 bits are added in pairs without loss, so weights may be of any size. Terms come
-// in some turns, whose first ones are A_TURN and B_TURN elements apart.
+// The same product for a that has been widened to 16-bit numbers: in a strip of b, two terms of a column are adjacent, of
+// 8 or 16 bits. Products of 16-bit numbers are added in pairs without overflow, so weights may have any value. Terms come
+// in TURNS runs, which begin A_TURN and B_TURN elements apart.
 template <int W, int R, int NV, long A_ROW, long STRIP, int TURNS, long A_TURN, long B_TURN, int... TAILS>
 struct PairContraction {
   typedef Vec<int32_t, W> V;
@@ -224,7 +224,7 @@ struct PairContraction {
 
   template <int N, class Sums, typename B>
   static __attribute__((noinline)) void tile(const Sums& given, const int16_t* a, const B* b, long r0, long n0, long terms, long count) {
-    const Sums sums = given;  // what is stored can't change it
+    const Sums sums = given;  // a local copy, which stores can't alias
     V sum[N][NV] = {};
     for (int turn = 0; turn < TURNS; ++turn, a += A_TURN, b += B_TURN)
 #pragma GCC unroll 2

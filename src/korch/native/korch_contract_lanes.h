@@ -1,11 +1,11 @@
-// A depthwise convolution of bytes, signed or not, with sums of 32 bits that are exact: each lane is a channel.
+// A depthwise convolution of signed or unsigned bytes, with exact 32-bit sums: each vector lane is a channel.
 #pragma once
 
 #include "korch_contract_int.h"
 
 namespace korch {
 
-// Calls f with each of some numbers, known at compile time.
+// A number known at compile time; `for_each` calls f with each number of a list.
 template <int I>
 struct Number {
   static constexpr int value = I;
@@ -15,7 +15,7 @@ KORCH_INLINE void for_each(Lanes<I...>, F f) {
   (f(Number<I>()), ...);
 }
 
-// Bytes of W lanes side by side, as numbers of 32 bits.
+// W adjacent bytes, widened to numbers of 32 bits.
 template <int W, typename T>
 KORCH_INLINE Vec<int32_t, W> single_rows(const T* x) {
   return extended<int32_t, T, W>(load<T, W>(x));
@@ -26,17 +26,17 @@ KORCH_INLINE Vec<T, 2 * W> interleaved(Vec<T, W> x, Vec<T, W> y, Lanes<I...>) {
   return __builtin_shufflevector(x, y, (I / 2 + I % 2 * W)...);
 }
 
-// A window of KH x KW places. Element (row, ky, kx, channel) of a is at a[row * A_ROW + ky * A_KY + kx * A_KX + channel],
-// with A_ROW = S * unit and A_KX = D * unit. Weights come in panels of W channels: those of the places ky = 2 q and
-// 2 q + 1 of a channel lie side by side, and each channel's are 0 beyond the last. R rows are computed at a time; TAILS
-// are the numbers of rows below R that may be left. A whole vector of channels is read of a, even behind the last one.
+// A window of KH x KW elements. Element (row, ky, kx, channel) of a is at a[row * A_ROW + ky * A_KY + kx * A_KX + channel],
+// with A_ROW = S * UNIT and A_KX = D * UNIT. Weights come in panels of W channels: a channel's weights for ky = 2 q and
+// 2 q + 1 are adjacent; the second is 0 beyond the window. R rows are computed at a time; TAILS lists the numbers of rows
+// below R that may remain. Whole vectors of channels are read of a, even beyond the last channel.
 template <int W, int R, int KH, int KW, int S, int D, long UNIT, long A_KY, int... TAILS>
 struct LaneContraction {
   typedef Vec<int32_t, W> V;
   static constexpr int PAIRS = (KH + 1) / 2;
   static constexpr long PANEL = 2L * PAIRS * KW * W;
 
-  // Whether place c, counted in units, is column kx of the window of row r, and which.
+  // The column kx of row r's window that is at position c, counted in units; -1 if there is none.
   static constexpr int column(int c, int r) {
     const int from = c - r * S;
     return from >= 0 && from % D == 0 && from / D < KW ? from / D : -1;
@@ -77,7 +77,7 @@ struct LaneContraction {
 
   template <int N, class Sums, typename A, typename B>
   static __attribute__((noinline)) void tile(const Sums& given, const A* a, const B* b, long r0, long columns) {
-    const Sums sums = given;  // what is stored can't change it
+    const Sums sums = given;  // a local copy, which stores can't alias
     long n = 0;
     for (; n + W <= columns; n += W, b += PANEL) {
       V sum[N];
@@ -88,7 +88,7 @@ struct LaneContraction {
     if (n >= columns) return;
     V sum[N];
     sum_up<N>(sum, a + n, b);
-    alignas(64) int32_t x[N * W];  // from memory, so that what is done with each is compiled once
+    alignas(64) int32_t x[N * W];  // through memory, so that the code for one element is compiled only once
 #pragma GCC unroll 32
     for (int r = 0; r < N; ++r) store<int32_t, W>(x + r * W, sum[r]);
     for (long r = 0; r < N; ++r)

@@ -1,8 +1,9 @@
-// A block of a product of float32 on the matrix units, whose operands are split into components (korch_amx.h).
+// A block of a float32 matrix product on matrix units, whose operands are split into components (korch_amx.h).
 //
-// The components of one operand stay in the cache, while the other goes by: 32 of its rows or columns at a time are
-// split and multiplied by all that stay. Meanwhile the vector units split what goes by next, or fetch it if it
-// comes as components, and finish the sums before. Where the units can't be used, the vector units compute all sums.
+// The components of one operand are kept in the cache while the other operand is streamed: 32 of its rows or columns at a
+// time are split and multiplied by all of the kept operand. Meanwhile, the vector units split the next rows or columns (or
+// prefetch them if they come as components) and finish the previous sums. If matrix units can't be used, vector units
+// compute all sums.
 #pragma once
 
 #include <type_traits>
@@ -12,11 +13,11 @@
 
 namespace korch_amx {
 
-// How many parts go beside four products of tiles if `count` blocks are multiplied meanwhile.
+// How many parts to split during four products of tiles so that all are split while `count` blocks are multiplied.
 KORCH_INLINE long parts_beside(long count, long turns) { return korch::blocks(PARTS, turns * count); }
 
-// Make all of them: of rows, what is beside each other first, as rows a multiple of a page apart drive each
-// other's lines out of the cache.
+// Split all parts. For rows, adjacent steps of the same row are split first, because rows a multiple of a page apart
+// evict each other's cache lines.
 template <bool IS_ROWS, class From, int P>
 __attribute__((noinline)) void split_all(const Splitter<IS_ROWS, From, P>& s) {
   const long apart = IS_ROWS ? PARTS : 1;
@@ -24,7 +25,7 @@ __attribute__((noinline)) void split_all(const Splitter<IS_ROWS, From, P>& s) {
     for (long part = first; part < s.last; part += apart) split_part(s.own, part);
 }
 
-// The units of a thread, while it computes tasks.
+// Configures the matrix units for a thread while an object exists.
 struct Units {
   Units() {
     if (is_ready()) begin();
@@ -34,7 +35,7 @@ struct Units {
   }
 };
 
-// Where a splitter finds the numbers that functions compute: `get<W>` W neighbours, `ahead` fetches one.
+// A source of numbers for a splitter: `get<W>` computes W adjacent numbers, `ahead` prefetches one.
 template <class Get, class Ahead>
 struct Computed {
   Get get;
@@ -47,10 +48,10 @@ struct Computed {
 template <class Get, class Ahead>
 Computed(Get, Ahead) -> Computed<Get, Ahead>;
 
-// Numbers of two terms, which are bfloat16 already.
+// Join the numbers of two terms, whose values are already bfloat16.
 KORCH_INLINE Bits joined(Floats low, Floats high) { return ((Bits)low >> 16) | (Bits)high; }
 
-// The same of columns of which `pairs` gives two terms at once, as a pair of bfloat16 for each column: `row` of them.
+// A source of columns for which `pairs` returns two terms at once, as a pair of bfloat16 per column, for pair number `row`.
 template <class From, class Pairs>
 struct Paired : From {
   Pairs pairs;
@@ -63,12 +64,12 @@ KORCH_INLINE Paired<From, Pairs> paired(From from, Pairs pairs) {
   return {from, pairs};
 }
 
-// Columns whose terms are what two tables of bfloat16 have for the lower and for the upper half of a byte; `place` says
-// where the bytes of a row are, which are equally far apart.
+// A source of columns whose terms are looked up in two tables of bfloat16, one for the lower and one for the upper half
+// of a byte. `place` returns the address of the bytes of a row; rows have a constant stride.
 template <class From, class Place, unsigned... TABLE>
 struct LookedUp : From {
   typedef korch::Vec<uint16_t, 32> Halves;
-  static constexpr long AHEAD = 2 * TERMS;  // rows that are fetched before they are read
+  static constexpr long AHEAD = 2 * TERMS;  // the prefetch distance in rows
   static constexpr unsigned ENTRIES[32] = {TABLE...};
   static constexpr bool IS_ONE_TABLE = [] {
     for (int i = 0; i < 16; ++i)
@@ -83,7 +84,7 @@ struct LookedUp : From {
       constexpr Halves table = {TABLE...};
       const Bits bytes = korch::cast<uint32_t, uint8_t, 16>(korch::load<uint8_t, 16>(at));
       __builtin_prefetch(at + AHEAD * step);
-      Bits places = (bytes & 15) | bytes << 12;  // five bits of each half count
+      Bits places = (bytes & 15) | bytes << 12;  // the lookup uses five bits of each half
       if constexpr (!IS_ONE_TABLE) places |= 0x00100000;
       at += step;
 #if defined(__AVX512BW__)
@@ -106,8 +107,8 @@ KORCH_INLINE LookedUp<From, Place, TABLE...> looked_up(From from, Place place) {
   return {from, place};
 }
 
-// An operand that is split in the run: `count` rows whose terms are neighbours, or columns that are neighbours.
-// `to` has room for the P components of each of all, or, of what goes by, for two times 32 rows or columns.
+// An operand that is split at run time: `count` rows whose terms are adjacent, or columns that are adjacent. `to` has
+// memory for the P components of the whole operand if it is kept, or of two blocks of 32 rows or columns if it is streamed.
 template <bool IS_ROWS, class From, int P>
 struct Made {
   From from;
@@ -125,7 +126,7 @@ struct Made {
   inline void make(long blocks) const {
     for (long b = 0; b < blocks; ++b) split_all(split(b, to + b * apart()));
   }
-  // What goes by next, if there is more; `turns` blocks of the other operand are multiplied meanwhile.
+  // The next block to stream, if there is one; `turns` blocks of the other operand are multiplied meanwhile.
   KORCH_INLINE Splitter<IS_ROWS, From, P> next(long block, long turns, long pairs) const {
     Splitter<IS_ROWS, From, P> found = split(block, to + block % 2 * apart());
     if (block * TOGETHER >= count) found.last = 0;
@@ -134,7 +135,7 @@ struct Made {
   }
   KORCH_INLINE Block<P> tiles(const uint16_t* block) const { return {block}; }
   KORCH_INLINE long result(long row) const { return row; }
-  // The term k of row `line`, and of some columns from `line` on.
+  // Term k of row `line`, and term k of some columns from column `line` on.
   KORCH_INLINE float term(long line, long k) const { return from.template value<1>(line, k); }
   KORCH_INLINE Floats columns(long line, long k, long some_columns) const { return some(from, k, line, some_columns); }
 };
@@ -148,13 +149,13 @@ KORCH_INLINE Made<false, From, P> columns_of(const From& from, uint16_t* to, lon
   return {from, to, count, terms};
 }
 
-// Components that are fetched while products are computed.
+// Components to prefetch while products are computed.
 struct Fetcher {
   const uint16_t* from;
   long left, each;  // lines
 };
 
-// Columns that come as P components, in strips of 32 that are `far` numbers apart.
+// Columns that are already split into P components, in strips of 32 columns that are `far` numbers apart.
 template <int P>
 struct Given {
   const uint16_t* from;
@@ -164,14 +165,14 @@ struct Given {
   KORCH_INLINE const uint16_t* staying(long block) const { return from + block * far; }
   KORCH_INLINE const uint16_t* passing(long block) const { return staying(block); }
   KORCH_INLINE void make(long) const {}
-  // What goes by next: behind the last strip, the terms behind these, which the next product may have.
+  // The next strip to prefetch. After the last strip, the terms after these, which the next product may read.
   KORCH_INLINE Fetcher next(long block, long turns, long pairs) const {
     constexpr long LINES = STEP_OF<P> / TERMS;  // of a step
     const long lines = korch::blocks(terms, TERMS) * LINES;
     const uint16_t* const place = block * TOGETHER < count ? staying(block) : from + lines * TERMS;
     return {place, lines, korch::blocks(LINES, pairs * turns)};
   }
-  // The components' sum: the last first, as the first two of a number near the largest may have an infinite sum.
+  // The sum of the components, the last one first: for a number near the largest, the first two may sum to infinity.
   KORCH_INLINE Floats columns(long line, long k, long) const {
     const long tile = line % TOGETHER / EDGE;
     const uint16_t* const pair = staying(line / TOGETHER) + k / TERMS * STEP_OF<P> + tile * TILE + k % TERMS / 2 * TERMS;
@@ -194,11 +195,11 @@ KORCH_INLINE void prepare(Fetcher& next) {
     __builtin_prefetch(next.from, 0, 2);
 }
 
-// Products without factors.
+// No factors.
 struct NoFactors {
   static constexpr long STEPS = 0;
 };
-// Factors of each column for blocks of S steps of terms: the sums of a block are multiplied, not its products.
+// A factor for each column and each block of S steps of terms: the sums of a block are multiplied, not its products.
 template <long S, class Get>
 struct Factors {
   Get get;
@@ -210,7 +211,7 @@ KORCH_INLINE Factors<S, Get> factors_of(Get get) {
   return {get};
 }
 
-// A product's block: what takes its sums, its operands, and the factors of its products.
+// A block of a product: the receiver of its sums, its operands, and factors.
 template <class Sums, class Rows, class Columns, class Scales = NoFactors>
 struct Product {
   const Sums sums;
@@ -218,11 +219,11 @@ struct Product {
   const Columns columns;
   const Scales scales = {};
   static constexpr long TURNS = PAIRS<Rows::COMPONENTS, Columns::COMPONENTS>.count;
-  // What is infinite, or no number, is one component as it is.
+  // With single components, NaN and infinity need no special treatment: they are represented exactly.
   static constexpr bool ARE_WHOLE = Rows::COMPONENTS == 1 && Columns::COMPONENTS == 1;
 
-  // Sums whose rows are to be finished, while those that come next are computed. If there are factors, they are those
-  // of a block of terms, whose multiples are added up in `totals`.
+  // Sums whose rows are still to be finished, while the next sums are computed. If there are factors, these are the sums
+  // of one block of terms; their multiples are accumulated in `totals`.
   struct Pending {
     const float* from = nullptr;
     long row = 0, end = 0, column = 0;
@@ -231,7 +232,7 @@ struct Product {
     bool is_last = true;
   };
 
-  // Row r of some sums from column n on, of float32 numbers.
+  // Compute 32 sums of row r from column n on again, from the float32 numbers.
   __attribute__((noinline)) void sum_again(long r, long n, float* to) const {
     Floats found[2] = {};
     for (long k = 0; k < rows.terms; ++k) {
@@ -257,8 +258,8 @@ struct Product {
     }
   }
 
-  // Finish up to `count` rows. What is no number may have been too large for components, so such a row is computed
-  // once more.
+  // Finish up to `count` rows. A NaN or infinity may come from a number that is too large for components, so such a row
+  // is computed again.
   __attribute__((noinline)) void finish(Pending& pending, long count) const {
     if constexpr (Scales::STEPS > 0) {
       if (!pending.is_last) return pending.block > 0 ? add<false>(pending, count) : add<true>(pending, count);
@@ -281,13 +282,13 @@ struct Product {
       finish_row(from, row, pending.column);
     }
   }
-  // The multiples of 16 sums of a row, with those of the blocks of terms before.
+  // The multiples of 16 sums of a row, plus the totals of the previous blocks of terms.
   KORCH_INLINE Floats scaled(const Pending& pending, long t) const {
     const Floats factors = scales.of(pending.block, pending.column + t * EDGE);
     const Floats before = pending.block > 0 ? korch::load<float, 16>(pending.totals + t * EDGE) : Floats{};
     return factors * korch::load<float, 16>(pending.from + t * EDGE) + before;
   }
-  // Add up to `count` rows of sums of a block of terms to those of the blocks before.
+  // Add up to `count` rows of a block's multiplied sums to the totals of the previous blocks of terms.
   template <bool IS_FIRST>
   KORCH_INLINE void add(Pending& pending, long count) const {
     const Floats factors[2] = {scales.of(pending.block, pending.column), scales.of(pending.block, pending.column + EDGE)};
@@ -304,8 +305,8 @@ struct Product {
     pending.row += rows_left, pending.from += rows_left * TOGETHER, pending.totals += rows_left * TOGETHER;
   }
 
-  // Multiply 16 R rows by 32 columns, beside what comes next and what was multiplied before. What comes next is split in
-  // place: with a call for each four products of tiles, products of float32 took 1.2 times as long.
+  // Multiply 16 R rows by 32 columns; meanwhile prepare the next block and finish the previous sums. The splitting is
+  // inlined: with a call for each four products of tiles, products of float32 took 1.2 times as long.
   template <int R, class Tiles, class Next>
   __attribute__((noinline)) void multiply(Tiles a, const uint16_t* b, long steps, float* to, bool adds, Next& next, Pending& before) const {
     const long each = korch::blocks(TOGETHER, TURNS * steps);
@@ -364,8 +365,8 @@ struct Product {
     finish(before, TOGETHER);
   }
 
-  // The same if there are factors, for up to 32 MOST_BLOCKS rows. Columns are split a block of terms at a time, so that
-  // what is made of them is in the first cache when it is multiplied.
+  // The same if there are factors, for up to 32 MOST_BLOCKS rows. Columns are split one block of terms at a time, so that
+  // their components are in the level-1 cache when they are multiplied.
   inline void run_blocks() const {
     constexpr long BLOCK = Scales::STEPS, EACH = BLOCK * PARTS, PLACE = BLOCK * STEP_OF<Columns::COMPONENTS>;
     const long blocks = korch::blocks(rows.terms, TERMS) / BLOCK;
@@ -373,7 +374,7 @@ struct Product {
     alignas(64) float found[2][SUMS], totals[MOST_BLOCKS][SUMS];
     if (!is_ready()) return run_again();
     rows.make(down);
-    // A block of terms of a strip, and where it goes: the places of two take turns.
+    // Block k of terms of strip s, and its memory: two buffers are used alternately.
     const auto block_of = [&](long s, long k) __attribute__((always_inline)) {
       auto next = columns.split(s, columns.to + (s * blocks + k) % 2 * PLACE - k * PLACE);
       next.part = k * EACH, next.last = s < across ? next.part + EACH : 0, next.each = parts_beside(down, TURNS);
@@ -382,7 +383,7 @@ struct Product {
     auto first_block = block_of(0, 0);
     split_some(first_block, EACH);
     long turn = 0;
-    Pending pending[2];  // in place: a copy of what was just written would be waited for
+    Pending pending[2];  // used in place: copying an object that was just written would stall
     for (long s = 0; s < across; ++s)
       for (long k = 0; k < blocks; ++k) {
         auto next = k + 1 < blocks ? block_of(s, k + 1) : block_of(s + 1, 0);

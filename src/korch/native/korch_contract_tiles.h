@@ -1,10 +1,10 @@
-// A block of a product of bytes on the matrix units, signed or not, with sums of 32 bits that are exact.
+// A block of a matrix product of signed or unsigned bytes on matrix units, with exact 32-bit sums.
 //
-// Rows are read where they lie: a tile is at most 16 rows and some terms that lie side by side. The rows come in
-// lines, as places of an image do; a product of matrices has one line. Tiles of a line are equally high, so the last
-// one may begin within the one before it, and nothing beyond a line is read. b comes in strips of 32 columns, in
-// which each column has four terms side by side, and terms beyond the last are 0: a what lies there does not matter.
-// While the units multiply, the vector units finish the sums before, and fetch the next strip.
+// Rows are read in place: a tile consists of at most 16 rows and some contiguous terms. The rows come in lines, like the
+// pixels of an image; a product of matrices has one line. All tiles of a line have the same height, so the last tile may
+// overlap the one before, and nothing beyond a line is read. b comes in strips of 32 columns, in which four terms of a
+// column are adjacent, and terms beyond the last are 0, so that the elements of a there do not matter. While the matrix
+// units multiply, the vector units finish the previous sums and prefetch the next strip.
 #pragma once
 
 #include "korch_amx.h"
@@ -12,9 +12,10 @@
 
 namespace korch_amx {
 
-// Bytes between rows of a line and between lines, rows of a line (0 if they are counted in the run), fours of terms
-// of a step, and bytes of a strip of b. Terms come in LAST steps that lie side by side, in INNER turns INNER_BYTES
-// apart, in OUTER turns OUTER_BYTES apart. STRIPS_PASS: all rows stay while strips go by, else strips while rows do.
+// ROW and LINE are the bytes between rows of a line and between lines, WIDTH the rows of a line (0 if only known at run
+// time), FOURS the groups of four terms in a step, STRIP_BYTES the bytes of a strip of b. Terms come in LAST contiguous
+// steps, repeated INNER times INNER_BYTES apart, all of it OUTER times OUTER_BYTES apart. If STRIPS_PASS, all rows are kept
+// in the cache while strips are streamed; otherwise strips are kept while rows are streamed.
 template <long ROW, long LINE, long WIDTH, long FOURS, long STRIP_BYTES, bool STRIPS_PASS, long LAST, long INNER = 1,
           long INNER_BYTES = 0, long OUTER = 1, long OUTER_BYTES = 0>
 struct ByteTiles {
@@ -29,7 +30,7 @@ struct ByteTiles {
   static KORCH_INLINE void run(const Sums& sums, const A* a, const B* b, long rows, long columns);
 };
 
-// Add the products of R tiles of rows and C of columns, or of fewer: sums[16 R][32].
+// Compute the products of R tiles of rows and C tiles of columns, which may have fewer rows than 16: sums[16 R][32].
 template <class G, int R, int C, bool A_SIGNED, bool B_SIGNED, class Beside>
 KORCH_INLINE void multiply_bytes(const char* first, const char* second, const char* b, int32_t* sums, Beside beside) {
   KORCH_TILE_ZERO(0);
@@ -63,22 +64,22 @@ KORCH_INLINE void multiply_bytes(const char* first, const char* second, const ch
 
 template <class G, class Sums, bool A_SIGNED, bool B_SIGNED>
 struct ByteProduct {
-  const Sums sums;  // what is stored can't change it
+  const Sums sums;  // a local copy, which stores can't alias
   const char *const a, *const b;
   const long line;  // bytes between lines
   const long lines, width, columns;
-  const long across = korch::blocks(width, EDGE), height = korch::blocks(width, across);  // tiles of a line, and their rows
+  const long across = korch::blocks(width, EDGE), height = korch::blocks(width, across);  // the tiles of a line, and the rows of a tile
 
-  // Where the rows of a tile are, the number of the first one, and how many of them the tile before has, too.
+  // A tile of rows: its address, the number of its first row, and how many rows it shares with the tile before.
   struct Tile {
     const char* from;
     long first, shared;
   };
-  // The next tile.
+  // The position of the next tile.
   struct Walk {
     long line = 0, at = 0;
   };
-  // Sums of two tiles, whose rows are to be finished.
+  // The sums of two tiles whose rows are still to be finished.
   struct Pending {
     const int32_t* from = nullptr;
     Tile tiles[2] = {};
@@ -86,10 +87,10 @@ struct ByteProduct {
   };
   struct Strip {
     const char* from;
-    long left, each;  // lines of the cache to fetch, and how many beside a step
+    long left, each;  // cache lines to prefetch in total, and during one step
   };
 
-  // V whole vectors of a row, or, if that is 0, all columns up to the end.
+  // Finish V whole vectors of a row, or, if V is 0, all columns up to the end.
   template <int V>
   static KORCH_INLINE void finish_row(const Sums& to, const int32_t* from, long row, long n, long end) {
     const auto finish = [&]<int W>() __attribute__((always_inline)) {
@@ -107,7 +108,7 @@ struct ByteProduct {
   }
   // Finish up to `count` rows.
   __attribute__((noinline)) void finish(Pending& pending, long count) const {
-    const Sums to = sums;  // what is stored can't change it
+    const Sums to = sums;  // a local copy, which stores can't alias
     const long end = korch::smaller(columns, pending.column + TOGETHER), n = pending.column, rows = height;
     while (count > 0 && pending.at < pending.end) {
       const long tile = pending.at >= rows, r = pending.at - tile * rows, some = korch::smaller(count, rows - r);
@@ -145,7 +146,7 @@ struct ByteProduct {
     return found;
   }
 
-  // The products of one or two tiles of rows and of a strip.
+  // Multiply one or two tiles of rows by a strip.
   KORCH_INLINE void pass(const Tile (&tiles)[2], bool is_pair, long n, int32_t* to, Strip& next, Pending& before) const {
     const bool is_wide = columns - n > EDGE;
     const char *const first = tiles[0].from, *const second = tiles[1].from, *const strip = b + n / TOGETHER * G::STRIP;
@@ -157,7 +158,7 @@ struct ByteProduct {
     before = Pending{to, {tiles[0], tiles[1]}, 0, height * (1 + is_pair), n};
   }
 
-  // All sums without the units.
+  // Compute all sums without matrix units.
   __attribute__((noinline)) void run_again() const {
     constexpr auto value = [](char x, bool is_signed) { return is_signed ? static_cast<int8_t>(x) : static_cast<uint8_t>(x); };
     for (long row = 0; row < lines * width; ++row)
@@ -183,7 +184,7 @@ struct ByteProduct {
     long turn = 0;
     Pending before;
     begin_bytes(height, G::QUADS);
-    // Give each pair of tiles to a function; the last one may be alone.
+    // Call a function with each pair of tiles; the last tile may be single.
     const auto for_pairs = [&](auto function) __attribute__((always_inline)) {
       Walk walk;
       for (long tile = 0; tile < tiles; tile += 2) {

@@ -1,19 +1,21 @@
-// A depthwise convolution of floats: each lane is a channel, and an image is read where it lies.
+// A depthwise convolution of floats: each vector lane is a channel, and the image is read in place, without a copy.
+// A "place" is an output pixel of a row.
 #pragma once
 
 #include "korch_contract.h"
 
 namespace korch {
 
-// Places ahead of those that are computed, in memory's order: rows end at pages, where caches don't foresee
-// what follows.
+// The prefetch distance in places, in memory order. Software prefetches are needed because a row may end at a page
+// boundary, where hardware prefetchers stop.
 inline constexpr long PLACES_AHEAD = 64;
 
 inline constexpr long INSIDE = -1, ANYWHERE = -2, ENDING = -3, WHOLE = -4;
 
-// A row of OUT places, R at a time, whose windows of REACH columns begin S apart, the first one BEFORE columns ahead of a
-// row of WIDTH. `tile` is called for COUNT places from AT on, which is known at compile time, or from x on: INSIDE
-// of the row, or ANYWHERE. Only the first and the last tile see columns outside of the row, mostly.
+// A row of OUT places, R at a time. Windows have REACH columns and begin S apart; the first one begins BEFORE columns ahead
+// of an image row of WIDTH columns. `tile` is called for COUNT places: from AT on if AT >= 0, which is known at compile
+// time; else from x on, with windows INSIDE of the row, or ANYWHERE. Usually only the first and the last tile read columns
+// outside of the row.
 template <int R, long OUT, long S, long REACH, long BEFORE, long WIDTH>
 struct RowTiles {
   static constexpr long TAIL = OUT % R, LAST_TILE = TAIL == 0 ? R : TAIL, FINAL = OUT - LAST_TILE;
@@ -37,13 +39,13 @@ struct RowTiles {
   }
 };
 
-// A row of OUT places, R at a time. Column kx of the window of place x is element x * S + kx * D - BEFORE of a row
-// of elements, UNIT apart, behind which the last window ends OVER of them; a points to element -BEFORE of the first row.
-// What is outside of a row counts as zero. Weights come in panels of W channels, PANEL apart, the columns of a window beside each other. If FETCHES, what
-// is read soon of the last S rows of a window, of rows ROW apart up to LAST behind the first, and where results go is
-// fetched.
+// A row of OUT places, R at a time. Column kx of the window of place x is element x * S + kx * D - BEFORE of an image row
+// of elements with stride UNIT; the last window ends OVER elements beyond the row. `a` points to element -BEFORE of the
+// first row. Elements outside of a row count as zero. Weights come in panels of W channels, PANEL apart, in which the
+// columns of a window are adjacent. If FETCHES, two things are prefetched: the places that results are soon stored to, and
+// the elements that are soon read of the last S rows of a window (rows are ROW apart, the last one is LAST after the first).
 // IS_PARTIAL says whether the channels may end inside of a vector.
-// OUT, ROW and LAST may be numbers of a table.
+// OUT, ROW and LAST may be entries of the table of numbers (`korch_numbers.h`).
 template <int W, int R, auto OUT, int KW, long S, long D, long UNIT, long BEFORE, long OVER, long PANEL, auto ROW, auto LAST,
           bool FETCHES, bool IS_PARTIAL>
 struct WindowContraction {
@@ -55,24 +57,24 @@ struct WindowContraction {
   typedef RowTiles<R, KNOWN_OUT, S, REACH, BEFORE, (KNOWN_OUT - 1) * S + REACH - BEFORE - OVER> Tiles;
 
   static KORCH_INLINE long out(Numbers numbers) { return value(OUT, numbers); }
-  // The elements of a row, and how many places have windows that end inside of it.
+  // The elements of an image row, and the number of places whose windows end inside of it.
   static KORCH_INLINE constexpr long width(long out) { return (out - 1) * S + REACH - BEFORE - OVER; }
   static KORCH_INLINE constexpr long end(long out) { return (out - 1) * S < OVER ? 0 : ((out - 1) * S - OVER) / S + 1; }
-  // Whether R places at a time do, the last of them again if the row does not end with them.
+  // Whether the row can be computed in tiles of R places, where the last tile may overlap the one before.
   static KORCH_INLINE bool is_wide(long out) { return BEGIN <= R && (BEGIN == 0 || end(out) >= R) && out - R >= BEGIN && end(out) >= out - R; }
 
-  // COUNT places from AT on (see `RowTiles`), or ENDING with the row, or the WHOLE row.
-  // `rows` calls a function for each row of the window, with where it begins in a and in b.
+  // COUNT places from AT on (see `RowTiles`), or the last ones of the row (ENDING), or the WHOLE row.
+  // `rows` calls a function for each row of the window, with its offsets in a and in b.
   template <int COUNT, long AT, bool IS_EDGE, class Sums, class Rows, typename A, typename B>
   static __attribute__((noinline)) void tile(Numbers numbers, const Sums& given, const Rows& window, const A* a, const B* b, long x, long n, long count) {
     [[maybe_unused]] const long row = value(ROW, numbers), last = value(LAST, numbers), wide = width(out(numbers));
-    const Sums sums = given;  // what is stored can't change it
+    const Sums sums = given;  // a local copy, which stores can't alias
     const Rows rows = window;
     if constexpr (AT >= 0) x = AT;
     const A* const first = a + x * (S * UNIT);
     const long left = x * S - BEFORE;
     if constexpr (FETCHES) {
-      constexpr long STEP = W < 16 ? 16 / W : 1;  // places of a line
+      constexpr long STEP = W < 16 ? 16 / W : 1;  // places per cache line
 #pragma GCC unroll 16
       for (long r = 0; r < COUNT; r += STEP) sums.fetch(x + PLACES_AHEAD + r, n);
 #pragma GCC unroll 32
@@ -88,7 +90,7 @@ struct WindowContraction {
     rows([&](long from_a, long from_b) __attribute__((always_inline)) {
       const A* const line = first + from_a;
       const B* const w = b + from_b;
-      // Where there are registers for it, what is read is loaded once for all columns of the window.
+      // If there are enough registers, each element is loaded once for all columns of the window.
       if constexpr (AT != ANYWHERE && COUNT + KW + 1 < (W == 16 ? 32 : 16)) {
         V v[KW];
 #pragma GCC unroll 16
@@ -127,7 +129,7 @@ struct WindowContraction {
     return (AT == WHOLE && p < BEFORE) || ((AT == ENDING || AT == WHOLE) && p >= (COUNT - 1) * S + REACH - OVER);
   }
 
-  // A row of one vector of channels.
+  // A row of places for one vector of channels.
   template <bool IS_EDGE, class Sums, class Rows, typename A, typename B>
   static KORCH_INLINE void row(Numbers numbers, const Sums& sums, const Rows& rows, const A* a, const B* b, long n, long count) {
     if constexpr (IS_KNOWN) {
@@ -139,7 +141,7 @@ struct WindowContraction {
     }
   }
 
-  // The same if the number of places is not known before; the last R of a row are computed together.
+  // The same if the number of places is only known at run time; the last R of a row are computed together.
   template <bool IS_EDGE, class Sums, class Rows, typename A, typename B>
   static KORCH_INLINE void row_of_any(Numbers numbers, const Sums& sums, const Rows& rows, const A* a, const B* b, long n, long count) {
     const long out = WindowContraction::out(numbers);

@@ -1,7 +1,7 @@
-// How many cores this process may use: those of its affinity, and no more than its container's quota.
+// The number of cores that this process may use: those in its affinity mask, limited by its container's CPU quota.
 //
-// A quota is a share of time: with 2 of 8 cores, 8 threads run for a quarter of the time and are stopped then. A thread
-// that spins uses the quota up.
+// A quota limits CPU time: with a quota of 2 cores on 8 cores, 8 threads run for a quarter of each period and are then
+// stopped. A spinning thread consumes the quota, too.
 #pragma once
 
 #include <stdio.h>
@@ -15,7 +15,7 @@ namespace korch {
 
 constexpr int PATH_BYTES = 4096;
 
-// Read one or two numbers; return how many there are. "max" is none.
+// Read one or two numbers from a file; return how many there are. The text "max" is not a number.
 inline int read_numbers(const char* folder, const char* name, long (&found)[2]) {
   char path[PATH_BYTES + 32];
   snprintf(path, sizeof path, "%s/%s", folder, name);
@@ -26,7 +26,7 @@ inline int read_numbers(const char* folder, const char* name, long (&found)[2]) 
   return count < 0 ? 0 : count;
 }
 
-// The quota of a control group of version 2 or 1, or `cores` if it has none or a larger one; at least 1.
+// The quota of a control group (cgroup v2 or v1) in cores, at least 1; `cores` if it has no quota or a larger one.
 inline int group_cores(const char* folder, int cores) {
   long quota[2] = {}, period[2] = {};
   if (read_numbers(folder, "cpu.max", quota) == 2) {
@@ -39,14 +39,14 @@ inline int group_cores(const char* folder, int cores) {
   return quota[0] < period[0] ? 1 : int(quota[0] / period[0]);
 }
 
-// Whether a list of names that commas part has the name "cpu".
+// Whether a comma-separated list contains the name "cpu".
 inline bool has_cpu(const char* names) {
   for (const char* at = names; (at = strstr(at, "cpu")) != nullptr; at += 3)
     if ((at == names || at[-1] == ',') && (at[3] == ',' || at[3] == 0)) return true;
   return false;
 }
 
-// The least quota of this process's control groups and of those around them. As `korch.cores` for Python.
+// The least quota of this process's control groups and of their ancestors. `korch.cores` does the same in Python.
 inline int quota_cores(const char* root, int cores) {
   char path[PATH_BYTES + 32], line[PATH_BYTES], top[PATH_BYTES];
   snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
@@ -59,7 +59,7 @@ inline int quota_cores(const char* root, int cores) {
     if (group == nullptr) continue;
     *group++ = 0;
     if (*names != 0 && !has_cpu(names)) continue;
-    // Version 2 has no names. Within a container the path may be that outside of it: then only the top is there.
+    // cgroup v2 has no controller names. In a container, the path may be the host's: then only the root group is visible.
     const char* const folders[] = {names, "cpu"};
     for (int i = 0; i < (*names != 0 ? 2 : 1); ++i) {
       const int length = snprintf(top, sizeof top, "%s/sys/fs/cgroup/%s", root, folders[i]);

@@ -1,5 +1,5 @@
-// Elements of 16 bits: stored as such, computed with in float32. A load widens, a store rounds once
-// to nearest, ties to even; NaN, infinities and subnormals are kept.
+// 16-bit float elements, which are stored in 16 bits and computed in float32. A load widens, a store rounds
+// once to nearest, ties to even; NaN, infinities and subnormals are preserved.
 #pragma once
 
 #include <stdint.h>
@@ -13,7 +13,7 @@ using Bits16 = Vec<uint16_t, W>;
 template <int W>
 using Bits32 = Vec<uint32_t, W>;
 
-// Unsigned numbers as ones of another width. GCC 12 widens 16 bits in two halves.
+// Unsigned integers converted to another width. GCC 12 would widen a vector of 16-bit numbers in two halves.
 template <typename To, int W, typename From>
 KORCH_INLINE Vec<To, W> resized(From x) {
 #if defined(__AVX2__) && !defined(__clang__)
@@ -40,7 +40,7 @@ struct bfloat16 {
   static KORCH_INLINE Bits16<W> narrow(Vec<float, W> x) {
     return resized<uint16_t, W>(__builtin_bit_cast(Bits32<W>, rounded<W>(x)) >> 16);
   }
-  // In 32 bits: what is computed further needs not be packed.
+  // Rounded, but kept in 32 bits, so that further computations need no unpacking.
   template <int W>
   static KORCH_INLINE Vec<float, W> rounded(Vec<float, W> x) {
     const Bits32<W> b = __builtin_bit_cast(Bits32<W>, x);
@@ -53,7 +53,7 @@ struct bfloat16 {
 
 struct half {
   uint16_t bits;
-  // Where the CPU has no instruction, by bits: the exponent is moved by a multiplication that is exact.
+  // Without an instruction for it, by bit operations: an exact multiplication adjusts the exponent.
   template <int W>
   static KORCH_INLINE Vec<float, W> widen(Bits16<W> h) {
 #if defined(__AVX512F__)
@@ -82,7 +82,7 @@ struct half {
     if constexpr (W == 8) return Bits16<W>(__builtin_ia32_vcvtps2ph256(F8(x), 0));
 #endif
     const Bits32<W> b = __builtin_bit_cast(Bits32<W>, x), a = b & 0x7fffffffu;
-    // Below 2^-14 adding 1/2 leaves the subnormal's bits at the end of the sum, rounded to even.
+    // Below 2^-14, adding 1/2 leaves the subnormal's bits, rounded to even, in the sum's lowest bits.
     const Vec<float, W> tiny = __builtin_bit_cast(Vec<float, W>, a) + 0.5f;
     const Bits32<W> small = __builtin_bit_cast(Bits32<W>, tiny) - 0x3f000000u;
     const Bits32<W> normal = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;

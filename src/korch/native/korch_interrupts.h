@@ -1,4 +1,4 @@
-// Finds out whether the user has interrupted a run.
+// Detects whether the user has interrupted a run.
 #pragma once
 
 #include <signal.h>
@@ -11,8 +11,9 @@
 
 namespace korch {
 
-// While it lives in the process's main thread, SIGINT is noted beside the handler that there is: Python's handler only
-// notes it, too, until the run has ended. It costs some system calls, so short runs do without.
+// While an object exists in the process's main thread, SIGINT sets a flag and then calls the handler that was installed
+// before. (Python's handler alone would not end a run: it, too, only sets a flag until the run has ended.) This costs
+// some system calls, so short runs do not use it.
 class Interrupts {
  public:
   static bool came() { return __atomic_load_n(&came_, __ATOMIC_RELAXED); }

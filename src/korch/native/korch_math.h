@@ -1,7 +1,7 @@
 // float32 functions on vectors: exp, log, tanh, erf, sigmoid.
-// Each is a polynomial fitted for least maximal error after a reduction of the argument;
-// docs/numerics.md states the measured errors. NaN travels; infinities give the limits. Vectors of 16
-// lanes have methods of their own in korch_math_avx512.h, where there is AVX-512.
+// Each is a minimax polynomial after a range reduction of the argument; docs/numerics.md states the
+// measured errors. NaN propagates; infinities give the limits. With AVX-512, vectors of 16 lanes use
+// other methods, in korch_math_avx512.h.
 #pragma once
 
 #include "korch_vector.h"
@@ -40,7 +40,7 @@ KORCH_INLINE F<W> number(float x) {
   return splat<float, W>(x);
 }
 
-// A NaN fails both comparisons and stays.
+// A NaN fails both comparisons and is kept.
 template <int W>
 KORCH_INLINE F<W> clamped(F<W> x, float least, float most) {
   F<W> low = number<W>(least), high = number<W>(most);
@@ -55,11 +55,11 @@ KORCH_INLINE F<W> polynomial(F<W> x, float first, Rest... rest) {
   return y;
 }
 
-// x 2^n for a whole n of -152 to 128, given as the number 1.5 * 2^23 + n, and 0 if n is -152.
+// x 2^n for an integer n of -152 to 128, which is passed as the number 1.5 * 2^23 + n; 0 if n is -152.
 template <int W>
 KORCH_INLINE F<W> scaled(F<W> x, F<W> shifted) {
-  // Two factors of about 2^(n/2), so that neither leaves the range of exponents before the product does. The
-  // second is 0 for the least n: a product that is too small would take 150 cycles.
+  // Two factors of about 2^(n/2), so that neither overflows or underflows before the product does. The second
+  // factor is 0 for the least n: a subnormal product would take 150 cycles.
   I<W> k = bits_of<W>(shifted) - bits_of<W>(number<W>(12582912.0f));
   I<W> half = k >> 1;
   F<W> one = float_of<W>((half + (127 + 51)) << 23);
@@ -83,13 +83,13 @@ KORCH_INLINE F<W> exp_float(F<W> x) {
   return scaled<W>((p * r + one) * r + one, shifted);
 }
 
-// e^x for x <= 0, results below 2^-125 as 0: what a softmax needs, in less time.
+// e^x for x <= 0; results below 2^-125 become 0. This suffices for a softmax, and is faster.
 template <int W>
 KORCH_INLINE F<W> exp_of_nonpositive(F<W> x) {
   KORCH_WHERE_AVX512(exp_of_nonpositive)
   F<W> low = number<W>(-87.0f), zero = number<W>(0.0f), one = number<W>(1.0f);
   F<W> a = greater_of<float, W>(low, x);
-  // The number added rounds, and has the bias of exponents, so that the sum's low bits are those of 2^n.
+  // Adding `magic` rounds; as it includes the exponent bias, the sum's low bits are the exponent bits of 2^n.
   F<W> magic = number<W>(12582912.0f + 127.0f);
   F<W> shifted = a * number<W>(1.44269504088896341f) + magic;
   F<W> n = shifted - magic;
@@ -170,8 +170,8 @@ KORCH_INLINE F<W> sigmoid_float(F<W> x) {
   KORCH_WHERE_AVX512(sigmoid)
   // 1 / (1 + e^-x). Beyond these the result is 1 or 0.
   F<W> a = clamped<W>(x, -89.0f, 87.0f);
-  // -a = n ln 2 - r; the number added rounds, and has the bias of exponents, so that the sum's low
-  // bits are those of 2^n, which is infinite from n = 128 on.
+  // -a = n ln 2 - r. Adding `magic` rounds; as it includes the exponent bias, the sum's low bits are the
+  // exponent bits of 2^n, which is infinite from n = 128 on.
   F<W> magic = number<W>(12582912.0f + 127.0f);
   F<W> shifted = a * number<W>(-1.44269504088896341f) + magic;
   F<W> n = shifted - magic;

@@ -1,7 +1,7 @@
-// The functions of korch_math.h on vectors of 16 numbers, for AVX-512: powers of two come from a
-// table in a register, tanh and erf are polynomials whose coefficients do, and a quotient is an
-// approximate inverse (vrcp14ps, of 14 bits) after a step of Newton's, as a division of 16 numbers
-// takes 10 cycles or more, in which 20 other instructions could be done.
+// The functions of korch_math.h on vectors of 16 numbers, for AVX-512. Powers of two are looked up in a table
+// in a register. tanh and erf are polynomials whose coefficients are also looked up. A quotient is computed by
+// an approximate inverse (vrcp14ps, 14 bits) and a Newton step, because a division of 16 numbers takes 10 cycles
+// or more, in which 20 other instructions could be executed.
 #pragma once
 
 namespace korch::avx512 {
@@ -13,12 +13,12 @@ KORCH_INLINE Floats number(float x) { return splat<float, 16>(x); }
 KORCH_INLINE Integers bits_of(Floats x) { return reinterpret_cast<Integers>(x); }
 KORCH_INLINE Floats float_of(Integers x) { return reinterpret_cast<Floats>(x); }
 
-// a b + c, rounded once, whatever a compiler thinks of it.
+// a b + c, rounded once, regardless of the compiler's settings for contraction.
 KORCH_INLINE Floats fused(Floats a, Floats b, Floats c) {
   return __builtin_ia32_vfmaddps512_mask(a, b, c, -1, 4);
 }
 
-// The entries of a table that the low bits of the indices name: four of 16, five of 32.
+// The entries of a table at the low bits of the indices: four bits for 16 entries, five for 32.
 KORCH_INLINE Floats entries(Floats table, Integers indices) {
 #if defined(__clang__)
   return __builtin_ia32_permvarsf512(table, indices);
@@ -35,7 +35,7 @@ KORCH_INLINE Floats entries(const float (&table)[32], Integers indices) {
 #endif
 }
 
-// What is left of x after rounding it to eighths.
+// The remainder of x after rounding it to eighths.
 KORCH_INLINE Floats less_eighths(Floats x) {
 #if defined(__clang__)
   return __builtin_ia32_reduceps512_mask(x, 3 << 4 | 8, x, -1, 4);
@@ -44,7 +44,7 @@ KORCH_INLINE Floats less_eighths(Floats x) {
 #endif
 }
 
-// The polynomial whose coefficients, lowest first, are rows of a table.
+// A polynomial whose coefficients, lowest first, are looked up in the rows of a table.
 template <int N>
 KORCH_INLINE Floats polynomial(const float (&table)[N][32], Integers indices, Floats r) {
   Floats y = entries(table[N - 1], indices);
@@ -58,7 +58,7 @@ KORCH_INLINE Floats with_sign(Floats size, Floats sign) {  // size | sign & mask
   return float_of(__builtin_ia32_pternlogd512_mask(bits_of(size), bits_of(sign), mask, 0xf8, -1));
 }
 
-// Added, it rounds to sixteenths, which the sum's low bits count.
+// Adding this number rounds to sixteenths; the sum's low bits are then the number of sixteenths.
 inline constexpr float SIXTEENTHS = 1.5f * (1 << 19);
 
 // 2^(j / 16)
@@ -68,8 +68,8 @@ alignas(64) inline constexpr float ROOTS[16] = {
     1.68179286f, 1.75625217f, 1.8340081f, 1.91520655f};
 
 // e^x = 2^n e^r for n in sixteenths and |r| <= ln 2 / 32, where x is not less than `least`, and 0 elsewhere;
-// x is at most 10^4. The product with 2^floor(n) rounds to denormal numbers and infinity. A lane whose
-// result is too small makes it take 240 cycles, but not if it is left out.
+// x is at most 10^4. The product with 2^floor(n) rounds to subnormal numbers and infinity. It takes 240 cycles
+// if the result of a lane is too small, but not if that lane is masked out.
 KORCH_INLINE Floats exp_from(float least, Floats x) {
   const auto is_not_less = __builtin_ia32_cmpps512_mask(x, number(least), 5, -1, 4);
   const Floats a = greater_of<float, 16>(number(least), x);
@@ -86,11 +86,12 @@ KORCH_INLINE Floats exp(Floats x) {
   return exp_from(-103.98f, less_of<float, 16>(number(89.0f), x));
 }
 
-// e^x for x <= 0, results below 2^-125 as 0, as denormal numbers would take time wherever they are used.
+// e^x for x <= 0; results below 2^-125 become 0, because subnormal numbers slow down all code that uses them.
 KORCH_INLINE Floats exp_of_nonpositive(Floats x) { return exp_from(-87.0f, x); }
 
-// Of 32 parts of [1, 2) or [0.5, 1), whose index is the five highest bits of the fraction: inverses of
-// their centers, but 1 beside 1; the negative logarithms of those, in units of 2^-16, and what these lack.
+// Tables for 32 intervals of [1, 2) or [0.5, 1), indexed by the five highest bits of the fraction: the inverses of
+// their centers, but 1 for the intervals next to 1; the negative logarithms of these inverses, rounded to units of
+// 2^-16; and the rounding errors of these logarithms.
 alignas(64) inline constexpr float INVERSES[32] = {
     1.0f, 1.0f, 0.927536249f, 0.901408434f, 0.876712322f, 0.853333354f, 0.83116883f,
     0.810126603f, 0.790123463f, 0.771084309f, 0.752941191f, 0.735632181f, 0.719101131f, 0.703296721f,
@@ -110,10 +111,10 @@ alignas(64) inline constexpr float LOGS_REST[32] = {
     -2.17904267e-06f, -7.29002159e-06f, 1.74423303e-06f, 6.60636942e-06f, 3.35050822e-06f, 2.63030711e-06f, -3.27890206e-07f,
     4.22007088e-06f, -5.17305216e-06f, 0.0f, 0.0f};
 
-// log x = e ln 2 + log m for m in [0.75, 1.5): m times a center's inverse is 1 + r. The sum of what is in
-// units of 2^-16 is exact. Both parts of a 0 and of infinity are as wanted: -infinity or infinity, and 1.
+// log x = e ln 2 + log m for m in [0.75, 1.5): m times a center's inverse is 1 + r. The sum of the terms in
+// units of 2^-16 is exact. For 0 and infinity, the exponent and m are as needed: -infinity or infinity, and 1.
 KORCH_INLINE Floats log(Floats x) {
-  // Not a number if x < 0.
+  // NaN if x < 0.
   const Floats m = __builtin_ia32_getmantps512_mask(x, 3 | 3 << 2, x, -1, 4);
   const Floats e = __builtin_ia32_getexpps512_mask(x, x, -1, 4) - __builtin_ia32_getexpps512_mask(m, m, -1, 4);
   const Integers indices = bits_of(m) >> 18;
@@ -125,7 +126,7 @@ KORCH_INLINE Floats log(Floats x) {
   return high + (r + (r * r * h + low));
 }
 
-// The bits of 2^(j / 16) / BASE, less j << 19.
+// The bits of 2^(j / 16) / BASE, minus j << 19.
 inline constexpr float BASE = 0.975169837f;
 alignas(64) inline constexpr int32_t ROOTS_WITHOUT[16] = {
     0x3f83425a, 0x3f81120e, 0x3f7f23a0, 0x3f7d79fa, 0x3f7c1828, 0x3f7b0158,
@@ -134,16 +135,16 @@ alignas(64) inline constexpr int32_t ROOTS_WITHOUT[16] = {
 
 // 1 / (1 + e^-x), 0 below -88.4.
 KORCH_INLINE Floats sigmoid(Floats x) {
-  // e^-x = 2^n e^-r. The number n a is exact, and rounding of the product (n a) (ln 2 / a) with the
-  // float that is nearest to ln 2 / a is an error of n 10^-11: among all a of 12 bits this is the best.
+  // e^-x = 2^n e^-r. The product n a is exact. Using the float nearest to ln 2 / a in (n a) (ln 2 / a)
+  // causes an error of n 10^-11, the least among all a of 12 bits.
   constexpr float A = 2579.0f / 4096, LN2_BY_A = 0x1.19d24ap+0f;
   const Floats one = number(1.0f), bounded = less_of<float, 16>(number(64.0f), x);  // 1 + e^-64 is 1
   const Floats shifted = bounded * number(-1.44269504088896341f) + number(SIXTEENTHS);
   const Floats r = fused(fused(shifted, number(A), number(-SIXTEENTHS * A)), number(LN2_BY_A), bounded);
-  // Shifted, n has its whole part where a number has its exponent, and j below it. This is 2^n / BASE.
+  // After the shift, the integer part of n is at the exponent's bits, with j below it. This is 2^n / BASE.
   const Integers n = bits_of(shifted), without = load<int32_t, 16>(ROOTS_WITHOUT);
   const Floats power = float_of(bits_of(entries(float_of(without), n)) + (n << 19));
-  // BASE e^-r, which is less than 1, where rounding errs by half as much as above.
+  // BASE e^-r is less than 1, where the rounding error is half as large as above 1.
   const Floats p = ((number(-0.162531123f) * r + number(0.487600744f)) * r - number(BASE)) * r + number(BASE);
   const Floats sum = power * p + one;
   const Floats inverse = __builtin_ia32_rcp14ps512_mask(sum, sum, -1);
@@ -151,9 +152,9 @@ KORCH_INLINE Floats sigmoid(Floats x) {
   return __builtin_ia32_vfmaddps512_maskz(inverse, fused(-inverse, sum, one), inverse, is_not_less, 4);
 }
 
-// Polynomials for tanh on quarters of octaves from 2^-4 to 9.02, whose index is the low bits of
-// exponent and two further bits; the first begins at 0. Of the numbers near the middle of a quarter that one is the
-// center where tanh is nearly a float.
+// Polynomials for tanh on quarters of octaves from 2^-4 to 9.02, indexed by the low bits of the exponent and the next
+// two bits; the first interval begins at 0. The center of an interval is, of the numbers near its middle, the one whose
+// tanh is nearest to a float.
 alignas(64) inline constexpr float TANH_CENTERS[32] = {
     2.24546003f, 2.74547005f, 3.24603248f, 3.74528003f, 4.49024487f, 5.49063492f, 6.49241495f,
     7.50999498f, 8.52529526f, 9.0f, 9.0f, 9.0f, 0.0f, 0.0858064815f, 0.101457112f, 0.117045701f,
@@ -206,7 +207,7 @@ KORCH_INLINE Floats tanh(Floats x) {
   return with_sign(polynomial(TANH, indices, r), x);
 }
 
-// Polynomials for erf around eighths, from 0 to 3.925, beyond which the result rounds to 1.
+// Polynomials for erf around multiples of 1/8, from 0 to 3.925, beyond which the result rounds to 1.
 alignas(64) inline constexpr float ERF[5][32] = {
     {0.0f, 0.140316203f, 0.276326388f, 0.404116899f, 0.520499885f, 0.623240888f, 0.711155653f,
      0.784075081f, 0.842700779f, 0.888388216f, 0.92290014f, 0.948170066f, 0.966105163f,
@@ -243,7 +244,7 @@ alignas(64) inline constexpr float ERF[5][32] = {
 KORCH_INLINE Floats erf(Floats x) {
   const Floats size = float_of(bits_of(x) & 0x7fffffff);
   const Floats a = less_of<float, 16>(number(3.925f), size);
-  const Floats shifted = a + number(1.5f * (1 << 20));  // rounds to eighths, which its low bits count
+  const Floats shifted = a + number(1.5f * (1 << 20));  // rounds to eighths; the low bits are their number
   return with_sign(polynomial(ERF, bits_of(shifted), less_eighths(a)), x);
 }
 

@@ -1,4 +1,4 @@
-// Numbers of a kernel that differ between sizes of a range: a table of them comes with each call.
+// The numbers of a kernel that differ between the sizes of a range: each call passes a table of them.
 #pragma once
 
 #include "korch_vector.h"
@@ -9,7 +9,7 @@ struct Numbers {
   const long* table = nullptr;
 };
 
-// Stands for entry I of the table where a template takes a number.
+// A template argument that stands for entry I of the table, in place of a constant number.
 template <int I>
 struct At {};
 

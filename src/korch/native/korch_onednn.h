@@ -1,4 +1,4 @@
-// What the oneDNN provider's sources call: one primitive with its tensors and post-operations.
+// Support code for the kernels of the oneDNN provider: creates and runs one primitive with its post-operations.
 #pragma once
 
 #include <math.h>
@@ -45,10 +45,10 @@ struct State {
   int buffers[MOST];
   void* places[MOST] = {};
   int count = 0;
-  void* own = nullptr;  // a workspace, if the library wants more here than it said at build time
+  void* own = nullptr;  // a workspace, if the library needs more here than it reported at build time
 
-  // The same for one thread, made when it is first run: a primitive has the number of its threads
-  // in its code. Without a description there is none.
+  // The same primitive for one thread, created when it is first run: the code of a primitive depends on the
+  // number of threads. It can't be created if `alone_desc` is null.
   dnnl_primitive_desc_t alone_desc = nullptr;
   dnnl_primitive_t alone = nullptr;
   dnnl_memory_t alone_workspace = nullptr;
@@ -66,8 +66,8 @@ inline void destroy(void* pointer) {
   delete state;
 }
 
-// Whether the calling thread has been told to work alone, and can. What can't be made is not tried
-// again: all threads then work on the primitive, as they do otherwise.
+// Whether the primitive for one thread is to be run: OpenMP is set to one thread, and the primitive exists. A failed
+// creation is not tried again: the primitive for all threads is then run, as usual.
 inline bool can_run_alone(State& state) {
   if (state.alone_desc == nullptr || omp_get_max_threads() != 1) return false;
   if (state.alone != nullptr) return true;
@@ -127,7 +127,7 @@ class Builder {
     return add(buffer, argument, desc);
   }
 
-  // A tensor in buffers[buffer], with a distance in elements between neighbours along each axis.
+  // A tensor in buffers[buffer], with a stride in elements for each axis.
   dnnl_memory_desc_t strided(int buffer, int argument, const Dims& dims, const Dims& strides) {
     dnnl_memory_desc_t desc = nullptr;
     check(dnnl_memory_desc_create_with_strides(&desc, dims.count, dims.values, dnnl_f32,
@@ -224,7 +224,7 @@ class Builder {
     hold(state_->own != nullptr ? -1 : workspace_, DNNL_ARG_SCRATCHPAD, memory);
   }
 
-  // `describe` makes a description for as many threads as OpenMP reports.
+  // `describe` creates a primitive descriptor for the number of threads that OpenMP reports.
   template <class F>
   void* make(const char* part, F describe) {
     check(dnnl_primitive_attr_set_post_ops(attributes_, post_ops_), "attributes");

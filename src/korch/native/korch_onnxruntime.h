@@ -1,7 +1,7 @@
-// What the ONNX Runtime provider's sources call: one session that holds one node.
+// Support code for the kernels of the ONNX Runtime provider: creates and runs a session that contains one node.
 //
-// The library is opened when the first kernel is created. Its C interface is a table of function
-// pointers to which versions only append, so the few that are needed are taken by position.
+// The library is opened when the first kernel is created. Its C interface is a table of function pointers.
+// New versions only append to the table, so the few functions needed are taken by position.
 #pragma once
 
 #include <dlfcn.h>
@@ -23,13 +23,13 @@ constexpr int RELEASE_VALUE = 96, RELEASE_OPTIONS = 100, SET_OPTION = 130;
 struct Tensor {
   const char* name;
   int buffer;
-  int element_type;  // as ONNX numbers them
+  int element_type;  // ONNX's number of the type
   size_t size_bytes;
   const int64_t* shape;
   size_t rank;
 };
 
-// The library, with what all kernels of a process share.
+// The library, and the objects that all kernels of a process share.
 struct Library {
   void* const* table = nullptr;
   void* environment = nullptr;
@@ -84,10 +84,10 @@ inline const Library& library() {
   return shared;
 }
 
-// A session, and the tensors of its last run: they are made anew only when a buffer has moved.
+// A session, and the tensors of its last run: a tensor is only created again if its buffer has another address.
 struct State {
   void* session = nullptr;
-  pid_t process = 0;  // that has the session's threads: a child that was forked has none of them
+  pid_t process = 0;  // the process that has the session's threads: a forked child has none of them
   const void* model = nullptr;
   size_t model_bytes = 0;
   int threads = 1;
@@ -102,7 +102,7 @@ inline void destroy(void* pointer) {
   State* state = static_cast<State*>(pointer);
   if (state == nullptr) return;
   for (int i = 0; i < state->count; ++i) library().release(RELEASE_VALUE, state->values[i]);
-  // In another process it would wait for ever for the threads that are not there.
+  // In another process, this would wait forever for threads that do not exist.
   if (state->process == getpid()) library().release(RELEASE_SESSION, state->session);
   free(state->values);
   free(state->places);
@@ -110,11 +110,11 @@ inline void destroy(void* pointer) {
   delete state;
 }
 
-// Give a state a session of this process. Return whether it failed.
+// Create a session for this process. Return whether that failed.
 inline bool open_session(State* state, char* error, size_t error_size) {
   const Library& ort = library();
   void* options = nullptr;
-  // Its threads sleep between runs: all other kernels run on OpenMP's, on the same cores.
+  // Its threads must sleep between runs, because all other kernels run on OpenMP's threads on the same cores.
   const bool bad =
       ort.failed(ort.call(CREATE_OPTIONS, &options), error, error_size) ||
       ort.failed(ort.call(SET_THREADS, options, state->threads), error, error_size) ||
@@ -128,7 +128,7 @@ inline bool open_session(State* state, char* error, size_t error_size) {
   return bad;
 }
 
-// The model, and the tensors, inputs before outputs, must outlive the state.
+// The model and the tensors (inputs before outputs) must outlive the state.
 inline void* create(const void* model, size_t model_bytes, const Tensor* tensors, int input_count,
                     int output_count, int threads, char* error, size_t error_size) {
   const Library& ort = library();

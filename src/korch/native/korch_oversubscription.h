@@ -1,4 +1,4 @@
-// Finds out whether other processes need the cores of a plan's threads.
+// Detects whether other processes use the cores of a plan's threads.
 #pragma once
 
 #include <stdint.h>
@@ -9,11 +9,11 @@
 
 namespace korch {
 
-// Whether other processes use the cores so much that one thread is faster than all: some thread then has no
-// core most of the time, and the others wait for it. Used by a plan's calling thread only.
+// Detects whether other processes use the cores so much that one thread is faster than all: some thread then has no
+// core most of the time, and the others wait for it. Used only by the thread that calls a plan (the leader).
 class Oversubscription {
  public:
-  // A run begins.
+  // Called when a run begins.
   void begin(int64_t now_ns) {
     begun_ns_ = now_ns;
     waited_ns_ = 0;
@@ -26,14 +26,14 @@ class Oversubscription {
     return is_here_;
   }
 
-  // The leader of `threads` threads has waited for the others since `since_ns`.
+  // Called when the leader of `threads` threads has waited for the others since `since_ns`.
   void note_wait(int64_t since_ns, int64_t now_ns, int threads) {
     add_wait(now_ns - since_ns, now_ns, threads);
   }
 
-  // A step ran since `since_ns` on `threads` threads whose waits are unknown. The time beyond its usual time
-  // counts as waiting for a core. The caller keeps `usual_ns`: 0 at first, then the least time, which grows a
-  // little with each longer one, so that it follows a lasting change.
+  // Called when a step has run since `since_ns` on `threads` threads whose waits are unknown. The time in excess of the
+  // step's usual time counts as waiting for a core. The caller stores `usual_ns`: 0 at first, then the least time so
+  // far, which grows a little with each longer time, so that it follows a lasting change.
   void note_step(int64_t since_ns, int64_t now_ns, int64_t& usual_ns, int threads) {
     const int64_t took_ns = now_ns - since_ns, late_ns = took_ns - usual_ns;
     if (usual_ns == 0 || late_ns < 0) {
@@ -44,7 +44,7 @@ class Oversubscription {
     }
   }
 
-  // The run ends.
+  // Called when the run ends.
   void end(int64_t now_ns) {
     if (was_here_) return;
     const int64_t work_ns = now_ns - begun_ns_ - waited_ns_;
@@ -68,10 +68,10 @@ class Oversubscription {
   }
 
   static constexpr int64_t LEAST_NS = 1000000, MOST_NS = 300 * LEAST_NS;
-  bool is_here_ = false, was_here_ = false;  // the latter: at any time of the run
+  bool is_here_ = false, was_here_ = false;  // was_here_: at any time of the run
   int64_t begun_ns_ = 0, waited_ns_ = 0, alone_until_ns_ = 0;
-  int64_t work_ns_ = 0;   // what the leader does in a run of all threads; 0 if not known
-  int64_t alone_ns_ = 0;  // more with each oversubscription, less with each run without one
+  int64_t work_ns_ = 0;   // the leader's time without waits in a run on all threads; 0 if unknown
+  int64_t alone_ns_ = 0;  // how long to run alone: grows with each oversubscription, shrinks with each run without one
 };
 
 }  // namespace korch

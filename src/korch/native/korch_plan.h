@@ -8,19 +8,19 @@ namespace plan {
 
 enum place_kind { ARENA, CONSTANT, INPUT, OUTPUT };
 
-/* Where a buffer lies: an offset in the arena, or the position of a constant, input or output; of a
- * part of an output also how far from its begin, in bytes; in the arena, how much farther each next thread's is. */
+/* Where a buffer is: `at` is an offset in the arena, or the number of a constant, input or output. `offset` is, for a
+ * part of an output, its byte offset in the output; in the arena, the distance between the buffers of two threads. */
 struct slot {
     place_kind place;
     int64_t at;
     int64_t offset;
 };
 
-/* One kernel call: its buffers are SLOTS[first_slot], SLOTS[first_slot + 1], and so on. Of a step for
- * which nothing runs, a concatenation in place, `run` is null. `team` is what all threads of a team call; it
- * is null for a step that one thread runs, and for one that is alone: it may have threads of its own. The
- * others, as many as follow each other, run in one parallel region if two of them or more have `team`.
- * `tasks` runs a part of a stage on the thread `me`; it is null where no task does. */
+/* One kernel call: its buffers are SLOTS[first_slot], SLOTS[first_slot + 1], and so on. `run` is null for a step that runs
+ * nothing (a concatenation in place). `team` is the function that all threads of a team call; it is null for a step that
+ * one thread runs, and for a step with `is_alone`, which may have threads of its own. Consecutive steps without `is_alone`
+ * run in one parallel region if at least two of them have `team`.
+ * `tasks` runs a part of a stage on the thread `me`; it is null if the step is not run as tasks. */
 struct step {
     int (*run)(void *state, void *const *buffers);
     int (*team)(void *const *buffers, korch::Member &own);
@@ -37,16 +37,16 @@ struct copy {
     slot from;
 };
 
-/* Steps [begin, end) that run as tasks: thread t of segment s has those from FIRST_TASKS[s * QUEUES + t] to
- * before FIRST_TASKS[s * QUEUES + t + 1]. */
+/* Steps [begin, end) that run as tasks: in segment s, thread t runs the tasks from FIRST_TASKS[s * QUEUES + t] up to but
+ * not including FIRST_TASKS[s * QUEUES + t + 1]. */
 struct segment {
     int64_t begin, end;
 };
 
-/* A range of grid points of a stage of a step, or, if the stage is -1, the whole step. It waits for those of
- * WAITS from `first_wait` to before the next task's, and meanwhile fetches what it reads of constants: those of
- * ALL_AHEAD from `first_ahead`. If `unit` is not 0, it is share `begin` of those that QUEUES tasks have of as many
- * points or rows as the extent says, and begins at a multiple of `unit`. */
+/* A range of grid points of one stage of a step, or, if the stage is -1, the whole step. It waits for the entries of WAITS
+ * from `first_wait` up to the next task's `first_wait`, and meanwhile prefetches the constants that it reads: the entries
+ * of ALL_AHEAD from `first_ahead` on. If `unit` is not 0, the points or rows, whose number is the entry `extent` of
+ * EXTENTS, are divided among QUEUES tasks in multiples of `unit`, and this task runs share number `begin`. */
 struct task {
     int64_t step;
     int stage;
@@ -56,23 +56,23 @@ struct task {
     int64_t extent;
 };
 
-/* A number that follows from the sizes of a run, which are an input of the model. */
+/* A number that is computed from the sizes of a run, which an input of the model contains. */
 struct extent {
     int64_t input;
     int64_t (*at)(const int64_t *sizes);
 };
 
-/* What extents are made of beside sums, products and quotients. */
+/* Functions that extents use, besides sums, products and quotients. */
 constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-/* A thread must have ended this number of tasks of its queue. */
+/* A condition to wait for: the thread of `queue` must have finished this number of tasks. */
 struct wait {
     int queue;
     uint32_t ended;
 };
 
-/* Bytes of a buffer of a step. */
+/* A range of bytes of a step's buffer, to be prefetched. */
 struct ahead {
     int64_t buffer, begin, end;
 };

@@ -1,21 +1,21 @@
-/* Runs a plan: what lies between the generated tables of a plan and the C interface.
+/* Runs a plan: implements the C interface on top of the generated tables of the plan.
  *
- * The main source of a library has, before this text, the tables in namespace `plan`:
+ * The main source of a library has these tables in namespace `plan` before this text:
  *
  *     INPUTS, OUTPUTS, CONSTANTS  korch_tensor[]
  *     STEPS, SYMBOLS              step[] and const char *[]: one kernel call each, and its name
  *     SLOTS                       slot[]: the buffers of all steps, one step after the other
  *     BINDINGS                    int64_t[]: the slots whose pointers differ from run to run
  *     COPIES                      copy[]: model outputs that no kernel writes in place
- *     SEGMENTS, FIRST_TASKS       segment[], int64_t[]: steps that run as tasks, and where each queue begins
- *     TASKS, WAITS                task[], wait[]: those of all queues, one queue after the other
- *     EXTENTS                     extent[]: the numbers of points that tasks share, if they follow from sizes of a run
- *     QUEUES                      int: the threads that the queues are for, at least 1
- *     INPUT_COUNT, ...            int64_t: the length of each table, which ends in an empty row
+ *     SEGMENTS, FIRST_TASKS       segment[], int64_t[]: steps that run as tasks, and the first task of each queue
+ *     TASKS, WAITS                task[], wait[]: the tasks and waits of all queues, one queue after the other
+ *     EXTENTS                     extent[]: numbers of points divided among tasks, if they depend on sizes of a run
+ *     QUEUES                      int: the number of queues, one per thread, at least 1
+ *     INPUT_COUNT, ...            int64_t: the length of each table, without the empty row at its end
  *     ARENA_BYTES                 int64_t
  *
- * A handle holds the pointers of all slots in one table for each thread. Those to the arena and the constants are
- * set once; those to model inputs and outputs at the start of each run.
+ * A handle holds the pointers of all slots, in one table per thread. Pointers to the arena and the constants are
+ * set once; pointers to model inputs and outputs are set at the start of each run.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -27,8 +27,8 @@ extern "C" void omp_set_num_threads(int);
 extern "C" int omp_pause_resource_all(int) __attribute__((weak)); /* new in GCC 9 */
 extern "C" void __kmpc_fork_call(void) __attribute__((weak));     /* of Intel's and Clang's OpenMP */
 
-/* `korch_threads.cpp` has these where it is preloaded: a thread begins to work on a step, or ends; regions of OpenMP's
- * that the thread opens are of no kernel, or are again. */
+/* `korch_threads.cpp` defines these if it is preloaded: a thread begins or ends its work on a step; OpenMP regions that
+ * the thread opens no longer belong to a kernel, or do so again. */
 extern "C" void korch_threads_work(int64_t step, int begins) __attribute__((weak));
 extern "C" void korch_threads_hide(int begins) __attribute__((weak));
 
@@ -37,32 +37,33 @@ namespace {
 constexpr size_t ALIGNMENT = 64;
 constexpr size_t HUGE_PAGE = 2u << 20;
 
-/* So long a user does not wait for a run that is to end. */
+/* Runs that take longer than this can be interrupted: a user would not wait for their end. */
 constexpr int64_t LONG_RUN_NS = 20000000;
 
-/* OpenMP keeps a record for each thread on the stack: many more would overflow it. */
+/* OpenMP keeps a record for each thread on the stack: many more threads would overflow it. */
 constexpr int MOST_THREADS = 1024;
 
 struct handle {
     pthread_mutex_t mutex;
-    handle *next; /* in the list of all */
+    handle *next; /* in the list of all handles */
     int threads;
     korch::Oversubscription oversubscription;
     char *arena;
     const void **constants;
-    void **table; /* of each thread */
+    void **table; /* the tables of all threads */
     void **states;
-    korch::Count *met;   /* of each thread: how often it has met others */
-    korch::Count *ended; /* of each queue: how many tasks it has run */
-    int64_t extents[plan::EXTENT_COUNT + 1]; /* those of the run */
-    int64_t *usual_ns; /* of the steps from this one on that run in turn; see Oversubscription::note_step */
+    korch::Count *met;   /* for each thread: how many barriers it has reached */
+    korch::Count *ended; /* for each queue: how many of its tasks have run */
+    int64_t extents[plan::EXTENT_COUNT + 1]; /* the values in the current run */
+    int64_t *usual_ns; /* the usual time of each step that runs apart; see Oversubscription::note_step */
 
-    int64_t took_ns;   /* by the last run; 0 before the first */
+    int64_t took_ns;   /* the time of the last run; 0 before the first */
 
     void **table_of(long thread) const { return table + thread * plan::SLOT_COUNT; }
 };
 
-/* A new team costs more than a small model, so the count is touched only if it differs. */
+/* Sets OpenMP's thread count for a scope. Creating a new team takes longer than running a small model, so the count is
+ * only set if it differs. */
 struct thread_count {
     int before;
     explicit thread_count(int threads) : before(omp_get_max_threads()) {
@@ -74,9 +75,9 @@ struct thread_count {
     }
 };
 
-/* fork() copies only the thread that calls it. A child would wait for ever for OpenMP's other
- * threads, and for a run that another thread had begun. So before a fork all runs end, and the
- * calling thread's OpenMP threads, too: parent and child each start new ones with their next run. */
+/* fork() copies only the thread that calls it. A child would wait forever for OpenMP's other threads, and for
+ * a run that another thread had begun. So before a fork, all runs are completed and the calling thread's OpenMP
+ * threads are ended; parent and child each start new ones with their next run. */
 pthread_mutex_t handles_mutex = PTHREAD_MUTEX_INITIALIZER;
 handle *handles = nullptr;
 
@@ -93,7 +94,7 @@ void after_fork(void) {
     pthread_mutex_unlock(&handles_mutex);
 }
 
-/* The C library forgets these functions when it unloads this library. */
+/* The C library unregisters these functions when this library is unloaded. */
 __attribute__((constructor)) void watch_forks(void) {
     pthread_atfork(before_fork, after_fork, after_fork);
 }
@@ -161,13 +162,13 @@ void copy_outputs(const handle *h, const void *const *inputs, void *const *outpu
 
 using korch::now_ns;
 
-/* The threads that run steps of a plan. Between two steps their first one decides whether the others stop. */
+/* The threads that run steps of a plan. Between two steps, the first thread decides whether the others stop. */
 struct crew : korch::Team {
     korch::Oversubscription *oversubscription; /* null: none is detected */
-    uint32_t before[plan::QUEUES];             /* how many tasks each queue had run */
-    int failed = 0;                            /* atomic: the step after one that failed */
+    uint32_t before[plan::QUEUES];             /* how many tasks each queue had run at the begin */
+    int failed = 0;                            /* atomic: 1 + the number of a step that failed, or 0 */
     bool stops = false;
-    int64_t came_ns = 0; /* when all had come to where they met last */
+    int64_t came_ns = 0; /* when all threads had arrived at the last barrier */
     korch::Count finished;
 
     crew(handle *h, korch::Oversubscription *found) : Team{h->met, h->threads, korch::look_ns(h->threads)}, oversubscription(found) {
@@ -188,20 +189,20 @@ struct crew : korch::Team {
     void fail(int step) { __atomic_store_n(&failed, step, __ATOMIC_RELAXED); }
 };
 
-/* Runs steps of a plan, until one fails, as one of the threads of a crew. */
+/* Runs steps of a plan as one of the threads of a crew, until a step fails. */
 template <bool IS_TIMED>
 struct runner {
     handle *h;
     crew &team;
     korch::Member own;
     int64_t *kernel_ns;
-    int64_t *start; /* when the next kernel begins, of timed runs */
+    int64_t *start; /* in timed runs: when the next kernel begins */
     uint32_t before[plan::QUEUES] = {};
 
     void run(int64_t from, int64_t end) {
         for (int q = 0; q < plan::QUEUES; ++q) before[q] = team.before[q];
-        int64_t segment = 0; /* the next one */
-        bool is_met = true;  /* whether threads have met since one of them ran a step alone */
+        int64_t segment = 0; /* the next segment */
+        bool is_met = true;  /* whether there was a barrier since the first thread ran a step alone */
         for (int64_t i = from; i < end;) {
             while (segment < plan::SEGMENT_COUNT && plan::SEGMENTS[segment].begin < i) ++segment;
             const bool has_tasks = !IS_TIMED && own.threads == plan::QUEUES && own.threads > 1 &&
@@ -223,7 +224,7 @@ struct runner {
         if (!is_met) meet();
     }
 
-    /* Meet the others; return whether to run more. Where others stop, the first thread runs the rest. */
+    /* A barrier. Return whether to run more steps. If the others stop, the first thread runs the remaining steps. */
     bool meet() {
         if (own.threads == 1) return !team.failed_step();
         own.meet();
@@ -259,7 +260,7 @@ struct runner {
         return plan::SEGMENTS[segment].end;
     }
 
-    /* A step has ended, now or when all threads had ended it. */
+    /* Record that a step has ended: now, or at `ended_ns`, when all threads had ended it. */
     void note(int64_t i, int64_t ended_ns = 0) {
         if (!IS_TIMED || own.me != 0) return;
         const int64_t now = ended_ns ? ended_ns : now_ns();
@@ -268,12 +269,12 @@ struct runner {
     }
 };
 
-/* Steps that follow each other, before `end`. */
+/* Consecutive steps, up to but not including `end`. */
 struct stretch {
     int64_t end;
-    int regions; /* how many of them all threads run */
+    int regions; /* how many of the steps run on all threads */
 
-    /* The longest from a step on whose steps can share a region, or a single step. */
+    /* The longest stretch from a step on whose steps can share a region, or a single step. */
     explicit stretch(int64_t from) : end(from), regions(0) {
         for (; end < plan::STEP_COUNT && !plan::STEPS[end].is_alone; ++end) regions += plan::STEPS[end].team != nullptr;
         if (end == from) ++end;
@@ -296,7 +297,7 @@ int run_together(handle *h, const stretch &steps, int64_t from, korch::Oversubsc
 #pragma omp parallel num_threads(h->threads)
     {
         const int me = omp_get_thread_num(), threads = omp_get_num_threads();
-        if (me == 0) team.threads = threads; /* read by this thread alone */
+        if (me == 0) team.threads = threads; /* read by this thread only */
         else leader.leave_core(me);
         runner<IS_TIMED>{h, team, korch::member(team, me, threads, turn), kernel_ns, start}.run(from, steps.end);
         if (me == 0) {
@@ -309,8 +310,8 @@ int run_together(handle *h, const stretch &steps, int64_t from, korch::Oversubsc
     return team.failed_step();
 }
 
-/* Run a step that may have threads of its own, or a single region. Where other processes need the cores it has one
- * thread: OpenMP reports one to a library. */
+/* Run a step that may have threads of its own, or that would be alone in a region. If other processes need the cores, it
+ * runs on one thread: OpenMP then reports one thread to libraries. */
 template <bool IS_TIMED>
 int run_apart(handle *h, int64_t i, korch::Oversubscription *oversubscription, int64_t *kernel_ns, int64_t *start) {
     crew team(h, nullptr);
@@ -336,7 +337,7 @@ int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *ker
     int64_t start = now_ns();
     const int64_t begun_ns = start;
     int failed = 0;
-    /* Times are those of all threads. */
+    /* Timed runs always use all threads. */
     korch::Oversubscription *oversubscription = IS_TIMED || h->threads == 1 ? nullptr : &h->oversubscription;
     if (oversubscription) oversubscription->begin(start);
     for (int64_t from = 0; from < plan::STEP_COUNT && !failed;) {
@@ -353,7 +354,7 @@ int run(handle *h, const void *const *inputs, void *const *outputs, int64_t *ker
     return failed;
 }
 
-/* Create the state of each kernel; return whether all could be. */
+/* Create the state of each kernel; return whether all were created. */
 bool create_states(handle *h, char *error, size_t error_size) {
     const thread_count count(h->threads);
     for (int64_t i = 0; i < plan::STEP_COUNT; ++i) {
@@ -372,7 +373,7 @@ bool create_states(handle *h, char *error, size_t error_size) {
 
 } // namespace
 
-/* One of several plans of a library has names of its own. */
+/* In a library with several plans, each plan's functions have their own names. */
 #ifndef KORCH_PLAN
 #define KORCH_PLAN(name) korch_##name
 #define KORCH_ONLY_PLAN
@@ -438,7 +439,7 @@ void *KORCH_PLAN(create)(const void *const *constants, int threads, char *error,
     h->table = (void **)calloc(threads * plan::SLOT_COUNT + 1, sizeof(void *));
     h->states = (void **)calloc(plan::STEP_COUNT + 1, sizeof(void *));
     h->usual_ns = (int64_t *)calloc(plan::STEP_COUNT + 1, sizeof(int64_t));
-    h->met = (korch::Count *)allocate(threads * sizeof(korch::Count)); /* all 0, as are these: */
+    h->met = (korch::Count *)allocate(threads * sizeof(korch::Count)); /* all 0, as are the next */
     h->ended = (korch::Count *)allocate(plan::QUEUES * sizeof(korch::Count));
     if (!h->arena || !h->constants || !h->table || !h->states || !h->usual_ns || !h->met || !h->ended) {
         snprintf(error, error_size, "out of memory: the arena needs %lld bytes",

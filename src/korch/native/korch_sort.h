@@ -1,4 +1,4 @@
-// Rows sorted by the number of a group, in blocks of rows of one group; the first elements of a row in order.
+// Sorts rows by group into blocks that each contain rows of one group only; finds the first elements of a sorted row.
 
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace korch {
 
-// Writes the row at each place of each block and -1 behind the last, the group of each block (-1 for one without rows)
-// and its number of rows. A key less than 0 counts from the end; others are clipped to the groups.
+// Writes, for each block, its rows (unused entries are -1), its group (-1 for a block without rows) and its number of rows.
+// A negative key counts from the end; keys out of range are clipped to the valid groups.
 template <long ROWS, long GROUPS, long BLOCK, long BLOCKS, typename T>
 void sort_rows(const T* keys, int32_t* order, int32_t* group, int32_t* count) {
   static_assert(ROWS > 0 && GROUPS > 0 && BLOCK > 0);
@@ -36,18 +36,18 @@ void sort_rows(const T* keys, int32_t* order, int32_t* group, int32_t* count) {
   for (long row = 0; row < ROWS; ++row) order[place[group_of(row)]++] = static_cast<int32_t>(row);
 }
 
-// Whether an element comes before another one; equal ones keep their order, and NaN is greater than all numbers.
+// Whether element a is sorted before element b; false for equal elements. NaN is greater than all numbers.
 template <bool LARGEST, typename T>
 KORCH_INLINE bool comes_before(T a, T b) {
   return LARGEST ? a > b || (a != a && b == b) : a < b || (b != b && a == a);
 }
 
-// Writes the first COUNT elements of a row in order, and their places, where there is memory for them.
+// Writes the first COUNT elements of the sorted row to `values` and their positions to `places`; either may be nullptr.
 template <long SIZE, long COUNT, bool LARGEST, typename T, typename Values, typename Places>
 void top(const T* row, [[maybe_unused]] Values values, [[maybe_unused]] Places places) {
   constexpr bool HAS_VALUES = !std::is_null_pointer_v<Values>, HAS_PLACES = !std::is_null_pointer_v<Places>;
   static_assert(COUNT > 0 && COUNT <= SIZE);
-  if constexpr (COUNT <= 16) {  // the best so far are kept in order
+  if constexpr (COUNT <= 16) {  // insertion into the sorted list of the best elements so far
     T best[COUNT];
     int64_t place[COUNT];
     for (long i = 0; i < SIZE; ++i) {

@@ -1,21 +1,21 @@
 /* Runs a segment of a plan as queues of tasks, one for each thread of a team.
  *
- * A thread runs the tasks of its queue in order. Each thread counts the tasks that it has ended, and a task
- * may wait until other threads have ended some number of theirs. Threads wait as where they meet: they spin
- * briefly and sleep. Where a run ends early, threads count the rest of their tasks without running them, so that
- * none waits for ever.
+ * A thread runs the tasks of its queue in order. Each thread counts the tasks that it has finished, and a task may wait
+ * until other threads have finished a certain number of their tasks. Threads wait as at a barrier: they spin briefly and
+ * then sleep. If a run ends early, threads count their remaining tasks without running them, so that no thread waits
+ * forever.
  */
-/* `korch_threads.cpp` has these where it is preloaded: a task of TASKS has run since some time; a thread has waited
- * for one since some time. */
+/* `korch_threads.cpp` defines these functions if it is preloaded: they record a task that has run, or a wait for a task,
+ * since a given time. */
 extern "C" __attribute__((weak)) void korch_threads_task(int64_t task, int64_t step, int64_t stage, int64_t begin,
                                                          int64_t end, int64_t since_ns);
 extern "C" __attribute__((weak)) void korch_threads_waited(int64_t task, int64_t since_ns);
 
-/* Each plan of a library has functions of its own: they read the tables of one plan. */
+/* Each plan of a library has its own copy of these functions: they read the tables of one plan. */
 namespace {
 namespace korch_tasks {
 
-/* Fetch the constants that a task reads into the second cache, until a thread has ended as many tasks as are wanted. */
+/* Prefetch the constants that a task reads into the level-2 cache, until `count` has reached the wanted value. */
 void fetch_ahead(int64_t task, void *const *buffers, const korch::Count &count, uint32_t wanted) {
     for (int64_t a = plan::TASKS[task].first_ahead; a < plan::TASKS[task + 1].first_ahead; ++a) {
         const plan::ahead &own = plan::ALL_AHEAD[a];
@@ -27,8 +27,8 @@ void fetch_ahead(int64_t task, void *const *buffers, const korch::Count &count, 
     }
 }
 
-/* Run the queue of a thread; return the step after one that failed, or 0. `before` is what `ended` was, of each
- * thread, when the segment began. `extents` are the numbers of EXTENTS in this run. */
+/* Run the queue of a thread; return 1 + the number of a step that failed, or 0. `before` holds each thread's count of
+ * `ended` at the begin of the segment. `extents` holds the values of EXTENTS in this run. */
 int run_queue(int64_t segment, int me, void *const *table, void *const *states, const int64_t *extents,
               korch::Count *ended, const uint32_t *before, korch::Team &team) {
     const int64_t *const first = plan::FIRST_TASKS + segment * plan::QUEUES + me;

@@ -1,5 +1,5 @@
-// Threads that run a kernel together. Each calls the kernel's function with a place of its own, so a kernel says
-// nothing of where threads come from: they are those of a region that it opens itself, of a plan, or of a lane.
+// Threads that run a kernel together. Each thread calls the kernel's function with its own `Member`, so that a kernel does
+// not depend on where the threads come from: a region that the kernel opens itself, a plan, or a lane.
 #pragma once
 
 #include <stdint.h>
@@ -18,33 +18,33 @@ namespace korch {
 
 struct Team;
 
-// A thread's place among those that run a kernel.
+// A thread's number among the threads that run a kernel, and how they synchronize.
 struct Member {
   long me = 0, threads = 1;
   void (*meet_others)(Member&) = nullptr;
-  Team* team = nullptr;  // the rest is of `korch_wait.h`
-  long first = 0;        // the place of the first of them in the team
-  uint32_t turn = 0;     // how often threads of the team have met
+  Team* team = nullptr;  // this and the members below are used by `korch_wait.h`
+  long first = 0;        // the number in the team of the first of these threads
+  uint32_t turn = 0;     // how many barriers the team's threads have passed
 
-  // Wait until all have come. What they wrote before is visible then.
+  // A barrier: wait for all threads. Their writes before it are visible afterwards.
   void meet() {
     if (threads > 1) meet_others(*this);
   }
 };
 
-// Where the part of a thread begins if threads share some tasks; one that is not needed has none.
+// The first task of thread `me` if `tasks` are divided among `threads`; a thread beyond these gets an empty range.
 inline long share(long tasks, long me, long threads) {
   if (me > threads) me = threads;
   return tasks / threads * me + (me < tasks % threads ? me : tasks % threads);
 }
 
-// The same for a number of coordinates, of which `unit` go together.
+// The same for `count` coordinates that are divided in multiples of `unit`.
 inline long share_units(long count, long unit, long me, long threads) {
   const long first = unit * share((count + unit - 1) / unit, me, threads);
   return first < count ? first : count;
 }
 
-// Run a kernel's function in a region of its own.
+// Run a kernel's function in a new parallel region.
 inline int run_region(int threads, int (*run)(void* const*, Member&), void* const* buffers) {
   int failed = 0;
   const Leader leader(threads);

@@ -1,10 +1,10 @@
-/* Preloaded into a process, notes when each thread works on each parallel region of a run.
+/* A preloaded library that records when each thread works on each parallel region of a run.
  *
- * GCC calls GOMP_parallel for every parallel region (until GCC 4.9, whose code oneDNN's package may
- * hold, GOMP_parallel_start and GOMP_parallel_end around the calling thread's own share), and
- * GOMP_barrier where threads meet. Here these are called through functions that look at the clock;
- * kernels are run as they are. The first look at the clock in a timed run is when its first kernel
- * begins, so the kernels' times say to which of them a region belongs.
+ * Code compiled by GCC calls GOMP_parallel for every parallel region, and GOMP_barrier for barriers.
+ * (Code compiled by GCC before 4.9, which oneDNN's package may contain, calls GOMP_parallel_start and
+ * GOMP_parallel_end around the calling thread's own share instead.) This library wraps these functions
+ * to read the clock; kernels run unchanged. A timed run first reads the clock when its first kernel
+ * begins, so the kernels' times tell to which kernel a region belongs.
  */
 #include <atomic>
 #include <dlfcn.h>
@@ -14,12 +14,12 @@
 
 namespace {
 
-/* What one thread did in one region; as `RegionRecord` in korch/report/threads_worker.py. */
+/* The work of one thread in one region; the same layout as `RegionRecord` in korch/report/threads_worker.py. */
 struct span {
     int64_t region, thread, begin_ns, end_ns, wait_ns;
 };
 
-/* A task that a thread ran, or waited for; as `TaskRecord` in korch/report/threads_worker.py. */
+/* A task that a thread ran or waited for; the same layout as `TaskRecord` in korch/report/threads_worker.py. */
 struct task_span {
     int64_t is_wait, thread, task, step, stage, begin, end, begin_ns, end_ns;
 };
@@ -45,14 +45,14 @@ task_span *task_spans;
 int64_t limit;
 thread_local int64_t waited_ns;
 
-/* The region that a thread has begun by GOMP_parallel_start, and when; none if `run` is null. */
+/* The region that the thread has opened by GOMP_parallel_start, and when; none if `run` is null. */
 thread_local job started;
 thread_local int64_t started_ns;
 
-/* Whether the thread is in a region that is watched: those inside of it are part of its work. */
+/* Whether the thread is in a recorded region: nested regions count as its work and are not recorded. */
 thread_local bool is_inside;
 
-/* Whether regions that the thread opens are of no kernel, but around those of several. */
+/* Whether regions that the thread opens don't belong to a kernel, but surround several kernels. */
 thread_local bool is_hidden;
 
 int64_t now_ns() {
@@ -72,7 +72,7 @@ void note(int64_t region, int64_t begin_ns, int64_t end_ns) {
     if (at < limit) spans[at] = {region, real_thread(), begin_ns, end_ns, waited_ns};
 }
 
-/* The thread begins to work on a region, or ends. */
+/* Called when the thread begins or ends its work on a region. */
 void work(int64_t region, bool begins) {
     static thread_local int64_t since_ns;
     is_inside = begins;
@@ -120,7 +120,7 @@ void GOMP_parallel_start(void (*run)(void *), void *data, unsigned threads) {
 void GOMP_parallel_end(void) {
     if (started.run) note(started.region, started_ns, now_ns());
     real_end();
-    started.run = nullptr; // not before: a thread that is late has yet to read it
+    started.run = nullptr; // only now: a late thread may read it until the region has ended
 }
 
 void GOMP_barrier(void) {
@@ -130,8 +130,8 @@ void GOMP_barrier(void) {
     waited_ns += now_ns() - begin_ns;
 }
 
-/* The next five are called by `korch_runtime.h`, `korch_wait.h` and `korch_tasks.h`, where threads run steps of a plan
- * together. */
+/* The next five functions are called by `korch_runtime.h`, `korch_wait.h` and `korch_tasks.h`, when threads run steps of
+ * a plan in one region. */
 void korch_threads_task(int64_t task, int64_t step, int64_t stage, int64_t begin, int64_t end, int64_t since_ns) {
     if (sees_tasks) note_task({0, 0, task, step, stage, begin, end, since_ns, 0});
 }
@@ -142,7 +142,7 @@ void korch_threads_waited(int64_t task, int64_t since_ns) {
 
 void korch_threads_hide(int begins) { is_hidden = begins; }
 
-/* A step's number is kept as a negative region. */
+/* A step is recorded as a negative region number. */
 void korch_threads_work(int64_t step, int begins) {
     if (is_on) work(-1 - step, begins);
 }
@@ -162,7 +162,7 @@ int clock_gettime(clockid_t clock, timespec *time) {
     return code;
 }
 
-/* Run a plan once. Returns what `run_timed` does; -1 if there is no OpenMP library to look into. */
+/* Run a plan once. Returns the result of `run_timed`, or -1 if the OpenMP library's functions were not found. */
 int korch_threads_run(int (*run_timed)(void *, const void *const *, void *const *, int64_t *),
                       void *handle, const void *const *inputs, void *const *outputs,
                       int64_t *kernel_ns, span *into, int64_t room, int64_t *found,
@@ -178,7 +178,8 @@ int korch_threads_run(int (*run_timed)(void *, const void *const *, void *const 
     return code;
 }
 
-/* Run a plan once as tasks; `begun_ns` is when it began. Returns what `run` does; -1 if there is no OpenMP library. */
+/* Run a plan once as tasks; `begun_ns` receives the time of its begin. Returns the result of `run`, or -1 if the OpenMP
+ * library's functions were not found. */
 int korch_threads_run_tasks(int (*run)(void *, const void *const *, void *const *), void *handle,
                             const void *const *inputs, void *const *outputs, task_span *into, int64_t room,
                             int64_t *found, int64_t *begun_ns) {

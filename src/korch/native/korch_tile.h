@@ -1,13 +1,13 @@
-// What the printed tile programs call: the operations of the primitive table, on vectors of any width
-// (korch_vector.h), and combinations of lanes. Truth values are uint8_t.
+// Functions that printed tile programs call: the operations of the primitive table on vectors of any width
+// (korch_vector.h), and reductions across lanes. Truth values are uint8_t.
 #pragma once
 
 #include "korch_math.h"
 
 namespace korch {
 
-// Elementwise operations by their names in the primitive table. Those of korch_math.h serve
-// whole vectors; the others go lane by lane.
+// Elementwise operations, named as in the primitive table. Those of korch_math.h compute whole
+// vectors; the others are computed lane by lane.
 template <typename R, typename T, int W, typename F>
 KORCH_INLINE Vec<R, W> lanewise(Vec<T, W> a, F f) {
   if constexpr (W == 1) {
@@ -41,7 +41,7 @@ KORCH_INLINE Vec<R, W> lanewise(Vec<T, W> a, Vec<T, W> b, F f) {
     return lanewise<R, T, W>(a, b, [](T x, T y) __attribute__((always_inline)) { return EXPRESSION; }); \
   }
 
-// What a table has for four bits of each byte, from bit SHIFT on: 16 entries, given as bits of float32.
+// A table lookup by four bits of each byte, from bit SHIFT on. The table's 16 entries are given as bits of float32.
 template <int W, int SHIFT, uint32_t... BITS>
 KORCH_INLINE Vec<float, W> looked_up(Vec<uint8_t, W> bytes) {
   alignas(64) static constexpr uint32_t TABLE[16] = {BITS...};
@@ -54,7 +54,7 @@ KORCH_INLINE Vec<float, W> looked_up(Vec<uint8_t, W> bytes) {
   });
 }
 
-// GCC's vector extensions choose lanes with ?: between vectors; a scalar needs the same text.
+// With GCC's vector extensions, ?: selects lanes of vectors; the same expression also works for scalars.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> op_neg(Vec<T, W> a) {
   return -a;
@@ -80,7 +80,7 @@ KORCH_INLINE Vec<T, W> op_reciprocal(Vec<T, W> a) {
 
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> op_max(Vec<T, W> a, Vec<T, W> b) {
-  Vec<T, W> larger = greater_of<T, W>(b, a);  // a if either is NaN: what is left to ask of a literal b is known
+  Vec<T, W> larger = greater_of<T, W>(b, a);  // a if either is NaN; the test below is a constant if b is a literal
   if constexpr (is_integer<T>) return larger;
   else return b != b ? b : larger;
 }
@@ -92,9 +92,9 @@ KORCH_INLINE Vec<T, W> op_min(Vec<T, W> a, Vec<T, W> b) {
   else return b != b ? b : smaller;
 }
 
-// A comparison of vectors gives -1 in each lane where it holds; truth values are 1. Lanes of vectors that
-// are not short are halved or doubled step by step: where there is no instruction for the whole way, GCC
-// 12 goes lane by lane.
+// A comparison of vectors gives -1 in each lane where it holds; truth values are 1. In longer vectors, the
+// lanes' width is halved or doubled step by step: if there is no instruction for a direct conversion, GCC
+// 12 generates scalar code for each lane.
 #if defined(__AVX512F__)
 inline constexpr int NARROWED_AT_ONCE = 64;
 #else
@@ -149,7 +149,7 @@ KORCH_RELATION(equal, x == y)
 KORCH_RELATION(less, x < y)
 KORCH_RELATION(less_equal, x <= y)
 
-// float32 goes through the vector functions, float64 lane by lane through the C library.
+// float32 uses the vector functions, float64 the C library lane by lane.
 #define KORCH_FLOAT(NAME, DOUBLE)                                        \
   template <typename T, int W>                                          \
   KORCH_INLINE Vec<T, W> op_##NAME(Vec<T, W> a) {                       \
@@ -162,7 +162,7 @@ KORCH_FLOAT(erf, __builtin_erf(x))
 KORCH_FLOAT(tanh, __builtin_tanh(x))
 KORCH_FLOAT(sigmoid, 1 / (1 + __builtin_exp(-x)))
 
-// A loop over an array in memory becomes one vector instruction where there is one.
+// The compiler turns a loop over an array in memory into one vector instruction if the CPU has it.
 #define KORCH_ROUNDING(NAME)                                             \
   template <typename T, int W>                                          \
   KORCH_INLINE Vec<T, W> op_##NAME(Vec<T, W> a) {                       \
@@ -205,7 +205,7 @@ KORCH_UNARY(asinh, T, __builtin_asinh(x))
 KORCH_UNARY(acosh, T, __builtin_acosh(x))
 KORCH_UNARY(atanh, T, __builtin_atanh(x))
 
-// Whether an integer division by y would trap if x is the least number: the quotient wraps instead.
+// Whether y is -1: dividing the least integer by it would trap, so the quotient is computed with wrap-around instead.
 template <typename T>
 KORCH_INLINE bool is_minus_one(T y) {
   return static_cast<T>(-1) < T(0) && y == static_cast<T>(-1);
@@ -240,7 +240,7 @@ KORCH_INLINE Vec<T, W> op_bitwise_xor(Vec<T, W> a, Vec<T, W> b) {
   return a ^ b;
 }
 
-// As NumPy has it: beyond the width nothing is left but the sign.
+// Shifts as in NumPy: for a count beyond the width, the result is 0, or -1 for a right shift of a negative number.
 template <typename T>
 KORCH_INLINE T shift_left(T x, T y) {
   const bool is_inside = y >= 0 && static_cast<uint64_t>(y) < sizeof(T) * 8;
@@ -256,8 +256,8 @@ KORCH_BINARY(shift_right, T, shift_right<T>(x, y))
 
 template <typename T>
 KORCH_INLINE T divide(T x, T y) {
-  asm("" : "+r"(y));  // GCC 12 takes x / x for x != 0, and a vector of these for masks: -1 instead of 1
-  if (y == 0) return 0;  // a lane that a guard left out holds 0
+  asm("" : "+r"(y));  // GCC 12 turns x / x into x != 0, and a vector of these into masks: -1 instead of 1
+  if (y == 0) return 0;  // lanes that a guard excludes hold 0
   if (is_minus_one(y)) return static_cast<T>(0 - static_cast<uint64_t>(x));
   return static_cast<T>(x / y);
 }
@@ -278,8 +278,8 @@ KORCH_INLINE Vec<T, W> div_by_power(Vec<T, W> a) {
   return a >> BITS;
 }
 
-// a / b for a number b: by its inverse, found once for many vectors, if that is a normal number. It has
-// two roundings.
+// a / b for a scalar b: a product with its inverse, which is computed once for many vectors, if the inverse is a
+// normal number. The result is rounded twice.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> div_nearly_by(Vec<T, W> a, T b) {
   if constexpr (sizeof(T) == 4 && !is_integer<T> && W > 1) {
@@ -289,16 +289,16 @@ KORCH_INLINE Vec<T, W> div_nearly_by(Vec<T, W> a, T b) {
   return op_div<T, W>(a, splat<T, W>(b));
 }
 
-// The same rounded as a division does it: what is rounded or compared next may hang on the last bit, so
-// the product's error is taken off: q b - a is exact in one operation, and q less its share of that is the
-// quotient as a division rounds it (P. Markstein, IBM Journal of Research and Development 34, 1990,
-// theorem 7). Of an infinite q nothing is known to take off.
+// The same, but rounded as a division: a later rounding or comparison may depend on the last bit. The error
+// of the product q is subtracted: q b - a is exact in one fused operation, and q minus that times the inverse is
+// the correctly rounded quotient (P. Markstein, IBM Journal of Research and Development 34, 1990, theorem 7).
+// An infinite q is left unchanged, as its error is unknown.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> div_by(Vec<T, W> a, T b) {
 #if defined(__FMA__) || defined(__aarch64__)
   if constexpr (sizeof(T) == 4 && !is_integer<T> && W > 1) {
-    if (b >= 0x1p-126f && b <= 0x1p126f) {  // of a negative one, a zero would lose its sign
-      // Of a finite q the rest is less than b 2^106, and taking that much off leaves an infinite one.
+    if (b >= 0x1p-126f && b <= 0x1p126f) {  // for a negative b, a zero would lose its sign
+      // For a finite q, the rest is less than b 2^106; subtracting at most that much leaves an infinite q infinite.
       const Vec<T, W> inverse = splat<T, W>(1 / b), most = splat<T, W>(b < 0x1p20f ? b * 0x1p106f : 0x1p126f);
       const Vec<T, W> q = a * inverse, rest = q * splat<T, W>(b) - a;
       return q - less_of<T, W>(greater_of<T, W>(rest, -most), most) * inverse;
@@ -327,7 +327,7 @@ KORCH_INLINE Vec<uint8_t, W> to_bool(Vec<T, W> x) {
 template <typename T, int W> KORCH_INLINE Vec<T, W> combine_sum(Vec<T, W> a, Vec<T, W> b) { return a + b; }
 template <typename T, int W> KORCH_INLINE Vec<T, W> combine_prod(Vec<T, W> a, Vec<T, W> b) { return a * b; }
 
-// `chosen`, which is `a` if that is NaN, and NaN if `b` is: one instruction where there is one.
+// NaN if `b` is NaN, else `chosen` (which is `a` if that is NaN): one instruction if the CPU has it.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> unless_nan(Vec<T, W> chosen, Vec<T, W> b) {
 #if defined(__AVX512F__)

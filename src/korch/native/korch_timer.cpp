@@ -1,4 +1,4 @@
-// Times kernels, and calibrates the machine. Loaded by the measuring process.
+// Measures the times of kernels and the rates of the machine. Loaded by the measuring process.
 extern "C" void omp_set_num_threads(int);
 extern "C" int omp_get_max_threads(void);
 extern "C" int omp_get_thread_num(void);
@@ -40,14 +40,14 @@ int64_t now_ns() {
 }
 
 using Register = korch::Vec<float, KORCH_LANES>;
-constexpr int64_t BLOCK = 8 * KORCH_LANES;        // elements that one turn of a loop touches
-constexpr int64_t CHUNK_BYTES = 8 << 20;          // long beside the clock, short beside a time slice
+constexpr int64_t BLOCK = 8 * KORCH_LANES;        // elements that one iteration of a loop accesses
+constexpr int64_t CHUNK_BYTES = 8 << 20;          // much longer than the clock resolution, shorter than a time slice
 constexpr int64_t HUGE_PAGE = 2 << 20;
 
-// The sum over threads of each one's best rate, where prepare(thread) returns the function that does
-// one chunk of `work`. A thread that waits for its core spoils some of its own chunks and nobody
-// else's, so that a busy machine can't look slow. Once a thread has finished, those that are late
-// would run alone: they stop counting if they have seen enough.
+// The sum of all threads' best rates, where prepare(thread) returns the function that does one chunk of
+// `work`. A thread that has to wait for its core spoils only some of its own chunks, so that a busy machine
+// does not look slow. Once a thread has finished, late threads would run without competition: they stop
+// if they have measured at least half of their chunks.
 template <typename Prepare>
 double summed_rate(int threads, int64_t chunks, double work, Prepare prepare) {
   double sum = 0;
@@ -71,11 +71,11 @@ double summed_rate(int threads, int64_t chunks, double work, Prepare prepare) {
   return 1e9 * sum;
 }
 
-// Memory that stays until `korch_free_memory`: a system takes longer to hand out new gigabytes than it
-// takes to measure how fast they are. It is the system's own: a heap might keep what is freed.
+// Memory that is kept until `korch_free_memory`: allocating gigabytes takes the system longer than measuring
+// their rate. It comes directly from the system, because a heap might not return freed memory.
 char* mapping = nullptr;
 int64_t mapped_bytes = 0;
-int64_t kept_ones = 0;  // so many floats of it were written
+int64_t kept_ones = 0;  // the number of floats in it that have been written
 
 void unmap_memory() {
   if (mapping != nullptr) munmap(mapping, mapped_bytes);
@@ -83,7 +83,7 @@ void unmap_memory() {
   mapped_bytes = kept_ones = 0;
 }
 
-// At least `size` bytes from a huge page's first byte on; null if there are none.
+// At least `size` bytes, aligned to a huge page; null if memory is exhausted.
 float* kept_memory(int64_t size) {
   const int64_t needed = size + HUGE_PAGE;
   if (needed > mapped_bytes) {
@@ -93,7 +93,7 @@ float* kept_memory(int64_t size) {
     mapping = static_cast<char*>(found);
     mapped_bytes = needed;
 #if defined(MADV_HUGEPAGE)
-    // As the memory of kernels: small pages are read more slowly.
+    // Kernels' memory also has huge pages: small pages are read more slowly.
     madvise(mapping, mapped_bytes, MADV_HUGEPAGE);
 #endif
   }
@@ -101,8 +101,8 @@ float* kept_memory(int64_t size) {
   return reinterpret_cast<float*>(start / HUGE_PAGE * HUGE_PAGE);
 }
 
-// The summed rate of passes over `bytes` of memory per thread, in bytes per second. A chunk goes on
-// where the last one ended, so that memory larger than a cache is never found in it.
+// The summed rate of passes over `bytes` of memory per thread, in bytes per second. Each chunk continues
+// where the last one ended, so that memory larger than a cache is never read from that cache.
 template <typename Pass>
 double memory_rate(int64_t bytes, int threads, int64_t chunks, int64_t chunk_bytes, Pass pass) {
   const int64_t count = bytes / sizeof(float) / BLOCK * BLOCK;
@@ -127,21 +127,21 @@ double memory_rate(int64_t bytes, int threads, int64_t chunks, int64_t chunk_byt
 }
 
 #if defined(__x86_64__)
-// Whether lines can be taken out of the caches side by side: one after the other takes 30 times as long.
+// Whether the CPU has clflushopt, which flushes cache lines concurrently: flushing one by one takes 30 times as long.
 bool flushes_at_once() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & 1u << 23);
 }
 #endif
 
-// A file of the system's that is read again and again; each read gives what it says by then.
+// A file of the system that is read repeatedly; each read returns its current contents.
 class Report {
  public:
   explicit Report(const char* path) : file_(open(path, O_RDONLY | O_CLOEXEC)) {}
   ~Report() {
     if (file_ >= 0) close(file_);
   }
-  // Its first `size - 1` characters; false if there is no such file.
+  // Read its first `size - 1` characters; return false if there is no such file.
   bool read(char* text, size_t size) const {
     const ssize_t count = file_ < 0 ? -1 : pread(file_, text, size - 1, 0);
     text[count < 0 ? 0 : count] = 0;
@@ -152,7 +152,7 @@ class Report {
   int file_;
 };
 
-// Nanoseconds for which this thread could have run but had no core, since it began; -1 if unknown.
+// Nanoseconds since the thread's start for which it was runnable but had no core; -1 if unknown.
 int64_t waited_ns() {
   static thread_local const Report report("/proc/thread-self/schedstat");
   char text[96];
@@ -160,7 +160,7 @@ int64_t waited_ns() {
   return report.read(text, sizeof text) && sscanf(text, "%lld %lld", &running, &waiting) == 2 ? waiting : -1;
 }
 
-// Nanoseconds for which other virtual machines had this one's cores; 0 if that is not known.
+// Nanoseconds for which other virtual machines used this machine's cores (steal time); 0 if unknown.
 int64_t stolen_ns() {
   static const Report report("/proc/stat");
   static const int64_t tick_ns = 1000000000LL / sysconf(_SC_CLK_TCK);
@@ -177,10 +177,10 @@ int64_t involuntary_switches() {
   return getrusage(RUSAGE_SELF, &used) == 0 ? used.ru_nivcsw : 0;
 }
 
-// The longest that one of the threads waited for a core between `begin` and `end`.
+// Measures the longest time that a thread waited for a core between `begin` and `end`.
 class Absence {
  public:
-  // Every thread has a core when this returns, if that can be had in a few tries.
+  // Try a few times to return at a moment when every thread has a core.
   void begin(int threads) {
     int64_t most_ns = 1;
     for (int turn = 0; turn < TRIES && most_ns > 0; ++turn) {
@@ -195,8 +195,8 @@ class Absence {
       }
     }
   }
-  // Of a run of `taken_ns` that has just ended. A thread that loses its core after it may be late here:
-  // that does not count. Where the system only counts switches, one of them may have cost all of it.
+  // Return the longest wait during a run of `taken_ns` that has just ended. Waits after the run, which make a thread
+  // late here, are subtracted. If the system only counts context switches, a switch counts as a wait of the whole run.
   int64_t end(int threads, int64_t taken_ns) const {
     const int64_t ended_ns = now_ns();
     int64_t most_ns = -1;
@@ -219,7 +219,7 @@ class Absence {
   int64_t stolen_ns_ = 0, switches_ = 0;
 };
 
-// Take a thread's lines out of all caches.
+// Flush cache lines from all caches.
 void evict(char* from, int64_t lines) {
 #if defined(__x86_64__)
   static const bool at_once = flushes_at_once();
@@ -253,11 +253,11 @@ struct korch_span {
   int64_t size;
 };
 
-// Nanoseconds of one run that finds the caches as in a plan; negative if it fails. First what comes
-// from memory leaves all caches. Then each thread reads so much of its part of `other`, which is
-// larger than the cores' own caches, that weights and outputs are in no core's own cache. Then the threads
-// write the inputs, each its part, and read as much, as the kernels before would. `away_ns` becomes the
-// longest that a thread had no core during the run.
+// Nanoseconds of one run with caches in the state that they have in a plan; negative if the run fails. First, the
+// buffers in `cold` are flushed from all caches. Then each thread reads enough of its part of `other`, which is larger
+// than the cores' private caches, to evict weights and outputs from the private caches. Then the threads write the
+// inputs, each its part, and read as many other bytes, as the preceding kernels of a plan would. `away_ns` receives the
+// longest time that a thread had no core during the run.
 int64_t korch_time_fresh(run_function run, void* state, void* const* buffers, const korch_span* inputs,
                          int64_t count, const korch_span* cold, int64_t cold_count,
                          const korch_span* other, int64_t own_cache_bytes, int threads, int64_t* away_ns) {
@@ -298,18 +298,18 @@ int64_t korch_time_fresh(run_function run, void* state, void* const* buffers, co
 
 int korch_nothing(void*, void* const*) { return 0; }
 
-// Gives back what the rates of memory were measured on.
+// Free the memory on which memory rates were measured.
 void korch_free_memory() { unmap_memory(); }
 
-/* Returns how many threads there were. */
+/* Set the number of OpenMP threads; return the previous number. */
 int korch_threads(int threads) {
     const int before = omp_get_max_threads();
     omp_set_num_threads(threads);
     return before;
 }
 
-// Bytes per second of reading, writing, and writing past the caches: `bytes` of memory per thread,
-// `chunks` times `chunk_bytes`, or 8 MiB.
+// The rates of reading, of writing, and of writing past the caches, in bytes per second: on `bytes` of memory per
+// thread, in `chunks` chunks of `chunk_bytes`, or of 8 MiB.
 double korch_pass_rate(int64_t bytes, int threads, int64_t chunks, int64_t chunk_bytes) {
   return memory_rate(bytes, threads, chunks, chunk_bytes, [](const float* at, int64_t count) {
     Register sums[8] = {};
@@ -378,7 +378,7 @@ double korch_flop_rate(int threads, int64_t chunks, int64_t repeats) {
   });
 }
 
-// Of float32 products that are computed in components of bfloat16: one is six of theirs.
+// Operations per second of float32 products computed by bfloat16 components: one such product takes six of components.
 #ifdef KORCH_BF16_ON_VECTORS
 double korch_split_rate(int threads, int64_t chunks, int64_t repeats) {
   using korch_amx::Bits, korch_amx::Floats, korch_amx::dot_pairs;
@@ -419,8 +419,8 @@ double korch_split_rate(int threads, int64_t chunks, int64_t repeats) {
 }
 #endif
 
-// The least nanoseconds of an empty parallel region, of those that begin within limit_ns: on a busy
-// machine a region may wait a time slice for its threads.
+// The least time of an empty parallel region in nanoseconds, of those that begin within limit_ns: on a busy machine, a
+// region may wait for its threads for a whole time slice.
 int64_t korch_region_ns(int64_t limit_ns) {
   int64_t best_ns = INT64_MAX;
   const int64_t begin = now_ns();

@@ -1,18 +1,18 @@
-// Vectors of any width and what moves them: loads, stores, transposes, fetches ahead, conversions.
+// Vectors of any width and the operations that move data: loads, stores, transposes, prefetches, conversions.
 // A value of W lanes of type T is a Vec<T, W>; with one lane it is a T.
 #pragma once
 
 #include <stdint.h>
 
 #define KORCH_INLINE inline __attribute__((always_inline))
-// A function of its own, so that the registers of its loop are not needed for what is around it.
+// Not inlined, so that all registers are available to the function's loop.
 #define KORCH_ALONE __attribute__((noinline))
 
 extern "C" int omp_get_thread_num(void);
 extern "C" int omp_get_num_threads(void);
 
-// Keeps a vector that was loaded once in a register, where a compiler would load it again for each use. Where software
-// stands for matrix units, a register may be too short.
+// Keeps a loaded vector in a register where a compiler would otherwise load it again for each use. Not used where
+// software emulates matrix units, because a vector may then be larger than a register.
 #if defined(__x86_64__) && !defined(KORCH_AMX_IN_SOFTWARE)
 #define KORCH_KEEP(x) asm("" : "+v"(x))
 #elif defined(__aarch64__)
@@ -39,7 +39,8 @@ inline constexpr bool is_integer = static_cast<T>(0.5) == T(0);
 
 KORCH_INLINE constexpr long smaller(long a, long b) { return a < b ? a : b; }
 
-// The places of `count` rows from the first one on, which is the `at`-th of its group: of `whole` rows `part` are there.
+// Write the positions of `count` rows. Rows come in groups of `part`, which are stored with a pitch of `whole` rows; the
+// first row is number `at` of its group and has position 0.
 inline void place_rows(int32_t* to, long count, long at, long part, long whole) {
   for (long i = 0, gap = 0; i < count; ++i) {
     to[i] = static_cast<int32_t>(i + gap);
@@ -48,7 +49,7 @@ inline void place_rows(int32_t* to, long count, long at, long part, long whole) 
 }
 KORCH_INLINE constexpr long larger(long a, long b) { return a > b ? a : b; }
 
-// How many blocks of `unit` hold n.
+// The number of blocks of `unit` elements that hold n elements.
 constexpr long blocks(long n, long unit) { return (n + unit - 1) / unit; }
 
 template <typename T, int W>
@@ -58,7 +59,7 @@ KORCH_INLINE Vec<T, W> load(const T* at) {
   return x;
 }
 
-// The first `count` elements, then zeros; nothing beyond is read. S is the type in memory.
+// The first `count` elements, padded with zeros; memory beyond them is not read. S is the type in memory.
 template <typename T, int W, typename S>
 KORCH_INLINE Vec<T, W> load_some(const S* at, long count) {
 #if defined(__AVX512F__) && !defined(__clang__)
@@ -76,8 +77,8 @@ KORCH_INLINE void store(T* at, Vec<T, W> x) {
   __builtin_memcpy(at, &x, sizeof(x));
 }
 
-// Write a vector past the caches if the address is a multiple of its size; else as any other. Behind such
-// writes stands `end_streams`, before another thread may read them.
+// Store a vector with a non-temporal store, which bypasses the caches, if the address is a multiple of its size; else
+// with an ordinary store. `end_streams` must be called before another thread may read what was stored.
 template <typename T, int W>
 KORCH_INLINE void stream(T* at, Vec<T, W> x) {
   if constexpr (W > 1) {
@@ -105,19 +106,19 @@ KORCH_INLINE void end_streams() {
 #endif
 }
 
-// How many elements there are before the next line of a cache.
+// The number of elements from `at` to the next cache-line boundary.
 template <typename T>
 KORCH_INLINE long before_line(const T* at) {
   return static_cast<long>((0 - reinterpret_cast<uintptr_t>(at)) % 64 / sizeof(T));
 }
 
-// How many elements there are from the last line's begin on.
+// The number of elements from the previous cache-line boundary to `at`.
 template <typename T>
 KORCH_INLINE long after_line(const T* at) {
   return static_cast<long>(reinterpret_cast<uintptr_t>(at) % 64 / sizeof(T));
 }
 
-// Write elements from a place that lies as far behind a line's begin: whole lines past the caches.
+// Copy elements, whole cache lines with non-temporal stores. `from` must have the same offset within a line as `to`.
 template <typename T, int W>
 KORCH_INLINE void stream_span(T* to, const T* from, long count) {
   constexpr long LINE = 64 / sizeof(T);
@@ -130,7 +131,7 @@ KORCH_INLINE void stream_span(T* to, const T* from, long count) {
   for (; i < count; ++i) to[i] = from[i];
 }
 
-// Load, and fetch the element `ahead` elements further on, which a later task reads. S is the type in memory, which
+// Load, and prefetch the element `ahead` elements later, which a later task reads. S is the type in memory, which
 // may be narrower than T.
 template <typename T, int W, typename S>
 KORCH_INLINE Vec<T, W> load_ahead(const S* at, long ahead) {
@@ -138,26 +139,26 @@ KORCH_INLINE Vec<T, W> load_ahead(const S* at, long ahead) {
   return load<T, W>(at);
 }
 
-// Load, and fetch the element `ahead` elements further on, but not into the first cache: it would be
-// gone before it is read.
+// Load, and prefetch the element `ahead` elements later, but not into the level-1 cache: it would be
+// evicted before it is read.
 template <typename T, int W, typename S>
 KORCH_INLINE Vec<T, W> load_far(const S* at, long ahead) {
   if constexpr (W > 1) __builtin_prefetch(at + ahead, 0, 2);
   return load<T, W>(at);
 }
 
-// Fetch what a vector of a later task begins with.
+// Prefetch the first cache line of a vector that a later task reads.
 template <int W, typename T>
 KORCH_INLINE void fetch(const T* at) {
   if constexpr (W > 1) __builtin_prefetch(at);
 }
 
-// Fetch a line that will be written, for this core alone. Where it is not known, the instruction does nothing.
+// Prefetch a cache line that will be written, in exclusive state. CPUs without the instruction ignore it.
 template <int W, typename T>
 KORCH_INLINE void fetch_to_write(T* at) {
   if constexpr (W > 1) {
 #if defined(__x86_64__)
-    asm volatile("prefetchw %0" : : "m"(*at));  // what compilers make of the builtin may only read
+    asm volatile("prefetchw %0" : : "m"(*at));  // the builtin may compile to a prefetch for reading
 #else
     __builtin_prefetch(at, 1);
 #endif
@@ -195,7 +196,7 @@ struct LanesTo<0, I...> {
 
 template <typename T, int W, int... I>
 KORCH_INLINE Vec<T, W> every_second(const T* at, Lanes<I...>) {
-  const Vec<T, W> a = load<T, W>(at), b = load<T, W>(at + W - 1);  // nothing beyond the last is read
+  const Vec<T, W> a = load<T, W>(at), b = load<T, W>(at + W - 1);  // memory beyond the last element is not read
   return __builtin_shufflevector(a, b, (I < W / 2 ? 2 * I : 2 * I + 1)...);
 }
 
@@ -216,8 +217,8 @@ KORCH_INLINE Vec<T, 2 * W> joined(Vec<T, W> a, Vec<T, W> b, Lanes<I...>) {
   return __builtin_shufflevector(a, b, I...);
 }
 
-// Rows 0, 4, 8, ... of four elements each, one after another: what is loaded into a part of a register
-// costs no shuffle.
+// Rows 0, 4, 8, ... of four elements each, concatenated. Each row is loaded directly into its part of the register,
+// which needs no shuffle.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> fourth_rows(const T* at, long step) {
   if constexpr (W == 4) {
@@ -228,7 +229,7 @@ KORCH_INLINE Vec<T, W> fourth_rows(const T* at, long step) {
   }
 }
 
-// Transpose the 4 x 4 elements that four vectors have in each part of four lanes.
+// Transpose the 4 x 4 block that each group of four lanes forms across four vectors.
 template <typename T, int W, int... I>
 KORCH_INLINE void transpose_parts(const Vec<T, W> (&x)[4], Vec<T, W>* to, Lanes<I...>) {
   Vec<T, W> y[4];
@@ -258,21 +259,21 @@ KORCH_INLINE void load_across(Vec<T, W> (&to)[COUNT], const T* at, long step) {
   }
 }
 
-// Fetch the lines in which `load_across` begins to read.
+// Prefetch the first cache line of each row that `load_across` reads.
 template <int W, typename T>
 KORCH_INLINE void fetch_across(const T* at, long step) {
 #pragma GCC unroll 16
   for (int i = 0; i < W; ++i) __builtin_prefetch(at + i * step);
 }
 
-// The same, but not into the first cache.
+// The same, but not into the level-1 cache.
 template <int W, typename T>
 KORCH_INLINE void fetch_far_across(const T* at, long step) {
 #pragma GCC unroll 16
   for (int i = 0; i < W; ++i) __builtin_prefetch(at + i * step, 0, 2);
 }
 
-// The W elements of each of ROWS rows, one after another in memory, combined to one.
+// Combine the W elements of each of ROWS contiguous rows into one element.
 template <typename T, int ROWS, int W, typename Combine>
 KORCH_INLINE Vec<T, ROWS> fold(const T* part, Combine combine) {
   Vec<T, ROWS> x[W];
@@ -297,8 +298,8 @@ KORCH_INLINE Vec<T, W> gather(const T* from, Index index, long i) {
   }
 }
 
-// The elements at `at` and each of W entries of a table, where entries grow by 0 or 1: one vector is
-// read and permuted. It stays inside of the `size` elements of the buffer, which are at least W.
+// The elements at offsets `at` + table[0], ..., `at` + table[W - 1], where consecutive entries differ by 0 or 1, so that
+// one vector is loaded and permuted. The load stays within the `size` elements of the buffer, which are at least W.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> spread(const T* from, long size, long at, const int32_t* table) {
   if constexpr (W == 1) {
@@ -316,8 +317,8 @@ KORCH_INLINE Vec<T, W> spread(const T* from, long size, long at, const int32_t* 
   }
 }
 
-// a > b ? a : b, which is b if either is NaN, in one instruction where there is one: GCC makes a
-// comparison and a choice, and Clang has no such builtin but makes that instruction.
+// a > b ? a : b, which is b if either is NaN, by one instruction if the CPU has it. GCC would generate a comparison
+// and a blend; Clang has no such builtin but generates that instruction from the expression.
 template <typename T, int W>
 KORCH_INLINE Vec<T, W> greater_of(Vec<T, W> a, Vec<T, W> b) {
 #if defined(__AVX512F__) && !defined(__clang__)
@@ -343,7 +344,7 @@ KORCH_INLINE Vec<T, W> less_of(Vec<T, W> a, Vec<T, W> b) {
   return a < b ? a : b;
 }
 
-// Bytes as numbers of 16 or 32 bits. GCC 12 converts half of them at a time, or one by one.
+// Bytes widened to numbers of 16 or 32 bits. GCC 12 would convert half of them at a time, or one by one.
 template <typename To, typename From, int W>
 KORCH_INLINE Vec<To, W> extended(Vec<From, W> x) {
   constexpr bool is_signed = static_cast<From>(-1) < 0;
@@ -395,7 +396,7 @@ KORCH_INLINE Vec<To, W> lowest_bytes(Vec<int32_t, W> x) {
     return __builtin_bit_cast(Vec<To, W>, Words(__builtin_shufflevector(low, high, 0, 4, 1, 5))[0]);
   }
 #endif
-  // Step by step: for the whole way, GCC 12 goes lane by lane.
+  // In two steps: for a direct conversion, GCC 12 generates scalar code for each lane.
   return __builtin_convertvector(__builtin_convertvector(x, Vec<int16_t, W>), Vec<To, W>);
 }
 

@@ -1,8 +1,8 @@
-// How the threads of a team wait: for a count of another thread, and for each other.
+// Waiting and barriers for the threads of a team: for another thread's count, and for each other.
 //
-// After each parallel region, OpenMP's threads spin for many milliseconds before they sleep. Where other processes
-// need the cores, too, a thread then spins while the thread that it waits for has no core. So the kernels of a plan
-// share a region, and its threads wait by these functions: they spin for about as long as a kernel takes, and sleep.
+// After each parallel region, OpenMP's threads spin for many milliseconds before they sleep. If other processes need the
+// cores, too, a thread then spins while the thread that it waits for has no core. So the kernels of a plan share one
+// region, and its threads wait by these functions: they spin for about as long as a kernel takes, and then sleep.
 #pragma once
 
 #include <time.h>
@@ -18,7 +18,7 @@
 #include "korch_team.h"
 
 extern "C" {
-// `korch_threads.cpp` has this where it is preloaded: a thread begins to wait, or ends.
+// `korch_threads.cpp` defines this if it is preloaded: it records that a thread begins or ends a wait.
 __attribute__((weak)) void korch_threads_wait(int begins);
 }
 
@@ -26,9 +26,9 @@ __attribute__((weak)) void korch_threads_wait(int begins);
 
 namespace korch {
 
-// If each thread has a core within the container's quota, waiting threads spin for longer than a kernel takes; otherwise they spin
-// briefly, as they would take the core from a thread that works. The limit is a time: one pause takes 10
-// cycles on some CPUs and 140 on others.
+// If there is a core for each thread within the container's quota, waiting threads spin for longer than a kernel takes.
+// Otherwise they spin only briefly, as they would take the core from a working thread. The limit is a time, not a count of
+// pause instructions: one takes 10 cycles on some CPUs and 140 on others.
 constexpr int64_t LOOK_NS = 1000000, SHORT_LOOK_NS = 5000;
 
 inline const int cores = usable_cores();
@@ -49,14 +49,14 @@ inline void relax() {
 #endif
 }
 
-// A count of one thread, for which others wait. Each has a line of the caches of its own.
+// A counter of one thread, for which other threads wait. Each counter has its own cache line.
 class alignas(64) Count {
  public:
   uint32_t now() const { return __atomic_load_n(&value_, __ATOMIC_ACQUIRE); }
 
   bool is_at(uint32_t wanted) const { return int32_t(now() - wanted) >= 0; }
 
-  // Writes before this call are visible to threads that waited. Only one thread sets a count, to more each time.
+  // Writes before this call are visible to threads that have waited. Only one thread sets a counter, and only upwards.
   void set(uint32_t value) {
     __atomic_store_n(&value_, value, __ATOMIC_SEQ_CST);
     if (__atomic_load_n(&sleepers_, __ATOMIC_SEQ_CST) != 0) wake_all();
@@ -77,7 +77,7 @@ class alignas(64) Count {
   }
 
  private:
-  // Spin for this long; return whether the count has reached the value.
+  // Spin for at most this long; return whether the count has reached the value.
   bool look(uint32_t wanted, int64_t look_ns) const {
     for (int64_t until_ns = 0;;) {
       for (int i = 0; i < 32; ++i) {
@@ -97,19 +97,19 @@ class alignas(64) Count {
   void sleep(uint32_t) { sched_yield(); }
   void wake_all() {}
 #endif
-  // Read and changed by atomic functions of the compiler: a plan that includes <atomic> takes twice as long to compile.
+  // Accessed through the compiler's atomic builtins: a plan that includes <atomic> takes twice as long to compile.
   uint32_t value_ = 0;
   uint32_t sleepers_ = 0;
 };
 
-// What the threads of a team share. A thread's count says how often it has met others. That of the first thread of
-// those that meet is set last, when all have come.
+// The state that the threads of a team share. A thread's counter is the number of barriers that it has reached. At a
+// barrier, the first thread sets its counter last, after all others have arrived.
 struct Team {
   Count* counts;
   long threads;
   int64_t look_ns;
-  void (*waited)(Team&, int64_t since_ns) = nullptr;  // called by the team's first thread, which has waited
-  void (*all_came)(Team&) = nullptr;                  // called by it while all others wait for it
+  void (*waited)(Team&, int64_t since_ns) = nullptr;  // called by the team's first thread after a wait
+  void (*all_came)(Team&) = nullptr;                  // called by the first thread at a barrier, while all others wait
   bool (*ends)(Team&) = nullptr;                      // whether no more tasks are to run
 };
 
@@ -133,7 +133,7 @@ inline void meet_team(Member& own) {
   counts[0].set(turn);
 }
 
-// Let threads that have not met others for a while begin as the first one does. Returns how often that has met others.
+// Set all threads' counters to that of the first thread, because some may have missed barriers. Returns that count.
 inline uint32_t begin_turns(Team& team) {
   const uint32_t turn = team.counts[0].now();
   for (long i = 1; i < team.threads; ++i)

@@ -1,1 +1,1 @@
-"""Primitive graph -> segments, and which of them are the same block."""
+"""Primitive graph -> segments, with equal segments combined into blocks."""

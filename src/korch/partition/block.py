@@ -1,10 +1,10 @@
 """Segments -> blocks: segments that differ only in their weights are searched once.
 
-Each segment has alternatives with its own weights, as rules compute with them. Then the graphs are
-compared number by number: two segments are one block if and only if all primitives, attributes,
-types, wiring and interfaces are equal, and all constants that a kernel's code could depend on are
-equal in content. So a kernel made for one segment of a block is right for every other with that
-one's weights; nothing rests on a hash.
+Rules add alternatives to each segment separately, since they may compute with its weights. Then the graphs
+are compared number by number: two segments are the same block if and only if all primitives, attributes,
+types, connections, inputs and outputs are equal, and all constants on whose content a kernel's code could
+depend are equal. So a kernel made for one segment of a block is correct for every other one, given that
+one's weights. Graphs are compared in full, not by a hash.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BlockInstance:
         graph: its graph with alternatives.
         inputs: the model's value for each input of the graph.
         outputs: the same for each output.
-        price_bytes: what the cut behind it may cost, in bytes moved.
+        price_bytes: the price of the cut after it, in bytes moved.
     """
 
     graph: PrimitiveGraph
@@ -38,11 +38,11 @@ class BlockInstance:
 
 @dataclass(frozen=True)
 class Block:
-    """Segments that are equal but for their weights.
+    """Segments that are equal except for their weights.
 
     Attributes:
         instances: positions of the segments in the model's order.
-        graph: the first one's graph with alternatives, which stands for all.
+        graph: the first segment's graph with alternatives, which represents all of them.
     """
 
     instances: tuple[int, ...]
@@ -57,7 +57,7 @@ class Partition:
         source: the graph that the segments are parts of.
         instances: the segments in an order in which they can run.
         blocks: which of them are equal.
-        rules: what saturation did, before the model was cut and in all segments together.
+        rules: the report of saturation, before the cut and in all segments together.
     """
 
     source: PrimitiveGraph
@@ -87,13 +87,13 @@ Rewrite = Callable[[PrimitiveGraph], tuple[PrimitiveGraph, SaturationReport]]
 def find_blocks(
     graph: PrimitiveGraph, segments: Iterable[Segment], rewrite: Rewrite, spill: Spill | None = None
 ) -> Partition:
-    """Add alternatives to each segment and find out which are equal.
+    """Add alternatives to each segment, and find the equal segments.
 
     Args:
         graph: the model's graph.
         segments: its segments, in an order in which they can run.
         rewrite: adds alternatives to a segment's graph.
-        spill: where large constants may wait.
+        spill: moves large constants to files.
     """
     instances, reports, spill = [], [], spill or Spill()
     for segment in segments:
@@ -109,12 +109,12 @@ def find_blocks(
 
 
 def form(graph: PrimitiveGraph) -> tuple[object, ...]:
-    """Return all of a graph but the elements of its weights: equal for segments of one block.
+    """Return a graph's structure without the elements of its weights: equal for segments of one block.
 
-    Constants count by content if they are uniform (they stand in code as literals), or if an opaque
-    operator reads them (they may be sizes); others by type alone. Where a rule looked at elements,
-    what it built differs. Equal constants of a graph are one value, so which weights are shared
-    is part of the wiring.
+    Constants are compared by content if they are uniform (they are literals in the code), or if an opaque
+    operator reads them (they may be sizes); others by type alone. If a rule depended on elements, the
+    primitives that it built differ. Equal constants of a graph are one value, so the connections of the
+    graph also show which weights are shared.
     """
     opaque = {value for p in graph.primitives if p.row.category is Category.OPAQUE for value in p.inputs}
     constants = tuple(

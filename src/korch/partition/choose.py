@@ -1,14 +1,14 @@
 """Primitive graph with alternatives -> one alternative for each value: the graph that is cut.
 
-A cut forbids what needs primitives on both of its sides, so the model is cut as it is after the
-rewrites that save most, and none of these is lost. The choice is by a cheap estimate, operations
-and bytes moved, of the sum over all primitives that are needed; kernels are chosen later, by
-measured cost, among all alternatives that a segment has.
+A rewrite that needs primitives on both sides of a cut is lost. So the graph is cut in the form that it has
+after the rewrites that save most, and none of these is lost. The choice minimizes a cheap estimate: the
+operations and bytes moved, summed over all needed primitives. Kernels are chosen later, by measured cost,
+among all alternatives that a segment has.
 
-The search starts with the model's own primitives and takes another alternative of a value, or of
-all that is computed with a value, as long as that makes the sum less. It visits the
-graph in order, so it makes the same choice in equal parts, which a solver need not do, and the
-layers of a model stay equal. Time: alternatives x what one of them needs and spares.
+The search starts with the model's own primitives. It switches to another alternative of a value, or of all
+values that are computed from a value, as long as that reduces the sum. It visits the graph in order, so it
+makes the same choice in equal parts (a solver need not do this), and the layers of a model remain equal.
+Time: number of alternatives x the primitives that a switch adds and removes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from korch.limits import DEFAULT_LIMITS
 from korch.primitive.graph import PrimitiveGraph
 
 BYTE_COST = 8
-"""What a byte that a primitive reads or writes costs, in floating-point operations."""
+"""The cost of a byte that a primitive reads or writes, in floating-point operations."""
 
 
 def estimated_cost(graph: PrimitiveGraph, p: int) -> int:
-    """Return what a primitive costs as an operator of its own, in floating-point operations."""
+    """Return the cost of a primitive that runs as a separate kernel, in floating-point operations."""
     primitive = graph.primitives[p]
     values = (*dict.fromkeys(primitive.inputs), primitive.output)
     size_bytes = sum(graph.types[value].size_bytes for value in values)
@@ -35,11 +35,11 @@ def estimated_cost(graph: PrimitiveGraph, p: int) -> int:
 def choose(graph: PrimitiveGraph, sweeps: int = DEFAULT_LIMITS.sweeps) -> PrimitiveGraph:
     """Return the graph with one alternative for each value, in an order in which it can run.
 
-    Values keep their numbers, and so some of them are computed by nothing and read by nothing.
+    Values keep their numbers, so some values have neither a producer nor a reader.
 
     Args:
         graph: a graph with or without alternatives.
-        sweeps: times that all values are looked at; the last ones hardly ever find anything.
+        sweeps: the most passes over all values; the last ones hardly ever find an improvement.
     """
     if not graph.alternatives:
         return graph
@@ -70,7 +70,7 @@ class _Search:
         self.choose_for_unused()
 
     def _choose_known(self, allowed: list[bool]) -> None:
-        """Choose for further values the allowed primitive that can run first."""
+        """Choose for each value that has no choice yet the allowed primitive that can run first."""
         waits = [len(reads) for reads in self.reads]
         ready = [*sorted(self.graph.given), *self.chosen]
         ready += [self._take(p) for p, reads in enumerate(self.reads) if not reads and allowed[p]]
@@ -90,7 +90,7 @@ class _Search:
         return value in self.chosen or value in self.graph.given
 
     def choose_for_unused(self) -> None:
-        """Choose for values that nothing needs what costs least beyond the values in use."""
+        """Choose for each unneeded value the alternative of least cost, given the values in use."""
         known = {v: 0 for v in (*sorted(self.graph.given), *self.chosen) if v in self.graph.given or self.needed[v]}
         waits = [len(reads) for reads in self.reads]
         queue = [(0, -1, v) for v in known]
@@ -112,7 +112,7 @@ class _Search:
                     heapq.heappush(queue, (total, p, output))
 
     def sweep(self) -> bool:
-        """Take what makes the sum less, value by value; return whether there was anything."""
+        """Make the switches that reduce the sum, value by value; return whether there was any."""
         is_better = False
         for value, makers in enumerate(self.graph.producers):
             if len(makers) > 1 and self.needed[value] and self._best(value):
@@ -136,7 +136,7 @@ class _Search:
         return found
 
     def _without(self, value: int) -> bool:
-        """Choose others for all that is computed with a value, if it can then be spared."""
+        """Switch all values that are computed from a value to alternatives without it, if that reduces the sum."""
         outputs = [
             self.graph.primitives[p].output
             for p in self.graph.consumers[value]
@@ -167,7 +167,7 @@ class _Search:
         return False
 
     def _switch(self, value: int, p: int) -> int:
-        """Choose another alternative for a value in use; return what that adds to the sum."""
+        """Choose another alternative for a value in use; return the change of the sum."""
         before, self.chosen[value] = self.chosen[value], p
         added = self.costs[p] - self.costs[before]
         added += sum(self._need(v) for v in self.reads[p])
@@ -194,7 +194,7 @@ class _Search:
         return spared
 
     def _is_sound(self, value: int) -> bool:
-        """Whether what is chosen for a value does not need the value itself."""
+        """Whether the chosen computation of a value does not depend on the value itself."""
         seen: set[int] = set()
         waiting = list(self.reads[self.chosen[value]])
         while waiting:
@@ -207,7 +207,7 @@ class _Search:
         return True
 
     def in_order(self) -> list[int]:
-        """Return the chosen primitives that are needed, new ones right before what reads them."""
+        """Return the chosen primitives that are needed, in running order; new ones come right before their reader."""
         placed: dict[int, None] = {}
         for root in sorted(self.chosen):
             stack = [root] if self.needed[root] else []

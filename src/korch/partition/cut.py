@@ -1,16 +1,16 @@
-"""Primitive graph -> where to cut it into segments.
+"""Primitive graph -> the positions at which it is cut into segments.
 
-A segment is a run of primitives in the graph's order, so segments are convex and each reads only
-earlier ones. A cut forbids every kernel that would lie on both sides; what that may cost is the
-price of the values that leave the segment: the bytes that such kernels would not have moved. What
-no kernel could do anyway is cheap: a linear primitive reads what another kernel wrote, unless a
-layout primitive is before it, or one that widens numbers.
+A segment is a sequence of consecutive primitives in the graph's order, so segments are convex and each reads
+only earlier ones. A cut forbids every kernel that would have primitives on both sides. The possible loss is
+the price of the values that leave the segment: the bytes that such kernels would not have moved. A cut where
+no kernel could fuse anyway is cheap: a linear primitive reads the result of another kernel, unless a layout
+primitive, or one that widens numbers, comes before it.
 
-Where the same primitives follow each other in the same way again and again (the layers of a model),
-each repetition is a segment of its own, cut at the cheapest place of the period: they are searched
-once. What is left is cut by dynamic programming: the least sum of prices and of search effort,
-which grows with a segment's size. Nothing in this depends on how often a block is repeated, so a
-deeper model is cut as a shallower one is. Time: primitives x limit.
+If the same sequence of primitives repeats (the layers of a model), each repetition is a separate segment, cut
+at the cheapest position of the period, and all repetitions are searched once. The rest is cut by dynamic
+programming, which minimizes the sum of prices and of search effort; the effort grows with a segment's size.
+Nothing depends on the number of repetitions, so a deep model is cut like a shallow one. Time: primitives x
+limit.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from korch.primitive.op import Category
 from korch.primitive.ops.elementwise import TRANSCENDENTAL_OPS
 
 EFFORT = 0.06
-"""What searching a model in segments of the limit's size weighs against moving each value once."""
+"""The weight of searching the model in segments of the largest size, relative to moving each value once."""
 
 BLOCK_EFFORT = 40
-"""What a segment more takes to search, in primitives: many small ones are not faster."""
+"""The search effort of one more segment, in primitives: many small segments are not faster to search."""
 
 LINEAR_SHARE = 1.0
-"""The share of its bytes that a value costs which only linear primitives read: it may have to be
-in another layout, and rules don't look across."""
+"""The price of a value that no kernel could fuse with its readers across the cut, as a fraction of its bytes:
+it may need another layout, and rules don't apply across a cut."""
 
 KERNEL_BYTES = 8192
-"""What a kernel more costs, in bytes that could be moved meanwhile."""
+"""The cost of one more kernel, in bytes that could be moved in the same time."""
 
 STEPS = (Category.ELEMENTWISE, Category.LAYOUT, Category.BROADCAST)
-"""What computes each element of its result from one of each operand."""
+"""The categories that compute each element of the result from one element of each operand."""
 
 GROWTH = 2
-"""The least factor by which a broadcast enlarges a value for each segment to have its own copy."""
+"""The least enlargement by a broadcast for which each segment gets its own copy of the broadcast."""
 
 _FAR = float("inf")
 
@@ -54,7 +54,7 @@ class Cuts:
     """Where a graph is cut.
 
     Attributes:
-        segments: the primitives of each segment; those of constants alone, and the copied ones, are in none.
+        segments: the primitives of each segment. Primitives of constants alone, and copied ones, are in none.
         prices_bytes: per segment, the price of the values that leave it.
     """
 
@@ -63,7 +63,7 @@ class Cuts:
 
 
 def constant_primitives(graph: PrimitiveGraph) -> frozenset[int]:
-    """Return the primitives that depend on constants alone: each segment has its own copy."""
+    """Return the primitives that depend on constants alone: each segment that uses one has its own copy."""
     known = set(graph.constants)
     found = set()
     for p, primitive in enumerate(graph.primitives):
@@ -74,10 +74,10 @@ def constant_primitives(graph: PrimitiveGraph) -> frozenset[int]:
 
 
 def copied_primitives(graph: PrimitiveGraph) -> frozenset[int]:
-    """Return the primitives that enlarge small values which follow from the inputs by steps on elements, such as masks.
+    """Return the primitives that compute large values from small ones by cheap elementwise steps, such as masks.
 
-    Each segment that reads one has its own copy: else all segments would read a large value from memory that a kernel
-    computes from a small one.
+    The small values depend on the inputs through such steps only. Each segment that reads such a value has its own
+    copy of the primitives. Otherwise all segments would read the large value from memory.
     """
     simple, grown, found = {value for _, value in graph.inputs}, set[int](), set[int]()
     for p, primitive in enumerate(graph.primitives):
@@ -100,9 +100,9 @@ def choose_cuts(
     """Return the segments of a graph without alternatives.
 
     Args:
-        graph: numbered so that each primitive comes after those that it reads, as fission does.
+        graph: a graph in which each primitive comes after those that it reads, as fission numbers them.
         limit: largest size of a segment.
-        sizes: per primitive, what it adds to a segment's size; 1 if not given.
+        sizes: per primitive, its contribution to a segment's size; 1 if not given.
         limits: which repetitions are cut, and where.
     """
     line = _Line(graph, [min(limit, size) for size in sizes or [1.0] * len(graph.primitives)])
@@ -115,7 +115,7 @@ def choose_cuts(
 
 
 class _Line:
-    """The primitives in order, with what a cut between two of them costs."""
+    """The primitives in order, with the costs of cuts between them."""
 
     def __init__(self, graph: PrimitiveGraph, sizes: Sequence[float]) -> None:
         self.graph = graph
@@ -137,18 +137,18 @@ class _Line:
         self.shared = self._shared(place)
 
     def size(self, low: int, high: int) -> float:
-        """Return the size of a segment of the places from `low` on, before `high`."""
+        """Return the size of a segment of the places from `low` (inclusive) to `high` (exclusive)."""
         return round(self.upto[high] - self.upto[low], 6)
 
     def category(self, place: int) -> Category:
         return self.graph.primitives[self.order[place]].row.category
 
     def is_wall(self, place: int) -> bool:
-        """Whether no kernel goes on beyond a primitive from one that it depends on."""
+        """Whether cuts assume that no kernel contains both a producer before this primitive and a reader after it."""
         return self.category(place) in (Category.LINEAR, Category.OPAQUE)
 
     def _moved_bytes(self) -> int:
-        """Return the bytes that any plan must write: what linear primitives read and write."""
+        """Return the bytes that any plan must write: values at linear and opaque primitives, and final results."""
         return sum(
             size_bytes
             for i, size_bytes in enumerate(self.sizes_bytes)
@@ -156,7 +156,7 @@ class _Line:
         )
 
     def _walled(self) -> list[int]:
-        """Return, per place, a bitset of those that it reaches through a wall between."""
+        """Return, per place, the bitset of the places that it reaches through a wall between them."""
         reached, walled = [0] * self.count, [0] * self.count
         for i in reversed(range(self.count)):
             for r in self.readers[i]:
@@ -165,7 +165,7 @@ class _Line:
         return walled
 
     def _shared(self, place: dict[int, int]) -> list[int]:
-        """Return, per place, the bytes that a cut there makes two kernels read instead of one."""
+        """Return, per place, the bytes that two kernels instead of one must read if there is a cut."""
         found = [0] * (self.count + 1)
         for value, consumers in enumerate(self.graph.consumers):
             if value in self.graph.constants:
@@ -178,12 +178,12 @@ class _Line:
         return found
 
     def _may_share(self, first: int, second: int) -> bool:
-        """Whether a kernel may hold both of two readers of a value."""
+        """Whether one kernel may contain both of two readers of a value."""
         is_walled = self.is_wall(first) or self.is_wall(second)
         return not is_walled and not self.walled[first] >> second & 1
 
     def _may_fuse(self, i: int, reader: int) -> bool:
-        """Whether a kernel may hold both a primitive and its reader."""
+        """Whether one kernel may contain both a primitive and its reader."""
         before, after = self.category(i), self.category(reader)
         if Category.OPAQUE in (before, after) or self.walled[i] >> reader & 1:
             return False
@@ -192,7 +192,7 @@ class _Line:
         return before is not Category.LINEAR or after is not Category.REDUCE
 
     def price(self, i: int, end: int) -> int:
-        """Return what it costs that a value is read beyond `end`, but written before it."""
+        """Return the price of the cut at `end` for the value of place `i`; 0 if it is not read after the cut."""
         if self.last[i] < end:
             return 0
         size_bytes = self.sizes_bytes[i]
@@ -207,7 +207,7 @@ class _Line:
         return (0 if is_shared else 1 if stays else 2) * size_bytes + KERNEL_BYTES
 
     def crossing(self) -> list[float]:
-        """Return what a cut at each place costs; between the outputs of one operator, infinity."""
+        """Return the cost of a cut at each place; infinity between the outputs of one opaque operator."""
         found: list[float] = list(self.shared)
         for i in range(self.count):
             for end in range(i + 1, self.last[i] + 1):
@@ -221,7 +221,7 @@ class _Line:
         return found
 
     def signatures(self) -> npt.NDArray[np.int64]:
-        """Return a number for what each primitive does and how far off its inputs are."""
+        """Return a number per primitive that encodes its operation, types and the distances to its inputs."""
         numbers: dict[object, int] = {}
         given = {value for _, value in self.graph.inputs}
         found = []
@@ -238,7 +238,7 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Primitives from `start` on that repeat: `units` times `period`."""
+    """A repetition of primitives from `start` on: `units` times, with `period` primitives each."""
 
     start: int
     period: int
@@ -250,7 +250,7 @@ class _Run:
 
 
 class _Cutter:
-    """Finds the ends of segments in parts of a line."""
+    """Finds the ends of the segments in a part of the line."""
 
     def __init__(self, line: _Line, limit: int, limits: SearchLimits) -> None:
         self.line, self.limit, self.limits = line, limit, limits
@@ -258,7 +258,7 @@ class _Cutter:
         self.signatures = line.signatures()
 
     def ends(self, low: int, high: int) -> list[int]:
-        """Return the ends of the segments of the places from `low` on, before `high`."""
+        """Return the ends of the segments of the places from `low` (inclusive) to `high` (exclusive)."""
         if low >= high:
             return []
         run = self.longest_run(low, high)
@@ -271,7 +271,7 @@ class _Cutter:
         return [*self.ends(low, run.start), *repeated, *self.ends(run.end, high)]
 
     def longest_run(self, low: int, high: int) -> _Run | None:
-        """Return the repetition that saves most primitives, of the least period."""
+        """Return the repetition that saves most primitives; among equal ones, that of the least period."""
         best: tuple[int, int, int] = (0, 0, 0)  # saved, -period, start
         for period in range(self.limits.least_period, (high - low) // 2 + 1):
             same = self.signatures[low : high - period] == self.signatures[low + period : high]
@@ -287,13 +287,16 @@ class _Cutter:
         return self.in_phase(start, period, self.run_end(start, period, high))
 
     def run_end(self, start: int, period: int, high: int) -> int:
-        """Return where a repetition that begins at `start` ends."""
+        """Return the end of the repetition that begins at `start`."""
         same = self.signatures[start : high - period] == self.signatures[start + period : high]
         different = np.flatnonzero(~same)
         return start + period + (int(different[0]) if len(different) else len(same))
 
     def in_phase(self, start: int, period: int, end: int) -> _Run | None:
-        """Return the repetition cut at a cheap place of its period, the earliest of the best."""
+        """Return the repetition moved to a cheap place of its period: most repetitions first, then least price.
+
+        A unit has as many periods as fit into the size `least_repetition`, but at least one.
+        """
         size = self.line.size(start, start + period)
         most = period * max(1, int(self.limits.least_repetition // size))
         places = range(start, min(start + period, end - period + 1))
@@ -307,7 +310,7 @@ class _Cutter:
         return _Run(place, most, units) if units >= 2 else None
 
     def rest(self, low: int, high: int) -> list[int]:
-        """Return the ends of the cheapest segments of what is not repeated."""
+        """Return the ends of the cheapest segments of a part that does not repeat."""
         crossing = self.crossing
         places = [
             end for end in range(low + 1, high) if crossing[end] <= min(crossing[end - 1], crossing[end + 1]) < _FAR

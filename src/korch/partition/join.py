@@ -1,7 +1,7 @@
 """Segments with their alternatives -> one graph of the whole model.
 
-Values that segments hand to each other become one value, equal constants too. Where saturation
-found that a segment's output equals what it was given, readers of the output read that instead.
+A value that one segment writes and another reads becomes one value; so do equal constants. If saturation
+found that a segment's output equals its input, the readers of the output read the input instead.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Joined:
 
 
 def with_constants_of(graph: PrimitiveGraph, plans: Iterable[Sequence[Candidate]]) -> PrimitiveGraph:
-    """Return a graph with those constants only that some plan reads, or that are outputs, and uniform ones."""
+    """Return a graph that keeps only the constants that some plan reads, that are outputs, or that are uniform."""
     wanted = {value for steps in plans for step in steps for value in step.group.inputs}
     wanted |= {value for _, value in graph.outputs}
     kept = {value: c for value, c in graph.constants.items() if value in wanted or c.is_uniform}
@@ -51,11 +51,11 @@ def with_constants_of(graph: PrimitiveGraph, plans: Iterable[Sequence[Candidate]
 
 
 def held_values(partition: Partition, joined: Joined) -> tuple[frozenset[int], ...]:
-    """Return, per block, the values that its kernels must not make parts of a concatenation.
+    """Return, per block, the values whose memory its kernels must not make a part of a concatenation.
 
-    They are the model's ends, and what segments hand on that another one of them concatenates, too:
-    each segment is searched by itself, so two could claim it. A block's instances share a plan, so
-    what one of them must not do, none does.
+    These are the model's inputs, outputs and constants, and values between segments that another segment
+    concatenates too: each segment is searched separately, so two of them could claim the same memory. The
+    instances of a block share one plan, so a restriction of one instance holds for all.
     """
     ends = {value for _, value in (*joined.graph.inputs, *joined.graph.outputs)}
     ends |= joined.graph.constants.keys()
@@ -93,7 +93,7 @@ def join(partition: Partition) -> Joined:
 
 
 class _Joiner:
-    """The whole graph while it grows, segment by segment."""
+    """Builds the whole graph segment by segment."""
 
     def __init__(self, source: PrimitiveGraph) -> None:
         self.source = source

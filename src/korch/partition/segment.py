@@ -1,8 +1,8 @@
-"""Primitives of a graph -> a segment: a graph of its own in canonical numbering.
+"""Primitives of a graph -> a segment: a separate graph in canonical numbering.
 
-Values are numbered depth first from the outputs, operands in their order, and outputs are ordered
+Values are numbered depth first from the outputs, with operands in their order, and outputs are ordered
 by a hash of all that they depend on. So segments that differ only in names, in the order in which
-the model lists them, or in the elements of their weights have the same numbering; which of them are
+the model lists them, or in the elements of their weights get the same numbering. Whether segments are
 equal is decided by comparison, in `block.py`.
 """
 
@@ -22,9 +22,9 @@ class Segment:
     """A part of a model.
 
     Attributes:
-        graph: its primitives as a graph of its own.
+        graph: its primitives as a separate graph.
         values: the model's value for each value of `graph`.
-        price_bytes: what the cut behind it may cost, in bytes moved.
+        price_bytes: the price of the cut after it, in bytes moved.
     """
 
     graph: PrimitiveGraph
@@ -33,7 +33,7 @@ class Segment:
 
 
 def whole_segment(graph: PrimitiveGraph) -> Segment:
-    """Return the segment that is a whole model, numbered as the model is."""
+    """Return the segment that is the whole model, with the model's numbering."""
     return Segment(graph, tuple(range(len(graph.types))))
 
 
@@ -42,9 +42,9 @@ def extract(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequence[
 
     Args:
         graph: a graph without alternatives.
-        primitives: those that may be used; what they read beyond them is an input.
-        outputs: the values, each computed by one of them.
-        price_bytes: kept in the segment.
+        primitives: the primitives that may be used; other values that they read are inputs.
+        outputs: the values, each computed by one of the primitives.
+        price_bytes: stored in the segment.
     """
     members = tuple(primitives)
     colours = _Colours(graph, {graph.primitives[p].output: p for p in members})
@@ -53,7 +53,7 @@ def extract(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequence[
 
 
 class _Colours:
-    """Hashes of all that values depend on within a segment, but for the elements of weights."""
+    """Hashes of all that values depend on within a segment, except for the elements of weights."""
 
     def __init__(self, graph: PrimitiveGraph, producer: dict[int, int]) -> None:
         self.graph = graph

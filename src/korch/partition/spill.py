@@ -1,8 +1,8 @@
-"""Constants that rules computed -> a temporary file, where they are many.
+"""Moves large constants that rules computed to temporary files.
 
-Rules compute other forms of weights (Winograd's transform takes four times the memory), most of
-which no plan uses. Beyond a limit they are written to a file that has no name and lives as long as
-they do, and are read from there when a plan is built.
+Rules compute other forms of weights (the Winograd transform takes four times the memory), and most of them are
+in no plan. When they exceed a limit, further ones are written to files without a name, which exist as long as
+the constants do, and are read from there when a plan is built.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger("korch.partition")
 
 
 class Spill:
-    """The constants of one model that rules computed."""
+    """Decides which constants of one model are moved to files, and moves them."""
 
     def __init__(self, folder: Path | None = None, limits: SearchLimits = DEFAULT_LIMITS) -> None:
         self.folder, self.limits = folder, limits
@@ -31,7 +31,7 @@ class Spill:
         self._moved: dict[str, Constant] = {}
 
     def take(self, graph: PrimitiveGraph, source: PrimitiveGraph) -> PrimitiveGraph:
-        """Return a graph whose large constants that its source has not may be in a file."""
+        """Return a graph whose large constants may be in files, except for constants that its source has too."""
         own = {constant.digest for constant in source.constants.values()}
         constants = {
             value: constant if constant.digest in own else self.keep(constant)
@@ -40,7 +40,7 @@ class Spill:
         return replace(graph, constants=constants)
 
     def keep(self, constant: Constant) -> Constant:
-        """Return an equal constant that may be in a file."""
+        """Return the constant itself, or an equal one in a file if it is large and the memory limit is reached."""
         if constant.is_uniform or constant.array.nbytes < self.limits.spilled_bytes:
             return constant
         if constant.digest in self._moved:
@@ -66,7 +66,7 @@ class Spill:
 
 
 def forget(array: Array) -> None:
-    """Give back the memory of a constant that waits in a file; it can be read again."""
+    """Release the memory of a constant that is in a file; it is read from the file again when it is used."""
     mapped = getattr(array, "_mmap", None)
     if isinstance(mapped, mmap.mmap):
         mapped.madvise(mmap.MADV_DONTNEED)

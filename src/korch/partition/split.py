@@ -1,14 +1,14 @@
-"""Primitive graph with alternatives -> segments with theirs.
+"""Primitive graph with alternatives -> segments with alternatives.
 
-The graph is cut as `choose.py` has it: one alternative for each value, and so no rewrite that is
-worth much needs primitives of two segments. Then each segment gets all that it can hold.
+The graph is cut in the form that `choose.py` returns, with one alternative for each value, so that no rewrite
+that saves much needs primitives of two segments. Then the alternatives are added to each segment.
 
-A segment may use every primitive of the whole model's alternatives that follows from what the
-segment reads and is of use for what it hands on: the model's own form, the rewritten one, and all
-between. Values that it reads need no alternative there; what needs others is lost to the cut.
+A segment gets every primitive of the whole graph that can be computed from the segment's inputs and is useful
+for its outputs: the model's own form, the rewritten form, and all combinations. Its inputs are taken as they
+are. Alternatives that need other values are lost by the cut.
 
-New values are numbered in the order in which they can be computed, those that can be at once by
-what computes them. So equal parts of a model stay equal, number by number.
+New values are numbered in the order in which they can be computed; values that become computable at the same
+time are ordered by the primitives that compute them. So equal parts of a model get equal numbers.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from korch.primitive.text import format_attributes
 def split_segments(graph: PrimitiveGraph, limit: int, limits: SearchLimits = DEFAULT_LIMITS) -> tuple[Segment, ...]:
     """Cut a graph into segments of at most `limit` primitives, in an order in which they can run.
 
-    Primitives that depend on constants alone, and masks, do not count; every segment that reads one has it.
-    Alternatives count for a part.
+    Primitives that depend on constants alone, and masks, do not count; every segment that reads one has its own copy.
+    An alternative counts as a fraction of a primitive (`limits.alternative_share`).
 
     Args:
-        graph: a graph; without alternatives, it is numbered in an order in which it can run.
+        graph: a graph. If it has no alternatives, its primitives must be in an order in which they can run.
         limit: most primitives in a segment.
         limits: how segments are chosen.
     """
@@ -58,7 +58,7 @@ def split_segments(graph: PrimitiveGraph, limit: int, limits: SearchLimits = DEF
 
 
 def _sizes(graph: PrimitiveGraph, chosen: PrimitiveGraph, alternative_share: float) -> list[float]:
-    """Return, per chosen primitive, 1 and a part for each alternative for what it computes."""
+    """Return, per chosen primitive, 1 plus `alternative_share` for each primitive of its value's alternatives."""
     own = set(chosen.primitives)
     known = {primitive.output for primitive in own} | graph.given
     seen: set[int] = set()
@@ -75,10 +75,10 @@ def _sizes(graph: PrimitiveGraph, chosen: PrimitiveGraph, alternative_share: flo
 
 
 class Regions:
-    """What of a graph with alternatives lies between the inputs and the outputs of segments.
+    """Finds the part of a graph with alternatives between the inputs and the outputs of each segment.
 
-    Segments must be asked for in an order in which they can run. What is computed behind a segment
-    is not looked at, so that the time is that of the segments and not of the model each time.
+    Segments must be requested in an order in which they can run. Values that are computed after a segment
+    are not visited, so that the time per segment depends on its size and not on the model's.
     """
 
     def __init__(self, graph: PrimitiveGraph, chosen: PrimitiveGraph) -> None:
@@ -97,7 +97,7 @@ class Regions:
         """Return a segment with its alternatives.
 
         Args:
-            segment: without alternatives; its values are those of the graph.
+            segment: a segment without alternatives; its values are values of the graph.
         """
         self.advance([v for v in segment.values if v not in self.constant])
         inputs = [segment.values[v] for _, v in segment.graph.inputs]
@@ -107,20 +107,20 @@ class Regions:
         return _widened(self.graph, segment, self._between(segment, own | self.constant))
 
     def advance(self, values: Sequence[int]) -> None:
-        """Compute further values of the model."""
+        """Mark further values of the model as computed."""
         self._follow(values, self.known, self.all_waits, lambda v: v not in self.chosen)
 
     def _follow(
         self, values: Sequence[int], known: set[int], waits: dict[int, int], may_know: Callable[[int], bool]
     ) -> None:
-        """Add values to the known ones, and what can be computed with them.
+        """Add values, and the values that can be computed from them, to the known values.
 
         Args:
-            values: given values.
-            known: what is known; it grows.
-            waits: how many inputs each primitive still waits for, if not as many as constants
-                leave; it is kept up to date.
-            may_know: which values may be added beside those.
+            values: the values to add.
+            known: the known values; updated.
+            waits: the number of unknown inputs of each primitive, if it differs from `self.waits`
+                (its number of non-constant inputs); updated.
+            may_know: whether a computed value may be added.
         """
         ready = [v for v in dict.fromkeys(values) if v not in known]
         known.update(ready)
@@ -133,7 +133,7 @@ class Regions:
                     ready.append(output)
 
     def _between(self, segment: Segment, known: set[int]) -> list[int]:
-        """Return the primitives that are of use for a segment's outputs."""
+        """Return the primitives that can contribute to a segment's outputs."""
         seen = {segment.values[v] for _, v in segment.graph.inputs}
         waiting = [segment.values[v] for _, v in segment.graph.outputs]
         found = []
@@ -150,7 +150,7 @@ class Regions:
 
 
 def _widened(graph: PrimitiveGraph, segment: Segment, primitives: Iterable[int]) -> Segment:
-    """Return a segment with further primitives of the graph that it is a part of."""
+    """Return a segment with further primitives of the whole graph."""
     part, number = segment.graph, {v: n for n, v in enumerate(segment.values)}
     own = {(p.op, tuple(segment.values[v] for v in p.inputs), p.attributes) for p in part.primitives}
     waiting = [p for p in primitives if (q := graph.primitives[p]) and (q.op, q.inputs, q.attributes) not in own]
@@ -183,7 +183,7 @@ def _widened(graph: PrimitiveGraph, segment: Segment, primitives: Iterable[int])
 
 
 def _rank(graph: PrimitiveGraph, p: int, number: Mapping[int, int]) -> tuple[object, ...]:
-    """Return by what primitives are ordered that can be computed at once."""
+    """Return the sort key of a primitive among those that become computable at the same time."""
     primitive = graph.primitives[p]
 
     def name(value: int) -> tuple[int, str]:

@@ -1,4 +1,4 @@
-"""The text form of a model in segments: deterministic, parseable.
+"""The text form of a model in segments: deterministic and parseable.
 
     model(%0 "image": f32[1,3,8,8]) -> (%3 "out")
     segment(%0) -> (%1) price=4096
@@ -10,9 +10,9 @@
     segment(%2) -> (%3) price=0 like=1
     %4: f32[8,8] = constant {digest=1f0c2ab4d5e6f708}
 
-The values of the model are those that segments hand to each other. A segment has its graph with
-alternatives, or the number of an earlier one that it equals but for the constants that follow. The
-text of a model that is one segment is that of its graph.
+The values of the model are those that segments read and write. A segment is printed with its graph, including
+alternatives, or (`like=`) with the number of an earlier segment to which it is equal except for the constants
+on the lines that follow. The text of a model that is one segment is the text of its graph.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def format_partition(partition: Partition) -> str:
 def parse_partition(text: str) -> Partition:
     """Return the model in segments that prints as `text`.
 
-    Its source has the values that segments hand to each other, and no primitives.
+    Its source has only the values that segments read and write, and no primitives.
 
     Raises:
         InvalidGraphError: a part can't be read.

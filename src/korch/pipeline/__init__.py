@@ -1,4 +1,4 @@
-"""From a model to its executable; `stages.STAGES` is the list of the stages."""
+"""The pipeline from a model to its executable; `stages.STAGES` is the list of its stages."""
 
 from korch.pipeline.optimize import Watch, front, optimize_model, plan_model, run_until
 from korch.pipeline.run import Progress, Run, few_collections

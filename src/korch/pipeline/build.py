@@ -1,4 +1,4 @@
-"""Plans -> the fastest executable whose results are right, with its report."""
+"""Plans -> the fastest executable with correct results, and its report."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from korch.validation.standard import random_inputs
 from korch.validation.validate import WEIGHTS_BYTES, Trial, validate_plans
 
 ROUNDING = 1e-6
-"""The least difference, relative to the largest element, of sums in another order."""
+"""The least assumed error, relative to the largest element, of sums in another order."""
 
 Groupings = Mapping[str, tuple[tuple[GroupingRecord, ...], ...]]
-"""By the name of a plan, the other groupings of each of its kernels."""
+"""By the name of a plan, the alternative groupings of each of its kernels."""
 
 
 def build_plans(run: Run) -> None:
-    """Build, check and time the plans; set the fastest executable whose results are right."""
+    """Build, check and time the plans; set the fastest executable with correct results."""
     options, meter, ledger, outcome = run.options, run.meter, run.ledger, run.outcome
     limits = options.search
     meter.tell = partial(run.progress, "build")
@@ -106,9 +106,11 @@ def build_plans(run: Run) -> None:
 
 
 def _schedule_of(run: Run) -> str:
-    """Return what threads wait for; by default the faster way, where a plan for one size is timed on threads of a CPU.
+    """Return the schedule: "joins", "tasks", or "fastest" to time both ways.
 
-    Kernels that leave out what smaller sizes do not need are not tasks, and a range has many plans to build.
+    By default both are timed if a plan for one size runs on several CPU threads and times are measured. For a range
+    it is "joins": kernels that leave out elements that smaller sizes do not need are not run as tasks, and a range
+    has many plans to build.
     """
     options = run.options
     if options.schedule != "auto":
@@ -120,10 +122,10 @@ def _schedule_of(run: Run) -> str:
 def _with_schedule(
     run: Run, schedule: str, validation: Validation, make_tasks: Make, end: Deadline
 ) -> tuple[Validation, ScheduleTimes | None]:
-    """Return the validation with the plan that is kept, and the times of both ways if they are compared."""
+    """Return the validation with the chosen schedule, and the times of both schedules if they were compared."""
     times, limits = None, run.options.search
     if schedule == "fastest":
-        # On a GPU the kernels may have other numbers of warps, which add up sums in another order.
+        # On a GPU the kernels may have other numbers of warps, which changes the order of summation.
         allowed = 2 * max(ROUNDING, validation.won.max_error or 0.0) if run.options.is_cuda else 0.0
         validation, times = with_fastest_schedule(validation, run.meter, make_tasks, end, limits, allowed)
         schedule = "tasks" if times is not None and times.runs_tasks else "joins"
@@ -132,13 +134,13 @@ def _with_schedule(
 
 
 def masked_trial(masked: Masked, standard: Standard, graph: PrimitiveGraph, limits: SearchLimits) -> Trial:
-    """Return how plans for a range are compared with the model at one size, and timed for another.
+    """Return the trial that compares plans for a range with the model at one size, and times them for another size.
 
     Args:
         masked: the model for the range.
-        standard: of the model at `masked.checked`.
+        standard: the exact results of the model at `masked.checked`.
         graph: the graph of the plans.
-        limits: the seed.
+        limits: has the seed.
     """
     plan, sizes = masked.plan, masked.checked
     given = padded_inputs(plan, sizes, list(standard.inputs.values()))
@@ -154,7 +156,7 @@ def masked_trial(masked: Masked, standard: Standard, graph: PrimitiveGraph, limi
 
 
 def _complete(report: Report, run: Run, validation: Validation, groupings: Groupings) -> Report:
-    """Return the report of a search with the results of the plan that is kept."""
+    """Return the report of a search, completed with the results of the chosen plan."""
     won, plan = validation.won.entry, validation.winner.plan
     sets, together = described(won.steps)
     concurrent = SideBySide(sets, together, won.predicted_ns / 1e6) if sets else None
@@ -218,7 +220,7 @@ def _count_measured(tasks: Sequence[BlockTask], ledger: Ledger) -> int:
 
 
 def _count_untimed(steps: Sequence[Candidate], ledger: Ledger) -> int:
-    """Return the number of a plan's kernels that there was no time to measure."""
+    """Return the number of a plan's kernels that were not measured, without in-place candidates."""
     return sum(not (ledger.cost_ns(step)[1] or step.offer.is_in_place) for step in steps)
 
 

@@ -1,4 +1,4 @@
-"""A file of a model's inputs -> samples from which the ranges of less precise types are read, and others for checks."""
+"""A file of model inputs -> samples that determine the ranges of less precise types, and samples for checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RANDOM = "random normal inputs: ranges of real inputs may differ, so give some w
 
 @dataclass(frozen=True)
 class CalibrationInputs:
-    """Inputs of a model, those for calibration and those for checks, and what to call their source."""
+    """Inputs of a model for calibration (`samples`) and for checks, and a description of their source."""
 
     samples: Sequence[Feeds]
     checks: Sequence[Feeds]
@@ -33,12 +33,12 @@ class CalibrationInputs:
 def calibration_of(graph: PrimitiveGraph, path: Path | None, limits: SearchLimits) -> CalibrationInputs:
     """Return the samples in a file, or random ones.
 
-    The last samples of a file are for checks; a file with one sample has a random input for them.
+    The last samples of a file are used for checks; if it has only one sample, a random input is used for them.
 
     Args:
         graph: the model.
         path: the file, None for random samples.
-        limits: the numbers of inputs, and the seed of random ones.
+        limits: the numbers of inputs, and the seed for random inputs.
 
     Raises:
         OptionError: the file can't be read, or does not have the model's inputs.
@@ -75,7 +75,7 @@ def _read(graph: PrimitiveGraph, path: Path, most: int) -> list[Feeds]:
 
 
 def _stack(name: str, array: Array, type_: ValueType, where: str) -> Array:
-    """Return the samples of an input, with an axis for them."""
+    """Return the samples of an input as one array whose first axis is the sample."""
     if tuple(array.shape) == type_.shape:
         array = array[np.newaxis]
     if tuple(array.shape[1:]) != type_.shape or array.ndim == 0:

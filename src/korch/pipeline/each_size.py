@@ -1,7 +1,8 @@
-"""A model with a few sizes -> an executable with a plan for each, all of them with the kernels of one search.
+"""A model with a few sizes -> an executable with one plan per size, all based on the kernels of one search.
 
-Windows along an axis of many sizes cost masks and columns that only the largest size needs. A plan for exactly one
-size has neither. So one size is searched, and its kernels are made for the extents of the others, too.
+If windows move along an axis of variable size, one plan for all sizes needs masks, and computes columns that only
+the largest size needs. A plan for exactly one size needs neither. So only one size is searched, and its kernels are
+generated again for the extents of the other sizes.
 """
 
 from __future__ import annotations
@@ -30,25 +31,25 @@ from korch.runtime.shaped import combine
 logger = logging.getLogger("korch.pipeline")
 
 PRIMITIVE_S, CODE_S = 0.009, 0.07
-"""The time per primitive to make and check a plan with the kernels of another size's plan, and that to compile what all
-plans share."""
+"""Seconds per primitive: to make and check a plan with the kernels of another size's plan, and to compile the code
+that all plans share."""
 
 TOGETHER = 8
-"""The sizes whose kernels are known before those of one of them are compiled, so that they share more code."""
+"""The number of sizes whose kernels are determined before any of them is compiled, so that they share more code."""
 
 SEARCH_SHARE = 0.2
-"""The least share of a budget for the search at the first size; with less, there are no plans for each size."""
+"""The least fraction of the budget for the search at the first size; with less, there is no plan per size."""
 
 LEAST_S = 1.0
-"""The least budget of a plan."""
+"""The least budget of a plan, in seconds."""
 
 
 def has_time_for_each(source: Source, options: Options, deadline: Deadline) -> bool:
-    """Return whether each size gets a plan of its own: windows depend on the size, and there are few sizes, and time.
+    """Return whether each size gets a separate plan: if windows depend on the size, sizes are few, and time suffices.
 
     Args:
         source: the model.
-        options: with the limit of sizes.
+        options: has the limit for the number of sizes.
         deadline: the time at which the artifact must be on disk.
     """
     dimensions, limits = source.dimensions, options.search
@@ -85,7 +86,7 @@ def optimize_each(
         watch: called after each stage.
 
     Raises:
-        UnsupportedError: an axis of an input follows from no dimension.
+        UnsupportedError: the size of an input's axis can't be computed from a dimension.
         KorchError: as `optimize_model`.
     """
     dimensions = source.dimensions
@@ -118,7 +119,7 @@ def optimize_each(
 
 
 def rest_seconds(primitives: int, sizes: int) -> float:
-    """Return the time for the plans of all sizes but the first."""
+    """Return the seconds for the plans of all sizes except the first."""
     return primitives * (CODE_S + PRIMITIVE_S * (sizes - 1))
 
 
@@ -129,7 +130,7 @@ def _first_end(deadline: Deadline, rest_s: float) -> Deadline:
 
 
 def _planned(run: Run, resources: ExitStack, watch: Watch | None) -> Run | None:
-    """Return a run with a plan of the template's kernels; None if there is none."""
+    """Return a run with a plan of the template's kernels; None if there is no such plan."""
     try:
         resources.enter_context(run.resources)
         plan_run(run, watch)
@@ -140,7 +141,7 @@ def _planned(run: Run, resources: ExitStack, watch: Watch | None) -> Run | None:
 
 
 def _built(run: Run | None, watch: Watch | None) -> Run | None:
-    """Return a run with an executable of its plan; None if its results are not right."""
+    """Return a run with the executable of its plan; None if its results are not accurate."""
     if run is None:
         return None
     try:

@@ -1,6 +1,6 @@
 """Blocks with their alternatives -> tile programs that the superoptimizer finds for their groups.
 
-It searches in a process of its own, beside the questions to providers for all other groups.
+It runs in a separate process, while providers are asked for all other groups.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from korch.superopt.sizes import CacheMachine
 
 @runtime_checkable
 class TakesPrograms(Protocol):
-    """A provider that also offers the programs that its finder finds."""
+    """A provider that also offers programs found by its `finder`."""
 
     name: str
     version: str
     finder: Finder | None
 
     def found(self, group: Group, offer: Offer) -> FoundProgram | None:
-        """Return the found program of an offer, or None if it is no such offer."""
+        """Return the found program of an offer, or None if the offer has none."""
         ...
 
 
 class ProgramSearch:
-    """A search for programs beside other work, whose results providers offer once it has ended.
+    """A concurrent search for programs; providers offer its results after it has ended.
 
     Attributes:
-        awaited: the keys of the groups that are searched: until then no provider must be asked for them.
+        awaited: the keys of the groups that are searched. Providers must not be asked for them before the end.
     """
 
     def __init__(self, run: Run) -> None:
-        """Begin, if the options leave time for it."""
+        """Start the search, if the options allow it and the target is a CPU."""
         self.awaited: frozenset[str] = frozenset()
         self._run = run
         self._begun: list[tuple[Finder, list[Group], SearchBeside]] = []
@@ -64,7 +64,7 @@ class ProgramSearch:
                 self.awaited |= {group.key for group in groups}
 
     def end(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the search has ended, and pass its results to the providers."""
         run = self._run
         for finder, groups, beside in self._begun:
             finder.take_all(groups, run.ledger.answer, beside.findings())
@@ -74,7 +74,7 @@ class ProgramSearch:
 
 
 def end_of(run: Run) -> Deadline:
-    """Return when the superoptimizer ends."""
+    """Return the deadline of the superoptimizer."""
     given_s, limits = run.options.superopt_s, run.options.search
     if given_s is None and run.options.budget_s is not None:
         return run.deadline.less(1 - limits.superopt_share)
@@ -89,7 +89,7 @@ def _groups(partition: Partition, limits: SearchLimits) -> Iterator[tuple[Group,
 
 
 def found_programs(run: Run, steps: Iterable[Candidate]) -> dict[str, FoundProgram]:
-    """Return, by candidate of a plan, the programs that were found, those of concurrent kernels left out."""
+    """Return the found programs of a plan's candidates, by candidate key, without those inside concurrent kernels."""
     generators = (p for p in run.meter.providers if isinstance(p, TakesPrograms))
     found = {c.key: g.found(c.group, c.offer) for g in generators for c in steps if c.provider == g.name}
     return {key: program for key, program in found.items() if program is not None}

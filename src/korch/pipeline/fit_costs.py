@@ -27,10 +27,10 @@ def fit_costs(
     """Return the cost of each kernel of some plans that serve the same sizes; none if there is no time.
 
     Args:
-        dimensions: what is free.
+        dimensions: the free dimensions.
         plans: executables, and how each serves sizes.
         deadline: when to stop timing.
-        limits: of sizes, rounds and seconds.
+        limits: the limits of sizes, rounds and seconds.
     """
     times: list[list[tuple[Sizes, list[float]]]] = [[] for _ in plans]
     _, first = plans[0]
@@ -44,7 +44,7 @@ def fit_costs(
 
 
 def sample_sizes(bounds: Sequence[tuple[int, int]], count: int) -> list[Sizes]:
-    """Return sizes between bounds, in geometric steps: those of several dimensions in different orders."""
+    """Return sizes between bounds in geometric steps; several dimensions have them in different orders."""
     columns = [[_between(low, high, k / (count - 1)) for k in range(count)] for low, high in bounds]
     ends = [tuple(column[0] for column in columns), tuple(column[-1] for column in columns)]
     mixed = [
@@ -54,19 +54,19 @@ def sample_sizes(bounds: Sequence[tuple[int, int]], count: int) -> list[Sizes]:
 
 
 def _between(low: int, high: int, share: float) -> int:
-    """Return a size in geometric steps from one to another."""
+    """Return the size at a fraction of the way from `low` to `high` in geometric steps."""
     return round(low * (high / low) ** share) if low else round(high * share)
 
 
 def kernel_ns(plans: Sequence[tuple[Executable, RangePlan]], sizes: Sizes, limits: SearchLimits) -> list[list[float]]:
-    """Return the least time of each kernel of some plans for some sizes, of interleaved runs.
+    """Return the least time of each kernel of some plans for some sizes, over interleaved runs.
 
-    Other processes make some runs longer.
+    The least time is used because other processes make some runs longer.
 
     Args:
         plans: executables, and how each serves sizes.
-        sizes: of each dimension.
-        limits: of the runs of each plan, besides a first one.
+        sizes: the size of each dimension.
+        limits: the limits for the runs of each plan, not counting a first one.
     """
     feeds = [_inputs(executable, plan, sizes) for executable, plan in plans]
     rows: list[list[Sequence[int]]] = [[] for _ in plans]
@@ -77,7 +77,7 @@ def kernel_ns(plans: Sequence[tuple[Executable, RangePlan]], sizes: Sizes, limit
                 break
             for (executable, _), arrays, own in zip(plans, feeds, rows, strict=True):
                 found = executable.time(arrays, 1).kernel_ns
-                own += found if turn else ()  # the first run finds cold caches
+                own += found if turn else ()  # the caches are cold in the first run
     return [np.min(np.array(own, np.float64), axis=0).tolist() for own in rows]
 
 

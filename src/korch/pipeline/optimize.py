@@ -1,4 +1,4 @@
-"""Runs of the stages: to an executable, to a plan for a device, or to one stage for its text."""
+"""Runs the stages: to an executable, to a plan for a device, or to one stage for its text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from korch.search.result import PlanName
 logger = logging.getLogger("korch.pipeline")
 
 Watch = Callable[[PipelineStage, Run], None]
-"""Called after a stage, when its result was checked."""
+"""Called after a stage, once its result is checked."""
 
 
 def _no_progress(stage: str, text: str) -> None:
@@ -38,10 +38,10 @@ def _no_progress(stage: str, text: str) -> None:
 def run_until(
     run: Run, last: str, *, first: str = "frontend", skip: Collection[str] = (), watch: Watch | None = None
 ) -> None:
-    """Run the stages from one to another, and check the result of each.
+    """Run the stages from `first` to `last`, and check the result of each.
 
     Args:
-        run: the state; what stages before `first` set must be there.
+        run: the state; it must have the results of the stages before `first`.
         last: the name of the last stage.
         first: the name of the first stage.
         skip: names of stages that are not run.
@@ -61,7 +61,7 @@ def run_until(
 
 
 def _files_of(model: ModelSource | OperatorGraph | None) -> list[Path]:
-    """Return the files that a model is read from; none if it is in memory."""
+    """Return the files from which a model is read; none if it is in memory."""
     if not isinstance(model, str | Path):
         return []
     return [Path(model), *data_files(Path(model))]
@@ -90,7 +90,7 @@ def plan_model(
         progress: called for each stage and for its steps.
 
     Raises:
-        KorchError: the model, an option or the machine is not fit; the text says what to do.
+        KorchError: the model, an option or the machine is unsuitable; the message says what to do.
     """
     options = replace(options, measure=False, ablation=replace(options.ablation, baselines=False))
     if not options.is_cuda:
@@ -123,17 +123,17 @@ def optimize_model(
         watch: called after each stage.
 
     Raises:
-        KorchError: the model, an option or the machine is not fit; the text says what to do.
+        KorchError: the model, an option or the machine is unsuitable; the message says what to do.
     """
     run = Run(options, shapes or {}, progress or _no_progress, model, given=deadline)
     return optimize_run(run, watch).executable
 
 
 def optimize_run(run: Run, watch: Watch | None) -> Run:
-    """Run all stages; return the run in which executables were made, with `--strict` if no other plan is accurate.
+    """Run all stages, and repeat them with `--strict` if no plan is accurate; return the run that has the executables.
 
     Args:
-        run: its model, options and progress.
+        run: has the model, the options and `progress`.
         watch: called after each stage.
 
     Raises:
@@ -164,7 +164,7 @@ def optimize_run(run: Run, watch: Watch | None) -> Run:
 
 @few_collections()
 def plan_run(run: Run, watch: Watch | None) -> None:
-    """Run the stages up to a plan; `build_run` runs the others. The caller closes the run's resources."""
+    """Run the stages up to the plan; `build_run` runs the rest. The caller must close the run's resources."""
     run_until(run, "orchestrate", watch=watch)
 
 
@@ -176,6 +176,6 @@ def build_run(run: Run, watch: Watch | None) -> None:
 
 @few_collections()
 def _run_all(run: Run, watch: Watch | None) -> None:
-    """Run all stages; "lower" only if somebody watches, because "build" lowers each kernel itself."""
+    """Run all stages; "lower" only if `watch` is given, because "build" lowers each kernel itself."""
     with run.resources:
         run_until(run, "build", skip=() if watch is not None else ("lower",), watch=watch)

@@ -1,15 +1,15 @@
-"""A float32 model and a budget of errors -> forms of its products in less precise types, each with its error.
+"""A float32 model and an error budget -> forms of its products in less precise types, each with its error.
 
-A product by constant weights may be computed with bytes: its data is rounded to 8 bits on a grid for each input
-channel, calibrated on inputs, and its weights on one for each output channel. Or both are rounded to bfloat16, or to
-float16, which has an eighth of the error. With few rows it may read weights that are stored in bytes or bfloat16. Each
-form is an alternative of the product. Its error is that of the model's outputs where it alone is used. Errors of
-several forms are independent, so their squares add up: the row of the program is Σ (error / budget)² ≤ 1. The results
-of the plan are then compared with exact ones, and the row is changed if that sum was wrong (`corrected`).
+A product by constant weights may be computed with bytes: its data is quantized to 8 bits with a scale for each input
+channel, calibrated on inputs, and its weights with a scale for each output channel. Or both are rounded to bfloat16, or
+to float16, which has an eighth of the error. A product with few rows may read weights stored as bytes or bfloat16. Each
+form is an alternative of the product. Its error is the error of the model's outputs if only this form is used. Errors
+of several forms are assumed to be independent, so their squares add up: the row of the program is
+Σ (error / budget)² ≤ 1. The plan's results are compared with exact ones, and the row is changed if that sum was wrong.
 
-The scale of channel c is a power mean of the spans of c and of the widest channel: all of the channels' spans in the
-data would move their differences into the weights, none of them would lose small channels (Xiao et al., SmoothQuant,
-ICML 2023). Scales of the data depend on the data alone, so products of the same data read the same bytes.
+The scale of channel c is a weighted geometric mean of the ranges of c and of the widest channel. With the channels' own
+ranges, their differences would move into the weights; with one range for all, small channels would lose precision (Xiao
+et al., SmoothQuant, ICML 2023). Scales depend on the data alone, so products of the same data read the same bytes.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ from korch.search.instance import Errors
 Feeds = Mapping[str, Array]
 HasKernel = Callable[[Group], bool]
 Key = tuple[str, Attributes, str]
-"""What products share that have one form: operation, attributes and the digest of the weights."""
+"""Products with equal keys have the same forms: operation, attributes and the digest of the weights."""
 
 UNITS = 10_000
-"""The budget of errors in the integers of the linear program."""
+"""The error budget, in the integer units of the linear program."""
 
 FEW_ROWS = 8
-"""Rows up to which a product takes as long as it takes to read its weights."""
+"""The most rows with which a product takes only as long as reading its weights."""
 
 HEADROOM = 1.3
-"""The range of bytes over that of the data on a few inputs: what is cut off on others has large errors."""
+"""The ratio of the range of bytes to that of the data in calibration: clipped data of other inputs has large errors."""
 
 EVENNESS = 0.5
-"""The power of a channel's own span in its scale; the rest is that of the widest channel."""
+"""The exponent of a channel's own range in its scale; the widest channel's range has 1 minus this exponent."""
 
 HALVES = {DType.BF16: 0.5, DType.F16: 0.3}
-"""The types of 16 bits in which products are multiplied, the fastest first, and the part of the time that is saved."""
+"""The 16-bit types in which products are multiplied, the fastest first, with the fraction of the time that is saved."""
 
 MOST_IN_F16 = 4096.0
-"""The largest element on a few inputs of what is rounded to float16: others may have elements 16 times as large."""
+"""The largest element in calibration of data that is rounded to float16: other inputs may have 16 times larger ones."""
 
 BYTE_FLOP = 8
-"""What a byte of weights costs in a product of few rows, in floating-point operations."""
+"""The cost of a byte of weights in a product with few rows, in floating-point operations."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,16 +74,15 @@ class Form:
     """A product in less precise types.
 
     Attributes:
-        key: of the product.
-        name: the rule that its primitives come from, and the product's node.
-        weights: as stored: bytes, bfloat16 or float16.
-        attributes: of the product.
-        factor: what sums are multiplied by, in the shape of the result with a size for output channels only.
-        scale: the step of the data's grid by channel; None if the data stays as it is.
-        zero: its zero points, None for 0.
-        dtype: of the data, which is rounded to it.
-        saving: an estimate of what it saves, in floating-point operations.
-        error: of the model's outputs, relative to the largest element of each.
+        key: the product's key.
+        name: the name of the rule from which its primitives come, and the product's node.
+        weights: the stored weights: bytes, bfloat16 or float16.
+        factor: the factor of the sums, with the result's rank, and size 1 except for output channels.
+        scale: the quantization step of the data by channel; None if the data is not quantized.
+        zero: the zero points of the data; None for 0.
+        dtype: the type to which the data is rounded.
+        saving: an estimate of the saved floating-point operations.
+        error: the error of the model's outputs, relative to the largest element of each.
     """
 
     key: Key
@@ -102,7 +101,7 @@ class Form:
         return Constant.of(self.weights if self.factor is None else self.factor).digest
 
     def write(self, v: Verbs, x: ValueId) -> ValueId:
-        """Write the product of a value."""
+        """Add the primitives that multiply a value in this form, and return the result."""
         op, attributes = self.key[:2]
         weights = v.constant(self.weights)
         if self.scale is None:
@@ -130,7 +129,7 @@ def key_of(graph: PrimitiveGraph, primitive: Primitive) -> Key | None:
 
 
 def with_forms(graph: PrimitiveGraph, forms: Iterable[Form], only: bool = False) -> PrimitiveGraph:
-    """Return a graph in which the model's own products have forms as alternatives, or nothing else if `only`."""
+    """Return a graph whose own products have forms as alternatives; if `only`, the forms replace the products."""
     by_key: dict[Key, list[Form]] = {}
     for form in forms:
         by_key.setdefault(form.key, []).append(form)
@@ -153,12 +152,12 @@ def with_forms(graph: PrimitiveGraph, forms: Iterable[Form], only: bool = False)
 
 @dataclass(frozen=True)
 class Kernels:
-    """Which products the target has kernels for.
+    """Tells for which products the target has kernels.
 
     Attributes:
         of_bytes: whether some kernel computes a group with a product of bytes.
-        of_halves: whether one computes a group whose product is of widened bfloat16 or float16 in less time than one
-            of float32.
+        of_halves: whether some kernel computes a group with a product of widened bfloat16 or float16 faster than a
+            product of float32.
     """
 
     of_bytes: HasKernel
@@ -167,7 +166,7 @@ class Kernels:
 
 @dataclass
 class _Channels:
-    """What the data of products with one key has in each of its channels."""
+    """The range of the data of products with one key, per channel."""
 
     primitive: Primitive
     name: str
@@ -183,13 +182,13 @@ def find_forms(
     deadline: Deadline,
     limits: SearchLimits,
 ) -> tuple[Form, ...]:
-    """Return forms of a model's products with their errors: those that may be worth it within a budget.
+    """Return forms of a model's products, with their errors, that may be worth using within a budget.
 
     Args:
         graph: the model, without alternatives.
         samples: inputs for calibration.
         budget: the largest error of the outputs.
-        kernels: which forms the target has kernels for.
+        kernels: tells for which forms the target has kernels.
         deadline: when to stop computing errors.
         limits: which products have forms, and how many.
     """
@@ -206,7 +205,7 @@ def find_forms(
     for half in HALVES:
         own = [form for form in forms if form.dtype is half]
         together = _error(graph, order, values, own) if own else math.inf
-        if together <= budget:  # then it does not matter how much of the error each one has, nor are slower ones needed
+        if together <= budget:  # then each form's own error does not matter, and slower forms are not needed
             known = [replace(form, error=together / math.sqrt(len(own))) for form in own]
             slower = [*HALVES][[*HALVES].index(half) :]
             others = [form for form in forms if form.dtype not in slower]
@@ -221,7 +220,7 @@ def find_forms(
 
 
 def affordable(forms: Iterable[Form], most: float) -> list[Form]:
-    """Return the forms that save most for their squared error, until the sum of these exceeds a limit."""
+    """Return the forms with the best ratio of saving to squared error, until the sum of squares exceeds a limit."""
     found: list[Form] = []
     total = 0.0
     for form in sorted(forms, key=lambda form: -form.saving / max(form.error**2, 1e-30)):
@@ -235,7 +234,7 @@ def affordable(forms: Iterable[Form], most: float) -> list[Form]:
 def _error(
     graph: PrimitiveGraph, order: Iterable[Primitive], values: Mapping[int, Array], forms: Iterable[Form]
 ) -> float:
-    """Return the error of the outputs if some products are less precise; what depends on none is not computed again."""
+    """Return the error of the outputs if some products use forms; only values that depend on these are recomputed."""
     changed: dict[int, Array] = {}
     by_key = {form.key: form for form in forms}
     for primitive in order:
@@ -252,7 +251,7 @@ def _error(
 
 
 def _computed(form: Form, x: Array) -> Array:
-    """Return what a form computes of its data."""
+    """Return the result of a form for its data."""
     builder = GraphBuilder()
     value = builder.input("x", ValueType(tuple(x.shape), DType.F32))
     builder.output("y", form.write(Verbs(builder, ""), value))
@@ -269,7 +268,7 @@ def error_of(graph: PrimitiveGraph, samples: Iterable[Feeds], expected: Iterable
 
 
 def _calibrated(graph: PrimitiveGraph, samples: Sequence[Feeds]) -> tuple[dict[Key, _Channels], dict[int, Array]]:
-    """Return the ranges of the data of each product over some inputs, and all values for the last of them."""
+    """Return the ranges of the data of each product over some inputs, and all values for the last input."""
     origins = dict(zip(graph.primitives, graph.origins, strict=True))
     found: dict[Key, _Channels] = {}
 
@@ -355,7 +354,7 @@ def _by_input(scale: Array, weights: Array, primitive: Primitive) -> Array:
 
 
 def _rounded(weights: Array, op: str) -> tuple[Array, Array]:
-    """Return weights as bytes with a scale for each output channel, and the scales as results have them."""
+    """Return weights as bytes with a scale for each output channel, and the scales in a shape for the result."""
     axes = tuple(range(1, weights.ndim)) if op == "conv" else tuple(range(weights.ndim - 1))
     wide = weights.astype(np.float64)
     factor = np.abs(wide).max(axes, keepdims=True) / 127
@@ -388,13 +387,13 @@ class Precision:
 
     Attributes:
         budget: the largest error of the outputs.
-        forms: those that may be chosen.
+        forms: the forms that may be chosen.
         samples: inputs that were not used for calibration, and `expected`, their exact outputs.
-        source: where the inputs come from.
-        limits: what is searched again.
-        factor: what the budget of the program's row is multiplied by, as found by checks.
-        error: of the plan on these inputs.
-        curve: what the best plans within parts of the budget cost.
+        source: the source of the inputs.
+        limits: when the search is repeated.
+        factor: the factor of the budget in the program's row, adjusted after checks.
+        error: the error of the plan on these inputs.
+        curve: the costs of the best plans for fractions of the budget.
     """
 
     budget: float
@@ -409,10 +408,10 @@ class Precision:
     tried: list[float] = field(default_factory=list)
 
     def tasks(self, tasks: Sequence[BlockTask], partition: Partition) -> list[BlockTask]:
-        """Return tasks whose less precise primitives have errors, and a share of the budget each.
+        """Return tasks with the errors of their less precise primitives, each with a share of the budget.
 
-        A task's forms are in all of its instances or in none. The shares go to the forms that save most for their
-        errors, so that the sum over all segments is within the budget whatever is chosen in each.
+        A task's forms are used in all of its instances or in none. The budget goes to the forms that save most for
+        their errors. The sum over all segments is within the budget for any choice in each segment.
         """
         marks = {form.mark: form for form in self.forms}
         costs: list[dict[int, int]] = []
@@ -433,12 +432,12 @@ class Precision:
         ]
 
     def check(self, graph: PrimitiveGraph, steps: Iterable[Candidate], has_time: bool = True) -> bool:
-        """Compute a plan's error; return whether the search is to be repeated with another sum of errors.
+        """Compute a plan's error; return whether the search must be repeated with another limit for the sum of errors.
 
         Args:
             graph: the model with its alternatives.
             steps: the plan.
-            has_time: whether there is time to look for a plan that uses more of the budget.
+            has_time: whether there is time to search for a plan that uses more of the budget.
         """
         own = graph.with_primitives(sorted({p for step in steps for p in step.group.primitives}))
         used = {rule_of(origin) for origin in own.origins}
@@ -461,7 +460,7 @@ class Precision:
         return True
 
     def record(self, origins: Iterable[str]) -> PrecisionRecord:
-        """Return what the report says of a plan whose primitives have these origins."""
+        """Return the report's record for a plan whose primitives have these origins."""
         used = {rule_of(origin) for origin in origins}
         rows = tuple(FormRecord(form.name, form.error) for form in self.forms if form.name in used)
         times = tuple(
@@ -473,7 +472,7 @@ class Precision:
 
 
 def _form_at(graph: PrimitiveGraph, p: int, marks: Mapping[str, Form]) -> Form | None:
-    """Return the form that ends with a primitive, None if none does."""
+    """Return the form whose last primitive is the given one, None if there is none."""
     primitive = graph.primitives[p]
     if primitive.op not in ("cast", "mul"):
         return None
@@ -487,7 +486,7 @@ def _form_at(graph: PrimitiveGraph, p: int, marks: Mapping[str, Form]) -> Form |
 
 
 def _shares(items: Iterable[tuple[float, int, int]], count: int, most: int) -> list[int]:
-    """Return each block's share of a budget: what its forms need that save most for their errors."""
+    """Return each block's share of a budget: the errors of its forms, taken in order of saving per error."""
     if count == 1:
         return [most]
     shares, left = [0] * count, most

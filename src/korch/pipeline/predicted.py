@@ -1,7 +1,8 @@
-"""Kernels that were timed at some sizes of a range -> which of them may win at another size, and what they take there.
+"""Kernels timed at some sizes of a range -> predicted times at another size, and the kernels that may win there.
 
-The times of a kernel, which is one schedule with one blocking, give a function of the sizes. Its error at the new size
-is that of the kernels of the known plans, which are timed there first. Kernels that lose even so are left out.
+A function of the sizes is fitted to the times of each kernel (one schedule with one blocking). The kernels of the
+known plans are timed at the new size first, which gives the error of the predictions. Kernels that lose even if this
+error is allowed for are left out.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class Predicted:
     """Times of kernels at sizes at which they were not timed.
 
     Attributes:
-        times_ns: by key of the candidate at these sizes.
-        error: the median relative error of such times; None if it is not known.
+        times_ns: the predicted times, by key of the candidate at these sizes.
+        error: the median relative error of such predictions; None if it is not known.
     """
 
     times_ns: Mapping[str, int]
@@ -39,17 +40,17 @@ class Predicted:
 
 
 def at_sizes(candidate: Candidate, sizes: Sizes) -> Candidate:
-    """Return a candidate that is timed for some sizes."""
+    """Return the same candidate, to be timed for other sizes."""
     return candidate if candidate.served is None else replace(candidate, served=replace(candidate.served, sizes=sizes))
 
 
 def predict(candidates: Sequence[Candidate], sizes: Sizes, seen: Sequence[Sizes], ledger: Ledger) -> Predicted:
-    """Return the times of candidates at some sizes by those at others.
+    """Predict the times of candidates at some sizes from their times at other sizes.
 
     Args:
-        candidates: as they are timed at `sizes`; the error is that of those that were timed there.
-        sizes: of each dimension.
-        seen: other sizes.
+        candidates: candidates for `sizes`; the error is computed from those that were timed there.
+        sizes: the size of each dimension.
+        seen: the other sizes.
         ledger: has the measured times.
     """
     times_ns, errors = {}, []
@@ -72,7 +73,7 @@ def _sample(candidate: Candidate, sizes: Sizes, ledger: Ledger) -> TimedSizes | 
 
 
 def without_losers(candidates: Iterable[Candidate], predicted: Predicted, ledger: Ledger) -> tuple[Candidate, ...]:
-    """Return the candidates but those that another one for the same group and layouts likely beats."""
+    """Return the candidates without those that another one for the same group and layouts likely beats."""
     candidates = tuple(candidates)
     if predicted.error is None:
         return candidates

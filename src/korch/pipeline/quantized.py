@@ -1,9 +1,9 @@
 """Primitives of a quantized model -> the same model, computed with bytes wherever the target has kernels for it.
 
-A model that was quantized has a dequantization before each operator and a quantization after it. Here products of
-dequantized bytes become exact sums of 32 bits, and what follows them one multiplication. What only moves or compares
-elements does the same to bytes. These forms read fewer bytes and are never slower, so they replace the model's own:
-as alternatives they would multiply the groups of the search.
+A quantized model has a dequantization before each operator and a quantization after it. Here products of dequantized
+bytes become exact 32-bit sums, and the operations after them become one multiplication. Primitives that only move or
+compare elements are applied to the bytes instead. These forms read fewer bytes and are never slower, so they replace
+the model's own primitives; as alternatives they would multiply the number of groups in the search.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from korch.primitive.lowering import MULTIPLIED, lower_products
 from korch.primitive.types import NARROW, DType
 
 HasKernel = Callable[[Group], bool]
-"""Whether a target has a kernel for a group."""
+"""Function that tells whether a target has a kernel for a group."""
 
 
 def is_quantized(graph: PrimitiveGraph) -> bool:
@@ -42,20 +42,20 @@ def in_bytes(
 
     Args:
         graph: a model's primitives, without alternatives.
-        has_kernel: whether the target has a kernel for a product of bytes; None to leave those of floats as they are.
-        deadline: when to stop; the graph is right then, too.
-        multiplied: the element types of which the target multiplies matrices.
+        has_kernel: whether the target has a kernel for a product of bytes; None to keep all products in floats.
+        deadline: when to stop; the result is correct in any case.
+        multiplied: the element types for which the target multiplies matrices.
     """
     if not is_quantized(graph):
         return lower_products(graph, multiplied)
-    # First, so that what moves bytes finds one type of them.
+    # This comes first, so that rules that move bytes have to handle only one type of bytes.
     graph = _replaced(graph, (quantization.SIGNED_BYTES_ARE_UNSIGNED_ONES_LESS_128,), True, deadline)
     graph = _replaced(graph, quantization.RULES, True, deadline)
     if has_kernel is None:
         return lower_products(graph, multiplied)
     refuse = partial(_refuse_without_kernel, has_kernel)
     product = replace(integers.PRODUCT_OF_DEQUANTIZED_IS_INTEGER, refuse=refuse)
-    # A value that is needed as floats, too, is moved as floats until a product asks for its bytes.
+    # A value that is also needed as floats is moved as floats, unless a product needs its bytes.
     moves = quantization.MOVE_COMES_BEFORE_DEQUANTIZATION
     rules = (product, moves, integers.BIAS_JOINS_INTEGER_SUMS, integers.SCALES_OF_SUMS_COMPOSE)
     graph = _replaced(graph, rules, False, deadline)
@@ -68,7 +68,7 @@ def in_bytes(
 
 
 def _replaced(graph: PrimitiveGraph, rules: Sequence[AnyRule], strict: bool, deadline: Deadline) -> PrimitiveGraph:
-    """Return a graph in which what some rules write replaces what they read, as far as it can run."""
+    """Return a graph in which the results of some rules replace the original primitives, as far as it can run."""
     found, report = saturate(graph, strict=strict, rules=rules, deadline=deadline)
     if not any(rule.fired for rule in report.rules):
         return graph
@@ -85,7 +85,7 @@ def _replaced(graph: PrimitiveGraph, rules: Sequence[AnyRule], strict: bool, dea
 
 
 def _numbered_in_order(graph: PrimitiveGraph) -> PrimitiveGraph:
-    """Return a graph without alternatives with values numbered in an order in which they can be computed."""
+    """Return a graph without alternatives whose values are numbered in an order in which they can be computed."""
     builder = GraphBuilder()
     values = {value: builder.input(name, graph.types[value]) for name, value in graph.inputs}
     makers = {primitive.output: p for p, primitive in enumerate(graph.primitives)}
@@ -114,7 +114,7 @@ def _numbered_in_order(graph: PrimitiveGraph) -> PrimitiveGraph:
 def _refuse_without_kernel(
     has_kernel: HasKernel, view: View, match: ProductMatch
 ) -> QuantizedProductWitness | RuleRefusal:
-    """Return why a product stays one of floats: the rule's reasons, or that no kernel multiplies such bytes."""
+    """Return the rule's witness, or why a product stays in floats: the rule's reason, or a missing kernel for bytes."""
     witness = integers.PRODUCT_OF_DEQUANTIZED_IS_INTEGER.refuse(view, match)
     if isinstance(witness, RuleRefusal):
         return witness
@@ -131,7 +131,7 @@ def _refuse_without_kernel(
 
 
 def _refuse_without_stored_kernel(has_kernel: HasKernel, view: View, match: BlockMatch) -> BlockWitness | RuleRefusal:
-    """Return why weights stay as they are stored: the rule's reasons, or that no kernel reads them by columns."""
+    """Return the rule's witness, or why weights stay as stored: the rule's reason, or a missing kernel."""
     witness = stored.STORED_WEIGHTS_LIE_BY_COLUMNS.refuse(view, match)
     if isinstance(witness, RuleRefusal):
         return witness

@@ -32,13 +32,13 @@ from korch.runtime.shaped import combine
 from korch.validation.standard import random_inputs
 
 LARGER_SHARE = 1.2
-"""A larger plan gets this many times its even share of the time: its kernels take longer, and serve more sizes."""
+"""A larger plan gets this many times an equal share of the time: its kernels take longer, and serve more sizes."""
 
 TIMED_SHARES = (0.5, 0.0, 0.125, 0.03)
-"""The places between the smallest and the largest size of a plan at which kernels are timed, the main one first."""
+"""The positions between the smallest and the largest size of a plan at which kernels are timed, the main one first."""
 
 NEAR_SIZES = 2
-"""Two sizes at which kernels are timed differ by more than this factor in some dimension."""
+"""Any two sizes at which kernels are timed differ by more than this factor in some dimension."""
 
 
 def optimize_ranges(
@@ -54,8 +54,8 @@ def optimize_ranges(
         watch: called after each stage.
 
     Raises:
-        UnsupportedError: a node does what can't be done for a range of sizes, or runs on the host.
-        InaccurateError: a plan does not compute what the model does at one of the sizes.
+        UnsupportedError: a node can't be run for a range of sizes, or runs on the host.
+        InaccurateError: a plan's results differ from the model's at one of the sizes.
         KorchError: as `optimize_model`.
     """
     try:
@@ -122,14 +122,15 @@ def _has_time(deadline: Deadline) -> bool:
 def _checked_sizes(
     dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes, share: float, limits: SearchLimits
 ) -> list[Sizes]:
-    """Return sizes at which a plan is compared with the model: the corners of what it serves, and random ones.
+    """Return sizes at which a plan is compared with the model: corners of the sizes that it serves, and random ones.
 
     Args:
-        dimensions: what is free.
-        columns: the upper sizes of plans.
-        upper: those of this plan.
-        share: the share of the largest size's work that the model may take at one of them, but for the last one.
-        limits: the seed, and how many sizes are random.
+        dimensions: the free dimensions.
+        columns: the upper sizes of plans, by dimension.
+        upper: the upper sizes of this plan.
+        share: the largest work of the model at one of the sizes, as a fraction of the work at the largest size; the
+            last of the returned sizes may exceed it.
+        limits: the seed, and the number of random sizes.
     """
     lows = _lows(dimensions, columns, upper)
     lowest = tuple(d.low for d in dimensions)
@@ -145,14 +146,14 @@ def _checked_sizes(
 
 
 def _smaller(sizes: Sizes, lowest: Sizes, upper: Sizes, share: float, kept: int) -> Sizes:
-    """Return sizes of which the model takes at most a share of the work at the upper ones, if the lowest do.
+    """Return reduced sizes at which the model does at most a fraction of the work at the upper sizes, if possible.
 
     Args:
-        sizes: of each dimension.
-        lowest: the least ones.
-        upper: the largest ones.
-        share: the share.
-        kept: the dimension that is as large as it can be.
+        sizes: the size of each dimension.
+        lowest: the least sizes.
+        upper: the largest sizes.
+        share: the fraction.
+        kept: the dimension that is reduced last, so that it remains as large as possible.
     """
     found = list(sizes)
     for d in (*(d for d in range(len(sizes)) if d != kept), kept):
@@ -173,10 +174,10 @@ def _lows(dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upp
 def _timed(
     dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes, limits: SearchLimits
 ) -> list[Sizes]:
-    """Return the sizes for which a plan's kernels are timed: in the middle of what it serves, and smaller ones.
+    """Return the sizes for which a plan's kernels are timed: in the middle of those that it serves, and smaller ones.
 
-    Of several dimensions, the middle is that of geometric steps: the work is a product of the sizes. Sizes that are
-    near to one before are left out.
+    With several dimensions, the geometric middle is used, since the work is a product of the sizes. Sizes that are
+    close to an earlier one are left out.
     """
     lows = _lows(dimensions, columns, upper)
     highs = [min(n, d.high) for n, d in zip(upper, dimensions, strict=True)]
@@ -207,7 +208,7 @@ def _compare(
     """Compare a plan with the model at some sizes.
 
     Raises:
-        InaccurateError: they differ.
+        InaccurateError: the results differ.
     """
     arrays = list(standard.inputs.values())
     outputs = padded_run(executable, whole.plan, sizes, arrays)

@@ -1,4 +1,4 @@
-"""The state of one optimization: what each stage found, and how the budget is divided."""
+"""The state of one optimization: the results of the stages, and the division of the time budget."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ Progress = Callable[[str, str], None]
 
 @dataclass(frozen=True)
 class Template:
-    """The plan of a model for one size, with whose kernels other sizes run, too.
+    """The plan of a model for one size, whose kernels are also used for other sizes.
 
     Attributes:
         graph: the model at that size, with its alternatives.
         steps: the kernels in an order in which they can run.
-        families: those kernels and their counterparts at other sizes, which share code.
+        families: these kernels and their counterparts at other sizes, which share code.
     """
 
     graph: PrimitiveGraph
@@ -66,30 +66,30 @@ class Run:
         shapes: sizes for inputs with unknown dimensions, by input name.
         progress: called for each stage and for its steps.
         model: a path, the bytes of an ONNX file, an onnx.ModelProto, or an operator graph.
-        given: the time at which the artifact must be on disk, if it is not the budget from now on.
+        given: the time at which the artifact must be on disk; None if it follows from the budget.
         masked: the model's primitives for all sizes up to these, if the executable is for a range.
-        template: the plan of another size whose kernels the plan has, instead of those of a search.
-        keep: called with the plan that was searched, if other sizes get its kernels.
+        template: the plan of another size whose kernels are used, instead of a search.
+        keep: called with the plan that the search found, if other sizes use its kernels.
         end_s: predicted seconds to build, check and write the plan.
-        least_s: the least budget that suffices, if that is more than the given one.
+        least_s: the least sufficient budget, if the given budget is too short.
         resources: closed when the run ends.
         stage_seconds: seconds of each stage that has ended.
         operators: the model, set by "frontend".
         split: its primitives, set by "fission".
-        quantized: a quantized model's primitives as it is given, with which plans are compared: `split` may compute
-            with bytes where these do not.
+        quantized: a quantized model's original primitives, with which plans are compared: `split` may compute
+            with bytes where these compute with floats.
         precision: the less precise forms of products, if there is a budget of errors, set by "fission".
         partition: the segments with their alternatives, and `joined`, the graph of all of them, set
             by "saturate".
         standard: random inputs and the exact results for them, set by "reference".
-        meter: it builds and times kernels; `ledger` has the questions of the search and its answers;
+        meter: builds and times kernels; `ledger` has the questions of the search and their answers;
             `found` counts the programs that the superoptimizer finds; `tasks` are the blocks with their
             candidates. All are set by "candidates".
         outcome: the plans, set by "orchestrate".
-        variants: of a range, the plans for other sizes, each with the size, set by "orchestrate".
+        variants: for a range, the plans for other sizes, each with its size, set by "orchestrate".
         programs: the kernels of the best plan with their tile programs, set by "lower".
         executable: the result, set by "build".
-        executables: of a range, all results, each with the size for which it was timed, set by "build".
+        executables: for a range, all results, each with the size for which it was timed, set by "build".
     """
 
     options: Options
@@ -128,7 +128,7 @@ class Run:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Report the begin of a stage, and measure its time."""
+        """Report the start of a stage, and measure its time."""
         begun = time.monotonic()
         self.progress(name, "")
         yield
@@ -159,7 +159,7 @@ class Run:
 
     @property
     def build_deadline(self) -> Deadline:
-        """The time from which on the plan is built, checked and written, and nothing else is done."""
+        """The time at which building, checking and writing the plan must start."""
         return self.deadline.before(self.end_s)
 
     @property
@@ -172,7 +172,7 @@ class Run:
         return self.build_deadline.before(share * budget_s)
 
     def check_budget(self, compile_s: float) -> None:
-        """Warn if the budget is too short for a first plan, and give the least that suffices.
+        """Warn if the budget is too short for a first plan, and report the least sufficient budget.
 
         Args:
             compile_s: predicted seconds to compile the kernels of a first plan.

@@ -1,8 +1,8 @@
-"""The candidates of a plan for a range of sizes -> candidates that are timed for a size as they will run for it.
+"""The candidates of a plan for a range of sizes -> candidates that are timed for one size as they will run for it.
 
-A search measures kernels at one size. What it has measured is then timed at a few other sizes, which needs no compiler,
-with the other kernels for the groups of its plan, such as those of few rows: each size gets the best plan of these.
-Kernels that functions fitted to their other times predict to lose there are left out (`predicted.py`).
+A search measures kernels at one size. The measured kernels are then timed at a few other sizes, which needs no
+compilation, together with other kernels for the groups of its plan (such as kernels for few rows). Each of these sizes
+gets the best plan of them. Kernels are left out whose times at other sizes predict that they lose (`predicted.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Steps = tuple[Candidate, ...]
 
 
 def time_as_served(run: Run, plan: RangePlan) -> None:
-    """Let the meter time kernels that leave out what a typical size of the plan does not need."""
+    """Make the meter time kernels that leave out the elements that a typical size of the plan does not need."""
     meter = run.meter
     if not isinstance(meter, CpuMeter):
         return
@@ -56,7 +56,7 @@ def time_as_served(run: Run, plan: RangePlan) -> None:
 def _served(
     task: BlockTask, joined: Joined, needs: dict[int, Need], found: Mapping[int, Ends], plan: RangePlan
 ) -> BlockTask:
-    """Return a block whose candidates say what is needed of them in some segment, and what they read."""
+    """Return a block whose candidates have the elements needed in any of its segments, and the ends of reductions."""
     values = [joined.values[i] for i in task.block.instances]
     known: dict[int, Need] = {}
     ending: dict[tuple[tuple[int, ...], ...], tuple[Ending, ...]] = {}  # equal primitives may read in another order
@@ -86,13 +86,13 @@ def _served(
 
 
 def _of_any(needs: list[Need]) -> Need:
-    """Return what is needed if any of some needs is."""
+    """Return the union of some needs: the elements that at least one of them includes."""
     axes = set(needs[0]).intersection(*needs[1:])
     return {axis: frozenset().union(*(need[axis] for need in needs)) for axis in axes}
 
 
 def search_variants(run: Run, others: tuple[Sizes, ...]) -> list[tuple[Sizes, Steps]]:
-    """Return the plans for other sizes that are faster there than the best plan and than each other.
+    """Return plans for other sizes that are faster there than the best plan and than the variants found before.
 
     Args:
         run: with candidates and a plan.
@@ -131,7 +131,7 @@ def _main_sizes(run: Run) -> Sizes:
 def _predicted(
     tasks: list[BlockTask], known: Iterable[Steps], sizes: Sizes, seen: Sequence[Sizes], ledger: Ledger
 ) -> list[BlockTask]:
-    """Return blocks without the candidates that lose by their times at other sizes; the ledger gets these estimates."""
+    """Return blocks without candidates that are predicted to lose; the predicted times are put into the ledger."""
     own = [c for task in tasks for c in task.candidates]
     predicted = predict([*own, *(c for plan in known for c in plan)], sizes, seen, ledger)
     ledger.predicted_ns.update(predicted.times_ns)
@@ -139,7 +139,7 @@ def _predicted(
 
 
 def _timed_at(task: BlockTask, sizes: Sizes, ledger: Ledger, groups: frozenset[str]) -> BlockTask:
-    """Return a block with the candidates of some groups and those that were measured, to be timed at other sizes."""
+    """Return a block with the candidates of some groups and all measured candidates, to be timed at other sizes."""
     own = (c for c in task.candidates if c.offer.is_in_place or c.group.key in groups or ledger.is_measured(c))
     return replace(task, candidates=_all_at(own, sizes))
 

@@ -1,4 +1,4 @@
-"""Models with free dimensions, from where they come."""
+"""Sources of models with free dimensions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Source:
     """A model with free dimensions.
 
     Attributes:
-        dimensions: what is free.
-        primitives: returns its primitives for one size of each dimension.
-        bound: returns the model and the binding for these sizes, as `optimize_model` takes them.
+        dimensions: the free dimensions.
+        primitives: returns the model's primitives for one size of each dimension.
+        bound: returns the model and the binding for such sizes, as arguments of `optimize_model`.
     """
 
     dimensions: tuple[Dimension, ...]
@@ -29,7 +29,7 @@ class Source:
 
 
 def onnx_source(model: ModelSource, shapes: Mapping[str, Sequence[Bound]]) -> Source:
-    """Return an ONNX model with ranges in a binding of its dimensions.
+    """Return the source of an ONNX model whose binding of dimensions has ranges.
 
     Args:
         model: a path, the bytes of an ONNX file or an onnx.ModelProto.

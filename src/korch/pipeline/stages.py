@@ -1,6 +1,6 @@
-"""The stages from a model to its executable: one literal table.
+"""The stages from a model to its executable, as one literal table.
 
-A small model is one segment. In a large model, segments that differ only in weights are one block,
+A small model is one segment. In a large model, segments that differ only in weights form one block,
 which is searched once.
 """
 
@@ -73,7 +73,7 @@ class PipelineStage:
     """One step from a model to its executable.
 
     Attributes:
-        name: as on the command line.
+        name: the name on the command line.
         run: reads the results of earlier stages from the `Run`, and sets its own.
         check: raises an error if the result is not valid.
         text: returns the printed form of the result.
@@ -91,7 +91,7 @@ def load(run: Run) -> None:
 
 
 def split_operators(run: Run) -> None:
-    """Set the model's primitives, computed with bytes where the model is quantized."""
+    """Set the model's primitives; a quantized model is computed with bytes if the target has kernels for that."""
     options, given = run.options, fission(run.operators) if run.masked is None else run.masked.graph
     is_narrow = is_quantized(given)
     multiplies = is_narrow and not (options.is_cuda or options.strict)
@@ -105,7 +105,7 @@ def split_operators(run: Run) -> None:
 
 
 def _with_gathers(graph: PrimitiveGraph, multiplied: Sequence[DType], options: Options) -> PrimitiveGraph:
-    """Return a graph whose products by chosen matrices have kernels."""
+    """Return a graph in which products with gathered matrices are rewritten unless a kernel computes them."""
     if all(p.op != GATHERED for p in graph.primitives):
         return graph
     lowered = lower_products(graph, multiplied)
@@ -190,7 +190,7 @@ def check_blocks(run: Run) -> None:
 
 
 def compute_reference(run: Run) -> None:
-    """Set random inputs and exact results; a model without them is refused before the search."""
+    """Set random inputs and exact results; a model for which this fails is refused before the search."""
     if run.masked is not None and run.masked.model is not None:
         run.standard = standard_of(run.masked.model, run.joined.graph, run.options)
         return
@@ -215,7 +215,7 @@ def collect_candidates(run: Run) -> None:
 
 
 def orchestrate(run: Run) -> None:
-    """Set the plans: the best one first, then those that it is compared with."""
+    """Set the plans: the best one first, then the plans that it is compared with."""
     with _interruptible(run):
         if run.template is not None:
             run.outcome = transferred(run, run.template)
@@ -229,14 +229,14 @@ def orchestrate(run: Run) -> None:
 
 
 def _template(run: Run) -> Template:
-    """Return the plan that was searched, for other sizes."""
+    """Return the plan that was found, as a template for other sizes."""
     steps, families = run.outcome.plans[PlanName.SEARCHED], Families()
     learn(families, steps, run)
     return Template(run.joined.graph, steps, families)
 
 
 def search_plans(run: Run) -> Outcome:
-    """Return the best sequential plan and those that it is compared with."""
+    """Return the best sequential plan and the plans that it is compared with."""
 
     def tell(b: int, entry: Round) -> None:
         run.progress("orchestrate", texts.round_line(run.tasks, b, entry))
@@ -270,7 +270,10 @@ def _ledger(run: Run) -> Ledger:
 
 
 def _with_side_by_side(run: Run) -> Outcome:
-    """Return the outcome with faster plans of concurrent kernels: of the best plan, and without found programs."""
+    """Return the outcome with faster variants of two plans that run kernels concurrently.
+
+    The two plans are the best one, and the one without found programs.
+    """
     outcome, ledger = run.outcome, run.ledger
     if not (run.looks_side_by_side and isinstance(ledger.meter, CpuMeter)):
         return outcome
@@ -297,7 +300,7 @@ def check_plans(run: Run) -> None:
     """Check each plan without a solver.
 
     Raises:
-        InvalidGraphError: a kernel reads what none before it writes, or an output is not written.
+        InvalidGraphError: a kernel reads a value that no earlier kernel writes, or an output is not written.
     """
     for name, steps in run.outcome.plans.items():
         try:
@@ -307,7 +310,7 @@ def check_plans(run: Run) -> None:
 
 
 def lower_plan(run: Run) -> None:
-    """Set the tile programs of the best plan's kernels that are printed from one."""
+    """Set the tile programs of the best plan's kernels; None for a kernel that is not generated from one."""
     kernels = [(candidate, run.meter.kernel(candidate)) for candidate in run.best_plan]
     run.programs = tuple((c, None if isinstance(kernel, Refusal) else kernel.program) for c, kernel in kernels)
 
@@ -320,7 +323,7 @@ def check_programs(run: Run) -> None:
 
 
 def no_check(run: Run) -> None:
-    """Check nothing: the stage checks its result itself."""
+    """Check nothing, for stages that check their results themselves."""
 
 
 STAGES = (
@@ -333,7 +336,7 @@ STAGES = (
     PipelineStage("lower", lower_plan, check_programs, texts.programs_text),
     PipelineStage("build", build_plans, no_check, texts.kernels_text),
 )
-"""From a model to its executable. The stage "build" checks each executable by its results."""
+"""The stages from a model to its executable. The stage "build" checks each executable by its results."""
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def blocks_text(run: Run) -> str:
 
 
 def read_graph_text(run: Run, text: str) -> str:
-    """Set what the text of "fission" or "saturate" says; return the name of the next stage.
+    """Set the result of "fission" or "saturate" from its text; return the name of the next stage.
 
     Raises:
         InvalidGraphError: a line can't be read.
@@ -48,7 +48,7 @@ def read_graph_text(run: Run, text: str) -> str:
 
 
 def reference_text(run: Run) -> str:
-    """Return a line for each output: the error of the model in its own types, and what is allowed."""
+    """Return a line for each output: the error of the model when computed in its own types."""
     rows = run.standard.given.items()
     return "".join(f"{n}: {e.of_largest:.1e} of the largest element in the model's own types\n" for n, e in rows)
 

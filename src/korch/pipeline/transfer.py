@@ -1,7 +1,7 @@
-"""The plan of a model for one size -> its plan for another size: the same kernels, made for other extents.
+"""The plan of a model for one size -> its plan for another size: the same kernels, generated for other extents.
 
-Both graphs have the same primitives and alternatives, so a kernel of the plan has a counterpart: the same primitives
-in the same layouts, as the same provider makes it. Nothing is enumerated or solved.
+Both graphs have the same primitives and alternatives, so each kernel of the plan has a counterpart: the same primitives
+in the same layouts, from the same provider. Nothing is enumerated or solved.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from korch.search.result import Orchestration, PlanName, Round
 
 
 def transferred(run: Run, template: Template) -> Outcome:
-    """Return the plan for a run's size that has the kernels of another size's plan.
+    """Return a plan for a run's size that consists of the kernels of another size's plan.
 
     Raises:
         InfeasibleError: a kernel has no counterpart at this size.
@@ -57,7 +57,7 @@ def transferred(run: Run, template: Template) -> Outcome:
 
 
 def learn(families: Families, steps: Sequence[Candidate], run: Run) -> None:
-    """Remember the kernels of a plan, so that those of other sizes share code with them."""
+    """Register the kernels of a plan, so that the kernels of other sizes share code with them."""
     for place, step in enumerate(steps):
         kernel = run.meter.kernel(step)
         if isinstance(kernel, Kernel):
@@ -67,12 +67,12 @@ def learn(families: Families, steps: Sequence[Candidate], run: Run) -> None:
 def _options(
     step: Candidate, graph: PrimitiveGraph, same: Counterparts, answers: Answers, meter: AnyMeter
 ) -> list[Candidate]:
-    """Return the kernels that may stand for one of another size: the same one, or others in the same layouts.
+    """Return the possible counterparts of a kernel of another size: the same kernel, or else others in its layouts.
 
-    Those that can't be printed for the extents of this size are left out.
+    Kernels that can't be generated for the extents of this size are left out.
 
     Raises:
-        InfeasibleError: there is none.
+        InfeasibleError: there is no counterpart.
     """
     group = _group(step.group, graph, same)
     given = {(same.values[value], layout) for value, layout in step.input_ports}

@@ -1,1 +1,1 @@
-"""The primitive graph: values, primitives, their meaning, their text."""
+"""The primitive graph: values, primitives, their semantics and their text form."""

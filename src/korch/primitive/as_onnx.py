@@ -1,4 +1,4 @@
-"""Primitives -> ONNX nodes with the same meaning: for plans that others open, and other engines."""
+"""Translates primitives to ONNX nodes with the same meaning, for exported plans and for other engines."""
 
 from __future__ import annotations
 
@@ -86,11 +86,11 @@ _POOL = {"pool_sum": ("Add", 0.0), "pool_prod": ("Mul", 1.0), "pool_max": ("Max"
 
 
 class OnnxNodes:
-    """The ONNX nodes of a graph of primitives.
+    """Writes the ONNX nodes of a graph of primitives.
 
     Attributes:
         body: the graph.
-        where: names it in messages.
+        where: the graph's name in messages.
     """
 
     def __init__(self, body: PrimitiveGraph, where: str) -> None:
@@ -101,10 +101,10 @@ class OnnxNodes:
         self.count = 0
 
     def nodes(self) -> list[onnx.NodeProto]:
-        """Return the nodes, from the graph's inputs to its outputs by their names.
+        """Return the nodes that compute the graph's named outputs from its named inputs.
 
         Raises:
-            UnsupportedError: a primitive has no ONNX form; the text names it.
+            UnsupportedError: a primitive has no ONNX form; the message names it.
         """
         body = self.body
         for value, constant in body.constants.items():
@@ -123,11 +123,11 @@ class OnnxNodes:
         return name
 
     def constant(self, value: int, constant: Constant) -> str:
-        """Return the name of a constant of the graph."""
+        """Add one of the graph's constants; return its name."""
         return self.literal(constant.array, self.body.types[value].dtype)
 
     def literal(self, array: Array, dtype: DType) -> str:
-        """Return the name of a constant."""
+        """Add a constant with the elements of `array`; return its name."""
         uniform = array.size > 1 and not any(array.strides)
         if uniform:
             one = self.add("Constant", [], value=onnx_tensor("one", array.reshape(-1)[:1], dtype))
@@ -135,7 +135,7 @@ class OnnxNodes:
         return self.add("Constant", [], value=onnx_tensor("value", array, dtype))
 
     def integers(self, values: Sequence[int]) -> str:
-        """Return the name of a constant of 64-bit integers."""
+        """Add a constant of 64-bit integers; return its name."""
         return self.literal(np.array(values, np.int64).reshape(-1), DType.I64)
 
     def primitive(self, p: Primitive) -> str:
@@ -143,7 +143,7 @@ class OnnxNodes:
         inputs = [self.names[v] for v in p.inputs]
         types = [self.body.types[v] for v in p.inputs]
         out = self.body.types[p.output].dtype
-        if p.op == "matmul" and types[0].dtype is not out:  # of bytes; not every runtime's MatMulInteger is exact
+        if p.op == "matmul" and types[0].dtype is not out:  # bytes; MatMulInteger is not exact in every runtime
             inputs = [self.add("Cast", [name], to=onnx_type(out)) for name in inputs]
         if p.op in _SAME:
             return self.add(_SAME[p.op], inputs)
@@ -197,7 +197,7 @@ class OnnxNodes:
         raise UnsupportedError(f"{p.op} has no ONNX form", where=self.where)
 
     def without_attributes(self, op: str, inputs: Sequence[str], types: Sequence[ValueType]) -> str:
-        """Add an operation without attributes that is a node with some, or several nodes."""
+        """Add a primitive without attributes whose ONNX form has attributes or is several nodes."""
         if op == "mod":
             return self.add("Mod", inputs, fmod=int(types[0].dtype.is_float))
         if op == "matmul_gathered":
@@ -207,12 +207,12 @@ class OnnxNodes:
     def slice(self, name: str, start: Sequence[int], size: Sequence[int], step: Sequence[int]) -> str:
         """Add a slice of all axes."""
         ends = [s + n * k for s, n, k in zip(start, size, step, strict=True)]
-        ends = [e if e >= 0 else np.iinfo(np.int64).min for e in ends]  # past the first element
+        ends = [e if e >= 0 else np.iinfo(np.int64).min for e in ends]  # past the first element, backwards
         axes = range(len(start))
         return self.add("Slice", [name, *map(self.integers, (start, ends, axes, step))])
 
     def pool(self, p: Primitive, name: str, type_: ValueType) -> str:
-        """Add a window's taps as slices of what is padded, combined one after another."""
+        """Add a pooling as slices of the padded input, one for each tap of the window, combined one after another."""
         at = p.attributes
         if not isinstance(at, PoolAttributes):
             raise AssertionError("a pool without its attributes")
@@ -232,7 +232,7 @@ class OnnxNodes:
         return found
 
     def winograd(self, p: Primitive, inputs: Sequence[str], types: Sequence[ValueType]) -> str:
-        """Add the transform as a depthwise convolution with the steps of tiles, the products, and the way back."""
+        """Add the transform as a depthwise convolution with a tile's stride, the products, and the back transform."""
         at = p.attributes
         if not isinstance(at, WinogradAttributes):
             raise AssertionError("winograd without its attributes")
@@ -252,7 +252,7 @@ class OnnxNodes:
         weights = np.tile(there, (c, 1, 1, 1)).astype(dtype.numpy)
         v = self.add("Conv", [x, self.literal(weights, dtype)], strides=[m, m], group=c)
         v = self.add("Reshape", [v, self.integers([n, c, points, down * across])])
-        v = self.add("Transpose", [v], perm=[2, 0, 3, 1])  # points, images, tiles, channels
+        v = self.add("Transpose", [v], perm=[2, 0, 3, 1])  # axes: points, images, tiles, channels
         v = self.add("Reshape", [v, self.integers([points, n * down * across, c])])
         if is_of_bytes:
             v, dtype = self.add("Cast", [v], to=onnx.TensorProto.DOUBLE), DType.F64
@@ -269,7 +269,7 @@ class OnnxNodes:
         return self.add("Cast", [y], to=onnx.TensorProto.INT32) if is_of_bytes else y
 
     def stored(self, at: StoredAttributes, inputs: Sequence[str], types: Sequence[ValueType]) -> str:
-        """Add a product by weights of few bits: they are unpacked, widened and scaled first."""
+        """Add a product by stored weights, which are unpacked, widened and scaled first."""
         (a, q, scale), zeros = inputs[:3], inputs[3:]
         blocks, columns = types[2].shape
         terms, rows = blocks * at.block, types[0].shape[-1]
@@ -296,7 +296,7 @@ class OnnxNodes:
         return self.add("MatMul", [a, self.slice(scaled, (0, 0), (rows, columns), (1, 1))])
 
     def gathered(self, inputs: Sequence[str], types: Sequence[ValueType]) -> str:
-        """Add a product by matrices that an index chooses: they are gathered first."""
+        """Add a product by matrices that an index chooses, which are gathered first."""
         count, wide = types[1].shape[0], self.add("Cast", [inputs[2]], to=onnx_type(DType.I64))
         ends = [self.literal(np.array(n, np.int64), DType.I64) for n in (-count, count - 1)]
         matrices = self.add("Gather", [inputs[1], self.add("Clip", [wide, *ends])], axis=0)
@@ -304,7 +304,7 @@ class OnnxNodes:
         return self.add("Squeeze", [self.add("MatMul", [rows, matrices]), self.integers([1])])
 
     def opaque(self, at: OpaqueAttributes, inputs: Sequence[str]) -> str:
-        """Add the model's own node."""
+        """Add the node of an opaque primitive, as the model has it."""
         if at.domain:
             raise UnsupportedError(f"{at.domain}::{at.op_type} is not ONNX's own", self.where)
         node = onnx.NodeProto.FromString(bytes.fromhex(at.node))
@@ -322,7 +322,7 @@ class OnnxNodes:
 
 
 def onnx_tensor(name: str, array: Array, dtype: DType) -> onnx.TensorProto:
-    """Return elements as ONNX keeps them."""
+    """Return an array as a TensorProto."""
     dense = np.ascontiguousarray(array, dtype.numpy)
     if dense.dtype == ml_dtypes.bfloat16:
         dense = dense.view(np.uint16)

@@ -1,4 +1,4 @@
-"""A part of a graph as a graph of its own, in a canonical numbering.
+"""Extracts a part of a graph as a separate graph with a canonical numbering.
 
 Values are numbered depth first from the outputs, so equal parts of one model, or of two, become
 equal graphs.
@@ -17,15 +17,15 @@ def number_body(
     outputs: Sequence[int],
     is_inside: Callable[[int], bool] = lambda constant: True,
 ) -> tuple[PrimitiveGraph, tuple[int, ...]]:
-    """Return the graph of some primitives, and the given graph's value for each of its values.
+    """Return a graph of the given primitives, and the original value for each of its values.
 
-    Its inputs are named i0, i1, ..., and its outputs o0, o1, ....
+    The new graph's inputs are named i0, i1, ..., and its outputs o0, o1, ....
 
     Args:
-        graph: the given graph.
-        primitives: ids of at most one alternative per value, acyclic.
+        graph: the original graph.
+        primitives: ids of the primitives: at most one alternative per value, without cycles.
         outputs: the values to compute.
-        is_inside: whether a constant is part of the body; else it is an input.
+        is_inside: whether a constant is part of the body; otherwise it is an input.
     """
     producer = {graph.primitives[p].output: p for p in primitives}
     number: dict[int, int] = {}

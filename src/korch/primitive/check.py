@@ -1,4 +1,4 @@
-"""What a legal primitive graph is: a list of small named checks, run between stages."""
+"""The invariants of a primitive graph, as small named checks that are run between stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from korch.primitive.text import format_primitive
 
 
 def no_unbound_value(graph: PrimitiveGraph) -> None:
-    """Every id is in range."""
+    """Check that every value id is in range."""
     count = len(graph.types)
     for p, primitive in enumerate(graph.primitives):
         if not all(0 <= v < count for v in (*primitive.inputs, primitive.output)):
@@ -21,14 +21,14 @@ def no_unbound_value(graph: PrimitiveGraph) -> None:
 
 
 def given_values_have_no_producer(graph: PrimitiveGraph) -> None:
-    """Model inputs and constants are not computed."""
+    """Check that no primitive computes a model input or a constant."""
     for p, primitive in enumerate(graph.primitives):
         if primitive.output in graph.given:
             _fail(graph, p, "it computes a model input or a constant")
 
 
 def types_agree(graph: PrimitiveGraph) -> None:
-    """Each primitive's output has the type that its operation infers, alternatives included."""
+    """Check that the output of each primitive, alternatives included, has the type that its operation infers."""
     for p, primitive in enumerate(graph.primitives):
         try:
             require_arity(primitive.op, primitive.row.arity, len(primitive.inputs))
@@ -44,7 +44,7 @@ def types_agree(graph: PrimitiveGraph) -> None:
 
 
 def no_equal_primitives(graph: PrimitiveGraph) -> None:
-    """No two primitives are equal: hash-consing and congruence hold."""
+    """Check that no two primitives are equal, so hash-consing and congruence hold."""
     seen: dict[object, int] = {}
     for p, primitive in enumerate(graph.primitives):
         key = (primitive.op, primitive.inputs, primitive.attributes)
@@ -54,7 +54,7 @@ def no_equal_primitives(graph: PrimitiveGraph) -> None:
 
 
 def outputs_computable(graph: PrimitiveGraph) -> None:
-    """Every model output has an alternative that can be computed from what is given."""
+    """Check that every model output can be computed from the inputs and constants."""
     first_alternatives(graph)
 
 
@@ -65,7 +65,7 @@ def check_graph(graph: PrimitiveGraph) -> None:
     """Run all checks.
 
     Raises:
-        InvalidGraphError: a check says no.
+        InvalidGraphError: a check fails.
     """
     for check in CHECKS:
         check(graph)

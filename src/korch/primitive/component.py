@@ -1,4 +1,4 @@
-"""Directed graph -> its strongly connected components."""
+"""Strongly connected components of a directed graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def strong_components(after: Mapping[Node, Sequence[Node]]) -> list[list[Node]]:
     """Return the strongly connected components of a directed graph.
 
     Args:
-        after: for each node the nodes that its edges lead to, all of them keys.
+        after: the successors of each node; every successor must be a key, too.
 
     Source: Tarjan, "Depth-first search and linear graph algorithms" (1972), without recursion.
     """

@@ -1,4 +1,4 @@
-"""Primitive graph -> the same with matrices that an index chooses gathered before their products, where need be."""
+"""Rewrites products by chosen matrices that a target can't compute directly as a gather and a batched product."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from korch.primitive.verbs import Verbs, lit
 
 
 def gather_matrices(graph: PrimitiveGraph, keeps: Callable[[Primitive], bool]) -> PrimitiveGraph:
-    """Return a graph in which matrices are copied for each row, and then multiplied as a batch.
+    """Return a graph in which chosen matrices are copied for each row, and then multiplied as a batch.
 
     Args:
         graph: a graph without alternatives.
-        keeps: whether a target multiplies by chosen matrices as it is.
+        keeps: whether the target computes a product by chosen matrices directly; it is then left unchanged.
     """
     if all(p.op != GATHERED or keeps(p) for p in graph.primitives):
         return graph

@@ -1,9 +1,9 @@
 """The primitive graph: values, and primitives that compute them.
 
-A value may have several alternatives, primitives that each compute it: the graph is an AND-OR
-graph (an e-graph by another name). It grows in a `GraphBuilder`, by two verbs only: `add`, which
-hash-conses, and `merge`, which says that two values are equal; `freeze` restores congruence,
-renumbers and gives the immutable `PrimitiveGraph` that all later stages see.
+A value may have several alternatives, which are primitives that each compute it: the graph is an
+AND-OR graph (another name for an e-graph). A `GraphBuilder` builds it by two operations only: `add`,
+which hash-conses, and `merge`, which declares two values equal. `freeze` restores congruence,
+renumbers and returns the immutable `PrimitiveGraph` that all later stages use.
 
 Alternatives can form cycles, so a graph's numbering is not always topological.
 """
@@ -32,7 +32,7 @@ class Constant:
     """A tensor known at build time.
 
     Equality is by content. A constant whose elements are all equal is `uniform`: it is stored as
-    one element and stands in generated code as a literal.
+    one element and appears in generated code as a literal.
     """
 
     array: Array
@@ -43,7 +43,7 @@ class Constant:
         """Return the constant with the elements of `array`."""
         shape = np.shape(array)
         if array.size > 1 and not any(array.strides):
-            array = array.reshape(-1)[:1]  # one element, broadcast: no need to write it out
+            array = array.reshape(-1)[:1]  # a broadcast of one element: don't copy it in full
         dense = np.ascontiguousarray(array)
         if not dense.size:
             text = f"{dense.dtype}{shape}".encode()
@@ -58,22 +58,22 @@ class Constant:
 
     @property
     def type(self) -> ValueType:
-        """Its type."""
+        """The constant's type."""
         return ValueType(tuple(self.array.shape), DType.of(self.array.dtype))
 
     @property
     def is_uniform(self) -> bool:
-        """Whether all of its elements are equal (and there is at least one)."""
+        """Whether all elements are equal (and there is at least one)."""
         return self.array.size == 1 or (self.array.size > 1 and not any(self.array.strides))
 
     @property
     def is_zero(self) -> bool:
-        """Whether all of its elements are 0 (and there is at least one)."""
+        """Whether all elements are 0 (and there is at least one)."""
         return self.is_uniform and not self.scalar
 
     @property
     def scalar(self) -> Any:
-        """The one element of a uniform constant."""
+        """The element that a uniform constant stores."""
         return self.array.reshape(-1)[0] if self.array.size else None
 
     def __eq__(self, other: object) -> bool:
@@ -85,7 +85,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """One tensor-algebra step; where it came from is kept beside it and does not count here."""
+    """One tensor-algebra step. Its origin is stored in the graph and does not affect equality."""
 
     op: str
     inputs: tuple[int, ...]
@@ -94,7 +94,7 @@ class Primitive:
 
     @property
     def row(self) -> Op:
-        """Its operation's row in the table."""
+        """The row of its operation in the table of operations."""
         return OPS[self.op]
 
     @overload
@@ -104,7 +104,7 @@ class Primitive:
     def attributes_as(self, kind: type[A], other: type[B]) -> A | B: ...
 
     def attributes_as(self, kind: type[Attributes], other: type[Attributes] | None = None) -> Attributes:
-        """Return the attributes, which are of one of two kinds.
+        """Return the attributes, which must be of one of one or two kinds.
 
         Raises:
             TypeError: they are not.
@@ -136,7 +136,7 @@ class PrimitiveGraph:
 
     @cached_property
     def producers(self) -> tuple[tuple[int, ...], ...]:
-        """Per value, its alternatives: the primitives that compute it."""
+        """For each value its alternatives, the primitives that compute it."""
         found: list[list[int]] = [[] for _ in self.types]
         for p, primitive in enumerate(self.primitives):
             found[primitive.output].append(p)
@@ -144,7 +144,7 @@ class PrimitiveGraph:
 
     @cached_property
     def consumers(self) -> tuple[tuple[int, ...], ...]:
-        """Per value, the primitives that read it."""
+        """For each value the primitives that read it."""
         found: list[list[int]] = [[] for _ in self.types]
         for p, primitive in enumerate(self.primitives):
             for value in dict.fromkeys(primitive.inputs):
@@ -157,7 +157,7 @@ class PrimitiveGraph:
         return frozenset(self.constants) | {value for _, value in self.inputs}
 
     def producing(self, value: int, *ops: str) -> tuple[Primitive, ...]:
-        """Return the alternatives of a value that are one of `ops`; all if none is named."""
+        """Return the alternatives of a value whose operation is in `ops`; all alternatives if `ops` is empty."""
         found = (self.primitives[p] for p in self.producers[value])
         return tuple(primitive for primitive in found if not ops or primitive.op in ops)
 
@@ -166,7 +166,7 @@ class PrimitiveGraph:
         return tuple(self.primitives[p] for p in self.consumers[value])
 
     def number(self, value: int) -> float | None:
-        """Return the number that all elements of a constant are, or None."""
+        """Return the number that all elements of a uniform constant have; None for any other value."""
         constant = self.constants.get(value)
         return float(constant.scalar) if constant is not None and constant.is_uniform else None
 
@@ -177,7 +177,7 @@ class PrimitiveGraph:
 
     @property
     def alternatives(self) -> int:
-        """How many primitives there are beyond one for each value."""
+        """The number of primitives beyond one per value."""
         return sum(max(0, len(found) - 1) for found in self.producers)
 
     def input_types(self, primitive: Primitive) -> tuple[ValueType, ...]:
@@ -185,10 +185,10 @@ class PrimitiveGraph:
         return tuple(self.types[value] for value in primitive.inputs)
 
     def with_primitives(self, kept: Sequence[int]) -> PrimitiveGraph:
-        """Return the graph with some of its primitives only, renumbered.
+        """Return the graph with only some of its primitives, renumbered.
 
         Args:
-            kept: their positions, in order; the outputs must be among what they compute.
+            kept: the positions of these primitives, in order; they must compute all outputs.
         """
         origins = tuple(self.origins[p] for p in kept) if self.origins else ()
         primitives = tuple(self.primitives[p] for p in kept)
@@ -196,7 +196,7 @@ class PrimitiveGraph:
         return GraphBuilder.from_graph(less).freeze()
 
     def is_widening(self, primitive: Primitive, of_bytes: bool = False) -> bool:
-        """Return whether a primitive only widens 16-bit floats, or bytes if asked for, to float32, which is exact."""
+        """Return whether a primitive is an exact cast of 16-bit floats, or of bytes if `of_bytes`, to float32."""
         if primitive.op != "cast" or self.types[primitive.output].dtype is not DType.F32:
             return False
         bytes_ = (DType.I8, DType.U8) if of_bytes else ()
@@ -212,10 +212,10 @@ _Key = tuple[str, tuple[int, ...], Attributes]
 
 
 class GraphBuilder:
-    """A primitive graph while it grows. Ids that it hands out stay valid until `freeze`.
+    """A primitive graph under construction. The value ids that it returns stay valid until `freeze`.
 
     Attributes:
-        keep: returns an equal constant to keep instead of a new one, which may be large.
+        keep: maps a new constant, which may be large, to an equal one to store in its place.
     """
 
     def __init__(self) -> None:
@@ -230,7 +230,7 @@ class GraphBuilder:
 
     @staticmethod
     def from_graph(graph: PrimitiveGraph) -> GraphBuilder:
-        """Return a builder that holds `graph`, with the same value ids; results of equal primitives become one."""
+        """Return a builder that holds `graph` with the same value ids; the results of equal primitives are merged."""
         builder = GraphBuilder()
         for type_ in graph.types:
             builder._new_value(type_)
@@ -265,9 +265,9 @@ class GraphBuilder:
         self._outputs[name] = value
 
     def add(self, op: str, inputs: Sequence[int], attributes: Attributes | None = None, *, origin: str = "") -> ValueId:
-        """Add a primitive and return its value; an equal primitive's value if there is one.
+        """Add a primitive and return its value; if there is an equal primitive, return its value.
 
-        A primitive of constants is computed at once, unless it is opaque, or a broadcast that
+        A primitive of constants is computed immediately, unless it is opaque, or a broadcast that
         would store the same elements many times, or a cast of a matrix that would store more bytes.
 
         Raises:
@@ -291,7 +291,7 @@ class GraphBuilder:
         return value
 
     def merge(self, a: int, b: int) -> int:
-        """Say that two values are equal; return the one that stands for both.
+        """Declare two values equal; return the one that represents both.
 
         Raises:
             InvalidGraphError: their types differ.
@@ -306,7 +306,7 @@ class GraphBuilder:
         return keep
 
     def find(self, value: int) -> ValueId:
-        """Return the value that stands for `value` after merges."""
+        """Return the value that represents `value` after merges."""
         while self._parent[value] != value:
             self._parent[value] = self._parent[self._parent[value]]
             value = self._parent[value]
@@ -317,11 +317,11 @@ class GraphBuilder:
         return self._types[self.find(value)]
 
     def constant_of(self, value: int) -> Constant | None:
-        """Return the constant that a value is, or None."""
+        """Return a value's constant, or None if it is not constant."""
         return self._constants.get(self.find(value))
 
     def maker_of(self, value: int) -> Primitive | None:
-        """Return the primitive that was added last of those that compute a value; None if there is none."""
+        """Return the most recently added primitive that computes a value; None if there is none."""
         value = self.find(value)
         for (op, inputs, attributes), (output, _) in reversed(self._primitives.items()):
             if self.find(output) == value:
@@ -352,7 +352,7 @@ class GraphBuilder:
             yield Primitive(op, found, attributes, self.find(output)), origin
 
     def freeze(self) -> PrimitiveGraph:
-        """Return the graph: congruent, without dead code, renumbered deterministically."""
+        """Return the graph with congruence restored, dead code removed and a deterministic numbering."""
         self.rebuild()
         produced: dict[int, list[tuple[Primitive, str]]] = {}
         for primitive, origin in self.primitives():

@@ -1,12 +1,12 @@
-"""Primitive graph -> the same with linear primitives of the element types that kernels multiply.
+"""Rewrites linear primitives to the element types that kernels multiply.
 
-Fission and the laws of equivalence know nothing of targets; this step comes between them. Half
-types are widened to float32 and rounded again, as the libraries accumulate. Products of bytes stay,
-and get an alternative in float32 whose sums are so small that they are exact. Other types, float64
-and integers, become sums of products, which generated kernels add up, unless these are too many.
+Fission and the equivalence rules do not depend on the target; this step runs between them. 16-bit
+floats are widened to float32 and the result is rounded, as libraries accumulate in float32. Products
+of bytes are kept, and get an alternative in float32 whose sums are small enough to be exact. Products
+of other types, float64 and integers, become elementwise products and a sum, unless there are too many.
 
-A convolution reads its input through one table of indices, so that strides, dilations and pads of
-any rank cost no further primitives.
+Such a convolution reads its input through one table of indices, so strides, dilations and pads of
+any rank need no further primitives.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from korch.primitive.types import DType, ValueId
 from korch.primitive.verbs import Verbs, lit
 
 MULTIPLIED = (DType.F32,)
-"""Element types of which the kernels of all targets multiply matrices."""
+"""The element types for which all targets have matrix product kernels."""
 
 HALF = (DType.F16, DType.BF16)
 
 MULTIPLIED_BY_CUDA = (*MULTIPLIED, *HALF)
-"""Element types of which kernels for CUDA devices multiply matrices. They sum products of 16 bits in float32."""
+"""The element types for which CUDA devices have matrix product kernels, which sum 16-bit products in float32."""
 
 MOST_PRODUCTS = 1 << 22
-"""More of them would be slow, and large where they are not fused with their sum."""
+"""The most products to sum up. More would be slow, and take much memory if they are not fused with their sum."""
 
 LARGEST_EXACT = 1 << 24
-"""Float32 holds all integers up to this one."""
+"""Float32 represents all integers up to this one exactly."""
 
 NIBBLE = 16
-"""A byte is this times one number of at most half its bits, plus another."""
+"""The weight of the high half of a byte: a byte is NIBBLE times its high half plus its low half."""
 
 
 def lower_products(
@@ -47,12 +47,12 @@ def lower_products(
     multiplied: Sequence[DType] = MULTIPLIED,
     keeps: Callable[[Primitive], bool] = lambda primitive: False,
 ) -> PrimitiveGraph:
-    """Return a graph whose linear primitives are of types that a target multiplies, where possible.
+    """Return a graph whose linear primitives have types that a target multiplies, where possible.
 
     Args:
         graph: a graph without alternatives.
-        multiplied: the element types of which the target multiplies matrices.
-        keeps: whether a product of bytes gets no alternative in float32.
+        multiplied: the element types for which the target multiplies matrices.
+        keeps: whether a product of bytes is left without an alternative in float32.
     """
     if all(graph.types[p.output].dtype in multiplied for p in graph.linear):
         return graph
@@ -97,9 +97,9 @@ def _lowered(verbs: Verbs, primitive: Primitive, inputs: Sequence[ValueId], mult
 
 
 def _exact_floats(verbs: Verbs, primitive: Primitive, inputs: Sequence[ValueId]) -> ValueId | None:
-    """Return a linear primitive of bytes by float32 sums that are exact; None if there are none.
+    """Return a linear primitive of bytes computed by exact float32 sums; None if no way is exact.
 
-    Where a sum could exceed what float32 holds, an operand is split into its high and low half.
+    If a sum could exceed `LARGEST_EXACT`, an operand is split into its high and low half.
     """
     for counts in ((1, 1), (1, 2), (2, 2)):
         operands = [_halves(verbs, value, count) for value, count in zip(inputs, counts, strict=True)]
@@ -117,9 +117,9 @@ def _exact_floats(verbs: Verbs, primitive: Primitive, inputs: Sequence[ValueId])
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """A value in float32 whose elements are integers of at most `largest`, without their signs.
+    """A float32 value whose elements are integers with magnitudes of at most `largest`.
 
-    `known` has the elements of a constant.
+    `known` has the elements if the value is constant.
     """
 
     value: ValueId
@@ -128,7 +128,7 @@ class _Whole:
 
 
 def _halves(verbs: Verbs, value: ValueId, count: int) -> list[tuple[_Whole, int]]:
-    """Return a value of bytes as one or two values, each with what it is multiplied by."""
+    """Return a value of bytes as a sum of one or two values, each with its factor."""
     low, high = (int(n) for n in (np.iinfo(verbs.dtype(value).numpy).min, np.iinfo(verbs.dtype(value).numpy).max))
     wide = verbs.cast(value, DType.F32)
     constant = verbs.builder.constant_of(value)
@@ -143,7 +143,7 @@ def _halves(verbs: Verbs, value: ValueId, count: int) -> list[tuple[_Whole, int]
 
 
 def _largest_sum(verbs: Verbs, op: str, a: _Whole, b: _Whole) -> int:
-    """Return what no sum of products exceeds, nor a part of one."""
+    """Return an upper bound of the magnitudes of all sums of products and of their partial sums."""
     shape = verbs.shape(b.value)
     terms = shape[-2] if op == "matmul" else math.prod(shape[1:])
     axes = ((-1,), (-2,)) if op == "matmul" else (None, tuple(range(1, len(shape))))
@@ -189,8 +189,8 @@ def _conv_products(
     Args:
         verbs: adds the primitives.
         x: [n, c, spatial...].
-        w: [o, c / groups, kernel...], of the transpose [c, o / groups, kernel...].
-        attributes: of the primitive.
+        w: [o, c / groups, kernel...], or [c, o / groups, kernel...] for the transpose.
+        attributes: the attributes of the primitive.
         output: the result's shape.
     """
     batch, channels, *sizes = verbs.shape(x)
@@ -203,7 +203,7 @@ def _conv_products(
     flat = verbs.reshape(x, (batch, channels, math.prod(sizes)))
     table = _sources(sizes, kernel, output[2:], attributes).reshape(-1)
     if (table < 0).any():
-        # What lies in the pads is read from a zero behind the rest.
+        # Reads from the pads are redirected to a zero that is appended to the input.
         flat = verbs.pad(flat, (0, 0, 0), (0, 0, 1))
         table = np.where(table < 0, math.prod(sizes), table)
     read = verbs.take(flat, 2, table.tolist())
@@ -224,7 +224,7 @@ def _sources(
     output: Sequence[int],
     attributes: ConvAttributes | ConvTransposeAttributes,
 ) -> Array:
-    """Return which input element each tap of each output reads, -1 for none: [taps, places]."""
+    """Return which input element each tap of each output position reads, -1 for none: [taps, positions]."""
     flat = np.zeros((1, 1), np.int64)
     for i, size in enumerate(sizes):
         tap = np.arange(kernel[i])[:, None] * attributes.dilations[i]

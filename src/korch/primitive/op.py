@@ -1,7 +1,7 @@
-"""One row of the table of primitive operations.
+"""The row type of the table of primitive operations.
 
-Everything that must exist for each operation hangs on its row: a missing part fails at import,
-and the generic tests are parametrized over the table (`korch.primitive.ops.OPS`).
+A row contains everything that each operation must have: a missing part fails at import, and the
+generic tests are parametrized over the table (`korch.primitive.ops.OPS`).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Category(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """The attributes of an operation that has none; the base of all others."""
+    """The attributes of an operation without attributes; the base class of all others."""
 
 
 NONE = Attributes()
 
 
 class TypeMismatchError(ValueError):
-    """An operation can't be applied to these types; the text names the offending argument."""
+    """An operation can't be applied to the given types; the message names the offending argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,14 @@ def flop_per_input(inputs: Sequence[ValueType], attributes: Attributes, output: 
 
 
 def no_flop(inputs: Sequence[ValueType], attributes: Attributes, output: ValueType) -> int:
-    """Nothing is computed."""
+    """No operation: nothing is computed."""
     return 0
 
 
 class Op:
     """A primitive operation.
 
-    Its functions are written for one kind of attributes. They raise TypeMismatchError for any other kind.
+    Its functions take one class of attributes and raise TypeMismatchError for any other.
 
     Attributes:
         name: its name in the text form.
@@ -88,7 +88,7 @@ class Op:
         attributes: the frozen dataclass of its attributes.
         infer: input types and attributes -> output type; raises TypeMismatchError.
         reference: its meaning: input arrays and attributes -> output array. It computes in the
-            type that it is given, so the same function serves in float32 and float64.
+            type of its inputs, so the same function serves float32 and float64.
         work_flop: input types, attributes and output type -> floating-point operations.
         source: where its meaning is defined.
         samples: legal inputs.

@@ -1,16 +1,16 @@
-"""Patterns of primitives, and where they stand in a graph with alternatives.
+"""Patterns of primitives, and the search for their matches in a graph with alternatives.
 
 A pattern is one of:
 
-- a name, "x": any value, and the same value wherever the name stands again;
+- a name, "x": any value, and the same value wherever the name is repeated;
 - a number: a constant all of whose elements are that number;
-- `Number("a")`: a constant all of whose elements are equal, by name;
+- `Number("a")`: a constant all of whose elements are equal, with a name for this number;
 - `op("add", "x", 1.0)`: a primitive whose operands are matched in turn, those of a commutative
   operation in either order;
-- `either(p, q)`: what one of several patterns says.
+- `either(p, q)`: a match of one of several patterns.
 
-`find` tries all alternatives of each value and yields each way in which a pattern stands; `find_at`
-does so for one primitive.
+`find` tries all alternatives of each value and yields each match of a pattern; `find_at` does so for
+one primitive.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ COMMUTATIVE = frozenset({"add", "mul", "max", "min"})
 
 
 class Alternatives(Protocol):
-    """A graph in which patterns are looked for."""
+    """A graph in which patterns are searched."""
 
     def producing(self, value: int, *ops: str) -> tuple[Primitive, ...]:
-        """Return the alternatives of a value that are one of `ops`."""
+        """Return the alternatives of a value whose operation is in `ops`."""
         ...
 
     def number(self, value: int) -> float | None:
-        """Return the number that all elements of a constant are, or None."""
+        """Return the number that all elements of a uniform constant have; None for any other value."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A pattern: a uniform constant; the same number wherever the name stands again."""
+    """A pattern that matches a uniform constant, with the same number wherever the name is repeated."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class OpPattern:
-    """A pattern: a primitive of one of some operations; made by `op`."""
+    """A pattern that matches a primitive of one of several operations; made by `op`."""
 
     ops: tuple[str, ...]
     operands: tuple[Pattern, ...]
@@ -56,7 +56,7 @@ class OpPattern:
 
 @dataclass(frozen=True, slots=True)
 class Either:
-    """A pattern: what one of several patterns says, tried in order; made by `either`."""
+    """A pattern that matches if one of several patterns does, tried in order; made by `either`."""
 
     patterns: tuple[Pattern, ...]
 
@@ -68,15 +68,15 @@ def op(ops: str, *operands: Pattern, name: str = "") -> OpPattern:
     """Return the pattern of a primitive.
 
     Args:
-        ops: its operation, or several with | between them.
+        ops: its operation, or several alternatives separated by |.
         operands: the patterns of its inputs.
-        name: names the primitive and its output, if given.
+        name: a name for the primitive and its output; "" for none.
     """
     return OpPattern(tuple(ops.split("|")), operands, name)
 
 
 def either(*patterns: Pattern) -> Either:
-    """Return the pattern of what one of several patterns says, or of more than one."""
+    """Return a pattern that matches whatever one or more of the given patterns match."""
     return Either(patterns)
 
 
@@ -86,13 +86,13 @@ SOFTPLUS = op("add", op("max", "x", 0.0), op("log", op("add", op("exp", op("neg"
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Where a pattern stands.
+    """A match of a pattern.
 
     Attributes:
-        values: the values of its names.
-        numbers: the numbers of its `Number`s.
-        primitives: its named primitives.
-        used: all of its primitives, each after those that it reads.
+        values: the value of each name.
+        numbers: the number of each `Number`, by name.
+        primitives: the named primitives.
+        used: all matched primitives, each after those that it reads.
     """
 
     values: Mapping[str, int] = field(default_factory=dict, hash=False)
@@ -102,7 +102,7 @@ class Found:
 
     @property
     def root(self) -> Primitive:
-        """The primitive that the whole pattern is."""
+        """The primitive that the outermost pattern matches."""
         return self.used[-1]
 
     def _with_value(self, name: str, value: int) -> Found | None:
@@ -112,13 +112,13 @@ class Found:
 
 
 def find(graph: Alternatives, pattern: Pattern, value: int, known: Found | None = None) -> Iterator[Found]:
-    """Yield each way in which a value is what a pattern says.
+    """Yield each match of a pattern at a value.
 
     Args:
         graph: the graph.
         pattern: the pattern.
         value: the value.
-        known: what some of its names are.
+        known: a match that already binds some of the pattern's names.
     """
     known = known or Found()
     match pattern:
@@ -145,14 +145,14 @@ def find(graph: Alternatives, pattern: Pattern, value: int, known: Found | None 
 
 
 def find_first(graph: Alternatives, pattern: Pattern, value: int, known: Found | None = None) -> Found | None:
-    """Return the first of what `find` yields, None if the value is not what the pattern says."""
+    """Return the first match that `find` yields, or None if there is none."""
     return next(find(graph, pattern, value, known), None)
 
 
 def find_at(
     graph: Alternatives, pattern: OpPattern | Either, root: Primitive, known: Found | None = None
 ) -> Iterator[Found]:
-    """Yield each way in which a primitive is what a pattern says; the arguments are those of `find`."""
+    """Yield each match of a pattern at a primitive; the other arguments are those of `find`."""
     known = known or Found()
     if isinstance(pattern, Either):
         for each in pattern.patterns:
@@ -184,6 +184,6 @@ def _find_all(graph: Alternatives, pairs: Sequence[tuple[Pattern, int]], known: 
 
 
 def _is_equal(number: float, wanted: float) -> bool:
-    """Return whether a number is the wanted one, rounded to float32 if that is not exact."""
+    """Return whether a number is the wanted one, up to float32 rounding if the wanted one is not a float32."""
     rounded = np.float32(wanted)
     return number == wanted or (float(rounded) != wanted and abs(number - wanted) <= float(np.spacing(rounded)))

@@ -1,9 +1,9 @@
-"""A float32 graph -> the same in a half type where matrix units read it.
+"""Converts the operands and results of linear primitives in a float32 graph to a 16-bit float type.
 
-Linear primitives read and give the half type; what feeds them through moves of data is kept in it.
-Elementwise primitives and reductions compute in float32, so sums and variances do not overflow, as
-PyTorch's autocast has it. The graph's inputs and outputs keep their types. Casts are elementwise:
-kernels absorb them.
+Linear primitives read and write the 16-bit type (the half type), so matrix units can compute them.
+Values that reach them through layout and broadcast primitives only are stored in it, too. Elementwise
+primitives and reductions compute in float32, so sums and variances do not overflow, as in PyTorch's
+autocast. The graph's inputs and outputs keep their types. Casts are elementwise and are fused into kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MOVES = (Category.LAYOUT, Category.BROADCAST)
 
 
 def with_half(graph: PrimitiveGraph, half: DType) -> PrimitiveGraph:
-    """Return a graph in which linear primitives of float32 are of a half type.
+    """Return a graph in which float32 linear primitives have a half type instead.
 
     Args:
         graph: the graph, with or without alternatives.
@@ -61,7 +61,7 @@ class _Conversion:
         )
 
     def _narrow(self) -> set[int]:
-        """Return the float32 values that some linear primitive gives, or reads through moves."""
+        """Return the float32 values that a linear primitive writes, or reads directly or through moves."""
         graph = self.graph
         found: set[int] = set()
         waiting: list[int] = []
@@ -79,7 +79,7 @@ class _Conversion:
         return found
 
     def _identities(self, ends: set[int]) -> dict[int, int]:
-        """Return the values that a cast gives from one that is now of the same type, each with that one."""
+        """Return the results of casts whose operand now has the same type, each mapped to the operand."""
         graph, same = self.graph, dict[int, int]()
         for primitive in graph.primitives:
             value, output = primitive.inputs[0] if primitive.inputs else -1, primitive.output
@@ -89,7 +89,7 @@ class _Conversion:
         return same
 
     def _convert(self, primitive: Primitive, origin: str) -> None:
-        """Add a primitive with casts of what it reads, and of what it gives if that is kept so."""
+        """Add a primitive with casts of its inputs, and of its output if this is stored in another type."""
         category = primitive.row.category
         given = self.graph.types[primitive.output].dtype
         if category is Category.LINEAR and given is DType.F32:
@@ -116,13 +116,13 @@ class _Conversion:
         self._add(replace(primitive, inputs=inputs, output=output), origin)
 
     def _source(self, value: int) -> int:
-        """Return what a value is equal to, before all casts that change nothing."""
+        """Return the value from which a value comes through casts that change nothing."""
         while value in self.same:
             value = self.same[value]
         return value
 
     def _cast(self, value: int, dtype: DType, origin: str) -> int:
-        """Return a value in a type."""
+        """Return a value cast to an element type."""
         if self.types[value].dtype is dtype:
             return value
         key = (value, dtype)

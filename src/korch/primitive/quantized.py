@@ -1,11 +1,11 @@
-"""Integers with scales and zero points -> primitives: real numbers from them and back, and exact products of them.
+"""Builds primitives for quantized integers: dequantization, quantization, and exact products.
 
-An integer q stands for the real number (q - zero)*scale. A sum of products of bytes minus their zero points is one sum
-of products of bytes in 32 bits, minus sums over one operand that do not depend on the other:
+An integer q represents the real number (q - zero)*scale. A sum of products of bytes minus their zero points is a sum
+of products of the bytes in 32 bits, with corrections that each depend on one operand only:
 
     sum (a - za)(b - zb) = sum a*b - za * sum b - zb * sum a + terms*za*zb
 
-Sums over constants are computed at once. 32-bit sums wrap around, so only the result has to fit.
+Sums over constants are computed at build time. 32-bit sums wrap around, so only the result has to fit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Verbs, lit
 
 NARROW_BITS = (2, 4)
-"""Widths of integers of which several are stored in one byte."""
+"""The bit widths of integers that are packed, several in one byte."""
 
 
 def dequantize(v: Verbs, q: ValueId, scale: ValueId, zero: ValueId | None) -> ValueId:
@@ -30,8 +30,8 @@ def dequantize(v: Verbs, q: ValueId, scale: ValueId, zero: ValueId | None) -> Va
 
     Args:
         v: adds the primitives.
-        q: integers of at most 16 bits, which float32 holds exactly, or of 32.
-        scale: of any float type; it broadcasts to q.
+        q: integers of at most 16 bits, which float32 represents exactly, or of 32.
+        scale: a value of any float type that broadcasts to q.
         zero: integers that broadcast to q; None for 0.
     """
     if v.dtype(q) is DType.I32:
@@ -44,11 +44,11 @@ def dequantize(v: Verbs, q: ValueId, scale: ValueId, zero: ValueId | None) -> Va
 
 
 def quantize(v: Verbs, quotient: ValueId, zero: ValueId | None, dtype: DType) -> ValueId:
-    """Return saturate(round_half_even(quotient) + zero) as integers of a type of at most 16 bits; of NaN the least.
+    """Return saturate(round_half_even(quotient) + zero) as integers of at most 16 bits; NaN becomes the least integer.
 
     Args:
         v: adds the primitives.
-        quotient: the real numbers in units of the scale.
+        quotient: the real numbers divided by the scale.
         zero: integers that broadcast to the quotient; None for 0.
         dtype: the type of the result.
     """
@@ -57,7 +57,7 @@ def quantize(v: Verbs, quotient: ValueId, zero: ValueId | None, dtype: DType) ->
         y = v.elementwise("add", y, v.cast(zero, DType.F32))
     limits = np.iinfo(dtype.numpy)
     low = v.full(limits.min, v.builder.type(y))
-    # A cast makes 0 of NaN, which is the least of integers without signs only.
+    # A cast turns NaN into 0, which is the least integer of unsigned types only.
     large = v.add("where", v.add("less_equal", low, y), y, low) if limits.min else v.elementwise("max", y, lit(0))
     return v.cast(v.elementwise("min", large, lit(limits.max)), dtype)
 
@@ -69,12 +69,12 @@ def is_zero(v: Verbs, value: ValueId) -> bool:
 
 
 def pack(array: Array, bits: int, axis: int = -1) -> Array:
-    """Return integers without signs as several in each byte; `unpack` reads those along the last axis.
+    """Return unsigned integers packed several to a byte; `unpack` reads those packed along the last axis.
 
     Args:
         array: u8, each element below 2^bits.
-        bits: of each integer, 2 or 4.
-        axis: along which neighbours share a byte, the first of them in the lowest bits.
+        bits: the bits of each integer, 2 or 4.
+        axis: the axis along which adjacent elements share a byte, the first one in the lowest bits.
     """
     each, moved = 8 // bits, np.moveaxis(array, axis, 0)
     even = np.pad(moved, [(0, -len(moved) % each), *[(0, 0)] * (array.ndim - 1)])
@@ -85,12 +85,12 @@ def pack(array: Array, bits: int, axis: int = -1) -> Array:
 
 
 def unpack(v: Verbs, packed: ValueId, bits: int, count: int) -> ValueId:
-    """Return integers without signs that share bytes, one each, the lowest bits first.
+    """Return packed unsigned integers as one element each, the lowest bits of a byte first.
 
     Args:
         v: adds the primitives.
         packed: u8[..., n].
-        bits: of each integer, 2 or 4.
+        bits: the bits of each integer, 2 or 4.
         count: the size of the result's last axis, at most n*(8/bits).
     """
     *lead, n = v.shape(packed)
@@ -129,15 +129,15 @@ def integer_matmul(v: Verbs, a: ValueId, b: ValueId, za: ValueId | None, zb: Val
 def integer_conv(
     v: Verbs, x: ValueId, w: ValueId, zx: ValueId | None, zw: ValueId | None, attributes: ConvAttributes
 ) -> ValueId:
-    """Return the exact convolution of bytes minus their zero points, as i32; what is padded counts as x's zero point.
+    """Return the exact convolution of bytes minus their zero points, as i32; pads have the value of x's zero point.
 
     Args:
         v: adds the primitives.
         x: [n, c, spatial...], bytes.
         w: [o, c / groups, kernel...], bytes.
         zx: one element; None for 0.
-        zw: one element, or one for each of o; None for 0.
-        attributes: of the convolution.
+        zw: one element, or one per output channel; None for 0.
+        attributes: the attributes of the convolution.
     """
     spatial, groups = v.rank(x) - 2, attributes.groups
     zw = None if zw is None else v.reshape(zw, (v.builder.type(zw).size, *(1,) * (spatial + 1)))
@@ -166,7 +166,7 @@ def integer_conv(
 
 
 def _minus(v: Verbs, total: ValueId, zero: ValueId, sums: ValueId) -> ValueId:
-    """Return total - zero*sums, which is an addition if zero and sums are constants."""
+    """Return total - zero*sums, as one addition of a constant if zero and sums are constants."""
     known = [v.builder.constant_of(value) for value in (zero, sums)]
     if known[0] is not None and known[1] is not None:
         with np.errstate(all="ignore"):
@@ -176,7 +176,7 @@ def _minus(v: Verbs, total: ValueId, zero: ValueId, sums: ValueId) -> ValueId:
 
 
 def _without_zero(v: Verbs, w: ValueId, zero: ValueId | None) -> tuple[ValueId, ValueId | None]:
-    """Return constant bytes minus their zero points and no zero point, if they still are bytes."""
+    """Subtract the zero points from constant bytes and return no zero point, if the results fit a byte type."""
     constants = (v.builder.constant_of(w), None if zero is None else v.builder.constant_of(zero))
     if constants[0] is None or constants[1] is None:
         return w, zero
@@ -188,7 +188,7 @@ def _without_zero(v: Verbs, w: ValueId, zero: ValueId | None) -> tuple[ValueId, 
 
 
 def _sums_of_weights(v: Verbs, image: Sequence[int], w: ValueId, attributes: ConvAttributes) -> ValueId:
-    """Return the sum of the weights that each output multiplies by elements, not by pads."""
+    """Return, for each output, the sum of the weights that it multiplies by elements of the image and not by pads."""
     if any((*attributes.pads_begin, *attributes.pads_end)):
         return v.add("conv", v.full(1, ValueType((1, *image[1:]), DType.U8)), w, attributes=attributes)
     sums = _sum(v, w, range(1, v.rank(w)))
@@ -196,7 +196,7 @@ def _sums_of_weights(v: Verbs, image: Sequence[int], w: ValueId, attributes: Con
 
 
 def _sum(v: Verbs, value: ValueId, axes: Sequence[int]) -> ValueId:
-    """Return sums of bytes in 32 bits; those of a constant are one."""
+    """Return sums of bytes in 32 bits; the sums of a constant are a constant."""
     constant = v.builder.constant_of(value)
     if constant is None:
         return v.reduce("sum", v.cast(value, DType.I32), axes)
@@ -204,7 +204,7 @@ def _sum(v: Verbs, value: ValueId, axes: Sequence[int]) -> ValueId:
 
 
 def _for_each_output(v: Verbs, sums: ValueId, out: Sequence[int]) -> ValueId:
-    """Return one channel for each group as one for each output channel."""
+    """Repeat the one channel of each group for every output channel of the group."""
     batch, groups, *places = v.shape(sums)
     each = v.broadcast(v.reshape(sums, (batch, groups, 1, *places)), (batch, groups, out[1] // groups, *places))
     return v.reshape(each, (batch, out[1], *places))

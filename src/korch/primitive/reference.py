@@ -1,9 +1,9 @@
-"""The meaning of a primitive graph: an interpreter in NumPy.
+"""A NumPy interpreter, which defines the meaning of a primitive graph.
 
-It runs any graph, alternatives included: of each value it computes the first alternative whose
-inputs can be computed, or all of them to compare. In float64 it stands for exact arithmetic. In the
-graph's own types it errs as a program does that runs operator by operator, and with random numbers
-as one does whose roundings fall otherwise.
+It runs any graph, also one with alternatives: for each value it computes the first alternative whose
+inputs can be computed. In float64 it represents exact arithmetic. In the graph's own types it has the
+rounding errors of a program that runs operator by operator, and with a random generator those of a
+program that rounds differently.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import UNIT_ROUNDOFF, DType
 
 NOISE = 4
-"""Error of random roundings in units of the type: what a rounding seldom decides, as which of
-two quantized numbers is nearer, then shows in a few runs."""
+"""The size of random errors in unit roundoffs of the type. It is above 1 so that rare effects of rounding, for
+example which of two quantized numbers is nearer, show up within a few runs."""
 
 EXACT = frozenset(
     {
@@ -39,7 +39,7 @@ EXACT = frozenset(
         "pool_max",
     }
 )
-"""Operations that compute, but never round."""
+"""Operations that compute without rounding."""
 
 
 def run(
@@ -57,9 +57,9 @@ def run(
         graph: the graph.
         inputs: an array for each of its inputs, of the input's shape and type.
         exact: compute floats in float64, not in their own types.
-        roundings: the source of errors, if each result is to be rounded at random.
-        factors: rounds the operands of products and convolutions, unless `roundings` are given.
-        watch: called after each primitive, with the values that are kept then.
+        roundings: the generator of random rounding errors to add to each result; None for no such errors.
+        factors: rounds the operands of linear primitives; not used if `roundings` is given.
+        watch: called after each primitive, with the values that are in memory at this point.
 
     Returns:
         An array for each output; floats are float64 if `exact`.
@@ -74,7 +74,7 @@ def run(
     values = _given(graph, inputs, exact, outputs)
     for i, primitive in enumerate(order):
         for value in primitive.inputs:
-            if value not in values:  # a constant is widened when it is read
+            if value not in values:  # a constant is widened when it is first needed
                 values[value] = _constant(graph, value, exact)
         if roundings is None:
             given: Mapping[int, Array] = values
@@ -85,14 +85,14 @@ def run(
             values[primitive.output] = _apply_rounded(graph, primitive, values, roundings)
         if watch is not None:
             watch(primitive, values)
-        for value in primitive.inputs:  # a large model's values don't fit in memory together
+        for value in primitive.inputs:  # all values of a large model together don't fit in memory
             if last[value] == i and value not in outputs:
                 values.pop(value, None)
     return {name: values[value] for name, value in graph.outputs}
 
 
 def apply(graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Array], *, exact: bool) -> Array:
-    """Compute one primitive from the values of its inputs; sums of products of 16-bit floats are in float32."""
+    """Compute one primitive from the values of its inputs; products of 16-bit floats are summed in float32."""
     given = [values[v] for v in primitive.inputs]
     if not exact and primitive.row.category is Category.LINEAR:
         given = [_summable(array) for array in given]
@@ -109,9 +109,9 @@ def apply(graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Arra
 def _apply_rounded(
     graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Array], rng: np.random.Generator
 ) -> Array:
-    """Compute one primitive in its own types, with random errors as large as roundings are.
+    """Compute one primitive in its own types, with random errors of the size of rounding errors.
 
-    The error of a sum of n terms grows as the root of n times that of a term.
+    The error of a sum of n terms is sqrt(n) times the error of one term.
     """
     category, result_type = primitive.row.category, graph.types[primitive.output]
     is_rounded = result_type.dtype.is_float and primitive.op not in EXACT
@@ -119,7 +119,7 @@ def _apply_rounded(
         return apply(graph, primitive, values, exact=False)
     given = {value: values[value] for value in primitive.inputs}
     if primitive.op == "reduce_prod" and isinstance(primitive.attributes, ReduceAttributes):
-        # In another order the product of the others may overflow before it meets a zero.
+        # In another order the product of the nonzero elements may overflow before it is multiplied by zero.
         (x,), axes = given.values(), primitive.attributes.axes
         with np.errstate(all="ignore"):
             others = np.prod(np.where(x == 0, 1, x), axis=axes, keepdims=True, dtype=result_type.dtype.numpy)
@@ -134,12 +134,12 @@ def _apply_rounded(
 
 
 def _summable(array: Array) -> Array:
-    """Return factors in the type in which their products are summed."""
+    """Return factors cast to the type in which their products are summed."""
     return array.astype(np.float32) if DType.of(array.dtype) in (DType.F16, DType.BF16) else array
 
 
 def _disturbed(array: Array, factor: float, rng: np.random.Generator) -> Array:
-    """Return floats with relative errors of some roundings; integers are exact."""
+    """Return floats with random relative errors of `factor` roundings; integral numbers are left exact."""
     dtype = DType.of(array.dtype)
     if not dtype.is_float:
         return array
@@ -185,7 +185,7 @@ def first_alternatives(graph: PrimitiveGraph) -> list[Primitive]:
 
 
 def _given(graph: PrimitiveGraph, inputs: Mapping[str, Array], exact: bool, wanted: Iterable[int]) -> dict[int, Array]:
-    """Return the inputs, and those of the wanted values that are constants."""
+    """Return the model inputs, and the constants among the wanted values."""
     values: dict[int, Array] = {}
     for name, value in graph.inputs:
         if name not in inputs:

@@ -1,4 +1,4 @@
-"""The text form of a primitive graph: deterministic, one item a line, parseable.
+"""The text form of a primitive graph: deterministic, with one item per line, parseable.
 
     graph(%0 "image": f32[1,3,8,8]) -> (%4 "out")
     %1: f32[8,3,3,3] = constant {digest=1f0c2ab4d5e6f708}
@@ -8,8 +8,8 @@
        | where(%5, %3, %2)   # by relu-is-where
 
 Further alternatives of a value are lines that begin with a bar. The elements of a constant are
-written out if there are few; otherwise the line holds their digest, and `parse` takes them from a
-mapping or makes seeded random ones.
+written out if there are few; otherwise the line contains their digest, and `parse_graph` takes them
+from a mapping or generates seeded random ones.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAMED = re.compile(r'%(\d+) "((?:[^"\\]|\\.)*)"(?:: (\w+\[[\d,]*\]))?')
 _END = r'%\d+ "(?:[^"\\]|\\.)*"'
 _INPUT = _END + r": \w+\[[\d,]*\]"
 _ENDS = re.compile(rf"\w+\((?:{_INPUT}(?:, {_INPUT})*)?\) -> \((?:{_END}(?:, {_END})*)?\)\s*")
-# What would end a line inside a quoted name (`str.splitlines` knows all of these).
+# The characters that would end a line inside a quoted name (those at which `str.splitlines` splits).
 _ESCAPES = {c: f"\\u{ord(c):04x}" for c in "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"}
 
 
@@ -71,7 +71,7 @@ def format_primitive(primitive: Primitive) -> str:
 
 
 def format_attributes(attributes: Attributes) -> str:
-    """Return attributes as ` {name=value, ...}`, or as nothing if there are none."""
+    """Return attributes as ` {name=value, ...}`, or as an empty text if there are none."""
     kind: Any = type(attributes)
     names = _field_names(kind)
     if not names:
@@ -94,10 +94,10 @@ def parse_graph(text: str, constants: Mapping[str, Array] | None = None) -> Prim
 
 
 def parse_ends(text: str) -> tuple[list[tuple[str, int, ValueType]], list[tuple[str, int]]]:
-    """Return the inputs, with their types, and the outputs of a first line, `graph(...) -> (...)`.
+    """Return the inputs, with their types, and the outputs from the first line of a graph, `graph(...) -> (...)`.
 
     Raises:
-        InvalidGraphError: it can't be read.
+        InvalidGraphError: the line can't be read.
     """
     if not _ENDS.fullmatch(text):
         raise InvalidGraphError(f"can't read {text!r}", "line 1", expected='graph(%0 "x": TYPE, ...) -> (%1 "y", ...)')
@@ -107,10 +107,10 @@ def parse_ends(text: str) -> tuple[list[tuple[str, int, ValueType]], list[tuple[
 
 
 def parse_constants(text: str, constants: Mapping[str, Array] | None = None) -> dict[int, Constant]:
-    """Return the constants of some lines, by value.
+    """Return the constants that some lines define, by value.
 
     Args:
-        text: one constant a line.
+        text: the lines, with one constant each.
         constants: as for `parse_graph`.
 
     Raises:
@@ -154,7 +154,7 @@ def _elements(constant: Constant) -> str:
 
 
 class _Parser:
-    """One parse: the tables that grow line by line."""
+    """The state of one parse: tables that are extended line by line."""
 
     _VALUE = re.compile(r"%(\d+): (\S+) = (.*)$")
     _CALL = re.compile(r"(\w+)\(([^)]*)\)(?: \{(.*)\})?$")
@@ -186,7 +186,7 @@ class _Parser:
         )
 
     def lines(self, text: str, first: int) -> None:
-        """Read lines, of which the first has the number `first`."""
+        """Read lines; `first` is the line number of the first one."""
         for number, line in enumerate(text.splitlines(), first):
             if line.strip():
                 try:

@@ -1,6 +1,6 @@
 """Types of values: an element type and a shape.
 
-A value's layout (its order in memory) is not part of its type; it enters with candidates.
+A value's layout (its order in memory) is not part of its type; candidates determine it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ValueId = NewType("ValueId", int)
 
 
 class DType(Enum):
-    """The type of an element; the enum's value is its name in the text form."""
+    """The element types; the value of a member is its name in the text form."""
 
     F64 = "f64"
     F32 = "f32"
@@ -56,7 +56,7 @@ class DType(Enum):
         """Return the element type for a NumPy type.
 
         Raises:
-            KeyError: there is none (strings, complex numbers).
+            KeyError: there is none, as for strings and complex numbers.
         """
         return _FROM_NUMPY[np.dtype(dtype)]
 
@@ -79,7 +79,7 @@ _NUMPY: dict[DType, np.dtype] = {
 _FROM_NUMPY = {dtype: name for name, dtype in _NUMPY.items()}
 
 NARROW = (DType.I8, DType.U8, DType.I16, DType.U16)
-"""The types of quantized values."""
+"""The integer types of quantized values."""
 
 
 UNIT_ROUNDOFF: dict[DType, float] = {DType.F64: 2.0**-53, DType.F32: 2.0**-24, DType.F16: 2.0**-11, DType.BF16: 2.0**-8}
@@ -105,11 +105,11 @@ class ValueType:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all elements in the plain layout."""
+        """Bytes of all elements in the dense row-major layout."""
         return self.size * self.dtype.size_bytes
 
     def with_shape(self, shape: tuple[int, ...]) -> ValueType:
-        """Return the type with the same elements and another shape."""
+        """Return the type with the same element type and another shape."""
         return ValueType(tuple(int(n) for n in shape), self.dtype)
 
     def __str__(self) -> str:
@@ -120,7 +120,7 @@ class ValueType:
         """Return the type that prints as `text`.
 
         Raises:
-            ValueError: `text` is no type.
+            ValueError: `text` is not a type.
         """
         name, bracket, rest = text.strip().partition("[")
         if not bracket or not rest.endswith("]"):
@@ -135,13 +135,13 @@ def _text(type_: ValueType) -> str:
 
 
 def pair(sizes: Sequence[int]) -> tuple[int, int]:
-    """Return one number per spatial axis of an image, as a pair."""
+    """Return the numbers for the two spatial axes of an image as a pair."""
     first, second = sizes
     return first, second
 
 
 def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the distance in elements between neighbours along each axis of a dense array."""
+    """Return the strides of a dense row-major array, in elements."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * shape[axis + 1]

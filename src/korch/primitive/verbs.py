@@ -1,7 +1,7 @@
-"""Verbs that add primitives to a graph.
+"""Methods that add primitives to a graph, here called verbs.
 
-Operands of different shapes are broadcast explicitly; numbers and uniform constants become
-constants of the full shape, which cost nothing.
+Operands of different shapes are broadcast explicitly. Numbers and uniform constants become
+uniform constants of the full shape, which store one element.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class LiteralOperand:
-    """A number that is an operand; made by `lit`."""
+    """A number as an operand; made by `lit`."""
 
     number: float
 
 
 def lit(number: float) -> LiteralOperand:
-    """Return a number as an operand, in the element type of the operation."""
+    """Return a number as an operand; it takes the element type of the operation."""
     return LiteralOperand(float(number))
 
 
@@ -85,7 +85,7 @@ class Verbs:
         return self.constant(np.broadcast_to(item, type_.shape))
 
     def elementwise(self, op: str, *operands: ValueId | LiteralOperand) -> ValueId:
-        """Add an elementwise primitive of operands that are broadcast to one shape.
+        """Add an elementwise primitive after broadcasting its operands to one shape.
 
         Args:
             op: the operation.
@@ -105,7 +105,7 @@ class Verbs:
         )
 
     def broadcast(self, value: ValueId, shape: Sequence[int]) -> ValueId:
-        """Return a value broadcast to a shape, itself if it has the shape already."""
+        """Return a value broadcast to a shape; the value itself if it already has this shape."""
         shape = tuple(shape)
         if self.shape(value) == shape:
             return value
@@ -116,7 +116,7 @@ class Verbs:
         return self.add("broadcast", value, attributes=BroadcastAttributes(shape))
 
     def reshape(self, value: ValueId, shape: Sequence[int]) -> ValueId:
-        """Return a value with another shape, itself if it has the shape already."""
+        """Return a value reshaped to a shape; the value itself if it already has this shape."""
         shape = tuple(int(n) for n in shape)
         if self.shape(value) == shape:
             return value
@@ -146,7 +146,7 @@ class Verbs:
         return self.slice(value, starts, (*shape[:axis], size, *shape[axis + 1 :]), steps)
 
     def take(self, value: ValueId, axis: int, indices: Sequence[int]) -> ValueId:
-        """Return the elements of a value at indices along one axis; a slice if they are even."""
+        """Return the elements of a value at indices along one axis; a slice if the indices are evenly spaced."""
         size, count = self.shape(value)[axis], len(indices)
         step = indices[1] - indices[0] if count > 1 else 1
         is_even = count > 0 and step != 0 and all(b - a == step for a, b in itertools.pairwise(indices))
@@ -159,7 +159,7 @@ class Verbs:
         return self.add("take", value, attributes=TakeAttributes(axis, whole))
 
     def concat(self, values: Sequence[ValueId], axis: int) -> ValueId:
-        """Return values laid one after another along an axis."""
+        """Return values concatenated along an axis."""
         if len(values) == 1:
             return values[0]
         return self.add("concat", *values, attributes=ConcatAttributes(axis))
@@ -180,30 +180,30 @@ class Verbs:
         return self.add("cast", value, attributes=CastAttributes(dtype.value))
 
     def reduce(self, name: str, value: ValueId, axes: Sequence[int]) -> ValueId:
-        """Return a reduction (sum, prod, max, min) along axes, which stay with size 1."""
+        """Return a reduction (sum, prod, max, min) along axes, which remain with size 1."""
         axes = tuple(sorted(axes))
         if not axes:
             return value
         return self.add(f"reduce_{name}", value, attributes=ReduceAttributes(axes))
 
     def divide_exactly(self, value: ValueId, count: int) -> ValueId:
-        """Return a value divided by a number: a product if the reciprocal is exact.
+        """Return a value divided by a number, as a product if the reciprocal is exact.
 
-        Division rounds once; a product with a rounded reciprocal rounds twice.
+        A division rounds once; a product by a rounded reciprocal rounds twice.
         """
         if count > 0 and count & (count - 1) == 0:
             return value if count == 1 else self.elementwise("mul", value, lit(1.0 / count))
         return self.elementwise("div", value, lit(count))
 
     def mean(self, value: ValueId, axes: Sequence[int]) -> ValueId:
-        """Return the mean along axes, which stay with size 1."""
+        """Return the mean along axes, which remain with size 1."""
         count = math.prod(self.shape(value)[axis] for axis in axes)
         return self.divide_exactly(self.reduce("sum", value, axes), count)
 
     def variance(self, value: ValueId, axes: Sequence[int]) -> tuple[ValueId, ValueId, ValueId]:
         """Return the deviations from the mean, their mean square, and the mean.
 
-        Two passes: E[x²] - E[x]² would cancel where the mean is large.
+        It takes two passes, because E[x²] - E[x]² would cancel where the mean is large.
         """
         mean = self.mean(value, axes)
         deviation = self.elementwise("sub", value, mean)

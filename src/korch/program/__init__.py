@@ -1,1 +1,1 @@
-"""The program that chooses kernels: data, text, formulation, relaxation, solver and verifier."""
+"""The binary linear program that chooses kernels: data, text form, formulation, relaxation, solver and verifier."""

@@ -3,27 +3,27 @@
 Variables, all integers:
 
     use[k]       0 or 1   kernel k is chosen
-    written[q]   0 or 1   a chosen kernel writes port q (a value that a layout follows, %7:abcd)
+    written[q]   0 or 1   a chosen kernel writes port q (a value in a layout, such as %7:abcd)
     extract[p]   0 or 1   some chosen kernel runs primitive p
-    again[p]     ≥ 0      how often p is run beyond the first time: recomputation
+    again[p]     ≥ 0      how often p is run after the first time (recomputation)
     computed[v]  0 or 1   value v is computed; extract[p] if p is its only alternative
     first[p]     0 or 1   p is the first to compute its value; extract[p] if it is the only one
 
-Minimise Σ cost[k] · use[k]. One function makes one family of rows; its docstring gives the
-inequality, what it forbids, why it is true of every plan, and whether it is needed or only
-tightens. The needed families are `add_outputs`, `add_single_producer`, `add_single_owner`,
-`add_dependencies` and `add_errors`; what they do not forbid is a cycle of kernels that wait for each other, for
-which the solver adds `loop_row`s where a solution has one. All others tighten, and decide whether
-the solver is done in seconds or never: with the needed rows alone, many fractions of kernels share
-one producer.
+Minimise Σ cost[k] · use[k]. Each function adds one family of rows. Its docstring gives the inequality,
+what it forbids, a proof that every plan satisfies it, and whether it is needed or only tightens the
+relaxation. The needed families are `add_outputs`, `add_single_producer`, `add_single_owner`,
+`add_dependencies` and `add_errors`. They do not forbid a cycle of kernels that wait for each other; if a
+solution has one, the solver adds `loop_row`s. All other families tighten the relaxation. With them the
+solver needs seconds, without them it does not finish: with the needed rows alone, fractions of many kernels
+share one producer in the relaxation.
 
-*True of every plan* means here: of the set of chosen kernels of any plan as `problem` defines it,
-an order exists in which every port is written before it is read. All proofs below use it alone;
-none assumes that a primitive runs once, nor that a value has one alternative or one layout.
+A plan is what `problem` defines: its chosen kernels can be ordered so that every port is written before
+it is read. The proofs below use only this property. None assumes that a primitive runs once, or that a
+value has one alternative or one layout.
 
-Source: Korch (ASPLOS 2024), section 4.2, for outputs and dependencies; the covering rows are
-disjunctive action landmarks of delete-free planning (Bonet and Helmert, ECAI 2010), the loop rows
-are loop formulas of logic programs (Lin and Zhao, 2004).
+Source: the rows for outputs and dependencies are from Korch (ASPLOS 2024), section 4.2. The covering
+rows are disjunctive action landmarks of delete-free planning (Bonet and Helmert, ECAI 2010). The loop
+rows are loop formulas of logic programs (Lin and Zhao, 2004).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LinearRow:
     """Σ coefficient · variable ≥ least, or = least.
 
     Attributes:
-        family: the function that made it.
+        family: the name of the family of rows.
         columns: variable numbers, no two equal.
         coefficients: one per column.
         least: the right-hand side.
@@ -112,7 +112,7 @@ class Formulation:
         return self._readers_of[ports]
 
     def entries(self, ports: frozenset[Port]) -> tuple[int, ...]:
-        """Return the kernels that enter a set of ports: they write one of it and read none."""
+        """Return the kernels that enter a set of ports: they write a port of the set and read none of it."""
         if ports not in self._entries:
             writers = {k for port in ports for k in self.problem.producers.get(port, ())}
             self._entries[ports] = tuple(sorted(writers - self.readers(ports)))
@@ -171,7 +171,7 @@ def add_single_producer(program: Formulation) -> None:
     """Let at most one chosen kernel write a port.
 
     Σ_{k writes q} use[k] = written[q] ≤ 1. Forbids that two kernels write one buffer. Needed: it
-    also defines written[q]. Candidates exist once per useful set of outputs, so no good plan is
+    also defines written[q]. There is a candidate for each useful set of outputs, so no good plan is
     lost.
     """
     for port, kernels in program.problem.producers.items():
@@ -179,10 +179,10 @@ def add_single_producer(program: Formulation) -> None:
 
 
 def add_single_owner(program: Formulation) -> None:
-    """Let the memory of a port be a part of one other at most.
+    """Let the memory of a port be a part of at most one other port's memory.
 
-    Σ_{k owns q} use[k] ≤ 1 for each port q. Forbids that a value is a part of two concatenations
-    in place, for it lies at one address. Needed.
+    Σ_{k owns q} use[k] ≤ 1 for each port q. Forbids that a value is a part of two in-place
+    concatenations, since it has only one address. Needed.
     """
     for kernels in program.problem.owners.values():
         if len(kernels) > 1:
@@ -193,8 +193,8 @@ def add_dependencies(program: Formulation) -> None:
     """Make a plan write what its kernels read.
 
     Σ_{k reads q and writes r} use[k] ≤ written[q] for each pair of ports q, r with such kernels.
-    Forbids to choose a kernel without its input. Needed. Stronger than Korch's
-    use[k] ≤ written[q], and fewer rows.
+    Forbids choosing a kernel whose input is not written. Needed. Stronger than Korch's
+    use[k] ≤ written[q], with fewer rows.
 
     Proof: at most one chosen kernel writes r, so the sum is 0 or 1; if it is 1, then that kernel
     reads q, which a chosen kernel must have written. Every kernel writes some r, so each
@@ -212,12 +212,13 @@ def add_dependencies(program: Formulation) -> None:
 
 
 def add_errors(program: Formulation) -> None:
-    """Bound what kernels of less precise types add to the error of the results.
+    """Bound the error that kernels of less precise types add to the results.
 
     Σ error[k] · use[k] ≤ most_error. Forbids plans whose errors exceed the budget. Needed, if there are such kernels.
 
-    Proof: it is the definition of the budget. A primitive that two chosen kernels run counts twice, though it is
-    wrong in the same way both times; so the row may refuse a plan that runs it again, and never admits too much.
+    Proof: it is the definition of the budget. A primitive that two chosen kernels run counts twice, although its
+    error is the same both times. So the row may forbid a plan with recomputation that is within the budget, but it
+    never admits a plan that exceeds it.
     """
     errors = {k: -kernel.error for k, kernel in enumerate(program.problem.kernels) if kernel.error}
     if errors:
@@ -226,12 +227,12 @@ def add_errors(program: Formulation) -> None:
 
 
 def add_covering(program: Formulation) -> None:
-    """Say which primitives are run, and how often.
+    """Define which primitives are run, and how often.
 
-    Σ_{k runs p} use[k] = extract[p] + again[p], and, where the output of p has alternatives,
-    Σ_{k runs p and writes r} use[k] ≤ extract[p] for each port r. Forbids to extract a primitive
-    that no chosen kernel runs, and to choose a kernel without extracting its primitives. With
-    extract[p] = 1 where `add_extraction` forces it, the first is the covering row that makes the
+    Σ_{k runs p} use[k] = extract[p] + again[p], and, if the output of p has alternatives,
+    Σ_{k runs p and writes r} use[k] ≤ extract[p] for each port r. Forbids extracting a primitive
+    that no chosen kernel runs, and choosing a kernel without extracting its primitives. If
+    `add_extraction` forces extract[p] = 1, the first row is the covering row that makes the
     relaxation tight: every primitive that a plan must run is in a chosen kernel. Tightens.
 
     Proof: a definition; extract[p] = min(1, the first sum), again[p] = the rest. The second sum is
@@ -259,11 +260,11 @@ def add_extraction(program: Formulation) -> None:
 
     Proof, with alternatives, layouts and recomputation: let first[p] = 1 if p is the first in the
     plan to compute its output. Let a chosen kernel k run p. The input v of p is computed by
-    another primitive of k, or k reads v in some layout L (the instance's check demands one of the
-    two). Then an earlier chosen kernel wrote v in L. That one runs a primitive that computes v, or
-    only changes the layout of v and thus reads v itself; as each step goes back in the plan's
-    order, and v is not given, the walk ends in a kernel that runs such a primitive. The same walk
-    starts from a required port.
+    another primitive of k, or k reads v in some layout L (`check_problem` demands one of the
+    two). In the second case an earlier chosen kernel wrote v in L. That kernel runs a primitive that
+    computes v, or it only changes the layout of v and thus reads v itself. Each such step goes back in
+    the plan's order, and v is not given, so the steps end at a kernel that runs a primitive that
+    computes v. The same argument applies to a required port.
 
     A row extract[p] + extract[p'] ≤ 1 for p and p' that undo each other would be *false*: one
     kernel may compute b and from it write only a, and another recompute b from a.
@@ -290,8 +291,8 @@ def add_landmarks(program: Formulation) -> None:
 
     Σ_{p computes v, p must u} first[p] ≤ computed[u] for values u and v, where *p must u* means
     that no plan runs p without computing u before. Without these rows the relaxation may take half
-    of one alternative and half of another with half of what both need, which halves the bound.
-    Tightens.
+    of one alternative, half of another, and only half of the value that both need, which halves the
+    bound. Tightens.
 
     Proof: at most one p is the first to compute v. If p must u, then u is computed in that plan.
     """
@@ -307,9 +308,9 @@ def add_shared_landmarks(program: Formulation) -> None:
     and landmark u as in `add_landmarks`, and set Q of non-given layouts of u. Does for layouts and
     alternatives together what `add_shared_dependencies` does for one primitive. Tightens.
 
-    Proof: if v is computed then some chosen kernel computes it. If that one reads none of Q, the
-    second sum is at least 1. Otherwise a port of Q is written, and the first such is written by a
-    kernel that enters Q.
+    Proof: if v is computed then some chosen kernel computes it. If that kernel reads no port of Q, the
+    second sum is at least 1. Otherwise a port of Q is written, and the first port of Q to be written is
+    written by a kernel that enters Q.
     """
     problem = program.problem
     for value, _, other in _shared_landmarks(problem):
@@ -321,7 +322,7 @@ def add_shared_landmarks(program: Formulation) -> None:
 
 
 def _shared_landmarks(problem: Problem) -> Iterator[tuple[int, tuple[int, ...], int]]:
-    """Yield (v, alternatives, u): two or more alternatives of v need u, and nothing nearer."""
+    """Yield (v, alternatives, u): two or more alternatives of v need u, and no other such value needs u."""
     needed = landmarks(problem)
     for value, makers in problem.alternatives.items():
         if len(makers) < 2 or value in problem.given_values:
@@ -368,12 +369,13 @@ def add_shared_dependencies(program: Formulation) -> None:
 
     Σ_{k runs p and reads a port in Q} use[k] ≤ Σ_{k enters Q} use[k] + again[p], for each
     primitive p, input v of p and set Q of non-given layouts of v, where k *enters* Q if it writes
-    a port of Q and reads none. Forbids that half a kernel in one layout and half a kernel in
-    another live on half a producer each. Tightens, and much: it prices the change of layout.
+    a port of Q and reads none. Forbids that half of a kernel in one layout and half of a kernel in
+    another layout need only half of a producer each. Tightens the relaxation much, since it makes it
+    pay for the change of layout.
 
-    Proof: let n chosen kernels run p. If none of them reads a port of Q, the left is 0. Otherwise
-    some port of Q is written; the first such is written by a kernel that reads none of Q, so the
-    sum on the right is at least 1, while again[p] = n - 1: the right is at least n.
+    Proof: let n chosen kernels run p. If none of them reads a port of Q, the left side is 0. Otherwise
+    some port of Q is written. The first such port is written by a kernel that reads none of Q, so the
+    sum on the right is at least 1. As again[p] = n - 1, the right side is at least n.
     """
     problem = program.problem
     for p, step in enumerate(problem.steps):
@@ -389,7 +391,7 @@ def add_shared_dependencies(program: Formulation) -> None:
 
 
 def add_entries(program: Formulation) -> None:
-    """Forbid cycles: what is in a cycle must be entered from outside.
+    """Forbid cycles: a cycle of ports or values must be entered from outside.
 
     written[q] ≤ Σ_{k enters Q} use[k] for each set Q of two or more non-given layouts of a value
     and q in Q; and computed[v] ≤ Σ first[p] over the p that compute a value of C and read none,
@@ -416,10 +418,10 @@ def add_entries(program: Formulation) -> None:
 def loop_row(program: Formulation, port: Port, ports: frozenset[Port]) -> LinearRow:
     """Return written[q] ≤ Σ_{k enters Q} use[k] for a port q of a set Q of ports.
 
-    Where a solution has a cycle of kernels, the rows for the ports in the cycle forbid it.
+    If a solution has a cycle of kernels, the rows for the ports in the cycle forbid it.
 
-    Proof: if q is written, then consider the first port of Q to be written, and its writer: it
-    reads no port of Q, for it would have to be written before.
+    Proof: if q is written, consider the first port of Q to be written. The kernel that writes it reads
+    no port of Q, since no port of Q is written before.
     """
     terms = dict.fromkeys(program.entries(ports), 1)
     return LinearRow("loop", (*terms, program.ports[port]), (*terms.values(), -1), 0)

@@ -1,7 +1,7 @@
-"""Instance -> the kernels that matter, a first plan, and why there may be none.
+"""Instance -> the kernels that may be in a best plan, a first plan, and the reason if there is no plan.
 
-Everything here is exact: a kernel is dropped only if no plan can use it, or if a cheaper one can
-take its place in every plan.
+No optimum is lost: a kernel is dropped only if no plan can use it, or if another one at no more cost can
+replace it in every plan.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def useful_kernels(problem: Problem) -> tuple[int, ...]:
 
 
 def dominated_kernels(problem: Problem, costs_ns: Sequence[int], excluded: Collection[int] = ()) -> frozenset[int]:
-    """Return the kernels that another one with the same ports, at no more cost, can replace.
+    """Return the kernels that another kernel can replace in any plan at no more cost.
 
-    The other reads and owns no port that the first does not, writes the same ports, and adds no more
-    to the error, so that in any plan it can stand in the first one's place.
+    The other kernel writes the same ports, reads and owns no port that the first one does not, and its
+    error is not larger.
     """
     groups: dict[frozenset[Port], list[tuple[int, int, frozenset[Port], frozenset[Port]]]] = {}
     for k, kernel in enumerate(problem.kernels):
@@ -62,15 +62,15 @@ def dominated_kernels(problem: Problem, costs_ns: Sequence[int], excluded: Colle
 
 
 def diagnose(problem: Problem, describe: Describe | None = None) -> None:
-    """Say why there is no plan, where that can be seen without a solver.
+    """Raise an error that explains why there is no plan, if that can be found without a solver.
 
     Args:
         problem: the instance.
-        describe: what to call a value; `%12` if not given.
+        describe: returns the name of a value for messages; `%12` if not given.
 
     Raises:
-        InfeasibleError: a required port can't be written; it names the ports at which the chain
-            of needs breaks.
+        InfeasibleError: a required port can't be written. The message names the port that is missing,
+            following the chain of kernels' inputs.
     """
     reachable = reachable_kernels(problem)
     written = {port for k in reachable for port in problem.kernels[k].outputs}
@@ -93,7 +93,7 @@ def diagnose(problem: Problem, describe: Describe | None = None) -> None:
 
 
 def _root_cause(problem: Problem, port: Port, written: set[Port]) -> Port:
-    """Return a port that a missing one needs and that no kernel writes, or the port itself."""
+    """Return a port that a missing port depends on and that no kernel writes, or the missing port itself."""
     waiting, seen = [port], {port}
     for other in waiting:
         if other not in problem.producers:
@@ -107,10 +107,11 @@ def _root_cause(problem: Problem, port: Port, written: set[Port]) -> Port:
 
 
 def greedy_plan(problem: Problem, costs_ns: Sequence[int], useful: Iterable[int]) -> set[int]:
-    """Return the kernels of some plan, or none if greed fails.
+    """Return the kernels of some plan, or the empty set if the greedy choice finds none.
 
-    Takes for each needed port the kernel with the least cost, shared inputs counted again; ports
-    are ranked by that cost, and a kernel reads only ports of a lower rank, so no cycle is possible.
+    For each needed port it takes the kernel with the least total cost, including all that the kernel
+    needs; shared inputs count each time. Ports are ranked by that cost, and a chosen kernel reads only
+    ports of a lower rank, so no cycle is possible.
     """
     rank, total = _port_costs(problem, costs_ns, useful)
     waiting = [(-rank[p], p) for p in set(problem.required) if p in rank]
@@ -144,7 +145,7 @@ def greedy_plan(problem: Problem, costs_ns: Sequence[int], useful: Iterable[int]
 def _port_costs(
     problem: Problem, costs_ns: Sequence[int], useful: Iterable[int]
 ) -> tuple[dict[Port, int], dict[int, int]]:
-    """Return each port's rank by cost, and each kernel's cost with all that it needs."""
+    """Return each port's rank by cost, and each kernel's total cost including all that it needs."""
     kernels = tuple(useful)
     total = {k: costs_ns[k] for k in kernels}
     missing = {k: len(problem.needs(k)) for k in kernels}

@@ -1,15 +1,15 @@
-"""Candidates, ports and costs as bare numbers: the instance that the orchestrator solves.
+"""Candidates, ports and costs as plain numbers: the instance that the solver gets.
 
-An instance knows nothing of tensors. Primitives and values are integers; a *port* is a value in a
-layout; a *kernel* is a candidate as the solver sees it: the ports that it reads and writes, the
-primitives that it runs and its cost. A plan is an order of kernels in which every port is written
+An instance has no information on tensors. Primitives and values are integers. A *port* is a value in a
+layout. A *kernel* is a candidate as the solver sees it: the ports that it reads and writes, the
+primitives that it runs, and its cost. A plan is a sequence of kernels in which every port is written
 before it is read, no port is written twice or owned twice, and every required port is written.
 
 Recomputation is allowed (a primitive may be in several chosen kernels). A value may be the output
 of several primitives, its alternatives, and these may form cycles. A change of layout is a kernel
 without primitives.
 
-In the words of automated planning this is a delete-free task: ports are facts, kernels are actions.
+In the terms of automated planning this is a delete-free task: ports are facts, kernels are actions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from korch.errors import InvalidGraphError
 
 
 class Port(NamedTuple):
-    """A value in a layout: what kernels hand to each other."""
+    """A value in a layout: the unit that kernels read and write."""
 
     value: int
     layout: str
@@ -56,9 +56,9 @@ class PricedKernel:
         outputs: the ports that it writes.
         cost_ns: what choosing it costs.
         is_measured: whether the cost is a measured time; otherwise it is a lower bound.
-        owns: the ports that it reads whose memory becomes a part of what it writes: no two chosen
-            kernels may own one.
-        error: what it adds to the plan's error, in units of the instance's.
+        owns: the ports that it reads whose memory becomes a part of what it writes. No two chosen
+            kernels may own the same port.
+        error: its contribution to the plan's error, in the same units as `Problem.most_error`.
     """
 
     steps: frozenset[int]
@@ -78,9 +78,9 @@ class Problem:
         steps: the primitives, numbered by position.
         kernels: the candidates, numbered by position.
         required: the ports that a plan must write: the model's outputs.
-        given: the ports that are there from the start: the model's inputs in their plain layout.
-        constants: the values known at build time: given in every layout.
-        most_error: what the errors of a plan's kernels may add up to.
+        given: the ports that exist from the start: the inputs, in the layouts of the interface.
+        constants: the values known at build time; they are given in every layout.
+        most_error: the largest sum of the errors of a plan's kernels.
     """
 
     steps: tuple[Computation, ...]
@@ -92,7 +92,7 @@ class Problem:
 
     @cached_property
     def alternatives(self) -> dict[int, tuple[int, ...]]:
-        """The primitives that compute each value; values that none computes are left out."""
+        """The primitives that compute each value; values that no primitive computes are left out."""
         found: dict[int, list[int]] = {}
         for p, step in enumerate(self.steps):
             found.setdefault(step.output, []).append(p)
@@ -100,11 +100,11 @@ class Problem:
 
     @cached_property
     def given_values(self) -> frozenset[int]:
-        """The values that are there from the start in some layout."""
+        """The values that exist from the start in some layout."""
         return self.constants | {port.value for port in self.given}
 
     def is_given(self, port: Port) -> bool:
-        """Return whether a port is there from the start."""
+        """Return whether a port exists from the start."""
         return port in self.given or port.value in self.constants
 
     def needs(self, k: int) -> tuple[Port, ...]:
@@ -121,12 +121,12 @@ class Problem:
 
     @cached_property
     def producers(self) -> dict[Port, tuple[int, ...]]:
-        """The kernels that write each port; ports that none writes are left out."""
+        """The kernels that write each port; ports that no kernel writes are left out."""
         return _by_port(kernel.outputs for kernel in self.kernels)
 
     @cached_property
     def owners(self) -> dict[Port, tuple[int, ...]]:
-        """The kernels that own each port; ports that none owns are left out."""
+        """The kernels that own each port; ports that no kernel owns are left out."""
         return _by_port(kernel.owns for kernel in self.kernels)
 
     def with_costs(self, costs_ns: Sequence[int], is_measured: Sequence[bool] | None = None) -> Problem:
@@ -142,7 +142,7 @@ class Problem:
             for k, cost_ns, flag in zip(self.kernels, costs_ns, flags, strict=True)
         )
         found = replace(self, kernels=kernels)
-        vars(found).update({**vars(self), "kernels": kernels})  # what is cached does not depend on costs
+        vars(found).update({**vars(self), "kernels": kernels})  # cached properties do not depend on costs
         return found
 
     def without(self, excluded: Iterable[int]) -> tuple[Problem, tuple[int, ...]]:
@@ -153,7 +153,7 @@ class Problem:
 
 
 def _by_port(ports: Iterable[Sequence[Port]]) -> dict[Port, tuple[int, ...]]:
-    """Return the numbers of the kernels that have each port, of the ports of all kernels."""
+    """Return for each port the numbers of the kernels whose ports include it; `ports` has the ports of each kernel."""
     found: dict[Port, list[int]] = {}
     for k, own in enumerate(ports):
         for port in own:
@@ -162,7 +162,7 @@ def _by_port(ports: Iterable[Sequence[Port]]) -> dict[Port, tuple[int, ...]]:
 
 
 class Status(Enum):
-    """What is known of a plan."""
+    """Whether a plan exists, and whether it is proven optimal."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -172,12 +172,12 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What a plan's cost is, and what is proven of it.
+    """The cost of a plan, and the proven lower bound.
 
     Attributes:
         status: OPTIMAL only if objective and bound are the same number of nanoseconds.
         objective_ns: the sum of the plan's costs; None if there is no plan.
-        bound_ns: no plan costs less, over the instance's candidates and costs.
+        bound_ns: lower bound of all plans' costs, for the instance's candidates and costs.
         kernels: how many candidates the bound covers.
         measured: how many of them have measured costs.
         is_measured: whether all chosen kernels have measured costs.
@@ -199,8 +199,8 @@ class Certificate:
         """Return the certificate of a plan.
 
         Args:
-            objective_ns: what it costs.
-            bound_ns: a bound; beyond the plan's cost it counts as that.
+            objective_ns: its cost.
+            bound_ns: a lower bound; it is reduced to the plan's cost if it is larger.
             flags: per candidate, whether its cost is measured.
             chosen: the candidates of the plan.
             seconds: how long the search took.

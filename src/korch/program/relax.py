@@ -1,8 +1,8 @@
-"""Binary linear program -> a proven bound, and what each kernel would add to it.
+"""Binary linear program -> a proven lower bound, and by how much choosing each kernel raises it.
 
-The linear relaxation is solved in floating point, but nothing is believed of it: its dual values
-are rounded to fixed-point integers, and from these the bound and the reduced costs are computed
-exactly. Any dual values, even wrong ones, give a true bound; good ones give a good one.
+The linear relaxation is solved in floating point, but its result is not trusted: the dual values
+are rounded to fixed-point integers, and the bound and the reduced costs are computed exactly from
+these. Any dual values, even inaccurate ones, give a valid bound; accurate ones give a tight bound.
 
 Source: Neumaier and Shcherbina, "Safe bounds in linear and mixed-integer linear programming"
 (2004).
@@ -22,7 +22,7 @@ from ortools.linear_solver.linear_solver_pb2 import MPModelProto
 
 from korch.program.formulate import Formulation
 
-# Fraction bits of dual values; fewer for huge costs, so that a column's sum fits 63 bits.
+# Fraction bits of the fixed-point dual values; fewer for very large costs, so that a column's sum fits 63 bits.
 FRACTION_BITS = 20
 _SUM_BITS = 61
 
@@ -32,7 +32,7 @@ class Relaxation:
     """What the relaxation proves.
 
     Attributes:
-        bound_ns: no plan costs less.
+        bound_ns: lower bound of all plans' costs.
         slack_ns: int64[variable]: a plan in which the variable is not 0 costs at least
             `bound_ns + slack_ns`.
     """
@@ -49,9 +49,9 @@ class Matrix:
         rows: int64[entry]: the row of each coefficient that is not 0.
         columns: int64[entry]: its variable.
         factors: int64[entry]: the coefficient.
-        least: int64[row]: the right side.
-        is_equal: bool[row].
-        in_column: the largest sum of a variable's coefficients without their signs.
+        least: int64[row]: the right-hand side.
+        is_equal: bool[row]: whether the row is an equation.
+        in_column: the largest sum over a column of the coefficients' absolute values.
     """
 
     rows: npt.NDArray[np.int64]
@@ -63,7 +63,7 @@ class Matrix:
 
     @staticmethod
     def of(program: Formulation) -> Matrix:
-        """Return that of a program."""
+        """Return the matrix of a program."""
         entries = np.array([len(row.columns) for row in program.rows], np.int64)
         columns = _joined(row.columns for row in program.rows)
         factors = _joined(row.coefficients for row in program.rows)
@@ -82,7 +82,7 @@ def _joined(numbers: Iterable[Sequence[int]]) -> npt.NDArray[np.int64]:
 
 
 class Relaxer:
-    """A program's relaxation, loaded once and solved for many costs."""
+    """A program's relaxation: loaded into the LP solver once, then solved for changing costs."""
 
     def __init__(self, program: Formulation) -> None:
         self.program = program
@@ -106,12 +106,12 @@ class Relaxer:
             self.constraints.append(constraint)
 
     def solve(self, costs_ns: Sequence[int], forbidden: Collection[int], seconds: float) -> Relaxation:
-        """Solve for some costs.
+        """Solve for the given costs.
 
         Args:
             costs_ns: one per kernel.
-            forbidden: kernels that are not to be used.
-            seconds: longest time; the bound is true, but worse, when it is not enough.
+            forbidden: kernels that must not be used.
+            seconds: time limit; if it is too short, the bound is valid but weaker.
         """
         self._load_new_rows()
         objective, forbidden = self.solver.Objective(), frozenset(forbidden)
@@ -130,7 +130,7 @@ class Relaxer:
 
 
 def _model(program: Formulation) -> MPModelProto:
-    """Return the program without costs; row by row and number by number it would take long."""
+    """Return the program without costs as one message: adding rows and coefficients one by one is slow."""
     model = MPModelProto()
     for most in program.most:
         model.variable.add(lower_bound=0, upper_bound=most)
@@ -149,17 +149,17 @@ def safe_bound(
     duals: npt.NDArray[np.float64],
     matrix: Matrix | None = None,
 ) -> Relaxation:
-    """Return what some dual values prove, whatever they are.
+    """Return the bound and slacks that follow from dual values; they are valid for any dual values.
 
     Args:
-        program: the rows.
+        program: has the rows and the variables' upper bounds.
         costs_ns: one per kernel.
-        forbidden: kernels that are not to be used.
+        forbidden: kernels that must not be used.
         duals: float64[row].
-        matrix: that of the rows, if it is known.
+        matrix: the matrix of the rows, if it is known.
 
-    For y ≥ 0 on the inequalities, cost·x ≥ y·b + Σ_j min(0, r_j)·most_j with r = cost - Aᵀ·y; and
-    if x_j ≥ 1 then r_j more, if that is positive.
+    For y ≥ 0 on the inequalities, cost·x ≥ y·b + Σ_j min(0, r_j)·most_j with r = cost - Aᵀ·y. If
+    x_j ≥ 1 and r_j > 0, the bound rises by r_j.
     """
     most = np.array(program.most, np.int64)
     if not np.isfinite(duals).all():
@@ -181,6 +181,6 @@ def safe_bound(
     negative = np.flatnonzero(reduced < 0)
     total += sum(int(reduced[j]) * int(most[j]) for j in negative)
     bound_ns = -(-total >> bits)
-    # The bound may be rounded up by less than 1 ns, or from below 0: the slacks make up for it.
+    # The bound may be rounded up by less than 1 ns, or raised to 0 if it is negative: the slacks are reduced by that.
     slack_ns = (np.maximum(reduced, 0) >> bits) - 1 + max(min(0, bound_ns), -(1 << _SUM_BITS))
     return Relaxation(max(0, bound_ns), np.maximum(slack_ns, 0))

@@ -1,15 +1,16 @@
 """Instance -> plan with a certificate.
 
-1. Drop what no plan can use (`presolve`), write the program (`formulate`).
-2. Solve the linear relaxation (`relax`): a proven bound L, and what choosing each kernel adds.
-3. Look for a good plan among the kernels that add least and those of the best plan so far.
-4. Solve the program over the kernels that add at most δ, with CP-SAT. A plan with any other kernel
-   costs at least L + δ; so an optimum of at most L + δ is the optimum over all kernels. Otherwise
-   take a larger δ and solve again: L + δ is a bound by then.
-5. Where a solution has a cycle of kernels that wait for each other, add its loop rows, and repeat.
+1. Drop the kernels that no plan can use (`presolve`), and build the program (`formulate`).
+2. Solve the linear relaxation (`relax`). It gives a proven bound L, and for each kernel its slack: the
+   amount by which choosing it raises the bound.
+3. Look for a good plan among the kernels of least slack and those of the best plan so far.
+4. Solve the program over the kernels with a slack of at most δ, with CP-SAT. A plan with any other
+   kernel costs at least L + δ, so an optimum of at most L + δ is the optimum over all kernels. Otherwise
+   L + δ is a lower bound: take a larger δ and solve again.
+5. If a solution has a cycle of kernels that wait for each other, add its loop rows, and repeat.
 6. Verify the plan without the solver.
 
-All bounds are exact integers of nanoseconds. OPTIMAL is said only if the bound is the objective.
+All bounds are exact integers of nanoseconds. The status is OPTIMAL only if the bound equals the objective.
 With several workers CP-SAT may return another plan of the same cost in another run.
 """
 
@@ -49,19 +50,19 @@ def solve(
 
     Args:
         problem: the instance.
-        seconds: longest time. When it is over, the best plan so far is FEASIBLE with a gap.
+        seconds: time limit. When it is reached, the best plan so far is returned as FEASIBLE with a gap.
         limits: the threads and the seed of CP-SAT, and limits of the solver.
-        hint: kernels of a plan to start from, in any order; a wrong one is ignored.
-        lower_bound_ns: a bound that is known to hold, as that of the same instance before costs
+        hint: kernels of a plan to start from, in any order; a hint that is not a plan is ignored.
+        lower_bound_ns: a bound that is known to hold, such as that of the same instance before costs
             rose or kernels were dropped.
-        describe: what to call a value in messages.
+        describe: returns the name of a value for messages.
 
     Returns:
         A verified plan; without kernels if its status is INFEASIBLE (proven) or UNKNOWN.
 
     Raises:
-        InfeasibleError: a required port can't be written, whatever is chosen.
-        InvalidGraphError: the instance breaks a rule, or its costs are beyond CP-SAT's integers.
+        InfeasibleError: a required port can't be written by any choice of kernels.
+        InvalidGraphError: the instance breaks a rule, or its costs exceed CP-SAT's integers.
     """
     solver = Solver(problem, limits=limits, describe=describe)
     return solver.solve(seconds=seconds, hint=hint, lower_bound_ns=lower_bound_ns)
@@ -70,7 +71,7 @@ def solve(
 class Solver:
     """An instance that is solved many times with changing costs.
 
-    The program and its relaxation are built once; rows found in one solve serve the next.
+    The program and its relaxation are built once; loop rows that one solve adds remain for later solves.
     """
 
     def __init__(
@@ -81,18 +82,18 @@ class Solver:
         like: Problem | None = None,
         limits: SearchLimits = DEFAULT_LIMITS,
     ) -> None:
-        """Write the program.
+        """Build the program.
 
         Args:
             problem: the instance.
-            describe: what to call a value in messages.
-            like: an instance that was checked; another one of its kernels and given values, but for
-                their layouts, needs no check.
+            describe: returns the name of a value for messages.
+            like: an instance that was checked before. If `problem` has the same kernels and the same
+                given values, in whatever layouts, it is not checked again.
             limits: the threads and the seed of CP-SAT, and limits of the solver.
 
         Raises:
             InvalidGraphError: the instance breaks a rule.
-            InfeasibleError: a required port can't be written, whatever is chosen.
+            InfeasibleError: a required port can't be written by any choice of kernels.
         """
         is_same = like is not None and like.kernels is problem.kernels
         if like is None or not is_same or like.given_values != problem.given_values:
@@ -110,7 +111,7 @@ class Solver:
         self._dominated: tuple[list[int], frozenset[int], frozenset[int]] = ([], frozenset(), frozenset())
 
     def dominated(self, costs_ns: list[int], excluded: frozenset[int]) -> frozenset[int]:
-        """Return what `dominated_kernels` does; a solve and the relaxation at the same costs compute it once."""
+        """Return `dominated_kernels`; a solve and a relaxation with the same costs share the result."""
         if self._dominated[:2] != (costs_ns, excluded):
             self._dominated = costs_ns, excluded, dominated_kernels(self.reduced, costs_ns, excluded)
         return self._dominated[2]
@@ -127,20 +128,20 @@ class Solver:
         excluded: Collection[int] = (),
         gap: float = 0.0,
     ) -> Plan:
-        """Return the cheapest plan for some costs.
+        """Return the cheapest plan for the given costs.
 
         Args:
             costs_ns: the cost of each kernel; the instance's if not given.
             is_measured: whether each is measured; the instance's if not given.
-            seconds: longest time.
-            first_seconds: longest time while no plan is known, if that is more.
+            seconds: time limit.
+            first_seconds: time limit while no plan is known, if it is larger.
             hint: kernels of a plan to start from.
             lower_bound_ns: a bound that is known to hold.
-            excluded: kernels that must not be used, as those that crashed.
-            gap: the part of a plan's cost by which its bound may be lower when the search ends.
+            excluded: kernels that must not be used, such as kernels that crashed.
+            gap: the search may end when the bound is below the plan's cost by at most this fraction.
 
         Returns:
-            A verified plan, as `solve` does.
+            A verified plan, as from the function `solve`.
 
         Raises:
             InfeasibleError: without the excluded kernels a required port can't be written.
@@ -167,11 +168,11 @@ class Solver:
     def relax(
         self, costs_ns: Sequence[int], *, seconds: float = 60.0, excluded: Collection[int] = ()
     ) -> tuple[int, dict[int, int]]:
-        """Return a bound, and by how much a plan with a kernel is at least above it.
+        """Return a lower bound, and for each kernel the least amount by which a plan with it exceeds the bound.
 
         Args:
             costs_ns: the cost of each kernel.
-            seconds: longest time; what is returned is true, but weaker, when it is not enough.
+            seconds: time limit; if it is too short, the result is valid but weaker.
             excluded: kernels that must not be used.
 
         Returns:
@@ -179,8 +180,8 @@ class Solver:
         """
         costs = [costs_ns[k] for k in self.kept]
         forbidden = frozenset(self.number[k] for k in excluded if k in self.number)
-        # Without these the relaxation takes a tenth of the time. A plan with one of them, and with all others of them
-        # replaced, is bounded by its reduced cost, too.
+        # Without dominated kernels the relaxation takes a tenth of the time. The reduced cost of a dominated kernel
+        # is still a valid slack: all other dominated kernels of a plan with it can be replaced.
         found = self.relaxer.solve(costs, forbidden | self.dominated(costs, forbidden), seconds)
         slack_ns = {k: int(found.slack_ns[i]) for i, k in enumerate(self.kept) if i not in forbidden}
         return found.bound_ns, slack_ns
@@ -197,13 +198,13 @@ class Solver:
 
 
 def _level(levels_ns: npt.NDArray[np.int64], size: int) -> int:
-    """Return the least δ that admits `size` kernels, or one that admits all."""
+    """Return the δ of rank `size` in the sorted slacks, or one that admits all kernels."""
     return int(levels_ns[size]) if size < len(levels_ns) else _EVERYTHING_NS
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What CP-SAT says of a restricted program: a solution, and a bound for all of them."""
+    """CP-SAT's result for a restricted program: a solution, and a lower bound of all its solutions."""
 
     chosen: tuple[int, ...] | None
     bound_ns: int
@@ -222,7 +223,7 @@ class _Search:
         bound_ns: int,
         gap: float,
     ) -> None:
-        """Begin; the second deadline holds while there is no plan."""
+        """Begin; `deadlines_s` are the deadline once there is a plan, and the deadline while there is none."""
         self.owner = owner
         self.limits = owner.limits
         self.problem = owner.reduced
@@ -239,7 +240,7 @@ class _Search:
         """Search until the plan is proven or time is up."""
         self._offer(hint)
         self._offer(tuple(greedy_plan(self.problem, self.costs_ns, self._not_excluded())))
-        if any(kernel.error for kernel in self.problem.kernels):  # the first plan may exceed the budget of errors
+        if any(kernel.error for kernel in self.problem.kernels):  # the greedy plan may exceed the error budget
             exact = [k for k in self._not_excluded() if not self.problem.kernels[k].error]
             self._offer(tuple(greedy_plan(self.problem, self.costs_ns, exact)))
         forbidden = self.excluded | self.owner.dominated(self.costs_ns, self.excluded)
@@ -282,7 +283,7 @@ class _Search:
         return max(0.0, self.deadlines_s[self.best is None] - time.monotonic())
 
     def _offer(self, kernels: Sequence[int]) -> None:
-        """Keep some kernels as the best plan if they are one."""
+        """Keep some kernels as the best plan if they form a plan that is cheaper than the best so far."""
         chosen = tuple(dict.fromkeys(kernels))
         cost_ns = sum(self.costs_ns[k] for k in chosen)
         if self.best is not None and cost_ns >= self.best_ns:
@@ -301,7 +302,7 @@ class _Search:
             self.best, self.best_ns = chosen, cost_ns
 
     def _improve(self, alive: npt.NDArray[np.bool_]) -> None:
-        """Look for a better plan among some kernels and those of the best plan; proves nothing."""
+        """Look for a better plan among some kernels and those of the best plan; the bound is not updated."""
         if self.best is None or alive[list(self.best)].all():
             return
         alive = alive.copy()
@@ -310,14 +311,14 @@ class _Search:
         self._without_cycles(alive, self.limits.improve_share * self._seconds_left())
 
     def _restricted(self, relaxation: Relaxation, usable: npt.NDArray[np.bool_], delta_ns: int) -> tuple[_Answer, int]:
-        """Solve over the variables that add at most δ; return that δ, less if less proves all."""
+        """Solve over the variables with a slack of at most δ; return also the δ used, reduced to what a proof needs."""
         if self.best is not None:
             delta_ns = min(delta_ns, max(0, self.best_ns - relaxation.bound_ns))
         alive = usable & (relaxation.slack_ns <= delta_ns)
         return self._without_cycles(alive, self._seconds_left()), delta_ns
 
     def _without_cycles(self, alive: npt.NDArray[np.bool_], seconds: float) -> _Answer:
-        """Solve over some variables, with more rows until the solution has no cycle."""
+        """Solve over some variables, adding loop rows until the solution has no cycle."""
         end_s = time.monotonic() + seconds
         while True:
             answer = self._cp_sat(alive, end_s - time.monotonic())
@@ -354,7 +355,7 @@ class _Search:
         solver.parameters.max_time_in_seconds = max(0.01, seconds)
         solver.parameters.linearization_level = 2
         solver.parameters.relative_gap_limit = self.gap
-        # Its own handler would end the process at the next Ctrl-C, without a word.
+        # CP-SAT's own handler would end the process at the next Ctrl-C, without a message.
         solver.parameters.catch_sigint_signal = False
         status = solver.solve(model)
         if status == cp_model.INFEASIBLE:
@@ -376,9 +377,9 @@ def _load(
     """Return the program over some of its variables as a CP-SAT model.
 
     Args:
-        program: its rows and variables.
-        alive: bool[variable]: which of them.
-        matrix: the program's first rows.
+        program: has the rows and variables.
+        alive: bool[variable]: the variables to load; the others are 0.
+        matrix: the program's first rows; rows that were added later are not in it.
     """
     model = cp_model.CpModel()
     variables = {int(j): model.new_int_var(0, program.most[j], program.names[j]) for j in np.flatnonzero(alive)}
@@ -387,7 +388,7 @@ def _load(
     np.add.at(counts, matrix.rows, alive[matrix.columns])
     for row, count in zip(program.rows, counts.tolist(), strict=True):
         if not count and (row.least == 0 or (row.least < 0 and not row.is_equal)):
-            continue  # it says that 0 is 0, or more than a negative number
+            continue  # no variable is left: the row is 0 = 0, or 0 ≥ a number that is not positive
         columns, factors = [], []
         for column, factor in zip(row.columns, row.coefficients, strict=True):
             if column in variables:

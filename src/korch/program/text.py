@@ -1,4 +1,4 @@
-"""The text form of an instance and of a plan: deterministic, one item a line, parseable.
+"""The text form of an instance and of a plan: deterministic and parseable, with one item per line.
 
     given %0:abcd
     constant %1
@@ -14,8 +14,8 @@
     plan optimal objective=1200 bound=1200 kernels=2 measured=1 bound-costs
     k0
 
-The first block is an instance, in this order of lines; the second a plan. Several instances follow
-lines `block 0`, `block 1`, .... A comment runs from `#` to the end of its line.
+The first paragraph is an instance, with its lines in this order; the second is a plan. Of several instances,
+each follows a line `block 0`, `block 1`, and so on. A comment runs from `#` to the end of the line.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def format_problem(problem: Problem) -> str:
 
 
 def format_problems(problems: Sequence[Problem]) -> str:
-    """Return the text form of the instances of a model's blocks; of one, without its number."""
+    """Return the text form of the instances of a model's blocks; a single instance has no `block` line."""
     texts = [format_problem(problem) for problem in problems]
     return texts[0] if len(texts) == 1 else "".join(f"block {b}\n{text}" for b, text in enumerate(texts))
 
@@ -116,7 +116,7 @@ def parse_problem(text: str) -> Problem:
 
 
 def format_plan(plan: Plan) -> str:
-    """Return the text form of a plan; the seconds that the search took are left out."""
+    """Return the text form of a plan, without the duration of the search."""
     c = plan.certificate
     objective = "none" if c.objective_ns is None else c.objective_ns
     kind = "measured" if c.is_measured else "bound"

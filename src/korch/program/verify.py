@@ -1,9 +1,9 @@
 """Checks of instances and plans that need no solver.
 
-`verify_plan` runs on every plan before anybody sees it: a wrong solver, row or bound must not
-become a wrong executable. Each rule is a function of its own. All checks are linear in the size of
-the input, but for a heap of ready kernels, and for the search of cycles inside of a kernel, which
-goes over its primitives until none is left.
+`verify_plan` runs on every plan before it is returned, so that an error in the solver, in a row or in a
+bound can't lead to a wrong executable. Each rule is a separate function. All checks are linear in the
+size of the input, with two exceptions: the running order uses a heap of ready kernels, and the check for
+cycles inside a kernel passes over the kernel's primitives until none is left.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_problem(problem: Problem) -> None:
 
 
 def _kernel_is_sound(problem: Problem, k: int) -> None:
-    """Check that a kernel writes something, has legal primitives and no negative cost."""
+    """Check that a kernel writes something once, runs existing primitives, owns only what it reads, and costs >= 0."""
     kernel = problem.kernels[k]
     if not kernel.outputs or len(set(kernel.outputs)) < len(kernel.outputs):
         raise _fault("it writes no port, or one twice", k)
@@ -75,7 +75,7 @@ def _kernel_has_no_cycle(problem: Problem, k: int) -> None:
 
 
 def verify_plan(problem: Problem, plan: Plan) -> tuple[int, ...]:
-    """Check a plan, given in any order.
+    """Check a plan; its kernels may be in any order.
 
     Args:
         problem: the instance.
@@ -97,7 +97,7 @@ def verify_plan(problem: Problem, plan: Plan) -> tuple[int, ...]:
 
 
 def verify_kernels(problem: Problem, kernels: Sequence[int]) -> tuple[int, ...]:
-    """Check that kernels make up a plan, whatever they cost.
+    """Check that kernels form a plan; their costs are not checked.
 
     Returns:
         The kernels in an order in which they can run: the given one if it can.
@@ -158,7 +158,7 @@ def _errors_add_up(problem: Problem, kernels: Sequence[int]) -> None:
 
 
 def _costs_add_up(problem: Problem, plan: Plan) -> None:
-    """Check that the objective is the sum of the costs, and that measured costs are."""
+    """Check that the objective is the sum of the costs, and that all costs are measured if the certificate says so."""
     total_ns = sum(problem.kernels[k].cost_ns for k in plan.kernels)
     if total_ns != plan.certificate.objective_ns:
         raise InvalidGraphError(
@@ -171,7 +171,7 @@ def _costs_add_up(problem: Problem, plan: Plan) -> None:
 
 
 def _running_order(problem: Problem, kernels: Sequence[int]) -> tuple[int, ...]:
-    """Return some kernels in an order in which they can run, as near to theirs as can be."""
+    """Return kernels in an order in which they can run, kept as close to the given order as possible."""
     order, waiting = ready_order(problem, kernels)
     if waiting:
         names = ", ".join(f"k{k}" for k in waiting[:8])
@@ -182,15 +182,15 @@ def _running_order(problem: Problem, kernels: Sequence[int]) -> tuple[int, ...]:
 def ready_order(problem: Problem, kernels: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the kernels that can run, in order, and those that wait for each other.
 
-    The order is that of repeated passes over `kernels`, each of which takes the kernels that are
-    ready. It is found without the passes, in O(n log n).
+    The order is the one that repeated passes over `kernels` would give, where each pass takes the
+    kernels that are ready. It is computed with a heap instead of passes, in O(n log n).
     """
     missing = [len(problem.needs(k)) for k in kernels]
     readers: dict[Port, list[int]] = {}
     for n, k in enumerate(kernels):
         for port in problem.needs(k):
             readers.setdefault(port, []).append(n)
-    ready = [(0, n) for n, count in enumerate(missing) if not count]  # pass and place
+    ready = [(0, n) for n, count in enumerate(missing) if not count]  # (pass, position)
     written: set[Port] = set()
     order: list[int] = []
     while ready:

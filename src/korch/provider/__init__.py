@@ -1,1 +1,1 @@
-"""Candidate -> kernel: makers of kernels that compete on equal terms."""
+"""Providers turn candidates into kernels. The search compares all providers' kernels by the same rules."""

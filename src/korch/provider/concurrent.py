@@ -1,17 +1,18 @@
-"""Kernels that run on a share of the threads each, several of them side by side.
+"""Runs several kernels concurrently, each on a subset of the threads.
 
-A small kernel on all threads loses time to their start, to uneven parts, and to parts too small for
-its blocks. On fewer it loses less, and other kernels have the other threads meanwhile: one parallel
-region has *lanes* of one or more threads, and a lane runs one part, or several in turn. A single
-lane of one thread is a kernel that starts no threads.
+A small kernel on all threads loses time to starting them, to uneven shares of work, and to shares smaller
+than its blocks. On fewer threads it loses less, and other kernels use the remaining threads. One parallel
+region has *lanes* of one or more threads. A lane runs one kernel, called a part, or several parts one after
+another. A single lane of one thread makes a kernel that starts no threads.
 
-A part in a lane of several threads opens no region, as OpenMP makes the threads of nested regions anew
-each time, which takes longer than such kernels: each of the lane's threads calls the part (`korch_team.h`).
-Parts that bring a library or a state may have threads of their own, and have one thread.
+A part in a lane of several threads opens no parallel region: OpenMP creates the threads of a nested region
+each time, which takes longer than such kernels run. Each of the lane's threads calls the part instead
+(`korch_team.h`). Parts that use a library or have a state may have threads of their own, so their lanes have one.
 
-The parts are other providers' kernels for the lane's number of threads; the offer's `lanes` say which. Its
-variant is their text: lanes are parted by `|`, parts by `+`. Such candidates are not offered for groups, of
-which any two would be one more; they are made of the kernels of a plan (see `korch.concurrent.side_by_side`).
+The parts are other providers' kernels, built for the lane's number of threads; the offer's `lanes` lists them.
+The offer's variant is the text of the lanes: lanes are separated by `|`, parts by `+`. Such candidates are not
+offered for groups, because every pair of groups would give another one; they are made from the kernels of a plan
+(see `korch.concurrent.side_by_side`).
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ from korch.provider.tile_kernel import comment_of
 from korch.target import Target
 
 MOST_BUFFERS = 64
-"""Of one part; `korch_concurrent.h` has the same number."""
+"""The most buffers of one part; `korch_concurrent.h` has the same number."""
 
 Lanes = tuple[Lane, ...]
 
 
 class ConcurrentProvider:
-    """Runs kernels of other providers on a share of the threads each.
+    """Runs kernels of other providers concurrently, each on a subset of the threads.
 
     Args:
-        providers: the others.
+        providers: the other providers.
     """
 
     name = "concurrent"
@@ -59,13 +60,13 @@ class ConcurrentProvider:
     def propose(
         self, graph: PrimitiveGraph, lanes: Sequence[Sequence[Candidate]], target: Target, threads: Sequence[int] = ()
     ) -> Candidate | Refusal:
-        """Return the candidate that runs some kernels side by side.
+        """Return the candidate that runs some kernels concurrently.
 
         Args:
-            graph: the graph that the kernels are of.
-            lanes: the kernels that each lane runs. None may wait for another.
+            graph: the graph that the kernels belong to.
+            lanes: the kernels that each lane runs. No kernel may depend on another.
             target: the machine.
-            threads: of each lane (default: one each).
+            threads: the number of threads of each lane (default: one each).
         """
         threads = threads or [1] * len(lanes)
         if sum(threads) > target.threads:
@@ -99,7 +100,7 @@ class ConcurrentProvider:
         return Candidate(group, self.name, offer, ", ".join((self.version, *versions)))
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
-        """Return the kernel of lanes whose parts are built for as many threads as they have."""
+        """Return the kernel that runs the offer's lanes; each part is built for its lane's number of threads."""
         lanes = offer.lanes
         if not lanes:
             return Refusal("it names no kernels to run side by side")
@@ -131,11 +132,13 @@ class ConcurrentProvider:
         return _print(group, groups, kernels, lanes, target.threads, comment)
 
     def variants(self, candidate: Candidate, few: Target) -> tuple[Candidate, ...]:
-        """Return what a kernel's provider offers on few threads in its layouts, but of constants; its variant first.
+        """Return the kernel's alternatives for a lane: its provider's offers in the same layouts, same variant first.
+
+        The layouts of constants may differ.
 
         Args:
             candidate: a kernel on all threads.
-            few: the machine with the threads of a lane.
+            few: the machine with only the threads of a lane.
         """
         own = candidate.offer
         alike = self._alike(candidate.provider, candidate.group, own, few)
@@ -145,7 +148,7 @@ class ConcurrentProvider:
         return tuple(replace(candidate, offer=offer) for offer in (*first, *others))
 
     def _alike(self, provider: str, group: Group, wanted: Offer, few: Target) -> Offer | Refusal:
-        """Return what a provider offers on few threads in the same variant and layouts, but of constants."""
+        """Return a provider's offer for few threads in the same variant and layouts; those of constants may differ."""
         offers = self._answer(provider, group, few)
         if isinstance(offers, Refusal):
             return offers
@@ -156,7 +159,7 @@ class ConcurrentProvider:
         return found[0] if found else Refusal(f"{provider} offers no such kernel for {threads}")
 
     def _fitting(self, provider: str, group: Group, wanted: Offer, few: Target) -> list[Offer]:
-        """Return the offers on few threads in some layouts, but of constants."""
+        """Return the provider's offers for few threads in the wanted layouts; those of constants may differ."""
 
         def varying(offer: Offer) -> list[Layout]:
             return [x for i, x in enumerate(offer.inputs) if i not in group.constant_inputs]
@@ -166,7 +169,7 @@ class ConcurrentProvider:
         return [o for o in known if o.outputs == wanted.outputs and varying(o) == varying(wanted)]
 
     def _answer(self, provider: str, group: Group, few: Target) -> Sequence[Offer] | Refusal:
-        """Return what a provider offers on few threads; it is asked once."""
+        """Return a provider's answer for few threads; answers are cached."""
         key = (provider, group.key, few)
         if key not in self._offers:
             known = self._providers.get(provider)
@@ -179,7 +182,7 @@ class ConcurrentProvider:
 def _print(
     group: Group, groups: Sequence[Group], kernels: Sequence[Kernel], lanes: Lanes, threads: int, comment: str
 ) -> Kernel:
-    """Return the kernel that runs kernels in lanes, in a region of some threads."""
+    """Return the kernel that runs other kernels in lanes, in one parallel region of `threads` threads."""
     names: dict[str, str] = {}
     for kernel in kernels:
         names.setdefault(kernel.symbol, f"NAME_{len(names)}")

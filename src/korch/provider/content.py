@@ -1,6 +1,6 @@
-"""The version of a built-in provider: a hash of the files that its kernels follow from.
+"""The version of a built-in provider: a hash of the source files that determine its kernels.
 
-Measured costs are kept under it, so an edited kernel or header is measured again.
+The version is part of the key of a measured cost, so that kernels are measured again after such a file changes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1]
 
 SHARED = ("provider", "schedule", "tile", "tile/cpp", "tile/triton", "native", "measure/toolchain.py")
-"""What all providers use: modules of this folder, schedules, printers, headers and compiler flags."""
+"""Files and folders that all providers depend on: this folder's modules, schedules, printers, headers, flags."""
 
 DIGITS = 12
 """Hexadecimal digits of a version."""
@@ -22,7 +22,7 @@ def content_version(*paths: str) -> str:
     """Return the version of a provider.
 
     Args:
-        paths: its own files and folders in the package, beside the files that all share.
+        paths: the provider's own files and folders in the package, in addition to the shared ones.
     """
     digest = hashlib.sha256()
     for path in sorted({*SHARED, *paths}):
@@ -32,7 +32,7 @@ def content_version(*paths: str) -> str:
 
 @cache
 def _digest(path: Path) -> bytes:
-    """Return the hash of a file, or of the files of a folder without those of folders in it."""
+    """Return the hash of a file, or of the files directly in a folder, not in its subfolders."""
     digest = hashlib.sha256()
     for file in sorted(path.iterdir()) if path.is_dir() else [path]:
         if file.suffix in (".py", ".h", ".cpp"):

@@ -1,7 +1,7 @@
-"""Kernels that do the same at several sizes -> kernels that share their code, and differ in a table of numbers.
+"""Lets kernels that compute the same at different sizes share their code; only a table of numbers differs.
 
-Kernels that are printed from programs of one form, whose extents, strides and places differ, are compiled once; those
-of a further size are a table and a call each. All other kernels stay as they are.
+Kernels whose programs have the same form, and differ only in extents, strides and offsets, are compiled once. For
+each further size, a kernel consists of a table and a call. All other kernels are left unchanged.
 """
 
 from __future__ import annotations
@@ -14,47 +14,47 @@ from korch.provider.provider import Kernel, Threading
 from korch.tile.cpp.numbers import Numbered, shared_text, table_of
 
 Compile = Callable[[Sequence[str]], list[bool]]
-"""Compiles texts, and says of each whether the compiler took it."""
+"""Compiles sources, and returns for each whether the compiler accepted it."""
 
 TEAM_TYPE = "int (*)(void* const*, korch::Member&)"
 
 
 @dataclass(eq=False)
 class _Family:
-    """Kernels of one form.
+    """Kernels of the same form.
 
     Attributes:
-        members: the text of each that was seen.
-        refused: shared texts that the compiler did not take.
+        members: the text of each such kernel seen so far.
+        refused: shared sources that the compiler rejected.
     """
 
     members: list[Numbered] = field(default_factory=list)
     refused: set[str] = field(default_factory=set)
 
     def text(self) -> str:
-        """Return the source that all of them share; "" if they are the same."""
+        """Return the source that all members share; "" if the members do not differ."""
         return shared_text(self.members) if table_of(self.members) else ""
 
 
 class Families:
-    """The kernels of some sizes of a model, by the place of a kernel in the plan that all of them have."""
+    """The kernels for several sizes of a model that have the same plan, by the kernel's position in that plan."""
 
     def __init__(self) -> None:
-        """Know no kernel."""
+        """Begin with no kernels."""
         self._families: dict[tuple[int, tuple[str, ...]], _Family] = {}
         self._places: dict[str, int] = {}
 
     def learn(self, place: int, key: str, kernel: Kernel) -> None:
-        """Remember the kernel of a candidate with some key at a place of the plan for a size."""
+        """Record the kernel at position `place` of the plan for one size; `key` is its candidate's key."""
         self._places[key] = place
         self._add(place, kernel)
 
     def share(self, kernels: Sequence[tuple[str, Kernel]], compiles: Compile) -> list[Kernel]:
-        """Return kernels that call the code that they share with those of other sizes, where there is some.
+        """Replace each kernel that has code in common with kernels of other sizes by a call of the shared code.
 
         Args:
-            kernels: of one size, with the keys of their candidates.
-            compiles: compiles texts.
+            kernels: the kernels for one size, each with the key of its candidate.
+            compiles: compiles sources.
         """
         found = [self._add(self._places[key], kernel) if key in self._places else None for key, kernel in kernels]
         texts = {family: family.text() for family, _ in filter(None, found)}
@@ -85,7 +85,7 @@ class Families:
 
 
 def _caller(kernel: Kernel, text: str, numbers: Sequence[int]) -> Kernel:
-    """Return a kernel that calls a shared one with its numbers."""
+    """Return a kernel that calls the shared code `text` with this kernel's table of numbers."""
     callee = content_name("k", text)
     head = "".join(line for line in kernel.source.splitlines(keepends=True) if line.startswith("//"))
     table = f"static const long NAME_numbers[] = {{{', '.join(map(str, numbers))}}};\n"

@@ -1,6 +1,6 @@
-"""Kernels that Korch writes itself: any group without a linear or an opaque primitive, and `TopK`.
+"""Kernels that Korch generates itself: for any group without a linear or an opaque primitive, and for `TopK`.
 
-The group is lowered to a tile program and printed as C++. Programs of groups with matrix products are those
+The group is lowered to a tile program and printed as C++. Groups with matrix products are only run by programs
 that the superoptimizer finds.
 """
 
@@ -27,10 +27,10 @@ from korch.tile.program import TileProgram
 from korch.tile.staging import Machine
 
 FOUND = "found"
-"""The variants of offers of found programs are this word and the program's hash."""
+"""The variant of an offer of a found program is this word and the program's hash."""
 
 LEAST_STREAM_BYTES = 16 << 20
-"""Outputs of fewer bytes are not written past the caches, however small these are."""
+"""Outputs of fewer bytes are always written through the caches, however small the caches are."""
 
 
 class GeneratedProvider:
@@ -40,25 +40,25 @@ class GeneratedProvider:
     version = content_version("superopt")
 
     def __init__(self, least_stream_bytes: int = LEAST_STREAM_BYTES, finder: Finder | None = None) -> None:
-        """Write smaller outputs than `least_stream_bytes` to the caches; find programs with the finder, if any."""
+        """Write outputs smaller than `least_stream_bytes` through the caches; find programs with the finder, if any."""
         self.least_stream_bytes = least_stream_bytes
         self.finder = finder
 
     @property
     def group_shapes(self) -> tuple[GroupShape | Compose, ...]:
-        """The kinds of groups that it asks for."""
+        """The kinds of groups that the provider wants to be asked about."""
         return (FUSED,) if self.finder is None else (FUSED, self.finder.groups)
 
     def stream_bytes(self, target: Target) -> int:
-        """Return from which size on outputs are written past the caches.
+        """Return the size from which on outputs are written with non-temporal stores, which bypass the caches.
 
-        They are far larger than the cores' own caches then. Whether the next kernel would find them
-        in the shared one is unknown: other processes may use it too.
+        Such outputs are far larger than the cores' private caches. Whether the next kernel would find
+        them in the shared cache is unknown, because other processes may use that cache too.
         """
         return max(self.least_stream_bytes, 4 * target.l2_bytes * target.threads)
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
-        """Offer the group in each layout that suits it, or as the programs that are found for it."""
+        """Offer the group in each suitable layout, and the programs that the superoptimizer found for it."""
         if self.finder is not None and group.body.linear:
             return self._found(group, self.finder)
         if is_top(group):
@@ -79,7 +79,7 @@ class GeneratedProvider:
         ] + found
 
     def _found(self, group: Group, finder: Finder) -> Sequence[Offer] | Refusal:
-        """Offer the programs that are found for a group; constant matrices may come in panels."""
+        """Offer the programs found for a group; they may read constant matrices packed in panels."""
         products = group.body.linear
         if len(products) == 1 and not any(p.row.category is Category.REDUCE for p in group.body.primitives):
             return Refusal("a product alone is made by other providers")
@@ -99,17 +99,17 @@ class GeneratedProvider:
         return offers
 
     def found(self, group: Group, offer: Offer) -> FoundProgram | None:
-        """Return the found program of an offer, or None if it is no such offer."""
+        """Return the found program that an offer stands for, or None if it stands for a lowered one."""
         if self.finder is None or not offer.variant.startswith(FOUND):
             return None
         programs = {found.name: found for found in self.finder.find(group).programs}
         return programs[offer.variant.removeprefix(FOUND).strip()]
 
     def program(self, group: Group, offer: Offer, machine: Machine) -> TileProgram:
-        """Return the tile program of an offer.
+        """Return the tile program that an offer stands for.
 
         Raises:
-            TextLimitError: its text would be too long.
+            TextLimitError: the kernel's source would be too long.
         """
         found = self.found(group, offer)
         if found is not None:

@@ -1,8 +1,8 @@
-"""Concatenations that nothing runs for: the operands' kernels write into the result's memory.
+"""Concatenations for which no kernel runs: the operands' kernels write directly into the result's memory.
 
-So it can be where, in the layout chosen, each operand is one part of the result. That says nothing
-yet of who else holds an operand: `korch.search.instance` leaves out what has memory of its
-own, and the program lets each operand be a part of one result at most.
+This is possible if each operand is a contiguous part of the result in the chosen layout. Other uses of an
+operand's memory are not checked here: `korch.search.instance` leaves out operands that have memory of their
+own, and the integer program lets each operand be a part of at most one result.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from korch.target import Target
 class InPlaceProvider:
     """Offers a concatenation at no cost.
 
-    It is no entry point: the executable must know of such offers, and the meter of its target adds
-    it.
+    It is not registered as an entry point, because the executable must handle such offers specially. The
+    meter of its target adds it.
     """
 
     name = "in place"
@@ -31,7 +31,7 @@ class InPlaceProvider:
     group_shapes = ()
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
-        """Offer a concatenation in each layout in which its operands lie one after another."""
+        """Offer a concatenation in each layout that stores the operands one after another."""
         body = group.body
         attributes = body.primitives[0].attributes if len(body.primitives) == 1 else None
         if not isinstance(attributes, ConcatAttributes):
@@ -46,12 +46,12 @@ class InPlaceProvider:
             if not all(found in layout_choices(type_, target.lanes) for found, type_ in zip(own, types, strict=True)):
                 continue
             sizes = [found.size_bytes(t) for found, t in zip(own, types, strict=True)]
-            # Kernels may count on 64 bytes, and vectors that cross cache lines are slow.
+            # Kernels may rely on buffers aligned to 64 bytes, and vectors that cross cache lines are slow.
             is_aligned = not any(end % ALIGNMENT for end in accumulate(sizes[:-1]))
             if is_aligned and layout.lays_end_to_end([type_.shape for type_ in types], axis):
                 offers.append(Offer(own, (layout,), is_in_place=True))
         return offers or Refusal("the operands are not aligned parts of the result")
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
-        """Return the kernel that is none."""
+        """Return an empty kernel: nothing runs."""
         return Kernel("", "")

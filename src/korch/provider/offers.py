@@ -1,7 +1,8 @@
 """The layouts in which generated kernels are offered, on any target.
 
-All values in one layout (plain, channels-last, or blocks of channels), and, where a value of the
-group is alone on its side, each pair of layouts, so that a change of layout can ride in a kernel.
+A group is offered with all values in one kind of layout (plain, channels-last, or blocked channels). A small
+group with at most one variable input and one output is also offered with every pair of different input and
+output layouts, so that a change of layout can be fused into the kernel.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from korch.primitive.ops.elementwise import TRANSCENDENTAL_OPS
 from korch.primitive.types import ValueType
 
 MIXED_PRIMITIVES = 2
-"""Groups of at most this size are offered with an output in another layout than the input."""
+"""Groups of at most this many primitives are also offered with an output layout that differs from the input's."""
 
 
 def keeps_some(group: Group) -> bool:
-    """Return whether several passes read a transcendental value, so that a tile may keep it."""
+    """Return whether several passes read a transcendental value, so that keeping it in a tile may pay."""
     body = group.body
     for primitive in body.primitives:
         readers = body.reading(primitive.output)
@@ -38,7 +39,7 @@ def offered_layouts(group: Group, lanes: int) -> Iterator[tuple[tuple[Layout, ..
     for source in choices:
         for sink in choices:
             is_mixed = source != sink
-            # Beyond small groups a change of layout is left to a kernel of its own.
+            # For larger groups, a separate kernel changes the layout.
             if is_mixed and (len(variable) > 1 or len(outputs) > 1 or computed > MIXED_PRIMITIVES):
                 continue
             yield (

@@ -1,8 +1,8 @@
-"""Kernels of ONNX Runtime: an opaque operator, run as a session that holds this one node.
+"""Kernels of ONNX Runtime: an opaque operator, run as a session that contains only this node.
 
-It is what makes every model run that ONNX Runtime runs: the rest of the graph is optimized around
-such operators. The kernel is native: the node's model stands in the source as bytes, and the run
-path calls the library's C interface on our own buffers.
+With them, Korch runs every model that ONNX Runtime runs: the rest of the graph is optimized around
+such operators. The kernel is native: its source contains the node's model as bytes, and `run` calls
+the library's C interface on Korch's own buffers.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ from korch.provider.provider import Kernel, named_kernel
 from korch.target import Target
 
 MOST_MODEL_BYTES = 1 << 18
-"""A node's attributes may hold tensors; larger ones would make a source that takes long to compile.
-"""
+"""The largest model of a node, whose attributes may hold tensors: a larger one makes a source that compiles slowly."""
 
 MOST_CONSTANT_ELEMENTS = 4096
-"""Larger uniform constants are made by the session instead of written out in the source."""
+"""Larger uniform constants are created by the session instead of being written out in the source."""
 
 
 class OnnxRuntimeProvider:
     """ONNX Runtime's kernels for opaque operators.
 
     Raises:
-        ImportError: ONNX Runtime is not installed, or without its shared library.
+        ImportError: ONNX Runtime or its shared library is not installed.
     """
 
     name = "onnxruntime"
@@ -52,7 +51,7 @@ class OnnxRuntimeProvider:
         self.version = f"{importlib.metadata.version('onnxruntime')}-{content_version()}"
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
-        """Offer one opaque operator in plain layouts, with any of its outputs."""
+        """Offer one opaque operator in plain layouts, with any subset of its outputs."""
         nodes = _nodes(group)
         if isinstance(nodes, Refusal):
             return nodes
@@ -65,7 +64,7 @@ class OnnxRuntimeProvider:
         return [Offer(*group.plain_layouts)]
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
-        """Return the session's source, if ONNX Runtime accepts the node."""
+        """Return a kernel that runs the node in a session."""
         nodes = _nodes(group)
         if isinstance(nodes, Refusal):
             return nodes
@@ -75,7 +74,7 @@ class OnnxRuntimeProvider:
 
 
 def _nodes(group: Group) -> list[Primitive] | Refusal:
-    """Return the primitives, one for each output of the group, all of one node."""
+    """Return the opaque primitive of each output of the group, or a refusal if these are not of one node."""
     primitives = group.body.primitives
     if not primitives or any(p.op != "opaque" for p in primitives):
         return Refusal("only opaque operators are run by ONNX Runtime")
@@ -86,7 +85,7 @@ def _nodes(group: Group) -> list[Primitive] | Refusal:
 
 
 def _model(group: Group, primitive: Primitive) -> onnx.ModelProto:
-    """Return the node as a model; constants that are part of the body are part of it."""
+    """Return the node as a model, which includes the constants of the group's body."""
     model = opaque_model(node_of(primitive))
     inside = {
         f"x{i}": group.body.constants[value]

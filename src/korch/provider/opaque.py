@@ -1,4 +1,4 @@
-"""What the providers of opaque operators ask of a group."""
+"""Queries on groups that the providers of opaque operators share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from korch.primitive.ops.opaque import OpaqueAttributes
 
 
 def node_of(primitive: Primitive) -> OpaqueAttributes:
-    """Return the node that an opaque primitive computes an output of.
+    """Return the ONNX node of which an opaque primitive computes one output.
 
     Raises:
-        TypeError: it is not opaque.
+        TypeError: the primitive is not opaque.
     """
     if not isinstance(primitive.attributes, OpaqueAttributes):
         raise TypeError(f"{primitive.op} is not opaque")
@@ -20,5 +20,5 @@ def node_of(primitive: Primitive) -> OpaqueAttributes:
 
 
 def is_one_node(primitives: Sequence[Primitive]) -> bool:
-    """Whether opaque primitives compute outputs of one node, of the same inputs."""
+    """Return whether all opaque primitives compute outputs of the same node from the same inputs."""
     return len({(node_of(p).node_alone, p.inputs) for p in primitives}) == 1

@@ -1,9 +1,9 @@
 """The interface of a provider: something that turns a candidate into a kernel.
 
 To add one, write a class with the members of `Provider` and register it under the entry-point
-group `korch.providers`; `docs/add-a-provider.md` shows the whole of it. Plans are chosen by layouts
-and measured costs alone. Which provider makes a kernel counts only for the estimates that say what
-is measured first.
+group `korch.providers`; `docs/add-a-provider.md` has a complete example. Plans are chosen by layouts
+and measured costs alone. The identity of a kernel's provider only affects the estimates that decide
+which kernels are measured first.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from korch.tile.trim import Count
 
 logger = logging.getLogger("korch.provider")
 ENTRY_POINT_GROUP = "korch.providers"
-"""Providers for the CPU."""
+"""The entry-point group of providers for the CPU."""
 
 CUDA_ENTRY_POINT_GROUP = "korch.cuda_providers"
-"""Those for CUDA devices."""
+"""The entry-point group of providers for CUDA devices."""
 
 SPLIT = "bf16x3"
-"""The variant of an offer whose matrix units multiply float32 numbers as three bfloat16 each."""
+"""The variant of an offer that multiplies float32 numbers on matrix units, each split into three bfloat16."""
 
 TILES = "tiles"
-"""The variant of an offer whose matrix units multiply bytes."""
+"""The variant of an offer that multiplies bytes on matrix units."""
 
 
 class Threading(Enum):
@@ -44,10 +44,10 @@ class Threading(Enum):
     """The calling thread only."""
 
     TEAM = "team"
-    """Threads that are there already, each of which calls NAME_team."""
+    """Threads that the caller has already started; each of them calls NAME_team."""
 
     OWN = "own"
-    """Others: a library's, or those of regions that it opens."""
+    """The kernel's own threads: those of a library, or of OpenMP regions that the kernel opens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +63,31 @@ class Kernel:
         void NAME_task(int stage, void* const* buffers, long begin, long end, long me);  // see below
 
     `buffers` holds the inputs, then the outputs, in the offer's layouts, then the workspace;
-    outputs overlap nothing. The model's inputs and outputs are the caller's memory, aligned to
-    their element's size, and so are the parts of a model output that is a concatenation in place;
-    all other buffers are aligned to 64 bytes. `run` may be called with other buffers each time. A
-    kernel may run beside others: if its target has one thread, it uses the calling thread only; if
-    several, its regions may get fewer than it asks for. `create` returns null and writes a message
-    if it fails. A kernel without state gets a null state. Kernels are compiled many to a unit, so
-    every other name in the source is static or begins with NAME. With threading `TEAM`, each of some threads,
-    which may be fewer or more than those of the target, calls NAME_team (`korch_team.h`). With a program, too,
-    NAME_task runs the tasks of a range of a stage of the program on the thread `me`, which has a part of the
-    workspace for itself behind the program's buffers.
+    outputs do not overlap any other buffer. The model's inputs and outputs are the caller's memory,
+    aligned to their element's size, and so are the parts of a model output that is a concatenation in
+    place; all other buffers are aligned to 64 bytes. Each call of `run` may pass different buffers. A
+    kernel may run concurrently with others: if its target has one thread, it uses the calling thread only;
+    if several, its regions may get fewer threads than it requests. `create` returns null and writes a
+    message if it fails. A kernel without state gets a null state. Many kernels are compiled in one
+    translation unit, so every other name in the source is static or begins with NAME. With threading `TEAM`,
+    every thread of the team calls NAME_team (`korch_team.h`); a team may have fewer or more threads than the
+    target. If the kernel also has a program, NAME_task runs a range of the tasks of one stage of the program on
+    the thread `me`; each thread has a private part of the workspace, which follows the program's buffers.
 
     Attributes:
         symbol: the name, unique to the kernel's content; empty if nothing runs.
         source: the text.
         has_state: whether `create` and `destroy` exist.
         workspace_bytes: scratch memory that `run` needs.
-        libraries: shared libraries that it calls, as the compiler's -l names them.
+        libraries: shared libraries that it calls, by the names that the compiler's -l option takes.
         opens: names of shared libraries that it opens itself when its state is created.
-        threading: which threads it runs on. With a state or a library it counts as `OWN`.
-        program: what its tasks touch, if that is known.
-        size_input: the input of the model, integers of 64 bits, that is a last buffer behind the workspace; "" for
-            none. It says for which size of a range a trimmed kernel runs.
-        thread_bytes: the part of the workspace that each thread has for itself, if the workspace is made of such parts,
-            one thread's behind the other's; else 0.
-        shared: the source of a unit that it calls, as kernels for other sizes do, too; "" for none.
+        threading: which threads it runs on. A kernel with a state or a library is treated as `OWN`.
+        program: the tile program, which says what memory each task accesses; None if unknown.
+        size_input: the input of the model (64-bit integers) that is passed as the last buffer, after the workspace;
+            "" for none. A trimmed kernel reads from it for which size of a range it runs.
+        thread_bytes: the size of each thread's private part of the workspace, if the workspace consists of such
+            parts, stored one after another; else 0.
+        shared: the source of a unit that this kernel calls and kernels for other sizes call as well; "" for none.
         marked: the text from which such a unit may be made (`korch.tile.cpp.numbers`); "" for none.
         counts: how parameters of the program follow from that size.
     """
@@ -116,7 +116,7 @@ def named_kernel(
     opens: tuple[str, ...] = (),
     threading: Threading = Threading.OWN,
 ) -> Kernel:
-    """Return the kernel of a source in which NAME stands for the symbol, made from the content."""
+    """Return the kernel of a source in which NAME stands for the symbol; the symbol is a hash of the source."""
     symbol = content_name("k", text)
     source = text.replace("NAME", symbol)
     return Kernel(symbol, source, has_state, workspace_bytes, libraries, threading, opens=opens)
@@ -127,7 +127,7 @@ K_co = TypeVar("K_co", covariant=True)
 
 
 class Provider(Protocol[T_contra, K_co]):
-    """Makes kernels for a kind of targets."""
+    """Makes kernels for one kind of target."""
 
     name: str
     """A short name, unique among providers; it is part of a measurement's key."""
@@ -135,26 +135,26 @@ class Provider(Protocol[T_contra, K_co]):
     version: str
     """Changes whenever its kernels may run differently: it is part of a measurement's key."""
 
-    # A provider may also list the kinds of groups that it asks for, as `group_shapes`: see
-    # `korch.candidate.shape`. One without the list is offered the `COMMON` ones.
-    # One with `runs_opaque = True` runs operators that have no fission rule: the host is given those that it refuses,
-    # with its reason.
+    # A provider may also list the kinds of groups that it wants to be asked about, as `group_shapes`: see
+    # `korch.candidate.shape`. A provider without this list is asked about groups of the `COMMON` kinds.
+    # A provider with `runs_opaque = True` runs operators that have no fission rule. Operators that it refuses run on
+    # the host, and the reason of its refusal is reported.
 
     def offer(self, group: Group, target: T_contra) -> Sequence[Offer] | Refusal:
-        """Return how it would run a group, or why it does not.
+        """Return the ways in which the provider can run a group, or the reason why it can't.
 
-        It must be quick and must not compile: it is asked for every group of a model. The answer
-        may depend on the group's body and on the target only, not on ids in the model.
+        This must be fast and must not compile anything: it is called for every group of a model. The
+        answer may depend only on the group's body and on the target, not on ids in the model.
         """
         ...
 
     def build(self, group: Group, offer: Offer, target: T_contra) -> K_co | Refusal:
-        """Return the kernel for one of its offers; a refusal here excludes the candidate."""
+        """Return the kernel for one of the provider's offers; a refusal here excludes the candidate."""
         ...
 
 
 AnyProvider = Provider[Any, Any]
-"""A provider for some kind of targets."""
+"""A provider for any kind of target."""
 
 _registered: dict[str, list[Callable[[], AnyProvider]]] = {}
 
@@ -168,7 +168,7 @@ def register_provider(provider: Callable[[], AnyProvider], entry_point_group: st
 
     Raises:
         ImportError: a library that the provider needs is missing.
-        ProviderError: the provider can't be made, or has not all members.
+        ProviderError: the provider can't be instantiated, or lacks a required member.
     """
     _made(f"provider {provider!r}", provider)
     known = _registered.setdefault(entry_point_group, [])
@@ -177,13 +177,13 @@ def register_provider(provider: Callable[[], AnyProvider], entry_point_group: st
 
 
 def load_providers(entry_point_group: str = ENTRY_POINT_GROUP) -> tuple[AnyProvider, ...]:
-    """Return one instance of every registered provider, in the order of their names.
+    """Return one instance of every registered provider, sorted by name.
 
-    A provider whose library is missing raises `ImportError`; it is disabled, and `korch doctor`
-    says so.
+    A provider whose library is missing raises `ImportError` itself; it is then left out, and
+    `korch doctor` reports it.
 
     Raises:
-        ProviderError: a provider can't be loaded, or two have one name.
+        ProviderError: a provider can't be loaded, or two providers have the same name.
     """
     found: dict[str, AnyProvider] = {}
     # Two distributions may register the same class.
@@ -205,7 +205,7 @@ def load_providers(entry_point_group: str = ENTRY_POINT_GROUP) -> tuple[AnyProvi
 
 @contextmanager
 def faults_named(provider: AnyProvider, group: Group) -> Iterator[None]:
-    """Report what a provider raises for a group as its error.
+    """Convert an unexpected exception of a provider into a `ProviderError` that names the provider and the group.
 
     Raises:
         ProviderError: the provider raised something other than a `KorchError`.
@@ -226,11 +226,11 @@ def faults_named(provider: AnyProvider, group: Group) -> Iterator[None]:
 
 
 def _made(where: str, make: Callable[[], AnyProvider]) -> AnyProvider:
-    """Return a provider.
+    """Instantiate a provider and check that it has all required members.
 
     Raises:
         ImportError: its library is missing.
-        ProviderError: it can't be made, or has not all members.
+        ProviderError: it can't be instantiated, or lacks a required member.
     """
     try:
         provider = make()

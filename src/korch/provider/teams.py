@@ -1,6 +1,6 @@
-"""Which kernels can run as a team: on threads that are there already.
+"""Decides which kernels can run on a team: a set of threads that are already running.
 
-These are consecutive kernels of a plan (`korch_runtime.h`), and those of a lane (`korch_concurrent.h`).
+Teams run consecutive kernels of a plan (`korch_runtime.h`) and the kernels of a lane (`korch_concurrent.h`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from korch.provider.provider import Kernel, Threading
 
 
 def team_refusal(kernel: Kernel) -> Refusal | None:
-    """Return why a kernel, which is built for the team's number of threads, can't run as a team; None if it can."""
+    """Return why a kernel that was built for the team's number of threads can't run on a team; None if it can."""
     if kernel.has_state or kernel.libraries:
         return Refusal("a kernel with a state or a library may have threads of its own")
     if kernel.threading is Threading.OWN:

@@ -1,7 +1,7 @@
-"""TensorRT on CUDA devices: a product or convolution with elementwise primitives and moves around.
+"""TensorRT on CUDA devices: a product or convolution with the elementwise and layout primitives around it.
 
-A plug-in: it is left out where the package `tensorrt` or a device is missing. What it builds is an
-engine for one group, with the weights inside; the plan's graph holds its launches.
+This provider is optional: it is disabled if the package `tensorrt` or a device is missing. It builds an
+engine for one group, which contains the weights; the engine's launches are part of the plan's CUDA graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from korch.provider.content import content_version
 
 
 class TensorRTProvider:
-    """Makes engines of TensorRT.
+    """Makes TensorRT engines.
 
     Raises:
         ImportError: TensorRT is not installed, or there is no device to build engines on.
@@ -46,7 +46,7 @@ class TensorRTProvider:
         return (Offer(*group.plain_layouts),)
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
-        """Write the network; the engine is built where its weights are known."""
+        """Return the group as an ONNX model; the engine is built later, when the weights are known."""
         refused = refusal_of(group)
         if refused is not None:
             return refused

@@ -1,4 +1,4 @@
-"""A tile program, with the group and the offer that it is for -> a kernel."""
+"""Prints a tile program as the kernel of a group's offer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from korch.tile.trim import Count
 
 
 def comment_of(group: Group, offer: Offer) -> str:
-    """Return the text at the head of a kernel's source: what it computes, in which layouts."""
+    """Return the comment at the head of a kernel's source: what it computes, in which layouts."""
     return f"{group.text}layouts {' '.join(map(str, (*offer.inputs, '->', *offer.outputs)))}"
 
 
@@ -34,14 +34,14 @@ def kernel_of(
     Args:
         program: the program.
         group: what it computes.
-        offer: in which layouts.
-        target: what it runs on.
-        stream_bytes: outputs of at least this size are written past the caches.
+        offer: the offer, which has the layouts.
+        target: the machine that it runs on.
+        stream_bytes: outputs of at least this size are written with non-temporal stores, which bypass the caches.
         remark: more lines for the comment at the head.
         counts: how the parameters of a trimmed program follow from the size.
 
     Raises:
-        TextLimitError: its text would be too long.
+        TextLimitError: the kernel's source would be too long.
     """
     text = comment_of(group, offer) + remark
     printed = print_cpp(program, text, target.lanes, target.threads, stream_bytes, counts)
@@ -49,7 +49,7 @@ def kernel_of(
 
 
 def printed_kernel(program: TileProgram, printed: PrintedCpp) -> Kernel:
-    """Return the kernel of a program that is printed."""
+    """Return the kernel of a program that has already been printed."""
     threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
     return Kernel(
         printed.symbol,

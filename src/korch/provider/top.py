@@ -1,6 +1,6 @@
-"""Group of an opaque `TopK` along the last axis -> its offer and its program.
+"""The offer and the tile program for a group with an opaque `TopK` along the last axis.
 
-The operator is not split into primitives, so that ONNX Runtime's kernel for it and this one compete.
+The operator is not split into primitives, so that this kernel competes with ONNX Runtime's kernel for it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from korch.tile.program import Axis, Buffer, Level, Stage, TileProgram
 from korch.tile.sort import Top
 
 ORDERED = (DType.F32, DType.F64, DType.I64, DType.I32, DType.I16, DType.I8, DType.U32, DType.U16, DType.U8)
-"""The types of elements that are ordered; floats of 16 bits are stored as integers in kernels."""
+"""Element types whose values kernels can compare; 16-bit floats are stored as integers and can't be compared so."""
 
 
 def is_top(group: Group) -> bool:
-    """Return whether a group has outputs of one `TopK` only."""
+    """Return whether a group consists of outputs of a single `TopK`."""
     primitives = group.body.primitives
     if not primitives or any(not isinstance(p.attributes, OpaqueAttributes) for p in primitives):
         return False
@@ -27,7 +27,7 @@ def is_top(group: Group) -> bool:
 
 
 def offer_top(group: Group) -> tuple[Offer, ...] | Refusal:
-    """Offer the first elements of rows that lie one after another."""
+    """Offer a `TopK` along the last axis, in plain layouts, so that each row is contiguous."""
     node = node_of(group.body.primitives[0])
     rows = ValueType.parse(node.inputs[0])
     axis = _given(node).get("axis", -1)
@@ -43,7 +43,7 @@ def offer_top(group: Group) -> tuple[Offer, ...] | Refusal:
 
 
 def program_of(group: Group) -> TileProgram:
-    """Return the program of the offer: a task takes the elements of a row."""
+    """Return the program of the offer: each task processes one row."""
     body = group.body
     primitives = {p.output: p for p in body.primitives}
     node, source = node_of(body.primitives[0]), body.primitives[0].inputs[0]

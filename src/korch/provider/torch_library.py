@@ -1,7 +1,7 @@
 """cuBLAS and cuDNN through PyTorch's operators: matrix products and convolutions on CUDA devices.
 
-A group is a linear primitive, what moves its arguments, and a bias. Arguments that are only moved
-are views, which cost nothing; images are plain or channels-last, as cuDNN runs fastest.
+A group consists of a linear primitive, primitives that only move its arguments, and a bias. Moved arguments
+are views of tensors, which cost nothing. Images are plain or channels-last, the layouts in which cuDNN is fastest.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ MOVES = ("transpose", "reshape", "slice")
 
 
 class TorchProvider:
-    """Makes calls of PyTorch's operators."""
+    """Makes kernels that call PyTorch's operators."""
 
     name = "torch"
     version = content_version()
     group_shapes = (around("conv", "conv_transpose", "matmul"),)
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
-        """Offer the group plain, and with images channels-last."""
+        """Offer the group in plain layouts, and a convolution of images in channels-last layouts, too."""
         found = _call(group, False)
         if isinstance(found, Refusal):
             return found
@@ -48,7 +48,7 @@ class TorchProvider:
         return tuple(dict.fromkeys((plain, last)))
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
-        """Print the call."""
+        """Return a kernel that consists of a Python function with the calls."""
         text = _call(group, not offer.outputs[0].is_plain)
         if isinstance(text, Refusal):
             return text
@@ -60,7 +60,7 @@ class TorchProvider:
 
 
 def _call(group: Group, last: bool) -> str | Refusal:
-    """Return the body of the function."""
+    """Return the body of the kernel's Python function, or why there is none."""
     body = group.body
     linear = body.linear
     if len(linear) != 1 or linear[0].op not in ("matmul", "conv", "conv_transpose"):
@@ -106,7 +106,7 @@ def _call(group: Group, last: bool) -> str | Refusal:
 
 
 def _bias(group: Group, root: Primitive, added: Sequence[Primitive]) -> tuple[int, int] | None:
-    """Return the vector that is added to a product along its channels, and the sum."""
+    """Return the value of the bias vector that is added along a product's channels, and the value of the sum."""
     body = group.body
     if len(added) != 1 or root.output not in added[0].inputs:
         return None

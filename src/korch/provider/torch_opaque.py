@@ -1,6 +1,6 @@
-"""Opaque operators on CUDA devices: those that PyTorch has, with the same meaning.
+"""Runs opaque operators on CUDA devices by calls of PyTorch that have the same semantics.
 
-What is not in `korch.provider.torch_calls` is refused, and left to the host.
+Operators that are not in `korch.provider.torch_calls` are refused and run on the host.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from korch.provider.torch_calls import TABLE, Node
 
 
 class TorchOpaqueProvider:
-    """Makes calls of PyTorch for opaque operators."""
+    """Makes kernels that call PyTorch for opaque operators."""
 
     name = "torch-opaque"
     version = content_version("provider/torch_calls")
@@ -40,7 +40,7 @@ class TorchOpaqueProvider:
         return (Offer(*group.plain_layouts),)
 
     def build(self, group: Group, offer: Offer, target: CudaTarget) -> CudaKernel | Refusal:
-        """Print the call."""
+        """Return a kernel that consists of a Python function with the calls."""
         text = _call(group)
         if isinstance(text, Refusal):
             return text
@@ -51,7 +51,7 @@ class TorchOpaqueProvider:
 
 
 def _call(group: Group) -> str | Refusal:
-    """Return the body of the function."""
+    """Return the body of the kernel's Python function, or why there is none."""
     body = group.body
     if not body.primitives or any(p.op != "opaque" for p in body.primitives):
         return Refusal("only opaque operators are run as calls of PyTorch")
@@ -74,7 +74,7 @@ def _call(group: Group) -> str | Refusal:
     lines += [*statements, f"results = {result}"]
     number = {p.output: node_of(p).output for p in body.primitives}
     picked = [f"results[{number[value]}].contiguous()" for _, value in body.outputs]
-    # What is only another view of an input would be overwritten with it.
+    # A result that is a view of an input is copied: otherwise overwriting the input would change the result.
     given = ", ".join(name for name, _ in body.inputs)
     lines += [
         "def memory(tensor): return tensor.untyped_storage().data_ptr()",
@@ -86,7 +86,7 @@ def _call(group: Group) -> str | Refusal:
 
 
 def _node(group: Group, operator: OpaqueAttributes) -> Node:
-    """Return the operator of a group as the table sees it."""
+    """Return the operator of a group in the form that the table's rows take."""
     body = group.body
     first = body.primitives[0]
     proto = onnx.NodeProto.FromString(bytes.fromhex(operator.node))
@@ -107,7 +107,7 @@ def _node(group: Group, operator: OpaqueAttributes) -> Node:
 
 
 def _known(name: str, constant: Constant, beside: str) -> list[str]:
-    """Return statements that set a constant: made in the first run, which no graph captures."""
+    """Return statements that define a constant. It is created in the first run, before a CUDA graph is captured."""
     dtype = DType.of(constant.array.dtype)
     kind, shape = f"torch.{TORCH_TYPES[dtype.value]}", list(constant.array.shape)
     if not constant.array.size:

@@ -1,8 +1,9 @@
 """Times of a kernel at a few sizes -> its time as a rational function of the sizes, with its error at other sizes.
 
-The functions are quotients of polynomials, as KLARAPTOR fits them to a kernel's performance counters (Brandt et al.,
-2019), here to its times. Kernels that compute rows in steps take as long for each size of a step, so the sizes may be
-rounded up first. Of a few forms the one counts that predicts each sample best from the others.
+The functions are quotients of polynomials. KLARAPTOR (Brandt et al., 2019) fits such functions to a kernel's
+performance counters; here they are fitted to its times. Kernels that compute rows in steps take the same time for all
+sizes within a step, so the sizes may be rounded up first. Of a few forms, the one is chosen that predicts each
+sample best from the other samples.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ Integers = npt.NDArray[np.int64]
 Exponents = tuple[int, ...]
 
 ROUNDS = 4
-"""A quotient is fitted by linear equations, each time weighted with the last denominator."""
+"""The number of iterations for fitting a quotient: each solves linear equations, weighted with the last denominator."""
 
 STEPS = (1, 16, 32)
-"""Sizes are rounded up to multiples of one of these: lanes of a vector, and rows that matrix units compute together."""
+"""Sizes are rounded up to multiples of one of these, for vector lanes, and for the rows of a matrix unit's tile."""
 
 RIDGE = 1e-9
-"""A smaller singular value, in parts of the largest, counts as 0."""
+"""A singular value below this fraction of the largest one counts as 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Term:
     coefficient: float
 
     def at(self, shares: Sequence[Matrix]) -> Matrix:
-        """Return its value for each of some points."""
+        """Return the term's value at each of some points."""
         return self.coefficient * _power(self.exponents, shares)
 
 
@@ -53,14 +54,14 @@ class TimedSizes:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A time in nanoseconds: a quotient of polynomials of the sizes, each divided by its largest.
+    """A time in nanoseconds: a quotient of polynomials of the sizes, where each size is divided by the largest one.
 
     Attributes:
         scales: the largest size of each dimension.
         above: the numerator's terms.
-        below: those of the denominator, besides the term 1.
-        error: the median of the relative errors at each sample, predicted from the others.
-        samples: what it was fitted to.
+        below: the denominator's terms, besides the term 1.
+        error: the median of the relative errors of the samples, each predicted from the other samples.
+        samples: the samples to which it was fitted.
         step: sizes are rounded up to a multiple of it.
     """
 
@@ -72,11 +73,11 @@ class Cost:
     step: int = 1
 
     def at(self, sizes: Sequence[int]) -> float:
-        """Return the time for some sizes, not below half of the least sample or above twice the largest."""
+        """Return the time for some sizes, limited to between half of the least sample and twice the largest."""
         return float(self.at_all([np.array([size]) for size in sizes])[0])
 
     def at_all(self, sizes: Sequence[Integers]) -> Matrix:
-        """Return the times for many sizes, given by dimension."""
+        """Return the times for many sizes; `sizes` has one array per dimension."""
         shares = [_share(size, self.step, scale) for size, scale in zip(sizes, self.scales, strict=True)]
         zero = np.zeros(np.shape(sizes[0]))
         below = sum((term.at(shares) for term in self.below), zero + 1.0)
@@ -104,7 +105,7 @@ def fit(samples: Sequence[TimedSizes]) -> Cost:
     """Return the function that fits times at some sizes.
 
     Args:
-        samples: at least one, of different sizes.
+        samples: at least one; their sizes must differ.
     """
     scales = _scales(samples)
     best: Cost | None = None
@@ -123,7 +124,7 @@ def fit(samples: Sequence[TimedSizes]) -> Cost:
 
 
 def line(samples: Sequence[TimedSizes]) -> Cost:
-    """Return the linear function of the sizes that fits a few times; its error is not known."""
+    """Return the linear function of the sizes that fits a few times, without an estimate of its error."""
     scales = _scales(samples)
     constant, linear, *_ = (above for above, _ in _forms(len(scales)))
     return _fitted(samples, scales, _Form(1, linear if len(samples) > 1 else constant, []))
@@ -138,7 +139,7 @@ def _without(samples: Sequence[TimedSizes], i: int) -> Sequence[TimedSizes]:
 
 
 def _forms(rank: int) -> list[tuple[list[Exponents], list[Exponents]]]:
-    """Return the terms of numerators and denominators, the simplest form first."""
+    """Return the terms of (numerator, denominator) of each form, the simplest form first."""
     by_degree = [[e for e in itertools.product(range(3), repeat=rank) if sum(e) == degree] for degree in range(3)]
     zero, linear, square = by_degree
     return [(zero, []), (zero + linear, []), (zero + linear + square, []), (zero + linear + square, linear)]
@@ -146,7 +147,7 @@ def _forms(rank: int) -> list[tuple[list[Exponents], list[Exponents]]]:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What a quotient is made of: to what sizes are rounded up, and the terms."""
+    """The form of a quotient: the step to which sizes are rounded up, and the terms."""
 
     step: int
     above: Sequence[Exponents]
@@ -154,7 +155,7 @@ class _Form:
 
 
 def _fitted(samples: Sequence[TimedSizes], scales: Sizes, form: _Form) -> Cost:
-    """Return the quotient of some form with the least squares of relative errors."""
+    """Return the quotient of a given form with the least sum of squared relative errors."""
     times = np.array([sample.time_ns for sample in samples])
     columns = np.array([sample.sizes for sample in samples]).T
     shares = [_share(column, form.step, scale) for column, scale in zip(columns, scales, strict=True)]
@@ -175,17 +176,17 @@ def _fitted(samples: Sequence[TimedSizes], scales: Sizes, form: _Form) -> Cost:
 
 
 def _powers(terms: Sequence[Exponents], shares: Sequence[Matrix], count: int) -> Matrix:
-    """Return the value of each term, a column, at each of some points."""
+    """Return the values of terms (columns) at some points (rows)."""
     return np.array([_power(e, shares) * np.ones(count) for e in terms]).reshape(len(terms), count).T
 
 
 def _share(sizes: Integers, step: int, scale: int) -> Matrix:
-    """Return sizes, rounded up, in parts of the largest one."""
+    """Return sizes, rounded up, as fractions of the largest one."""
     return -(-sizes // step) * step / scale
 
 
 def _solved(rows: Matrix, wanted: Matrix) -> Matrix:
-    """Return the least squares; of terms that the samples can't tell apart, small coefficients."""
+    """Return the least-squares solution; terms that the samples can't distinguish get small coefficients."""
     sizes = np.maximum(np.linalg.norm(rows, axis=0), np.finfo(np.float64).tiny)
     return np.asarray(np.linalg.lstsq(rows / sizes, wanted, rcond=RIDGE)[0] / sizes, np.float64)
 

@@ -1,6 +1,6 @@
-"""The graphs of one model at two sizes -> which value and which primitive of one is which of the other.
+"""The graphs of one model at two sizes -> the correspondence of their values and primitives.
 
-Both have the same alternatives, but equal constants and what is computed from them may be numbered in another order.
+Both graphs have the same alternatives, but constants and values computed from them may be numbered differently.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from korch.primitive.graph import Constant, PrimitiveGraph
 
 @dataclass(frozen=True)
 class Counterparts:
-    """What of another graph stands for the values and the primitives of a graph; some may have no counterpart."""
+    """The counterparts, in another graph, of a graph's values and primitives; some may have none."""
 
     values: dict[int, int]
     primitives: dict[int, int]
@@ -23,8 +23,8 @@ def counterparts(graph: PrimitiveGraph, other: PrimitiveGraph) -> Counterparts:
     """Return the counterparts of a graph's values and primitives.
 
     Args:
-        graph: of one size.
-        other: of another size.
+        graph: the graph of one size.
+        other: the graph of another size.
     """
     names = dict(other.inputs)
     values = {value: names[name] for name, value in graph.inputs if name in names}
@@ -34,7 +34,7 @@ def counterparts(graph: PrimitiveGraph, other: PrimitiveGraph) -> Counterparts:
         readers[primitive.op, primitive.inputs].append(number)
     primitives: dict[int, int] = {}
     todo, before = list(range(len(graph.primitives))), -1
-    while before != len(todo):  # an alternative may be numbered before what it reads
+    while before != len(todo):  # an alternative may be numbered before its operands
         before, waiting = len(todo), []
         for number in todo:
             primitive = graph.primitives[number]
@@ -49,7 +49,7 @@ def counterparts(graph: PrimitiveGraph, other: PrimitiveGraph) -> Counterparts:
             ]
             chosen = next((k for k in same if other.primitives[k].attributes == primitive.attributes), None)
             if chosen is None and same:
-                chosen = same[0]  # of several parts of a value, the first is the counterpart of the first
+                chosen = same[0]  # such as slices of one value: the first is the counterpart of the first
             if chosen is not None:
                 primitives[number] = chosen
                 values[primitive.output] = other.primitives[chosen].output
@@ -59,7 +59,7 @@ def counterparts(graph: PrimitiveGraph, other: PrimitiveGraph) -> Counterparts:
 
 
 def _constants(graph: PrimitiveGraph, other: PrimitiveGraph) -> dict[int, int]:
-    """Return the constants with the same elements, then those with the same first one, then others in their order."""
+    """Match constants with the same elements, then those with the same first element, then the rest in their order."""
     found: dict[int, int] = {}
     left, taken = dict(graph.constants), dict(other.constants)
     for key in (_content, _beginning, _kind):

@@ -1,4 +1,4 @@
-"""A group, with reductions that may end with a size -> along which axes of its inputs these go, if all of them end."""
+"""A group with reductions that may end early for a size -> the input axes along which they run, if all of them end."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from korch.ranges.needed import Ends, in_order
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the reductions of a kernel end.
+    """How the reductions of a kernel end early.
 
     Attributes:
-        extent: with how many elements.
-        length: how many there are at the largest size.
-        axes: positions of inputs, each with its axis of these elements.
-        reductions: their primitives, each with the axis along which it ends.
+        extent: the number of elements that they reduce.
+        length: the number of elements at the largest size.
+        axes: positions of inputs, each with the axis that has these elements.
+        reductions: the numbers of the reductions' primitives, each with the axis along which it ends.
     """
 
     extent: Extent
@@ -35,7 +35,7 @@ class Ending:
         return f"{self.extent} of {axes}"
 
     def share(self, sizes: Sizes) -> float:
-        """Return the share of the elements that there are at some sizes."""
+        """Return the fraction of the largest size's elements that some sizes have."""
         return min(1.0, self.extent.at(sizes) / max(1, self.length))
 
 
@@ -46,9 +46,9 @@ def endings_of(
 
     Args:
         graph: the plan's graph.
-        primitives: the group.
-        inputs: what it reads.
-        found: where reductions may end, by number.
+        primitives: the primitives of the group.
+        inputs: the values that it reads.
+        found: where reductions may end, by the primitive's number.
     """
     own = {p: found[p] for p in primitives if p in found}
     if not own or not _is_plain(graph, primitives):
@@ -66,7 +66,7 @@ def endings_of(
 
 
 def read(found: Mapping[int, Ends], reductions: Iterable[tuple[int, int]], step: int) -> dict[int, Ends]:
-    """Return how many elements some reductions read that end with a multiple of `step`."""
+    """Return how many elements some reductions read if they end at a multiple of `step`."""
     ends: dict[int, dict[int, Extent]] = {}
     for p, axis in reductions:
         ends.setdefault(p, {})[axis] = found[p][axis].rounded(step)
@@ -74,7 +74,7 @@ def read(found: Mapping[int, Ends], reductions: Iterable[tuple[int, int]], step:
 
 
 def _along(graph: PrimitiveGraph, primitives: Sequence[int], own: frozenset[tuple[int, int]]) -> dict[int, int]:
-    """Return the axes of inputs that some reductions go along; nothing if others do, too."""
+    """Return the input axes along which some reductions run; nothing if other reductions run along them, too."""
     along = sources(graph, primitives, [place for some in own for place in _operands(graph, some)])
     for other in {reduction for p in primitives for reduction in _reductions(graph, p)} - own:
         others = sources(graph, primitives, _operands(graph, other))
@@ -84,14 +84,14 @@ def _along(graph: PrimitiveGraph, primitives: Sequence[int], own: frozenset[tupl
 
 
 def _is_plain(graph: PrimitiveGraph, primitives: Sequence[int]) -> bool:
-    """Return whether all primitives are elementwise, move elements, or are reductions or products of matrices."""
+    """Return whether all primitives are elementwise, broadcast, layout, reductions, or matrix products."""
     plain = (Category.ELEMENTWISE, Category.BROADCAST, Category.LAYOUT)
     rows = [graph.primitives[p] for p in primitives]
     return all(p.row.category in plain or isinstance(p.attributes, ReduceAttributes) or p.op == "matmul" for p in rows)
 
 
 def _operands(graph: PrimitiveGraph, reduction: tuple[int, int]) -> list[tuple[int, int]]:
-    """Return the operands of a reduction, each with the axis that it goes along."""
+    """Return the operands of a reduction, each with the axis that is reduced."""
     number, axis = reduction
     primitive = graph.primitives[number]
     if primitive.op != "matmul":
@@ -100,7 +100,7 @@ def _operands(graph: PrimitiveGraph, reduction: tuple[int, int]) -> list[tuple[i
 
 
 def _reductions(graph: PrimitiveGraph, number: int) -> list[tuple[int, int]]:
-    """Return the axes that a primitive reduces, each with its number."""
+    """Return (the primitive's number, axis) for each axis that a primitive reduces."""
     primitive = graph.primitives[number]
     if isinstance(primitive.attributes, ReduceAttributes):
         return [(number, axis) for axis in primitive.attributes.axes]
@@ -109,15 +109,15 @@ def _reductions(graph: PrimitiveGraph, number: int) -> list[tuple[int, int]]:
 
 
 def sources(graph: PrimitiveGraph, primitives: Sequence[int], axes: Sequence[tuple[int, int]]) -> dict[int, int] | None:
-    """Return the axes of a group's inputs that become some axes of its values, by input.
+    """Return the axes of a group's inputs from which some axes of its values come, by input.
 
     Args:
         graph: the plan's graph.
-        primitives: the group.
+        primitives: the primitives of the group.
         axes: values, each with an axis.
 
     Returns:
-        None if the axes can't be followed back to the inputs, or come from two axes of one.
+        None if the axes can't be traced back to the inputs, or come from two axes of the same input.
     """
     found: dict[int, set[int]] = {}
     for value, axis in axes:
@@ -137,7 +137,7 @@ def sources(graph: PrimitiveGraph, primitives: Sequence[int], axes: Sequence[tup
 
 
 def _before(graph: PrimitiveGraph, primitive: Primitive, k: int, axis: int) -> set[int] | None:
-    """Return the axes of an operand that become an axis of the result; None if only parts of one do."""
+    """Return the axes of an operand that become an axis of the result; None if only a part of an axis does."""
     before, after = graph.types[primitive.inputs[k]].shape, graph.types[primitive.output].shape
     match primitive.attributes:
         case _ if primitive.row.category is Category.ELEMENTWISE:

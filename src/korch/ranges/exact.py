@@ -1,4 +1,4 @@
-"""A model with a few sizes, each of which has a plan of its own -> how these plans serve the sizes."""
+"""A model with a few sizes and a separate plan for each -> how these plans serve the sizes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def count_sizes(dimensions: Sequence[Dimension]) -> int:
 
 
 def all_sizes(dimensions: Sequence[Dimension]) -> list[Sizes]:
-    """Return all sizes, the one in the middle first, then those next to it."""
+    """Return all sizes, the middle one first, the others by their distance from it."""
     found = list(itertools.product(*(range(d.low, d.high + 1) for d in dimensions)))
     middle = found[len(found) // 2]
     return sorted(found, key=lambda sizes: math.dist(sizes, middle))
 
 
 def has_free_windows(samples: Samples) -> bool:
-    """Return whether windows go along axes whose size depends on a dimension."""
+    """Return whether windows move along axes whose size depends on a dimension."""
     return len(set(map(windowed_axes, samples.graphs))) > 1
 
 
 def windowed_axes(graph: PrimitiveGraph) -> tuple[tuple[int, ...], ...]:
-    """Return the sizes of the axes along which windows go."""
+    """Return the sizes of the axes along which windows move."""
     windows = (p for p in graph.primitives if isinstance(p.attributes, ConvAttributes | PoolAttributes))
     return tuple(graph.types[p.inputs[0]].shape[2:] for p in windows)
 
@@ -43,10 +43,10 @@ def exact_plans(samples: Samples, sizes: Sequence[Sizes]) -> tuple[RangePlan, ..
 
     Args:
         samples: the model at a few sizes, the largest ones first.
-        sizes: of the plans.
+        sizes: the sizes of the plans.
 
     Raises:
-        UnsupportedError: an axis of an input follows from no dimension.
+        UnsupportedError: the size of an input's axis can't be computed from a dimension.
     """
     known = [extent(d) for d in range(len(samples.dimensions))]
     forms = []

@@ -1,10 +1,11 @@
-"""The kernels of a masked plan -> reductions that may end with a size, as what lies behind it is their identity.
+"""The kernels of a masked plan -> reductions that may end early, because all elements beyond a size are the identity.
 
-Forwards from the inputs, which are padded with zeros, and from the masks: along which axes, beyond which count, all
-elements of a value are one number. A reduction over such an axis whose number is the identity of its operation (0 of
-sums, -inf of maxima; of a product of matrices 0 on one side) may leave out what lies behind the count. By the invariant
-of a masked graph (`mask.py`) its result is the model's result over the elements before the count. So 0 times anything
-counts as 0 here: where it is NaN, the result is not the model's in the first place.
+Going forward from the inputs, which are padded with zeros, and from the masks, this module finds the axes along which
+all elements of a value from some count on are the same number. A reduction over such an axis may leave out the elements
+from the count on if their number is the identity of its operation: 0 for a sum, -inf for a maximum, and 0 in one
+operand for a matrix product. By the invariant of a masked graph (`mask.py`), its result is then the model's result over
+the elements before the count. For this, 0 times anything counts as 0: if it were NaN, the result would not be the
+model's anyway.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from korch.ranges.needed import Ends, before_reshape
 from korch.ranges.plan import RangePlan
 
 Behind = tuple[Extent | None, float]
-"""From which count on elements are a number; None: all are."""
+"""The count from which on all elements are a number, and the number; the count None means all elements."""
 
 
 def ends(graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan) -> dict[int, Ends]:
@@ -33,12 +34,12 @@ def ends(graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan) -> d
 
     Args:
         graph: the plan's graph.
-        primitives: those that the plan computes, in any order, or all alternatives.
+        primitives: the primitives that the plan computes, in any order, or all alternatives.
         plan: how it serves sizes.
     """
     fills = _Fills(graph, plan)
     before = -1
-    while before != fills.count:  # alternatives may read each other
+    while before != fills.count:  # repeated, since alternatives may depend on each other
         before = fills.count
         for number in primitives:
             fills.add(graph.primitives[number])
@@ -47,21 +48,21 @@ def ends(graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan) -> d
 
 
 class _Fills:
-    """What lies behind a count, by value and axis."""
+    """The number in the elements from some count on, by value and axis."""
 
     def __init__(self, graph: PrimitiveGraph, plan: RangePlan) -> None:
         self._graph = graph
         hidden = {own.name: own.form for own in plan.hidden}
         seen = [name for name, _ in graph.inputs if name not in hidden]
         forms = {**hidden, **dict(zip(seen, plan.inputs, strict=True))}
-        self._known: dict[int, dict[int, Behind]] = {  # zeros are behind the elements of all inputs
+        self._known: dict[int, dict[int, Behind]] = {  # all inputs are padded with zeros
             value: {axis: (e, 0.0) for axis, factors in enumerate(forms[name]) if (e := prefix(factors)) is not None}
             for name, value in graph.inputs
         }
 
     @property
     def count(self) -> int:
-        """How much is known."""
+        """The number of known pairs of a value and an axis."""
         return sum(map(len, self._known.values()))
 
     def of(self, value: int, axis: int) -> Behind | None:
@@ -87,7 +88,7 @@ class _Fills:
         return {axis: extent for axis, (extent, _) in known.items() if extent is not None}
 
     def add(self, primitive: Primitive) -> None:
-        """Take down what is known of a primitive's result."""
+        """Record what is known of a primitive's result."""
         found = {}
         for axis in range(len(self._graph.types[primitive.output].shape)):
             behind = self._behind(primitive, axis)
@@ -129,7 +130,7 @@ class _Fills:
         return None
 
     def _elementwise(self, primitive: Primitive, axis: int) -> Behind | None:
-        """Return what an elementwise operation makes of what lies behind its operands."""
+        """Return the count and number of an elementwise operation's result, from those of its operands."""
         op, fills = primitive.op, [self.of(value, axis) for value in primitive.inputs]
         if op == "where":
             return _chosen(fills)
@@ -145,7 +146,7 @@ class _Fills:
 
 
 def _chosen(fills: Sequence[Behind | None]) -> Behind | None:
-    """Return what lies behind a choice: what its condition chooses there, or what both sides are."""
+    """Return the count and number of a `where`: of the operand that the condition chooses, or of both if equal."""
     condition, first, second = fills
     if first is not None and second is not None and first[1] == second[1]:
         extents = {extent for extent, _ in (first, second) if extent is not None}
@@ -158,7 +159,7 @@ def _chosen(fills: Sequence[Behind | None]) -> Behind | None:
 
 
 def _absorbing(op: str, fills: Sequence[Behind | None]) -> Behind | None:
-    """Return what an operation gives if one operand alone decides it."""
+    """Return the count and number of an operation's result if one operand alone determines it."""
     number = {"mul": 0.0, "div": 0.0, "add": -math.inf, "sub": -math.inf}.get(op)
     sides = fills[:1] if op in ("div", "sub") else fills
     return next((fill for fill in sides if fill is not None and fill[0] is not None and fill[1] == number), None)

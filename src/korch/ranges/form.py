@@ -1,7 +1,7 @@
-"""How the axes of a value depend on the dimensions of a range, and what a masked graph reads besides its inputs.
+"""How the axes of a value depend on the free dimensions, and the hidden inputs of a masked graph.
 
-An axis is a product of factors, the outermost first, as reshapes merge and split them. A factor is fixed, or it is
-*free*: the model has a number of elements along it that follows from a dimension's size.
+An axis is a product of factors, the outermost first, as reshapes merge and split them. A factor is either fixed or
+*free*: the model's number of elements along a free factor is a function of a dimension's size.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from korch.primitive.types import DType
 Bools = npt.NDArray[np.bool_]
 
 Sizes = tuple[int, ...]
-"""The size of each dimension of a range, in steps of the range: 10 for an image of 320 if only multiples of 32 are."""
+"""The size of each dimension of a range, in steps of the range: 10 for an image of 320 if the step is 32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """A dimension of which an executable takes each size of a range.
+    """A free dimension: an executable accepts each size of a range for it.
 
     Attributes:
-        name: the dimension's name, or the input's.
-        axis: the input's axis; None if `name` is the dimension's.
+        name: the name of the dimension or of the input.
+        axis: the input's axis; None if `name` is the dimension's name.
         low: the smallest size, in steps.
         high: the largest size, in steps.
-        step: of which the sizes are multiples.
+        step: all sizes are multiples of it.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Dimension:
 
     @property
     def range_text(self) -> str:
-        """The sizes, as the option --shape writes them."""
+        """The sizes in the syntax of the option --shape."""
         text = f"{self.low * self.step}..{self.high * self.step}"
         return text if self.step == 1 else f"{text}:{self.step}"
 
     def steps_of(self, size: int) -> int | None:
-        """Return a size in steps; None if it is out of the range."""
+        """Return a size in steps; None if it is not in the range."""
         steps, rest = divmod(size, self.step)
         return steps if rest == 0 and self.low <= steps <= self.high else None
 
@@ -61,7 +61,7 @@ class Dimension:
 class Extent:
     """floor((times · n + plus) / over), with n the size of a dimension, rounded up to a multiple of `step`.
 
-    It is made by `extent`, so that equal functions are equal.
+    Use the function `extent` to create it, so that equal functions are equal objects.
     """
 
     dimension: int
@@ -81,7 +81,7 @@ class Extent:
     def then(self, plus: int, over: int = 1) -> Extent:
         """Return floor((self + plus) / over), since floor(floor(x / a) + b) / c) is floor((x + a·b) / (a·c)).
 
-        Of what is rounded up, it is at least that.
+        If this extent is rounded up (`step`), the result is an upper bound of that.
         """
         if (plus, over) == (0, 1):
             return self
@@ -89,13 +89,13 @@ class Extent:
         return extent(self.dimension, self.times, self.plus + most * self.over, self.over * over)
 
     def repeated(self, count: int) -> Extent | None:
-        """Return count · self, or None if it has no such form; of what is rounded up, it is at least that."""
+        """Return count · self, or None if it has no such form; if it is rounded up (`step`), an upper bound."""
         if self.over != 1 or count == 1:
             return self if count == 1 else None
         return extent(self.dimension, self.times * count, (self.plus + self.step - 1) * count)
 
     def rounded(self, step: int) -> Extent:
-        """Return it rounded up to a multiple of a number."""
+        """Return the extent rounded up to a multiple of `step`."""
         if self.step != 1:
             raise AssertionError("it is rounded up")
         return replace(self, step=step)
@@ -113,8 +113,8 @@ class Factor:
 
     Attributes:
         size: its size in the masked graph.
-        extent: the model's; None is the same size.
-        parts: of a concatenation with free axes, the factors of what is joined.
+        extent: its size in the model; None if that is `size`.
+        parts: for a concatenation along free axes, the factors of each concatenated operand.
     """
 
     size: int
@@ -133,20 +133,20 @@ class Factor:
         return self.size if self.extent is None else self.extent.at(sizes)
 
     def valid(self, sizes: Sequence[int]) -> Bools:
-        """Return which elements along it are the model's."""
+        """Return which elements along it are valid."""
         if self.parts:
             return np.concatenate([valid(part, sizes).reshape(-1) for part in self.parts])
         return np.arange(self.size) < self.at(sizes)
 
 
 def valid(factors: Sequence[Factor], sizes: Sequence[int]) -> Bools:
-    """Return which elements of an axis are the model's, with an axis for each factor."""
+    """Return which elements of an axis are valid, as an array with one axis per factor."""
     lines = (factor.valid(sizes) for factor in factors)
     return np.asarray(functools.reduce(np.logical_and.outer, lines, np.ones((), np.bool_)))
 
 
 Axis = tuple[Factor, ...] | None
-"""The factors of an axis; None if all elements along it are equal, so that it has any factors of its size."""
+"""The factors of an axis; None if all elements along it are equal, so that it can have any factors of its size."""
 
 Form = tuple[Axis, ...]
 
@@ -157,7 +157,7 @@ def is_free(axis: Axis) -> bool:
 
 
 def axis_of(factors: Sequence[Factor]) -> tuple[Factor, ...]:
-    """Return an axis of some factors, with its fixed ones joined, so that equal axes are equal."""
+    """Return the axis of some factors in canonical form: adjacent fixed factors are merged, those of size 1 dropped."""
     found: list[Factor] = []
     for factor in factors:
         if not factor.is_free and factor.size == 1:
@@ -170,7 +170,7 @@ def axis_of(factors: Sequence[Factor]) -> tuple[Factor, ...]:
 
 
 def prefix(axis: Axis) -> Extent | None:
-    """Return the extent of an axis whose valid elements are its first ones; None if they are not."""
+    """Return the number of valid elements of an axis if they are its first elements; None if they are not."""
     if not axis or axis[0].extent is None or any(factor.is_free for factor in axis[1:]):
         return None
     return axis[0].extent if len(axis) == 1 else axis[0].extent.repeated(axis[1].size)
@@ -190,16 +190,17 @@ class Hidden:
 
     Attributes:
         name: its name.
-        kind: "mask": 1 for the valid elements along axes, else 0. "end": 1 for the one that `offset` valid ones
-            follow. "number": coefficient · (product of the extents) ^ power. "sizes": those of all dimensions.
-        factors: those of the axis; of a number, those whose extents are multiplied.
+        kind: "mask": 1 for the valid elements along axes, else 0. "end": 1 for the element that `offset` valid ones
+            follow, else 0. "number": coefficient · (product of the extents) ^ power. "sizes": the sizes of all
+            dimensions.
+        factors: the factors of `axis`; for a "number", the factors whose extents are multiplied.
         rank: the number of axes; most have size 1.
-        axis: the one with these factors.
+        axis: the axis with these factors.
         dtype: the element type.
-        offset: of an "end".
-        coefficient: of a "number".
-        power: of a "number".
-        others: of a "mask", further axes with their factors.
+        offset: for an "end": how many valid elements follow.
+        coefficient: for a "number".
+        power: for a "number".
+        others: for a "mask", further axes with their factors.
     """
 
     name: str
@@ -221,7 +222,7 @@ class Hidden:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape."""
+        """The shape of the input in the masked graph."""
         return tuple(math.prod(factor.size for factor in axis) for axis in self.form)
 
     @property
@@ -247,5 +248,5 @@ class Hidden:
 
 
 def sizes_input(dimensions: int) -> Hidden:
-    """Return the hidden input that has the sizes, which kernels read to leave out what is not needed."""
+    """Return the hidden input with the sizes, which kernels read to leave out elements that are not needed."""
     return Hidden("", "sizes", (Factor(dimensions),), 1, dtype="i64")

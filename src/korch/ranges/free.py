@@ -1,12 +1,13 @@
-"""A primitive of all samples -> its value in a graph for all sizes: one rule for each kind of primitive.
+"""A primitive in all samples -> its value in a graph for all sizes: one rule for each kind of primitive.
 
-A rule returns the form of the result and what is known behind its valid elements. It asks for masks of operands that
-the primitive mixes along a free axis: a sum needs 0 there, a maximum -inf, and so on. Then the masked result is the
-model's wherever it is valid, because what is added is the identity. In a contraction both operands are masked, as
-0 · NaN is not 0, unless one is known to be finite.
+A rule returns the form of the result and what is known beyond its valid elements. If a primitive combines elements
+along a free axis, its rule requests masks for its operands: beyond the valid elements a sum needs 0, a maximum -inf,
+and so on. These are identities of the operation, so the valid elements of the result equal the model's. In a
+contraction both operands are masked, because 0 · NaN is not 0, unless one is known to be finite.
 
-Softmax: its maximum is of x with -inf behind, so x - m is -inf there and its exponential 0. Only if m is infinite or
-NaN it is NaN instead, and then valid elements are NaN, too, and so is the sum over the line (`Fill.is_soft`).
+Softmax: its maximum m is computed with -inf beyond the valid elements of x, so x - m is -inf there and its exponential
+is 0. Only if m is infinite or NaN, it is NaN instead; then valid elements are NaN, too, and so is the sum over the
+line (`Fill.is_soft`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from korch.ranges.site import Site, fixed
 Rule = Callable[[Site], Value]
 
 PROPAGATES_NAN = frozenset({"exp", "cast", "mul", "div", "neg"})
-"""Operations that keep a fill soft."""
+"""The operations whose result has a soft fill if an operand has one (`Fill.is_soft`)."""
 
 
 def rule_of(op: str, category: Category) -> Rule | None:
@@ -71,7 +72,7 @@ def _elementwise(site: Site) -> Value:
 
 
 def _number(site: Site, k: int, axis: int) -> Fill | None:
-    """Return what all elements of an operand behind the valid ones along an axis are."""
+    """Return the number of all elements of an operand beyond the valid ones along an axis; None if unknown."""
     constant = site.masks.verbs.builder.constant_of(site.operands[k].id)
     if constant is not None:
         return Fill(constant.scalar) if constant.is_uniform else None
@@ -103,7 +104,7 @@ def _elementwise_fill(site: Site, axis: int) -> Fill | None:
 def _choice_fill(site: Site, numbers: Sequence[Fill | None]) -> Fill | None:
     condition, first, second = numbers
     if first is not None and second is not None and first.number == second.number:
-        # Of a guarded softmax: what is NaN becomes the number that lies behind the others.
+        # In a guarded softmax, NaN is replaced by the number that is beyond the valid elements of the other lines.
         is_guard = site.operands[0].part == ("isnan", site.operands[2].id)
         return Fill(second.number) if is_guard or not (first.is_soft or second.is_soft) else None
     chosen = None if condition is None or condition.is_soft else (first if condition.number else second)
@@ -138,7 +139,7 @@ def _transpose(site: Site) -> Value:
 
 
 def _moved(site: Site, form: Sequence[Axis], fills: Sequence[Fill | None]) -> Value:
-    """Return the result of a transpose or reshape; a mask of it may be put before it."""
+    """Return the result of a transpose or reshape, recorded so that a mask can be put before this primitive."""
     result = _result(site, form, fills)
     _note_maker(site, result, site.operands[0])
     return result
@@ -150,7 +151,7 @@ def _note_maker(site: Site, result: Value, source: Value) -> None:
 
 
 def _reshape(site: Site) -> Value:
-    """Give each axis of the result the next factors of the operand, in row-major order; fixed ones may be split."""
+    """Assign the operand's factors, in row-major order, to the axes of the result; fixed factors may be split."""
     waiting = [(factor, axis) for axis in range(len(site.inputs[0])) for factor in site.factors(0, axis)]
     waiting.reverse()
     form: list[Axis] = []
@@ -198,7 +199,7 @@ def _reduce(site: Site) -> Value:
 
 
 def identity_of(name: str, dtype: DType) -> float:
-    """Return the number that changes nothing when an operation reduces it."""
+    """Return the identity of a reduction."""
     if name in ("reduce_sum", "pool_sum"):
         return 0
     if name == "reduce_prod":
@@ -230,7 +231,7 @@ def _matmul(site: Site) -> Value:
 
 
 def _mask_contraction(site: Site) -> None:
-    """Make the products behind the valid elements of a contraction 0."""
+    """Mask the operands of a contraction so that the products beyond its valid elements are 0."""
     places = ((0, len(site.inputs[0]) - 1), (1, len(site.inputs[1]) - 2))
     for k, axis in places:
         fill = site.fill(k, axis)
@@ -260,7 +261,7 @@ def _conv(site: Site) -> Value:
 
 
 def _pool(site: Site) -> Value:
-    """Return the windows of a pool; fission omits end pads that no window reads, so their number gives the pads."""
+    """Return the result of a pool; fission omits end pads that no window reads, so the window count gives the pads."""
     found = [a for a in site.step.attributes if isinstance(a, PoolAttributes)]
     if len({replace(a, pads_end=()) for a in found}) > 1:
         raise site.refusal("its attributes depend on the size")
@@ -284,14 +285,14 @@ def _pool(site: Site) -> Value:
         spatial.append(_windows(site, lead + i, stride, counts[0]))
     site.mask(0, over, number)
     result = _result(site, (*site.operands[0].form[:lead], *spatial))
-    # A product of infinities is computed again, element by element, by kernels that split its operands.
+    # Kernels that split operands of products would recompute products of infinities element by element, so use 0.
     return result if math.isfinite(number) else site.masks.filled(result, over, 0)
 
 
 def _windows(site: Site, axis: int, stride: int, more: int) -> Axis:
-    """Return an axis of floor((n + more) / stride) windows of one of n elements.
+    """Return the axis of floor((n + more) / stride) windows over an axis of n elements.
 
-    Where windows reach over the end, the operand is masked: what is not valid acts as the pad.
+    If windows reach beyond the end, the operand must be masked: elements that are not valid act as the pad.
     """
     factors = site.factors(0, axis)
     if not is_free(factors):
@@ -310,7 +311,7 @@ def _concat(site: Site) -> Value:
     parts = [site.factors(k, along) for k in range(count)]
     if any(map(is_free, parts[:-1])) and site.dtype(0) is not DType.BOOL:
         for k in range(count):
-            site.mask(k, (along,), 0)  # so that what lies behind valid elements need not be computed
+            site.mask(k, (along,), 0)  # so that elements beyond the valid ones need not be computed
     form: list[Axis] = []
     fills: list[Fill | None] = []
     for axis in range(len(site.output)):
@@ -415,7 +416,7 @@ def _part(
     size: tuple[int, ...],
     step: tuple[int, ...],
 ) -> Axis | int:
-    """Return the axis that a slice of a free axis gives, or how many elements follow the only one that it takes."""
+    """Return the axis of a slice of a free axis; if it takes one element near the end, how many elements follow it."""
     along = prefix(factors)
     behind = {n - 1 - s for n, s in zip(given, start, strict=True)}
     if along is None or not fixed(step):
@@ -429,7 +430,7 @@ def _part(
         if start[0] + step[0] * (size[0] - 1) >= lowest:
             raise site.refusal(f"it takes {size[0]} elements of a free axis, which has {lowest} at the smallest size")
         return axis_of([Factor(size[0])])
-    # The axis without its first elements, and without as many at its end as the sizes tell.
+    # The slice drops `start` elements at the beginning, and at the end the number that explains its sizes.
     for dropped in range(given[0]):
         rest = along.then(step[0] - 1 - start[0] - dropped, step[0])
         if tuple(map(rest.at, site.samples.sizes)) == size:
@@ -469,7 +470,7 @@ def _opaque(site: Site) -> Value:
     axis += rank if axis < 0 else 0
     if len(site.operands) != 2 or is_free(site.factors(0, axis)) or not fixed(site.inputs[0][axis]):
         raise site.refusal("indices into a free axis are computed at run time")
-    site.mask(1, range(len(site.inputs[1])), 0)  # an index must point into the table also where nobody reads the result
+    site.mask(1, range(len(site.inputs[1])), 0)  # invalid indices must point into the table, too
     data, indices = site.operands
     return _result(site, (*data.form[:axis], *indices.form, *data.form[axis + 1 :]))
 

@@ -1,11 +1,11 @@
 """The primitives of one model at several sizes -> their common structure.
 
-The graphs are walked side by side. Each primitive must have its counterpart, with the same operation and the same
-operands, in each of the others; what differs are shapes, constants and attributes, which the rules of `free.py`
-explain. A mean is a product with 1/n where n is a power of 2, and a quotient elsewhere; both become quotients.
+The graphs are traversed in parallel. Each primitive must have a counterpart in each of the other graphs, with the same
+operation and the same operands. Only shapes, constants and attributes may differ; the rules of `free.py` handle these
+differences. A mean is a product with 1/n if n is a power of 2, and a quotient otherwise; both become quotients.
 
-What a model does at sizes between the samples is not proven by samples. So the executable is also compared with the
-model at other sizes when it is built.
+Samples do not prove what a model computes at the sizes between them. So the executable is also compared with the model
+at other sizes when it is built.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HINT = "Give the sizes that you need, separated by commas: --shape length=128,25
 
 @dataclass(frozen=True)
 class LockOperand:
-    """An operand of a primitive: a value of the largest graph, or the constant that it is in each graph."""
+    """An operand of a primitive: a value of the largest graph and, if it is a constant, the constant in each graph."""
 
     value: int
     constants: tuple[Constant, ...] = ()
@@ -38,10 +38,10 @@ class LockStep:
 
     Attributes:
         op: the operation.
-        operands: what it reads.
-        attributes: those in each graph.
-        output: its value in the largest graph.
-        origin: the model's node that it comes from.
+        operands: the operands.
+        attributes: the attributes in each graph.
+        output: the number of its result in the largest graph.
+        origin: the model's node from which it comes.
     """
 
     op: str
@@ -57,7 +57,7 @@ class Samples:
 
     Attributes:
         dimensions: the dimensions that are free.
-        sizes: of each dimension in each graph; the first ones are the largest.
+        sizes: for each graph, the size of each dimension; the first sizes are the largest.
         graphs: the model's primitives for these sizes.
     """
 
@@ -71,7 +71,7 @@ class Samples:
         return self.graphs[0]
 
     def text(self) -> str:
-        """Return the dimensions as messages name them."""
+        """Return the dimensions as text for messages."""
         return ", ".join(f"{d}={d.range_text}" for d in self.dimensions)
 
 
@@ -82,8 +82,8 @@ class Lockstep:
     Attributes:
         samples: the graphs.
         steps: the primitives, in an order in which they can run.
-        shapes: of each value of the largest graph, per axis the size in each sample.
-        outputs: each output of the model.
+        shapes: for each value of the largest graph, per axis the size in each sample.
+        outputs: the outputs of the model, by name.
     """
 
     samples: Samples
@@ -93,11 +93,11 @@ class Lockstep:
 
 
 class AmbiguousError(UnsupportedError):
-    """Some samples do not tell what the model does at other sizes; more of them may."""
+    """The samples do not determine what the model does at other sizes; more samples may."""
 
 
 def refusal(samples: Samples, origin: str, what: str) -> UnsupportedError:
-    """Return the error that a node can't run for a range of sizes."""
+    """Return the error that says why a node can't run for a range of sizes."""
     return UnsupportedError(what, where=f"{origin or 'the model'}, option --shape {samples.text()}", hint=HINT)
 
 
@@ -105,7 +105,7 @@ def align(samples: Samples) -> Lockstep:
     """Return the common structure of several graphs.
 
     Raises:
-        UnsupportedError: the model does something else at one of the sizes.
+        UnsupportedError: the model's structure differs at one of the sizes.
     """
     largest = samples.largest
     maps: list[dict[int, int]] = [{} for _ in samples.graphs]
@@ -173,9 +173,9 @@ def _operand(samples: Samples, maps: Sequence[dict[int, int]], values: Sequence[
 
 
 def _as_divisor(operand: LockOperand, is_factor: Sequence[bool]) -> LockOperand:
-    """Return the operand of a quotient that is a factor in some graphs, there a power of 2."""
+    """Return an operand as a divisor; in graphs in which it is a factor (a power of 2), its reciprocal is used."""
     if not all(constant.is_uniform for constant in operand.constants):
-        return operand  # the constants differ, which is refused later
+        return operand  # the constants are not uniform, which is refused later
     constants = [
         Constant.of(_reciprocal(constant.array)) if turns else constant
         for constant, turns in zip(operand.constants, is_factor, strict=True)

@@ -1,8 +1,8 @@
-"""A value, an axis and a number -> the value with this number behind the valid elements.
+"""A value, an axis and a number -> the value with this number in the elements beyond the valid ones.
 
-The invariant of a masked graph: an element of a value all of whose coordinates along free factors are less than the
-model's sizes equals the element that the model computes at these coordinates. All other elements are arbitrary, also
-NaN, except where a `Fill` says more. Executables pad their inputs with zeros.
+The invariant of a masked graph: an element is *valid* if all of its coordinates along free factors are less than the
+model's sizes, and each valid element equals the element that the model computes at these coordinates. All other
+elements are arbitrary, possibly NaN, unless a `Fill` says more. Executables pad their inputs with zeros.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ NARROW = (DType.I8, DType.U8)
 """The types of quantized values that are multiplied."""
 
 DEQUANTIZES = ("cast", "sub", "mul")
-"""The steps of a dequantization."""
+"""The operations of a dequantization."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """What lies behind the valid elements along an axis, whatever the other coordinates.
+    """The number in all elements beyond the valid ones along an axis, at any coordinates along other axes.
 
     Attributes:
-        number: what all of them are.
-        is_soft: of a line along the axis they may be something else if all or some valid elements of the line are NaN,
-            so that a sum or a product of matrices over the line is NaN in the model, too.
+        number: the value of all of them.
+        is_soft: whether these elements of a line along the axis may have another value if valid elements of the line
+            are NaN, so that a sum or a matrix product over the line is NaN in the model, too.
     """
 
     number: float
@@ -46,10 +46,10 @@ class Value:
     """A value of a masked graph.
 
     Attributes:
-        id: its number there.
+        id: its number in the graph.
         form: how its axes depend on the dimensions.
-        fills: what is known behind the valid elements along each axis.
-        part: "reduce_max", "reduce_sum" or "isnan" with the value that it is of, for the rules of softmax.
+        fills: per axis, what is known of the elements beyond the valid ones.
+        part: the operation "reduce_max", "reduce_sum" or "isnan" that gave it, with its operand, for softmax.
     """
 
     id: ValueId
@@ -59,18 +59,18 @@ class Value:
 
 
 def plain(id: ValueId, form: Form, fills: Sequence[Fill | None] = ()) -> Value:
-    """Return a value; of axes that are not free no fill is kept."""
+    """Return a value; fills of axes that are not free are dropped."""
     known = tuple(fills) or (None,) * len(form)
     return Value(id, form, tuple(f if is_free(a) else None for f, a in zip(known, form, strict=True)))
 
 
 class Masks:
-    """Adds masks to a graph, each one once.
+    """Adds masks to a graph, without duplicates.
 
     Attributes:
         verbs: adds primitives.
-        hidden: the inputs that masks and numbers are read from.
-        makers: of some values, the primitive that gives it, and the value that this moves or dequantizes.
+        hidden: the inputs from which masks and numbers are read.
+        makers: for some values, the primitive that computes it, and the operand that it moves or dequantizes.
     """
 
     def __init__(self, builder: GraphBuilder) -> None:
@@ -79,7 +79,7 @@ class Masks:
         self.makers: dict[ValueId, tuple[Primitive, Value]] = {}
 
     def input(self, wanted: Hidden) -> ValueId:
-        """Return a hidden input; equal ones are one."""
+        """Return a hidden input; equal inputs are shared."""
         key = replace(wanted, name="")
         if key not in self.hidden:
             named = f"range {wanted.kind} {len(self.hidden)}"
@@ -91,10 +91,11 @@ class Masks:
         return tuple(replace(key, name=f"range {key.kind} {i}") for i, key in enumerate(self.hidden))
 
     def filled(self, value: Value, axes: Sequence[int], number: float, accepts_soft: bool = False) -> Value:
-        """Return a value with a number behind its valid elements along some axes.
+        """Return a value with a number beyond its valid elements along some axes.
 
-        The mask is put before transposes and reshapes that give the value, where a kernel can store it masked, and
-        before a dequantization, so that bytes stay operands of products. Axes that are masked at one place share it.
+        The mask is put before transposes and reshapes that compute the value, so that the kernel before them can store
+        the masked value, and before a dequantization, so that bytes remain operands of products. Axes that are masked
+        at the same place share one mask.
         """
         todo = [
             axis
@@ -128,7 +129,10 @@ class Masks:
         return value
 
     def _before(self, value: Value, axis: int, number: float) -> tuple[Primitive, Value, tuple[int, ...], float] | None:
-        """Return what gives a value, from which other value, and what to put there behind which axes; None to stay."""
+        """Return how to mask before the primitive that computes a value, or None to mask the value itself.
+
+        The result has that primitive, its operand, the operand's axes to mask, and the number for them.
+        """
         if value.id not in self.makers:
             return None
         maker, source = self.makers[value.id]
@@ -142,7 +146,7 @@ class Masks:
         return (maker, source, (axis,), wanted) if is_bytes or self._before(source, axis, wanted) is not None else None
 
     def _preimage(self, maker: Primitive, source: Value, number: float) -> float | None:
-        """Return the number of which a step of a dequantization makes another one; None if there is none."""
+        """Return the number from which an operation of a dequantization computes `number`; None if there is none."""
         constants = [self.verbs.builder.constant_of(v) for v in maker.inputs if v != source.id]
         if not math.isfinite(number) or any(c is None or not c.is_uniform for c in constants):
             return None
@@ -155,7 +159,7 @@ class Masks:
         return float(found) if made == number else None
 
     def only_last(self, value: Value, axis: int, offset: int) -> ValueId:
-        """Return the one element along an axis that `offset` valid ones follow, as a sum in which all others are 0."""
+        """Return the element along an axis that `offset` valid ones follow, as a sum in which all others are 0."""
         mask = self._along(value, (axis,), "end", offset)
         type_ = self.verbs.builder.type(value.id)
         alone = self.verbs.add("where", mask, value.id, self.verbs.full(0, type_))
@@ -168,12 +172,12 @@ class Masks:
         first, *others = found
         shape = self.verbs.shape(value.id)
         line = self.input(Hidden("", kind, first.factors, len(shape), first.axis, offset=offset, others=tuple(others)))
-        whole = self.verbs.broadcast(line, shape)  # a condition of floats joins kernels of products
+        whole = self.verbs.broadcast(line, shape)  # kernels of products can compute a condition from floats
         return self.verbs.elementwise("less", lit(0.0), whole)
 
 
 def _with(value: Value, axis: int, number: float, is_soft: bool = False) -> tuple[Fill | None, ...]:
-    """Return the fills of a value with one more; those that contradict it on common elements are dropped."""
+    """Return the fills of a value with one more; fills that contradict it in common elements are dropped."""
     return tuple(
         Fill(number, is_soft) if i == axis else (fill if fill is not None and fill.number == number else None)
         for i, fill in enumerate(value.fills)
@@ -181,9 +185,9 @@ def _with(value: Value, axis: int, number: float, is_soft: bool = False) -> tupl
 
 
 def _axes_before(maker: Primitive, before: Form, after: Form, axis: int) -> tuple[int, ...]:
-    """Return which free axes of its operand become a free axis of a layout primitive's result; none if it is unclear.
+    """Return which free axes of a layout primitive's operand become a free axis of its result; none if unclear.
 
-    What lies behind the valid elements of a product of axes lies behind those of one of them.
+    An element beyond the valid ones of a product of axes is beyond the valid ones of at least one of these axes.
     """
     match maker.attributes:
         case TransposeAttributes(perm):

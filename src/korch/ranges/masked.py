@@ -1,7 +1,7 @@
 """The primitives of one model at several sizes -> its primitives for all sizes up to the largest.
 
-The result is for inputs that are padded with zeros to the largest size. `mask.py` states what its values hold, and
-`free.py` keeps it true from primitive to primitive, so that the outputs, cut to the model's sizes, are the model's.
+The inputs of the result are padded with zeros to the largest size. `mask.py` states an invariant of its values, and
+the rules of `free.py` preserve it for each primitive, so that the outputs, cut to the model's sizes, are the model's.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class Masked:
 
     Attributes:
         graph: its primitives; hidden inputs come last.
-        plan: how inputs and outputs of a size become those of the graph.
-        others: sizes besides `plan.timed` for which a plan of its own is searched among what was timed.
+        plan: how inputs and outputs of a size correspond to those of the graph.
+        others: sizes besides `plan.timed` for which a separate plan is searched among kernels that were timed.
         checked: sizes at which plans are compared with the model before they are timed.
-        model: the model's primitives at these.
+        model: the model's primitives at the sizes `checked`.
     """
 
     graph: PrimitiveGraph
@@ -43,7 +43,7 @@ class Masked:
 
     @property
     def share(self) -> float:
-        """The share of the largest size's work that a run takes for the sizes that are timed or checked."""
+        """The work of a run at the timed or checked sizes, at most, as a fraction of the largest size's work."""
         most = self.plan.sizes
         known = [sizes for sizes in (self.checked, self.plan.timed, *self.others) if sizes]
         return max((math.prod(n / m for n, m in zip(sizes, most, strict=True)) for sizes in known), default=1.0)
@@ -58,7 +58,7 @@ def masked(dimensions: tuple[Dimension, ...], largest: Sizes, primitives: Callab
         primitives: returns the model's primitives at one size of each.
 
     Raises:
-        UnsupportedError: a node does what no rule knows to be right for all sizes.
+        UnsupportedError: there is no rule that makes a node correct for all sizes.
     """
     try:
         return _Walk(align(sample(dimensions, largest, primitives))).run()
@@ -144,7 +144,7 @@ class _Walk:
         return self._table(constants, shapes, origin)
 
     def _table(self, constants: Sequence[Constant], shapes: Sequence[Sizes], origin: str) -> Value:
-        """Return a constant of which each sample has the part that is valid there."""
+        """Return a constant that has a leading part of the largest sample's elements in each smaller sample."""
         form = [fit(self._samples, vector, self._known) for vector in shapes]
         axes = [axis for axis in form if axis is not None]
         if len(axes) < len(form) or not any(map(is_free, axes)):
@@ -159,7 +159,7 @@ class _Walk:
         return plain(self._builder.constant(constants[0].array), tuple(axes))
 
     def _number(self, constants: Sequence[Constant], form: Form, origin: str) -> Value:
-        """Return a constant whose elements are all one function of the sizes."""
+        """Return a uniform constant whose number is a function of the sizes."""
         first = constants[0]
         numbers = [constant.scalar for constant in constants]
         found = self._function([float(number) for number in numbers], first.array.dtype)
@@ -173,7 +173,7 @@ class _Walk:
         return plain(id_, form)
 
     def _function(self, numbers: Sequence[float], dtype: np.dtype) -> tuple[tuple[Factor, ...], float, float] | None:
-        """Return factors, a coefficient and a power that explain a number in all samples."""
+        """Return factors, a coefficient and a power that give a number in all samples; None if there are none."""
         if not all(np.isfinite(numbers)) or 0 in numbers:
             return None
         sizes = self._samples.sizes

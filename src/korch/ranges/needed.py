@@ -1,8 +1,8 @@
-"""The kernels of a masked plan -> which elements of their results are needed for a size.
+"""The kernels of a masked plan -> the elements of their results that are needed for a size.
 
-What an output holds behind the model's size is cut off, and a mask replaces what a value holds there. So backwards
-from the outputs, of many values only those elements are needed whose coordinates along some axes are less than the
-model's size. Kernels leave out the others (`korch.tile.trim`).
+Elements of an output beyond the model's size are cut off, and masks replace such elements of other values. So, going
+backwards from the outputs, only those elements of many values are needed whose coordinates along some axes are less
+than the model's size. Kernels leave out the others (`korch.tile.trim`).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from korch.ranges.form import Extent, Hidden, prefix
 from korch.ranges.plan import RangePlan
 
 Need = Mapping[int, frozenset[Extent]]
-"""By axis, how many first coordinates are needed, the largest of some extents; along other axes all are."""
+"""By axis, how many of the first coordinates are needed: the largest of some extents. Along other axes all are."""
 
 
 Ends = Mapping[int, Extent]
-"""By axis of a reduction's operand, of a product of matrices of the first one, how many coordinates it goes through."""
+"""By axis of a reduction's operand (of a matrix product's first operand), how many coordinates are reduced."""
 
 
 def needs(
     graph: PrimitiveGraph, primitives: Sequence[int], plan: RangePlan, ended: Mapping[int, Ends] | None = None
 ) -> dict[int, Need]:
-    """Return what is needed of each value that a plan reads; others are not there.
+    """Return which elements are needed of each value that a plan reads; other values are left out.
 
     Args:
         graph: the plan's graph.
-        primitives: those that the plan computes, in any order.
+        primitives: the primitives that the plan computes, in any order.
         plan: how it serves sizes.
-        ended: which reductions end early in all kernels that have them, by number.
+        ended: the reductions that end early in all kernels that contain them, by the primitive's number.
     """
     found: dict[int, Need] = {}
 
@@ -56,7 +56,7 @@ def needs(
     for number in reversed(in_order(graph, primitives)):
         primitive = graph.primitives[number]
         need = found.get(primitive.output)
-        if need is None:  # a kernel computes it beside what is read
+        if need is None:  # a kernel computes it, but nothing reads it
             continue
         for k, value in enumerate(primitive.inputs):
             terms = len(graph.types[value].shape) - 2  # of the second operand of a product
@@ -67,7 +67,7 @@ def needs(
 
 
 def in_order(graph: PrimitiveGraph, primitives: Sequence[int]) -> list[int]:
-    """Return the numbers of primitives, each one behind those that compute what it reads."""
+    """Return the numbers of primitives, each after the primitives that compute its inputs."""
     makers: dict[int, list[int]] = {}
     for p in dict.fromkeys(primitives):
         makers.setdefault(graph.primitives[p].output, []).append(p)
@@ -76,7 +76,7 @@ def in_order(graph: PrimitiveGraph, primitives: Sequence[int]) -> list[int]:
 
 
 class Conditions:
-    """Finds conditions that hold for the valid elements only."""
+    """Finds conditions of masks: those that hold for valid elements only."""
 
     def __init__(self, graph: PrimitiveGraph, primitives: Sequence[int], hidden: Sequence[Hidden]) -> None:
         values = dict(graph.inputs)
@@ -85,7 +85,7 @@ class Conditions:
         self._graph = graph
 
     def need(self, condition: int) -> Need:
-        """Return where a condition may hold, as far as that is known."""
+        """Return the coordinates at which a condition may hold, if they are known."""
         maker = self._makers.get(condition)
         if maker is None or maker.op != "less" or not self._is_zero(maker.inputs[0]):
             return {}
@@ -105,7 +105,7 @@ class Conditions:
 
 
 def of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, conditions: Conditions) -> Need:
-    """Return what is needed of an operand for what is needed of the result."""
+    """Return which elements of an operand are needed for the needed elements of the result."""
     before, after = graph.types[primitive.inputs[k]].shape, graph.types[primitive.output].shape
     match primitive.attributes:
         case _ if primitive.row.category is Category.ELEMENTWISE:
@@ -148,7 +148,7 @@ def of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, 
 def _convolved(
     before: tuple[int, ...], after: tuple[int, ...], kernel: tuple[int, ...], conv: ConvAttributes, need: Need
 ) -> Need:
-    """Return what is needed before a convolution; along axes with pads at the end, masks say what is."""
+    """Return which elements of a convolution's data are needed; along axes with pads at the end, masks determine it."""
     found = {axis: extents for axis, extents in need.items() if axis == 0}
     for i, size in enumerate(kernel):
         axis, stride = i + 2, conv.strides[i]
@@ -165,7 +165,11 @@ def _first(count: int) -> frozenset[Extent]:
 
 
 def before_reshape(before: tuple[int, ...], after: tuple[int, ...], need: Need) -> Need:
-    """Return what is needed before a reshape: of axes with the same end, the outer parts of one are of the other."""
+    """Return which elements are needed before a reshape.
+
+    An axis before and one after the reshape correspond if both begin at the same place: then the first coordinates
+    of one are the first coordinates of the other.
+    """
     found: dict[int, frozenset[Extent]] = {}
     for axis, extents in need.items():
         step = math.prod(after[axis + 1 :])
@@ -179,7 +183,7 @@ def before_reshape(before: tuple[int, ...], after: tuple[int, ...], need: Need) 
 
 
 def _moved(extent: Extent, step: int, own: int) -> Extent | None:
-    """Return how many coordinates of `own` elements have the first coordinates of `step` elements."""
+    """Return how many coordinates of `own` elements each cover the first `extent` coordinates of `step` elements."""
     if own % step == 0:
         return extent.then(own // step - 1, own // step)
     return extent.repeated(step // own) if step % own == 0 else None

@@ -17,10 +17,10 @@ class RangePlan:
         sizes: the plan's size of each dimension.
         inputs: the form of each input that the user sees, in order.
         outputs: the form of each output.
-        hidden: the inputs after these.
+        hidden: the hidden inputs, which come after these.
         timed: the sizes for which its kernels are timed.
-        costs: the time of each kernel that runs, if they were fitted.
-        is_exact: whether it serves its own size only, so that nothing is padded, masked or cut; it has no outputs here.
+        costs: the fitted time of each kernel that runs; empty if not fitted.
+        is_exact: whether it serves its own size only, so that nothing is padded, masked or cut; `outputs` is empty.
     """
 
     sizes: Sizes
@@ -32,7 +32,7 @@ class RangePlan:
     is_exact: bool = False
 
     def serves(self, sizes: Sizes) -> bool:
-        """Return whether it is able to run some sizes."""
+        """Return whether the plan can run some sizes."""
         return sizes == self.sizes if self.is_exact else all(n <= m for n, m in zip(sizes, self.sizes, strict=True))
 
     def hidden_at(self, sizes: Sizes) -> dict[str, Array]:
@@ -41,7 +41,7 @@ class RangePlan:
 
     @property
     def sizes_input(self) -> str:
-        """The name of the hidden input that has the sizes."""
+        """The name of the hidden input with the sizes; empty if there is none."""
         return next((hidden.name for hidden in self.hidden if hidden.kind == "sizes"), "")
 
     def cost_ns(self, sizes: Sizes) -> float:

@@ -10,7 +10,7 @@ from korch.ranges.form import Dimension, Sizes
 from korch.ranges.lockstep import Samples
 
 FEW, MANY = 3, 12
-"""Smaller sizes that are compared with the largest; many if few do not tell what the model does at others."""
+"""The numbers of smaller sizes that are compared with the largest; MANY is used if FEW leave an ambiguity."""
 
 LEAST_PLANNED = 3
 
@@ -25,7 +25,7 @@ def dimensions_of(shapes: Mapping[str, Sequence[Bound]]) -> tuple[Dimension, ...
     """Return the dimensions that a binding leaves free.
 
     Raises:
-        OptionError: a range has sizes that are no multiples of its step.
+        OptionError: a range has sizes that are not multiples of its step.
     """
     found = []
     for name, shape in shapes.items():
@@ -44,7 +44,7 @@ def dimensions_of(shapes: Mapping[str, Sequence[Bound]]) -> tuple[Dimension, ...
 
 
 def binding_of(shapes: Mapping[str, Sequence[Bound]], sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """Return the binding with a size, in steps, for each dimension that is free."""
+    """Return the binding with a fixed size for each free dimension; `sizes` are in steps."""
     left = list(reversed(sizes))
     return {
         name: tuple(left.pop() * bound.step if isinstance(bound, range) else bound for bound in shape)
@@ -56,7 +56,7 @@ def static(shapes: Mapping[str, Sequence[Bound]]) -> dict[str, tuple[int, ...]]:
     """Return a binding that has no ranges.
 
     Raises:
-        OptionError: it has one.
+        OptionError: it has a range.
     """
     found = {name: tuple(n for n in shape if isinstance(n, int)) for name, shape in shapes.items()}
     for name, shape in shapes.items():
@@ -66,9 +66,9 @@ def static(shapes: Mapping[str, Sequence[Bound]]) -> dict[str, tuple[int, ...]]:
 
 
 def upper_sizes(dimension: Dimension, factor: int, least: int) -> list[int]:
-    """Return the sizes for which a dimension has plans, largest first: each is a part of the one before.
+    """Return the upper sizes of a dimension's plans, the largest first; each is the one before divided by `factor`.
 
-    The largest is at least 3, so that a smaller one that is not 1 can be compared with it.
+    The largest is at least 3, so that a smaller size other than 1 can be compared with it.
     """
     found = [max(dimension.high, LEAST_PLANNED)]
     while (smaller := -(-found[-1] // factor)) >= max(least, dimension.low) and smaller < found[-1]:
@@ -81,9 +81,10 @@ def sample(
 ) -> Samples:
     """Return the primitives at the largest sizes and at a few smaller ones.
 
-    Smaller sizes are odd and even, and no sizes of axes that do not depend on them, so that none is equal by chance.
-    Size 1 is no sample: what broadcasts from it is another model. Executables are compared with the model at it, too.
-    Of several dimensions each is smaller alone in one sample, so that no two change in the same way.
+    The smaller sizes are odd and even. They differ from the sizes of all axes at the largest size, if possible, so
+    that no sizes are equal by chance. Size 1 is not a sample, since an axis of size 1 broadcasts; executables are
+    compared with the model at size 1, too. With several dimensions, each has a sample in which only it is smaller, so
+    that no two dimensions always change together.
     """
     graph = primitives(largest)
     taken = {n for type_ in graph.types for n in type_.shape}
@@ -101,7 +102,7 @@ def sample(
 
 
 def _smaller_sizes(low: int, high: int, taken: Collection[int], count: int) -> list[int]:
-    """Return a few sizes from `low` to less than `high`, not taken where there are such, odd and even in turn."""
+    """Return a few sizes from `low` to less than `high`, not in `taken` if possible, alternately odd and even."""
     wanted = [low + i * (high - low) // count for i in range(count)]
     chosen: list[int] = []
     for i, size in enumerate(wanted):

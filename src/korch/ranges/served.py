@@ -1,7 +1,7 @@
-"""A masked graph with alternatives -> what kernels of a plan leave out, for timing them in a search as they will run.
+"""A masked graph with alternatives -> the elements that kernels will likely leave out, so that a search times them so.
 
 Which elements of a value are needed depends on the plan (`needed.py`), which is not known before the search. So this
-is a prediction: of several readers of a value, those that say nothing of an axis are left out of account.
+is a prediction: readers of a value that do not limit the needed elements along an axis are ignored for that axis.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from korch.ranges.needed import Conditions, Ends, Need, of_operand
 from korch.ranges.plan import RangePlan
 
 MOST_VISITS = 8
-"""How often a primitive is looked at: alternatives may read each other."""
+"""The most visits of a primitive; there may be several, since alternatives may depend on each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What is needed of a kernel's results, and for which sizes it is timed.
+    """The needed elements of a kernel's results, and the sizes for which it is timed.
 
     Attributes:
-        needs: by output.
-        sizes: of each dimension.
-        endings: how its reductions can end.
+        needs: the needed elements of each output.
+        sizes: the size of each dimension.
+        endings: how its reductions can end early.
     """
 
     needs: tuple[Need, ...]
@@ -39,7 +39,7 @@ class Served:
         return " ".join((*parts, *map(str, self.endings), f"at {self.sizes}"))
 
     def share(self, shapes: Sequence[tuple[int, ...]]) -> float:
-        """Return the least share of the elements that a kernel computes, or reads for one of its results."""
+        """Return a lower bound of the fraction of the elements that a kernel computes, or reads for one result."""
         least = 1.0
         for need, shape in zip(self.needs, shapes, strict=True):
             share = 1.0
@@ -50,12 +50,12 @@ class Served:
 
 
 def likely_needs(graph: PrimitiveGraph, plan: RangePlan, ended: Mapping[int, Ends] | None = None) -> dict[int, Need]:
-    """Return what is likely needed of the values of a graph with alternatives; of those that are not there, all is.
+    """Return the likely needed elements of a graph's values; all elements are needed of values that are left out.
 
     Args:
-        graph: the graph.
+        graph: a graph with alternatives.
         plan: how it serves sizes.
-        ended: which reductions likely end early, by number.
+        ended: the reductions that likely end early, by the primitive's number.
     """
     found: dict[int, Need] = {}
     for (_, value), form in zip(graph.outputs, plan.outputs, strict=True):
@@ -80,7 +80,7 @@ def likely_needs(graph: PrimitiveGraph, plan: RangePlan, ended: Mapping[int, End
 
 
 def _reduced(graph: PrimitiveGraph, primitive: Primitive, k: int, ends: Ends) -> Need:
-    """Return the axes of an operand that a primitive reduces: all of them is needed, or up to where it ends."""
+    """Return the need along the operand axes that a primitive reduces: all elements, or those before an early end."""
     shape = graph.types[primitive.inputs[k]].shape
     axes: Sequence[int] = ()
     if isinstance(primitive.attributes, ReduceAttributes):
@@ -91,5 +91,5 @@ def _reduced(graph: PrimitiveGraph, primitive: Primitive, k: int, ends: Ends) ->
 
 
 def _limited(need: Need, shape: tuple[int, ...]) -> Need:
-    """Return a need without the axes along which all is needed."""
+    """Return a need without the axes along which all elements are needed."""
     return {axis: e for axis, e in need.items() if all(x.times or x.plus < shape[axis] for x in e)}

@@ -1,4 +1,4 @@
-"""A primitive of all samples, while its rule looks at it."""
+"""A primitive in all samples, with its operands: the argument of the rules in `free.py`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def fixed(vector: Sizes) -> bool:
 
 
 def fit(samples: Samples, vector: Sizes, known: Iterable[Extent]) -> tuple[Factor, ...] | None:
-    """Return factors whose sizes an axis has in all samples; None if there are none.
+    """Return factors whose product is the size of an axis in all samples; None if there are none.
 
     Args:
         samples: the graphs.
-        vector: the axis's size in each.
-        known: extents that may explain it.
+        vector: the axis's size in each sample.
+        known: extents that may be among the factors.
     """
     if fixed(vector):
         return axis_of([Factor(vector[0])])
@@ -46,11 +46,11 @@ def fit(samples: Samples, vector: Sizes, known: Iterable[Extent]) -> tuple[Facto
 
 
 class Site:
-    """A primitive of all samples, with its operands in the masked graph.
+    """A primitive in all samples, with its operands in the masked graph.
 
     Attributes:
         step: the primitive.
-        operands: the values that it reads; `mask` replaces them.
+        operands: the values that it reads; `mask` may replace them.
         inputs: per operand and axis, the size in each sample.
         output: per axis of the result, the size in each sample.
     """
@@ -69,27 +69,27 @@ class Site:
         return self.step.attributes[0]
 
     def attributes_as(self, kind: type[AnyAttributes]) -> AnyAttributes:
-        """Return the attributes in the largest graph, which are of a kind."""
+        """Return the attributes in the largest graph, which must be of the given class."""
         if not isinstance(self.attributes, kind):
             raise AssertionError(self.attributes)
         return self.attributes
 
     def refusal(self, what: str) -> UnsupportedError:
-        """Return the error that this primitive can't run for a range of sizes."""
+        """Return the error that says why this primitive can't run for a range of sizes."""
         return refusal(self.samples, self.step.origin, f"{self.step.op}: {what}")
 
     def ambiguous(self, what: str) -> AmbiguousError:
-        """Return the error that more samples are needed."""
+        """Return the error that says that more samples are needed."""
         found = self.refusal(what)
         return AmbiguousError(found.what, found.where, found.expected, found.hint)
 
     def same_attributes(self) -> None:
-        """Refuse attributes that depend on the size."""
+        """Raise an error if the attributes depend on the size."""
         if len(set(self.step.attributes)) > 1:
             raise self.refusal("its attributes depend on the size")
 
     def concrete(self, axis: Axis, vector: Sizes) -> tuple[Factor, ...]:
-        """Return an axis's factors; any that fit its size if its elements are equal along it."""
+        """Return an axis's factors; if all elements along it are equal (None), any factors that match its size."""
         if axis is not None:
             return axis
         found = fit(self.samples, vector, self._known)
@@ -98,7 +98,7 @@ class Site:
         return found
 
     def join(self, first: Axis, second: Axis) -> Axis:
-        """Return the factors that two axes have in common."""
+        """Return the factors of an axis that two operands share; raise an error if they conflict."""
         if first is None or second is None or first == second:
             return second if first is None else first
         if (same := prefix(first)) is not None and same == prefix(second):
@@ -110,7 +110,7 @@ class Site:
         return self.concrete(self.operands[k].form[axis], self.inputs[k][axis])
 
     def mask(self, k: int, axes: Sequence[int], number: float, accepts_soft: bool = False) -> None:
-        """Replace an operand by one with a number behind its valid elements along some axes."""
+        """Replace an operand by one that has a number beyond its valid elements along some axes."""
         value = self.operands[k]
         factors = {axis: self.factors(k, axis) for axis in axes}
         free = [axis for axis in axes if is_free(factors[axis])]
@@ -120,7 +120,7 @@ class Site:
             self.operands[k] = self.masks.filled(value, free, number, accepts_soft)
 
     def fill(self, k: int, axis: int) -> Fill | None:
-        """Return what is known behind the valid elements of an operand along an axis."""
+        """Return what is known of the elements beyond an operand's valid ones along an axis."""
         return self.operands[k].fills[axis]
 
     def dtype(self, k: int) -> DType:
@@ -132,7 +132,7 @@ class Site:
         return tuple(map(factor.at, self.samples.sizes))
 
     def check(self, form: Sequence[Axis]) -> None:
-        """Refuse a result whose factors do not have its sizes in all samples."""
+        """Raise an error if the factors do not give the result's sizes in all samples."""
         for axis, vector in zip(form, self.output, strict=True):
             if axis is None:
                 continue

@@ -2,10 +2,10 @@
 
 Each engine has its own process (`peers/process.py`). In a round each engine has one turn, in an
 order that changes from round to round, so that a temporary disturbance slows all engines. Ratios
-are computed within a round; they vary much less than times. Before a turn the threads of the
-engine before it must be idle. A turn begins with an untimed run, which fills the caches and wakes
-the threads. Short models run several times in a turn, and the median counts. If runs after a rest
-are asked for, a turn has one timed run: the untimed one, the rest, and then this.
+are computed within a round; they vary much less than times. Before a turn begins, the threads of the
+previous engine must be idle. A turn begins with an untimed run, which fills the caches and wakes
+the threads. Short models run several times in a turn, and the median is used. To time runs after a rest,
+a turn consists of the untimed run, the rest, and one timed run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOST_RUNS = 50  # ... but no more runs than this
 
 @dataclass(frozen=True, slots=True)
 class RunnerSpec:
-    """What one row of the comparison runs.
+    """The engine and the model of one row of the comparison.
 
     Attributes:
         engine: a peer's name ("korch" for an artifact), or "package.module:OBJECT".
@@ -64,12 +64,12 @@ class Row:
         p10_ms: tenth percentile of the rounds.
         p90_ms: ninetieth percentile of the rounds.
         max_error: largest difference from the reference outputs, over all outputs, each relative
-            to its largest element; infinite if shapes differ, or NaNs or infinities are at other
+            to its largest element; infinite if shapes differ, or if NaNs or infinities are at other
             places.
         times_ns: the time of each round.
         memory_bytes: the memory of its process after the first runs, without mapped files; None if
             the system does not provide it.
-        ready_s: from the start of its process to the end of its first run, compiling included.
+        ready_s: seconds from the start of its process to the end of its first run, including compilation.
     """
 
     name: str
@@ -83,11 +83,11 @@ class Row:
 
 
 def read_rows(data: Sequence[Mapping[str, Any]]) -> tuple[Row, ...]:
-    """Return the rows that `Comparison.to_json` writes.
+    """Return the rows from the data that `Comparison.to_json` returned.
 
     Raises:
-        ValueError: the data have another form.
-        TypeError: a row is no mapping.
+        ValueError: the data has another form.
+        TypeError: a row is not a mapping.
     """
     return tuple(
         read_record(Row, {**row, "max_error": row["max_error"] or 0.0}, f"rows[{i}]") for i, row in enumerate(data)
@@ -118,12 +118,12 @@ class Comparison:
     Attributes:
         rows: in the order of the runners.
         subject: name of the row that the others are compared with.
-        speedup: of the subject; None if it has no row, or is alone.
-        threads: that each engine was told to use.
+        speedup: the speed-up of the subject; None if it has no row, or is the only row.
+        threads: the number of threads that each engine was told to use.
         unsettled: names of engines whose threads were still busy when the next turn began (their
-            spinning may have slowed others down), or whose state the system doesn't tell.
+            spinning may have slowed others down), or whose state the system doesn't report.
         notes: further lines on the subject.
-        left_out: why there is no row of an engine, by its name.
+        left_out: the reason why an engine has no row, by its name.
     """
 
     rows: tuple[Row, ...]
@@ -187,11 +187,12 @@ class Settings:
         threads: the number of threads of each engine.
         rounds: the number of turns of each engine.
         warm_up: untimed runs of each engine before the first round.
-        rest_ms: how long an engine rests before each timed run, as where requests are few; 0 for runs in sequence.
+        rest_ms: milliseconds that an engine rests before each timed run, as if requests were rare; 0 for runs in
+            immediate sequence.
         subject: the name of the row that the others are compared with.
-        seed: of the order of turns.
-        prepare_timeout_s: for loading and compiling a model; a peer may have its own.
-        run_timeout_s: for a turn.
+        seed: random seed of the order of turns.
+        prepare_timeout_s: the time limit for loading and compiling a model; a peer may have its own.
+        run_timeout_s: the time limit for a turn.
         leave_out: whether to go on without an engine that can't run the model, crashes or hangs,
             unless it is the subject.
 
@@ -227,7 +228,7 @@ def compare(
     """Run engines in turns and compare their times and outputs.
 
     Args:
-        runners: one a row, each with its own name.
+        runners: one for each row; their names must differ.
         inputs: name of each model input -> its array, in the model's order.
         settings: how to compare them.
         reference: outputs to compare with; if None, those of the first runner that is not left out.

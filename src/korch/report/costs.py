@@ -1,4 +1,4 @@
-"""The times of a plan's kernels as functions of the sizes -> a plot in text."""
+"""The times of a plan's kernels as functions of the sizes -> a text plot."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from korch.runtime.report import KernelCost
 
 WIDTH = 50
-"""Of the longest bar, in characters."""
+"""The length of the longest bar, in characters."""
 
 MOST_KERNELS = 8
-"""Most kernels whose functions are printed: those that take longest."""
+"""The most kernels whose functions are printed: those that take longest."""
 
 
 def cost_lines(shapes: str, rows: Sequence[KernelCost]) -> Iterator[str]:
-    """Yield a plot of a plan's times over the sizes, with the functions of its kernels."""
+    """Yield the lines of a plot of a plan's times over the sizes, with the functions of its kernels."""
     samples = [sample.sizes for sample in rows[0].cost.samples] if rows else []
     if not samples:
         return

@@ -20,7 +20,7 @@ NOTICEABLE = 0.05
 """The least relative difference between two costs of a kernel that is shown."""
 
 Built = tuple[PlanRecord, Report]
-"""A plan and how it was found."""
+"""A plan and the report on how it was found."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Changes:
     """The differences between two plans.
 
     Attributes:
-        facts: name, first, second, and how many times as large the second is, or "".
+        facts: name, first, second, and the ratio of the second to the first, or "".
         options: the options that differ: name, first, second.
         common: the number of kernels in both.
-        alone: the kernels, with their places, that only the first has, and only the second.
-        moved: the kernels of both with noticeably different costs.
+        alone: the kernels that only the first plan has, and those that only the second has, with their indices.
+        moved: the kernels of both plans with noticeably different costs.
         operators: the model's operators, each with the time in the first and in the second plan, in
             nanoseconds; those with the largest change first.
     """
@@ -226,6 +226,6 @@ def _section(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], not
 
 
 def _side(cells: Sequence[str]) -> str:
-    """Return the class of a column: numbers and times stand to the right."""
+    """Return the HTML class of a column: numbers and times are aligned to the right."""
     is_number = all(re.match(r"[+−]?\d|x \d|$", cell) for cell in cells)
     return ' class="number"' if is_number else ""

@@ -1,7 +1,6 @@
-"""What Korch finds on this machine, what is missing, and how to install it.
+"""The report of `korch doctor`: what Korch finds on this machine, what is missing, and how to install it.
 
-Each finding is one line: `ok`, `--` for a missing optional part, or `FAIL` for a missing part that
-Korch needs.
+Each line begins with `ok`, `--` for a missing optional part, or `FAIL` for a missing part that Korch needs.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ def examine() -> tuple[str, bool]:
 
 
 def _machine() -> Iterator[Diagnosis]:
-    """Look for a compiler, and for the instruction set and caches that it builds for."""
+    """Check the compiler, and describe the machine: instruction set, threads and caches."""
     try:
         compiler = find_compiler()
     except CompileError as error:
@@ -100,12 +99,12 @@ def _libraries() -> Iterator[Diagnosis]:
         )
     for package, distribution, purpose in _PACKAGES:
         if importlib.util.find_spec(package) is None:
-            command = install_command(package)  # the extra is called as the package is
+            command = install_command(package)  # the extra has the name of the package
             yield Diagnosis(MISSING, package, f"missing ({purpose}): {command}")
             continue
         try:
             yield Diagnosis(OK, package, version(distribution))
-        except PackageNotFoundError:  # a build under another name, onnxruntime-gpu for one
+        except PackageNotFoundError:  # another distribution, such as onnxruntime-gpu
             yield Diagnosis(OK, package, "of unknown version")
 
 
@@ -125,7 +124,7 @@ def _providers() -> Iterator[Diagnosis]:
 
 
 def _cuda() -> Iterator[Diagnosis]:
-    """Look for what the CUDA target needs: Triton to compile, PyTorch and a device to run."""
+    """Check the parts that the CUDA target needs: Triton to compile, PyTorch and a device to run."""
     if importlib.util.find_spec("triton") is None:
         yield Diagnosis(MISSING, "triton", "missing (compiles kernels for CUDA devices): " + install_command("cuda"))
     else:

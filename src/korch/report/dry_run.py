@@ -1,4 +1,4 @@
-"""A plan without a device: its kernels are compiled and reported, nothing is run."""
+"""A plan without a device: its kernels are compiled and described, but nothing runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class KernelReport:
         provider: the provider that makes it.
         operations: the names of its operations.
         layouts: the layouts of its inputs and outputs.
-        bound_ns: no kernel for it can be faster.
+        bound_ns: the lower bound of its time.
         launches: its launches; empty for a call of a library.
         failure: why it could not be made; "" if it was.
     """
@@ -50,7 +50,7 @@ class KernelReport:
 
     @property
     def is_fit(self) -> bool:
-        """Whether all of its launches are compiled."""
+        """Whether all of its launches were compiled."""
         return not self.failure and not any(launch.failure for launch in self.launches)
 
 
@@ -60,7 +60,7 @@ class DryRun:
 
     Attributes:
         target: the device that it is for.
-        kernels: in order.
+        kernels: the kernels in order.
         report: how the plan was found.
         launches: all launches, so that they can be compiled for another device.
     """
@@ -72,7 +72,7 @@ class DryRun:
 
     @property
     def failures(self) -> list[KernelReport]:
-        """The kernels that could not be made."""
+        """The kernels that could not be made or compiled."""
         return [kernel for kernel in self.kernels if not kernel.is_fit]
 
     def to_json(self) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def dry_run(steps: Sequence[Candidate], meter: CudaMeter, report: Report) -> Dry
     """Compile the kernels of a plan.
 
     Args:
-        steps: the plan.
-        meter: builds and compiles.
+        steps: the candidates of the plan, in order.
+        meter: makes and compiles the kernels.
         report: how the plan was found.
     """
     built: list[CudaKernel | Refusal] = [meter.kernel(candidate) for candidate in steps]

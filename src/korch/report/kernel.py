@@ -1,8 +1,8 @@
 """One kernel of a plan as text: what it computes, what limits its time, and its alternatives.
 
-Its bound shows what limits it: the least time for its operations or its bytes, at the rates of the
-machine. Only another grouping, layout or rewrite can be faster than a kernel near its bound. For a
-kernel far from its bound a faster kernel may be possible, unless it is very short.
+The limit follows from its lower bound: the least time for its operations or its bytes at the rates of the
+machine. A kernel near its bound can only be replaced by another grouping, layout or rewrite that is faster.
+For a kernel far from its bound, a faster kernel may be possible, unless it is very short.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from korch.search.result import PlanName
 MOST_SLOWEST = 3
 
 MOST_CHARACTERS = 160
-"""The limit of a primitive's line; its indices and constants may be long."""
+"""The most characters of a primitive's line; its indices and constants may be long."""
 
 MOST_OPERATIONS = 70
-"""The limit of the text of a kernel's operations in a line."""
+"""The most characters for a kernel's operations in a line."""
 
 SHORT_NS = 5000
-"""In shorter kernels the call and the start of the threads take a large part of the time."""
+"""In shorter kernels, the call and the start of the threads take a large part of the time."""
 
 FAR = 0.4
-"""A bound explains the time of a kernel if it is at least this share of it."""
+"""A bound explains the time of a kernel if it is at least this share of the time."""
 
 SLACK = 0.02
 CALL_NS = 500
-"""If a bound exceeds the time for the bytes by more than these, the operations limit it."""
+"""If a bound exceeds the time for the bytes by more than `SLACK` and `CALL_NS`, the kernel is limited by operations."""
 
 _LEVELS = ("L1", "L2", "L3")
 
 
 def slowest(plan: PlanRecord, report: Report) -> list[tuple[int, tuple[str, ...]]]:
-    """Return the most expensive kernels, each with its cost, its limit and its nearest rival as texts."""
+    """Return the most expensive kernels, each with texts about its cost, its limit and its nearest rival."""
     total_ns = sum(step.cost_ns for step in plan.steps)
     order = sorted(range(len(plan.steps)), key=lambda n: -plan.steps[n].cost_ns)
     lines = []
@@ -93,7 +93,7 @@ def why(step: StepRecord, machine: Rates) -> str:
 
 
 def limit_of(step: StepRecord, machine: Rates) -> str:
-    """Return "operations", the memory that bounds a kernel, or "" if no rates are known."""
+    """Return what limits a kernel: "operations", or the name of a memory level; "" if no rates are known."""
     levels = machine.levels
     limits = [level.limit_bytes for level in levels]
     own = next((i for i, n in enumerate(limits) if n == 0 or step.size_bytes <= n), None)
@@ -115,7 +115,7 @@ def limit_of(step: StepRecord, machine: Rates) -> str:
 def nearest_rival(number: int, plan: PlanRecord, report: Report) -> str:
     """Return the measured alternative to a kernel with the nearest cost; "" if there is none.
 
-    Candidates with other layouts need changes of layout and are left out.
+    Candidates with other layouts are left out, because they need changes of layout.
     """
     step = plan.steps[number]
     layouts = _layouts(step)
@@ -140,7 +140,7 @@ def _layouts(step: StepRecord) -> str:
 
 
 def _not_taken(saved_ns: float, plan: PlanRecord, report: Report) -> str:
-    """Return why kernels are not in the plan although it would be faster with them."""
+    """Return why kernels are not in the plan although the plan would be faster with them."""
     total_ns = sum(step.cost_ns for step in plan.steps)
     gap = plan.options.get("search", {}).get("gap", 0.0)
     if report.plan not in (None, PlanName.SEARCHED):
@@ -160,14 +160,14 @@ def groupings_of(number: int, report: Report) -> Sequence[GroupingRecord]:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """What could run instead of a kernel, as texts.
+    """Texts about an alternative to a kernel.
 
     Attributes:
-        what: what would run.
-        cost: its cost.
-        more: how much more it costs, or why it does not run.
-        lost: why it is not in the plan although it costs less; "" if it does not.
-        instead: the kernels that would not run, of another grouping.
+        what: the kernels that would run.
+        cost: their cost.
+        more: how much more they cost, or why they do not run.
+        lost: why they are not in the plan although they cost less; "" if they do not cost less.
+        instead: for another grouping, the kernels that would not run.
     """
 
     what: str
@@ -211,7 +211,7 @@ def kernel_text(plan: PlanRecord, report: Report, number: int) -> str:
     Args:
         plan: the kernels in order.
         report: how the plan was found.
-        number: the kernel's place.
+        number: the kernel's index in the plan.
 
     Raises:
         OptionError: there is no such kernel.
@@ -255,7 +255,7 @@ def kernel_text(plan: PlanRecord, report: Report, number: int) -> str:
 
 
 def found_lines(number: int, plan: PlanRecord, report: Report) -> list[str]:
-    """Return the picture and the text of the program that the superoptimizer found for a kernel, if it did."""
+    """Return the diagram and the text of the program that the superoptimizer found for a kernel, if it found one."""
     found = report.programs.get(plan.steps[number].candidate)
     if found is None:
         return []
@@ -286,10 +286,10 @@ def _source(step: StepRecord) -> str:
 
 
 def operations(step: StepRecord, most: int = MOST_OPERATIONS) -> str:
-    """Return the names of a kernel's operations in order, equal neighbours counted.
+    """Return the names of a kernel's operations in order; consecutive equal names are counted.
 
-    Of concurrent kernels, | separates lanes, and + the kernels that a lane runs in turn. The text
-    of a lane with several threads begins with their number.
+    For concurrent kernels, | separates lanes, and + separates the kernels that a lane runs one after another.
+    The text of a lane with several threads begins with their number.
     """
     if not step.lanes:
         return operations_of(step.primitives, most)
@@ -306,7 +306,7 @@ def operations(step: StepRecord, most: int = MOST_OPERATIONS) -> str:
 
 
 def operations_of(primitives: str, most: int = MOST_OPERATIONS) -> str:
-    """Return the names of operations of a kernel's primitives, given as text."""
+    """Return the names of the operations in a kernel's primitives, which are given as text."""
     names = re.findall(r"^%\d+: \S+ = (\w+)\(", primitives, re.MULTILINE)
     names = [name for name in names if name != "broadcast"] or names
     if not names:

@@ -1,8 +1,8 @@
-"""A plan as one page of HTML: facts, kernels, graph, roofline, timeline, memory, search.
+"""A plan as one HTML page: facts, kernels, graph, roofline, timeline, memory, search.
 
-The page contains its data and works without a network. Its style and script are
-`web/page.css` and `web/page.js`; `web/libraries.js` holds the libraries that draw (Cytoscape.js,
-dagre, Chart.js, highlight.js), bundled by `make web`.
+The page contains its data and works without a network. Its style and scripts are in `web/`;
+`web/libraries.js` contains the drawing libraries (Cytoscape.js, dagre, Chart.js, highlight.js),
+bundled by `make web`.
 """
 
 from __future__ import annotations
@@ -379,9 +379,9 @@ def _roof(report: Report) -> list[tuple[float, float]]:
 
 
 def _live_bytes(plan: PlanRecord) -> list[int]:
-    """Return the bytes of the arena that are in use while each kernel runs.
+    """Return, for each kernel, the bytes of the arena that are in use while it runs.
 
-    A buffer that consists of parts is in use from its first part on.
+    A buffer that is written in parts is in use from the step that writes its first part.
     """
     last: dict[int, int] = {}
     born: list[tuple[int, int, int]] = []  # offset, first step, bytes

@@ -1,4 +1,4 @@
-"""A tile program -> a picture in text: the grid, what lives where, and each step in its loop.
+"""A tile program -> a text diagram: the grid, the memory level of each buffer, and the steps in their loops.
 
 8 x 4 tasks (g_a0, g_a1), each:
 +- memory: reads i0 8.0 KiB, i1 32 KiB; writes o0 8.0 KiB
@@ -39,7 +39,7 @@ MOST_CHARACTERS = 150
 
 
 def picture(program: TileProgram) -> list[str]:
-    """Return the lines of a program's picture."""
+    """Return the lines of a program's diagram."""
     lines: list[str] = []
     for stage in program.stages:
         lines += _stage(stage, program.buffers)
@@ -91,13 +91,13 @@ def _step(step: Step) -> Iterator[str]:
 
 
 def _each(axes: Iterable[Axis]) -> str:
-    """Return the kept axes; those of one element say nothing."""
+    """Return the axes that are not reduced; axes of size 1 are omitted."""
     kept = [f"{axis.name}<{axis.size}" for axis in axes if not axis.is_reduced and axis.size != 1]
     return f"for each {', '.join(kept)}: " if kept else ""
 
 
 def _effects(step: Pass) -> str:
-    """Return what a pass stores, its operations written as one expression for each store."""
+    """Return the stores of a pass; the operations are written as one expression for each store."""
     texts: dict[str, str] = {}
     for op in step.ops:
         match op:

@@ -1,8 +1,8 @@
 """A plan as an ONNX model: each kernel is a local function of ONNX operators, with its cost.
 
-Netron shows it, and any ONNX engine runs it with the same results: a check of the plan that does
-not depend on Korch's kernels. A value between kernels is named by its layout, like `v12_acdb`. ONNX
-has logical shapes only, so a change of layout is an Identity.
+Netron can show the model, and any ONNX engine can run it with the same results. This checks the plan
+without Korch's kernels. The name of a value between kernels has its layout, as in `v12_acdb`. ONNX
+has logical shapes only, so a change of layout becomes an Identity.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def plan_model(plan: PlanRecord, constant: Callable[[int], Array]) -> onnx.Model
 
     Args:
         plan: the kernels in order.
-        constant: the packed elements of a constant by its position, in its physical shape.
+        constant: returns the packed elements of a constant, in its physical shape, by its index.
 
     Raises:
         UnsupportedError: a kernel has a primitive without an ONNX form.
@@ -54,12 +54,12 @@ class _Plan:
         for number, step in enumerate(plan.steps):
             self._step(number, step)
             for port in step.outputs:
-                if port.place == "OUTPUT":  # parts of it are written before the whole
+                if port.place == "OUTPUT":  # parts of an output are written before the whole
                     outputs[port.at] = self._name(port)
         last = {self._name(port): port for step in plan.steps for port in step.outputs}
         for i, tensor in enumerate(plan.outputs):
             source = outputs.get(i)
-            if source is None:  # a copy of what another output or an input is
+            if source is None:  # the output is a copy of another output or of an input
                 same = [n for n, p in last.items() if ValueType.parse(p.type) == tensor.type]
                 if len(same) != 1:
                     raise UnsupportedError("an output is a copy of another value", where=f"output {tensor.name!r}")

@@ -1,7 +1,7 @@
 """The time of each kernel of a plan within complete runs, and its time measured alone.
 
-The sum of the times measured alone is a good prediction of a run if the two columns agree. If a
-kernel takes much longer within a run, its inputs are in another cache, or on another core, than
+If the two times agree for all kernels, the sum of the times measured alone predicts a run well. If a
+kernel takes much longer within a run, its inputs are then in another cache, or on another core, than
 when it was measured alone.
 """
 
@@ -21,14 +21,14 @@ from korch.runtime.executable import Executable
 
 @dataclass(frozen=True, slots=True)
 class KernelTime:
-    """A kernel of a plan, times in nanoseconds.
+    """The times of a kernel of a plan, in nanoseconds.
 
     Attributes:
-        number: its place in the plan.
+        number: its index in the plan.
         provider: the provider that made it.
         what: its operations.
         alone_ns: its measured cost, or its bound.
-        is_measured: whether it is the measured cost.
+        is_measured: whether `alone_ns` is a measured cost.
         median_ns: the median time within runs.
         p10_ns: the 10th percentile.
         p90_ns: the 90th percentile.
@@ -46,10 +46,10 @@ class KernelTime:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """The times of all kernels, in the order of the plan, and of whole runs.
+    """The times of all kernels, and of whole runs.
 
     Attributes:
-        kernels: the times.
+        kernels: the times of the kernels, in the order of the plan.
         run_ns: the median time of a whole run.
         rounds: the number of runs.
         loads: how evenly the threads of each kernel work; empty if that was not recorded.
@@ -66,7 +66,7 @@ class Profile:
         return tuple(k for k in self.kernels if k.alone_ns or not k.is_measured)
 
     def to_text(self, most: int = 30) -> str:
-        """Return a table of the slowest kernels, and the sums of each provider and of the plan."""
+        """Return a table of the slowest kernels, with sums for each provider and for the plan."""
         total = sum(kernel.median_ns for kernel in self.kernels) or 1.0
         slowest = sorted(self.running, key=lambda kernel: -kernel.median_ns)[:most]
         lines = [
@@ -93,7 +93,7 @@ class Profile:
         return "\n".join(lines)
 
     def _load_text(self, kernel: KernelTime | None) -> str:
-        """Return the columns of a kernel's threads, or their titles; "" if they were not recorded."""
+        """Return the columns on a kernel's threads (the titles if `kernel` is None); "" if there is no record."""
         if not self.loads:
             return ""
         if kernel is None:
@@ -126,7 +126,7 @@ def profile(executable: Executable, arrays: Sequence[Any], rounds: int = 30) -> 
     Args:
         executable: the executable.
         arrays: one for each input, in the model's order.
-        rounds: the number of runs; a few more runs are not counted.
+        rounds: the number of runs; three more runs before them are not counted.
 
     Raises:
         InputError: an array has another shape or type, or there are too few or too many.

@@ -1,4 +1,4 @@
-"""Progress on stderr: the current step, the time spent, and what is left of the budget.
+"""Progress on stderr: the current step, the time spent, and the rest of the budget.
 
 On a terminal it is one line that is rewritten every second. Elsewhere, as in a log, a line is
 written every ten seconds, so a short command writes none.
@@ -15,15 +15,15 @@ from types import TracebackType
 from typing import TextIO
 
 STAGES = ("frontend", "fission", "saturate", "reference", "candidates", "orchestrate", "lower", "build", "save")
-"""The stages of the pipeline in their order, and the writing of the artifact; others are shown without a number."""
+"""The stages of the pipeline in order, and the writing of the artifact; other stages are shown without a number."""
 
 TICK_SECONDS = 1.0
 LINE_SECONDS = 10.0
-"""The time between two lines where a line can't be rewritten."""
+"""The time between two lines if the output is not a terminal."""
 
 
 class Bar:
-    """A context whose `tell` is a pipeline's progress function."""
+    """A context manager whose `tell` is used as the progress function of a pipeline."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class Bar:
 
         Args:
             budget_s: the budget in seconds.
-            begun_s: the start of the budget, by the clock.
+            begun_s: the start of the budget on the clock.
             stream: where lines are written; by default stderr.
-            clock: the time, in seconds.
+            clock: returns the time in seconds.
         """
         self._stream = stream or sys.stderr
         self._clock = clock
@@ -83,7 +83,7 @@ class Bar:
                 self._write(line + "\n")
 
     def line(self, now_s: float) -> str:
-        """Return the line for a time."""
+        """Return the line for a time on the clock."""
         number = STAGES.index(self._stage) + 1 if self._stage in STAGES else 0
         place = f"{number}/{len(STAGES)} " if number else ""
         spent_s = now_s - self._begun_s

@@ -1,6 +1,6 @@
 """Candidates that are not in the plan, as records of the report.
 
-Other providers, layouts and variants for exactly the same primitives, and other groupings.
+These are other providers, layouts and variants for exactly the same primitives, and other groupings.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from korch.runtime.report import GroupedKernel, GroupingRecord, Rival
 from korch.search.ledger import Ledger
 
 MOST_RIVALS = 6
-"""The number of the cheapest rivals of each kernel that are kept."""
+"""The most rivals that are recorded for each kernel: the cheapest ones."""
 
 
 def rivals_of(
     chosen: Iterable[Candidate], candidates: Iterable[Candidate], ledger: Ledger
 ) -> dict[str, tuple[Rival, ...]]:
-    """Return the other candidates for the same primitives, by the keys of some candidates.
+    """Return, for each chosen candidate, the other candidates for the same primitives.
 
     Args:
         chosen: the candidates of plans.
         candidates: all candidates.
-        ledger: knows their costs.
+        ledger: has the costs of the candidates.
 
     Returns:
-        The cheapest of them, those that do not run last.
+        The cheapest of them, by the keys of the chosen candidates; those that do not run come last.
     """
     wanted = {candidate.group.key: None for candidate in chosen}
     same: dict[str, dict[str, Candidate]] = {key: {} for key in wanted}

@@ -1,4 +1,4 @@
-"""A recorded run of a plan as tasks: what each thread ran, what it waited for, and the critical path."""
+"""A recorded run of a plan as tasks: the tasks that each thread ran and waited for, and the critical path."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class TaskSpan:
 
     Attributes:
         is_wait: whether it waited for the task.
-        thread: 0 is the calling one.
-        task: the task's number among those of all queues.
-        kernel: the kernel's place in the plan. This, the stage and the grid points are 0 for a wait.
-        stage: of the kernel; -1 for the whole kernel.
+        thread: the number of the thread; 0 is the calling thread.
+        task: the task's number among the tasks of all queues.
+        kernel: the kernel's index in the plan. This, the stage and the grid points are 0 for a wait.
+        stage: the stage of the kernel; -1 for the whole kernel.
         first: the first grid point.
-        last: the one after the last.
+        last: the end of the grid points (exclusive).
         begin_ns: its start, since the start of the run.
         end_ns: its end.
     """
@@ -35,7 +35,7 @@ class TaskSpan:
 
     @property
     def time_ns(self) -> int:
-        """Its length."""
+        """Its duration."""
         return self.end_ns - self.begin_ns
 
 
@@ -57,14 +57,14 @@ class TaskRun:
 
     @property
     def waits(self) -> list[TaskSpan]:
-        """The waits, the longest first."""
+        """The waits in descending order of their duration."""
         return sorted((span for span in self.spans if span.is_wait), key=lambda span: -span.time_ns)
 
     def critical_path(self) -> list[TaskSpan]:
-        """Return the tasks that determine when the last one ends, in order.
+        """Return, in order, the tasks that determine the end of the last task.
 
-        Before a task there is the one that its thread has waited for just before it, or else the one that its thread
-        ran before it.
+        The predecessor of a task on this path is, of the task that its thread ran before it and the tasks that its
+        thread waited for in between, the one that ended last.
         """
         before: dict[int, TaskSpan] = {}
         for thread in {span.thread for span in self.tasks.values()}:

@@ -1,8 +1,8 @@
 """The activity of the threads of each kernel in complete runs.
 
-The unchanged artifact runs in a process with a small preloaded library, which records what threads
-of the plan do, and every parallel region of GCC's OpenMP, as oneDNN's kernels open them. ONNX Runtime has its own
-threads, and Clang's OpenMP has another interface: of such kernels only the calling thread is known.
+The unchanged artifact runs in a process with a small preloaded library. The library records the activity of the
+plan's threads, and every parallel region of GCC's OpenMP, which oneDNN's kernels use. ONNX Runtime has its own
+threads, and Clang's OpenMP has another interface: for such kernels only the calling thread is recorded.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from korch.report.task_spans import TaskRun, TaskSpan
 from korch.runtime.source import native_text
 
 SECONDS = 300
-"""The limit of the process's time."""
+"""The time limit of the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class ThreadSpan:
     """The work of one thread in one parallel region of a kernel, times in nanoseconds.
 
     Attributes:
-        kernel: the kernel's place in the plan.
-        thread: 0 is the calling one.
+        kernel: the kernel's index in the plan.
+        thread: the number of the thread; 0 is the calling thread.
         begin_ns: its start, since the start of the first kernel.
         end_ns: its end.
         wait_ns: the part of this time in which it waited for other threads between stages.
@@ -69,8 +69,8 @@ class ThreadLoad:
 
     Attributes:
         longest: the time of the thread that works longest, relative to the mean of all threads.
-        idle: the share of all threads' time in the kernel in which they do not work on a parallel
-            region: they wait for others, start, or only one of them works.
+        idle: the share of the threads' time in the kernel in which they do not work on a parallel
+            region: they wait for other threads, start, or only one of them works.
     """
 
     longest: float
@@ -79,12 +79,12 @@ class ThreadLoad:
 
 @dataclass(frozen=True)
 class Threads:
-    """Runs of a plan.
+    """Recorded runs of a plan.
 
     Attributes:
         threads: the number of threads.
         runs: the runs, with a join after each kernel.
-        task_runs: runs as tasks; empty if the plan has none.
+        task_runs: runs as tasks; empty if the plan has no tasks.
     """
 
     threads: int
@@ -93,7 +93,7 @@ class Threads:
 
     @property
     def typical_tasks(self) -> TaskRun | None:
-        """The run as tasks of median length; None if the plan has none."""
+        """The run as tasks with the median duration; None if the plan has no tasks."""
         ordered = sorted(self.task_runs, key=lambda run: run.end_ns)
         return ordered[len(ordered) // 2] if ordered else None
 
@@ -101,7 +101,7 @@ class Threads:
     def typical(self) -> WatchedRun:
         """The run whose kernels are nearest to their medians over all runs.
 
-        In the run of median length, one kernel may have been interrupted and the others fast.
+        The run of median duration would be a worse choice: one kernel in it may be slow and the others fast.
         """
         times = np.array([run.kernel_ns for run in self.runs], float)
         away = np.abs(times - np.median(times, axis=0)).sum(axis=1)
@@ -137,7 +137,7 @@ def watch_threads(artifact: Path, threads: int, rounds: int, seed: int = 0) -> T
         artifact: the file.
         threads: the number of threads of its plan.
         rounds: the number of runs.
-        seed: of the random inputs.
+        seed: random seed of the inputs.
 
     Raises:
         CompileError: the library that is preloaded does not compile here.
@@ -175,9 +175,9 @@ def watch_threads(artifact: Path, threads: int, rounds: int, seed: int = 0) -> T
 
 
 def read_run(data: dict[str, Any]) -> WatchedRun:
-    """Return a run from the process's answer: a region belongs to the kernel in which it begins.
+    """Return a run from the process's answer. A parallel region belongs to the kernel in which it begins.
 
-    The region of threads that run the kernels of a plan together is the number of the kernel, as -1 - number.
+    Where the threads of the plan run a kernel together, the region's number is -1 - the kernel's number.
     """
     kernel_ns: Sequence[int] = data["kernel_ns"]
     ends = list(accumulate(kernel_ns))

@@ -1,7 +1,7 @@
 """The process that runs an artifact with `korch_threads.cpp` preloaded, for `korch.report.threads`.
 
-It reads a task as JSON from stdin and writes one JSON object to stdout. It is a process of its own
-because a library can only be preloaded when a process begins.
+It reads a task as JSON from stdin and writes one JSON object to stdout. It is a separate process,
+because a library can only be preloaded when a process starts.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from korch.runtime.executable import Executable
 from korch.runtime.library import Handle, pointers_of
 
 REGIONS_OF_A_KERNEL = 64
-"""Most regions that are recorded of each kernel; further ones are only counted."""
+"""The most regions that are recorded for each kernel; further ones are only counted."""
 
 
 class RegionRecord(ctypes.Structure):
-    """What one thread did in one parallel region; as `span` in korch_threads.cpp."""
+    """The activity of one thread in one parallel region; the same structure as `span` in korch_threads.cpp."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in ("region", "thread", "begin_ns", "end_ns", "wait_ns"))
 
 
 TASKS_OF_A_KERNEL = 256
-"""Most tasks and waits that are recorded of each kernel and thread."""
+"""The most tasks and waits that are recorded for each kernel and thread."""
 
 
 TASK_FIELDS = ("is_wait", "thread", "task", "step", "stage", "begin", "end")
 
 
 class TaskRecord(ctypes.Structure):
-    """A task that a thread ran or waited for; as `task_span` in korch_threads.cpp."""
+    """A task that a thread ran or waited for; the same structure as `task_span` in korch_threads.cpp."""
 
     _fields_ = tuple((name, ctypes.c_int64) for name in (*TASK_FIELDS, "begin_ns", "end_ns"))
 
@@ -43,7 +43,7 @@ class TaskRecord(ctypes.Structure):
 def _task_recorder(
     preloaded: ctypes.CDLL, most: int
 ) -> Callable[[Handle, Sequence[int], Sequence[int]], list[list[int]]]:
-    """Return what runs a plan once and returns the tasks and waits of all threads, at most some number of them."""
+    """Return a function that runs a plan once and returns the tasks and waits of all threads, at most `most`."""
 
     def once(handle: Handle, given: Sequence[int], wanted: Sequence[int]) -> list[list[int]]:
         spans, found, begun_ns = (TaskRecord * most)(), ctypes.c_int64(), ctypes.c_int64()
@@ -68,9 +68,9 @@ def _task_recorder(
 
 
 def serve() -> None:
-    """Answer the task on stdin."""
+    """Run the task from stdin and write the answer to stdout."""
     answer = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what kernels print is no part of the answer
+    os.dup2(2, 1)  # output of kernels goes to stderr, not into the answer
     task = json.loads(sys.stdin.read())
     executable = Executable.load(task["artifact"])
     arrays = list(random_feeds(executable.get_inputs(), task["seed"]).values())

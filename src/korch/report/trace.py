@@ -1,8 +1,8 @@
 """A run as a trace for Perfetto or Chrome's tracing page.
 
 One row shows the kernels. If the activity of threads was recorded, each thread has a row with a
-span for each kernel or parallel region in which it worked. A plan that runs as tasks has rows of a second run: the
-tasks of each thread, what it waited for between them, and the critical path.
+span for each kernel or parallel region in which it worked. For a plan that runs as tasks, the rows of a second run
+follow: the tasks of each thread, the waits between them, and the critical path.
 Source: the Trace Event Format, "complete events".
 """
 
@@ -104,7 +104,7 @@ def _threads(plan: PlanRecord, threads: Threads) -> list[dict[str, Any]]:
 
 
 def _tasks(plan: PlanRecord, run: TaskRun, threads: int) -> list[dict[str, Any]]:
-    """Return the rows of a run as tasks, as a process of their own."""
+    """Return the rows of a run as tasks; in the trace they are a separate process."""
     rows = {0: "critical path"} | {n + 1: f"thread {n}" for n in range(threads)}
     events: list[dict[str, Any]] = [{"name": "process_name", "ph": "M", "pid": 2, "args": {"name": "a run as tasks"}}]
     for row, name in rows.items():

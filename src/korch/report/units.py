@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def cut(text: str, most: int) -> str:
-    """Return a text of at most `most` characters; the end of a longer one becomes "..."."""
+    """Return a text with at most `most` characters; the end of a longer text is replaced by "..."."""
     return text if len(text) <= most else text[: most - 3] + "..."
 
 

@@ -1,17 +1,17 @@
 """Built plan <-> one file (`.korch`).
 
-The file is a zip archive without compression, so any unzip shows what is in it:
+The file is a zip archive without compression, so any unzip tool shows its content:
 
-    manifest.json          schema version, what it needs of a machine, checksums of the rest
+    manifest.json          schema version, requirements on the machine, checksums of the other members
     library.so             the plan's kernels and its C interface (`korch.h`)
     weights.safetensors    the packed constants
     plan.json              a `PlanRecord`
     report.json            a `Report`: how the plan was found, times, errors
-    sources/*              what the library was compiled from
+    sources/*              the sources of the library
 
-Equal contents give equal bytes. It is written under another name and then renamed, so a reader sees
-the old file or the new one. Reading checks every byte that means something. The checksums find
-damage and careless edits; they are no signature: running an artifact runs its machine code.
+Equal contents give equal bytes. The file is written under a temporary name and then renamed, so a reader
+sees the old file or the new one. Reading checks the content of every member. The checksums detect damage
+and careless edits. They are not a signature: running an artifact runs its machine code.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Artifact:
     Attributes:
         library: the shared library's bytes.
         weights: the packed constants, in the order in which the library takes them.
-        plan: what the plan is.
-        requirements: what the library needs of a machine.
+        plan: the record of the plan.
+        requirements: the library's requirements on the machine.
         sources: the sources by file name.
         report: how the plan was found.
     """
@@ -74,7 +74,7 @@ class Artifact:
 
 
 def write_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None]) -> None:
-    """Write a file so that `path` holds either what it held before or all of it.
+    """Write a file so that `path` has either its previous content or the complete new content.
 
     Raises:
         ArtifactError: the file can't be written.
@@ -116,9 +116,9 @@ class Archive:
     """The content of an artifact's file.
 
     Attributes:
-        manifest: format and schema, and what else is known before the file is opened; the checksums
-            of the members are added when it is written.
-        members: what it holds.
+        manifest: format, schema and requirements; the checksums of the members are added when the file
+            is written.
+        members: the members by name.
     """
 
     manifest: Mapping[str, Any]
@@ -133,7 +133,7 @@ class Archive:
         write_file(path, self._write)
 
     def to_bytes(self) -> bytes:
-        """Return what `write` writes."""
+        """Return the content of the file that `write` writes."""
         stream = io.BytesIO()
         self._write(stream)
         return stream.getvalue()
@@ -155,13 +155,13 @@ class Archive:
 def read_archive(
     path: str | os.PathLike[str] | IO[bytes], format_name: str, schema: int, needed: Sequence[str]
 ) -> Iterator[zipfile.ZipFile]:
-    """Open what `Archive.write` wrote, after a check of every member.
+    """Open a file that `Archive.write` wrote, after checking the members.
 
-    What the reader of a member raises for data that it does not expect (ValueError, LookupError,
-    TypeError) is reported as damage.
+    An error that the reader of a member raises for unexpected data (ValueError, LookupError, TypeError)
+    is reported as damage.
 
     Raises:
-        ArtifactError: it can't be read, is no such archive, is damaged, or has another schema.
+        ArtifactError: it can't be read, is not such an archive, is damaged, or has another schema.
     """
     if not isinstance(path, str | os.PathLike):
         yield from _opened(path, format_name, schema, needed)
@@ -188,12 +188,12 @@ def _opened(stream: IO[bytes], format_name: str, schema: int, needed: Sequence[s
             _check_digests(archive, manifest, needed)
             yield archive
     except (zipfile.BadZipFile, EOFError, NotImplementedError, ValueError, LookupError, TypeError) as error:
-        # zipfile raises some of them for an archive whose structure is damaged, readers for its data.
+        # zipfile raises some of these errors for a damaged archive structure, and readers others for damaged data.
         raise ArtifactError("it is truncated or damaged", hint=_REBUILD) from error
 
 
 def read_format(path: str | os.PathLike[str]) -> str:
-    """Return which kind of artifact a file says that it is, "" if it says nothing.
+    """Return the format of artifact that a file declares; "" if it declares none.
 
     Raises:
         ArtifactError: it can't be read.
@@ -208,10 +208,10 @@ def read_format(path: str | os.PathLike[str]) -> str:
 
 
 def read_artifact(path: str | os.PathLike[str] | IO[bytes]) -> Artifact:
-    """Read an artifact and check that it is whole and that this machine can run it.
+    """Read an artifact and check that it is complete and that this machine can run it.
 
     Raises:
-        ArtifactError: it can't be read, is no artifact, is damaged or tampered with, has another
+        ArtifactError: it can't be read, is not an artifact, is damaged or tampered with, has another
             schema, or needs another machine.
     """
     with read_archive(path, FORMAT, SCHEMA, (LIBRARY, WEIGHTS, PLAN, REPORT)) as archive:
@@ -252,7 +252,7 @@ def _artifact(archive: zipfile.ZipFile) -> Artifact:
 
 
 def read_folder(archive: zipfile.ZipFile, folder: str, suffix: str = "") -> dict[str, bytes]:
-    """Return the members whose names begin and end so, by the rest of their names."""
+    """Return the members whose names begin with `folder` and end with `suffix`, by the rest of their names."""
     return {
         name.removeprefix(folder).removesuffix(suffix): archive.read(name)
         for name in archive.namelist()
@@ -261,7 +261,7 @@ def read_folder(archive: zipfile.ZipFile, folder: str, suffix: str = "") -> dict
 
 
 def read_texts(archive: zipfile.ZipFile, suffix: str = "") -> dict[str, str]:
-    """Return the sources whose names end so, by the rest of their names."""
+    """Return the sources whose names end with `suffix`, by the rest of their names."""
     return {name: content.decode() for name, content in read_folder(archive, SOURCES, suffix).items()}
 
 
@@ -337,7 +337,7 @@ def read_weights(archive: zipfile.ZipFile) -> Weights:
 
 
 def _reader(stream: IO[bytes], start: int) -> ReadAt:
-    """Return what reads from a position behind `start`, in several threads at once."""
+    """Return a function that reads at an offset from `start`; several threads may call it at once."""
     if isinstance(stream, io.BytesIO):
         content = stream.getbuffer()
 
@@ -375,7 +375,7 @@ def _requirements(manifest: Mapping[str, Any]) -> Requirements:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename last through a power cut."""
+    """Flush a folder to disk, so that a rename in it survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

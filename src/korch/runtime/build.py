@@ -1,4 +1,4 @@
-"""Chosen kernels in order -> artifact: pack constants, plan the arena, print, compile, link."""
+"""Chosen kernels in order -> artifact: pack constants, plan the arena, generate the main source, compile, link."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ MAIN = "main.cpp"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a plan was made from; the artifact contains it.
+    """The origin of a plan, which is stored in the artifact.
 
     Attributes:
-        model: what the plan was built from.
+        model: the model that the plan was built from.
         certificate: what the solver proved: a record or a mapping.
         options: the options of the build: a record or a mapping.
     """
@@ -68,10 +68,10 @@ def build(
     Args:
         graph: the model's graph.
         steps: the kernels in the order in which they run.
-        target: the machine that they are for.
-        builder: compiles and links; objects of kernels that were measured are found in its cache.
-        origin: what the plan was made from.
-        parts: into how many tasks the grid points of each thread are cut; 0 for joins after each kernel.
+        target: the machine that they are built for.
+        builder: compiles and links; its cache has the objects of kernels that were measured.
+        origin: the origin of the plan.
+        parts: the number of tasks into which the grid points of each thread are cut; 0 for joins after each kernel.
 
     Raises:
         CompileError: a source does not compile, or a library is missing.
@@ -109,7 +109,7 @@ def build(
 
 
 def uses_of(program: Program[Kernel], steps: Sequence[PlanStep[Kernel]]) -> list[Use]:
-    """Return the kernels with the places of their buffers."""
+    """Return the kernels, each with the places of its buffers."""
     return [
         Use(i, step.kernel, tuple(map(_place, slots)), step.cost_ns, constants=_constants(slots))
         for i, (step, slots) in enumerate(zip(steps, program.slots, strict=True))
@@ -135,7 +135,7 @@ def _segments(uses: Sequence[Use], target: Target, parts: int) -> Sequence[TaskS
 
 
 def _place(slot: Slot) -> tuple[str, int] | None:
-    """Return the memory of a buffer that some kernel writes and several threads touch, and where it begins."""
+    """Return the memory of a buffer that kernels write and threads share, and its offset; None for others."""
     if slot.place is SlotPlace.ARENA and slot.offset:
         return None
     if slot.place is SlotPlace.ARENA:
@@ -150,7 +150,7 @@ def _constants(slots: Sequence[Slot]) -> frozenset[int]:
 def plan_record(
     graph: PrimitiveGraph, steps: Sequence[PlanStep[Any]], program: Program[Any], weights: Weights, origin: Origin
 ) -> PlanRecord:
-    """Return the record of a plan of one thread without libraries, for no target."""
+    """Return the record of a plan with one thread, no libraries and no target; the caller replaces these."""
     return PlanRecord(
         korch_version=__version__,
         model=origin.model or ModelRecord(),
@@ -172,7 +172,7 @@ def model_record(path: str | Path) -> ModelRecord:
     """Return the record of a model file.
 
     Raises:
-        ModelError: it can't be read.
+        ModelError: the file can't be read.
     """
     found = Path(path).resolve()
     try:
@@ -183,7 +183,7 @@ def model_record(path: str | Path) -> ModelRecord:
 
 
 def pack_constants(graph: PrimitiveGraph, program: Program[Any]) -> Weights:
-    """Return the constants in the layouts that the steps ask for."""
+    """Return the constants, packed in the layouts that the steps require."""
     types = []
     for value, layout in program.constants:
         type_ = graph.types[value]
@@ -196,10 +196,10 @@ def pack_constants(graph: PrimitiveGraph, program: Program[Any]) -> Weights:
 
 
 def check_symbols(program: Program[Kernel]) -> None:
-    """Check that equal symbols are equal kernels, and that each is a C identifier or empty.
+    """Check that kernels with equal symbols are equal, and that each symbol is a C identifier or empty.
 
     Raises:
-        InvalidGraphError: they are not.
+        InvalidGraphError: a symbol is invalid, or has two different kernels.
     """
     seen: dict[str, str] = {}
     for kernel in program.kernels:
@@ -242,7 +242,7 @@ def step_record(graph: PrimitiveGraph, step: PlanStep[Any], slots: Sequence[Slot
 
 
 def _headers(sources: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of Korch's that some sources include, so that they compile alone."""
+    """Return Korch's headers that the sources include, so that the sources compile without Korch."""
     found = {"korch.h": native_text("korch.h")}
     waiting = list(sources.values())
     while waiting:

@@ -1,4 +1,4 @@
-"""Plans for ranges of sizes -> a table of the plan that takes the least time at each size, by their fitted costs."""
+"""Plans for ranges of sizes -> a table with the fastest plan for each size, according to their fitted costs."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from korch.ranges.form import Dimension, Sizes
 from korch.ranges.plan import RangePlan
 
 MOST_ENTRIES = 1 << 18
-"""The most sizes of a table; of more, the costs are computed when a size is asked for."""
+"""The most sizes in a table. If there are more, the costs are computed each time a size is looked up."""
 
 MOST_PLANS = 256
-"""Numbers of plans in a table are bytes."""
+"""The most plans in a table, which stores the number of a plan in one byte."""
 
 
 class PlanChoice:
-    """Finds the plan for the size of a run."""
+    """Finds the fastest plan for the sizes of a run."""
 
     def __init__(self, dimensions: Sequence[Dimension], plans: Sequence[RangePlan]) -> None:
-        """Keep the plans; the table is made when it is first read.
+        """Store the plans; the table is computed on first use.
 
         Args:
-            dimensions: what is free.
-            plans: in the order in which plans of equal cost are taken.
+            dimensions: the dimensions that have ranges of sizes.
+            plans: the plans; of plans with equal costs, the first is used.
         """
         self._plans = plans
         self._lows = tuple(d.low for d in dimensions)
@@ -35,7 +35,7 @@ class PlanChoice:
         self._has_table = math.prod(self._counts) <= MOST_ENTRIES and len(plans) <= MOST_PLANS
 
     def number(self, sizes: Sizes) -> int:
-        """Return the place of the plan with the least cost for some sizes; without costs, of the first that is able."""
+        """Return the index of the cheapest plan for some sizes; without costs, of the first plan that serves them."""
         if not self._has_table:
             return int(self._best([np.array([size]) for size in sizes])[0])
         place = 0
@@ -53,7 +53,7 @@ class PlanChoice:
         return np.asarray(np.argmin([self._costs(plan, sizes) for plan in self._plans], axis=0))
 
     def _costs(self, plan: RangePlan, sizes: Sequence[Integers]) -> Matrix:
-        """Return what a plan takes for each of some sizes; infinity where it is too small."""
+        """Return the cost of a plan at each of some sizes; infinity where the plan does not serve the size."""
         costs = np.zeros(len(sizes[0]))
         for cost in plan.costs:
             costs += cost.at_all(sizes)

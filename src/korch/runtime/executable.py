@@ -1,7 +1,7 @@
-"""Artifact -> a callable that takes and gives arrays.
+"""Artifact -> a callable that takes and returns arrays.
 
-A thin caller of the native plan: it checks names, shapes and types, copies only what is not dense,
-and allocates the outputs.
+It is a thin wrapper around the native plan: it checks names, shapes and types, copies only inputs that are
+not dense, and allocates the outputs.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class Executable(PlanExecutable):
-    """A plan that runs: call it with arrays, or use `run` as of an ONNX Runtime session.
+    """A plan that can run: call it with arrays, or use its `run` like that of an ONNX Runtime session.
 
-    It may be called from several threads; the calls wait for each other. Arrays are NumPy's, or
-    any others that speak DLPack and lie in this machine's memory; what it returns is NumPy's.
+    It may be called from several threads; the calls wait for each other. Inputs are NumPy arrays, or any
+    other arrays that support DLPack and are in the CPU's memory. Outputs are NumPy arrays.
 
     Attributes:
         report: how the plan was found; `save` stores it.
@@ -40,11 +40,11 @@ class Executable(PlanExecutable):
         """Load the library and prepare each kernel.
 
         Args:
-            artifact: what `korch.runtime.build` made.
-            library: its plan, if that is one of several of a library that is loaded.
+            artifact: the artifact that `korch.runtime.build` made.
+            library: the plan's part of a loaded library, if the library has several plans.
 
         Raises:
-            ArtifactError: the library can't be loaded here, or is not the plan's.
+            ArtifactError: the library can't be loaded here, or does not belong to the plan.
             ProviderError: a kernel can't be set up.
         """
         artifact.requirements.check()
@@ -62,12 +62,12 @@ class Executable(PlanExecutable):
 
     @property
     def artifact(self) -> Artifact:
-        """What it was made from, with the report as it is now."""
+        """The artifact that it was made from, with the current report."""
         return replace(self._artifact, report=self.report)
 
     @property
     def plan(self) -> PlanRecord:
-        """The kernels in order, and all else that is known of the plan."""
+        """The plan: its kernels in order, and all other facts recorded about it."""
         return self._artifact.plan
 
     @property
@@ -83,12 +83,12 @@ class Executable(PlanExecutable):
         return outputs
 
     def bind(self, *arrays: Any) -> Callable[[], tuple[Array, ...]]:
-        """Prepare runs that read the same arrays and write the same outputs, as ONNX Runtime's `IOBinding` does.
+        """Prepare runs that read the same arrays and write the same outputs, like ONNX Runtime's `IOBinding`.
 
-        A run takes some microseconds less than a call, since nothing is checked or allocated.
+        A run takes some microseconds less than a call, because nothing is checked or allocated.
 
         Args:
-            arrays: one for each input, in the model's order. A run reads what they hold then.
+            arrays: one for each input, in the model's order. Each run reads their current content.
 
         Returns:
             A function that runs the model and returns its outputs: the same arrays each time, with new content.
@@ -98,7 +98,7 @@ class Executable(PlanExecutable):
         """
         inputs = self._accept(arrays)
         for found, array, type_ in zip(inputs, arrays, self._inputs, strict=True):
-            given = array if isinstance(array, np.ndarray) else type_.accept(array)  # a copy would be another one
+            given = array if isinstance(array, np.ndarray) else type_.accept(array)  # a copy shares no memory
             if found.size and not np.may_share_memory(found, given):
                 expected = "a dense array of the input's type, aligned to its elements"
                 raise InputError("it would have to be copied for each run", f"input {type_.name!r}", expected)
@@ -108,7 +108,7 @@ class Executable(PlanExecutable):
         return partial(_run_bound, run, inputs, outputs)
 
     def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
-        """Run several times and take the time of each run and of each kernel in it."""
+        """Run `repeat` times, and return the time of each run and of each kernel in it."""
         inputs = self._accept(arrays)
         outputs = self._allocate()
         addresses = _addresses(inputs), _addresses(outputs)
@@ -120,11 +120,11 @@ class Executable(PlanExecutable):
         return Timing(tuple(run_ns), tuple(kernel_ns))
 
     def hooked(self, arrays: Sequence[Any], hook: Callable[[Handle, Sequence[int], Sequence[int]], T]) -> T:
-        """Return what a hook gives that runs the plan itself.
+        """Call a hook that runs the plan itself, and return its result.
 
         Args:
             arrays: one for each input, in the model's order.
-            hook: given the plan, the address of each input, and that of each output.
+            hook: called with the plan, the address of each input, and the address of each output.
 
         Raises:
             InputError: an array has another shape or type, or there are too few or too many.
@@ -137,7 +137,7 @@ class Executable(PlanExecutable):
         """Return the content of its file.
 
         Raises:
-            ArtifactError: it is one of several plans, whose library is not its own.
+            ArtifactError: it is one of several plans that share a library.
         """
         if self._is_one_of_several:
             raise ArtifactError(
@@ -147,7 +147,7 @@ class Executable(PlanExecutable):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
-        """Load what `save` wrote.
+        """Load a file that `save` wrote.
 
         Raises:
             ArtifactError: it can't be read, is damaged or tampered with, or needs another machine.
@@ -164,7 +164,7 @@ class Executable(PlanExecutable):
         return self._known_names
 
     def _accept(self, arrays: Sequence[Any]) -> list[Array]:
-        if len(arrays) != len(self._inputs):  # the names are looked up for the message only
+        if len(arrays) != len(self._inputs):  # checked first, because check_count looks up names for its message
             self.check_count(arrays)
         return [type_.accept(array) for type_, array in zip(self._inputs, arrays, strict=True)]
 
@@ -173,7 +173,7 @@ class Executable(PlanExecutable):
 
 
 def _run_bound(run: Callable[[], None], inputs: list[Array], outputs: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Run a plan on bound arrays; the inputs are an argument so that their memory outlives the runs."""
+    """Run a plan on bound arrays; the inputs are an argument so that their memory stays alive."""
     run()
     return outputs
 
@@ -183,7 +183,7 @@ def _addresses(arrays: Sequence[Array]) -> list[int]:
 
 
 def _check_interface(library: Library, artifact: Artifact) -> None:
-    """Check that the library is the plan's: no pointer is passed that it does not expect."""
+    """Check that the library belongs to the plan, so that it gets only the pointers that it expects."""
     plan = artifact.plan
     constants = tuple((f"c{i}", type_) for i, type_ in enumerate(artifact.weights.types))
     try:

@@ -1,4 +1,4 @@
-"""A library's bytes -> a plan that can be called, through the C interface of `korch.h`."""
+"""The bytes of a shared library -> its plans, which can be called through the C interface of `korch.h`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INTERRUPTED = -1
 REBUILD = "Build the artifact again"
 
 Tensors = tuple[tuple[str, ValueType], ...]
-"""Name and type of each."""
+"""The name and type of each tensor."""
 
 
 class _Tensor(ctypes.Structure):
@@ -41,21 +41,21 @@ class _Plan(ctypes.Structure):
 
 
 class Library:
-    """A plan of a loaded library.
+    """One plan of a loaded library.
 
     Attributes:
-        inputs: the model inputs that it says it takes.
-        outputs: the model outputs that it says it writes.
-        constants: the packed constants that it says it takes.
+        inputs: the model inputs that the library declares.
+        outputs: the model outputs that the library declares.
+        constants: the packed constants that the library declares.
         kernels: the kernels' symbols in the order in which they run.
     """
 
     def __init__(self, plan: _Plan, native: ctypes.CDLL) -> None:
-        """Ask a plan for its tensors and kernels; `load_plans` gives plans.
+        """Read the tensors and kernels of a plan; `load_plans` makes the plans.
 
         Args:
             plan: the plan's functions.
-            native: the library that has them; it is unloaded when nothing refers to it any more.
+            native: the library with these functions; it is unloaded when nothing refers to it any more.
         """
         self._plan = plan
         self._native = native
@@ -67,7 +67,7 @@ class Library:
         self.kernels = tuple(names[i].decode() for i in range(count.value))
 
     def function(self, name: str, result: Any = ctypes.c_int) -> Callable[..., Any]:
-        """Return a function of the plan; it takes whatever it is given."""
+        """Return a function of the plan; its arguments are not checked."""
         return ctypes.CFUNCTYPE(result)(getattr(self._plan, name))
 
     def address(self, name: str) -> int:
@@ -87,14 +87,14 @@ class Library:
 class Handle:
     """A plan that is ready to run: its arena, its kernels' states, its weights.
 
-    Calls from several threads wait for each other in native code, without Python's lock.
+    Calls from several threads wait for each other in native code, where they do not hold Python's global lock.
     """
 
     def __init__(self, library: Library, weights: Weights, threads: int) -> None:
-        """Create it.
+        """Create the native plan.
 
         Raises:
-            ProviderError: a kernel's create function failed; the text has its symbol.
+            ProviderError: a kernel's create function failed; the message has its symbol.
         """
         self.library = library
         create = library.function("create", ctypes.c_void_p)
@@ -115,7 +115,7 @@ class Handle:
 
     @property
     def pointer(self) -> ctypes.c_void_p:
-        """What the functions of the plan are given."""
+        """The pointer that the functions of the plan take as their first argument."""
         return self._handle
 
     @property
@@ -142,7 +142,7 @@ class Handle:
         self._call(self._run, pointers_of(inputs), pointers_of(outputs))
 
     def bound(self, inputs: Sequence[int], outputs: Sequence[int]) -> Callable[[], None]:
-        """Return a function that runs once each time, with the same addresses; raises what `run` raises."""
+        """Return a function that runs the plan with these addresses; it raises the same errors as `run`."""
         return partial(self._call, self._run, pointers_of(inputs), pointers_of(outputs))
 
     def run_timed(self, inputs: Sequence[int], outputs: Sequence[int]) -> list[int]:
@@ -156,9 +156,9 @@ class Handle:
         return list(times_ns)
 
     def _call(self, function: Callable[..., int], *arguments: Any) -> None:
-        """Call a function that runs the plan, again if Python's handler of an interrupt raises nothing."""
+        """Call a function that runs the plan; call it again after an interrupt whose Python handler raises nothing."""
         while (code := function(self._handle, *arguments)) == INTERRUPTED:
-            pass  # Python calls its handler before the loop goes on
+            pass  # Python calls the handler before the next iteration
         if code:
             where = f"kernel {self.library.kernels[code - 1]}"
             raise ProviderError("it failed while it ran", where, hint="Build it again; `korch doctor` checks libraries")
@@ -169,7 +169,7 @@ def _destroy(destroy: Callable[[Any], None], handle: ctypes.c_void_p, weights: W
 
 
 def pointers_of(addresses: Sequence[int]) -> ctypes.Array[ctypes.c_void_p]:
-    """Return addresses as an array for a call of C."""
+    """Return addresses as an array for a call into C."""
     return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
@@ -178,7 +178,7 @@ def load_plans(content: bytes, libraries: Iterable[str] = ()) -> list[Library]:
 
     Args:
         content: the shared library's bytes.
-        libraries: shared libraries that it calls, as the compiler's -l names them.
+        libraries: shared libraries that it calls, with the names of the compiler's option -l.
 
     Raises:
         ArtifactError: it can't be loaded, or its interface has another version.
@@ -203,7 +203,7 @@ def _load(content: bytes, libraries: Iterable[str]) -> ctypes.CDLL:
     announce_onnxruntime()
     try:
         load_globally(libraries)
-        # A name of its own for each: the loader takes an equal name for the same library.
+        # Each library has its own path: the loader takes files with the same path for the same library.
         with scratch_folder() as folder:
             path = folder / "library.so"
             path.write_bytes(content)
@@ -212,19 +212,18 @@ def _load(content: bytes, libraries: Iterable[str]) -> ctypes.CDLL:
         raise ArtifactError(
             f"its library can't be loaded: {error}", hint="`korch doctor` says what is missing"
         ) from error
-    # At the end of the process the system unloads all, in an order that suits every library.
+    # At the end of the process, the system unloads all libraries in the right order.
     weakref.finalize(native, _ctypes.dlclose, native._handle).atexit = False
     return native
 
 
 def _check_size(content: bytes) -> None:
-    """Check that a library has all bytes of which its header says that they are to be mapped.
+    """Check that a library contains all bytes that its ELF header declares as mapped.
 
-    Where it has fewer, the loader maps them nevertheless, and the system ends the process at the
-    first access.
+    If bytes are missing, the loader maps the range anyway, and the first access to it ends the process.
 
     Raises:
-        ArtifactError: it has fewer, or it is no shared library of 64-bit words.
+        ArtifactError: bytes are missing, or it is not a 64-bit shared library.
     """
     try:
         magic, at, sections, size, count, section, section_count = struct.unpack_from("<5s27xQQ6xHHHH", content)

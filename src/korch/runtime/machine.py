@@ -1,4 +1,4 @@
-"""What a machine must offer for a library that was built elsewhere."""
+"""The requirements of a built library on the machine that runs it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from korch.errors import ArtifactError
 _AVX512 = ("avx2", "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl", "bmi1", "bmi2", "f16c", "fma")
 
 REQUIRED_FLAGS: dict[str, tuple[str, ...]] = {
-    "amx": (*_AVX512, "avx512_vnni"),  # kernels ask for the matrix units when they run, and do without them
+    "amx": (*_AVX512, "avx512_vnni"),  # kernels check for matrix units at run time and work without them
     "avx512_bf16": (*_AVX512, "avx512_vnni", "avx512_bf16"),
     "avx512_vnni": (*_AVX512, "avx512_vnni"),
     "avx512": _AVX512,
@@ -22,17 +22,17 @@ REQUIRED_FLAGS: dict[str, tuple[str, ...]] = {
     "neon": ("asimd",),
     "generic": (),
 }
-"""Per ISA that sources are compiled for, the flags of /proc/cpuinfo that the code needs."""
+"""For each ISA that sources are compiled for, the flags of /proc/cpuinfo that the code needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a library needs of the machine that runs it.
+    """The requirements of a library on the machine that runs it.
 
     Attributes:
         system: the operating system, as `sys.platform` names it.
         machine: the architecture, as `uname -m` names it.
-        cpu_flags: flags of /proc/cpuinfo.
+        cpu_flags: flags of /proc/cpuinfo that the CPU must have.
     """
 
     system: str
@@ -65,7 +65,7 @@ class Requirements:
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """Return the flags that /proc/cpuinfo gives the first CPU; none if there is no such file."""
+    """Return the flags of the first CPU in /proc/cpuinfo; an empty set if there is no such file."""
     path = Path("/proc/cpuinfo")
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():

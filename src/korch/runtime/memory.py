@@ -1,9 +1,9 @@
 """Buffers with live ranges -> offsets in one arena.
 
 Two buffers may share memory unless some step needs both. Finding the smallest arena is dynamic
-storage allocation, which is NP-hard: several greedy orders are tried first, and since the bytes
-live at the busiest step are a lower bound, they often prove themselves optimal. What they leave
-open goes to CP-SAT as a packing of rectangles (time x memory), if the instance is small.
+storage allocation, which is NP-hard. Several greedy orders are tried first. The largest number of live
+bytes at any step is a lower bound, which often proves a greedy placement optimal. If it does not, and the
+instance is small, CP-SAT solves it as a packing of rectangles (time x memory).
 
 All sizes and offsets are multiples of `ALIGNMENT`.
 """
@@ -20,9 +20,9 @@ from korch.alignment import ALIGNMENT, align_up
 from korch.errors import InvalidGraphError
 
 SOLVER_BUFFERS = 150
-"""Largest number of buffers that are given to the solver."""
+"""Largest number of buffers for which the solver is used."""
 SHUFFLED_BUFFERS = 16_000
-"""Random disturbances of the best greedy order are tried until this many buffers were placed."""
+"""Random changes of the best greedy order are tried until this many buffers were placed in total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,12 @@ class ArenaBuffer:
 
 @dataclass(frozen=True, slots=True)
 class ArenaPlan:
-    """Where each buffer lies.
+    """The place of each buffer in an arena.
 
     Attributes:
         offsets: per buffer, in bytes from the arena's start.
         size_bytes: the arena's size.
-        lower_bound_bytes: no arena can be smaller.
+        lower_bound_bytes: the lower bound of the size of any arena.
     """
 
     offsets: tuple[int, ...]
@@ -56,16 +56,16 @@ class ArenaPlan:
 
     @property
     def is_optimal(self) -> bool:
-        """Whether no smaller arena exists, proven."""
+        """Whether it is proven that no smaller arena exists."""
         return self.size_bytes == self.lower_bound_bytes
 
     def with_more(self, size_bytes: int) -> ArenaPlan:
-        """Return the plan with memory behind the buffers."""
+        """Return the plan with additional memory after the buffers."""
         return ArenaPlan(self.offsets, self.size_bytes + size_bytes, self.lower_bound_bytes + size_bytes)
 
 
 def live_bytes(buffers: Sequence[ArenaBuffer]) -> int:
-    """Return the bytes needed at the busiest step, each buffer rounded up to the alignment."""
+    """Return the largest number of live bytes at any step, with each buffer rounded up to the alignment."""
     events: dict[int, int] = {}
     for buffer in buffers:
         size_bytes = align_up(buffer.size_bytes)
@@ -83,7 +83,7 @@ def plan_arena(buffers: Sequence[ArenaBuffer], *, seconds: float = 1.0) -> Arena
 
     Args:
         buffers: sizes and live ranges.
-        seconds: longest time for the solver; 0 leaves it out.
+        seconds: longest time for the solver; 0 disables it.
 
     Returns:
         The offsets, the size, and a proven lower bound for it.
@@ -98,10 +98,10 @@ def plan_arena(buffers: Sequence[ArenaBuffer], *, seconds: float = 1.0) -> Arena
 
 
 def check_arena(buffers: Sequence[ArenaBuffer], plan: ArenaPlan) -> None:
-    """Check that a plan can be run.
+    """Check that an arena plan is valid.
 
     Raises:
-        InvalidGraphError: a buffer is unaligned or outside, or two that are live together overlap.
+        InvalidGraphError: a buffer is unaligned or outside the arena, or two buffers that are live together overlap.
     """
     placed = list(zip(buffers, plan.offsets, strict=True))
     for i, (buffer, offset) in enumerate(placed):
@@ -141,7 +141,7 @@ _ORDERS: tuple[Callable[[ArenaBuffer], tuple[int, ...]], ...] = (
 
 
 def _greedy(buffers: Sequence[ArenaBuffer], bound: int) -> list[int]:
-    """Return the best placement of several orders and of disturbances of the best of them."""
+    """Return the best placement over several orders, and over random changes of the best order."""
     neighbours = _neighbours(buffers)
     rng = random.Random(0)
     best_order: list[int] = []
@@ -171,7 +171,7 @@ def _greedy(buffers: Sequence[ArenaBuffer], bound: int) -> list[int]:
 
 
 def _neighbours(buffers: Sequence[ArenaBuffer]) -> list[list[int]]:
-    """Return, per buffer, those that some step needs together with it."""
+    """Return, for each buffer, the buffers that are live at the same time."""
     found: list[list[int]] = [[] for _ in buffers]
     live: list[int] = []
     for i in sorted(range(len(buffers)), key=lambda i: buffers[i].first):
@@ -186,7 +186,7 @@ def _neighbours(buffers: Sequence[ArenaBuffer]) -> list[list[int]]:
 def _place(
     buffers: Sequence[ArenaBuffer], neighbours: Sequence[Sequence[int]], order: Sequence[int], is_best_fit: bool
 ) -> list[int]:
-    """Place in this order, each into the tightest (or else the lowest) gap that it fits."""
+    """Place buffers in this order, each into the smallest gap that fits (without best fit: into the lowest)."""
     offsets = [-1] * len(buffers)
     for i in order:
         size = align_up(buffers[i].size_bytes)
@@ -208,7 +208,7 @@ def _place(
 
 
 def _solve(buffers: Sequence[ArenaBuffer], hint: Sequence[int], bound: int, seconds: float) -> tuple[list[int], int]:
-    """Return the placement and the lower bound that CP-SAT finds, never worse than the hint."""
+    """Return the placement and the lower bound that CP-SAT finds; neither is worse than the given ones."""
     model = cp_model.CpModel()
     limit = _size_bytes(buffers, hint) // ALIGNMENT
     size = model.new_int_var(bound // ALIGNMENT, limit, "size")
@@ -228,7 +228,7 @@ def _solve(buffers: Sequence[ArenaBuffer], hint: Sequence[int], bound: int, seco
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
     solver.parameters.num_workers = 2
-    solver.parameters.catch_sigint_signal = False  # Ctrl-C is Python's
+    solver.parameters.catch_sigint_signal = False  # Python handles Ctrl-C
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return list(hint), bound

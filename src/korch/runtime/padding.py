@@ -1,4 +1,4 @@
-"""Inputs of a smaller size -> a run of a plan for a larger one: inputs are padded, and outputs are cut."""
+"""Inputs of a smaller size -> a run of a plan for a larger size: inputs are padded, and outputs are cut."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Indices = np.ndarray[tuple[int, ...], np.dtype[np.intp]]
 
 
 class Padded:
-    """An array of a plan's size, with an input's elements at its beginning and zeros behind them.
+    """An array of a plan's size, with an input's elements at its beginning and zeros after them.
 
     Masked graphs rely on the zeros (`korch.ranges.masked`).
     """
@@ -28,7 +28,7 @@ class Padded:
         self._filled: tuple[int, ...] = ()
 
     def fill(self, array: Array) -> Array:
-        """Return the whole array with the elements of another input."""
+        """Copy an input into the array, and return the whole array."""
         if any(old > new for old, new in zip(self._filled, array.shape, strict=False)):
             self._whole[tuple(map(slice, self._filled))] = 0
         self._filled = array.shape
@@ -37,40 +37,40 @@ class Padded:
 
 
 class PaddedPlan:
-    """A plan, and memory for its padded inputs, which is kept between runs."""
+    """A plan, and memory for its padded inputs, which is reused between runs."""
 
     def __init__(self, executable: Executable, plan: RangePlan) -> None:
-        """Keep a plan.
+        """Store a plan.
 
         Args:
-            executable: the plan.
-            plan: how it serves sizes.
+            executable: the plan's executable.
+            plan: how the plan serves sizes.
         """
         self.executable, self.plan = executable, plan
         self._infos = executable.get_inputs()
         self._spare: list[list[Padded]] = []
 
     def take(self) -> list[Padded]:
-        """Return memory for each input that no other thread has, until `give_back`."""
+        """Return memory for each input, which no other thread uses until `give_back`."""
         try:
             return self._spare.pop()
         except IndexError:
             return [Padded(form, i.dtype) for i, form in zip(self._infos, self.plan.inputs, strict=False)]
 
     def give_back(self, memory: list[Padded]) -> None:
-        """Let other runs have what `take` has returned."""
+        """Make the memory that `take` returned available to other runs."""
         self._spare.append(memory)
 
 
 @dataclass(frozen=True, slots=True)
 class OutputCut:
-    """How the model's elements of an output are taken from a plan's.
+    """How the model's elements of an output are selected from the plan's output.
 
     Attributes:
-        factors: the sizes of the axes' factors in the plan; empty if all elements are the model's.
-        counts: their sizes in the model, of which the product over an axis is in `shape`.
-        joined: of factors that are concatenations, the place with the numbers of the model's elements.
-        shape: the model's.
+        factors: the sizes of the axes' factors in the plan; empty if all elements belong to the model's output.
+        counts: the sizes of the factors in the model; the product over an axis is in `shape`.
+        joined: for each factor that is a concatenation, its index and the indices of the model's elements along it.
+        shape: the shape of the model's output.
     """
 
     factors: tuple[int, ...]
@@ -90,7 +90,7 @@ class OutputCut:
         return OutputCut(() if is_whole else tuple(f.size for f in factors), slices, joined, shape)
 
     def apply(self, array: Array) -> Array:
-        """Return the model's elements, copied if they are not dense or a small part."""
+        """Return the model's elements; they are copied if they are not dense, or are a small part of the array."""
         if not self.factors:
             return array
         valid = array.reshape(self.factors)[self.counts]
@@ -101,14 +101,14 @@ class OutputCut:
 
 
 class Fitting:
-    """How inputs of some sizes run on a plan: with which masks, pads and cuts."""
+    """How inputs of some sizes run on a plan: the masks, the padding and the cuts."""
 
     def __init__(self, padded: PaddedPlan, sizes: Sizes) -> None:
-        """Compute what a run needs.
+        """Compute the masks, the padding and the cuts.
 
         Args:
             padded: the plan.
-            sizes: of each dimension.
+            sizes: the size of each dimension.
         """
         plan = padded.plan
         self._padded = padded
@@ -139,7 +139,7 @@ def padded_run(executable: Executable, plan: RangePlan, sizes: Sizes, arrays: Se
 
 
 def padded_inputs(plan: RangePlan, sizes: Sizes, arrays: Sequence[Array]) -> list[Array]:
-    """Return what a plan reads for inputs of smaller sizes."""
+    """Return the arrays that a plan reads for inputs of smaller sizes: padded inputs and hidden inputs."""
     inputs = [Padded(form, array.dtype).fill(array) for form, array in zip(plan.inputs, arrays, strict=True)]
     return [*inputs, *(hidden.array(sizes) for hidden in plan.hidden)]
 
@@ -149,5 +149,5 @@ def _planned(form: Sequence[tuple[Factor, ...]]) -> tuple[int, ...]:
 
 
 def size_at(axis: Sequence[Factor], sizes: Sequence[int]) -> int:
-    """Return the model's size of an axis."""
+    """Return the size of an axis in the model at some sizes of the dimensions."""
     return math.prod(factor.at(sizes) for factor in axis)

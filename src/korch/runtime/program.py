@@ -1,13 +1,13 @@
-"""Chosen kernels in order -> a program: which buffer each kernel reads and writes, and where.
+"""Chosen kernels in order -> a program: the buffers that each kernel reads and writes, and their places.
 
-A port is a value in a layout. What a step writes is a buffer in the arena, live until the last
-step that reads it; a model output is written straight into the caller's memory. A constant is
-packed at build time into each layout that a step asks for. Layouts that put a value's elements in
-the same order are one, so a kernel that asks for channels-last reads a plain n x c x 1 x 1 value.
+A port is a value in a layout. A step writes its results to buffers in the arena, which are live until the
+last step that reads them; a model output is written directly into the caller's memory. A constant is
+packed at build time into each layout that a step requires. Layouts that put a value's elements in
+the same order are treated as equal, so a kernel that requires channels-last reads a plain n x c x 1 x 1 value.
 
-For a concatenation in place nothing runs: the buffers of its operands are parts of the result's,
-which is live from the first step that writes one of them. No kernel writes where it reads, so what
-an operand holds stays as it is until the last reader of the whole.
+A concatenation in place runs no kernel: the buffers of its operands are parts of the result's buffer,
+which is live from the first step that writes an operand. No kernel overwrites its inputs, so the
+operands are unchanged until the last reader of the result.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Port = tuple[int, Layout]
 
 
 class AnyKernel(Protocol):
-    """What a plan needs to know of a kernel, whatever it is built for."""
+    """The properties of a kernel that a plan needs, for any target."""
 
     @property
     def symbol(self) -> str:
@@ -38,17 +38,17 @@ class AnyKernel(Protocol):
 
     @property
     def workspace_bytes(self) -> int:
-        """Scratch memory that it needs."""
+        """The size of the scratch memory that it needs."""
         ...
 
     @property
     def thread_bytes(self) -> int:
-        """The part of it that each thread has for itself, if it is made of such parts; else 0."""
+        """The size of each thread's part, if the scratch memory consists of one part for each thread; else 0."""
         ...
 
     @property
     def size_input(self) -> str:
-        """The model's input that it reads as a last buffer, or ""."""
+        """The model input that it reads as an additional last buffer, or ""."""
         ...
 
 
@@ -60,10 +60,10 @@ class PlanStep(Generic[K]):
     """One kernel of a plan.
 
     Attributes:
-        candidate: what it computes, and in which layouts.
+        candidate: the primitives that it computes, and its layouts.
         kernel: the code.
         cost_ns: measured time, or the bound if it was not measured.
-        bound_ns: no kernel for this candidate can be faster.
+        bound_ns: the lower bound of the time of any kernel for this candidate.
         is_measured: whether `cost_ns` was measured.
     """
 
@@ -75,7 +75,7 @@ class PlanStep(Generic[K]):
 
 
 class SlotPlace(Enum):
-    """Where a buffer lies; the enum's value is its name in the C++ source."""
+    """The kind of memory of a buffer; the enum's value is its name in the C++ source."""
 
     ARENA = "ARENA"
     CONSTANT = "CONSTANT"
@@ -85,10 +85,10 @@ class SlotPlace(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A buffer: its place, and the offset in the arena or the position among its like.
+    """A buffer: its kind of memory, and its offset in the arena or its index among the constants, inputs or outputs.
 
-    A part of a model output is `offset` bytes from where that begins. A workspace that each thread has for itself
-    is `offset` bytes farther in the arena for each next thread.
+    For a part of a model output, `offset` is its distance from the begin of the output in bytes. For a workspace
+    with one part for each thread, `offset` is the distance of the parts of adjacent threads in bytes.
     """
 
     place: SlotPlace
@@ -98,16 +98,16 @@ class Slot:
 
 @dataclass(frozen=True)
 class Program(Generic[K]):
-    """All that runs a plan: on a CPU, what the main source of its library says.
+    """The kernels of a plan and their buffers: on a CPU, the content of the library's main source.
 
     Attributes:
         inputs: (name, type) of each model input.
         outputs: (name, type) of each model output.
         constants: value and layout of each packed constant.
-        kernels: the kernels in the order in which they run; those without a symbol don't.
+        kernels: the kernels in the order in which they run; those without a symbol do not run.
         slots: per kernel, its buffers: inputs, outputs, then the workspace if it has one.
-        copies: (output, where from) of the model outputs that no kernel writes in place.
-        arena: how the arena is shared.
+        copies: (output, source) of the model outputs that no kernel writes directly.
+        arena: the size and offsets of the arena.
     """
 
     inputs: tuple[tuple[str, ValueType], ...]
@@ -120,16 +120,16 @@ class Program(Generic[K]):
 
 
 def bind_steps(graph: PrimitiveGraph, steps: Sequence[PlanStep[K]], threads: int = 1) -> Program[K]:
-    """Decide where each buffer of a plan lies.
+    """Decide the place of each buffer of a plan.
 
     Args:
         graph: the model's graph.
         steps: the kernels in the order in which they run.
-        threads: how many run it. Each has its workspaces of all kernels in one place, where it finds what it wrote
-            itself, and no lines that are in the caches of other cores.
+        threads: the number of threads. The workspaces of one thread share one place over all kernels, so that they
+            contain only cache lines that the thread wrote itself, and none that are in the caches of other cores.
 
     Raises:
-        InvalidGraphError: a step reads a value before any wrote it, or no step writes an output.
+        InvalidGraphError: a step reads a value before any step wrote it, or no step writes an output.
     """
     binder = _Binder(graph)
     for step in steps:
@@ -138,7 +138,7 @@ def bind_steps(graph: PrimitiveGraph, steps: Sequence[PlanStep[K]], threads: int
 
 
 class _Binder:
-    """The tables that grow step by step. In it, a slot in the arena is numbered, not yet placed."""
+    """The tables that are extended step by step. Here `at` of an arena slot is a buffer's number, not an offset."""
 
     def __init__(self, graph: PrimitiveGraph) -> None:
         self.graph = graph
@@ -148,9 +148,9 @@ class _Binder:
         self.constants: dict[tuple[str, Layout], int] = {}
         self.constant_ports: list[Port] = []
         self.slots: list[tuple[Slot, ...]] = []
-        self.whole_of: dict[int, tuple[int, int]] = {}  # of a part: its buffer, and where in it
-        self.own: dict[tuple[int, int], int] = {}  # bytes of threads' own workspaces, by step and position of the slot
-        self.mixed: set[int] = set()  # buffers that may hold bits which are denormal numbers as floats
+        self.whole_of: dict[int, tuple[int, int]] = {}  # by part: the whole buffer, and the offset in it
+        self.own: dict[tuple[int, int], int] = {}  # bytes of workspaces per thread, by step and index of the slot
+        self.mixed: set[int] = set()  # buffers whose bytes may be denormal numbers if read as floats
 
     def port(self, value: int, layout: Layout) -> Port:
         return value, layout.normalized(self.graph.types[value].shape)
@@ -180,7 +180,7 @@ class _Binder:
         self.slots.append(tuple(slots))
 
     def join(self, parts: Sequence[Slot], whole: Slot, number: int) -> None:
-        """Let the buffers of some slots be parts of another's, one after another."""
+        """Make the buffers of `parts` consecutive parts of the buffer of `whole`."""
         offset = 0
         for part in parts:
             if part.place is not SlotPlace.ARENA or part.at in self.whole_of:
@@ -221,7 +221,7 @@ class _Binder:
         self.buffers[at] = replace(self.buffers[at], last=number)
 
     def given(self, port: Port) -> Slot | None:
-        """Return where a constant or a model input lies, or None if the port is neither."""
+        """Return the slot of a constant or a model input, or None if the port is neither."""
         value, layout = port
         if value in self.graph.constants:
             key = (self.graph.constants[value].digest, layout)
@@ -251,7 +251,7 @@ class _Binder:
         arena = self.place(moved, any(step.kernel.size_input for step in steps))
         types = self.graph.types
         slots = [[self.located(s, moved) for s in own] for own in self.slots]
-        thread_bytes = align_up(max(self.own.values()) + 1) if self.own else 0  # no offset is 0
+        thread_bytes = align_up(max(self.own.values()) + 1) if self.own else 0  # + 1, so that no offset is 0
         for (number, at), own_bytes in self.own.items():
             slots[number][at] = Slot(SlotPlace.ARENA, arena.size_bytes, thread_bytes - own_bytes)
         return Program(
@@ -267,9 +267,9 @@ class _Binder:
     def place(self, moved: dict[int, Slot], is_trimmed: bool) -> ArenaPlan:
         """Plan the arena; extend `moved`, the places of buffers by their numbers.
 
-        Kernels that leave out rows read some rows behind the last one that was written, in blocks, and do not use what
-        they compute from them. Floats that are denormal there would make them many times slower, so that buffers of
-        floats share no memory with others then.
+        Kernels that compute only the needed rows read whole blocks, so they read some rows after the last written one
+        and ignore the results. If the data there were denormal floats, these kernels would be many times slower. So if
+        there are such kernels, buffers of floats share no memory with other buffers.
         """
         live = dict(enumerate(self.buffers))
         for i, part in enumerate(self.buffers):
@@ -291,7 +291,7 @@ class _Binder:
         )
 
     def within(self, at: int) -> tuple[int, int]:
-        """Return the buffer that one is a part of in the end, itself if of none, and where."""
+        """Return the outermost buffer that a buffer is a part of (itself if it is no part), and its offset there."""
         offset = 0
         while at in self.whole_of:
             at, more = self.whole_of[at]
@@ -299,7 +299,7 @@ class _Binder:
         return at, offset
 
     def located(self, slot: Slot, moved: dict[int, Slot]) -> Slot:
-        """Return where a slot lies, once all buffers have their places."""
+        """Return a slot with its final place, once all buffers are placed."""
         if slot.place is not SlotPlace.ARENA or slot.at < 0:
             return slot
         at, offset = self.within(slot.at)

@@ -1,8 +1,8 @@
 """One executable for ranges of sizes: plans for a few upper sizes, each of which serves all sizes up to its own.
 
-Inputs are padded with zeros to a plan's sizes, and its outputs are cut to the model's. Masks, which the plan reads as
-further inputs, keep what lies behind the elements of the inputs out of the results (`korch.ranges`). The file is that
-of an executable for several shapes, with `ranges.json` beside: the dimensions, and for each plan its sizes and masks.
+Inputs are padded with zeros to a plan's sizes, and the plan's outputs are cut to the model's sizes. The plan reads
+masks as additional inputs, which keep the padding from changing the results (`korch.ranges`). The file has the format
+of an executable for several shapes, plus `ranges.json`: the dimensions, and the sizes and masks of each plan.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORMAT = "korch-ranged"
 RANGES = "ranges.json"
 
 MOST_REMEMBERED = 64
-"""Shapes of inputs for which a run finds its plan, masks, pads and cuts at once."""
+"""The number of input shapes whose plan, masks, padding and cuts are cached."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Ranges:
     """The ranges of an executable.
 
     Attributes:
-        dimensions: what is free.
+        dimensions: the dimensions that have ranges of sizes.
         plans: how each plan serves sizes up to its own.
     """
 
@@ -52,10 +52,10 @@ class Ranges:
 
 
 class RangedExecutable(ShapedExecutable):
-    """Pads inputs of any size of some ranges to the smallest plan that takes them, and cuts its outputs.
+    """Pads inputs of any size within the ranges to the sizes of the fastest plan for them, and cuts its outputs.
 
     Attributes:
-        ranges: what is free, and how each plan serves it.
+        ranges: the dimensions with ranges of sizes, and how each plan serves them.
     """
 
     format = FORMAT
@@ -65,8 +65,8 @@ class RangedExecutable(ShapedExecutable):
 
         Args:
             artifacts: the plans.
-            shared: what they run with.
-            ranges: what each of them serves.
+            shared: the library, sources and weights of all plans.
+            ranges: the sizes that each plan serves.
 
         Raises:
             ArtifactError: the library can't be loaded here, or has other plans.
@@ -87,7 +87,7 @@ class RangedExecutable(ShapedExecutable):
         first, plan = self._largest
         self._described = [
             replace(info, shape=list(map(self._range_text, form)))
-            for info, form in zip(first.get_inputs(), plan.inputs, strict=False)  # hidden ones come last
+            for info, form in zip(first.get_inputs(), plan.inputs, strict=False)  # hidden inputs come last
         ]
         self._types = [ArrayType(i.name, (-1,) * len(i.shape), i.dtype) for i in self._described]
         self._offered = [info.name for info in self._described], [info.name for info in first.get_outputs()]
@@ -100,11 +100,11 @@ class RangedExecutable(ShapedExecutable):
         return "\n  ".join([f"{len(self.executables)} plans for {ranges}", *plans])
 
     def get_inputs(self) -> list[TensorInfo]:
-        """Describe the inputs; a free dimension is like "1..512"."""
+        """Return descriptions of the inputs; a dimension with a range of sizes is given like "1..512"."""
         return list(self._described)
 
     def get_outputs(self) -> list[TensorInfo]:
-        """Describe the outputs; a dimension that follows from a free one is like "1..512"."""
+        """Return descriptions of the outputs; a dimension whose size depends on a range is given like "1..512"."""
         executable, plan = self._largest
         if plan.is_exact:
             ends = zip(self._served[0].executable.get_outputs(), executable.get_outputs(), strict=True)
@@ -115,7 +115,7 @@ class RangedExecutable(ShapedExecutable):
         ]
 
     def inputs_at(self, sizes: Sizes) -> list[TensorInfo]:
-        """Describe the inputs for one size of each dimension."""
+        """Return descriptions of the inputs for one size of each dimension."""
         _, plan = self._largest
         return [
             replace(info, shape=[size_at(axis, sizes) for axis in form])
@@ -123,13 +123,13 @@ class RangedExecutable(ShapedExecutable):
         ]
 
     def example_inputs(self) -> list[TensorInfo]:
-        """Describe the inputs of the largest sizes."""
+        """Return descriptions of the inputs with the largest sizes."""
         return self.inputs_at(tuple(d.high for d in self.ranges.dimensions))
 
     def planned_bindings(self) -> list[dict[str, tuple[int, ...]]]:
-        """Return the sizes for which plans were timed, and the largest, by the names of dimensions, or of inputs.
+        """Return the sizes at which plans were timed, and the largest sizes, as bindings.
 
-        A size of an input comes with the input's other axes.
+        The key of a binding is the name of a dimension, or of an input, which then has its complete shape.
         """
         largest = tuple(d.high for d in self.ranges.dimensions)
         found = []
@@ -140,10 +140,10 @@ class RangedExecutable(ShapedExecutable):
         return found
 
     def sizes_of(self, shapes: Sequence[tuple[int, ...]]) -> Sizes:
-        """Return the size of each dimension, in steps, in arrays of some shapes.
+        """Return the size of each dimension, in steps, for input arrays of these shapes.
 
         Raises:
-            InputError: an array has another number of axes or another size, or is out of a range.
+            InputError: an array has the wrong number of axes or a wrong size, or a size is out of its range.
         """
         _, plan = self._largest
         sizes: list[int | None] = [None] * len(self.ranges.dimensions)
@@ -177,18 +177,18 @@ class RangedExecutable(ShapedExecutable):
         sizes[extent.dimension] = steps
 
     def serving(self, sizes: Sizes) -> tuple[Executable, RangePlan]:
-        """Return the plan that takes the least time for some sizes, and how it serves them."""
+        """Return the fastest plan for some sizes, and how it serves them."""
         served = self._served[self._choice.number(sizes)]
         return served.executable, served.plan
 
     def plan_for(self, arrays: Sequence[Any]) -> Executable:
-        """Return the executable that arrays of these shapes run on, padded."""
+        """Return the executable that runs arrays of these shapes after padding."""
         self.check_count(arrays)
         return self.serving(self.sizes_of(tuple(map(np.shape, arrays))))[0]
 
     def compute(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
-        """Run the plan that takes the least time for these arrays, padded."""
-        if len(arrays) != len(self._types):  # the names are looked up for the message only
+        """Run the fastest plan for these arrays, with padding and cutting."""
+        if len(arrays) != len(self._types):  # checked first, because check_count looks up names for its message
             self.check_count(arrays)
         accepted = [type_.accept(array) for type_, array in zip(self._types, arrays, strict=True)]
         return self._fitting(tuple(array.shape for array in accepted)).run(accepted)
@@ -197,16 +197,16 @@ class RangedExecutable(ShapedExecutable):
         return self._offered
 
     def _fit(self, shapes: tuple[tuple[int, ...], ...]) -> Fitting:
-        """Return how arrays of some shapes run.
+        """Return how arrays of these shapes run.
 
         Raises:
-            InputError: as `sizes_of`.
+            InputError: for the same reasons as `sizes_of`.
         """
         sizes = self.sizes_of(shapes)
         return Fitting(self._served[self._choice.number(sizes)], sizes)
 
     def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
-        """Return a function that runs the model once, with padding and cutting, and gives its nanoseconds."""
+        """Return a function that runs the model once, with padding and cutting, and returns the nanoseconds."""
         return Runnable.stopwatch(self, arrays)
 
     def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
@@ -220,10 +220,10 @@ class RangedExecutable(ShapedExecutable):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
-        """Load what `save` wrote.
+        """Load a file that `save` wrote.
 
         Raises:
-            ArtifactError: it is damaged, of another schema, or for another machine.
+            ArtifactError: it is damaged, has another schema, or is for another machine.
         """
         artifacts, shared, ranges = read_ranged(path)
         try:
@@ -258,10 +258,10 @@ def _kernel_costs(executable: Executable, plan: RangePlan) -> tuple[KernelCost, 
 
 
 def read_ranged(path: str | os.PathLike[str] | IO[bytes]) -> tuple[list[Artifact], Shared, Ranges]:
-    """Read what `RangedExecutable.save` wrote.
+    """Read a file that `RangedExecutable.save` wrote.
 
     Raises:
-        ArtifactError: it is damaged, of another schema, or for another machine.
+        ArtifactError: it is damaged, has another schema, or is for another machine.
     """
     found: list[Ranges] = []
 

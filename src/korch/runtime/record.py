@@ -1,7 +1,7 @@
-"""A built plan as data: what plan.json holds, and `korch explain` prints.
+"""A built plan as data: the content of plan.json, which `korch explain` prints.
 
-Plain records of strings and numbers, so that a plan can be read without the model, the providers
-or the solver. `to_json` and `from_json` are inverse.
+The records hold only strings and numbers, so that a plan can be read without the model, the providers
+or the solver. `to_json` and `from_json` are inverse to each other.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ class TensorRecord:
 
     @property
     def type(self) -> ValueType:
-        """Its type."""
+        """The shape and element type as a `ValueType`."""
         return ValueType(self.shape, DType(self.dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class PortRecord:
-    """What a kernel reads or writes.
+    """An input or output buffer of a kernel.
 
     Attributes:
         value: the value's id in the model's graph.
         type: its type, as text.
         layout: its layout, as text.
         place: ARENA, CONSTANT, INPUT or OUTPUT.
-        at: the offset in the arena in bytes, or the position among its like.
-        offset: of a part of a model output, how far from its begin, in bytes.
+        at: the offset in the arena in bytes, or the index among the constants, inputs or outputs.
+        offset: for a part of a model output, its distance from the begin of the output, in bytes.
     """
 
     value: int
@@ -56,24 +56,24 @@ class PortRecord:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One kernel of the plan, or a concatenation in place, for which none runs.
+    """One kernel of the plan, or a concatenation in place, for which no kernel runs.
 
     Attributes:
-        symbol: its name in the library; empty if nothing runs.
-        provider: who made it.
-        variant: what tells the provider's ways of running it apart.
+        symbol: its name in the library; empty if no kernel runs.
+        provider: the provider that made it.
+        variant: the provider's name for this implementation.
         candidate: the candidate's key.
-        primitives: the text form of what it computes.
+        primitives: the primitives that it computes, as text.
         origins: the model's nodes and the rules that its primitives came from.
-        inputs: what it reads.
-        outputs: what it writes.
+        inputs: the buffers that it reads.
+        outputs: the buffers that it writes.
         cost_ns: measured time, or the bound if it was not measured.
-        bound_ns: no kernel for this candidate can be faster.
+        bound_ns: the lower bound of the time of any kernel for this candidate.
         is_measured: whether `cost_ns` was measured.
         size_bytes: bytes that it must read and write.
         work_flop: floating-point operations of its primitives.
-        workspace_bytes: scratch memory.
-        lanes: of kernels that run side by side, what each share of the threads runs.
+        workspace_bytes: size of its scratch memory.
+        lanes: for kernels that run concurrently, the kernels of each lane.
     """
 
     symbol: str
@@ -108,12 +108,14 @@ class ModelRecord:
 
 @dataclass(frozen=True, slots=True)
 class WaitRecord:
-    """Threads that wait before a kernel for another one; if both are the same, for the last thread of it.
+    """The time that threads wait before one kernel for another one.
+
+    If `step` and `waited` are the same, the threads wait at the end of the kernel for its last thread.
 
     Attributes:
-        step: the kernel's place in the plan.
-        waited: that of the kernel waited for.
-        share: of the time of all threads.
+        step: the index in the plan of the kernel that waits.
+        waited: the index in the plan of the kernel that it waits for.
+        share: the share of waiting in the time of all threads.
     """
 
     step: int
@@ -126,7 +128,7 @@ class WaitingRecord:
     """How long threads wait in a simulated run.
 
     Attributes:
-        share: of the time of all threads.
+        share: the share of waiting in the time of all threads.
         runs_tasks: whether some kernels run as tasks.
         waits: the longest waits.
     """
@@ -141,21 +143,21 @@ class PlanRecord:
     """A built plan.
 
     Attributes:
-        korch_version: the version that built it.
-        model: what it was built from.
+        korch_version: the version of Korch that built it.
+        model: the model that it was built from.
         inputs: the model's inputs.
         outputs: the model's outputs.
         threads: OpenMP threads of a run.
         steps: the kernels in the order in which they run.
-        libraries: shared libraries that the kernels call, as the compiler's -l names them.
+        libraries: shared libraries that the kernels call, with the names of the compiler's option -l.
         opens: names of shared libraries that the kernels open themselves.
-        arena_bytes: memory for what kernels hand to each other.
-        arena_bound_bytes: no arena can be smaller.
-        weights_bytes: the packed constants.
+        arena_bytes: size of the memory for intermediate values.
+        arena_bound_bytes: lower bound of the size of any arena.
+        weights_bytes: size of the packed constants.
         certificate: the solver's status, objective, bound and gap.
         options: the options of the build.
         target: the machine that it was built for.
-        waiting: how long its threads wait in a simulated run; None for one thread, or where it is not known.
+        waiting: how long its threads wait in a simulated run; None for one thread, or if it is not known.
     """
 
     korch_version: str
@@ -176,7 +178,7 @@ class PlanRecord:
 
     @property
     def kernel_count(self) -> int:
-        """How many of the steps run a kernel."""
+        """The number of steps that run a kernel."""
         return sum(step.runs for step in self.steps)
 
     def to_json(self) -> str:
@@ -185,9 +187,9 @@ class PlanRecord:
 
     @staticmethod
     def from_json(text: str | bytes) -> PlanRecord:
-        """Return the record that `to_json` gives as `text`.
+        """Return the record from the text that `to_json` returned.
 
         Raises:
-            ArtifactError: there is none.
+            ArtifactError: the text is not such a record.
         """
         return from_json(PlanRecord, text, "plan.json")

@@ -1,6 +1,6 @@
-"""The report of an optimization: how a plan was found, and what was measured of it.
+"""The report of an optimization: how a plan was found, and what was measured about it.
 
-The pipeline makes a `Report`; an artifact contains it as report.json. The explanation, the page,
+The pipeline makes a `Report`, which an artifact contains as report.json. The explanation, the HTML page,
 the comparison of plans and `korch.Executable.report` read its fields.
 """
 
@@ -21,12 +21,12 @@ from korch.search.result import PlanName, Round
 from korch.superopt.find import FinderReport, FoundProgram
 
 CALL_NS = 200_000
-"""A run is called from Python, and may take this much longer than its kernels."""
+"""A run is called from Python, and may take this much longer than the sum of its kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorRecord:
-    """An operator of the model, with the names of the values that it reads and computes."""
+    """An operator of the model, with the names of its input and output values."""
 
     label: str
     inputs: tuple[str, ...]
@@ -41,7 +41,7 @@ class PlanResult:
         plan: the plan's name.
         kernels: the number of its kernels.
         predicted_ms: the sum of the costs of its kernels.
-        expected_ms: the median of a run's time that the samples of its kernels predict, with the
+        expected_ms: the median time of a run as predicted from the samples of its kernels, with the
             10th and 90th percentile; None if a kernel was not measured.
         is_measured: whether all of its kernels were measured.
         measured_ms: the median time, with the 10th and 90th percentile; None if it did not run.
@@ -69,7 +69,7 @@ class PlanResult:
 
 @dataclass(frozen=True, slots=True)
 class OutputError:
-    """The error of an output, and that of the model as given, in its own types."""
+    """The error of an output of the plan, and the error of the same output of the model in its own types."""
 
     output: str
     error: Difference
@@ -78,11 +78,11 @@ class OutputError:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A candidate for exactly the primitives of a kernel of the plan.
+    """Another candidate for exactly the primitives of one kernel of the plan.
 
     Attributes:
         provider: the provider that makes it.
-        variant: the provider's name for this way to run it.
+        variant: the provider's name for this implementation.
         layouts: the layouts of its inputs and outputs.
         cost_ns: its measured time, or its bound.
         is_measured: whether the cost is measured.
@@ -110,10 +110,10 @@ class GroupingRecord:
     """Kernels that could run instead of some kernels of the plan.
 
     Attributes:
-        kernels: those that would run.
-        instead: the places in the plan of those that would not.
-        cost_ns: the cost of the former.
-        instead_ns: the cost of the latter.
+        kernels: the kernels that would run.
+        instead: the indices in the plan of the kernels that they would replace.
+        cost_ns: the cost of `kernels`.
+        instead_ns: the cost of the replaced kernels.
     """
 
     kernels: tuple[GroupedKernel, ...]
@@ -124,13 +124,13 @@ class GroupingRecord:
 
 @dataclass(frozen=True, slots=True)
 class Disturbance:
-    """What other processes disturbed while times were measured.
+    """The runs that other processes disturbed while times were measured.
 
     Attributes:
-        kernel_runs: disturbed runs of kernels, which were dropped.
-        plan_runs: disturbed runs of complete plans, which were dropped.
-        kernels: kernels of the plan whose times are estimates, because too few runs are left.
-        is_plan_disturbed: whether the same holds for the time of the complete plan.
+        kernel_runs: the number of disturbed runs of kernels, which were dropped.
+        plan_runs: the number of disturbed runs of complete plans, which were dropped.
+        kernels: the number of the plan's kernels whose times are estimates, because too few runs remained.
+        is_plan_disturbed: whether the time of the complete plan is such an estimate.
     """
 
     kernel_runs: int = 0
@@ -144,10 +144,10 @@ class Suspect:
     """A kernel that explains a part of a wrong prediction.
 
     Attributes:
-        number: its place in the plan.
+        number: its index in the plan.
         provider: the provider that made it.
         alone_ns: its time when it was measured alone.
-        again_ns: its time when it was measured again; the same if it was not.
+        again_ns: its time when it was measured again; equal to `alone_ns` if it was not.
         in_run_ns: its time within complete runs.
     """
 
@@ -164,7 +164,7 @@ class Discrepancy:
 
     Attributes:
         predicted_ns: the sum over the plan's kernels that were measured.
-        measured_ns: the median of complete runs; if some kernels were not measured, the others' share of it.
+        measured_ns: the median of complete runs; if some kernels were not measured, the share of the measured ones.
         again_ns: the sum over these kernels after some were measured again.
         is_disturbed: whether no complete run was undisturbed.
         suspects: the kernels that explain most of the difference.
@@ -180,7 +180,7 @@ class Discrepancy:
 
     @property
     def remains(self) -> bool:
-        """Whether the times differ still after kernels were measured again."""
+        """Whether the times still differ after kernels were measured again."""
         return disagree(self.again_ns, self.measured_ns)
 
     def to_text(self) -> str:
@@ -217,7 +217,7 @@ def disagree(first_ns: float, second_ns: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FormRecord:
-    """A product of a plan in less precise types, and the error of the outputs if no other product is."""
+    """A product of a plan in less precise types, and the error of the outputs if it were the only such product."""
 
     name: str
     error: float
@@ -225,7 +225,7 @@ class FormRecord:
 
 @dataclass(frozen=True, slots=True)
 class TimeByError:
-    """A sum of errors, and the predicted time of the best plan within it, over the kernels that were measured."""
+    """An allowed sum of errors, and the predicted time of the best plan within it, from the measured kernels."""
 
     error: float
     predicted_ms: float
@@ -233,16 +233,16 @@ class TimeByError:
 
 @dataclass(frozen=True, slots=True)
 class PrecisionRecord:
-    """Where a plan's budget of errors went.
+    """How a plan uses its error budget.
 
     Attributes:
-        budget: the largest error, relative to the largest element of each output.
-        error: of the plan, on inputs that were not used for calibration.
+        budget: the largest allowed error, relative to the largest element of each output.
+        error: the error of the plan, on inputs that were not used for calibration.
         source: where the inputs for calibration came from.
-        offered: the number of less precise products that the search could choose.
-        forms: those of the plan.
-        searches: how often the search ran, with other sums of errors.
-        curve: predicted times by the error that is allowed, the least error first.
+        offered: the number of less precise products that the search could choose from.
+        forms: the less precise products of the plan.
+        searches: how often the search ran, each time with another allowed sum of errors.
+        curve: predicted times by allowed error, in ascending order of the error.
     """
 
     budget: float
@@ -271,7 +271,7 @@ class SideBySide:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTimes:
-    """Times of a plan whose threads wait for all others after each kernel, and for tasks only.
+    """Times of a plan in which all threads join after each kernel, and in which threads wait for tasks only.
 
     Attributes:
         joins_ms: the median time with a join after each kernel.
@@ -289,51 +289,51 @@ class Report:
     """How a plan was found. Without arguments it is the report of a plan of unknown origin.
 
     Attributes:
-        status: what is proven of the search's plan; "" if nothing is known of a search.
+        status: what is proven about the search's plan; "" if nothing is known of a search.
         predicted_ms: the sum of the costs of that plan's kernels.
-        lower_bound_ms: no plan costs less.
+        lower_bound_ms: the lower bound of the cost of any plan.
         gap: (predicted_ms - lower_bound_ms) / predicted_ms; None if kernels were not measured.
         primitives: the number of primitives of the model.
         given_flop: the floating-point operations of the model as given.
         alternatives: the number of alternatives that rules added.
-        sets: the number of convex sets that were enumerated, and `groups`, of those that are kept.
+        sets: the number of convex sets that were enumerated; `groups` is the number of sets that were kept.
         limits_hit: limits that ended the enumeration of groups early.
-        candidates: the number of candidates, `distinct_candidates` without equal ones;
-            `measured_candidates` of these are measured, and `failed_candidates` do not run.
-        timed_kernels: the number of kernels with a measured time, also for other sizes of a range.
-        untimed: the number of the plan's kernels that there was no time to measure.
+        candidates: the number of candidates; `distinct_candidates` counts equal ones once, of which
+            `measured_candidates` were measured and `failed_candidates` do not run.
+        timed_kernels: the number of kernels with a measured time, including those for other sizes of a range.
+        untimed: the number of the plan's kernels that were not measured for lack of time.
         rules: what each rule did.
-        rule_savings_ms: by rule, what the best plan without it costs more; None if none is known.
+        rule_savings_ms: by rule, the additional cost of the best plan without it; None if it is not known.
         rounds: the bound and the best plan over the time of the search.
         recalled: whether the search was done in an earlier run.
         stopped_by_budget: whether the budget ended the search.
-        budget_s: the budget, and `least_s`, the least that suffices if that is more.
+        budget_s: the budget; `least_s` is the least budget that suffices, if that is more.
         stages_s: the seconds of each stage.
         operators: the model's operators.
-        precision: where the budget of errors went; None without one.
-        partition: the segments of a large model; None if it is one.
+        precision: how the error budget was used; None without one.
+        partition: the segments of a large model; None if the model was not cut.
         machine: the rates of the machine.
         plan: the name of the plan that is kept; None before plans are built.
         plans: the results of all plans that were built.
-        measured_ms: the median time of a run of the plan, and `expected_ms`, the time that the
-            samples of its kernels predict.
-        max_error: the largest error relative to the largest element, `rms_error` relative to the
-            root of the mean square; `given_error` and `given_rms_error` are those of the model as
+        measured_ms: the median time of a run of the plan; `expected_ms` is the time predicted from the
+            samples of its kernels.
+        max_error: the largest error relative to the largest element; `rms_error` is relative to the
+            root mean square. `given_error` and `given_rms_error` are the errors of the model as
             given, in its own types.
         output_errors: the errors of each output.
         disturbed: measurements that other processes disturbed.
-        discrepancy: the predicted time if it is wrong.
-        not_compiled: kernels that the compiler refuses.
+        discrepancy: the difference of predicted and measured time, if it is large.
+        not_compiled: kernels that the compiler rejected.
         side_by_side: the concurrent kernels of the plan, if it has any.
         schedule: the times of the plan with joins and with tasks; None if they were not compared.
         rivals: by candidate of the plan, other candidates for the same primitives.
         groupings: for each kernel of the plan, other groupings of its primitives.
         found: what the superoptimizer did; None if it did not run.
         programs: by candidate of the plan, the program that the superoptimizer found.
-        kernels: the number of kernels of the plan, and `in_place`, of concatenations without one.
+        kernels: the number of kernels of the plan; `in_place` is the number of concatenations that need none.
         flop: the floating-point operations of the plan.
         arena_bytes: the size of the memory for intermediate values.
-        seconds: the time of the optimization.
+        seconds: the duration of the optimization.
         rejected: why the plans of a first search without `strict` were rejected; "" if they were not.
     """
 
@@ -407,8 +407,8 @@ class KernelCost:
 
     Attributes:
         kernel: its number in the plan.
-        provider: who made it.
-        cost: the function.
+        provider: the provider that made it.
+        cost: the cost function.
     """
 
     kernel: int
@@ -422,10 +422,10 @@ class ShapedReport:
 
     Attributes:
         plans: the report of each plan, by the shapes of the inputs.
-        weights_bytes: the sizes of all plans' weights, and `shared_weights_bytes`, the size in
-            memory, as plans share weights.
-        kernels: the number of all plans' kernels, and `shared_kernels`, of different ones.
-        costs: of plans for ranges, the times of kernels as functions of the sizes, by the same names as `plans`.
+        weights_bytes: the sum of the sizes of all plans' weights; `shared_weights_bytes` is their size in
+            memory, where plans share weights.
+        kernels: the number of all plans' kernels; `shared_kernels` is the number of different kernels.
+        costs: for plans for ranges, the times of kernels as functions of the sizes, with the same keys as `plans`.
     """
 
     plans: Mapping[str, Report]
@@ -453,7 +453,7 @@ class HostedReport:
         host: the nodes that the host runs.
         segments: the reports of the native segments.
         seconds: the time of the optimization.
-        model: what it was built from.
+        model: the model that it was built from.
     """
 
     host: tuple[HostNodeRecord, ...] = ()

@@ -1,7 +1,7 @@
-"""What all executables have in common: calls by name, checks of inputs, descriptions, files.
+"""The common base classes of all executables: calls by name, checks of inputs, descriptions, files.
 
-`Runnable` has what follows from a call, the descriptions of inputs and outputs, and the content of
-an archive; `PlanExecutable` adds what a single plan says.
+`Runnable` implements everything that can be derived from a call, the descriptions of inputs and outputs, and
+the content of an archive. `PlanExecutable` adds what can be derived from a single plan.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _NUMPY = np.ndarray, np.generic
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A model input or output, described as ONNX Runtime's sessions do.
+    """The description of a model input or output, like that of an ONNX Runtime session.
 
     Attributes:
         name: its name.
         shape: elements per axis.
-        type: as ONNX Runtime writes it: "tensor(float)".
+        type: the type as ONNX Runtime writes it, such as "tensor(float)".
         dtype: the NumPy type.
     """
 
@@ -73,7 +73,7 @@ class Timing:
     """Times of repeated runs.
 
     Attributes:
-        run_ns: per run, from call to return.
+        run_ns: per run, the time from call to return.
         kernel_ns: per run, the time of each kernel.
     """
 
@@ -82,9 +82,9 @@ class Timing:
 
 
 class Runnable(ABC):
-    """A model that runs: call it with arrays, or use `run` as of an ONNX Runtime session.
+    """A model that can run: call it with arrays, or use its `run` like that of an ONNX Runtime session.
 
-    Each kind has a `report` of how it was made, which `save` stores.
+    Each subclass has a `report` of how it was made, which `save` stores.
     """
 
     report: Any
@@ -101,22 +101,22 @@ class Runnable(ABC):
 
     @abstractmethod
     def get_inputs(self) -> list[TensorInfo]:
-        """Describe the model's inputs, in the order in which a call takes them."""
+        """Return descriptions of the model's inputs, in the order of a call's arguments."""
 
     def example_inputs(self) -> list[TensorInfo]:
-        """Describe inputs that it takes; several shapes may be possible."""
+        """Return descriptions of valid inputs with fixed shapes; several shapes may be possible."""
         return self.get_inputs()
 
     @abstractmethod
     def get_outputs(self) -> list[TensorInfo]:
-        """Describe the model's outputs, in the order in which a call returns them."""
+        """Return descriptions of the model's outputs, in the order in which a call returns them."""
 
     def __call__(self, *arrays: Any, **named: Any) -> tuple[Any, ...]:
         """Run the model.
 
         Args:
             arrays: one for each input, in the model's order.
-            named: instead, one for each input by its name.
+            named: instead of `arrays`, one for each input by its name.
 
         Returns:
             An array for each output, in the model's order.
@@ -138,14 +138,14 @@ class Runnable(ABC):
 
     @abstractmethod
     def compute(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the model's outputs for an array for each input; raise what a call raises."""
+        """Return the model's outputs; `arrays` has one array for each input. It raises the errors of `__call__`."""
 
     @abstractmethod
     def archive(self) -> Archive:
         """Return the content of the file that `save` writes.
 
         Raises:
-            ArtifactError: it has no file of its own.
+            ArtifactError: it can't be saved by itself.
         """
 
     @abstractmethod
@@ -155,7 +155,7 @@ class Runnable(ABC):
     @classmethod
     @abstractmethod
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
-        """Load what `save` wrote.
+        """Load a file that `save` wrote.
 
         Raises:
             ArtifactError: it can't be read, is damaged, or is for another machine.
@@ -167,10 +167,10 @@ class Runnable(ABC):
         return executable_text(self, self.facts())
 
     def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], run_options: None = None) -> list[Any]:
-        """Run the model as `onnxruntime.InferenceSession.run` does.
+        """Run the model like `onnxruntime.InferenceSession.run`.
 
         Args:
-            output_names: the outputs wanted, in this order; None for all.
+            output_names: the outputs to return, in this order; None for all.
             feeds: an array for each input, by name.
             run_options: for ONNX Runtime only; must be None.
 
@@ -201,7 +201,7 @@ class Runnable(ABC):
             raise InputError(f"it was called with {len(arrays)} arrays", expected=f"{len(names)}: {quoted(names)}")
 
     def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
-        """Return a function that runs the model once on some arrays and gives its nanoseconds."""
+        """Return a function that runs the model once on these arrays and returns the nanoseconds."""
 
         def once() -> int:
             start = time.perf_counter_ns()
@@ -211,11 +211,11 @@ class Runnable(ABC):
         return once
 
     def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
-        """Run several times and take the time of each run, and of each kernel where it is known.
+        """Run several times, and return the time of each run, and of each kernel where it is known.
 
         Args:
             arrays: one for each input, in the model's order.
-            repeat: how often.
+            repeat: the number of runs.
 
         Raises:
             InputError: an array has another shape or type, or there are too few or too many.
@@ -228,17 +228,17 @@ class Runnable(ABC):
         """Write the executable to one file, which `korch.load` reads.
 
         Raises:
-            ArtifactError: the file can't be written, and what was there before is unharmed; or the
-                executable has no file of its own.
+            ArtifactError: the file can't be written (a previous file is then unchanged), or the
+                executable can't be saved by itself.
         """
         self.archive().write(path)
 
     def to_bytes(self) -> bytes:
-        """Return what `save` would write; raise what it would."""
+        """Return the content of the file that `save` would write; it raises the errors of `archive`."""
         return self.archive().to_bytes()
 
     def __reduce__(self) -> tuple[Callable[[Any], Runnable], tuple[io.BytesIO]]:
-        """Pickle and copy it as the bytes of its artifact: a copy has memory of its own."""
+        """Pickle and copy it as the bytes of its artifact; a copy has its own memory."""
         return type(self).load, (io.BytesIO(self.to_bytes()),)
 
 
@@ -250,7 +250,7 @@ class PlanExecutable(Runnable):
     @property
     @abstractmethod
     def plan(self) -> PlanRecord:
-        """The kernels in order, and all else that is known of the plan."""
+        """The plan: its kernels in order, and all other facts recorded about it."""
 
     @property
     @abstractmethod
@@ -272,11 +272,11 @@ class PlanExecutable(Runnable):
         return plan_facts(self.plan, self.report)
 
     def get_inputs(self) -> list[TensorInfo]:
-        """Describe the model's inputs, in the order in which a call takes them."""
+        """Return descriptions of the model's inputs, in the order of a call's arguments."""
         return [TensorInfo.of(tensor) for tensor in self.plan.inputs]
 
     def get_outputs(self) -> list[TensorInfo]:
-        """Describe the model's outputs, in the order in which a call returns them."""
+        """Return descriptions of the model's outputs, in the order in which a call returns them."""
         return [TensorInfo.of(tensor) for tensor in self.plan.outputs]
 
     def _names(self) -> tuple[Sequence[str], Sequence[str]]:
@@ -285,7 +285,7 @@ class PlanExecutable(Runnable):
 
 @dataclass(frozen=True, slots=True)
 class ArrayType:
-    """What each call checks of an input, or allocates of an output, computed once.
+    """The array type that each call checks for an input, or allocates for an output; computed once.
 
     A size of -1 is not checked.
     """
@@ -300,10 +300,10 @@ class ArrayType:
         return ArrayType(info.name, tuple(info.shape), info.dtype)
 
     def accept(self, array: Any) -> Array:
-        """Return an input as a dense array of this type, copied only if it must be.
+        """Return an input as a dense array of this type, copied only if necessary.
 
         Raises:
-            InputError: it has another shape or type, or is no array in this machine's memory.
+            InputError: it has another shape or type, or is not an array in the CPU's memory.
         """
         if type(array) is np.ndarray:
             found: Array = array
@@ -324,7 +324,7 @@ class ArrayType:
         return len(shape) == len(self.shape) and all(n in (-1, m) for n, m in zip(self.shape, shape, strict=True))
 
     def _import(self, array: Any) -> Array:
-        """Return what another library's array holds, without a copy."""
+        """Return another library's array as a NumPy array, without a copy."""
         where, expected = f"input {self.name!r}", _type_text(self.dtype, self.shape)
         if not hasattr(array, "__dlpack__"):
             raise InputError(
@@ -342,7 +342,7 @@ class ArrayType:
 
 
 def _check_feeds(feeds: object, names: Sequence[str]) -> None:
-    """Raise `InputError` unless the feeds of a run are an array for each of some names."""
+    """Raise `InputError` unless `feeds` has an array for each of the names, and no others."""
     expected = f"an array for each of {quoted(names)}"
     if not isinstance(feeds, Mapping):
         raise InputError(f"the feeds are of type {type(feeds).__name__}", expected=f"a dict with {expected}")

@@ -1,9 +1,9 @@
-"""One executable for several shapes of the inputs: a plan for each; weights and kernels are shared.
+"""One executable for several shapes of the inputs: one plan for each, with shared weights and kernels.
 
-One file: a zip archive without compression with `manifest.json` (schema and checksums of the rest),
-`library.so` (all plans and the different kernels among theirs), `sources/*`, `program.json` (which
-weights each plan takes, in its order), `weights.safetensors` (the different packed constants of all
-plans) and `plans/*.korch`, artifacts without these.
+Its file is a zip archive without compression with `manifest.json` (schema and checksums of the other members),
+`library.so` (all plans, and their kernels without duplicates), `sources/*`, `program.json` (the indices of
+each plan's weights, in its order), `weights.safetensors` (the packed constants of all plans without duplicates)
+and `plans/*.korch`, which are artifacts without library, sources and weights.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Shared:
-    """What several plans have in common.
+    """The parts that several plans share.
 
     Attributes:
         library: the shared library's bytes; it has the plans in their order.
-        sources: what it was compiled from, by file name.
-        weights: the different packed constants.
-        places: for each plan, where among the weights its own are, in its order.
+        sources: the sources of the library, by file name.
+        weights: the packed constants of all plans without duplicates.
+        places: for each plan, the indices of its constants in `weights`, in the plan's order.
     """
 
     library: bytes
@@ -69,13 +69,13 @@ class Shared:
 
 
 class ShapedExecutable(Runnable):
-    """Picks the plan by the shapes of the arrays that it is called with.
+    """Selects the plan by the shapes of the arrays that it is called with.
 
     Attributes:
         format: the name of its file's format.
         executables: the plans.
-        plans: by the shapes of the inputs, an executable for them.
-        report: of all plans, with what their sharing saves.
+        plans: the executables by the shapes of their inputs.
+        report: the report of all plans, with the sizes before and after sharing.
     """
 
     format = FORMAT
@@ -84,8 +84,8 @@ class ShapedExecutable(Runnable):
         """Load the plans of one library.
 
         Args:
-            artifacts: the plans, whose own libraries, sources and weights are not looked at.
-            shared: what they run with.
+            artifacts: the plans; their own libraries, sources and weights are ignored.
+            shared: the library, sources and weights of all plans.
 
         Raises:
             ArtifactError: the library can't be loaded here, or has other plans.
@@ -127,22 +127,22 @@ class ShapedExecutable(Runnable):
         return "\n  ".join([f"{len(self.plans)} plans by shape", *plans])
 
     def get_inputs(self) -> list[TensorInfo]:
-        """Describe the inputs; a dimension that differs between plans is like "128|256"."""
+        """Return descriptions of the inputs; a dimension that differs between plans is given like "128|256"."""
         return _merged([e.get_inputs() for e in self.executables])
 
     def example_inputs(self) -> list[TensorInfo]:
-        """Describe the inputs of the first plan."""
+        """Return descriptions of the inputs of the first plan."""
         return self.executables[0].get_inputs()
 
     def get_outputs(self) -> list[TensorInfo]:
-        """Describe the outputs; a dimension that differs between plans is like "128|256"."""
+        """Return descriptions of the outputs; a dimension that differs between plans is given like "128|256"."""
         return _merged([e.get_outputs() for e in self.executables])
 
     def plan_for(self, arrays: Sequence[Any]) -> Executable:
         """Return the executable for arrays of these shapes.
 
         Raises:
-            InputError: none was planned for them.
+            InputError: there is no plan for these shapes.
         """
         shapes = tuple(tuple(np.shape(a)) for a in arrays)
         found = self.plans.get(shapes)
@@ -159,7 +159,7 @@ class ShapedExecutable(Runnable):
         return self.plan_for(arrays).compute(arrays)
 
     def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
-        """Return a function that runs the plan for some arrays once and gives its nanoseconds."""
+        """Return a function that runs the plan for these arrays once and returns the nanoseconds."""
         return self.plan_for(arrays).stopwatch(arrays)
 
     def time(self, arrays: Sequence[Any], repeat: int) -> Timing:
@@ -182,10 +182,10 @@ class ShapedExecutable(Runnable):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:
-        """Load what `save` wrote; all plans read the same weights in memory.
+        """Load a file that `save` wrote; all plans share the weights in memory.
 
         Raises:
-            ArtifactError: it is damaged, of another schema, or for another machine.
+            ArtifactError: it is damaged, has another schema, or is for another machine.
         """
         artifacts, shared = read_shaped(path)
         try:
@@ -195,10 +195,10 @@ class ShapedExecutable(Runnable):
 
 
 def check_different(executables: Sequence[Executable]) -> None:
-    """Check that executables take different shapes.
+    """Check that executables take inputs of different shapes.
 
     Raises:
-        OptionError: two of them take the same ones.
+        OptionError: two of them take the same shapes.
     """
     seen: set[Shapes] = set()
     for shapes in (_shapes(executable.artifact) for executable in executables):
@@ -212,11 +212,11 @@ def check_different(executables: Sequence[Executable]) -> None:
 
 
 def combine(executables: Sequence[Executable], builder: Builder) -> tuple[list[Artifact], Shared]:
-    """Return executables of one model as plans of one library.
+    """Combine executables of one model into plans of one library.
 
     Args:
-        executables: each with a library and weights of its own.
-        builder: finds their kernels in its cache, and links them.
+        executables: the executables, each with its own library and weights.
+        builder: links their kernels, which are in its cache.
 
     Raises:
         CompileError: they can't be linked.
@@ -240,16 +240,16 @@ def read_shaped(
     more: Sequence[str] = (),
     read_more: Callable[[zipfile.ZipFile], None] = lambda archive: None,
 ) -> tuple[list[Artifact], Shared]:
-    """Read what `ShapedExecutable.save` wrote: the plans, and what they have in common.
+    """Read a file that `ShapedExecutable.save` wrote: the plans, and the parts that they share.
 
     Args:
-        path: of the file.
+        path: the file.
         kind: the name of its format.
-        more: further members.
-        read_more: reads these.
+        more: names of additional members that it must have.
+        read_more: reads the additional members.
 
     Raises:
-        ArtifactError: it is damaged, of another schema, or for another machine.
+        ArtifactError: it is damaged, has another schema, or is for another machine.
     """
     with read_archive(path, kind, SCHEMA, (LIBRARY, PROGRAM, WEIGHTS, *more)) as archive:
         read_more(archive)
@@ -266,12 +266,12 @@ def _shapes(artifact: Artifact) -> Shapes:
 
 
 def _part(union: Weights, chosen: Sequence[int]) -> Weights:
-    """Return some of the weights, in the same memory."""
+    """Return a selection of the weights, without a copy."""
     return Weights(tuple(union.types[i] for i in chosen), tuple(union.offsets[i] for i in chosen), union.block)
 
 
 def _union(all_weights: Sequence[Weights]) -> tuple[Weights, list[list[int]]]:
-    """Return the different tensors, and for each plan where among them its own are."""
+    """Return all tensors without duplicates, and for each plan the indices of its tensors."""
     place_of: dict[tuple[str, str], int] = {}
     arrays: list[Array] = []
     types = []

@@ -1,7 +1,7 @@
 """Program -> the C++ source of a library's main unit.
 
-The text is tables followed by a fixed runtime (`korch/native/`); it is self-contained, so the
-artifact's sources can be compiled without Korch. `korch.h` states the C interface.
+The source consists of generated tables and a fixed runtime (`korch/native/`). It is self-contained, so an
+artifact's sources can be compiled without Korch. `korch.h` defines the C interface.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLAN_FUNCTIONS = ("inputs", "outputs", "constants", "kernels", "arena_bytes", "c
 """The members of `korch_plan` in `korch.h`, in its order."""
 
 INCLUDE = re.compile(r'^#include "(korch[\w.]*)"', re.MULTILINE)
-"""Where a source includes a header of Korch's, and which."""
+"""Matches an include of one of Korch's headers; the group is the header's name."""
 
 
 def native_text(name: str) -> str:
@@ -40,9 +40,9 @@ def print_main(
     """Return the main source of a library.
 
     Args:
-        graph: the model's graph, for the constants' types.
-        program: the bound kernels.
-        target: the machine that they are for.
+        graph: the model's graph, which has the constants' types.
+        program: the kernels with their buffers.
+        target: the machine that they are built for.
         segments: the kernels that run as tasks; all others run one after another.
     """
     constants = [
@@ -78,7 +78,7 @@ def print_main(
 
 
 def rename_plan(main: str, i: int) -> str:
-    """Return the main source of a library as that of plan `i` of several in one library."""
+    """Return the main source of a single plan, changed to be plan `i` of several plans in one library."""
     return f"#define KORCH_PLAN(name) korch_plan{i}_##name\n{main}"
 
 
@@ -87,7 +87,7 @@ def print_plans(count: int) -> str:
     declarations: list[str] = []
     rows = []
     for i in range(count):
-        # The types of the functions are those of the interface's functions for one plan.
+        # Each function has the type of the corresponding function in the interface for one plan.
         declarations += (f"decltype(korch_{n}) korch_plan{i}_{n};\n" for n in PLAN_FUNCTIONS)
         rows.append(f"{{{', '.join(f'korch_plan{i}_{n}' for n in PLAN_FUNCTIONS)}}}")
     return "\n".join(
@@ -105,7 +105,7 @@ def print_plans(count: int) -> str:
 
 
 def c_string(text: str) -> str:
-    """Return a C string literal; what is not printable ASCII is escaped."""
+    """Return a C string literal; characters that are not printable ASCII are escaped."""
     escaped = (chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}" for byte in text.encode())
     return '"' + "".join(escaped) + '"'
 
@@ -120,7 +120,7 @@ def _queues(segments: Sequence[TaskSegment], target: Target, inputs: Sequence[st
 
     Args:
         segments: the kernels that run as tasks.
-        target: the threads.
+        target: the machine, which gives the number of threads.
         inputs: the names of the model's inputs.
     """
     tasks: list[str] = []

@@ -1,4 +1,4 @@
-"""Executable -> the few lines that `repr` shows: model, inputs, outputs, kernels, times."""
+"""Executable -> its `repr`: a few lines about the model, inputs, outputs, kernels and times."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from korch.runtime.record import PlanRecord
 from korch.runtime.report import AnyReport, Report
 
 MOST_TENSORS = 8
-"""Inputs or outputs that are listed, each on a line."""
+"""The most inputs, and the most outputs, that are listed, each on a line."""
 
 
 class Described(Protocol):
-    """What every executable can say of itself."""
+    """The part of an executable's interface that its `repr` needs."""
 
     @property
     def report(self) -> AnyReport:
         """How its plans were found."""
 
     def get_inputs(self) -> Sequence[Any]:
-        """Describe the inputs."""
+        """Return descriptions of the inputs."""
 
     def get_outputs(self) -> Sequence[Any]:
-        """Describe the outputs."""
+        """Return descriptions of the outputs."""
 
 
 def plan_facts(plan: PlanRecord, report: Report) -> str:
@@ -44,7 +44,7 @@ def executable_text(executable: Described, facts: str) -> str:
     """Return what `repr` shows of an executable.
 
     Args:
-        executable: what is shown.
+        executable: the executable.
         facts: one line about its plans.
     """
     lines = [f"<{type(executable).__name__} {facts}"]

@@ -1,6 +1,6 @@
-"""A plan for the largest size of a range -> kernels that compute only what a smaller size needs.
+"""A plan for the largest size of a range -> kernels that compute only the elements that a smaller size needs.
 
-Kernels without a tile program are not changed, nor are those whose elements are all needed.
+Kernels without a tile program, and kernels whose elements are all needed, are not changed.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from korch.tile.trim import LIVE, Count, Needed, trimmed
 def trim_steps(
     graph: PrimitiveGraph, steps: Sequence[PlanStep[Kernel]], plan: RangePlan, target: Target
 ) -> tuple[PlanStep[Kernel], ...]:
-    """Return the steps of a plan with kernels that read the size for which they run.
+    """Return the steps of a plan, with kernels that read the current size and skip unneeded work.
 
     Args:
         graph: the plan's graph.
         steps: the kernels in the order in which they run.
-        plan: how it serves sizes.
+        plan: how the plan serves sizes.
         target: the machine.
     """
     primitives = [p for step in steps for p in step.candidate.group.primitives]
@@ -55,11 +55,11 @@ def trim_steps(
 
 
 def sized(kernel: Kernel, candidate: Candidate, plan: RangePlan, target: Target) -> Kernel:
-    """Return the kernel that leaves out what is likely not needed of a candidate's results, and not read.
+    """Return a kernel that skips the parts of a candidate's results that are probably not needed, and their inputs.
 
     Args:
-        kernel: the whole kernel.
-        candidate: what it is for, with `served`.
+        kernel: the complete kernel.
+        candidate: the candidate of the kernel, with `served`.
         plan: how the plan serves sizes.
         target: the machine.
     """
@@ -71,7 +71,7 @@ def sized(kernel: Kernel, candidate: Candidate, plan: RangePlan, target: Target)
 
 
 def _ended_by_all(steps: Sequence[PlanStep[Kernel]], endings: Sequence[Ending | None]) -> set[tuple[int, int]]:
-    """Return the reductions that all kernels end which have them."""
+    """Return the reductions that end early in every kernel that contains them."""
     own = [ending.reductions if ending is not None else frozenset() for ending in endings]
     some = {reduction for reductions in own for reduction in reductions}
     for step, reductions in zip(steps, own, strict=True):
@@ -84,14 +84,14 @@ class _Trimmer:
         self._plan, self._target = plan, target
 
     def ending(self, candidate: Candidate, kernel: Kernel, options: Sequence[Ending]) -> Ending | None:
-        """Return the first way in which the reductions of a kernel can end; None if there is none."""
+        """Return the first option by which reductions of a kernel can end early; None if there is none."""
         for ending in options:
             if self.kernel(candidate, kernel, ending, {}) is not kernel:
                 return ending
         return None
 
     def kernel(self, candidate: Candidate, kernel: Kernel, ending: Ending | None, found: Mapping[int, Need]) -> Kernel:
-        """Return a kernel that computes what is needed of it, with reductions that end."""
+        """Return a kernel that computes only the needed elements, with reductions that end early."""
         for smaller in self._smaller(candidate, kernel, ending, found):
             try:
                 made = kernel_of(
@@ -105,7 +105,7 @@ class _Trimmer:
     def _smaller(
         self, candidate: Candidate, kernel: Kernel, ending: Ending | None, found: Mapping[int, Need]
     ) -> Iterator[_Smaller]:
-        """Yield the programs that leave most out first."""
+        """Yield smaller programs; those that skip most come first."""
         program, need = kernel.program, found.get(_leading(candidate, found), {})
         if program is None or kernel.has_state or kernel.libraries:
             return
@@ -126,7 +126,7 @@ class _Trimmer:
     def _rows(
         self, candidate: Candidate, program: TileProgram, found: Mapping[int, Need], axis: int
     ) -> _Smaller | None:
-        """Return a program that computes the needed elements along an axis of its outputs only."""
+        """Return a program that computes only the needed elements along an axis of its outputs."""
         dimensions = _dimensions(found[_leading(candidate, found)][axis])
         dimension = min(dimensions, default=-1)
         if len(dimensions) != 1:
@@ -145,7 +145,7 @@ class _Trimmer:
         return best
 
     def _rows_in_two(self, candidate: Candidate, program: TileProgram, found: Mapping[int, Need]) -> _Smaller | None:
-        """Return a program that computes the needed rows only, which two coordinates count, one inside of the other."""
+        """Return a program that computes only the needed rows, which are numbered by an outer and an inner axis."""
         buffers = [buffer.name for buffer in program.buffers if buffer.level is Level.OUTPUT]
         group, needed, counted = candidate.group, dict[str, Needed](), set[_TwoAxes]()
         for name, value, type_, layout in zip(
@@ -179,7 +179,7 @@ class _Trimmer:
             yield replace(own, program=smaller, counts=(*own.counts, (KEYS, count)))
 
     def _with_columns(self, candidate: Candidate, own: _Smaller, found: Mapping[int, Need]) -> Iterator[_Smaller]:
-        """Yield a program that leaves out what is not needed along another axis of its outputs, too."""
+        """Yield a program that also skips unneeded elements along another axis of its outputs."""
         for axis, extents in found[_leading(candidate, found)].items():
             if axis == own.axis or _dimensions(extents) != {own.dimension}:
                 continue
@@ -192,13 +192,13 @@ class _Trimmer:
 
 @dataclass(frozen=True)
 class _Smaller:
-    """A program that leaves something out, with how its parameters follow from the size of a dimension.
+    """A program that skips elements, and how its parameters depend on the size of a dimension.
 
     Attributes:
         program: the program.
-        counts: by parameter.
+        counts: the formula of each parameter.
         dimension: the dimension.
-        axis: of the first output that is read, along which elements are left out, or -1.
+        axis: the axis of the first output that is read along which elements are skipped, or -1.
     """
 
     program: TileProgram
@@ -208,21 +208,21 @@ class _Smaller:
 
 
 def _leading(candidate: Candidate, found: Mapping[int, Need]) -> int:
-    """Return the first result that is read; of some candidates, others come before it."""
+    """Return the first result of a candidate that is read; it need not be the first output."""
     outputs = candidate.group.outputs
     return next((value for value in outputs if value in found), outputs[0])
 
 
 @dataclass(frozen=True, slots=True)
 class _TwoAxes:
-    """Two axes, one behind the other, along which the first elements are needed.
+    """Two adjacent axes along which only the first elements are needed.
 
     Attributes:
-        axis: the outer one.
-        outer: its length.
-        inner: that of the other one.
-        outer_extents: how many are needed, the most of these.
-        inner_extents: the same of the other one.
+        axis: the outer axis.
+        outer: the length of the outer axis.
+        inner: the length of the inner axis.
+        outer_extents: the number of needed elements along the outer axis is the maximum of these.
+        inner_extents: the same for the inner axis.
     """
 
     axis: int
@@ -233,7 +233,10 @@ class _TwoAxes:
 
 
 def _two_axes(need: Need, shape: tuple[int, ...]) -> _TwoAxes | None:
-    """Return the first two long axes of a shape if of both the first elements are needed, for different dimensions."""
+    """Return the first axis longer than 1 and the next one, if both need only their first elements.
+
+    The numbers of needed elements must depend on different dimensions.
+    """
     axis = next((axis for axis, size in enumerate(shape) if size > 1), 0)
     outer, inner = need.get(axis, frozenset()), need.get(axis + 1, frozenset())
     dimensions = [_dimensions(extents) for extents in (outer, inner)]
@@ -248,7 +251,7 @@ def _count(extents: Collection[Extent]) -> Count:
 
 
 def _read_by(candidate: Candidate, program: TileProgram, ending: Ending) -> dict[str, Needed]:
-    """Return, by input buffer, where the elements lie that reductions go through; nothing if that is not known."""
+    """Return, by input buffer, the places of the elements along reduced axes; nothing if they are not known."""
     buffers = [buffer.name for buffer in program.buffers if buffer.level is Level.INPUT]
     found = {}
     for k, axis in ending.axes:
@@ -260,7 +263,7 @@ def _read_by(candidate: Candidate, program: TileProgram, ending: Ending) -> dict
 
 
 def _place(layout: Layout, shape: tuple[int, ...], axis: int) -> Needed | None:
-    """Return where a buffer has the elements along an axis; None if these are in blocks."""
+    """Return the stride and the extent of an axis in a buffer; None if the layout has blocks along the axis."""
     if layout.block(axis) != 1:
         return None
     physical = layout.physical_shape(shape)
@@ -270,9 +273,9 @@ def _place(layout: Layout, shape: tuple[int, ...], axis: int) -> Needed | None:
 def _needed(
     candidate: Candidate, program: TileProgram, found: Mapping[int, Need], axis: int
 ) -> tuple[dict[str, Needed], frozenset[Extent]]:
-    """Return, by output buffer, where the needed elements along an axis lie, and how many: the most that one needs.
+    """Return, by output buffer, the places of the needed elements along an axis, and their largest number.
 
-    Nothing is returned if that is not known.
+    The result is empty if the places are not known.
     """
     buffers = [buffer.name for buffer in program.buffers if buffer.level is Level.OUTPUT]
     group, offer, needed = candidate.group, candidate.offer, dict[str, Needed]()
@@ -292,20 +295,21 @@ def _needed(
 
 
 def _alike(need: Need, extents: frozenset[Extent], axes: Sequence[int]) -> list[int]:
-    """Return the axes along which as many elements are needed, else those with other numbers of the same dimension."""
+    """Return the axes with the same needed numbers of elements; if none, those that depend on the same dimension."""
     same = [axis for axis in axes if need[axis] == extents]
     return same or [axis for axis in axes if _dimensions(need[axis]) == _dimensions(extents)]
 
 
 def _dimensions(extents: Iterable[Extent]) -> set[int]:
-    """Return the dimensions on which numbers of elements depend."""
+    """Return the dimensions on which the numbers of elements depend."""
     return {extent.dimension for extent in extents if extent.times}
 
 
 def _rows_of_one(candidate: Candidate, found: Mapping[int, Need], axis: int) -> list[int]:
-    """Return how many rows each coordinate along an axis of the first output may be taken for, the most first.
+    """Return the numbers of rows into which each coordinate along an axis may be divided, largest first.
 
-    A task may end within a coordinate if it is several rows: those along the axes between it and the last one.
+    The rows of a coordinate run along the axes between this axis and the last one of the first output that is read.
+    With several rows for each coordinate, a task may end within a coordinate.
     """
     group = candidate.group
     shape = group.output_types[group.outputs.index(_leading(candidate, found))].shape
@@ -313,7 +317,7 @@ def _rows_of_one(candidate: Candidate, found: Mapping[int, Need], axis: int) -> 
 
 
 def _trims(program: TileProgram, smaller: TileProgram) -> tuple[int, int]:
-    """Return in how many stages a trimmed program leaves something out, and how many loops in tasks end early."""
+    """Return the number of stages in which a trimmed program skips elements, and of loops in tasks that end early."""
     stages = sum(a != b for a, b in zip(program.stages, smaller.stages, strict=True))
     leaves = [leaf for stage in smaller.stages for leaf in stage.leaves]
     axes = [axis for loops, step in leaves for axis in (*(loop.axis for loop in loops), *step.axes)]
@@ -321,5 +325,5 @@ def _trims(program: TileProgram, smaller: TileProgram) -> tuple[int, int]:
 
 
 def _as_long(shape: tuple[int, ...], length: int) -> list[int]:
-    """Return the axes of some length: of a value that nothing reads, any of them may be cut."""
+    """Return the axes of a given length; for a value that nothing reads, any of them may be cut."""
     return [axis for axis, size in enumerate(shape) if size == length]

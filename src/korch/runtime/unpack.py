@@ -1,19 +1,20 @@
 """Artifact -> a folder from which a C program runs the plan, without Python and without Korch.
 
     library.so       the kernels, and the C interface
-    korch.h          that interface
+    korch.h          the header of the C interface
     weights.bin      the packed constants, in the form in which the library takes them
-    lib*.so*         libraries that the kernels call and that Python packages brought here: oneDNN,
-                     ONNX Runtime, Intel's OpenMP. The library looks for them beside itself
-    manifest.json    what it needs of a machine, threads, inputs and outputs; SHA-256 of the rest
+    lib*.so*         libraries that the kernels call and that Python packages contain: oneDNN,
+                     ONNX Runtime, Intel's OpenMP. library.so looks for them in its own folder
+    manifest.json    requirements on the machine, threads, inputs and outputs; SHA-256 of the other files
     plans/*.json     the plans
-    sources/*        what the library was compiled from
+    sources/*        the sources of the library
 
-weights.bin is of the machine's own 64-bit integers and of tensors: how many offsets there are; the
-offset of each constant of the first plan, in the order of `korch_constants`, then of the next
-plan's; and the tensors, each at a multiple of 64. So one program runs any artifact of its kind.
+weights.bin consists of 64-bit integers in the machine's byte order, followed by tensors: the number of
+offsets; the offset of each constant of the first plan, in the order of `korch_constants`, then those of
+the next plan, and so on; and the tensors, each at a multiple of 64. With it, one C program can load the
+weights of any artifact.
 
-The folder is written under another name and renamed: it is there as a whole or not at all.
+The folder is written under a temporary name and then renamed: it exists completely or not at all.
 """
 
 from __future__ import annotations
@@ -51,16 +52,16 @@ Chunks = Iterable[bytes | memoryview]
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """What `unpack` wrote.
+    """A description of what `unpack` wrote.
 
     Attributes:
-        folder: where.
-        files: size in bytes of each file but plans and sources, by name.
-        brought: libraries among them that the plan calls.
-        missing: libraries that it calls and that no Python package here has, as the compiler's -l
-            names them; they must be installed where it runs.
-        threads: for which it was built.
-        cpu_flags: that the CPU must have, as /proc/cpuinfo names them.
+        folder: the folder.
+        files: size in bytes of each file except plans and sources, by name.
+        brought: the files among these that are libraries which the plan calls.
+        missing: libraries that the plan calls and that no Python package here contains, with the names of the
+            compiler's option -l; they must be installed on the machine that runs the plan.
+        threads: the number of threads that the plan was built for.
+        cpu_flags: the flags that the CPU must have, as /proc/cpuinfo names them.
     """
 
     folder: Path
@@ -71,7 +72,7 @@ class Unpacked:
     cpu_flags: tuple[str, ...]
 
     def to_text(self) -> str:
-        """Return a few lines for a person."""
+        """Return a description of a few lines for the user."""
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         flags = ", ".join(self.cpu_flags) or "no special instructions"
         lines = [f"{self.folder}: for {threads} on a CPU with {flags}"]
@@ -82,15 +83,15 @@ class Unpacked:
 
 
 def unpack(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Unpacked:
-    """Write what a C program needs to run an artifact.
+    """Write the files that a C program needs to run an artifact.
 
     Args:
         path: an artifact for the CPU, with one plan or several.
-        folder: where to write; it must be empty, or not exist.
+        folder: the folder to write; it must be empty or not exist.
 
     Raises:
         ArtifactError: the artifact can't be read, or the folder can't be written.
-        OptionError: the folder holds something.
+        OptionError: the folder is not empty.
         UnsupportedError: the artifact is for a CUDA device, or has parts that run on the host.
     """
     target = Path(os.path.realpath(folder))
@@ -143,7 +144,7 @@ def weight_chunks(weights: Weights, places: Sequence[Sequence[int]]) -> Iterator
 
     Args:
         weights: the different packed constants.
-        places: for each plan, where among the weights its own are, in its order.
+        places: for each plan, the indices of its constants in `weights`, in the plan's order.
     """
     chosen = [i for plan in places for i in plan]
     start = align_up(8 * (1 + len(chosen)))
@@ -183,7 +184,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_names(names: Iterable[str], path: str | os.PathLike[str]) -> None:
-    """Check that files of these names lie in the folder that they are written to."""
+    """Check that the names are plain file names, so that no file is written outside of its folder."""
     for name in names:
         if not re.fullmatch(r"\w[\w.-]*", name):
             raise ArtifactError(
@@ -192,7 +193,7 @@ def _check_names(names: Iterable[str], path: str | os.PathLike[str]) -> None:
 
 
 def _companions(plans: Sequence[PlanRecord]) -> tuple[dict[str, Path], tuple[str, ...]]:
-    """Return the libraries that go along, by the name to give them, and those that are not here."""
+    """Return the libraries to copy, by their new file name, and the names of those that were not found."""
     called = {name for plan in plans for name in plan.libraries}
     opened = {name for plan in plans for name in plan.opens}
     found: dict[str, Path] = {}

@@ -1,7 +1,7 @@
-"""Kernels of a plan, and queues -> what share of the threads' time is waiting in a simulated run, and on what.
+"""Kernels of a plan, and task queues -> the share of the threads' time spent waiting in a simulated run, and for what.
 
-The times of tasks are the kernels' costs, shared out over grid points. Kernels of which nothing is known but their
-cost (a library's) count as work of all threads.
+The time of a task is its kernel's cost divided over the grid points. A kernel of which only the cost is known (a
+library's) counts as work of all threads.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from korch.runtime.record import WaitingRecord, WaitRecord
 from korch.target import Target
 
 MOST_WAITS = 8
-"""How many waits are kept, those of the largest share."""
+"""The number of waits that are recorded: those with the largest shares."""
 
 
 def waiting_of(uses: Sequence[Use], segments: Sequence[TaskSegment], target: Target) -> WaitingRecord | None:
     """Return the waits of a simulated run; None for one thread.
 
     Args:
-        uses: the kernels of the plan that run.
-        segments: those that run as tasks; after the others, threads join.
-        target: the threads.
+        uses: the kernels of the plan.
+        segments: the kernels that run as tasks; after all other kernels, threads join.
+        target: the machine, which gives the number of threads.
     """
     if target.threads == 1:
         return None
@@ -56,7 +56,7 @@ def waiting_of(uses: Sequence[Use], segments: Sequence[TaskSegment], target: Tar
 
 
 def _idle_share(use: Use, target: Target) -> float:
-    """Return the share of all threads' time in a kernel in which they wait for the last one."""
+    """Return the share of the threads' time in a kernel that they spend waiting for its last thread."""
     program, threads = use.kernel.program, target.threads
     if use.kernel.threading is Threading.CALLER:
         return 1 - 1 / threads

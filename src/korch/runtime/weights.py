@@ -1,10 +1,10 @@
 """Packed constants: arrays in one aligned block of memory, and their safetensors form.
 
-A safetensors file is the length of a header (8 bytes, little-endian), the header as JSON, and the
-tensors' bytes without holes; so its tensors can't be aligned, and are copied into place when read.
+A safetensors file consists of the length of a header (8 bytes, little-endian), the header as JSON, and
+the tensors' bytes without gaps. So its tensors can't be aligned, and are copied to aligned places when read.
 
-Their checksum is that of the checksums of their blocks, so that several threads can check a file
-while they read it: XXH3 keeps up with memory, which SHA-256 does not.
+The checksum of a file is the checksum of the checksums of its blocks, so that several threads can check a
+file while they read it. It is XXH3, which is as fast as memory; SHA-256 is not.
 
 Source: https://github.com/huggingface/safetensors, section Format.
 """
@@ -29,12 +29,12 @@ from korch.primitive.types import DType, ValueType
 
 MAX_HEADER_BYTES = 100 << 20
 CHUNK_BYTES = 1 << 20
-"""Of a block; small enough to be checked and copied while it is in a core's own cache."""
+"""The size of a block: small enough to be checked and copied while it is in a core's own cache."""
 
 MOST_THREADS = 8
 
 ReadAt = Callable[[int, memoryview], None]
-"""Fills memory with the bytes from a position of a file on; raises EOFError where it ends."""
+"""Fills memory with the bytes of a file that begin at a position; raises EOFError if the file ends before."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Weights:
     """The packed constants of a plan.
 
     Attributes:
-        types: the shape in memory and the element type of each.
-        offsets: where each begins in `block`; multiples of 64.
+        types: the shape in memory and the element type of each constant.
+        offsets: the offset of each constant in `block`; multiples of 64.
         block: uint8[n], aligned to 64 bytes.
     """
 
@@ -53,7 +53,7 @@ class Weights:
 
     @staticmethod
     def allocate(types: Sequence[ValueType]) -> Weights:
-        """Return weights of these types, with elements yet to be written."""
+        """Return weights of these types with uninitialised elements."""
         offsets, end = [], 0
         for type_ in types:
             offsets.append(end)
@@ -71,7 +71,7 @@ class Weights:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all tensors, without what aligns them."""
+        """The total size of the tensors, without the padding for alignment."""
         return sum(type_.size_bytes for type_ in self.types)
 
     @property
@@ -98,14 +98,14 @@ class Weights:
 
     @staticmethod
     def read(read_at: ReadAt, size_bytes: int) -> tuple[Weights, str]:
-        """Read the safetensors form; return the weights and the `checksum` of the form.
+        """Read the safetensors form; return the weights and the `checksum` of the bytes read.
 
         Args:
-            read_at: gives the form's bytes; called by several threads.
-            size_bytes: of the form.
+            read_at: reads the bytes of the form; called by several threads.
+            size_bytes: the size of the form.
 
         Raises:
-            ArtifactError: it is none, or not one that `chunks` gives.
+            ArtifactError: it is not a safetensors form as `chunks` yields it.
         """
         length = int.from_bytes(_bytes_at(read_at, 0, 8, size_bytes), "little")
         if not 2 <= length <= MAX_HEADER_BYTES:
@@ -127,7 +127,7 @@ class Weights:
 
 
 def checksum(chunks: Iterable[bytes | memoryview]) -> str:
-    """Return the checksum of what `Weights.chunks` gives: XXH3-128 of that of each MiB."""
+    """Return the checksum of the bytes that `Weights.chunks` yields: XXH3-128 over the XXH3-128 of each MiB."""
     digests: list[bytes] = []
     block, filled = xxhash.xxh3_128(), 0
     for chunk in chunks:
@@ -159,7 +159,7 @@ def _bytes_at(read_at: ReadAt, start: int, count: int, size_bytes: int) -> bytes
 def _read_blocks(
     read_at: ReadAt, size_bytes: int, begins: Sequence[int], weights: Weights, numbers: Sequence[int]
 ) -> list[tuple[int, bytes]]:
-    """Read some blocks into their tensors; return number and checksum of each."""
+    """Read some blocks into their tensors; return the number and the checksum of each block."""
     block = np.empty(CHUNK_BYTES, np.uint8)
     found = []
     for number in numbers:
@@ -179,7 +179,7 @@ def _read_blocks(
 
 
 def _types(header: bytes) -> list[ValueType]:
-    """Return the tensors' types; they must be named c0, c1, ... and lie in this order."""
+    """Return the tensors' types; the tensors must be named c0, c1, ... and be stored in this order."""
     try:
         entries = json.loads(header)
         types, end = [], 0

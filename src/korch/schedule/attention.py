@@ -1,10 +1,10 @@
 """Attention -> tile programs: softmax(f(q k)) v, a block of rows at a time.
 
-A task computes the scores of a block of rows and of keys in a tile, their exponentials in place, and
-the products with the values. More keys than a block are taken in turns of a loop, which rescales a row's
-results when a later block has a larger maximum, or by different tasks, whose results a second stage
-combines. Keys and values are packed in panels by the task that reads them or by a stage before; for few
-rows they are read where they lie. Rows of heads that share keys and values are rows of one block.
+A task computes the scores of a block of rows and a block of keys in a tile, replaces them by their exponentials
+(the weights), and multiplies the weights by the values. If there are several blocks of keys, either a loop goes
+over them and rescales a row's results when a later block has a larger maximum, or each block is a task of its own
+and a second stage combines the results. Keys and values are packed in panels by the task that reads them or by an
+earlier stage; for few rows they are read in place. Rows of heads that share keys and values are rows of one block.
 
 Source: the online softmax of Milakov and Gimelshein (2018).
 """
@@ -50,11 +50,11 @@ STRIP_VECTORS = 2
 """Vectors of columns that the contraction's kernel reads together."""
 
 PACKED_KEYS = 32
-"""Keys that one task packs where a stage does it for others."""
+"""Keys that one task packs if a separate stage packs them."""
 
 
 class Packing(Enum):
-    """Who packs keys and values in panels; or they are split into components, which matrix units multiply."""
+    """Who packs keys and values in panels: nobody, the task itself or an earlier stage. SPLIT is for matrix units."""
 
     NONE = "read"
     TASK = "task"
@@ -68,10 +68,10 @@ class AttentionBlocking:
 
     Attributes:
         rows: rows of a block.
-        keys: keys of a block; all if there are no more.
+        keys: keys of a block; all keys if there are no more than that.
         packing: who packs keys and values.
-        is_split: whether each block of keys is a task, not a turn of a loop.
-        chunks: tasks that compute the rows of one head, where tasks pack keys and values.
+        is_split: whether each block of keys is a task of its own, not an iteration of a loop.
+        chunks: tasks among which the rows of one head are divided, if tasks pack keys and values.
     """
 
     rows: int
@@ -82,13 +82,13 @@ class AttentionBlocking:
 
 
 class Attentions:
-    """What all programs of a group have in common."""
+    """What all attention programs of a group have in common."""
 
     def __init__(self, group: Group, found: Attention, layouts: Layouts, machine: Machine) -> None:
         """Prepare the two products.
 
         Raises:
-            NotFusedError: what stands around the products can't be computed with them.
+            NotFusedError: the operations around the products can't be fused with them.
         """
         scores, mixed = contractions_of(group, found, layouts)
         self.found, self.machine = found, machine
@@ -133,12 +133,12 @@ class AttentionBuilder:
     # Axes and buffers
 
     def values(self, blocked: Blocked, is_second: bool = False, key: Expr | None = None) -> dict[str, Expr]:
-        """Return a contraction's variables in those of the program.
+        """Return the variables of a contraction, expressed in the variables of the program.
 
         Args:
             blocked: the contraction.
-            is_second: whether they are for the second operand, the same for all rows.
-            key: another number of a key.
+            is_second: whether they index the second operand, which is the same for all rows.
+            key: the number of the key, if it is not that of the current block.
         """
         row = ZERO if is_second else self.row
         key = key or flat(self.h, self.j)
@@ -147,7 +147,7 @@ class AttentionBuilder:
 
     @property
     def matrix(self) -> Expr:
-        """The number of a task's head among all of them."""
+        """The number of a task's head among all heads."""
         number = ZERO
         for axis in self.batch:
             number = add(scale(number, axis.extent), var(axis.name))
@@ -159,26 +159,26 @@ class AttentionBuilder:
         return math.prod(axis.extent for axis in self.batch)
 
     def make(self, name: str, elements: int, level: Level = Level.TILE, layout: tuple[Panels, ...] = ()) -> str:
-        """Return the name of a buffer, which is made if it is not there."""
+        """Return the name of a buffer, which is created if it does not exist."""
         self.made.setdefault(name, Buffer(name, level, DType.F32, elements, layout))
         return name
 
     def of_row(self, name: str) -> At:
-        """Return the element of a row in a tile of one number a row."""
+        """Return the element of a row in a tile with one number per row."""
         return At(self.make(name, self.i.extent), var("i"))
 
     @property
     def score(self) -> At:
-        """The element of a score."""
+        """The element that holds a score."""
         return At(self.make("s", self.i.extent * self.step), add(scale(var("i"), self.step), var("j")))
 
     # The program
 
     def program(self) -> TileProgram:
-        """Return it.
+        """Return the program.
 
         Raises:
-            NotFusedError: what stands around the products can't be computed with them.
+            NotFusedError: the operations around the products can't be fused with them.
         """
         keys, values, packs = self._operands()
         if packs and not self.is_staged and not self.is_split:
@@ -196,7 +196,7 @@ class AttentionBuilder:
         return TileProgram((*self.scores.memory(), *self.made.values()), tuple(stages))
 
     def _in_turns(self, chunk: Axis, keys: At | None, values: At) -> list[Step]:
-        """Return the steps for a chunk of rows: as many whole blocks as in all others, then its share of the rest."""
+        """Return the steps for a chunk of rows: as many full blocks as in every chunk, then a share of the rest."""
         rows = rows_of_block(self.m, chunk.extent, self.blocking.rows)
         turns = Axis("gm", self.m // (rows * chunk.extent))
         first = scale(_point(chunk), turns.extent * rows)
@@ -211,7 +211,7 @@ class AttentionBuilder:
         return steps
 
     def _of(self, i: Axis, row: Expr, *around: Axis) -> AttentionBuilder:
-        """Return the builder for some rows: their loop, the number of a row and the axes around it."""
+        """Return a builder for some rows, given their loop, the number of a row and the enclosing axes."""
         own = copy.copy(self)
         own.i, own.row, own.softmax = i, row, replace(self.softmax, axis=i)
         own.ranges = {**self.ranges, **{axis.name: (0, axis.extent - 1) for axis in (i, *around)}}
@@ -264,11 +264,11 @@ class AttentionBuilder:
     # Scores
 
     def _scores(self, queries: At | None, keys: At | None) -> list[Step]:
-        """Return the steps that compute f of the products of a block, and -infinity beyond the keys."""
+        """Return the steps that compute the scores f(q k) of a block, with -infinity beyond the last key."""
         axes, d = (self.i, self.j), replace(self.d, is_reduced=True)
         product = At(self.make("t", self.i.extent * self.step), self.score.index)
         steps: list[Step] = []
-        if self.n % self.lanes:  # what is computed in whole vectors reaches beyond the last key
+        if self.n % self.lanes:  # whole vectors reach beyond the last key
             last = self.n - (self.h.extent - 1) * self.j.extent
             tail = Axis("w", self.lanes)
             at = add(scale(var("i"), self.step), var("w"), constant(last // self.lanes * self.lanes))
@@ -285,7 +285,7 @@ class AttentionBuilder:
         return steps
 
     def _dots(self, product: At, d: Axis) -> Pass:
-        """Return the pass that multiplies queries and keys where they lie."""
+        """Return the pass that multiplies queries by keys, both read in place."""
         emitter = self.scores.fusion.emitter(self.ranges)
         a, b = (self.scores.argument(emitter, side, self.values(self.scores, side == 1)) for side in (0, 1))
         name = f"x{len(emitter.ops)}"
@@ -295,7 +295,7 @@ class AttentionBuilder:
         return Pass((self.i, self.j, d), vector, ops, (Accumulate(product.buffer, product.index, name, "sum"),))
 
     def _queries(self, keys: At | None) -> tuple[At | None, list[Pass]]:
-        """Return where a contraction reads the queries, and the pass that copies them if it can't be their memory."""
+        """Return where a contraction reads the queries, and the pass that copies them if they aren't read in place."""
         if keys is None:
             return None, []
         emitter = self.scores.fusion.emitter(self.ranges)
@@ -309,7 +309,7 @@ class AttentionBuilder:
         return copy, [arranged(pass_, self.ranges, self.lanes)]
 
     def _weights(self) -> tuple[At, list[Pass]]:
-        """Return where a contraction reads the weights, and the passes that it needs for this."""
+        """Return where a contraction reads the weights, and the passes that prepare them."""
         return self.score, []
 
     # Keys and values
@@ -329,14 +329,14 @@ class AttentionBuilder:
         return keys, values, [*packs, *more]
 
     def _packed_axes(self) -> list[Axis]:
-        """Return the grid axes that the passes that pack are cut along."""
+        """Return the grid axes along which the packing passes are divided."""
         if self.blocking.packing in (Packing.NONE, Packing.SPLIT):
             return []
         return [*([] if self.is_split else [self._packed_keys[0]]), Axis("gc", 1)]
 
     @cached_property
     def _packed_keys(self) -> tuple[Axis, Axis]:
-        """The axes of the keys that are packed: by one task, or by several of a stage before."""
+        """The block axis and the inner axis of the keys to pack; a separate packing stage has several blocks."""
         if self.is_split:
             return self.h, self.j
         block = round_up(self.n, self.strip)
@@ -375,13 +375,13 @@ class AttentionBuilder:
 
     @property
     def _task(self) -> Expr:
-        """The number of a row among those of all tasks of blocks of keys."""
+        """The number of a task among all tasks: one for each head, block of rows and block of keys."""
         block = add(scale(self.matrix, self.gm.extent), var("gm") if self.gm.extent > 1 else ZERO)
         return add(scale(block, self.h.extent), var("h"))
 
     @property
     def _top(self) -> At:
-        """Where the largest score of a row is."""
+        """Where the largest score of a row is stored."""
         return self._partial("wt") if self.is_split else self.of_row("most")
 
     def _partial(self, name: str) -> At:
@@ -391,13 +391,13 @@ class AttentionBuilder:
 
     @property
     def _part(self) -> At:
-        """Where the sum of a row and column over a block of keys is."""
+        """Where the sum of a row and column over one block of keys is stored."""
         row = self._partial("wt").index
         self.make("wy", self.made["wt"].size * self.columns, Level.WORKSPACE)
         return At("wy", add(scale(row, self.columns), var("c")))
 
     def _combine(self) -> list[Step]:
-        """Return the steps that combine what the tasks of a block of rows have found."""
+        """Return the steps that combine the results of the tasks that compute one block of rows."""
         softmax, h = self.softmax, replace(self.h, is_reduced=True)
         factors = At(self.make("f", self.i.extent * self.h.extent), add(scale(var("i"), self.h.extent), var("h")))
         sums = At(self.make("y", self.i.extent * self.columns), add(scale(var("i"), self.columns), var("c")))

@@ -1,4 +1,4 @@
-"""What schedules of contractions share: axes that are cut into blocks, operands, and the pass over results."""
+"""What schedules of contractions share: axes that are divided into blocks, operands, and the pass over results."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ PRODUCTS = {
     product.types[:2]: product
     for product in (Product.F32, Product.F16, Product.BF16, Product.U8S8, Product.S8S8, Product.S8U8, Product.U8U8)
 }
-"""The product of each pair of types of operands."""
+"""The kind of product for each pair of operand types."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """An operand of a contraction, and what makes it: a buffer, and a stage or a pass that writes it.
+    """An operand of a contraction: where it is read, its buffer, and the stage or pass that writes the buffer.
 
-    `components` has the tile of its components, and the pass that makes them of it, where matrix units multiply.
+    For matrix units, `components` has the tile of the operand's components, and the pass that computes them.
     """
 
     at: At
@@ -54,13 +54,13 @@ class Operand:
 
     @property
     def passes(self) -> tuple[Pass, ...]:
-        """The passes that a task makes it by."""
+        """The passes with which a task computes the operand."""
         found = (self.packing, self.components[1] if self.components else None)
         return tuple(pass_ for pass_ in found if pass_ is not None)
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """The buffers that are made."""
+        """The buffers that the operand needs."""
         found = (self.buffer, self.components[0] if self.components else None)
         return tuple(buffer for buffer in found if buffer is not None)
 
@@ -79,7 +79,7 @@ class Blocked:
         self.sum_type = self.product.types[2]
 
     def values(self, flats: Sequence[Expr], ranges: Ranges) -> dict[str, Expr]:
-        """Return the contraction's variables in those of the numbers of a row, a column and a term."""
+        """Return the contraction's variables, computed from the numbers of a row, a column and a term."""
         contraction = self.contraction
         found = {name: var(axis.name) for (name, _), axis in zip(contraction.batch, self.batch, strict=True)}
         for axes, number in zip((contraction.rows, contraction.columns, contraction.terms), flats, strict=True):
@@ -89,8 +89,8 @@ class Blocked:
     def argument(self, emitter: Emitter, position: int, values: dict[str, Expr], guards: Guards = ()) -> str:
         """Return the name of an operand's element; 0 outside of its shape and where a guard fails.
 
-        The element is found in the contraction's variables, and then written in those of the program: the last block
-        of these may reach beyond the operand, so that their ranges would leave remainders in places.
+        The index is computed in the contraction's variables, and then rewritten in those of the program. The ranges of
+        the latter would leave remainders in the index, because their last block may reach beyond the operand.
         """
         value, ranges = self.root.inputs[position], self.contraction.ranges
         type_ = self.group.body.types[value]
@@ -111,7 +111,7 @@ class Blocked:
     def after(
         self, total: At, axes: tuple[Axis, ...], values: dict[str, Expr], ranges: Ranges, factor: At | None = None
     ) -> Pass:
-        """Return the pass that computes the outputs of a block from its sums, times a factor of each row."""
+        """Return the pass that computes the outputs of a block from its sums, multiplied by a factor of each row."""
 
         def sinks(emitter: Emitter, result: str) -> Sequence[Store]:
             outputs = self.fusion.outputs(emitter, self.root, self.contraction.out, result)
@@ -120,10 +120,10 @@ class Blocked:
         return self.following(total, axes, (values, ranges), sinks, factor)
 
     def after_all(self) -> Pass:
-        """Return the pass over all results, as it is before they are cut into blocks.
+        """Return the pass over all results, before they are divided into blocks.
 
         Raises:
-            NotFusedError: what follows can't be computed in such a pass.
+            NotFusedError: the operations after the product can't be computed in such a pass.
         """
         contraction = self.contraction
         axes = tuple(Axis(name, n) for name, n in (*contraction.rows, *(contraction.columns or (("j", 1),))))
@@ -142,9 +142,9 @@ class Blocked:
         Args:
             total: where a sum is.
             axes: the loops.
-            values: the contraction's variables in those of the program, and the ranges of these.
-            sinks_of: emits what is computed from the sum of a name, and returns where it goes.
-            factor: by what a sum is multiplied first.
+            values: the contraction's variables, expressed in those of the program, and the ranges of the latter.
+            sinks_of: emits the operations on the sum with a given name, and returns the stores of their results.
+            factor: where the factor is by which a sum is multiplied first.
         """
         emitter = self.fusion.emitter(self.contraction.ranges)  # a block may reach beyond these
         given: list[TileOp] = [Load("x0", self.sum_type, total.buffer, total.index)]
@@ -170,7 +170,7 @@ class Blocked:
         return self.fusion.memory({} if second is None else {self.name_of(1): second})
 
     def name_of(self, position: int) -> str:
-        """Return the name of the input that an operand is, perhaps widened."""
+        """Return the name of the input that an operand reads, perhaps widened."""
         value = self.root.inputs[position]
         while value not in self.fusion.place:
             value = self.group.body.primitives[self.group.body.producers[value][0]].inputs[0]
@@ -178,7 +178,7 @@ class Blocked:
 
 
 def loaded(ops: Sequence[TileOp], can_widen: bool) -> Load | None:
-    """Return the load that an operand is if it is nothing else, perhaps widened."""
+    """Return the load of an operand that is only a load, perhaps widened; else None."""
     match ops:
         case (Load() as load,):
             return load
@@ -188,7 +188,7 @@ def loaded(ops: Sequence[TileOp], can_widen: bool) -> Load | None:
 
 
 def direct(ops: Sequence[TileOp], axes: Sequence[Axis], can_widen: bool) -> At | None:
-    """Return where an operand lies if it is nothing but memory, read in equal steps along some axes."""
+    """Return where an operand is in memory, if it is only a load with a constant stride along each axis; else None."""
     load = loaded(ops, can_widen)
     if load is None or load.guards or any(load.index.coefficient(axis.name) is None for axis in axes):
         return None
@@ -211,33 +211,33 @@ def fill(axes: tuple[Axis, ...], at: At, number: float, dtype: DType = DType.F32
 
 
 def cut(size: int, block: int, names: tuple[str, str]) -> tuple[Axis, Axis]:
-    """Return the axis of blocks and that of a block's elements; the last block may be shorter."""
+    """Return the axis of blocks and the axis of a block's elements; the last block may be shorter."""
     outer = Axis(names[0], -(-size // block))
     return outer, Axis(names[1], block, ragged=(outer.name, size) if size % block else None)
 
 
 def flat(outer: Axis, inner: Axis) -> Expr:
-    """Return the number of an element of an axis that is cut."""
+    """Return the number of an element of an axis that is divided into blocks."""
     inside = var(inner.name)
     return inside if outer.extent == 1 else add(scale(var(outer.name), inner.extent), inside)
 
 
 def is_implied(guard: Inside, axes: Sequence[Axis], ranges: Ranges) -> bool:
-    """Return whether a guard holds at all points of axes whose last block is shorter."""
+    """Return whether a guard holds at all points, given that the last blocks of the axes are shorter."""
     expr, ends = guard.expr, dict(ranges)
     for axis in axes:
         step = expr.coefficient(axis.name)
         outer, size = axis.ragged or ("", 0)
         if not step or not outer or not isinstance(size, int):
             continue
-        if expr.coefficient(outer) == step * axis.extent:  # the axis is the whole one
+        if expr.coefficient(outer) == step * axis.extent:  # the guard depends on the undivided axis
             expr = add(expr, scale(var(outer), -step * axis.extent))
             ends[axis.name] = (0, size - 1)
     return holds(Inside(expr, guard.low, guard.high), ends) is True
 
 
 def digits(number: Expr, axes: Axes, ranges: Ranges) -> dict[str, Expr]:
-    """Return the variables of axes whose points are counted, the last axis first."""
+    """Return the variables of axes from the number of a point, counted with the last axis fastest."""
     found: dict[str, Expr] = {}
     for position, (name, n) in enumerate(reversed(axes), 1):
         found[name] = number if position == len(axes) else remainder(number, n, ranges)
@@ -246,7 +246,7 @@ def digits(number: Expr, axes: Axes, ranges: Ranges) -> dict[str, Expr]:
 
 
 def arranged(packing: Pass, ranges: Ranges, lanes: int) -> Pass:
-    """Return a pass of two axes that reads squares whole where loads lie along its rows."""
+    """Return a pass of two axes that transposes squares in registers if its loads are contiguous along the rows."""
     rows, columns = (axis.name for axis in packing.axes)
     loads = [op for op in packing.ops if isinstance(op, Load)]
     is_square = any(is_across(load, columns, rows, ranges) for load in loads)
@@ -256,13 +256,13 @@ def arranged(packing: Pass, ranges: Ranges, lanes: int) -> Pass:
 
 
 def spaced(elements: int, group: int = 1) -> int:
-    """Return how far apart rows are in a copy: not in one set of the first cache, and of whole groups."""
+    """Return the row stride of a copy: a multiple of the group, chosen so that rows don't all share an L1 cache set."""
     row = round_up(elements, group)
     return row + (LINE_ELEMENTS if row * group % PAGE_ELEMENTS == 0 else 0)
 
 
 def require_adjacent(pass_: Pass, lanes: int) -> None:
-    """Raise an error if the elements of a vector are not adjacent in memory, or not chosen by one guard."""
+    """Raise an error if the elements of a vector are not adjacent in memory, or if a guard varies between them."""
     for op in pass_.ops:
         if isinstance(op, Load | Select) and any(pass_.vector in guard.expr.variables for guard in op.guards):
             raise NotFusedError("a pad or a concatenation is not fused into the kernel")
@@ -275,7 +275,7 @@ def require_adjacent(pass_: Pass, lanes: int) -> None:
 def _unrounded(
     given: Sequence[TileOp], own: Sequence[TileOp], sinks: Sequence[Store]
 ) -> tuple[list[TileOp], list[TileOp]]:
-    """Return the operations of a rounded sum and what follows it, without the rounding if that is only widened again.
+    """Return the operations of a rounded sum and those after it, without the rounding if it is only widened again.
 
     Unrounded sums are nearer to exact results, and a rounding of scores would be a large part of attention.
     """

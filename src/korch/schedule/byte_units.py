@@ -1,8 +1,9 @@
-"""Products and convolutions of bytes on matrix units -> tile programs that read rows where they lie.
+"""Products and convolutions of bytes on matrix units -> tile programs that read rows in place.
 
-Terms come in equal steps of up to 64. Rows of a product whose terms are no whole steps are copied, with room for them;
-the panels of the second operand are 0 there. Of an image, a task copies the lines that its windows meet, with the pad
-around them, and multiplies each row of a window where it lies in the copy; or it reads the image itself.
+Terms are processed in equal steps of up to 64. If the terms of a product do not fill whole steps, its rows are copied
+with room for the missing terms, for which the panels of the second operand hold 0. For a convolution, a task copies
+the lines of the image that its windows cover, with the padding around them, and reads each row of a window in this
+copy; or it reads the image itself.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from korch.tile.staging import Machine
 
 
 def unit_of(terms: int) -> int:
-    """Return how many terms a step has, of so few equal steps as some terms need."""
+    """Return how many terms a step has if some terms are divided into as few equal steps as possible."""
     quads = whole_quads(ceil_div(terms, QUAD))
     return QUAD * (quads // steps_of(quads))
 
 
 def tile_registers(lanes: int, strips_pass: bool) -> Registers:
-    """Return how a contraction is computed in tiles: whether strips of columns go by, or rows."""
+    """Return how a contraction is computed in tiles: strips of columns are streamed while rows stay, or the reverse."""
     return Registers(STRIP, STRIP // lanes, fetches_b=strips_pass, in_tiles=True)
 
 
@@ -47,7 +48,7 @@ class TiledProducts(Products):
 
 @dataclass(frozen=True, slots=True)
 class WindowBlocking:
-    """How a convolution is cut into tasks: lines of the result, its channels, and whether strips of these go by."""
+    """How a convolution is cut into tasks: lines and channels of the result; are strips of channels streamed?"""
 
     lines: int
     channels: int
@@ -58,19 +59,19 @@ class ByteWindows(Blocked):
     """What all programs of a group with a convolution of bytes on matrix units have in common.
 
     Attributes:
-        images: how many there are.
-        channels: of an image.
+        images: the number of images.
+        channels: channels of an image.
         results: channels of the result.
-        down: the lines of the image, and windows along them.
-        along: the pixels of a line, and windows along them.
-        pixel: the bytes of a pixel in a copy, and the terms of a pixel of the weights.
+        down: the vertical axis: lines of the image, and the window along it.
+        along: the horizontal axis: pixels of a line, and the window along it.
+        pixel: the bytes of a pixel in a copy, and the terms of the weights for each pixel of a window.
     """
 
     def __init__(self, group: Group, root: Primitive, layouts: Layouts, machine: Machine) -> None:
-        """Prepare them.
+        """Prepare what the programs share.
 
         Raises:
-            NotFusedError: the convolution has groups, or is not one of images.
+            NotFusedError: the convolution has groups, or not two spatial axes.
         """
         super().__init__(group, root, layouts, contraction_of(group, root, last=True))
         self.images, self.channels, *sizes = group.body.types[root.inputs[0]].shape
@@ -82,18 +83,18 @@ class ByteWindows(Blocked):
 
     @property
     def terms(self) -> int:
-        """The terms of a result."""
+        """The number of terms of a result."""
         return self.down.window * self.along.window * self.pixel
 
     def copied_bytes(self, lines: int) -> int:
-        """Return the size of a copy of what some lines of the result meet."""
+        """Return the size of a copy of the part of the image that some lines of the result are computed from."""
         return self.down.reach(lines) * self.along.reach(self.along.out) * self.pixel
 
     def program(self, blocking: WindowBlocking) -> TileProgram:
         """Return the program of one blocking.
 
         Raises:
-            NotFusedError: what stands around the convolution can't be computed with it.
+            NotFusedError: the operations around the convolution can't be fused with it.
         """
         gy, y = cut(self.down.out, blocking.lines, ("gy", "y"))
         gj, j = cut(self.results, blocking.channels, ("gj", "j"))
@@ -118,7 +119,7 @@ class ByteWindows(Blocked):
         return TileProgram((*memory, tile, *image.buffers), (Stage(grid, steps),))
 
     def _image(self, lines: tuple[Axis, Axis], ranges: Ranges) -> Operand:
-        """Return where windows are read: in the image, if nothing else is met and pixels are whole, or in a copy."""
+        """Return where windows are read: in the image, if neither it nor its pixels need padding, or in a copy."""
         place = self.down.met(flat(*lines), var("t0")), self.along.met(var("x"), var("t1"))
         emitter = self.fusion.emitter(ranges)
         _ = self._element(emitter, place)
@@ -149,7 +150,7 @@ class ByteWindows(Blocked):
 
 
 def pixel_quads(group: Group, root: Primitive) -> int:
-    """Return how many fours of channels a pixel has, so that the terms of a window's row make few equal steps."""
+    """Return how many groups of 4 channels a pixel is padded to, so that a window's row makes few equal steps."""
     _, channels, *window = group.body.types[root.inputs[1]].shape
     is_joined = root.attributes_as(ConvAttributes).dilations[-1] == 1
     beside, quads = window[-1] if is_joined else 1, ceil_div(channels, QUAD)

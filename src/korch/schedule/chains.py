@@ -1,8 +1,8 @@
-"""Chains of convolutions -> tile programs that keep what stands between two of them in tiles of rows.
+"""Chains of convolutions -> tile programs that keep the results between two convolutions in tiles of rows.
 
-A task computes some rows of the last result, a few at a time. Of each convolution before, it keeps the
-rows that the windows of the next one meet; those that are met again move to the begin of the tile, so
-that nothing is computed twice inside of a task. Channels lie in blocks of a vector.
+A task computes some rows of the last result, a few at a time. For each earlier convolution, it keeps the
+rows that the windows of the next one cover. Rows that are needed again are moved to the beginning of the
+tile, so that a task computes nothing twice. Channels are stored in blocks of one vector.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ class ChainBlocking:
     """How a chain is cut into tasks.
 
     Attributes:
-        rows: of the last result that a task computes.
-        block: rows of it that are computed at a time.
-        channels: of each result that a task computes: all, but if all links but the first are depthwise.
-        registers: of each link: places, and vectors of channels; None for one that matrix units multiply.
+        rows: rows of the last result that a task computes.
+        block: rows of the last result that are computed at a time.
+        channels: channels of each result that a task computes; all, unless all links except the first are depthwise.
+        registers: for each link, pixels and vectors of channels in registers; None for a link on matrix units.
     """
 
     rows: int
@@ -67,7 +67,7 @@ class ChainBlocking:
 
 @dataclass(frozen=True, slots=True)
 class LinkRows:
-    """Rows of a tile: how many it has, how many are computed at a time, and how many are met again."""
+    """Rows of a tile: how many it has, how many are computed at a time, and how many are needed again."""
 
     height: int
     new: int
@@ -75,7 +75,7 @@ class LinkRows:
 
 
 class Link(Blocked):
-    """One convolution, with what follows it."""
+    """One convolution of a chain, with the operations after it."""
 
     def __init__(self, group: Group, root: Primitive, layouts: Layouts) -> None:
         super().__init__(group, root, layouts, contraction_of(group, root, last=False))
@@ -89,13 +89,13 @@ class Link(Blocked):
 
     @property
     def is_pointwise(self) -> bool:
-        """Whether each result is computed from one place of the image."""
+        """Whether each result is computed from one pixel of the image."""
         sides = (self.rows, self.columns)
         return not self.is_depthwise and all(s.window == 1 and s.pad == 0 and s.reach(s.out) <= s.size for s in sides)
 
     @property
     def can_be_split(self) -> bool:
-        """Whether matrix units can multiply for it: each result is computed from the same place of the image."""
+        """Whether it can run on matrix units: each result is computed from the pixel at the same position."""
         return self.is_pointwise and all(side.stride == 1 for side in (self.rows, self.columns))
 
 
@@ -103,7 +103,7 @@ class Chain:
     """What all programs of a group with a chain of convolutions have in common."""
 
     def __init__(self, group: Group, layouts: Layouts, machine: Machine) -> None:
-        """Prepare them.
+        """Prepare the links.
 
         Raises:
             NotFusedError: the group has no such chain.
@@ -123,15 +123,15 @@ class Chain:
 
     @property
     def can_split(self) -> bool:
-        """Whether tasks may have channels of their own and do nothing twice."""
+        """Whether channels can be divided among tasks without computing anything twice."""
         return all(link.is_depthwise for link in self.links[1:])
 
     def tiles(self, block: int, rows: int) -> list[LinkRows]:
-        """Return the rows of the tile behind each link but the last.
+        """Return the rows of the tile after each link except the last.
 
         Args:
             block: rows of the last result that are computed at a time.
-            rows: all that a task computes; if these are no more, nothing is met again.
+            rows: all rows that a task computes; if they are one block, no row is needed again.
         """
         found: list[LinkRows] = []
         new, kept = block, 0
@@ -146,7 +146,7 @@ class Chain:
         """Return the program of a blocking.
 
         Raises:
-            NotFusedError: what stands around the convolutions can't be computed with them.
+            NotFusedError: the operations around the convolutions can't be fused with them.
         """
         return _ChainMaker(self, blocking).program()
 
@@ -161,7 +161,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class _RowPart:
-    """Rows [first, first + count) of a link: they read a tile that begins at row `base`, and go to `offset` of one."""
+    """Rows [first, first + count) of a link, read from a tile whose first row is `base`, stored at row `offset`."""
 
     first: Expr
     count: int
@@ -170,7 +170,7 @@ class _RowPart:
 
 
 class _ChainMaker:
-    """One program."""
+    """The builder of one program."""
 
     def __init__(self, chain: Chain, blocking: ChainBlocking) -> None:
         self.chain, self.blocking, self.lanes = chain, blocking, chain.machine.lanes
@@ -196,7 +196,7 @@ class _ChainMaker:
         return [self._after(number, part, self._sums(number, part.count)) for number in numbers]
 
     def program(self) -> TileProgram:
-        """Return it."""
+        """Return the program."""
         blocking, links = self.blocking, range(len(self.chain.links))
         if self.turn.extent == 1:
             return self._finished(tuple(self._run(links, _RowPart(self.begin, blocking.block), is_all=True)))
@@ -210,18 +210,18 @@ class _ChainMaker:
         return self._finished((*before, Loop(self.turn, tuple(f"r{number}" for number in met), tuple(body))))
 
     def _base(self, number: int, first: Expr) -> Expr:
-        """Return the row of a link's result at the begin of its tile, if the last link begins at a row."""
+        """Return the row of a link's result at the beginning of its tile, if the last link begins at row `first`."""
         for link in self.chain.links[:number:-1]:
             first = link.rows.met(first, ZERO)
         return first
 
     def _run(self, numbers: Sequence[int], part: _RowPart, is_all: bool = False) -> list[Step]:
-        """Return the steps that compute rows of the last of some links, and what they read.
+        """Return the steps that compute rows of the last of some links, and the rows of earlier links that they need.
 
         Args:
-            numbers: of the links, from the first one on.
+            numbers: the numbers of the links, starting with the first link.
             part: the rows.
-            is_all: whether no tile has any rows yet.
+            is_all: whether no tile holds any rows yet.
         """
         *before, last = numbers
         if not before:
@@ -249,7 +249,7 @@ class _ChainMaker:
         return TileProgram((*memory, *tiles), (Stage(self.grid, steps),))
 
     def _packed(self, number: int) -> Packed:
-        """Return how the weights of a link come: in panels, or in components."""
+        """Return how the weights of a link are stored: in panels, or in components."""
         link, width = self.chain.links[number], self._strip(number)
         columns = round_up(link.results, width)
         terms = link.rows.window * link.columns.window * (1 if link.is_depthwise else link.channels)
@@ -258,17 +258,17 @@ class _ChainMaker:
         return in_panels(terms, columns, width)
 
     def _strip(self, number: int) -> int:
-        """Return the channels of a panel of a link's weights."""
+        """Return the number of channels in a panel of a link's weights."""
         registers = self.blocking.registers[number]
         return EDGE if registers is None else self.lanes * registers.vectors
 
     def _place(self, number: int, block: Expr, lane: Expr, row: Expr, column: Expr) -> Expr:
-        """Return where an element of a link's result lies in its tile."""
+        """Return the index of an element of a link's result in its tile."""
         height, width = self.tiles[number].height, self.chain.links[number].columns.out
         return add(scale(_counted((block, 0), (row, height), (column, width)), self.lanes), lane)
 
     def _moved(self, number: int) -> Step:
-        """Return the pass that moves the rows which are met again to the begin of a tile."""
+        """Return the pass that moves the rows that are needed again to the beginning of a tile."""
         tile, blocks = self.tiles[number], self.own[number] // self.lanes
         width = self.chain.links[number].columns.out
         axes = (Axis("c", blocks), Axis("y", tile.kept), Axis("x", width), Axis("s", self.lanes))
@@ -277,9 +277,10 @@ class _ChainMaker:
         return Pass(axes, "s", (load,), (Store(f"r{number}", self._place(number, c, s, y, x), "x0"),))
 
     def _axes(self, number: int, count: int) -> tuple[Axis, ...]:
-        """Return the axes of some rows of a link's results: blocks of channels, places, channels.
+        """Return the axes of some rows of a link's results: blocks of channels, pixels, channels of a block.
 
-        What lies side by side in memory is computed together: rows of a block of channels, or blocks of a row.
+        The order is that of memory, so adjacent data are computed together: rows of a block of channels, or blocks
+        of a row.
         """
         link = self.chain.links[number]
         x, y = Axis("x", link.columns.out), Axis("y", count)
@@ -299,7 +300,7 @@ class _ChainMaker:
         return {axis.name: (0, axis.extent - 1) for axis in (*self.grid, self.turn, *axes)}
 
     def _channel(self, number: int, own: Expr) -> Expr:
-        """Return the number of a channel of a task."""
+        """Return the number of a task's channel among all channels."""
         is_all = self.own[number] == self.chain.links[number].results
         return own if is_all else add(scale(var("g"), self.own[number]), own)
 
@@ -344,7 +345,7 @@ class _ChainMaker:
         return [*before, zero, contract, after]
 
     def _after(self, number: int, part: _RowPart, total: At) -> Pass:
-        """Return the pass that computes results from sums: outputs, or what the next link reads."""
+        """Return the pass that computes results from sums: outputs, or the input of the next link."""
         link, kept = self.chain.links[number], self._axes(number, part.count)
         ranges, own, row = self._ranges(*kept), flat(*self._channels(number)), add(part.first, var("y"))
         channel = self._channel(number, own)
@@ -360,7 +361,7 @@ class _ChainMaker:
         return replace(after, where=where)
 
     def _sinks(self, number: int, to: At) -> Callable[[Emitter, str], Sequence[Store]]:
-        """Return what computes an element that the next link reads, and stores it to a place of a tile."""
+        """Return the function that computes an element of the next link's input and stores it in a tile."""
         link, value = self.chain.links[number], self.chain.links[number + 1].root.inputs[0]
 
         def sinks(emitter: Emitter, result: str) -> Sequence[Store]:
@@ -372,12 +373,12 @@ class _ChainMaker:
         return sinks
 
     def _is_fed(self, number: int) -> bool:
-        """Return whether what a link reads is split into components as it is computed by a depthwise one."""
+        """Return whether a depthwise link splits its results directly into the components that a link reads."""
         is_behind = 0 < number < len(self.chain.links) and self.chain.links[number - 1].is_depthwise
         return is_behind and self.blocking.registers[number] is None
 
     def _component(self, number: int, count: int, channel: Expr) -> At:
-        """Return where a link of one place reads an element of its tile of components, which has some rows at least."""
+        """Return where a pointwise link reads an element of its tile of components, and make room for `count` rows."""
         link = self.chain.links[number]
         width, columns = link.columns.out, round_up(link.channels, EDGE)
         elements = round_up(count * width, EDGE) * columns
@@ -387,7 +388,7 @@ class _ChainMaker:
     def _of_components(
         self, number: int, part: _RowPart
     ) -> tuple[At, tuple[Axis, ...], tuple[Inside, ...], list[Step]]:
-        """Return the components of what a link of one place reads, its terms, and what makes these components."""
+        """Return the components that a pointwise link reads, its terms, its guards, and the passes that split."""
         link, row = self.chain.links[number], add(part.first, var("y"))
         y, x, c = Axis("y", part.count), Axis("x", link.columns.out), Axis("c", link.channels)
         ranges, value, ops = self._ranges(y, x, c), "x0", list[TileOp]()
@@ -413,7 +414,7 @@ class _ChainMaker:
     def _of_tile(
         self, number: int, row: Expr, base: Expr, taps: tuple[Axis, Axis], ranges: Ranges
     ) -> tuple[At, tuple[Axis, ...], tuple[Inside, ...]]:
-        """Return what a link reads of the tile before it, its terms, and where these are inside of the image."""
+        """Return what a link reads of the tile before it, its terms, and the guards for terms inside of the image."""
         link, name = self.chain.links[number], f"r{number - 1}"
         if not link.is_depthwise:
             terms = (Axis("c", link.channels // self.lanes, True), Axis("s", self.lanes, True))
@@ -428,7 +429,7 @@ class _ChainMaker:
     def _of_image(
         self, part: _RowPart, axes: tuple[Axis, ...], channel: Expr
     ) -> tuple[At, tuple[Axis, ...], tuple[Inside, ...], list[Step]]:
-        """Return what the first link reads, its terms, where these are inside of the image, and what copies it."""
+        """Return what the first link reads, its terms, their guards, and the pass that copies the image, if any."""
         link, taps = self.chain.links[0], axes[-2:]
         beside = self.lanes if link.fusion.layouts[link.name_of(0)].blocks else link.channels
         c, s = Axis("c", link.channels // beside, True), Axis("s", beside, True)
@@ -448,7 +449,7 @@ class _ChainMaker:
     def _copied(
         self, part: _RowPart, taps: tuple[Axis, ...], channels: tuple[Axis, Axis]
     ) -> tuple[At, tuple[Axis, ...], tuple[Inside, ...], list[Step]]:
-        """Return the same, read in a copy with the pad around it."""
+        """Return the same as `_of_image`, for a copy of the image with the padding around it."""
         link, (c, s) = self.chain.links[0], channels
         size = (link.rows.reach(part.count), link.columns.reach(link.columns.out))
         if link.is_depthwise:  # the channels of the task, in blocks
@@ -480,7 +481,7 @@ class _ChainMaker:
 
 
 def _counted(*digits: tuple[Expr, int]) -> Expr:
-    """Return a number from its digits and how many values each has, the first of which does not matter."""
+    """Return the number with some mixed-radix digits, each with its radix; that of the first digit is not used."""
     number = ZERO
     for digit, count in digits:
         number = add(scale(number, count), digit)

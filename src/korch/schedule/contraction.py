@@ -1,7 +1,7 @@
 """A linear primitive as a contraction: out[batch, row, column] = sum over terms of a * b.
 
-Each axis of the contraction is made of axes of the primitive's tensors: the rows of a convolution
-are its images and places, its terms the taps and channels (the implicit form of im2col).
+Each axis of the contraction combines axes of the primitive's tensors. The rows of a convolution are its
+images and output positions; its terms are the window positions (taps) and channels (implicit im2col).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Axes = tuple[tuple[str, int], ...]
 FLOATS = (DType.F32, DType.F16, DType.BF16)
 
 OF_BYTES = (DType.U8, DType.I8, DType.I16, DType.I32, DType.BOOL, *FLOATS)
-"""The elements around a product of bytes."""
+"""The element types that are allowed before and after a product of bytes."""
 
 
 Layouts = tuple[tuple[Layout, ...], tuple[Layout, ...]]
@@ -37,21 +37,21 @@ Layouts = tuple[tuple[Layout, ...], tuple[Layout, ...]]
 
 
 class NotFusedError(Exception):
-    """A part of a group does not fit into its kernel; the text says which."""
+    """A part of a group can't be fused into its kernel; the text says which."""
 
 
 @dataclass(frozen=True)
 class Contraction:
-    """A linear primitive's axes and the places of its elements.
+    """The axes of a linear primitive, and the indices of its elements.
 
     Attributes:
-        batch: axes on which all three depend.
-        rows: those of a and out.
-        columns: those of b and out.
-        terms: those of a and b.
-        a: the index of the first argument's element.
-        b: the same of the second.
-        out: the same of the result.
+        batch: axes of both operands and the result.
+        rows: axes of a and out.
+        columns: axes of b and out.
+        terms: axes of a and b, along which products are summed.
+        a: the index of the first operand's element.
+        b: the index of the second operand's element.
+        out: the index of the result's element.
     """
 
     batch: Axes
@@ -91,20 +91,20 @@ def root_of(group: Group, *ops: str) -> Primitive | Refusal:
 
 
 def is_of_bytes(body: PrimitiveGraph, root: Primitive) -> bool:
-    """Return whether a linear primitive multiplies bytes, with sums of 32 bits."""
+    """Return whether a linear primitive multiplies bytes, with 32-bit sums."""
     return body.types[root.inputs[0]].dtype in BYTES and body.types[root.output].dtype is DType.I32
 
 
 def refuse_types(
     body: PrimitiveGraph, *roots: Primitive, inside: Set[int] = frozenset(), with_bytes: bool = False
 ) -> Refusal | None:
-    """Return why a kernel that multiplies float32 does not take a group with some products.
+    """Return why a kernel that multiplies float32 can't compute a group with some products; None if it can.
 
     Args:
-        body: the group's; elements around the products may be 16-bit floats.
+        body: the group's graph; elements before and after the products may be 16-bit floats.
         roots: the products.
-        inside: values of which the kernel has no elements of their own type.
-        with_bytes: whether it takes products of bytes, too.
+        inside: values that the kernel does not hold in their own type.
+        with_bytes: whether the kernel also computes products of bytes.
     """
     if with_bytes and all(is_of_bytes(body, root) for root in roots):
         is_known = all(type_.dtype in OF_BYTES for type_ in body.types)
@@ -126,7 +126,7 @@ def contraction_of(group: Group, root: Primitive, last: bool) -> Contraction:
     Args:
         group: the group.
         root: its linear primitive.
-        last: whether channels are the innermost axis of images; they are the innermost terms then.
+        last: whether channels are the innermost axis of images, and therefore the innermost terms.
     """
     first, second, out = (group.body.types[v].shape for v in (*root.inputs, root.output))
     if root.op == "matmul":
@@ -143,14 +143,14 @@ def _variables(prefix: str, sizes: Sequence[int]) -> tuple[list[Expr], Axes]:
 
 
 def matmul_axes(a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, ...]) -> Contraction:
-    """Return the axes of a matrix product of some shapes."""
+    """Return the axes of a matrix product of given shapes."""
     batch, batch_axes = _variables("b", out[:-2])
     (m, n, k), _ = _variables("x", (out[-2], out[-1], a[-1]))
     rows, columns, terms = ((("x0", out[-2]),), (("x1", out[-1]),), (("x2", a[-1]),))
     index_a = tuple(ZERO if n == 1 else e for n, e in zip(a[:-2], batch, strict=True))
     index_b = tuple(ZERO if n == 1 else e for n, e in zip(b[:-2], batch, strict=True))
     row_axes: Axes = tuple(axis for axis in rows if axis[1] != 1)
-    if all(size == 1 for size in b[:-2]):  # the second is one matrix: rows of all batches
+    if all(size == 1 for size in b[:-2]):  # the second operand is one matrix: batch axes become rows
         row_axes, batch_axes = (*batch_axes, *row_axes), ()
     return Contraction(
         batch_axes,
@@ -187,22 +187,22 @@ def _conv(x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...], at: Conv
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """How an operand comes that is packed when the kernel is built: its elements, and their layout in memory."""
+    """An operand that is packed when the kernel is built: the number of its elements, and their layout in memory."""
 
     elements: int
     layout: tuple[Panels | Split, ...] = ()
 
 
 def in_panels(rows: int, columns: int, width: int, group: int = 1) -> Packed:
-    """Return a matrix in panels of some columns, perhaps with some rows of each side by side."""
+    """Return a matrix in panels of `width` columns, in each of which `group` rows are adjacent in memory."""
     return Packed(rows * columns, (Panels(columns, width, group),))
 
 
 class Fusion:
-    """The operations around a linear primitive, as an `Emitter` gives them.
+    """The operations before and after a linear primitive, emitted by an `Emitter`.
 
     Raises:
-        NotFusedError: from any method, if something does not fit.
+        NotFusedError: from any method, if an operation can't be fused.
     """
 
     def __init__(self, group: Group, layouts: Layouts, *roots: Primitive) -> None:
@@ -213,7 +213,7 @@ class Fusion:
         self.layouts = dict(zip(names, (*layouts[0], *layouts[1]), strict=True))
 
     def emitter(self, ranges: Ranges) -> Emitter:
-        """Return an emitter under the ranges of some variables."""
+        """Return an emitter for given ranges of variables."""
         return Emitter(self.body, self._home, ranges)
 
     def _home(self, value: int, index: Index, ranges: Ranges) -> tuple[str, Expr] | None:
@@ -225,13 +225,13 @@ class Fusion:
         return None
 
     def memory(self, packed: Mapping[str, Packed] = MappingProxyType({})) -> Iterator[Buffer]:
-        """Yield the buffers of the group's inputs and outputs, of which some inputs are packed."""
+        """Yield the buffers of the group's inputs and outputs; the inputs in `packed` are packed."""
         for buffer in ports(self.body, self.layouts):
             own = packed.get(buffer.name)
             yield buffer if own is None else replace(buffer, elements=own.elements, layout=own.layout)
 
     def argument(self, emitter: Emitter, value: int, index: Index) -> str:
-        """Return the name of an argument's element; zero outside of its shape."""
+        """Return the name of an element of an operand; it is zero outside of the operand's shape."""
         type_ = self.body.types[value]
         guards = tuple(
             guard for expr, n in zip(index, type_.shape, strict=True) for guard in emitter.inside(expr, 0, n)
@@ -244,7 +244,7 @@ class Fusion:
     def outputs(
         self, emitter: Emitter, root: Primitive, index: Index, result: str
     ) -> list[tuple[str, DType, Expr, str]]:
-        """Return buffer, element type, place and name of each output's element.
+        """Return buffer, element type, index and name of each output's element.
 
         Args:
             emitter: collects the operations.
@@ -273,11 +273,11 @@ def refuse_computed(body: PrimitiveGraph, value: int) -> None:
 def follow(emitter: Emitter, root: Primitive, index: Index, result: str) -> dict[int, Index]:
     """Return the index that an element of a product has in each value that is computed from it.
 
-    Elementwise primitives keep it; transpositions and reshapes move it. What other primitives
-    compute from the product is left out.
+    Elementwise primitives keep the index; transpositions and reshapes change it. Values that other
+    primitives compute from the product are left out.
 
     Args:
-        emitter: it learns the names of moved elements.
+        emitter: records the names of moved elements.
         root: the product.
         index: the index of the element in the product's result.
         result: the name of the element.

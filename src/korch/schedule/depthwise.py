@@ -1,9 +1,9 @@
 """Depthwise convolutions -> tile programs in which the elements of a vector are channels.
 
 The contraction has one column for each channel, on which both operands depend, and one term for each
-place of a window. Floats are read where they lie, and terms outside of the image are left out; if
-anything is computed or moved before, and for bytes, a task copies what its windows meet to a tile, with
-the pad around it, channels last.
+position of the window. Floats are read in place, and terms outside of the image are skipped. If the image
+is computed or rearranged first, and for bytes, a task copies the part of the image that its windows cover
+to a tile, with the padding around it, channels last.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from korch.tile.program import (
 )
 
 MOST_TAPS = 49
-"""Places of a window of bytes: the loops over them are unrolled."""
+"""The most positions in a window of bytes: the loops over them are unrolled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class DepthwiseBlocking:
     """How a depthwise convolution is cut into tasks.
 
     Attributes:
-        rows: of places of a task, along the last axis but one.
-        channels: of a task, which lie beside each other.
-        places: of a row that are in registers at a time.
-        is_by_rows: whether tasks of the same rows follow each other; else those of the same channels do.
-        fetches: whether what is read next, and where results go, is fetched into the cache.
+        rows: rows of the result that a task computes, along the last axis but one.
+        channels: adjacent channels that a task computes.
+        places: positions of a row whose sums are in registers at a time.
+        is_by_rows: whether consecutive tasks have the same rows; else they have the same channels.
+        fetches: whether the next inputs, and the lines that results are stored to, are prefetched into the cache.
     """
 
     rows: int
@@ -66,7 +66,7 @@ class Depthwise(Blocked):
     """What all programs of a group with a depthwise convolution have in common."""
 
     def __init__(self, group: Group, root: Primitive, layouts: Layouts, lanes: int) -> None:
-        """Prepare them.
+        """Prepare what the programs share.
 
         Raises:
             NotFusedError: the convolution is not of this kind.
@@ -86,7 +86,7 @@ class Depthwise(Blocked):
         """Return the program of a blocking.
 
         Raises:
-            NotFusedError: what stands around the convolution can't be computed with it.
+            NotFusedError: the operations around the convolution can't be fused with it.
         """
         return _DepthwiseMaker(self, blocking).program()
 
@@ -100,7 +100,7 @@ class Depthwise(Blocked):
 
 
 class _DepthwiseMaker:
-    """One program: its axes, and the steps along them."""
+    """The builder of one program: its axes, and the steps along them."""
 
     def __init__(self, depthwise: Depthwise, blocking: DepthwiseBlocking) -> None:
         self.depthwise, self.blocking = depthwise, blocking
@@ -124,7 +124,7 @@ class _DepthwiseMaker:
         return self._after(kept, total)
 
     def _sums(self) -> tuple[tuple[Axis, ...], At, int]:
-        """Return the axes of the sums, one of them, and how many there are."""
+        """Return the axes of the sums, the element of a sum, and the size of their tile."""
         kept = (*self.rows, self.x, self.j)
         padded = round_up(self.j.extent, self.depthwise.lanes)
         steps = row_major_strides((*(axis.extent for axis in kept[:-1]), padded))
@@ -136,7 +136,7 @@ class _DepthwiseMaker:
         return self.depthwise.after(total, kept, values, self.ranges)
 
     def program(self) -> TileProgram:
-        """Return it."""
+        """Return the program."""
         depthwise = self.depthwise
         image, where = self._image()
         kept, total, size = self._sums()
@@ -155,7 +155,7 @@ class _DepthwiseMaker:
         return TileProgram((*depthwise.memory(packed), tile, *own), (stage,))
 
     def _image(self) -> tuple[Operand, tuple[Inside, ...]]:
-        """Return where the windows are read, and where they are inside of the image: in memory, or in a copy."""
+        """Return where the windows are read, in memory or in a copy, and the guards for being inside of the image."""
         spots = zip(self.depthwise.sides, self.spots, self.taps, strict=True)
         index = (var("n"), *(side.met(spot, var(tap.name)) for side, spot, tap in spots))
         read = self._read(index, self.channel, self.ranges)
@@ -168,7 +168,7 @@ class _DepthwiseMaker:
         return Operand(At(load.buffer, load.index)), load.guards
 
     def _read(self, index: Index, channel: Expr, ranges: Ranges) -> Pass:
-        """Return the pass that reads an element: of an image, along each axis but that of channels, in a channel."""
+        """Return the pass that reads an element of the image at an index (without the channel) and a channel."""
         depthwise, images, *sides = self.depthwise, *index
         emitter = depthwise.fusion.emitter({**ranges, "k": (0, depthwise.channels - 1)})  # a block may reach beyond
         value = depthwise.fusion.argument(emitter, depthwise.root.inputs[0], (images, var("k"), *sides))
@@ -202,13 +202,13 @@ class _DepthwiseMaker:
 
     @property
     def _windows(self) -> tuple[int, ...]:
-        """The places of a window along each axis: of bytes, the rows are whole pairs."""
+        """The size of the window along each axis; for bytes, the rows are rounded up to whole pairs."""
         sizes = tuple(tap.extent for tap in self.taps)
         return (round_up(sizes[0], PAIR), *sizes[1:]) if self.depthwise.is_of_bytes else sizes
 
     @property
     def _term(self) -> Expr:
-        """The number of a term: of bytes, the rows of a window lie beside each other."""
+        """The number of a term; for bytes, the rows of a window are the fastest axis."""
         if self.depthwise.is_of_bytes:
             return add(scale(var("t1"), self._windows[0]), var("t0"))
         return add(
@@ -217,12 +217,12 @@ class _DepthwiseMaker:
 
 
 def is_depthwise(image: tuple[int, ...], weights: tuple[int, ...], attributes: ConvAttributes) -> bool:
-    """Return whether each channel is computed from one channel of its own."""
+    """Return whether each output channel is computed from one input channel of its own."""
     return attributes.groups == image[1] == weights[0] > 1
 
 
 def weights_layout(lanes: int, rank: int, is_of_bytes: bool) -> Layout:
-    """Return the layout of weights in panels of channels; of bytes, with pairs of a window's rows side by side."""
+    """Return the layout of weights in panels of channels; for bytes, pairs of a window's rows are adjacent."""
     if is_of_bytes:
         return Layout((0, 1, 3, 2), ((0, lanes), (2, PAIR)))
     return Layout((0, *range(2, rank), 1), ((0, lanes),))

@@ -1,9 +1,10 @@
 """Products and convolutions -> tile programs for GPUs.
 
-Three forms. *Blocked*: a task computes a block of rows and columns; a loop over blocks of terms reads a
-block of each operand into a tile. *In parts*: the terms are cut into parts of tasks of their own, for
-few blocks; a second stage adds up the parts. *Direct*: a task is one element, a short sum. What stands
-before the product is computed where its operands are read, what follows it on the block of sums.
+There are three forms. *Blocked*: a task computes a block of rows and columns; a loop over blocks of terms
+reads a block of each operand into a tile. *In parts*, for few blocks: the terms are divided into parts,
+each computed by tasks of its own; a second stage adds up the parts. *Direct*: a task computes one element,
+a short sum. Operations before the product are computed where its operands are read, operations after it on
+the block of sums.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class BlockLoops:
     Attributes:
         part: the axis of parts.
         rows: the axis of blocks of rows, and that of a block's rows.
-        columns: the same of columns.
-        terms: the same of terms; blocks that are longer than what is left are guarded.
-        axes: those of tasks.
+        columns: the same for columns.
+        terms: the same for terms; a block that reaches beyond the last term is guarded.
+        axes: the axes of the grid of tasks.
         sums: the element of the tile of sums at a row and a column.
     """
 
@@ -86,7 +87,7 @@ class BlockLoops:
 
     @property
     def guards(self) -> tuple[Inside, ...]:
-        """What holds for terms that there are."""
+        """The condition that a term exists; none if no block reaches beyond the last term."""
         return (Inside(self.term, 0, self.k),) if self.padded > self.k else ()
 
     def stage(
@@ -96,8 +97,8 @@ class BlockLoops:
 
         Args:
             product: how operands are multiplied.
-            dtype: their type.
-            operands: of each, what computes its element, and the element's name.
+            dtype: the type of the operands.
+            operands: for each operand, the operations that compute an element, and the element's name.
             after: the pass over the sums.
         """
         (_, i), (_, j), (g, p) = self.rows, self.columns, self.terms
@@ -117,7 +118,7 @@ class DeviceProduct(Blocked):
     """Programs of a group with one product or convolution.
 
     Raises:
-        NotFusedError: from any method, if what stands around the product can't be computed with it.
+        NotFusedError: from any method, if the operations around the product can't be fused with it.
     """
 
     def __init__(self, group: Group, root: Primitive, layouts: Layouts, contraction: Contraction) -> None:
@@ -125,7 +126,7 @@ class DeviceProduct(Blocked):
         self.outer = (*contraction.batch, *contraction.rows, *contraction.columns)
 
     def blocked(self, blocks: Blocks, product: Product) -> TileProgram:
-        """Return the program of tasks that compute blocks."""
+        """Return the program in which each task computes a block."""
         found = self.contraction
         grid = BlockLoops(self.batch, [extent(axes) for axes in (found.rows, found.columns, found.terms)], blocks)
         values = self.values((flat(*grid.rows), flat(*grid.columns), grid.term), grid.ranges)
@@ -149,7 +150,7 @@ class DeviceProduct(Blocked):
         return TileProgram((*memory, *more, *tiles), (stage, self._sum(blocks.parts)))
 
     def direct(self) -> TileProgram:
-        """Return the program of tasks that compute an element each."""
+        """Return the program in which each task computes one element."""
         found, ranges = self.contraction, self.contraction.ranges
         emitter = self.fusion.emitter(ranges)
         names = [
@@ -174,13 +175,13 @@ class DeviceProduct(Blocked):
         return self._elements(At("u", ZERO), sum_)
 
     def _part_place(self) -> Expr:
-        """Return where a part's sum of an element is."""
+        """Return the index of an element's sum over one part."""
         axes = (("s", 0), *self.outer)
         steps = row_major_strides(tuple(n for _, n in axes))
         return add(*(scale(var(name), step) for (name, _), step in zip(axes, steps, strict=True)))
 
     def _elements(self, total: At, sum_: Pass) -> Stage:
-        """Return the stage whose tasks are elements, in the order of the first output in memory."""
+        """Return the stage with one task per element, in the memory order of the first output."""
         after = self.after(total, (), {}, self.contraction.ranges)
         steps = {name: after.sinks[0].index.coefficient(name) for name, _ in self.outer}
         axes = sorted(self.outer, key=lambda axis: -(steps[axis[0]] or 0))

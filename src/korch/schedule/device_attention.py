@@ -1,7 +1,7 @@
 """Attention -> tile programs for GPUs: softmax(f(q k)) v, a block of queries at a time.
 
-A task goes over the keys in blocks, keeps the largest score so far, and rescales what it has summed when a
-larger one comes, so that the scores are never in memory. Rows of heads that share keys and values are rows
+A task loops over blocks of keys and keeps the largest score so far. When a block has a larger score, the task
+rescales its sums. So the scores are never written to memory. Rows of heads that share keys and values are rows
 of one block.
 
 Source: Dao et al., "FlashAttention" (2022).
@@ -41,22 +41,22 @@ class DeviceAttention(Attentions):
     """Programs of a group for GPUs.
 
     Raises:
-        NotFusedError: from any method, if what stands around the products can't be computed with them.
+        NotFusedError: from any method, if the operations around the products can't be fused with them.
     """
 
     def program(self, rows: int, keys: int, product: Product) -> TileProgram:
         """Return the program of blocks of some rows and keys.
 
         Args:
-            rows: of a block.
-            keys: of a block.
+            rows: rows of a block.
+            keys: keys of a block.
             product: how queries and keys, and weights and values, are multiplied.
         """
         return _DeviceAttentionBuilder(self, rows, keys, product).program()
 
 
 class _DeviceAttentionBuilder:
-    """One program: its axes, and the tiles that its steps need."""
+    """The builder of one program: its axes, and the tiles that its steps need."""
 
     def __init__(self, given: DeviceAttention, rows: int, keys: int, product: Product) -> None:
         self.given, self.product = given, product
@@ -69,7 +69,7 @@ class _DeviceAttentionBuilder:
         self.ranges: Ranges = {axis.name: (0, axis.extent - 1) for axis in axes}
 
     def program(self) -> TileProgram:
-        """Return it."""
+        """Return the program."""
         scores, mixed = self.given.scores, self.given.mixed
         sums, top, total = self.tile("y", self.i, self.c), self.of_row("top"), self.of_row("total")
         queries, load = self.operand(scores, 0, "pq", (self.i, self.d))
@@ -82,7 +82,7 @@ class _DeviceAttentionBuilder:
         return TileProgram((*scores.memory(), *self.made.values()), (Stage((*scores.batch, self.gm), tuple(steps)),))
 
     def values(self, blocked: Blocked) -> dict[str, Expr]:
-        """Return a contraction's variables in those of the program."""
+        """Return the variables of a contraction, expressed in the variables of the program."""
         row, key = flat(self.gm, self.i), flat(self.h, self.j)
         flats = (row, key, var("d")) if blocked is self.given.scores else (row, var("c"), key)
         return blocked.values(flats, self.ranges)
@@ -93,7 +93,7 @@ class _DeviceAttentionBuilder:
         return At(name, add(scale(var(rows.name), columns.extent), var(columns.name)))
 
     def of_row(self, name: str) -> At:
-        """Return the element of a row in a tile of one number a row."""
+        """Return the element of a row in a tile with one number per row."""
         self.made.setdefault(name, Buffer(name, Level.TILE, DType.F32, self.i.extent))
         return At(name, var("i"))
 
@@ -105,7 +105,7 @@ class _DeviceAttentionBuilder:
         return at, Pass(axes, axes[1].name, tuple(emitter.ops), (store(at, value),))
 
     def weigh(self, queries: At) -> list[Step]:
-        """Return the steps that compute the weights of a block of keys, and what scales the sums so far."""
+        """Return the steps that compute the weights of a block of keys, and the factors that rescale earlier sums."""
         scores, found, axes = self.given.scores, self.given.found, (self.i, self.j)
         keys, load = self.operand(scores, 1, "pk", (self.d, self.j))
         products, score = self.tile("t", *axes), self.tile("s", *axes)

@@ -1,8 +1,8 @@
-"""Convolutions in Winograd's space -> tile programs for GPUs, of three stages.
+"""Winograd convolutions -> tile programs for GPUs, with three stages.
 
-The tiles of the image are transformed, each point of them is multiplied by the weights, and the products are
-transformed back, with what stands before and after the convolution. Between stages neighbours in memory are
-channels where the images have them side by side, and tiles otherwise.
+The first stage transforms the tiles of the image, the second multiplies each point of them by the weights, and the
+third transforms the products back. The operations before and after the convolution are fused into the first and the
+last stage. Between stages, channels are adjacent in memory if they are adjacent in the images; otherwise tiles are.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DeviceWinograd(Winograd):
     """Programs of a group with one Winograd convolution.
 
     Raises:
-        NotFusedError: from any method, if what stands around the convolution can't be computed with it.
+        NotFusedError: from any method, if the operations around the convolution can't be fused with it.
     """
 
     def __init__(self, group: Group, root: Primitive, layouts: Layouts) -> None:
@@ -57,7 +57,7 @@ class DeviceWinograd(Winograd):
         )
 
     def _between(self, point: Expr, tile: Expr, channel: Expr, channels: int, last: bool) -> Expr:
-        """Return where an element of a transformed tensor is, with channels or tiles side by side."""
+        """Return the index of an element of a transformed tensor; channels are adjacent if `last`, else tiles."""
         one = add(scale(tile, channels), channel) if last else add(scale(channel, self.tiles), tile)
         return add(scale(point, self.tiles * channels), one)
 
@@ -98,7 +98,7 @@ class DeviceWinograd(Winograd):
         return grid.stage(product, DType.F32, operands, after)
 
     def _results(self) -> Stage:
-        """Return the stage that transforms the products back, and computes what follows."""
+        """Return the stage that transforms the products back, and computes the operations after the convolution."""
         emitter, channel = self._emitter({"c": self.outputs}), self._variable("c", self.outputs)
         sums = []
         for p in range(self.points):

@@ -1,7 +1,7 @@
-"""Convolutions of bytes with few channels -> tile programs that multiply windows where they lie in copied rows.
+"""Convolutions of bytes with few channels -> tile programs that read windows directly from copied rows.
 
-A task copies the rows of the image that its windows meet, widened to 16 bits, with the pad around them and whole
-pairs of channels. The terms of a row of a window then lie side by side.
+A task copies the rows of the image that its windows cover, with the padding around them. Elements are widened to 16
+bits, and channels are padded to whole pairs. The terms of a window's row are then contiguous.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from korch.tile.program import PAIR, At, Axis, Buffer, Contract, Level, Loop, Pa
 
 
 class FewChannels(Blocked):
-    """What all programs of a group with such a convolution have in common."""
+    """What all programs of a group with a convolution of this kind have in common."""
 
     def __init__(self, group: Group, root: Primitive, layouts: Layouts, lanes: int, registers: Registers) -> None:
-        """Prepare them.
+        """Prepare what the programs share.
 
         Raises:
             NotFusedError: the convolution is not of this kind.
@@ -38,7 +38,7 @@ class FewChannels(Blocked):
         self.row = self.along.reach(self.along.out) * self.pixel
 
     def program(self, rows: int) -> TileProgram:
-        """Return the program whose tasks compute some rows of places."""
+        """Return the program in which a task computes `rows` rows of the result."""
         (gy, y), x, j = cut(self.down.out, rows, ("gy", "y")), Axis("x", self.along.out), Axis("j", self.outputs)
         grid = (Axis("n", self.images), gy)
         terms = Axis("t0", self.down.window, True), Axis("m", self.along.window * self.pixel, True)
@@ -61,7 +61,7 @@ class FewChannels(Blocked):
         return TileProgram((*memory, tile, copied), (Stage(grid, steps),))
 
     def _copy(self, size: tuple[int, int], y: Axis, ranges: Ranges) -> Pass:
-        """Return the pass that copies what a task reads of an image: some rows and columns."""
+        """Return the pass that copies the rows and columns of an image that a task reads."""
         axes = (Axis("u0", size[0]), Axis("u1", size[1]), Axis("c", self.channels))
         emitter = self.fusion.emitter({**ranges, **{axis.name: (0, axis.extent - 1) for axis in axes}})
         line = add(scale(var("gy"), y.extent * self.down.stride), var("u0"), constant(-self.down.pad))

@@ -1,8 +1,8 @@
-"""Products of rows by matrices that an index chooses for each row -> tile programs.
+"""Products of rows by matrices, one of which an index selects for each row -> tile programs.
 
-Rows are sorted by the number of their matrix, in blocks, and copied in this order. A task multiplies the rows of a
-block, as many as there are, by some columns of its matrix; without rows it does nothing. So the work is that of the
-chosen matrices, and each is read once for a block. Results are stored in the rows' own order.
+Rows are sorted by the number of their matrix, divided into blocks, and copied in this order. A task multiplies the
+existing rows of a block by some columns of the block's matrix; without rows it does nothing. So work is done only for
+selected matrices, and each is read once per block. Results are stored in the original order of the rows.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from korch.tile.sort import Sort
 from korch.tile.staging import Machine
 
 BLOCK, ROWS, GROUP, COUNT = "block", "rows", "e", "n"
-"""The loop variables of a task: its block, one number 0, its matrix and how many rows it has."""
+"""The loop variables of a task: its block, a variable that is always 0, its matrix and its number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class GatheredBlocking:
-    """How such a product is cut.
+    """How a gathered product is divided.
 
     Attributes:
         rows: the most rows of a block.
-        columns: of a task.
-        terms: of a turn of its loop.
-        strip: columns of the matrices that lie side by side.
+        columns: columns of a task.
+        terms: terms of an iteration of the task's loop.
+        strip: columns of the matrices that are adjacent in memory.
         registers: how tiles are multiplied.
-        is_split: whether operands are components, multiplied on matrix units.
+        is_split: whether operands are split into components and multiplied on matrix units.
     """
 
     rows: int
@@ -103,7 +103,7 @@ class Gathered(Blocked):
         return Stage((place,), (Loop(row, (), (copy,), At(sort.order, var("place"))),))
 
     def _packed(self, blocking: GatheredBlocking) -> Packed:
-        """Return how the matrices lie: side by side, in strips of columns."""
+        """Return how the matrices are stored: one beside the other, in strips of columns."""
         columns = self.matrices * round_up(self.columns, blocking.strip)
         if blocking.is_split:
             return given_split(self.terms, columns, self.components[1])
@@ -111,7 +111,7 @@ class Gathered(Blocked):
 
 
 class _GatheredTask:
-    """The tasks that multiply: some columns of the matrix of a block, by the rows of the block."""
+    """The tasks that multiply the rows of a block by some columns of the block's matrix."""
 
     def __init__(self, of: Gathered, blocking: GatheredBlocking, sort: Sort) -> None:
         self.of, self.blocking, self.sort = of, blocking, sort
@@ -155,7 +155,7 @@ class _GatheredTask:
         return Stage((gn, self.block), steps)
 
     def _left(self) -> At:
-        """Return where the first operand is multiplied: in the copy, or in its components."""
+        """Return where the first operand is read: in the copy, or in its components."""
         if self.blocking.is_split:
             return self.component
         return At("ca", add(scale(self._place(), spaced(self.of.terms)), flat(*self.turns)))
@@ -170,7 +170,7 @@ class _GatheredTask:
         return add(scale(var(BLOCK), self.blocking.rows), var("i"))
 
     def _split(self) -> Pass:
-        """Return the pass that makes these components."""
+        """Return the pass that computes the components of the first operand."""
         place = add(scale(self._place(), spaced(self.of.terms)), flat(*self.turns))
         return Pass((self.i, self.turns[1]), "p", (Load("x0", DType.F32, "ca", place),), (store(self.component, "x0"),))
 

@@ -15,13 +15,13 @@ from korch.tile.program import Apply, Load, Select
 
 @dataclass(frozen=True, eq=False)
 class Attention:
-    """Attention.
+    """The parts of an attention in a graph.
 
     Attributes:
         first: the product of the queries and the keys.
         second: the product of the weights and the values.
-        weighed: the value that the softmax is of.
-        is_guarded: whether weights that are not numbers become 0.
+        weighed: the value to which the softmax is applied.
+        is_guarded: whether weights that are NaN become 0.
         inside: the values that the softmax computes.
     """
 
@@ -33,7 +33,7 @@ class Attention:
 
     @property
     def operands(self) -> tuple[int, int, int]:
-        """The values that are the queries, the keys and the values."""
+        """The graph values of the queries, the keys and the values."""
         q, k = self.first.inputs
         return q, k, self.second.inputs[1]
 
@@ -78,7 +78,7 @@ def _variable(axis: tuple[str, int]) -> Expr:
 
 
 def _share(group: Group, found: Attention, layouts: Layouts, axis: int) -> int:
-    """Return of how many neighbours along an axis of heads all read the same keys and values."""
+    """Return how many adjacent heads along an axis read the same keys and values."""
     size = group.body.types[found.first.output].shape[axis]
     fusion = Fusion(group, layouts, found.first, found.second)
     shares = (share for share in range(size, 1, -1) if size % share == 0)
@@ -101,7 +101,7 @@ def _is_shared(fusion: Fusion, value: int, axis: int, size: int, share: int) -> 
 
 
 def emit_score(emitter: Emitter, found: Attention, scores: Contraction, result: str) -> str:
-    """Emit what the softmax is of, as float32; return its name.
+    """Emit the input of the softmax as float32; return its name.
 
     Args:
         emitter: collects the operations.

@@ -1,9 +1,9 @@
-"""Products and convolutions -> blocked tile programs, with what stands before and after them.
+"""Products and convolutions -> blocked tile programs, with the operations before and after them.
 
 A task computes a block of rows and columns. A loop over blocks of terms packs a block of each operand
-into a tile (in panels for the second) and adds their product to the accumulator; an operand that lies in
-equal steps may be read in memory instead, and the first may be copied by all tasks before. What follows
-the product is a pass over the block. Of bytes, whole groups of four terms lie side by side.
+into a tile (in panels for the second) and adds their product to the accumulator. An operand with constant
+strides may be read in memory instead, and the first may be copied by an earlier stage. The operations after
+the product are a pass over the block. For bytes, whole groups of four terms are adjacent in memory.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ WIDENED = {
     Product.U8U8: Product.S16U8,
     Product.S8U8: Product.S16U8,
 }
-"""Products of bytes, and those of which the first operand is widened when it is copied."""
+"""For each product of bytes, the product whose first operand is widened to 16 bits when it is copied."""
 
 MANY_BLOCKS = 8
-"""Blocks of rows per thread, from which on it hardly matters that the last has fewer rows."""
+"""With at least this many blocks of rows per thread, it hardly matters that the last block has fewer rows."""
 
 PAIR_LANES = (8,)
-"""Lanes of vector units that multiply bytes of any size only as numbers of 16 bits."""
+"""Numbers of lanes of the vector units that can multiply bytes of any value only as 16-bit numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class ProductBlocking:
     Attributes:
         rows: rows of a task.
         columns: columns of a task.
-        terms: terms of a turn of its loop; there is no loop if these are all.
+        terms: terms of an iteration of its loop; there is no loop if these are all terms.
         packs: whether the operands are packed into tiles. The first is copied to the workspace instead
-            where several tasks read a row.
+            if several tasks read a row.
         registers: how the contraction is computed in registers; the printer chooses if this is None.
-        panels: the columns of a panel in which the second operand comes packed; 0 if it comes as it is.
-        rows_pass: on matrix units, whether it is rows that go by while columns stay.
+        panels: the columns of a panel if the second operand is packed in advance; 0 if it is not.
+        rows_pass: on matrix units, whether rows are streamed while columns stay in the cache.
     """
 
     rows: int
@@ -80,7 +80,7 @@ class ProductBlocking:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The axes of blocks and those inside of them: of rows, columns and terms, and all of their ranges."""
+    """The block axes and inner axes of rows, columns and terms, their ranges, and the contraction's variables."""
 
     rows: tuple[Axis, Axis]
     columns: tuple[Axis, Axis]
@@ -100,7 +100,7 @@ class Products(Blocked):
         self.product = multiplied(self.product, machine.lanes)
         self.dtype = self.product.types[0]
         self.terms = _whole_groups(contraction.terms, self.product.group)
-        self.unit = self.product.group  # terms of a row are read in whole ones
+        self.unit = self.product.group  # terms of a row are read in whole units
 
     def program(self, blocking: ProductBlocking) -> TileProgram:
         """Return the program of one blocking."""
@@ -127,9 +127,9 @@ class Products(Blocked):
         return TileProgram((*memory, tile, *own), stages)
 
     def _are_shared_evenly(self, gm: Axis, i: Axis) -> bool:
-        """Return whether threads get about as many rows each if they share blocks of rows.
+        """Return whether all threads get about the same number of rows if they share blocks of rows.
 
-        64 rows in blocks of 48 and 16, times 64 x 4096, take 1.4 times as long on two threads, one of which has 48.
+        64 rows in blocks of 48 and 16, times 64 x 4096, take 1.4 times as long on two threads: one of them has 48 rows.
         """
         threads, blocks = self.machine.threads, math.prod(axis.extent for axis in self.batch) * gm.extent
         return blocks >= MANY_BLOCKS * threads or (blocks % threads == 0 and i.ragged is None)
@@ -147,7 +147,7 @@ class Products(Blocked):
         return self.contraction.rows, self.contraction.columns, self.terms
 
     def second_steps(self) -> tuple[int, int] | None:
-        """Return the steps in memory between rows and columns of the second operand; None if they vary."""
+        """Return the strides of the rows and columns of the second operand in memory; None if they vary."""
         m, n, k = (extent(axes) for axes in self._sides)
         cuts = self._cut(ProductBlocking(m, n, k))
         axes = (cuts.terms[1], cuts.columns[1])
@@ -187,13 +187,13 @@ class Products(Blocked):
         return Operand(packed, buffer, None, packing)
 
     def _panels_of(self, columns: int, blocking: ProductBlocking) -> tuple[Panels, ...]:
-        """Return the layout of some columns of the second operand in a tile: panels, if these are whole."""
+        """Return the layout of some columns of the second operand in a tile: panels, if columns fill whole vectors."""
         registers, lanes = blocking.registers, self.machine.lanes
         is_strip = registers is not None and registers.vectors * lanes == columns
         return (Panels(columns, columns if is_strip else lanes),) if columns % lanes == 0 else ()
 
     def _can_read(self, at: At, position: int, axes: tuple[Axis, Axis]) -> bool:
-        """Return whether a contraction reads an operand where it lies: of bytes, whole groups side by side."""
+        """Return whether a contraction can read an operand in place; for bytes, terms must be whole adjacent groups."""
         if not self.product.is_of_bytes:
             return True
         terms = axes[1]
@@ -202,13 +202,13 @@ class Products(Blocked):
         return position == 0 and is_narrow and is_adjacent and terms.extent % self.unit == 0
 
     def _widened(self, emitter: Emitter, position: int, values: dict[str, Expr]) -> str:
-        """Return the name of an operand's element; of bytes that are widened when they are copied, as such."""
+        """Return the name of an operand's element, widened if it is a byte that is widened when it is copied."""
         name = self.argument(emitter, position, values)
         is_widened = position == 0 and self.product.is_of_bytes and self.product.group == PAIR
         return emitter.apply(self.dtype, "cast", name) if is_widened else name
 
     def _left_bytes(self, cuts: Cut) -> Operand:
-        """Return the rows of a task in a tile, with their terms side by side."""
+        """Return the rows of a task in a tile, with contiguous terms."""
         (_, i), (_, p) = cuts.rows, cuts.terms
         own = {name: f"c_{name}" for name, _ in self.terms}
         axes = tuple(Axis(own[name], n) for name, n in self.contraction.terms) or (Axis("c", 1),)
@@ -242,7 +242,7 @@ class Products(Blocked):
         return Operand(At("pb", add(scale(var(p.name), columns), var(j.name))), buffer, None, packing)
 
     def _copied(self, cuts: Cut) -> Operand:
-        """Return the first operand in a copy, whose rows share no set of the first cache."""
+        """Return the first operand in a copy, whose rows don't all share a set of the L1 cache."""
         contraction = self.contraction
         sides = (contraction.batch, contraction.rows, contraction.terms)
         rows, row = extent(contraction.rows), self._row(extent(self.terms))
@@ -262,11 +262,11 @@ class Products(Blocked):
         return Operand(At("ca", add(whole, flat(*cuts.terms))), buffer, stage)
 
     def _row(self, terms: int) -> int:
-        """Return how far apart the rows of a copy are: not in one set of the first cache, and of whole groups."""
+        """Return the row stride of a copy: whole groups, and not such that all rows share a set of the L1 cache."""
         return spaced(terms, self.unit)
 
     def _batch(self) -> Expr:
-        """Return the number of a batch, the last axis first."""
+        """Return the number of a batch, counted with the last axis fastest."""
         return _counted(tuple((axis.name, axis.extent) for axis in self.batch))
 
     def _padded(self, blocking: ProductBlocking) -> int:
@@ -274,23 +274,23 @@ class Products(Blocked):
         return round_up(columns, blocking.panels)
 
     def _packed(self, blocking: ProductBlocking) -> Packed:
-        """Return how a second operand comes that is packed before: in panels."""
+        """Return the layout of a second operand that is packed in advance: panels."""
         rows = round_up(extent(self.terms), self.unit)
         return in_panels(rows, self._padded(blocking), blocking.panels, self.product.group)
 
 
 def multiplied(product: Product, lanes: int) -> Product:
-    """Return how vector units of some lanes multiply."""
+    """Return how vector units with some number of lanes multiply."""
     return WIDENED.get(product, product) if lanes in PAIR_LANES else product
 
 
 def terms_together(lanes: int) -> int:
-    """Return how many terms of bytes lie side by side in a panel for vector units of some lanes."""
+    """Return how many terms of bytes are adjacent in a panel, for vector units with some number of lanes."""
     return multiplied(Product.U8S8, lanes).group
 
 
 def _whole_groups(terms: Axes, group: int) -> Axes:
-    """Return the axes of terms, of which the last has whole groups for each point of the others."""
+    """Return the axes of terms; if there are several, the last one is rounded up to whole groups."""
     if len(terms) < 2:
         return terms
     *outer, (name, n) = terms
@@ -298,7 +298,7 @@ def _whole_groups(terms: Axes, group: int) -> Axes:
 
 
 def _counted(axes: Axes) -> Expr:
-    """Return the number of a point of some axes, the last axis first."""
+    """Return the number of a point of some axes, counted with the last axis fastest."""
     number = ZERO
     for name, n in axes:
         number = add(scale(number, n), var(name))

@@ -1,4 +1,4 @@
-"""A convolution -> the axes of its images, and where its windows lie along them."""
+"""A convolution -> the axes of its images, and the positions of its windows along them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Side:
     pad: int
 
     def reach(self, places: int) -> int:
-        """Return from how many neighbours some places are computed."""
+        """Return how many adjacent elements of the image some adjacent results are computed from."""
         return (places - 1) * self.stride + (self.window - 1) * self.dilation + 1
 
     def met_again(self, places: int) -> int:
-        """Return how many of these neighbours the next places are computed from, too."""
+        """Return how many of these elements the next results are also computed from."""
         return max(0, self.reach(places) - places * self.stride)
 
     def met(self, place: Expr, tap: Expr) -> Expr:
-        """Return which element of the image a place of the result meets with a place of its window."""
+        """Return the position in the image that a position of the result reads at a position of its window."""
         return add(scale(place, self.stride), scale(tap, self.dilation), constant(-self.pad))
 
 
@@ -50,12 +50,12 @@ def without_units(expr: Expr, ranges: Ranges) -> Expr:
 
 
 def can_clip(guards: Sequence[Inside], taps: Sequence[Axis], x: str) -> bool:
-    """Return whether each guard turns on one place of a window, with which it grows, and the last one on x, too.
+    """Return whether each guard increases with exactly one tap, and depends on x only and always with the last tap.
 
     Args:
-        guards: of an element of an image that a window meets.
+        guards: the guards of the image element that a window reads.
         taps: the axes of the window.
-        x: the name of the axis of places of the result along the last of them.
+        x: the name of the axis of result positions along the last axis of the window.
     """
     *_, last = names = [tap.name for tap in taps]
     for guard in guards:

@@ -1,10 +1,9 @@
-"""The rows of a softmax in a tile -> passes: maxima, exponentials, sums, and factors that rescale.
+"""The rows of a softmax in a tile -> passes: maxima, exponentials, sums, and rescaling factors.
 
-Weights are exp(min(x - base, 0)) with the row's maximum as base: what is not a number stays one, and the
-minimum with 0, which changes nothing, tells printers so. Where a row is cut into parts, the base of a part
-that is -infinity throughout is 0, so that its weights are 0. If weights that are not numbers are to become
-0, the base of a row that has a NaN is infinity: all of the row's weights, and all factors, are 0 or no
-numbers then.
+Weights are exp(min(x - base, 0)) with the row's maximum as base. NaN stays NaN. The minimum with 0 changes
+nothing, but tells printers that the exponent is not positive. If a row is divided into parts, the base of a
+part that is -infinity throughout is 0, so that its weights are 0. If weights that are NaN are to become 0, the
+base of a row that has a NaN is infinity: then all of the row's weights, and all factors, are 0 or NaN.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ class _Values:
 
 @dataclass(frozen=True)
 class SoftmaxRows:
-    """Some rows.
+    """Some rows of a softmax.
 
     Attributes:
-        axis: the loop over them.
-        is_guarded: whether weights that are not numbers become 0.
-        is_in_parts: whether rows are cut into parts, of which some may be -infinity throughout.
+        axis: the loop over the rows.
+        is_guarded: whether weights that are NaN become 0.
+        is_in_parts: whether rows are divided into parts, some of which may be -infinity throughout.
     """
 
     axis: Axis
@@ -78,7 +77,7 @@ class SoftmaxRows:
         return Pass(axes, along.name, (load,), (Accumulate(out.buffer, out.index, "x0", op),))
 
     def base(self, most: At, base: At) -> Pass:
-        """Return the pass that finds what is subtracted from the numbers of each row."""
+        """Return the pass that computes the base, which is subtracted from the numbers of each row."""
         values = _Values()
         name = self._base(values, values.load(most))
         return values.stored((self.axis,), (base, name))
@@ -92,7 +91,7 @@ class SoftmaxRows:
         return values.apply("where", is_nan, values.number(math.inf), base)
 
     def weights(self, x: At, along: Axis, base: At, out: At | None = None) -> Pass:
-        """Return the pass that computes the weights, in place if there is no other place for them."""
+        """Return the pass that computes the weights, in place if `out` is not given."""
         values = _Values()
         name = self._weight(values, values.load(x), values.load(base))
         return values.stored((self.axis, along), (out or x, name))
@@ -106,10 +105,10 @@ class SoftmaxRows:
         return values.apply("where", is_nan, values.number(0.0), power)
 
     def rescaled(self, of_row: Callable[[str], At]) -> list[Pass]:
-        """Return the pass that takes the maxima `most` of a part into those so far, `top`.
+        """Return the pass that combines the maxima `most` of a part with the previous maxima, `top`.
 
-        It leaves the maxima in `above`, what to subtract in `base`, and in `factor` by what to multiply what
-        was summed so far.
+        It stores the new maxima in `above`, the base to subtract in `base`, and the factor that rescales the
+        previous sums in `factor`.
         """
         values = _Values()
         top = values.load(of_row("top"))
@@ -120,9 +119,9 @@ class SoftmaxRows:
         return [values.stored((self.axis,), *sinks)]
 
     def carried(self, of_row: Callable[[str], At]) -> list[Pass]:
-        """Return the passes that add the sums `part` of a part to `total`, and go on with the new maxima.
+        """Return the passes that add the sums `part` of a part to the rescaled `total`, and update the maxima `top`.
 
-        No pass changes what it reads: the last vector of rows may be computed twice.
+        No pass changes what it reads, because the last vector of rows may be computed twice.
         """
         values = _Values()
         scaled = values.apply("mul", values.load(of_row("total")), values.load(of_row("factor")))
@@ -132,7 +131,7 @@ class SoftmaxRows:
         return [more, after.stored((self.axis,), *sinks)]
 
     def inverted(self, total: At, inverse: At) -> Pass:
-        """Return the pass that finds by what to multiply the sums of a row."""
+        """Return the pass that computes the factor by which to multiply the sums of a row: 1 / total."""
         values = _Values()
         name = values.load(total)
         if self.is_guarded:

@@ -1,7 +1,7 @@
-"""Attention on matrix units -> tile programs whose products are of components of bfloat16.
+"""Attention on matrix units -> tile programs that multiply bfloat16 components.
 
-The scores of all keys of a block of rows are in one tile. Keys and values are split into components for each block; the
-weights are split beside the products with the values.
+One tile holds the scores of a block of rows for all keys. Keys and values are split into components for each block; the
+weights are split just before the products with the values.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ def program_of(given: Attentions, blocking: AttentionBlocking) -> TileProgram:
     """Return the program of one blocking, for vector units or matrix units.
 
     Raises:
-        NotFusedError: what stands around the products can't be computed with them.
+        NotFusedError: the operations around the products can't be fused with them.
     """
     kind = SplitAttentionBuilder if blocking.packing is Packing.SPLIT else AttentionBuilder
     return kind(given, blocking).program()
 
 
 class SplitAttentionBuilder(AttentionBuilder):
-    """A program whose products are of components of bfloat16, by matrix units; all keys are one block."""
+    """A program that multiplies bfloat16 components on matrix units; all keys are one block."""
 
     product = Product.SPLIT
 
@@ -35,7 +35,7 @@ class SplitAttentionBuilder(AttentionBuilder):
         return keys, values, []
 
     def _tile(self, name: str, axes: tuple[Axis, Axis], blocked: Blocked, position: int) -> tuple[At, int]:
-        """Return where an operand's components are, in a tile that is made if it is not there, and how many it has."""
+        """Return where an operand's components are, in a tile that is created if needed, and how many there are."""
         components = operand_components(blocked.group.body, blocked.root)[position]
         at, buffer = tile_of_components(name, axes, components, is_second=position == 1)
         self.made.setdefault(name, buffer)
@@ -44,7 +44,7 @@ class SplitAttentionBuilder(AttentionBuilder):
     def _split(self, name: str, axes: tuple[Axis, Axis], blocked: Blocked, position: int) -> tuple[At, list[Pass]]:
         """Return where an operand's components are, and the passes that compute them.
 
-        If the operand's rows are scattered they are copied first.
+        An operand whose rows are not contiguous is copied first.
         """
         at, _ = self._tile(name, axes, blocked, position)
         emitter = blocked.fusion.emitter(self.ranges)
@@ -67,7 +67,7 @@ class SplitAttentionBuilder(AttentionBuilder):
         _, second = self._split("sv", (self.j, self.c), self.mixed, 1)
         at, components = self._tile("sw", (self.i, self.j), self.mixed, 0)
         ops: list[TileOp] = [Load("x0", DType.F32, self.score.buffer, self.score.index)]
-        if components == 1:  # what is split is cut off behind the last component
+        if components == 1:  # a split truncates after the last component: round first
             ops += [Apply("x1", DType.BF16, "cast", ("x0",)), Apply("x2", DType.F32, "cast", ("x1",))]
         split = Pass((self.i, self.j), "j", tuple(ops), (store(at, ops[-1].name),))
         return at, [*second, split]

@@ -1,9 +1,9 @@
-"""Products on matrix units -> tile programs whose operands are split into components of bfloat16.
+"""Products on matrix units -> tile programs whose operands are split into bfloat16 components.
 
-A float32 has three components, a float16 two; a bfloat16 or a byte is one. A task computes a block of rows and columns.
-The components of one operand's part stay in the cache while blocks of the other are read one after another: of the
-operand that is split last, or of a second operand that comes in components. An operand whose neighbours are not
-adjacent in memory is packed before.
+A float32 has three components, a float16 two, and a bfloat16 or a byte one. A task computes a block of rows and
+columns. The components of one operand stay in the cache while blocks of the other operand are streamed: the streamed
+operand is the one that is split last, or a second operand that is stored in components. An operand whose elements are
+not contiguous in memory is packed first.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from korch.tile.program import At, Axis, Buffer, Level, Load, Panels, Pass, Prod
 from korch.tile.staging import Machine
 
 MOST_COMPONENTS = 3
-"""Three numbers of 8 bits make one of 24."""
+"""The components of a float32: three significands of 8 bits make one of 24 bits."""
 
 FEWER_COMPONENTS = {DType.F16: 2, DType.BF16: 1, DType.I8: 1, DType.U8: 1, DType.BOOL: 1}
-"""The components of numbers of fewer than 24 bits."""
+"""The components of types with fewer than 24 significant bits."""
 
 MOVES = ("transpose", "reshape", "slice", "take", "broadcast")
-"""Operations that give nothing but elements of what they read."""
+"""Operations whose results are only elements of their inputs."""
 
 
 def components_of(body: PrimitiveGraph, value: int) -> int:
-    """Return how many numbers of bfloat16 make an element of a value, as far as a graph tells its type."""
+    """Return how many bfloat16 components an element of a value has, by its type before any casts and moves."""
     while (found := FEWER_COMPONENTS.get(body.types[value].dtype)) is None:
         makers = [body.primitives[p] for p in body.producers[value]]
         if len(makers) != 1 or makers[0].op not in (*MOVES, "cast"):
@@ -44,29 +44,29 @@ def components_of(body: PrimitiveGraph, value: int) -> int:
 
 
 def operand_components(body: PrimitiveGraph, root: Primitive) -> tuple[int, int]:
-    """Return of how many components the elements of the operands of a product or convolution are."""
+    """Return how many components the elements of each operand of a product or convolution have."""
     first, second = root.inputs
     return components_of(body, first), components_of(body, second)
 
 
 def pairs_of(a: int, b: int) -> int:
-    """Return how many products of components are added up for a product of numbers of some components."""
+    """Return how many products of components are added up to multiply a number of `a` by one of `b` components."""
     return sum(min(b, MOST_COMPONENTS - i) for i in range(a))
 
 
 def split_into(components: int) -> Split:
-    """Return how an operand of some components is stored."""
+    """Return how an operand with some number of components is stored."""
     return Split(components, DType.BF16)
 
 
 def tile_of_components(name: str, axes: tuple[Axis, Axis], components: int, *, is_second: bool) -> tuple[At, Buffer]:
-    """Return where the components of an operand lie in a tile, and the tile.
+    """Return where the components of an operand are in a tile, and the tile.
 
     Args:
-        name: of the tile.
+        name: the name of the tile.
         axes: the operand's rows and columns.
         components: the components of an element.
-        is_second: whether it is the second operand, of which the components of two terms lie side by side.
+        is_second: whether it is the second operand, for which the components of two terms are adjacent.
     """
     rows, columns = (round_up(axis.extent, EDGE) for axis in axes)
     layout = (Panels(columns, EDGE, 2 if is_second else 1), split_into(components))
@@ -75,12 +75,12 @@ def tile_of_components(name: str, axes: tuple[Axis, Axis], components: int, *, i
 
 
 def given_split(terms: int, columns: int, components: int) -> Packed:
-    """Return a second operand that comes in components, of whole steps of terms."""
+    """Return the layout of a second operand that is stored in components, padded to whole steps of terms."""
     return Packed(round_up(terms, EDGE) * columns, (Panels(columns, EDGE, 2), split_into(components)))
 
 
 def are_adjacent(ops: Sequence[TileOp], along: Axis, lanes: int) -> bool:
-    """Return whether an operand is memory whose neighbours along an axis are whole vectors there."""
+    """Return whether an operand is a single load without guards that is contiguous along an axis."""
     loads = [op for op in ops if isinstance(op, Load)]
     is_whole = len(loads) == 1 and not loads[0].guards
     return is_whole and (along.extent == 1 or vector_step(loads[0].index, along.name, lanes) == 1)
@@ -89,14 +89,14 @@ def are_adjacent(ops: Sequence[TileOp], along: Axis, lanes: int) -> bool:
 def copied(
     name: str, axes: tuple[Axis, Axis], row: int, ops: Sequence[TileOp], value: str
 ) -> tuple[Buffer, Pass, Load]:
-    """Return a tile for an operand whose neighbours are not adjacent, the pass that copies it, and a load of it.
+    """Return a tile for an operand that is not contiguous, the pass that copies the operand, and a load of the copy.
 
     Args:
-        name: of the tile.
+        name: the name of the tile.
         axes: the operand's rows and columns.
-        row: how far apart rows are in the tile.
-        ops: what computes an element.
-        value: the element.
+        row: the row stride of the tile.
+        ops: the operations that compute an element.
+        value: the name of the element.
     """
     at = At(name, add(scale(var(axes[0].name), row), var(axes[1].name)))
     packing = Pass(axes, axes[1].name, tuple(ops), (store(at, value),))
@@ -114,7 +114,7 @@ class SplitProducts(Products):
         self.components = operand_components(group.body, root)
 
     def _operand(self, position: int, blocking: ProductBlocking, cuts: Cut) -> Operand:
-        """Return the components of an operand, which come so or are made of it."""
+        """Return the components of an operand, which are stored in advance or computed from it."""
         (_, i), (_, j), (_, p) = cuts.rows, cuts.columns, cuts.terms
         axes = (p, j) if position else (i, p)
         if position and blocking.panels:
@@ -133,7 +133,7 @@ class SplitProducts(Products):
         return Operand(at, floats.buffer, floats.stage, floats.packing, (components, split))
 
     def _panels_of(self, columns: int, blocking: ProductBlocking) -> tuple[Panels, ...]:
-        return ()  # the components are made of rows
+        return ()  # the components are computed from rows, not from panels
 
     def _packed(self, blocking: ProductBlocking) -> Packed:
         columns = round_up(extent(self.contraction.columns), EDGE)

@@ -1,7 +1,7 @@
 """Products by weights stored in few bits, on matrix units -> tile programs that multiply the integers themselves.
 
-An integer of at most 8 bits, minus its zero point, is one number of bfloat16, so that rows in three components need
-three products. The scale of a block of terms multiplies the sums of the block.
+An integer of at most 8 bits, minus its zero point, fits in one bfloat16 number, so that rows in three components need
+only three products. The sums of a block of terms are multiplied by the block's scale.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from korch.tile.program import (
 )
 
 MOST_STEPS = 4
-"""Steps of terms whose integers are made at once: they stay in the first cache."""
+"""The most steps of terms that are multiplied together: their integers stay in the L1 cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitStoredBlocking:
-    """How a product is cut: rows and columns of a task, and terms of a turn of its loop."""
+    """How a product is divided: rows and columns of a task, and terms of an iteration of its loop."""
 
     rows: int
     columns: int
@@ -52,20 +52,20 @@ class SplitStored(Stored):
     """The programs of a group around one `matmul_stored` primitive, on matrix units."""
 
     def require(self) -> None:
-        """Raise an error if blocks are no whole steps of matrix units, or reach beyond the last term."""
+        """Raise an error if blocks are not whole steps of matrix units, or reach beyond the last term."""
         if self.at.block % EDGE or self.terms % self.at.block:
             raise NotFusedError(f"blocks are no whole steps of {EDGE} terms")
 
     @property
     def components(self) -> int:
-        """How many numbers of bfloat16 an element of the rows is."""
+        """The number of bfloat16 components of an element of the rows."""
         return components_of(self.group.body, self.root.inputs[0])
 
     def split_program(self, blocking: SplitStoredBlocking) -> TileProgram:
         """Return the program of one blocking.
 
         Raises:
-            NotFusedError: what stands around the product can't be computed with it.
+            NotFusedError: the operations around the product can't be fused with it.
         """
         self.require()
         (gm, i), (gn, j) = cut(self.rows, blocking.rows, ("gm", "i")), cut(self.columns, blocking.columns, ("gn", "j"))
@@ -90,7 +90,7 @@ class SplitStored(Stored):
     def _split(
         self, axes: tuple[Axis, Axis], ops: Sequence[TileOp], value: str, to: At
     ) -> tuple[tuple[Pass, ...], tuple[Buffer, ...]]:
-        """Return the passes that make the components of the rows, and the copy of these that may be needed."""
+        """Return the passes that compute the components of the rows, and the tile of a copy if one is needed."""
         p = axes[1]
         if are_adjacent(ops, p, self.machine.lanes):
             return (Pass(axes, p.name, tuple(ops), (store(to, value),)),), ()
@@ -98,7 +98,7 @@ class SplitStored(Stored):
         return (packing, Pass(axes, p.name, (load,), (store(to, load.name),))), (tile,)
 
     def _integers(self, at: tuple[Expr, Expr], axes: tuple[Axis, Axis], to: At, ranges: Ranges) -> Pass:
-        """Return the pass that makes bfloat16 of the integers of some terms and columns, minus the zero point."""
+        """Return the pass that converts the integers of some terms and columns, minus the zero point, to bfloat16."""
         (first, column), (p, j), each = at, axes, self.at.each
         r = Axis("r", p.extent // each)
         emitter = self.fusion.emitter({**ranges, "r": (0, r.extent - 1)})
@@ -113,7 +113,7 @@ class SplitStored(Stored):
     def _contract(
         self, axes: tuple[Axis, Axis, Axis], operands: tuple[At, At, At], at: tuple[Expr, Expr], ranges: Ranges
     ) -> Contract:
-        """Return the products of rows and integers, times the scale of each block of terms."""
+        """Return the contraction of rows and integers, with the scale of each block of terms."""
         (i, j, p), (first, column) = axes, at
         steps = math.gcd(self.at.block, p.extent) // EDGE
         inner = EDGE * max(n for n in range(1, MOST_STEPS + 1) if steps % n == 0)

@@ -1,8 +1,8 @@
-"""Dense convolutions on matrix units -> tile programs whose rows are read from the components of the image itself.
+"""Dense convolutions on matrix units -> tile programs that read operand rows directly from the image's components.
 
-A task computes some rows of the result and some of its channels. The image that it meets and the weights are split into
-components; those of one stay in the cache while blocks of the other are read. Rows of the image lie side by side with
-the zeros at their left, so windows run on from one row into the zeros of the next.
+A task computes some rows and some channels of the result. The weights and the part of the image that the task reads are
+split into components. Those of one stay in the cache while blocks of the other are streamed. The rows of the image are
+contiguous, each with the zeros at its left, so windows at the end of a row continue into the zeros of the next row.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class SplitWindowBlocking:
     """How a convolution on matrix units is cut into tasks.
 
     Attributes:
-        rows: of the result that a task computes.
-        channels: of the result that a task computes.
-        block: rows of the result whose components of the image are made together.
-        units: steps of terms of the weights whose components are made together, where they go by.
-        rows_pass: whether it is rows that go by while weights stay.
+        rows: rows of the result that a task computes.
+        channels: channels of the result that a task computes.
+        block: rows of the result for which components of the image are computed together.
+        units: steps of terms for which components of the weights are computed together, if weights are streamed.
+        rows_pass: whether rows are streamed while the weights stay in the cache.
     """
 
     rows: int
@@ -58,13 +58,13 @@ class SplitWindowBlocking:
 
 
 class Kept:
-    """An axis of an image of which only what windows meet is kept.
+    """An axis of an image of which only the elements that windows read are kept.
 
     Attributes:
         side: the axis.
-        keep: elements of the image for each that is kept.
-        stride: kept elements between neighbouring windows.
-        dilation: kept elements between places of a window.
+        keep: one of this many elements of the image is kept.
+        stride: kept elements from a window to the next one.
+        dilation: kept elements from a position of a window to the next one.
     """
 
     def __init__(self, side: Side) -> None:
@@ -73,17 +73,17 @@ class Kept:
         self.stride, self.dilation = side.stride // self.keep, side.dilation // self.keep
 
     def met(self, places: int) -> int:
-        """Return how many kept elements some places meet."""
+        """Return how many kept elements some adjacent results read."""
         return (places - 1) * self.stride + (self.side.window - 1) * self.dilation + 1
 
     @property
     def reach(self) -> int:
-        """How many kept elements all places meet."""
+        """How many kept elements all results along the axis read."""
         return self.met(self.side.out)
 
     @property
     def pitch(self) -> int:
-        """The kept elements of a row with the zeros at its left, which those at its right may share."""
+        """The row stride: kept elements of a row and the zeros at its left, which are also the zeros right of a row."""
         left, end = ceil_div(self.side.pad, self.keep), (self.side.size - 1 + self.side.pad) // self.keep + 1
         pitch = max(min(end, self.reach), self.reach - left, self.side.out * self.stride)
         return round_up(pitch, self.stride)
@@ -106,7 +106,7 @@ class SplitWindows(Blocked):
         """Return the program of one blocking.
 
         Raises:
-            NotFusedError: what stands around the convolution can't be computed with it.
+            NotFusedError: the operations around the convolution can't be fused with it.
         """
         down, across = self.down, self.across
         gy, y = cut(down.side.out, min(blocking.rows, down.side.out), ("gy", "y"))
@@ -144,8 +144,8 @@ class SplitWindows(Blocked):
         return self.channels * self.down.side.window * self.across.side.window
 
     def _image(self, rows: int, first: Expr, grid: tuple[Axis, ...]) -> tuple[Pass, Buffer]:
-        """Return the pass that splits what a task meets of the image, and its tile."""
-        is_longer = self.across.reach > self.across.pitch  # the last windows run on into one more row
+        """Return the pass that splits the part of the image that a task reads, and its tile."""
+        is_longer = self.across.reach > self.across.pitch  # the last windows continue into one more row
         axes = (Axis("u", self.down.met(rows) + is_longer), Axis("v", self.across.pitch), Axis("c", self.channels))
         ranges = {axis.name: (0, axis.extent - 1) for axis in (*grid, *axes)}
         index = (var("n"), var("c"), self.down.place(add(first, var("u"))), self.across.place(var("v")))

@@ -1,8 +1,8 @@
-"""Convolutions in Winograd's space on matrix units -> tile programs, whose transformed weights come in components.
+"""Winograd convolutions on matrix units -> tile programs, whose transformed weights are stored in components.
 
-The numbers of a point's tiles are split before they are multiplied by the weights of all channels. A task computes
-a group of tiles from the image to the results; or all tiles are transformed first, and a task multiplies those
-of one point, so that each thread reads only its part of the weights.
+The transformed tiles of a point are split into components before they are multiplied by the weights of all channels.
+Either a task computes a group of tiles from the image to the results, or all tiles are transformed first and a task
+multiplies the tiles of some points, so that each thread reads only its part of the weights.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class SplitWinogradBlocking:
 
     Attributes:
         vectors: vectors of output channels that are transformed back together.
-        group: tiles that go together through transform, products and inverse; all of them if `run` is given.
+        group: tiles that are transformed, multiplied and transformed back together; all tiles if `run` is given.
         run: points that a task multiplies one after another, if all tiles are transformed first; else 0.
-        parts: by how many tasks, with channels of their own, each of these points is multiplied.
+        parts: the number of tasks, each with channels of its own, that multiply each of these points.
     """
 
     vectors: int
@@ -62,7 +62,7 @@ class SplitWinograd(Winograd):
         """Return the program of one blocking.
 
         Raises:
-            NotFusedError: what stands around the convolution can't be computed with it.
+            NotFusedError: the operations around the convolution can't be fused with it.
         """
         tiles, run, block = blocking.group, blocking.run or self.points, blocking.vectors * self.lanes
         step, level = spread(tiles * max(self.channels, self.outputs)), Level.WORKSPACE if blocking.run else Level.TILE
@@ -74,7 +74,7 @@ class SplitWinograd(Winograd):
             Buffer(COMPONENTS, Level.TILE, DType.F32, round_up(tiles, EDGE) * self._terms, layout),
             Buffer(RESULTS, Level.TILE, DType.F32, self.tile * self.tile * block),
         )
-        # The sums of a point take the place of the tiles of the point before, which the same task has multiplied.
+        # The sums of a point overwrite the tiles of the previous point, which the same task has already multiplied.
         sums = [(point + point // run) * step for point in range(self.points)]
         starts = [start + step for start in sums]
         turns, blocks = (Axis("u", self.points // run), Axis("p", run)), Axis("o", self.outputs // block)
@@ -108,9 +108,9 @@ class SplitWinograd(Winograd):
 
         Args:
             tiles: the loop over them.
-            turns: runs of points, and a point of a run.
-            channels: parts of the output channels, and one of a part.
-            step: elements from a point to the next of a run.
+            turns: the axis of runs of points, and the axis of a run's points.
+            channels: the axis of parts of the output channels, and the axis of a part's channels.
+            step: elements from a point to the next point of a run.
         """
         c, t, q, (u, p) = Axis("c", self.channels), var("t"), channels[1], turns
         slot = add(scale(self._variable("u", u.extent), p.extent + 1), var("p"))

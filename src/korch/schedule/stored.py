@@ -1,8 +1,8 @@
-"""Products by weights stored in few bits -> tile programs that widen them on the way.
+"""Products by weights stored in few bits -> tile programs that widen the weights after loading them.
 
-Columns lie side by side, in strips. Of few rows, the weights of a block of terms are widened in registers, multiplied
-and added up, and the sums of the block are scaled. Of more rows, a task widens and scales some terms of its columns
-once, into a tile, which all rows are multiplied by.
+Columns are adjacent in memory, in strips. For few rows, the weights of a block of terms are widened in registers,
+multiplied and added up, and the sums of the block are scaled. For more rows, a task widens and scales some terms of its
+columns once, into a tile, and multiplies all rows by this tile.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ from korch.tile.program import (
 from korch.tile.staging import Machine
 
 FEW_ROWS = 3
-"""Rows for which weights are widened again and again, in registers."""
+"""Up to this many rows, weights are widened in registers each time they are used."""
 
 FEW_ROWS_VECTORS = 4
-"""Vectors of columns of a strip for few rows: their sums are in registers at the same time."""
+"""Vectors of columns in a strip for few rows: their sums are in registers at the same time."""
 
 TILE_TERMS = 256
 """The most terms that a task widens at once: with two vectors of columns they fill half of the first cache."""
 
 BLOCK_ROWS = 96
-"""Rows for which weights are widened once."""
+"""The most rows of a task, for which weights are widened once."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBlocking:
-    """How a product by stored weights is cut.
+    """How a product by stored weights is divided.
 
     Attributes:
-        rows: of a task.
-        strip: columns of a task, which lie side by side in memory.
-        terms: of a turn of its loop.
+        rows: rows of a task.
+        strip: columns of a task, which are adjacent in memory.
+        terms: terms of an iteration of its loop.
         registers: how tiles are multiplied; None for few rows, which need no tile of weights.
     """
 
@@ -72,7 +72,7 @@ class StoredBlocking:
 
 
 def blocking_of(root: StoredAttributes, rows: int, terms: int, lanes: int, registers: Registers) -> StoredBlocking:
-    """Return how a product of some rows and terms is cut."""
+    """Return how a product of some rows and terms is divided."""
     blocks = -(-terms // root.block)
     if rows <= FEW_ROWS:
         return StoredBlocking(rows, FEW_ROWS_VECTORS * lanes, _part(root, SHORT_REDUCTION * root.each), None)
@@ -82,7 +82,7 @@ def blocking_of(root: StoredAttributes, rows: int, terms: int, lanes: int, regis
 
 
 def _part(root: StoredAttributes, most: int) -> int:
-    """Return a number of terms, whole bytes of them, that divides a block."""
+    """Return the largest number of terms up to `most` that divides a block into whole bytes; else the block."""
     return max(
         (n for n in range(root.each, min(root.block, most) + 1, root.each) if root.block % n == 0), default=root.block
     )
@@ -111,7 +111,7 @@ class Stored(Blocked):
 
     @property
     def all_terms(self) -> int:
-        """The terms of whole blocks."""
+        """The number of terms, rounded up to whole blocks."""
         return -(-self.terms // self.at.block) * self.at.block
 
     def program(self, blocking: StoredBlocking) -> TileProgram:
@@ -139,7 +139,7 @@ class Stored(Blocked):
                 part = emitter.apply(DType.I32, "shift_right", part, emitter.literal(DType.I32, h * bits))
             if h < self.at.each - 1:
                 part = emitter.apply(DType.I32, "bitwise_and", part, emitter.literal(DType.I32, (1 << bits) - 1))
-            # Units for integers subtract while those for floats multiply and convert.
+            # Subtract as integers: integer units work while float units multiply and convert.
             part = emitter.apply(DType.I32, "sub", part, zero) if zero else part
             yield emitter.apply(DType.F32, "cast", part)
 
@@ -160,7 +160,7 @@ class Stored(Blocked):
 
     @property
     def copy_row(self) -> int:
-        """How far apart rows of the copy of the first operand are."""
+        """The row stride of the copy of the first operand."""
         return spaced(self.all_terms)
 
     def copied(self) -> Stage:
@@ -177,7 +177,7 @@ class Stored(Blocked):
 
 
 class _Own:
-    """The axes of a task, and the steps of a turn of its loop."""
+    """The axes of a task, and the steps of an iteration of its loop."""
 
     def __init__(self, of: Stored, blocking: StoredBlocking) -> None:
         self.of, self.blocking = of, blocking
@@ -191,7 +191,7 @@ class _Own:
         self.buffers = [Buffer("t", Level.TILE, DType.F32, size)]
 
     def left(self) -> At | None:
-        """Return where the first operand lies, if it is read as it is."""
+        """Return where the first operand is in memory if it is read in place; else None."""
         p = Axis("p", self.blocking.terms)
         emitter = self.of.fusion.emitter({**self.ranges, "p": (0, p.extent - 1)})
         values = self.of.values([self.row, self.column, add(self.first, var("p"))], emitter.ranges)
@@ -199,7 +199,7 @@ class _Own:
         return direct(emitter.ops, (self.axes[0], p), can_widen=False)
 
     def few(self, is_direct: bool) -> tuple[Step, ...]:
-        """Return the sums of a block, and their addition to those of the blocks before."""
+        """Return the steps for few rows: the sums of a block, and their addition to those of earlier blocks."""
         i, j = self.axes
         rows = self.blocking.terms // self.of.at.each
         emitter = self.of.fusion.emitter({**self.ranges, "r": (0, rows - 1)})
@@ -231,7 +231,7 @@ class _Own:
         return Pass(self.axes, "j", tuple(emitter.ops), (store(self.total, result),))
 
     def many(self, is_copied: bool) -> tuple[Step, ...]:
-        """Return the widening of some terms of the columns, and the contraction of all rows with them."""
+        """Return the steps for more rows: widen some terms of the columns, and contract all rows with them."""
         of, (i, j), strip = self.of, self.axes, self.blocking.strip
         inner = min(of.at.block, self.blocking.terms)
         outer = Axis("q", self.blocking.terms // inner)
@@ -256,7 +256,7 @@ class _Own:
         return widening, Contract((i, j, p), self.total, a, b, Product.F32, registers=self.blocking.registers)
 
     def weights(self, emitter: Emitter, row: Expr, first: Expr | None = None) -> Iterator[str]:
-        """Return the names of the integers of a row of bytes of this turn, minus the zero point."""
+        """Return the names of the integers of a row of bytes of this iteration, minus the zero point."""
         of = self.of
         at = add(scale(var("g"), self.blocking.terms // of.at.each), row)
         return of.integers(emitter, (at, self.column), self.first if first is None else first)

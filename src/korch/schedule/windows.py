@@ -1,16 +1,16 @@
-"""Convolutions of any rank -> tile programs that read the windows of an image where they lie.
+"""Convolutions of any rank -> tile programs that read the windows of an image in place.
 
-A task computes a block of places and output channels of one image and one group. What its windows meet
-is copied before, with zeros for what lies outside of the image; or it is read in memory, if nothing
-does. The terms of the contraction are the channels and the places of a window, each an axis of its
-own, so no element is copied once for each window that has it. There are two forms:
+A task computes a block of output positions and output channels of one image and one group. The part of the
+image that its windows cover is copied first, with zeros outside of the image; or it is read in memory, if no
+window reaches outside. The terms of the contraction are the channels and the positions of a window, each an
+axis of its own, so no element is copied once for each window that contains it. There are two forms:
 
-- *pixels first*: rows are places, and columns are output channels, of weights in panels. Then windows may be read in
-  memory even if they meet what is outside of the image, line by line; terms outside are left out;
-- *channels first*: rows are output channels, and columns are places. An axis with a stride is copied
-  once for each place of a window, so that neighbours in the result are neighbours in the copy. If
-  there are several axes of places, columns run on from row to row of the copy, and what they
-  compute between two rows of the result is left out at the end.
+- *pixels first*: rows are output positions, and columns are output channels, with the weights in panels. Windows may
+  be read in memory, line by line, even if they reach outside of the image; terms outside are skipped;
+- *channels first*: rows are output channels, and columns are output positions. An axis with a stride is copied
+  once for each position of the window, so that neighbours in the result are neighbours in the copy. If there
+  are several spatial axes, columns continue from one row of the copy to the next, and the values that they
+  compute between two rows of the result are discarded at the end.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class ConvBlocking:
     """How a convolution is cut into tasks.
 
     Attributes:
-        places: of the result that a task computes, along each axis of an image.
-        channels: of the result, of one group, that a task computes.
+        places: positions of the result that a task computes, along each axis of an image.
+        channels: channels of the result, in one group, that a task computes.
         registers: how the contraction is computed in registers; the printer chooses if this is None.
-        panels: the columns of a panel in which the weights come, pixels first; 0 for channels first.
-        beside: channels that lie beside each other in a copy, pixels first.
-        is_shared: whether a stage of its own copies all images, and not each task its part.
-        in_place: whether windows are read in memory though some meet what is outside of the image, pixels first.
+        panels: for pixels first, the columns of a panel of the weights; 0 for channels first.
+        beside: for pixels first, the channels that are adjacent in a copy.
+        is_shared: whether a separate stage copies all images, instead of each task its part.
+        in_place: for pixels first, whether windows are read in memory although some reach outside of the image.
     """
 
     places: tuple[int, ...]
@@ -85,7 +85,7 @@ class Windows(Blocked):
         """Return the program of one blocking.
 
         Raises:
-            NotFusedError: what stands around the convolution can't be computed with it.
+            NotFusedError: the operations around the convolution can't be fused with it.
         """
         return _WindowMaker(self, blocking).program()
 
@@ -99,7 +99,7 @@ class Windows(Blocked):
 
 
 class _WindowMaker:
-    """One program: its axes, and the steps along them."""
+    """The builder of one program: its axes, and the steps along them."""
 
     def __init__(self, windows: Windows, blocking: ConvBlocking) -> None:
         self.windows, self.blocking, self.is_first = windows, blocking, blocking.panels > 0
@@ -123,7 +123,7 @@ class _WindowMaker:
         self.ranges: Ranges = {axis.name: (0, axis.extent - 1) for axis in axes}
         self.values = {f"p{d}": spot for d, spot in enumerate(self.spots)}
         self.values |= {"x0": var("g"), "x1": flat(*results), "x3": var("n")}
-        # Where each axis of places lies in a copy.
+        # The extent and stride of each spatial axis in a copy.
         self.is_stretched = [not self.is_first and side.stride > 1 for side in sides]
         all_places = [side.out if blocking.is_shared else n for side, n in zip(sides, blocking.places, strict=True)]
         self.extents = [
@@ -142,7 +142,7 @@ class _WindowMaker:
         return self.windows.after(sums, axes, self.values, self.ranges)
 
     def program(self) -> TileProgram:
-        """Return it."""
+        """Return the program."""
         (image, where), weights = self._image(), self._weights()
         kept, axes, total, sums, size = self._sums()
         zero = fill(kept, total, 0.0)
@@ -150,7 +150,7 @@ class _WindowMaker:
         a, b = (At(at.buffer, without_units(at.index, self.ranges)) for at in reads)
         registers, product = self.blocking.registers, self.windows.product
         loops = self.terms
-        if self.blocking.in_place:  # the places of a window along a line are the innermost
+        if self.blocking.in_place:  # the positions of a window along a line are innermost
             loops = (*(axis for axis in loops if axis is not self.taps[-1]), self.taps[-1])
         contract = Contract((*kept, *loops), total, a, b, product, registers=registers, where=where)
         after = self.windows.after(sums, axes, self.values, self.ranges)
@@ -183,7 +183,7 @@ class _WindowMaker:
         return kept, (self.j, *self.places), At("t", add(scale(var("j"), row), var("i"))), sums, row * self.j.extent
 
     def _run(self) -> int:
-        """Return the columns of a task that run on from row to row."""
+        """Return the number of a task's columns if they continue from row to row of the copy."""
         ends = ((axis.extent - 1) * n for axis, n in zip(self.places, self.pitches, strict=True))
         return self._whole(sum(ends) + 1)
 
@@ -191,7 +191,7 @@ class _WindowMaker:
         return round_up(columns, self.windows.machine.lanes)
 
     def _image(self) -> tuple[Operand, tuple[Inside, ...]]:
-        """Return where the windows are read, and where they are inside of the image: in memory, or in a copy."""
+        """Return where the windows are read, in memory or in a copy, and the guards for being inside of the image."""
         emitter = self._emit_image()
         load = loaded(emitter.ops, can_widen=False)
         if self.blocking.in_place:
@@ -212,11 +212,11 @@ class _WindowMaker:
         return self._copied(), ()
 
     def _in_image(self, load: Load) -> Load:
-        """Return a load without the guards that hold because the last task has fewer places."""
+        """Return a load without the guards that always hold because the last task has fewer positions."""
         return replace(load, guards=tuple(g for g in load.guards if not is_implied(g, self.places, self.ranges)))
 
     def _emit_image(self) -> Emitter:
-        """Return the operations that compute an element which a window meets."""
+        """Return the operations that compute an image element that a window reads."""
         windows = self.windows
         spots = zip(windows.sides, self.spots, self.taps, strict=True)
         index = [side.met(spot, var(tap.name)) for side, spot, tap in spots]
@@ -260,7 +260,7 @@ class _WindowMaker:
         return replace(self._copy(axes, index, add(*writes, *whole), buffer), at=At("p", found))
 
     def _copy(self, axes: list[Axis], index: Index, place: Expr, buffer: Buffer) -> Operand:
-        """Return the pass over some axes that writes the image to a buffer, or a stage of it."""
+        """Return the pass over some axes that writes the image to a buffer, or a stage with this pass."""
         windows, is_shared = self.windows, self.blocking.is_shared
         around = self.grid[:2] if is_shared else ()
         own = tuple(axis for axis in (*around, *axes) if axis.extent > 1) or tuple(axes[:1])
@@ -278,7 +278,7 @@ class _WindowMaker:
         return Operand(nowhere, buffer, None, pass_)
 
     def _weights(self) -> Operand:
-        """Return where the weights are read: in panels, as they come, or in a copy."""
+        """Return where the weights are read: in panels, in their own memory, or in a copy."""
         windows = self.windows
         steps = row_major_strides(tuple(axis.extent for axis in self.terms))
         term = add(*(scale(var(axis.name), n) for axis, n in zip(self.terms, steps, strict=True)))
@@ -307,6 +307,6 @@ class _WindowMaker:
         return emitter
 
     def _columns(self) -> int:
-        """Return the columns of the weights in whole panels."""
+        """Return the number of columns of the weights, rounded up to whole panels."""
         panels = self.blocking.panels
         return round_up(self.windows.results * self.windows.groups, panels)

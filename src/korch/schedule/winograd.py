@@ -1,8 +1,8 @@
-"""Convolutions in Winograd's space -> tile programs, with what stands before and after them.
+"""Winograd convolutions -> tile programs, with the operations before and after them.
 
-A task transforms a group of tiles of the image, multiplies each point of them by the weights of a
-block of output channels after another, transforms the sums back, and computes what follows. Where
-the weights are many, all tiles are transformed first, and a task takes a block of channels.
+A task transforms a group of tiles of the image, multiplies each point of them by the weights of one
+block of output channels after another, transforms the sums back, and computes the operations after the
+convolution. If there are many weights, all tiles are transformed first, and a task computes a block of channels.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from korch.tile.program import (
 )
 
 LINE_FLOATS = 16
-"""Size of a line of the first cache."""
+"""The size of a line of the L1 cache, in floats."""
 
 POINTS, SUMS, RESULTS = "v", "m", "r"
 """The buffers of transformed tiles, of their products with the weights, and of a tile's results."""
 
 TASK_VECTORS = 4
-"""Most vectors of channels that a task transforms if all tiles are transformed first."""
+"""The most vectors of channels that a task transforms if all tiles are transformed first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class WinogradBlocking:
     Attributes:
         vectors: vectors of output channels that are computed together.
         rows: tiles that are computed together in registers.
-        group: tiles that go together through transform, products and inverse; all of them if `is_shared`.
+        group: tiles that are transformed, multiplied and transformed back together; all tiles if `is_shared`.
         is_shared: whether all tiles are transformed first, and a task computes a block of channels.
     """
 
@@ -74,7 +74,7 @@ class Winograd:
     """What all programs of a group have in common."""
 
     def __init__(self, group: Group, root: Primitive, layouts: Layouts, lanes: int) -> None:
-        """Prepare them; both numbers of channels must fill vectors."""
+        """Prepare what the programs share; input channels and output channels must fill whole vectors."""
         body = group.body
         self.group, self.root, self.lanes = group, root, lanes
         self.product = Product.S16S16 if is_of_bytes(body, root) else Product.F32
@@ -96,7 +96,7 @@ class Winograd:
         """Return the program of one blocking.
 
         Raises:
-            NotFusedError: what stands around the convolution can't be computed with it.
+            NotFusedError: the operations around the convolution can't be fused with it.
         """
         block = blocking.vectors * self.lanes
         level = Level.WORKSPACE if blocking.is_shared else Level.TILE
@@ -121,10 +121,10 @@ class Winograd:
         return TileProgram(buffers, (Stage((groups,), (there, *turns)),))
 
     def check(self) -> None:
-        """Raise an error if what stands around the convolution does not fit, for any blocking.
+        """Raise an error if the operations around the convolution can't be fused, whatever the blocking is.
 
         Raises:
-            NotFusedError: it can't be computed, or its channels are not adjacent in memory.
+            NotFusedError: they can't be computed, or their channels are not adjacent in memory.
         """
         emitter, channel = self._image_emitter()
         value = self._pixel(emitter, channel, *self.attributes.pads_begin)
@@ -174,10 +174,10 @@ class Winograd:
     def _back(
         self, blocking: WinogradBlocking, blocks: Axis, tiles: Axis, number: Expr, steps: tuple[int, int]
     ) -> tuple[Step, ...]:
-        """Return the products of a group with a block of channels, and their way back.
+        """Return the steps that multiply a group by a block of channels and transform the products back.
 
         Args:
-            blocking: sizes.
+            blocking: the block sizes.
             blocks: the loop over blocks of output channels.
             tiles: the loop over the tiles of the group.
             number: the number of a tile among all.
@@ -221,7 +221,7 @@ class Winograd:
         return name
 
     def _after(self, vectors: int, blocks: Axis, number: Expr) -> Pass:
-        """Return the pass that computes the outputs from the results of a tile, those inside of the image."""
+        """Return the pass that computes the outputs from those results of a tile that are inside of the image."""
         lanes = self.lanes
         sizes = {"i": self.tile, "j": self.tile, "o": blocks.extent, "w": vectors, "l": lanes}
         emitter = self._emitter(sizes)
@@ -247,7 +247,7 @@ class Winograd:
         return var(name) if size > 1 else ZERO
 
     def _place(self, i: int, j: int) -> Index:
-        """Return the image, and the row and column that lie i and j behind the first of a tile."""
+        """Return the image, and the row and column at offsets i and j from the first ones of a tile."""
         return (
             self._variable("z", self.images),
             add(scale(self._variable("y", self.down), self.tile), constant(i)),
@@ -283,7 +283,7 @@ def both_ways(
 
 
 def transformed(emitter: Emitter, matrix: Array, values: Sequence[str], dtype: DType) -> list[str]:
-    """Return the names of a matrix times some values; what two rows have in common is computed once."""
+    """Return the names of the elements of a matrix times some values; terms that two rows share are computed once."""
     matrix, values = _with_sums(emitter, matrix, list(values), dtype)
     found: dict[int, str] = {}
     for first, second in itertools.combinations(range(len(matrix)), 2):
@@ -317,7 +317,7 @@ def _weighted(emitter: Emitter, factors: Array, values: Sequence[str], dtype: DT
     if len(used) > 1 and len(sizes) == 1 and sizes != {1.0}:
         (size,) = sizes
         return _times(emitter, size, _weighted(emitter, factors / size, values, dtype), dtype)
-    used.sort(key=lambda term: term[0] != 1)  # one that is only added begins
+    used.sort(key=lambda term: term[0] != 1)  # begin with a term that is only added
     total = _times(emitter, *used[0], dtype)
     for factor, value in used[1:]:
         term = _times(emitter, abs(factor), value, dtype)
@@ -332,5 +332,5 @@ def _times(emitter: Emitter, factor: float, value: str, dtype: DType) -> str:
 
 
 def spread(floats: int) -> int:
-    """Return the least odd number of lines that holds some numbers: points share no set of the first cache."""
+    """Return the floats in the least odd number of cache lines that holds some: points don't share an L1 cache set."""
     return (-(-floats // LINE_FLOATS) | 1) * LINE_FLOATS

@@ -1,1 +1,1 @@
-"""The search: which candidates to measure, and when the plan is proven or good enough."""
+"""The search decides which candidates to measure, and stops when the plan is proven optimal or good enough."""

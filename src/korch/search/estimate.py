@@ -1,8 +1,8 @@
-"""Guesses and measured times -> estimates for other candidates, and the expected improvement.
+"""Guesses and measured times -> estimated times of other candidates, and the expected gain of measuring them.
 
-A guess is computed by the meter from bytes and operations. An estimate is the guess times the
-median ratio of measured time to guess of similar kernels. It proves nothing; it decides what is
-measured first.
+The meter computes a guess from bytes and operations. An estimate is the guess times the median
+ratio of measured time to guess over similar kernels. Estimates prove nothing; they only decide what
+is measured first.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ MOVING_OPS = frozenset(("transpose", "concat", "take", "pad"))
 
 IMAGE_RANK = 4
 LEAST_ELEMENTS = 1000
-"""Of an image whose layout matters."""
+"""An image (a value of rank IMAGE_RANK) with no more elements than this is ignored when layouts are compared."""
 
 Kind = tuple[object, ...]
 
 
 def kinds(candidate: Candidate) -> tuple[Kind, ...]:
-    """Return the kinds of a candidate, the finest first: those of a kind have similar time / guess.
+    """Return the kinds of a candidate, the finest first. Candidates of one kind have a similar ratio of time to guess.
 
-    A guess knows bytes and operations. So it matters what is computed, whether elements change
-    their places, of how many parts a result consists, and whether neighbours in one large image
-    are no neighbours in another: then loads or stores are single elements.
+    A guess depends on bytes and operations only. The kinds add what it ignores: what is computed,
+    whether elements are moved, how many concatenations there are, and whether the innermost axis
+    differs between large images (then loads or stores are of single elements).
     """
     primitives = candidate.group.body.primitives
     ports = (*candidate.input_ports, *candidate.output_ports)
@@ -47,12 +47,12 @@ def kinds(candidate: Candidate) -> tuple[Kind, ...]:
 
 
 def _concatenations(candidate: Candidate) -> int:
-    """Return the concatenations of a group, 2 for more."""
+    """Return the number of concatenations in a group, at most 2."""
     return min(2, sum(p.op == "concat" for p in candidate.group.body.primitives))
 
 
 def _innermost(candidate: Candidate) -> int:
-    """Return how many different axes lie innermost in its large images."""
+    """Return how many different innermost axes the candidate's large images have."""
     group, offer = candidate.group, candidate.offer
     found = {
         layout.blocks[-1:] or layout.order[-1]
@@ -65,7 +65,7 @@ def _innermost(candidate: Candidate) -> int:
 
 
 def _form(primitive: Primitive) -> str:
-    """Return a linear operation, and whether it multiplies channels by channels."""
+    """Return the name of a linear operation; a grouped convolution is distinguished from an ungrouped one."""
     attributes = primitive.attributes
     is_grouped = isinstance(attributes, ConvAttributes) and attributes.groups > 1
     return f"grouped {primitive.op}" if is_grouped else primitive.op
@@ -73,14 +73,14 @@ def _form(primitive: Primitive) -> str:
 
 @dataclass
 class Experience:
-    """Measured times over guesses, by kind; the searches of a model's blocks share one."""
+    """Ratios of measured time to guess, by kind; the searches of a model's blocks share one object."""
 
     ratios: dict[Kind, list[float]] = field(default_factory=dict)
     _kinds: dict[str, tuple[Kind, ...]] = field(default_factory=dict)
     _learned: set[str] = field(default_factory=set)
 
     def learn(self, candidate: Candidate, time_ns: int, guess_ns: int) -> None:
-        """Add what a candidate took; once for each."""
+        """Add the measured time of a candidate; later times of the same candidate are ignored."""
         if candidate.key in self._learned:
             return
         self._learned.add(candidate.key)
@@ -92,12 +92,12 @@ class Experience:
         return {kind: statistics.median(found) for kind, found in self.ratios.items()}
 
     def estimate_ns(self, candidate: Candidate, guess_ns: int, factors: dict[Kind, float]) -> int:
-        """Return an estimate by `factors`: by the finest kind of which anything is known."""
+        """Return the guess times the factor of the finest kind that has one, or times 1."""
         known = (factors[kind] for kind in self.kinds_of(candidate) if kind in factors)
         return int(guess_ns * next(known, 1.0))
 
     def kinds_of(self, candidate: Candidate) -> tuple[Kind, ...]:
-        """Return what `kinds` does, computed once."""
+        """Return `kinds` of a candidate, computed once."""
         if candidate.key not in self._kinds:
             self._kinds[candidate.key] = kinds(candidate)
         return self._kinds[candidate.key]
@@ -106,18 +106,18 @@ class Experience:
 def expected_improvement_ns(estimate_ns: float, slack_ns: float, spread: float) -> float:
     """Return by how much measuring a candidate is expected to improve the best plan.
 
-    A plan with it is estimated to cost `slack_ns` more than the best one. So it gains if it takes
-    less than its estimate by more than that, and then the rest. Times are log-normal around
-    estimates.
+    The best plan with the candidate is estimated to cost `slack_ns` more than the best plan. If the
+    candidate takes less than its estimate by more than `slack_ns`, the gain is the excess over
+    `slack_ns`; otherwise it is 0. Times are assumed to be log-normal around the estimate.
 
     Args:
-        estimate_ns: of the candidate.
+        estimate_ns: the estimated time of the candidate.
         slack_ns: the estimated difference of the two plans.
         spread: standard deviation of the estimate's error, in logarithms.
 
     Source:
-        It is the price of a put option: Black and Scholes, "The pricing of options and corporate
-        liabilities" (1973).
+        The formula is that for the price of a put option: Black and Scholes, "The pricing of options
+        and corporate liabilities" (1973).
     """
     strike_ns = estimate_ns - slack_ns
     if strike_ns <= 0:
@@ -128,5 +128,5 @@ def expected_improvement_ns(estimate_ns: float, slack_ns: float, spread: float) 
 
 
 def _normal(x: float) -> float:
-    """Return the share of a standard normal distribution below `x`."""
+    """Return the standard normal cumulative distribution function at `x`."""
     return 0.5 * math.erfc(-x / math.sqrt(2))

@@ -1,4 +1,4 @@
-"""Why candidates make up no plan: primitives in no candidate, and kernels that failed."""
+"""Explains why candidates form no plan: primitives that are in no candidate, and kernels that failed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ MOST_NAMED = 4
 """The most primitives, refusals or kernels that a message names."""
 
 MOST_LETTERS = 160
-"""The longest part of a kernel's message that is shown."""
+"""The most characters that are shown of a kernel's message."""
 
 
 def check_every_primitive_runs(
     graph: PrimitiveGraph, candidates: Sequence[Candidate], refusals: Mapping[str, int]
 ) -> None:
-    """Check that candidates compute the outputs, before a solver finds that there is no plan.
+    """Check that the candidates can compute the outputs, before a solver is run.
 
     Args:
         graph: the graph.
         candidates: its candidates.
-        refusals: "provider: reason" of the groups that providers refused.
+        refusals: "provider: reason" for the groups that providers refused, with counts.
 
     Raises:
         UnprovidedError: an output needs a primitive that is in no candidate.
@@ -45,16 +45,16 @@ def check_every_primitive_runs(
 def no_working_plan(
     graph: PrimitiveGraph, candidates: Sequence[Candidate], records: Mapping[str, Record], error: InfeasibleError
 ) -> InfeasibleError:
-    """Return the error of a search whose candidates that did not fail make up no plan.
+    """Return the error to raise when the candidates that did not fail form no plan.
 
     Args:
         graph: the graph.
         candidates: its candidates.
-        records: what is known of candidates, by key.
-        error: what the solver says.
+        records: measurements and failures of candidates, by key.
+        error: the solver's error.
 
     Returns:
-        An error that names the primitives that only failed kernels run, and those kernels.
+        An error that names the primitives that are run by failed kernels only, and names those kernels.
     """
     failed = {c.key: (c, r) for c in candidates if isinstance(r := records.get(c.key), Failed)}
     missing = missing_primitives(graph, [c for c in candidates if c.key not in failed])
@@ -71,7 +71,7 @@ def no_working_plan(
 
 
 def missing_primitives(graph: PrimitiveGraph, candidates: Sequence[Candidate]) -> list[int] | None:
-    """Return a primitive of each value that no candidate computes; None if the outputs need none."""
+    """Return one primitive for each value that no candidate computes; None if the outputs can be computed."""
     covered = {p for candidate in candidates for p in candidate.group.primitives}
     known, before = set(graph.given), -1
     while len(known) != before:
@@ -88,7 +88,7 @@ def _operation(graph: PrimitiveGraph, p: int) -> str:
 
 
 def _named(graph: PrimitiveGraph, primitives: Sequence[int]) -> str:
-    """Return some primitives with the nodes that they are of."""
+    """Return a text that names some primitives and the model nodes that they come from."""
     named = [f"{_operation(graph, p)} ({_where(graph, p)})" for p in primitives[:MOST_NAMED]]
     more = f" and {len(primitives) - MOST_NAMED} more" if len(primitives) > MOST_NAMED else ""
     return ", ".join(named) + more
@@ -100,6 +100,6 @@ def _where(graph: PrimitiveGraph, p: int) -> str:
 
 
 def _short(message: str) -> str:
-    """Return the first line of a message, cut where it is long."""
+    """Return the first line of a message, shortened to MOST_LETTERS characters."""
     line = next(iter(message.strip().splitlines()), "no message")
     return line if len(line) <= MOST_LETTERS else f"{line[:MOST_LETTERS]}..."

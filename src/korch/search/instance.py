@@ -1,4 +1,4 @@
-"""Graph and candidates -> the instance that the solver sees."""
+"""Graph and candidates -> the instance that the solver is given."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from korch.target import Target
 
 @dataclass(frozen=True)
 class Interface:
-    """The layouts in which a graph is given its inputs and must write its outputs.
+    """The layouts in which a graph receives its inputs and must write its outputs.
 
     Attributes:
-        layouts: by value; a value that is not there is in the plain layout.
+        layouts: layouts by value; a value that is missing has the plain layout.
     """
 
     layouts: Mapping[int, Layout] = field(default_factory=dict)
 
     def port(self, graph: PrimitiveGraph, value: int) -> Port:
-        """Return the port that an input or an output is."""
+        """Return the port of an input or an output: the value in its layout."""
         return Port(value, str(self.layouts.get(value, Layout.plain(graph.types[value].rank))))
 
     def ports(self, graph: PrimitiveGraph) -> tuple[tuple[Port, ...], frozenset[Port]]:
@@ -49,11 +49,11 @@ PLAIN = Interface()
 
 @dataclass(frozen=True)
 class Errors:
-    """What less precise primitives of a graph add to the error of the model's results.
+    """The error that the less precise primitives of a graph add to the model's results, and its limit.
 
     Attributes:
-        of: by primitive, in units of a budget; the others add nothing.
-        most: what those of a plan may add up to.
+        of: the error of each primitive, in units of a budget; primitives that are missing add none.
+        most: the largest sum of the errors of a plan.
     """
 
     of: Mapping[int, int] = field(default_factory=dict)
@@ -64,18 +64,18 @@ class Errors:
 
 
 EXACT = Errors()
-"""All primitives are of the types that the model has."""
+"""No primitive computes in a less precise type than the model's."""
 
 
 @dataclass(frozen=True)
 class Instance:
-    """What a search chooses from: the candidates of a graph, in one interface.
+    """The input of a search: the candidates of a graph, for one interface.
 
     Attributes:
         graph: the graph with its alternatives.
-        candidates: its candidates.
-        interface: the layouts of inputs and outputs.
-        errors: of less precise primitives, and their budget.
+        candidates: the candidates of the graph.
+        interface: the layouts of the graph's inputs and outputs.
+        errors: the errors of less precise primitives, and their budget.
     """
 
     graph: PrimitiveGraph
@@ -84,7 +84,7 @@ class Instance:
     errors: Errors = EXACT
 
     def of(self, candidates: Sequence[Candidate]) -> Instance:
-        """Return it with other candidates of the graph."""
+        """Return the instance with other candidates of the same graph."""
         return replace(self, candidates=candidates)
 
     def problem(self, cost_ns: Callable[[Candidate], tuple[int, bool]]) -> Problem:
@@ -116,12 +116,12 @@ class Instance:
 
 @dataclass
 class Answers:
-    """What providers offer for groups on one machine. Equal groups are asked for once, also those of other graphs.
+    """What providers offer for groups on one machine. Equal groups are asked for only once, also across graphs.
 
     Attributes:
-        providers: who may run groups.
+        providers: the providers to ask.
         target: the machine.
-        known: what they said, by the provider's name and the group's key.
+        known: their offers or refusals so far, by the provider's name and the group's key.
     """
 
     providers: Sequence[AnyProvider]
@@ -129,7 +129,7 @@ class Answers:
     known: dict[tuple[str, str], Sequence[Offer] | Refusal] = field(default_factory=dict)
 
     def ask(self, group: Group) -> None:
-        """Ask all providers for a group, so that their answers are known."""
+        """Ask all providers for a group, so that `known` has their answers."""
         for _ in self.to(group):
             pass
 
@@ -150,19 +150,19 @@ def collect_candidates(
     interfaces: Sequence[Interface] = (PLAIN,),
     held: Collection[int] | None = None,
 ) -> tuple[tuple[Candidate, ...], dict[str, int]]:
-    """Ask every provider for every group; return the candidates, and how many refused why.
+    """Ask every provider for every group; return the candidates, and the refusals with their counts.
 
-    For each value that two candidates hold in different layouts, changes of layout are candidates too.
+    If a value is read or written in different layouts, the kernels that change its layout are candidates too.
 
     Args:
         graph: the graph.
         groups: its groups.
-        answers: of the providers.
-        interfaces: those that will be asked for; changes between them and what candidates
-            hold are among the candidates.
-        held: values whose memory no kernel of this graph may make a part of another's: those at
-            the graph's ends if not given. A model's inputs are there before, and its outputs have
-            memory of their own: to make them parts of another value costs a copy.
+        answers: the providers' answers.
+        interfaces: the interfaces that will be used; changes between their layouts and those of the
+            candidates are included.
+        held: values whose memory an in-place kernel must not make a part of another value: the graph's
+            inputs and outputs if not given. A model's inputs exist before the run, and its outputs have
+            memory of their own, so making them parts of another value would need a copy.
 
     Returns:
         The candidates in a deterministic order; refusals as "provider: reason" with their counts.
@@ -185,7 +185,7 @@ def layout_changes(
 
     Args:
         graph: the graph.
-        answers: of the providers.
+        answers: the providers' answers.
         written: by value, the layouts in which it may be written.
         read: by value, the layouts in which it may be read.
     """
@@ -202,7 +202,7 @@ def layout_changes(
 
 
 def _candidates(group: Group, answers: Answers, held: Collection[int], refusals: Counter[str]) -> Iterator[Candidate]:
-    """Yield the kernels that providers offer for a group, and count refusals."""
+    """Yield the candidates that providers offer for a group, and count refusals."""
     for provider, answer in answers.to(group):
         if isinstance(answer, Refusal):
             refusals[f"{provider.name}: {answer.reason}"] += 1
@@ -232,10 +232,10 @@ def _layouts(
 
 
 def check_steps(graph: PrimitiveGraph, steps: Sequence[Candidate]) -> None:
-    """Check that kernels in this order are a plan for a graph.
+    """Check that kernels in the given order are a plan for a graph.
 
     Raises:
-        InvalidGraphError: they are not.
+        InvalidGraphError: they are not a plan.
     """
     problem = Instance(graph, steps).problem(lambda _: (0, False))
     check_problem(problem)
@@ -245,9 +245,9 @@ def check_steps(graph: PrimitiveGraph, steps: Sequence[Candidate]) -> None:
 
 
 def _owned(graph: PrimitiveGraph, candidate: Candidate) -> tuple[Port, ...]:
-    """Return the ports whose memory becomes a part of the output's.
+    """Return the ports whose memory becomes a part of the output's memory.
 
-    Layouts with the same bytes are one, as they are where memory is planned.
+    Layouts with the same byte order count as the same layout, as in memory planning.
     """
     if not candidate.offer.is_in_place:
         return ()

@@ -1,13 +1,13 @@
-"""The ledger of a search: what was asked, and what was answered.
+"""The ledger of a search: every question that the search asked, with its answer.
 
-A search asks four things: what candidates cost (bounds and estimates), how long they take
-(measurements), what the solver says of some costs, and how much time is left. Every answer is
-appended to the ledger, and the search decides by the ledger alone. So a ledger that was written to
-a file replays the search: the same questions get the same answers, nothing is measured or solved,
-and the same plan comes out.
+A search asks four kinds of questions: what candidates cost (bounds and estimates), how long they take
+(measurements), what the solver finds for some costs, and how much time is left. Every answer is
+appended to the ledger, and the search decides by the ledger alone. A ledger that was written to
+a file can therefore replay the search: the same questions get the same answers, nothing is measured
+or solved, and the result is the same plan.
 
-The file has one JSON list a line: the kind of the question, a digest of the question, the answer.
-The first line says of which target and options the search was.
+The file has one JSON list per line: the kind of the question, a digest of the question, the answer.
+The first line records the target and the options of the search.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SCHEMA = 1
 
 
 class SolveLimits(TypedDict, total=False):
-    """What `Solver.solve` takes beside the costs."""
+    """The arguments of `Solver.solve` other than the costs."""
 
     is_measured: Sequence[bool] | None
     seconds: float
@@ -53,10 +53,10 @@ class Ledger:
     """Questions and answers of one search, in order; only appended to.
 
     Attributes:
-        records: what is known of candidates, by key: the last measurement or failure.
-        experience: measured times over guesses, for estimates.
+        records: the last measurement or failure of each candidate, by key.
+        experience: ratios of measured times to guesses, from which estimates are computed.
         corrections: how often bounds were corrected.
-        predicted_ns: better estimates of some candidates than those by experience, by key.
+        predicted_ns: by key, estimates of some candidates that are better than those from `experience`.
         is_replayed: whether the answers come from a file.
     """
 
@@ -72,14 +72,14 @@ class Ledger:
         """Begin a search.
 
         Args:
-            meter: answers what the ledger does not know.
-            limits: of the search.
-            write_to: the file that gets each answer as soon as it is known.
-            replay: a file that an earlier search wrote: answers come from there.
-            about: what the first line says: plain data that must be the same in a replay.
+            meter: answers questions about candidates that the ledger can't answer.
+            limits: the limits of the search.
+            write_to: the file to which each answer is appended as soon as it is known.
+            replay: a file that an earlier search wrote; answers are read from it.
+            about: the content of the first line: plain data that must be the same in a replay.
 
         Raises:
-            ReplayError: the file is damaged, or of another target or with other options.
+            ReplayError: the file is damaged, or was written for another target or with other options.
             OptionError: a file can't be opened.
         """
         self.meter = meter
@@ -109,15 +109,15 @@ class Ledger:
                 )
 
     def answer(self, kind: str, question: object, ask: Callable[[], T]) -> T:
-        """Return the answer to a question: the file's in a replay, otherwise that of `ask`.
+        """Return the answer to a question: read from the file in a replay, otherwise computed by `ask`.
 
         Args:
-            kind: of the question.
-            question: its text form decides whether it is the one that the file has next.
-            ask: returns the answer as JSON has it; a replay returns one of the same type.
+            kind: the kind of the question.
+            question: the question; a digest of its `repr` is compared with the file's next entry.
+            ask: computes the answer as JSON data; a replay returns data of the same type.
 
         Raises:
-            ReplayError: the file has another question next, or none.
+            ReplayError: the file's next entry is another question, or there is none.
         """
         if self._replay is None and self._write_to is None:
             return ask()
@@ -161,7 +161,7 @@ class Ledger:
         return [known[c.key] for c in candidates]
 
     def look_up(self, candidates: Sequence[Candidate]) -> None:
-        """Ask what the database knows of candidates that have no record yet."""
+        """Read the database's records of candidates that were not looked up yet."""
         new = list({c.key: c for c in candidates if c.key not in self._looked_up}.values())
         self._looked_up.update(c.key for c in new)
         self._take("known", new, lambda: [self.meter.known(c) for c in new])
@@ -176,7 +176,7 @@ class Ledger:
 
     @property
     def timed_kernels(self) -> int:
-        """The number of candidates with a measured time; one that is timed at several sizes counts for each."""
+        """The number of candidates with a measured time; a candidate timed at several sizes counts once per size."""
         return sum(isinstance(record, Measured) for record in self.records.values())
 
     def has_failed(self, candidate: Candidate) -> bool:
@@ -184,7 +184,7 @@ class Ledger:
         return isinstance(self.records.get(candidate.key), Failed)
 
     def cost_ns(self, candidate: Candidate) -> tuple[int, bool]:
-        """Return the measured time, or the bound, and whether it is measured."""
+        """Return the measured time or, if there is none, the bound; and whether it is measured."""
         record = self.records.get(candidate.key)
         if isinstance(record, Measured):
             return record.time_ns, True
@@ -194,12 +194,12 @@ class Ledger:
     # What is measured.
 
     def measure(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> list[Record | None]:
-        """Build and time candidates; None for those for which there was no time."""
+        """Build and time candidates; return their records, None for candidates that the deadline left unmeasured."""
         self._take("measure", candidates, lambda: self.meter.measure(candidates, deadline))
         return [self.records.get(c.key) for c in candidates]
 
     def confirm(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> None:
-        """Time candidates a second time that were timed once; the longer time counts."""
+        """Time candidates again that were timed once; the longer of the two times is recorded."""
         self._take("confirm", candidates, lambda: self.meter.confirm(candidates, deadline))
 
     def _take(self, kind: str, candidates: Sequence[Candidate], ask: Callable[[], Sequence[Record | None]]) -> None:
@@ -213,7 +213,7 @@ class Ledger:
                     self.records[key] = from_text(text)
 
     def correct(self, candidates: Sequence[Candidate]) -> None:
-        """Lower all bounds so that they hold for what was measured of some candidates."""
+        """Lower the meter's bounds so that they hold for the measured times of some candidates."""
         for candidate in candidates:
             self.meter.correct(candidate, self.records[candidate.key])
         self.corrections += 1
@@ -221,7 +221,7 @@ class Ledger:
         self._guesses_ns.clear()
 
     def compile_s(self, candidates: Sequence[Candidate]) -> float:
-        """Return the predicted seconds to compile those of the candidates that are not compiled."""
+        """Return the predicted seconds to compile the candidates that are not compiled yet."""
         return self.answer("compile", [c.key for c in candidates], lambda: self.meter.compile_s(candidates))
 
     def expect_compiling(self, seconds: float) -> None:
@@ -230,14 +230,14 @@ class Ledger:
             self.meter.expect_compiling(seconds)
 
     def begin(self, candidates: Sequence[Candidate]) -> None:
-        """Begin to build candidates that will likely be measured, beside other work."""
+        """Begin to build candidates that will likely be measured, in parallel with other work."""
         if not self.is_replayed:
             self.meter.begin(candidates)
 
-    # What the solver says.
+    # What the solver finds.
 
     def solve(self, solver: Solver, costs_ns: Sequence[int], **limits: Unpack[SolveLimits]) -> Plan:
-        """Return what `Solver.solve` does."""
+        """Return the result of `Solver.solve`, recorded in the ledger."""
         question = (costs_ns, limits.get("excluded"), limits.get("hint"), limits.get("gap"))
 
         def ask() -> list[Any]:
@@ -270,7 +270,7 @@ class Ledger:
     def relax(
         self, solver: Solver, costs_ns: Sequence[int], *, excluded: Collection[int], seconds: float
     ) -> tuple[int, dict[int, int]]:
-        """Return what `Solver.relax` does."""
+        """Return the result of `Solver.relax`, recorded in the ledger."""
 
         def ask() -> list[Any]:
             bound_ns, slack_ns = solver.relax(costs_ns, excluded=excluded, seconds=seconds)
@@ -286,7 +286,7 @@ class Ledger:
         return self.answer("time", (), lambda: deadline.left_s)
 
     def now_s(self) -> float:
-        """Return the time, as far as decisions depend on it."""
+        """Return the monotonic time in seconds, for decisions that depend on it."""
         return self.answer("now", (), time.monotonic)
 
     def is_over(self, deadline: Deadline) -> bool:
@@ -294,15 +294,15 @@ class Ledger:
         left_s = self.left_s(deadline)
         return left_s is not None and left_s <= 0
 
-    # What was chosen by other means.
+    # Choices that validation made, and facts that the database keeps.
 
     def record_choice(self, kind: str, choice: str) -> None:
-        """Append a choice that was made by validation; a replay has read it before."""
+        """Append a choice that was made by validation; does nothing in a replay, which has read it already."""
         if not self.is_replayed:
             self.answer(kind, (), lambda: choice)
 
     def recorded_choice(self, kind: str) -> str | None:
-        """Return the choice that is next in a replay; None if this is none."""
+        """Return the next choice of a replay; None if this is not a replay."""
         return self.answer(kind, (), lambda: "") if self.is_replayed else None
 
     def fact(self, name: str) -> str | None:
@@ -310,16 +310,16 @@ class Ledger:
         return self.answer("fact", name, lambda: self.meter.database.fact(name))
 
     def put_fact(self, name: str, value: str) -> None:
-        """Keep a fact in the database; a replay keeps none."""
+        """Store a fact in the database; does nothing in a replay."""
         if not self.is_replayed:
             self.meter.database.put_fact(name, value)
 
 
 def _opened(path: Path, mode: str) -> IO[str]:
-    """Return a file.
+    """Return an opened file.
 
     Raises:
-        OptionError: it can't be opened.
+        OptionError: the file can't be opened.
     """
     try:
         if mode == "r":
@@ -334,11 +334,11 @@ def _opened(path: Path, mode: str) -> IO[str]:
 
 
 def _entries(path: Path) -> Iterator[list[Any]]:
-    """Return the entries of a file; each line is read when it is asked for.
+    """Return an iterator over the entries of a file; each line is parsed when it is requested.
 
     Raises:
         OptionError: the file can't be opened.
-        ReplayError: a line is no entry.
+        ReplayError: a line is not an entry.
     """
     with _opened(path, "r") as file:
         lines = file.readlines()

@@ -1,12 +1,13 @@
-"""Candidates -> plan, measuring only what may be in the best one.
+"""Candidates -> plan, measuring only candidates that may be in the best plan.
 
-Every candidate first has an admissible lower bound. Solve; measure the candidates that the solution
-uses; solve again, until all that it uses is measured. Costs only rise from bounds to measurements,
-so the last solution is the optimum over *all* candidates, measured or not. At any moment there is a
-lower bound for the cost of every plan, and, once all of one solution is measured, a best plan.
+Every candidate first has an admissible lower bound. The loop solves, measures the candidates that the
+solution uses, and solves again, until every candidate of the solution is measured. Costs only rise when
+bounds are replaced by measurements, so the last solution is the optimum over *all* candidates, measured or
+not. At any moment there is a lower bound for the cost of every plan, and, once one solution is fully
+measured, a best plan.
 
-The loop has no knowledge of its own but the plans that it has tried: what candidates cost is in the
-ledger (`price`), and so is what the solver said; what to measure follows from both (`propose`).
+The only state of the loop is the set of plans that it has tried. The costs of candidates and the solver's
+answers are in the ledger (`price`), and what to measure is computed from both (`propose`).
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class Search:
     """The search of one instance: a graph's candidates in one interface.
 
     Attributes:
-        questions: the program, and what is asked about it.
+        questions: the program, and the questions about it.
         tried: the plans that were tried, in order.
-        rounds: since the search was begun or resumed.
+        rounds: the rounds since the search was begun or resumed.
     """
 
     def __init__(
@@ -50,15 +51,15 @@ class Search:
         progress: Callable[[Round], None] | None = None,
         like: Problem | None = None,
     ) -> None:
-        """Write the program.
+        """Build the program.
 
         Args:
-            instance: what to choose from.
-            ledger: answers questions.
-            options: how to search.
+            instance: the candidates to choose from.
+            ledger: answers the search's questions.
+            options: the options of the search.
             deadline: when to stop.
-            progress: called with each round.
-            like: the program of the instance in another interface, if it is written already.
+            progress: called after each round.
+            like: the problem of the same instance in another interface, if that exists already.
         """
         self.candidates = tuple(instance.candidates)
         self.ledger, self.options = ledger, options
@@ -71,12 +72,12 @@ class Search:
         self.start_s = time.monotonic()
         self.questions = Questions(instance, ledger, self.last_deadline, like)
         self._keys = frozenset(c.key for c in self.candidates)
-        self._proven = (0, 0)  # a bound, and after how many corrections it was proven
+        self._proven = (0, 0)  # a bound, and the number of bound corrections at which it was proven
         self._combined: frozenset[int] = frozenset()
         self._found = [k for k, c in enumerate(self.candidates) if c.is_found]
         self.questions.left_out = self._found  # until a plan without found programs is measured
 
-    # What follows from the ledger.
+    # State that is computed from the ledger.
 
     @property
     def best(self) -> PricedPlan | None:
@@ -88,7 +89,7 @@ class Search:
 
     @property
     def bound_ns(self) -> int:
-        """No plan costs less; 0 if the bounds were corrected since that was proven."""
+        """The proven lower bound of all plans' costs; 0 if candidates' bounds were corrected since it was proven."""
         bound_ns, corrections = self._proven
         return bound_ns if corrections == self.ledger.corrections else 0
 
@@ -107,7 +108,7 @@ class Search:
         return len(self._keys & self.ledger.records.keys())
 
     def runner_up(self) -> tuple[Candidate, ...]:
-        """Return the second-best measured plan, if the best is not proven and it is near."""
+        """Return the second-best measured plan if its cost is close and the best plan is not proven; otherwise ()."""
         best, second = self._best_two()
         if best is None or second is None or self._is_close(best):
             return ()
@@ -115,11 +116,11 @@ class Search:
         return tuple(self.candidates[k] for k in second.kernels) if is_near else ()
 
     def _is_close(self, best: PricedPlan | None) -> bool:
-        """Return whether a plan is proven to be as good as was asked for."""
+        """Return whether a plan is proven to be within the requested gap of the optimum."""
         return best is not None and best.is_close(self.bound_ns, self.options.search.gap)
 
     def _has_gained(self, bound_ns: int, before: PricedPlan | None) -> bool:
-        """Return whether plan and bound are noticeably nearer to each other than before."""
+        """Return whether the gap between plan and bound has shrunk noticeably."""
         best = self.best
         if best is None or before is None:
             return True
@@ -155,10 +156,10 @@ class Search:
         return self._result(stopped=False)
 
     def estimate(self) -> None:
-        """Find a good plan: solve with estimates for what is not measured, until all of it is.
+        """Find a good plan: solve with estimates for unmeasured candidates, until the solution is fully measured.
 
-        It proves nothing, but it finds in a few rounds what the bounds alone find late. Programs that the
-        superoptimizer found are left out until a plan without them is measured; so they can only improve it.
+        This proves nothing, but it needs only a few rounds, whereas the bounds alone need many. Programs that the
+        superoptimizer found are left out until a plan without them is measured, so they can only improve on it.
         """
         if self.questions.left_out:
             try:
@@ -191,7 +192,9 @@ class Search:
         self._find_any()
 
     def prove(self, most_rounds: int | None = None) -> Orchestration:
-        """Measure what bounds say may be better, until nothing may, or rounds or time are spent.
+        """Measure candidates that may be in a better plan according to their bounds.
+
+        It ends when no better plan is possible, or after `most_rounds` rounds, or when the time is used up.
 
         Raises:
             InfeasibleError: no plan exists.
@@ -217,7 +220,7 @@ class Search:
             if stopped or quiet >= self.options.search.patience or (unknown and not has_room):
                 break
             if not unknown:
-                # All of the solution is measured, so only a better proof is left to be had.
+                # The solution is fully measured, so only the bound can still improve.
                 if plan.certificate.status is Status.OPTIMAL or seconds > self.limits.round_seconds:
                     break
                 seconds, gap = self.options.search.solver_seconds, 0.0
@@ -225,7 +228,7 @@ class Search:
         return self._result(stopped)
 
     def combine_measured(self) -> None:
-        """Look for the best plan of what is measured: no solve has seen the last measurements."""
+        """Look for the best plan of measured candidates only: the last measurements came after the last solve."""
         prices, best = price(self.ledger, self.candidates), self.best
         measured = _measured_of(prices).difference(self.questions.left_out)
         if best is None or self._is_close(best) or measured == self._combined or not measured.issuperset(best.kernels):
@@ -248,11 +251,11 @@ class Search:
         return tuple(self.candidates[k] for k in plan.kernels)
 
     def explore(self, seconds: float | None = None, gap: float | None = None) -> Exploration:
-        """Return the best plan by estimates, and what else is worth measuring.
+        """Return the best plan according to estimates, and other candidates that are worth measuring.
 
         Args:
-            seconds: longest time for the plan; half a round's if not given.
-            gap: by which it may be worse than the best; `estimate_gap` if not given.
+            seconds: time limit of the solve; half of `round_seconds` if not given.
+            gap: the relative gap at which the solve may stop; `estimate_gap` if not given.
         """
         estimates = estimates_ns(self.ledger, self.candidates)
         plan = self._solve(
@@ -269,7 +272,7 @@ class Search:
         return Exploration(plan.kernels, unknown, others)
 
     def estimated_ns(self) -> int:
-        """Return about what the best plan costs by estimates: the bound of the relaxation."""
+        """Return the relaxation's bound for estimated costs: about the cost of the best plan."""
         return self.questions.relax_estimates(estimates_ns(self.ledger, self.candidates))[0]
 
     def try_plan(self, kernels: tuple[int, ...]) -> None:
@@ -278,9 +281,9 @@ class Search:
         self._report()
 
     def resume(self, deadline: Deadline, most_measured: int | None) -> None:
-        """Begin another search with other limits; what was found is kept, but no bound.
+        """Continue the search with other limits. Tried plans are kept; the bound is reset.
 
-        Plans that could not be measured before are forgotten if there is time now.
+        If the best plan has unmeasured kernels and there is time now, all tried plans are dropped.
         """
         self.questions.deadline, self.most_measured = deadline, most_measured
         self.start_s, self.rounds, self.bound_ns = time.monotonic(), [], 0
@@ -291,10 +294,10 @@ class Search:
     def revise(self, found: Orchestration) -> Orchestration:
         """Return the best plan now that some of a result's kernels were measured again.
 
-        Costs have only risen, so that what was proven holds, but another plan may be better.
+        Costs have only risen, so the proven bound still holds, but another plan may now be better.
 
         Args:
-            found: what this search, or that of an earlier run, has found.
+            found: the result of this search, or of the search in an earlier run.
 
         Raises:
             InfeasibleError: the candidates that still work do not make up a plan.
@@ -309,7 +312,7 @@ class Search:
         return self._result(found.stopped_by_budget)
 
     def end(self) -> Orchestration:
-        """Return the best plan, with what the relaxation proves: no more is measured.
+        """Return the best plan with the relaxation's bound; nothing more is measured.
 
         Raises:
             InfeasibleError: there is no plan.
@@ -321,7 +324,7 @@ class Search:
         return self._result(stopped=True)
 
     def _find_any(self) -> None:
-        """Find a plan if there is none: a kernel of every solution so far has failed."""
+        """Find a plan if there is none because every solution so far had a kernel that failed."""
         while self.best is None:
             estimates = estimates_ns(self.ledger, self.candidates)
             plan = self._solve(estimates, None, self.limits.round_seconds, self.limits.estimate_gap)
@@ -331,7 +334,7 @@ class Search:
     def _solve(
         self, costs_ns: list[int], is_measured: list[bool] | None, seconds: float, gap: float, bound_ns: int = 0
     ) -> Plan:
-        """Return the best plan at some costs; the best one so far is a hint."""
+        """Return the best plan for the given costs; the best plan so far is the solver's hint."""
         best = self.best
         hint = best.kernels if best else None
         return self.questions.solve(costs_ns, is_measured, seconds, gap, hint=hint, bound_ns=bound_ns)
@@ -342,7 +345,7 @@ class Search:
         return near_optimal(self.ledger, self.candidates, slack_ns, best.cost_ns - bound_ns if best else 0)
 
     def _measure(self, kernels: Sequence[int], *, is_needed: bool = False) -> None:
-        """Measure candidates; those of a first plan are needed, whatever time is left."""
+        """Measure candidates; those of a first plan (`is_needed`) get the deadline of the whole search."""
         unique = {self.candidates[k].key: self.candidates[k] for k in kernels}
         todo = [c for key, c in unique.items() if key not in self.ledger.records]
         deadline, needed = (self.last_deadline, len(todo)) if is_needed else (self.questions.deadline, 0)

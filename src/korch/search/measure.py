@@ -1,4 +1,4 @@
-"""Candidates -> answers in the ledger, batch by batch until the deadline."""
+"""Measures candidates in batches until the deadline; the ledger stores the results."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ logger = logging.getLogger("korch.orchestrate")
 
 
 def measure_some(ledger: Ledger, candidates: Sequence[Candidate], deadline: Deadline, needed: int = 0) -> int:
-    """Measure candidates in order; correct the bounds of those that are faster than their bounds.
+    """Measure candidates in order; if some are faster than their bounds, correct the bounds.
 
     Args:
-        ledger: gets the answers.
-        candidates: what is measured before the deadline.
-        deadline: when there is no time left.
-        needed: how many of them, the first ones, make up the first plan: it is compiled in any
-            case, so that time must be left for it.
+        ledger: stores the results.
+        candidates: the candidates to measure.
+        deadline: when to stop.
+        needed: the first `needed` candidates form the first plan. It is compiled in any case, so the
+            time for compiling it is reserved.
 
     Returns:
         How many were measured, or failed.
@@ -46,10 +46,10 @@ def measure_some(ledger: Ledger, candidates: Sequence[Candidate], deadline: Dead
 
 
 def confirm(ledger: Ledger, candidates: Sequence[Candidate], deadline: Deadline) -> bool:
-    """Measure a plan's kernels again that were measured once, as far as there is time.
+    """Measure again the kernels of a plan that were measured only once, until the deadline.
 
     Returns:
-        Whether there were any: then another plan may be better now.
+        Whether any kernel was measured again, so that another plan may now be better.
     """
     size, timed = ledger.limits.batch, 0
     todo = {c.key: c for c in candidates if isinstance(record := ledger.known(c), Measured) and not record.is_confirmed}

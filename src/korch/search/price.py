@@ -1,6 +1,6 @@
-"""Ledger -> costs of candidates: measured times, bounds for the others, or estimates.
+"""Ledger -> costs of candidates: the measured time, or else a lower bound or an estimate.
 
-Pure functions of what the ledger knows.
+Pure functions of the ledger's content, except that `estimates_ns` adds new measurements to the ledger's experience.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Prices:
     Attributes:
         costs_ns: the measured time, or the bound, of each.
         is_measured: whether each is measured.
-        failed: the positions of those that failed.
+        failed: the positions of the candidates that failed.
     """
 
     costs_ns: list[int]
@@ -32,8 +32,8 @@ class Prices:
 def price(ledger: Ledger, candidates: Sequence[Candidate]) -> Prices:
     """Return the costs of candidates.
 
-    A time below the bound counts as the bound: costs must only rise from bounds to measurements,
-    or the last solution would prove nothing.
+    A measured time below the bound is replaced by the bound. Costs may only rise when a bound is
+    replaced by a measurement; otherwise the solver's last bound would not be valid for the new costs.
     """
     records = [ledger.records.get(c.key) for c in candidates]
     costs_ns = [
@@ -48,7 +48,7 @@ def price(ledger: Ledger, candidates: Sequence[Candidate]) -> Prices:
 
 
 def estimates_ns(ledger: Ledger, candidates: Sequence[Candidate]) -> list[int]:
-    """Return measured times, and for the others estimates by what was measured of their kind."""
+    """Return the measured time of each candidate, or an estimate from the measured candidates of its kind."""
     prices, guesses_ns = price(ledger, candidates), ledger.guesses_ns(candidates)
     for candidate, guess_ns in zip(candidates, guesses_ns, strict=True):
         record = ledger.records.get(candidate.key)
@@ -64,7 +64,7 @@ def estimates_ns(ledger: Ledger, candidates: Sequence[Candidate]) -> list[int]:
 
 
 def estimate_ns(ledger: Ledger, candidate: Candidate) -> int:
-    """Return the measured time of one candidate, or an estimate; nothing is learned from it."""
+    """Return the measured time of one candidate, or an estimate; the ledger's experience is not updated."""
     cost_ns, is_measured = ledger.cost_ns(candidate)
     if is_measured:
         return cost_ns
@@ -73,13 +73,13 @@ def estimate_ns(ledger: Ledger, candidate: Candidate) -> int:
 
 
 def _expected_ns(ledger: Ledger, candidate: Candidate, guess_ns: int, factors: dict[Kind, float]) -> int:
-    """Return what a candidate likely takes: by its times at other sizes, or by what was measured of its kind."""
+    """Return the expected time of a candidate: predicted from its times at other sizes, or from its kind."""
     predicted_ns = ledger.predicted_ns.get(candidate.key)
     return ledger.experience.estimate_ns(candidate, guess_ns, factors) if predicted_ns is None else predicted_ns
 
 
 def plan_ns(ledger: Ledger, chosen: Sequence[Candidate]) -> int:
-    """Return the cost of a plan: measured times, and at least the guess for the others."""
+    """Return the cost of a plan: the sum of measured times, or the larger of bound and guess if not measured."""
     prices, guesses_ns = price(ledger, chosen), [0] * len(chosen)
     if not all(prices.is_measured):
         guesses_ns = [

@@ -1,6 +1,6 @@
 """Costs and a solution -> the candidates that are worth measuring.
 
-Pure functions of the ledger: `expected_improvements` by estimates, `near_optimal` by bounds.
+Pure functions of the ledger: `expected_improvements` uses estimates, `near_optimal` uses bounds.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from korch.search.ledger import Ledger
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """What estimates say should be measured.
+    """The candidates to measure according to estimates.
 
     Attributes:
-        kernels: the best plan by estimates.
-        unknown: those of it without a measurement.
-        improvements: other candidates, each with the nanoseconds that measuring it is expected to
-            gain, in descending order.
+        kernels: the best plan according to estimates.
+        unknown: the kernels of that plan without a record.
+        improvements: (expected gain of measuring it in nanoseconds, candidate) of other candidates,
+            in descending order of the gain.
     """
 
     kernels: tuple[int, ...]
@@ -31,7 +31,7 @@ class Exploration:
 
 
 def unmeasured(ledger: Ledger, candidates: Sequence[Candidate], kernels: Sequence[int]) -> tuple[int, ...]:
-    """Return the kernels of a plan of which nothing is known."""
+    """Return the kernels of a plan that have neither a measurement nor a failure."""
     return tuple(k for k in kernels if candidates[k].key not in ledger.records)
 
 
@@ -43,13 +43,13 @@ def expected_improvements(
     least_ns: float,
     left_out: Collection[str],
 ) -> tuple[tuple[float, int], ...]:
-    """Return unmeasured candidates with what measuring them is expected to gain, descending.
+    """Return unmeasured candidates with the expected gain of measuring them, in descending order.
 
     Args:
-        ledger: what is known.
-        candidates: of the instance.
+        ledger: holds the records of candidates.
+        candidates: the candidates of the instance.
         estimates_ns: the estimate of each.
-        slack_ns: by candidate, how much a plan with it costs more than the best one.
+        slack_ns: by candidate, by how much a plan with it costs more than the best plan.
         least_ns: smaller gains are left out.
         left_out: keys of candidates that are measured anyway.
     """
@@ -65,9 +65,9 @@ def expected_improvements(
 
 
 def of_each_kind(ledger: Ledger, candidates: Sequence[Candidate], kernels: Iterable[int]) -> list[int]:
-    """Return candidates without those of a kind of which there are enough before them.
+    """Return the first `limits.same_kind` candidates of each kind, in the given order.
 
-    Other forms of one product are expected to gain about as much as the best of them, and would fill a round.
+    All forms of one matrix product have about the same expected gain, and would otherwise fill a round.
     """
     found, taken = list[int](), Counter[Kind]()
     for k in kernels:
@@ -81,16 +81,16 @@ def of_each_kind(ledger: Ledger, candidates: Sequence[Candidate], kernels: Itera
 def near_optimal(
     ledger: Ledger, candidates: Sequence[Candidate], slack_ns: Mapping[int, int], room_ns: int
 ) -> list[int]:
-    """Return unmeasured candidates that the relaxation can't distinguish from those of an optimum.
+    """Return unmeasured candidates that may be in an optimal plan as far as the relaxation proves.
 
-    A plan with a candidate costs at least the relaxation's bound plus the candidate's slack;
-    beyond the best plan's cost it need never be measured. Measuring the nearest ones together
-    with the plan's saves most of the rounds.
+    A plan with a candidate costs at least the relaxation's bound plus the candidate's slack. If that
+    exceeds the best plan's cost, the candidate need never be measured. Measuring those with the least
+    slack together with the plan's own saves most of the rounds.
 
     Args:
-        ledger: what is known.
-        candidates: of the instance.
-        slack_ns: by candidate.
+        ledger: holds the records of candidates.
+        candidates: the candidates of the instance.
+        slack_ns: the slack of each candidate.
         room_ns: the best plan's cost minus the relaxation's bound.
     """
     found: dict[str, int] = {}

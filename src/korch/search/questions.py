@@ -1,6 +1,7 @@
-"""The program of an instance, and what a search asks about it: the best plan at some costs, and a bound.
+"""The linear program of an instance, and the questions that a search asks about it: the best plan and a lower bound.
 
-The ledger keeps each question with its answer, so that a search can be replayed.
+Both depend on the costs that are given. The ledger stores each question with its answer, so that a search
+can be replayed.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ logger = logging.getLogger("korch.orchestrate")
 
 
 class Questions:
-    """What is asked about one instance.
+    """The questions that a search asks about one instance.
 
     Attributes:
-        candidates: of the instance.
-        solver: the program.
-        deadline: until when there may be questions.
-        left_out: the numbers of candidates that plans may not have, beside those that failed.
+        candidates: the candidates of the instance.
+        solver: holds the instance's program.
+        deadline: limits the time of the questions.
+        left_out: the numbers of candidates that plans must not use, in addition to failed ones.
     """
 
     def __init__(self, instance: Instance, ledger: Ledger, deadline: Deadline, like: Problem | None) -> None:
-        """Write the program; `like` is that of the instance in another interface, if it is written already."""
+        """Build the program; `like` is the problem of the same instance in another interface, if it exists."""
         self.graph, self.candidates = instance.graph, tuple(instance.candidates)
         self.ledger, self.limits, self.deadline = ledger, ledger.limits, deadline
         self.left_out: list[int] = []
@@ -57,15 +58,15 @@ class Questions:
         hint: tuple[int, ...] | None,
         bound_ns: int = 0,
     ) -> Plan:
-        """Return the best plan at some costs.
+        """Return the best plan for the given costs.
 
         Args:
-            costs_ns: of each candidate.
+            costs_ns: the cost of each candidate.
             is_measured: whether each is measured; None if the costs are estimates.
-            seconds: longest time, if the budget has it; while no plan is known, the solve may take longer.
-            gap: by which it may be worse than the best.
-            hint: a plan, None if there is none yet.
-            bound_ns: no plan costs less.
+            seconds: time limit, reduced if the budget has less left. While no plan is known, the solve may take longer.
+            gap: the relative gap to the optimum at which the solver may stop.
+            hint: a known plan to start from; None if there is none yet.
+            bound_ns: a known lower bound of all plans' costs.
 
         Raises:
             InfeasibleError: no plan exists, or the solver found none in time.
@@ -105,7 +106,7 @@ class Questions:
         return plan
 
     def solve_some(self, prices: Prices, numbers: Collection[int], hint: tuple[int, ...] | None = None) -> Plan:
-        """Return the best plan of some candidates only."""
+        """Return the best plan that uses only some of the candidates."""
         left_s, seconds = self.ledger.left_s(self.deadline), self.limits.combine_seconds
         return self.ledger.solve(
             self.solver,
@@ -119,13 +120,13 @@ class Questions:
     def relax(
         self, costs_ns: list[int], least_s: float = 1.0, left_out: Sequence[int] = ()
     ) -> tuple[int, dict[int, int]]:
-        """Return the bound of the relaxation at some costs, and the slack of candidates."""
+        """Return the lower bound that the relaxation gives for some costs, and the slack of each candidate."""
         left_s, most_s = self.ledger.left_s(self.deadline), self.limits.relax_seconds
         seconds = most_s if left_s is None else max(least_s, min(most_s, left_s))
         return self.ledger.relax(self.solver, costs_ns, excluded=[*self._failed(), *left_out], seconds=seconds)
 
     def relax_estimates(self, estimates: list[int]) -> tuple[int, dict[int, int]]:
-        """Return what the relaxation says of estimates; a second time without solving it again."""
+        """Return `relax` for estimated costs; the last result is reused if the question is the same."""
         question = estimates, self.left_out
         if self._relaxed is None or self._relaxed[0] != question:
             self._relaxed = (question, *self.relax(estimates, left_out=self.left_out))
@@ -136,7 +137,7 @@ class Questions:
 
 
 def _named(graph: PrimitiveGraph, value: int) -> str:
-    """Return a value with the node that it comes from."""
+    """Return a value's name with the model node that it comes from."""
     makers = graph.producers[value]
     origin = graph.origins[makers[0]] if makers and graph.origins else ""
     return f"%{value} ({origin})" if origin else f"%{value}"

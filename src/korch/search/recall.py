@@ -1,7 +1,7 @@
-"""Solved instances are kept: the same candidates with the same options need no second search.
+"""Cache of search results: the same candidates with the same options are not searched twice.
 
-What is kept are positions in the list of candidates, under a hash of that list, so that a changed
-model, rule, provider or option finds nothing.
+A cached plan is stored as positions in the list of candidates. The cache key is a hash of that list and of
+the options, so a changed model, rule, provider or option never matches an old entry.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Solved:
 
     Attributes:
         found: the plan, and how it was found.
-        plans: by name.
-        is_recalled: whether an earlier run found it: then the seconds are that run's.
+        plans: the plans to compare with, by name.
+        is_recalled: whether an earlier run found the plan. The recorded seconds are then those of that run.
     """
 
     found: Orchestration
@@ -42,10 +42,10 @@ class Solved:
 
 
 def instance_key(candidates: Sequence[Candidate], options: Options, tag: str = "") -> str:
-    """Return a name for an instance: its candidates with their places, and what steers the search.
+    """Return the cache key of an instance: a hash of its candidates, in order, and of the search options.
 
-    Seconds are left out, but for the budget: a search that was not cut short does not depend on
-    them, and one that was is not kept.
+    Time limits are not part of the key. A search that the time budget did not cut short does not
+    depend on them, and a search that was cut short is not cached.
     """
     digest = hashlib.sha256(
         f"{SCHEMA} {options.search.gap} {options.search.patience} {options.search.max_measured} {tag}".encode()
@@ -59,7 +59,7 @@ def instance_key(candidates: Sequence[Candidate], options: Options, tag: str = "
 def keep_solved(
     ledger: Ledger, candidates: Sequence[Candidate], options: Options, solved: Solved, tag: str = ""
 ) -> None:
-    """Keep the plans of a search that ended by itself."""
+    """Cache the plans of a search that was not stopped by its time budget."""
     if solved.found.stopped_by_budget:
         return
     number = {id(candidate): i for i, candidate in enumerate(candidates)}
@@ -90,5 +90,5 @@ def recall_solved(ledger: Ledger, candidates: Sequence[Candidate], options: Opti
         return None
     sums_ns = sorted((sum(record.time_ns for record in known), sum(found.costs_ns)))
     if found.costs_ns and sums_ns[1] > ledger.limits.disagreement * sums_ns[0]:
-        return None  # kernels were timed again since
+        return None  # kernels were measured again since the plan was cached, with other times
     return Solved(found, plans, is_recalled=True)

@@ -1,4 +1,4 @@
-"""What a search returns: the plan, what is proven of it, and the rounds that led to it."""
+"""The result of a search: the plan, its certificate, and the rounds that led to it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Round:
     """The state of a search after one round.
 
     Attributes:
-        bound_ns: no plan costs less.
+        bound_ns: lower bound of all plans' costs.
         incumbent_ns: the cost of the best plan so far; None if there is none yet.
-        measured: candidates measured so far, in this run or before.
-        seconds: since the start.
+        measured: the number of candidates measured so far, in this run or an earlier one.
+        seconds: time since the search started.
     """
 
     bound_ns: int
@@ -44,10 +44,10 @@ class Orchestration:
 
     Attributes:
         steps: the chosen candidates in order.
-        certificate: what is proven of them.
-        costs_ns: the cost of each.
+        certificate: the cost of the plan and the proven bound.
+        costs_ns: the cost of each step.
         rounds: the rounds of the search.
-        distinct_measured: how many candidates have measured times, equal ones counted once.
+        distinct_measured: how many candidates have measured times; candidates with equal keys count once.
         failed: how many candidates failed.
         stopped_by_budget: whether the search ended because no time was left.
     """

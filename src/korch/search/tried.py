@@ -1,4 +1,4 @@
-"""Plans that were tried, at what they cost by now: pure functions of the ledger."""
+"""Ranks the plans that a search has tried by their current costs: pure functions of the ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class PricedPlan:
     kernels: tuple[int, ...]
 
     def is_close(self, bound_ns: int, gap: float) -> bool:
-        """Return whether a bound proves that no plan is better by more than a share of its cost."""
+        """Return whether `bound_ns` proves that no plan is cheaper by more than the fraction `gap` of this cost."""
         return self.cost_ns - bound_ns <= gap * self.cost_ns
 
 
@@ -27,13 +27,13 @@ def best_two(
 ) -> tuple[PricedPlan | None, PricedPlan | None]:
     """Return the best plan that was tried and the second-best one.
 
-    Where no plan is measured, the best is the first one whose kernels have not failed.
+    If no plan is fully measured, the best is the first plan without failed kernels.
 
     Args:
-        ledger: what is known of the candidates.
-        candidates: of the instance.
-        tried: the plans, in order.
-        is_measuring: whether kernels are measured; if not, plans cost what their bounds say.
+        ledger: holds the measurements and bounds of the candidates.
+        candidates: the candidates of the instance.
+        tried: the plans, in the order in which they were tried.
+        is_measuring: whether kernels are measured; if not, a plan costs the sum of its lower bounds.
     """
     plans = [(kernels, [candidates[k] for k in kernels]) for kernels in tried]
     measured = sorted(
@@ -52,6 +52,6 @@ def best_two(
 
 
 def distinct_measured(ledger: Ledger, candidates: Iterable[Candidate]) -> int:
-    """Return how many different candidates are measured."""
+    """Return how many candidates are measured; candidates with equal keys count once."""
     unique = {c.key: c for c in candidates}
     return sum(map(ledger.is_measured, unique.values()))

@@ -1,11 +1,11 @@
-"""Group -> what it computes, over named axes: moves and broadcasts of elements disappear.
+"""Group -> its computation over named axes, in which moves and broadcasts of elements disappear.
 
-Dimensions that must be equally long and run together are one axis. A tensor is then an input with an
-axis for each dimension; a matrix product is a sum, along an axis, of products of elements. So a
-transposition or a broadcast is nothing but another list of axes, and equal terms are found once.
+Dimensions that must have the same length and are indexed together are one axis. A tensor is then an input with
+an axis for each dimension; a matrix product is a sum, along an axis, of products of elements. So a transposition
+or a broadcast only gives another list of axes, and equal terms become one term.
 
-A window reads an input at a sum of two axes, and a pad at a shifted one: then the place in a dimension is
-an expression of axes. Outside of the input it is 0, or another number by a choice.
+A window reads an input at a sum of two axes, and a pad reads it at a shifted axis: then the index of a dimension
+is an expression of axes. Outside of the input the value is 0, or another number chosen by a "where".
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from korch.tile.index import ZERO, Expr, Ranges, add, bounds, constant, scale, s
 from korch.tile.program import Inside
 
 TWIN = "x"
-"""Ends the name of an axis that is as long as another one because both are of one tensor."""
+"""The suffix of the name of a second axis for the same dimension, which therefore has the same length."""
 
 REDUCTIONS = ("reduce_sum", "reduce_max")
 
 UNNAMED_SIZE = 7
-"""Elements, in a graph of small sizes, of an axis that is only read by windows."""
+"""The size, in a graph of small sizes, of an axis that only windows read."""
 
 
 class NotNamedError(Exception):
@@ -44,12 +44,12 @@ Places = tuple[Expr, ...]
 
 
 def axis_of(place: Expr) -> str:
-    """Return the axis that a place is; "" if it is another expression, or none."""
+    """Return the axis if a place is exactly one axis; "" if it is another expression."""
     return next(iter(place.variables)) if place == var(next(iter(place.variables), "")) else ""
 
 
 def axes_of(places: Places) -> tuple[str, ...]:
-    """Return the axes of which some places are expressions, sorted."""
+    """Return the axes that occur in some places, sorted."""
     return tuple(sorted({axis for place in places for axis in place.variables}))
 
 
@@ -62,10 +62,10 @@ class AxisTerm:
         arguments: numbers of earlier terms.
         axes: the axes that its elements depend on, sorted.
         places: of an input, where each dimension is read, as an expression of axes.
-        guards: where they hold, "inside" is true; where they don't, an input is 0.
-        position: of an input, which one.
-        value: of a number.
-        axis: of a reduction, what it collects along.
+        guards: conditions: "inside" is true if they hold; an input is 0 if they don't.
+        position: of an input, its position among the inputs.
+        value: of a number, its value.
+        axis: of a reduction, the axis that it reduces.
     """
 
     op: str
@@ -79,7 +79,7 @@ class AxisTerm:
 
     @property
     def is_window(self) -> bool:
-        """Whether a dimension of an input is read at another place than an axis."""
+        """Whether a dimension of an input is read at an expression other than a single axis."""
         return any(place.variables and not axis_of(place) for place in self.places)
 
 
@@ -98,7 +98,7 @@ class Named:
     result: tuple[str, ...]
 
     def is_like(self, other: Named) -> bool:
-        """Return whether another computation differs in sizes at most."""
+        """Return whether another computation is the same except for its sizes."""
         steps = ([(t.op, t.arguments, t.axes, t.position, t.axis) for t in c.terms] for c in (self, other))
         return next(steps) == next(steps) and self.result == other.result
 
@@ -107,7 +107,7 @@ def named(body: PrimitiveGraph) -> Named:
     """Return what a graph with one output computes.
 
     Raises:
-        NotNamedError: a primitive moves elements otherwise, or is of another type.
+        NotNamedError: a primitive moves elements in a way that axes can't express, or has another type.
     """
     return _Namer(body).run()
 
@@ -117,10 +117,10 @@ def resized(body: PrimitiveGraph, wanted: Mapping[str, int]) -> PrimitiveGraph:
 
     Args:
         body: the graph.
-        wanted: sizes of the axes of `named(body)`; those that follow from others by windows and pads do not count.
+        wanted: sizes of the axes of `named(body)`; sizes that follow from others by windows and pads are ignored.
 
     Raises:
-        NotNamedError: sizes of two windows or pads would differ.
+        NotNamedError: two windows or pads would give an axis different sizes.
     """
     return _Namer(body).resized(wanted)
 
@@ -156,7 +156,7 @@ class _Namer:
         return Named(self.sizes, tuple(self.terms), tuple(map(axis_of, places)))
 
     def resized(self, wanted: Mapping[str, int]) -> PrimitiveGraph:
-        self.run()  # it names the axes
+        self.run()  # this names the axes
         sizes = self._sizes(wanted)
 
         def moved(value: int) -> ValueType:
@@ -188,7 +188,7 @@ class _Namer:
         return replace(self.body, types=types, primitives=rows, constants=constants)
 
     def _sizes(self, wanted: Mapping[str, int]) -> dict[tuple[int, int], int]:
-        """Return the sizes of all axes, by their first dimension: those behind windows and pads follow."""
+        """Return the sizes of all axes, by their representative dimension; sizes after windows and pads follow."""
         body, sizes = self.body, dict[tuple[int, int], int]()
         for value, type_ in enumerate(body.types):
             for d, n in enumerate(type_.shape):
@@ -258,7 +258,7 @@ class _Namer:
                 yield (out, d), (x, d)
 
     def _reach(self, primitive: Primitive, d: int) -> int:
-        """Return by how many elements the window of a convolution with its pads reaches further than one element."""
+        """Return by how many elements the window of a convolution, with its pads, extends beyond a single element."""
         attributes, k = primitive.attributes_as(ConvAttributes), self.body.types[primitive.inputs[1]].shape[d]
         return (k - 1) * attributes.dilations[d - 2] + attributes.pads_begin[d - 2] + attributes.pads_end[d - 2]
 
@@ -280,7 +280,7 @@ class _Namer:
         return self.numbers[root]
 
     def _fresh(self, value: int, d: int, taken: Places) -> Expr:
-        """Return an axis that something is collected along; another one if its name is in use; 0 if it has size 1."""
+        """Return an axis to reduce along, with another name if its name is in use; 0 if it has size 1."""
         name = self._name(value, d)
         while name and name in axes_of(taken):
             name += TWIN
@@ -342,7 +342,7 @@ class _Namer:
         return {axis: (0, size - 1) for axis, size in self.sizes.items()}
 
     def _outside(self, places: Places, shape: tuple[int, ...]) -> tuple[Inside, ...]:
-        """Return the conditions that hold where some places are elements of a shape, those left out that always do."""
+        """Return the conditions that some places are inside of a shape, without those that always hold."""
         ends = [(place, n, *self._ends(place)) for place, n in zip(places, shape, strict=True)]
         return tuple(Inside(place, 0, n) for place, n, low, high in ends if low < 0 or high >= n)
 

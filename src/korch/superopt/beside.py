@@ -1,6 +1,6 @@
-"""Groups -> findings, in a process of its own, beside other work.
+"""Groups -> findings, in a separate process that runs in parallel to other work.
 
-The process reads one task as a pickle, and writes a line of JSON for each group as soon as it is searched.
+The process reads one task as a pickle, and writes a line of JSON for each group as soon as its search has ended.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from korch.superopt.find import finding_text, timed_search
 from korch.superopt.sizes import CacheMachine
 
 MARGIN_SECONDS = 5.0
-"""How long after the deadline the process may end: it finishes the step that it has begun."""
+"""How long after the deadline the process may end, so that it can finish the step that it has begun."""
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class SearchBeside:
-    """Searches for programs of groups; a context that ends the process."""
+    """A search for programs of groups in another process; a context manager that ends the process."""
 
     def __init__(
         self, groups: Sequence[Group], machine: CacheMachine, limits: SearchLimits, deadline: Deadline
     ) -> None:
-        """Start the process if there is a group to search, and time for it."""
+        """Start the process if there is a group to search, and time is left."""
         self.keys = frozenset(group.key for group in groups)
         self._order, self._deadline = [group.key for group in groups], deadline
         self._process: subprocess.Popen[bytes] | None = None
@@ -52,16 +52,16 @@ class SearchBeside:
             self._printed = self._pool.submit(self._process.communicate, task)
 
     def findings(self) -> dict[str, tuple[str, bool]]:
-        """Wait for the end; return by group's key its finding as text, and whether more time would give no other.
+        """Wait for the end; return, by group key, the finding as text and whether more time would not change it.
 
-        Groups that the process did not come to, or at which it died, are left out.
+        Groups that the process did not reach, or during which it died, are left out.
         """
         if self._process is None:
             return {}
         left_s = self._deadline.left_s
         wait([self._printed], None if left_s is None else max(0.0, left_s) + MARGIN_SECONDS)
         self._stop()
-        # A line without an end is one at which the process was stopped.
+        # A line without a newline is incomplete: the process was stopped while it wrote the line.
         lines = self._printed.result()[0].decode().split("\n")[:-1]
         found = {}
         for key, line in zip(self._order, lines, strict=False):
@@ -84,7 +84,7 @@ class SearchBeside:
 
 
 def serve() -> None:
-    """Search for programs of the groups of a task in turn."""
+    """Search for programs of the groups of a task, one group after another."""
     groups, machine, limits, seconds = pickle.load(sys.stdin.buffer)
     deadline = Deadline.after(seconds, time.monotonic())
     for group in groups:

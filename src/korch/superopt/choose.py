@@ -1,9 +1,8 @@
-"""Groups -> those that are searched, the one first from which most can be won.
+"""Groups -> the groups that are searched, the one with the largest possible gain first.
 
-What one program can save over the kernels that other providers make is at most the values that these
-write and read again, and the starts of all kernels but one. A group in which that is a small part of the
-least time for its inputs, outputs and operations is left out, and so is one in which it is a small part of the
-least time of the whole model.
+Compared with the kernels of other providers, one program can save at most the writing and reading of intermediate
+values, and the launches of all kernels but one. A group is left out if this gain is a small part of the lower bound
+of the time for its inputs, outputs and operations, or a small part of the lower bound of the time of the whole model.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ START_NS = 1000.0
 """The time that a kernel takes to start its threads and wait for the last one."""
 
 OPERATIONS_PER_LANE = 4
-"""Floating-point operations of a lane in a cycle: two fused multiplications and additions."""
+"""Floating-point operations per lane and cycle: two fused multiply-adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +27,15 @@ class Gain:
     """What a program for a group can save.
 
     Attributes:
-        saved_ns: at most.
-        least_ns: the time of any program for its inputs, outputs and operations.
+        saved_ns: an upper bound of the time saved.
+        least_ns: a lower bound of the time of any program: that of its inputs, outputs and operations.
     """
 
     saved_ns: float
     least_ns: float
 
     def is_worth_it(self, least: float = DEFAULT_LIMITS.superopt_gain) -> bool:
-        """Return whether it is more than a part of the time."""
+        """Return whether the saved time is more than the share `least` of the total time."""
         return self.saved_ns > least * (self.saved_ns + self.least_ns)
 
 
@@ -68,10 +67,10 @@ def ranked(
     """Yield the groups that are worth a search, the best first, each once.
 
     Args:
-        groups: each with how often the model has it.
-        machine: what programs are made for.
+        groups: each group with the number of times that it occurs in the model.
+        machine: the machine that programs are made for.
         work_flop: operations of the model.
-        least: the part of its time, and of the model's, that a group must be able to save.
+        least: the share of its own time, and of the model's, that a group must be able to save.
     """
     least_ns = least * work_flop / _flop_per_ns(machine)
     counts: dict[str, int] = {}

@@ -1,7 +1,7 @@
 """Block graph and sizes of its tiles -> tile program.
 
-Values that contractions, reductions or later phases read are tiles; other elementwise steps are computed
-where they are read. An operand whose columns are not adjacent is packed into panels first.
+Values that contractions, reductions or later phases read are tiles; other elementwise steps are fused into
+the steps that read them. An operand whose columns are not adjacent is packed into panels first.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from korch.tile.program import (
 )
 
 ROWS, VECTORS = {16: 12}, 2
-"""Rows, by lanes where they are more than `FEW_ROWS`, and vectors of columns that a contraction holds in registers."""
+"""Rows (by lanes; `FEW_ROWS` for other numbers of lanes) and vectors of columns that a contraction has in registers."""
 
 FEW_ROWS = 6
-"""Rows of a contraction with 16 registers."""
+"""Rows that a contraction has in registers on a machine with 16 vector registers."""
 
 WIDE_VECTORS = 3
-"""Vectors of columns that go with 3 rows to two thirds of the most, if these columns lie side by side in panels."""
+"""Vectors of columns for contractions of 3 rows up to two thirds of the most rows, if columns are packed in panels."""
 
 VECTORS_OF_FEW_ROWS = 4
-"""Vectors of columns of a contraction of one row."""
+"""Vectors of columns of a contraction of one or two rows."""
 
 SHORT_COPY = 2
-"""An operand is read where it lies, even if its rows share sets of the cache, by this many blocks of rows."""
+"""Up to this many blocks of rows read an operand in place, even if the operand's rows share sets of the cache."""
 
 
 class NotEmittedError(Exception):
-    """A block graph with these sizes is no tile program; the text says why."""
+    """A block graph with these sizes can't be emitted as a tile program; the text says why."""
 
 
 def emit(
@@ -64,10 +64,10 @@ def emit(
     """Return the tile program of a block graph.
 
     Args:
-        computation: what is computed.
+        computation: the computation.
         ways: its expressions.
-        graph: the steps.
-        sizes: how they are cut.
+        graph: the block graph.
+        sizes: its block sizes.
         inputs: the shape of each input.
 
     Raises:
@@ -113,7 +113,7 @@ class _GraphEmitter(Frame):
         return TileProgram((*self._memory(), *self.buffers), (stage,))
 
     def _place(self, operand: GraphOperand) -> At | None:
-        """Return where a value lies: in a tile or an input; None if it is computed where it is read."""
+        """Return where a value is stored: in a tile or an input; None if the steps that read it compute it."""
         if operand in self.tiles:
             return self._at(self.tiles[operand])
         return self._input_at(operand.expression) if operand.expression in self.leaves else None
@@ -129,7 +129,7 @@ class _GraphEmitter(Frame):
             case StepKind.CONTRACT:
                 self._contract(step, site)
             case StepKind.REDUCE if self._is_nested(step):
-                return  # its reader sums along both axes
+                return  # its reader reduces along both axes
             case StepKind.REDUCE:
                 self._reduce(step, site)
             case StepKind.APPLY if self._is_goal(step.result):
@@ -140,7 +140,7 @@ class _GraphEmitter(Frame):
                 site.append(self._pass_of(step, self._nest(tile.order), [(self._at(tile), "")]))
                 self.tiles[step.result] = tile
             case StepKind.APPLY:
-                pass  # its readers compute it
+                pass  # the steps that read it compute it
             case _:
                 assert_never(step.kind)
         if self._is_goal(step.result):
@@ -164,7 +164,7 @@ class _GraphEmitter(Frame):
         return {axis for x in step.operands for axis in self.ways.axes[x.expression]}
 
     def _order_of(self, operand: GraphOperand) -> tuple[str, ...]:
-        """Return the axes of a tile, the columns last where it is a second operand."""
+        """Return the axes of a tile, with the columns last if it is a second operand."""
         axes = self._axes_of(operand)
         for reader in self.readers.get(operand, []):
             if reader.kind is StepKind.CONTRACT:
@@ -195,13 +195,13 @@ class _GraphEmitter(Frame):
     # Reductions
 
     def _is_nested(self, step: BlockStep) -> bool:
-        """Return whether a reduction is a part of the one that reads it."""
+        """Return whether a reduction is merged into the reduction that reads it."""
         (reader, *others) = self.readers.get(step.result, [step])
         is_like = reader.kind is StepKind.REDUCE and (reader.op, reader.body) == (step.op, ())
         return is_like and reader != step and not others and not step.is_carried and not reader.is_carried
 
     def _chain(self, step: BlockStep) -> list[BlockStep]:
-        """Return a reduction and those that are a part of it, the innermost last."""
+        """Return a reduction and those that are merged into it, the innermost last."""
         chain = [step]
         while not chain[-1].body and (maker := self.makers.get(chain[-1].operands[0])) and self._is_nested(maker):
             chain.append(maker)
@@ -225,7 +225,7 @@ class _GraphEmitter(Frame):
         site.append(self._updated(step, tile, part, axes, op))
 
     def _reduced_order(self, step: BlockStep, inner: BlockStep) -> tuple[str, ...]:
-        """Return the axes of the result of a reduction: over a window in the order of what it is read from."""
+        """Return the axes of a reduction's result; for a window, in the order of the input that it reads."""
         axes = self._axes_of(step.result)
         for leaf in self._leaves_under(inner):
             if leaf.is_window:
@@ -234,7 +234,7 @@ class _GraphEmitter(Frame):
         return axes
 
     def _leaves_under(self, step: BlockStep) -> Iterator[AxisTerm]:
-        """Yield the inputs from which what a step reads is computed, without a tile between."""
+        """Yield the inputs that a step reads, directly or through steps that are not tiles."""
         for operand in step.operands:
             if operand in self.tiles:
                 continue
@@ -244,7 +244,7 @@ class _GraphEmitter(Frame):
                 yield from self._leaves_under(self.makers[operand])
 
     def _is_along(self, step: BlockStep) -> bool:
-        """Return whether what is reduced lies side by side along the reduced axis."""
+        """Return whether the reduced elements are adjacent in memory along the reduced axis."""
         for operand in step.operands:
             if operand in self.tiles and step.axis in self.tiles[operand].order:
                 return self.tiles[operand].order[-1] == step.axis
@@ -252,7 +252,7 @@ class _GraphEmitter(Frame):
         return all(axis_of(place) for place in found) and (not found or axis_of(found[0]) == step.axis)
 
     def _updated(self, step: BlockStep, tile: Tile, part: Tile, axes: tuple[Axis, ...], op: str) -> Pass:
-        """Return the pass that joins what a turn collected to what those before it did."""
+        """Return the pass that combines the partial result of an iteration with that of the earlier iterations."""
         at, other = self._at(tile), self._at(part)
         ops: list[TileOp] = [Load("x0", F32, at.buffer, at.index), Load("x1", F32, other.buffer, other.index)]
         if op == "max":
@@ -278,7 +278,7 @@ class _GraphEmitter(Frame):
     # Contractions
 
     def _sides(self, step: BlockStep) -> tuple[GraphOperand, GraphOperand, str, str]:
-        """Return the first and the second operand of a contraction, and the axes of rows and columns, perhaps ""."""
+        """Return the first and second operand of a contraction, and the axes of rows and columns ("" if absent)."""
         kept = self._in_tile(self._axes_of(step.result))
         x, y = step.operands
         columns = kept[-1] if kept else ""
@@ -321,7 +321,7 @@ class _GraphEmitter(Frame):
         site.append(contract)
 
     def _registers(self, i: Axis, second: At) -> Registers:
-        """Return how a contraction is computed: a strip of columns is as wide as a panel of its input."""
+        """Return the registers of a contraction: a strip of columns is as wide as a panel of a packed input."""
         is_input = second.buffer.startswith("i")
         width = self.sizes.packed.get(int(second.buffer[1:])) if is_input else None
         vectors = width // self.sizes.lanes if width else VECTORS if i.extent > 2 else VECTORS_OF_FEW_ROWS
@@ -331,7 +331,7 @@ class _GraphEmitter(Frame):
         return self.steps[operand.phase]
 
     def _second(self, operand: GraphOperand, axis: str, column: str, i: Axis, site: list[Step]) -> At | None:
-        """Return where the second operand is read: where it lies, or in panels."""
+        """Return where the second operand is read: in place, or in panels."""
         at = self._place(operand)
         if at is None or not column or (operand.expression in self.leaves and self._is_packed(operand)):
             return at
@@ -360,7 +360,7 @@ class _GraphEmitter(Frame):
 
 
 def rows_together(rows: int, lanes: int) -> int:
-    """Return how many rows a contraction holds in registers, about equally many each time."""
+    """Return how many rows a contraction has in registers, so that all its blocks of rows have about the same size."""
     return -(-rows // -(-rows // ROWS.get(lanes, FEW_ROWS)))
 
 
@@ -368,10 +368,10 @@ def vectors_of_panels(rows: int, columns: int, lanes: int, is_whole: bool) -> in
     """Return how many vectors of columns of a packed operand are multiplied together; 0 if it can't be packed.
 
     Args:
-        rows: of a task.
-        columns: of a task.
+        rows: rows of a task.
+        columns: columns of a task.
         lanes: elements of a vector.
-        is_whole: whether these are all columns; others must be whole panels.
+        is_whole: whether these are all columns; otherwise they must fill whole panels.
     """
     is_wide = 3 <= rows_together(rows, lanes) <= ROWS.get(lanes, FEW_ROWS) * VECTORS // WIDE_VECTORS
     choices = (WIDE_VECTORS, VECTORS) if is_wide else (VECTORS,)
@@ -396,7 +396,7 @@ class _Ops:
         return self.known[operand]
 
     def reduced(self, step: BlockStep) -> str:
-        """Return the name of what a reduction collects."""
+        """Return the name of the element that a reduction accumulates."""
         return self._body(step) if step.body else self.computed(step.operands[0])
 
     def _made(self, operand: GraphOperand) -> str:

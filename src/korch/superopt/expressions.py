@@ -1,9 +1,9 @@
-"""Computation over named axes -> which steps lead to its result, by the laws of algebra.
+"""Computation over named axes -> the steps that can lead to its result, by the laws of algebra.
 
-The terms of the computation are values of a `GraphBuilder`, one dimension for each axis, and the laws
-are rules by which it is saturated: so its classes of equal values are those expressions that are a part
-of some way to the result. A program is found step by step, and a step whose expression is in no class
-leads nowhere. There is no law that cancels (x / x = 1), or everything would be a part of everything.
+The terms of the computation are values of a `GraphBuilder`, with one dimension for each axis, and the graph is
+saturated with the laws as rewrite rules. Its classes of equal values are then the expressions that occur in some way
+to compute the result. A program is found step by step, and a step whose expression is in no class can't lead to the
+result. There is no law that cancels (x / x = 1): with it, any expression could occur in any result.
 
 Source: Mirage (Wu et al., OSDI 2025), section 4: pruning by abstract expressions.
 """
@@ -25,23 +25,23 @@ from korch.superopt.axes import Named
 COMMUTATIVE = ("mul", "add", "max", "min")
 
 LIMITS = SaturationLimits(iterations=8, values=2500, seconds=6.0)
-"""Of saturation; what is not found until then is taken to lead nowhere."""
+"""Limits of saturation; an expression that is not found within them is assumed not to lead to the result."""
 
 Recipe = int | tuple["str | Recipe", ...]
-"""A value; an operation with its arguments; a sum with its axis and its argument."""
+"""A value; or an operation with its arguments; or a sum with its axis and its argument."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Expression:
-    """A step on the way to the result.
+    """A step that can lead to the result.
 
     Attributes:
         op: the last operation.
         arguments: the classes that are read.
         result: the class that is computed.
-        axis: of a reduction, what it collects along.
-        body: elementwise steps in order that are computed together with it: the threads' level, which
-            is not searched. The last one is the step itself if that is elementwise.
+        axis: of a reduction, the axis that it reduces.
+        body: elementwise steps, in order, that are fused with it: the level of threads, which is not
+            searched. The last one is the step itself if that is elementwise.
     """
 
     op: str
@@ -53,14 +53,14 @@ class Expression:
 
 @dataclass(frozen=True)
 class Expressions:
-    """All expressions on a way to the result.
+    """All expressions that can lead to the result.
 
     Attributes:
         goal: the class of the result.
         steps: the expressions.
-        inputs: class by number of the term of an input, or of a condition.
-        numbers: the number that a class is.
-        axes: of each class.
+        inputs: the class of each input and condition, by the number of its term.
+        numbers: the value of each class that is a number.
+        axes: the axes of each class.
         is_complete: whether no limit ended the saturation.
     """
 
@@ -76,8 +76,8 @@ def expressions(computation: Named, joins: bool = True) -> Expressions:
     """Return the expressions that lead to the result of a computation.
 
     Args:
-        computation: what is computed.
-        joins: whether functions of one value are a part of the step that reads it.
+        computation: the computation.
+        joins: whether functions of one value are merged into the step that reads them.
     """
     order = sorted(computation.sizes)
     graph = _as_graph(computation, order)
@@ -91,7 +91,7 @@ def _as_graph(computation: Named, order: list[str]) -> PrimitiveGraph:
     for number, term in enumerate(computation.terms):
         arguments = [values[a] for a in term.arguments]
         if term.op in ("input", "inside"):
-            # Sizes are symbols here: each axis has the size 2 + its number.
+            # Sizes only identify axes here: each axis has the size 2 + its number.
             shape = tuple(2 + i if axis in term.axes else 1 for i, axis in enumerate(order))
             dtype = DType.F32 if term.op == "input" else DType.BOOL
             values.append(builder.input(f"t{number}", ValueType(shape, dtype)))
@@ -132,11 +132,11 @@ def _varies(view: View, value: int, axis: int) -> bool:
 
 
 def _sums(view: View, root: Primitive) -> Iterator[Recipe]:
-    """Factors leave a sum that they don't depend on; sums change places; a sum of sums is two."""
+    """Move factors out of sums over axes that they don't depend on; swap nested sums; split sums of additions."""
     axis, x = _axis(root), root.inputs[0]
     for op, a, b in _pairs(view, x, "mul", "div"):
         if view.constant(a) is not None or view.constant(b) is not None:
-            continue  # where a number stands makes no difference
+            continue  # the position of a constant factor makes no difference
         if not _varies(view, b, axis):
             yield op, ("sum", str(axis), a), b
         elif op == "mul" and not _varies(view, a, axis):
@@ -149,7 +149,7 @@ def _sums(view: View, root: Primitive) -> Iterator[Recipe]:
 
 
 def _factors(view: View, root: Primitive) -> Iterator[Recipe]:
-    """Products and quotients associate, and enter sums that they don't depend on."""
+    """Reassociate products and quotients, and move factors into sums over axes that they don't depend on."""
     a, b = (view.unbroadcast(value) for value in root.inputs)
     ways = ((a, b), (b, a)) if root.op == "mul" else ((a, b),)
     for x, y in ways if view.constant(a) is None is view.constant(b) else ():
@@ -178,7 +178,7 @@ def _associated(outer: str, inner: str, c: int, d: int, y: int) -> Iterator[Reci
 
 
 def _additions(view: View, root: Primitive) -> Iterator[Recipe]:
-    """Sums of sums along an axis are one."""
+    """Replace the addition of two sums along the same axis by one sum."""
     a, b = (view.unbroadcast(value) for value in root.inputs)
     for x in view.producing(a, "reduce_sum"):
         for y in view.producing(b, "reduce_sum"):
@@ -222,13 +222,13 @@ AXIOMS: tuple[AnyRule, ...] = (
 def joined(
     steps: list[Expression], goal: int, numbers: Mapping[int, float], axes: Mapping[int, tuple[str, ...]]
 ) -> list[Expression]:
-    """Return steps in which functions of one value, read by one step only, are a part of this step or the one before.
+    """Return steps in which functions of one value, if one step only reads them, are merged with a neighbouring step.
 
     Args:
         steps: single operations.
         goal: the class of the result.
         numbers: the classes that are numbers.
-        axes: of each class.
+        axes: the axes of each class.
     """
     found = list(steps)
     while (pair := _next_pair(found, goal, numbers, axes)) is not None:
@@ -314,7 +314,7 @@ class _ClassTable:
         return list(found)
 
     def _congruent(self, steps: list[Expression]) -> list[Expression] | None:
-        """Return the steps after equal ones are given one result; None if none are equal."""
+        """Return the steps after equal steps are given the same result; None if none are equal."""
         results: dict[tuple[object, ...], int] = {}
         changed = False
         for step in steps:

@@ -1,21 +1,21 @@
-"""Two finite fields at once, in which tile programs and graphs with exponentials are computed.
+"""Arithmetic in two finite fields at once, for tile programs and graphs with exponentials.
 
 A real number is a pair of its residues modulo p and q, primes with p = 2q + 1. The residues are
 independent, as if the number were unknown. Sums, products and quotients are those of both fields.
 An element w of order q modulo p gives exp(x) = w^x mod p, with the x of the second field: the law
 exp(x + y) = exp(x) exp(y) holds. What exp(x) is modulo q is undefined.
 
-- A square root is x^((p+1)/4), since p and q are 3 modulo 4: it is multiplicative, its square is
-  x or -x, as of the absolute value x^((p+1)/2).
-- max, min and comparisons use an order that a hash of the residues gives. So they obey the laws of
-  any order, and no law that connects the order with sums or products: some equal programs are
-  refused, and none that differs in a branch is accepted. With the same inputs, an order and its reverse take both
-  sides of each comparison.
-- All other functions, and exp of what is undefined modulo q, are hashes: equal arguments give equal
-  results.
+- A square root is x^((p+1)/4), since p and q are 3 modulo 4: it is multiplicative, and its square is
+  x or -x, like the absolute value, x^((p+1)/2).
+- max, min and comparisons use an order that is given by a hash of the residues. They obey the laws of
+  every order, but no law that connects the order with sums or products. So some equal programs are
+  refused, but no program that differs in a branch is accepted. With the same inputs, an order and its
+  reverse take both sides of each comparison.
+- All other functions, and exp of a value that is undefined modulo q, are hashes: equal arguments give
+  equal results.
 
-A pair is a complex number. NaN is what is undefined: a quotient by zero, or an element that was
-never written. The real part -inf or inf is the start of a maximum or minimum.
+A pair is stored as a complex number. NaN marks an undefined value: a quotient by zero, or an element that
+was never written. The real part -inf or inf is the initial value of a maximum or minimum.
 
 Source: Mirage (Wu et al., OSDI 2025), section 5, where p is 227 and q is 113.
 """
@@ -49,7 +49,7 @@ class PairField(Typed):
     """Floats are pairs of residues; integers and truth values are themselves."""
 
     def __init__(self, seed: int = 0, is_reversed: bool = False) -> None:
-        """Choose the base of exponentials, and the hashes; elements may be in the reversed order of the same seed."""
+        """Choose the base of exponentials, and the hashes; `is_reversed` reverses the order that the seed gives."""
         self.is_reversed = is_reversed
         self.rng = np.random.default_rng(seed)
         self.seed = seed
@@ -67,11 +67,11 @@ class PairField(Typed):
         return np.dtype(np.complex128) if dtype.is_float else dtype.numpy
 
     def unknown(self, dtype: DType, count: int) -> Array:
-        """Return what stands in a tile that nothing has been written to."""
+        """Return the content of a tile that nothing has been written to."""
         return np.full(count, complex(np.nan, np.nan)) if dtype.is_float else super().unknown(dtype, count)
 
     def literal(self, dtype: DType, value: float | int | bool) -> Array:
-        """Return the element of a number, which is a fraction."""
+        """Return the element of a number, which is converted as a fraction."""
         if not dtype.is_float:
             return super().literal(dtype, value)
         if value == LOWEST:
@@ -99,7 +99,7 @@ class PairField(Typed):
             raise NotProvableError(op)
 
     def collect(self, op: str, dtype: DType, values: Array, axes: tuple[int, ...], live: Array) -> Array:
-        """Return values reduced along axes that remain with extent 1; only those alive count."""
+        """Return values reduced along axes, which remain with extent 1; only live values count."""
         if not dtype.is_float:
             return super().collect(op, dtype, values, axes, live)
         start = {"sum": 0, "prod": 1, "max": complex(-np.inf, np.nan), "min": complex(np.inf, np.nan)}[op]
@@ -126,7 +126,7 @@ class PairField(Typed):
         return self.multiply(a, b) if how.types[2].is_float else super().product(how, a, b)
 
     def stored(self, buffer: Buffer, value: Array) -> Array:
-        """Return what is read again of a value that is written to a buffer."""
+        """Return the value that is read back after a value is written to a buffer."""
         return np.asarray(value)
 
     def inverse(self, a: Array) -> Array:
@@ -179,7 +179,7 @@ class PairField(Typed):
         return _pair((whole % P).astype(float), (whole % Q).astype(float))
 
     def _hashed(self, op: str, *arguments: Array) -> Array:
-        """Return random numbers that depend on the residues modulo p alone."""
+        """Return pseudorandom numbers that depend only on the residues modulo p."""
         state: Array = np.asarray((zlib.crc32(op.encode()) << 16) + self.seed, np.uint64)
         is_undefined = np.zeros((), bool)
         for x in arguments:

@@ -1,8 +1,8 @@
-"""Group -> verified tile programs that compute it, found by search and kept.
+"""Group -> verified tile programs that compute it, found by search and stored.
 
-Block graphs are generated, the best cuts of the best of them are emitted, and each is verified at small
-sizes, with blocks that are not full, before it is offered. Results are kept in the database by the group's
-key, with the counts of what was pruned; so another model with the same group has them at once.
+Block graphs are generated, and the best graphs are emitted with their best cuts (tile sizes). Each graph is verified
+at small sizes, with partial blocks, before a program is offered. Results are stored in the database under the group's
+key, with the counts of what was pruned, so another model with the same group needs no search.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ LATE = "no time is left for the superoptimizer"
 
 
 class Facts(Protocol):
-    """Where results are kept."""
+    """A store for results."""
 
     def fact(self, name: str) -> str | None:
-        """Return what is kept under a name, or None."""
+        """Return the text that is stored under a name, or None."""
 
     def put_fact(self, name: str, value: str) -> None:
-        """Keep a text."""
+        """Store a text under a name."""
 
 
 Answer = Callable[[str, object, Callable[[], object]], object]
-"""Returns the answer to a question of some kind: that of a function, or in a replay the one that was recorded."""
+"""Returns the answer to a question of some kind: the result of a function, or, in a replay, the recorded answer."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class FoundProgram:
 
     Attributes:
         text: the program.
-        packed: positions of constant inputs that come in panels, each with the columns of a panel.
-        turns: how often its loop runs, 1 if there is none.
+        packed: positions of constant inputs that are packed in panels, each with the columns of a panel.
+        turns: the number of iterations of its loop; 1 if there is none.
         steps: its block graph, a line for each step.
         estimate_ns: its estimated time.
     """
@@ -84,14 +84,14 @@ class FoundProgram:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a search for a group gave.
+    """The result of a search for a group.
 
     Attributes:
         programs: the best first.
-        visited: prefixes that were visited.
-        pruned: how many were left, by rule.
+        visited: the number of prefixes that were visited.
+        pruned: how many prefixes were pruned, by rule.
         refused: how many block graphs were refused, by reason.
-        seconds: of the search.
+        seconds: the duration of the search.
         reason: why nothing was searched, or "".
         is_complete: whether no limit of time ended it.
     """
@@ -110,11 +110,11 @@ class FinderReport:
     """What the superoptimizer did in one optimization.
 
     Attributes:
-        groups: how many it was given; `searched`, those that it came to; `fruitful`, those with programs.
-        programs: how many it found.
-        seconds: the time that their searches took, in this optimization or an earlier one.
-        visited: prefixes of block graphs that were visited.
-        pruned: how many of them were left, by rule.
+        groups: how many groups it was given; `searched`: those that it reached; `fruitful`: those with programs.
+        programs: how many programs it found.
+        seconds: the time that the searches took, in this optimization or an earlier one.
+        visited: the number of prefixes of block graphs that were visited.
+        pruned: how many prefixes were pruned, by rule.
         refused: how many block graphs were refused, by reason.
     """
 
@@ -137,19 +137,19 @@ class FinderReport:
 
 
 class Finder:
-    """Finds programs of groups, and says which were found."""
+    """Finds programs of groups, and reports which were found."""
 
     def __init__(
         self, facts: Facts, machine: CacheMachine, version: str, limits: SearchLimits = DEFAULT_LIMITS
     ) -> None:
-        """Keep results in `facts` under a version and the limits that are not the default ones."""
+        """Store results in `facts`, under a version and the limits that differ from the defaults."""
         self.facts, self.machine, self.version, self.limits = facts, machine, version, limits
         own = {f.name: value for f in fields(limits) if (value := getattr(limits, f.name)) != f.default}
         self.other = "".join(f" {name}={value}" for name, value in own.items() if name.startswith("superopt"))
         self.known: dict[str, Finding] = {}
 
     def groups(self, graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator[Group]:
-        """Yield the groups of a graph; `groups`, those of single products, are not used."""
+        """Yield the groups of a graph; the argument `groups`, groups of single products, is not used."""
         return superopt_groups(graph, self.limits)
 
     def find(self, group: Group) -> Finding:
@@ -157,16 +157,16 @@ class Finder:
         return self.known.get(group.key) or Finding(reason="it was not searched")
 
     def is_kept(self, group: Group) -> bool:
-        """Return whether an earlier search for a group is kept."""
+        """Return whether the result of an earlier search for a group is stored."""
         return self._kept(group) is not None
 
     def take_all(self, groups: Iterable[Group], answer: Answer, found: Mapping[str, tuple[str, bool]]) -> None:
-        """Take what was found for some groups, and keep what more time would not change.
+        """Record the findings for some groups, and store those that more time would not change.
 
         Args:
-            groups: those that promise most first.
+            groups: the most promising groups first.
             answer: records each result, or returns the recorded one.
-            found: by group's key, what `timed_search` gave, its finding as text; groups that are left out got no time.
+            found: by group key, the result of `timed_search` with its finding as text; missing groups got no time.
         """
         late = finding_text(Finding(reason=LATE)), False
         for group in groups:
@@ -175,7 +175,7 @@ class Finder:
             self.known[group.key] = _read(str(text)) or Finding(reason="its record is damaged")
 
     def _result(self, group: Group, text: str, is_lasting: bool) -> str:
-        """Return the finding of a group as text: the one that is kept, or that of a search."""
+        """Return the finding of a group as text: the stored one, or that of the search."""
         kept = self._kept(group)
         if kept is not None:
             return kept
@@ -210,12 +210,12 @@ class Finder:
 
 
 def finding_text(finding: Finding) -> str:
-    """Return a finding as text, as it is kept."""
+    """Return a finding as the text that is stored."""
     return json.dumps(plain(finding))
 
 
 def _read(text: str) -> Finding | None:
-    """Return the finding that a text is; None if it is damaged."""
+    """Return the finding that a text represents; None if the text is damaged."""
     try:
         finding = read_record(Finding, json.loads(text), "finding")
         for found in finding.programs:
@@ -228,7 +228,7 @@ def _read(text: str) -> Finding | None:
 def timed_search(
     group: Group, machine: CacheMachine, deadline: Deadline, limits: SearchLimits = DEFAULT_LIMITS
 ) -> tuple[Finding, bool]:
-    """Return what a search for a group before a deadline gives, and whether more time would give nothing else."""
+    """Search for a group until a deadline; return the finding, and whether more time would not change it."""
     left_s, most_s = deadline.left_s, limits.superopt_group_seconds
     seconds = most_s if left_s is None else min(most_s, left_s)
     if seconds <= 0:
@@ -244,8 +244,8 @@ def search(
 
     Args:
         group: the group.
-        machine: what sizes are chosen for.
-        seconds: the longest time, that of the limits if None.
+        machine: the machine that sizes are chosen for.
+        seconds: the longest time; that of the limits if None.
         limits: how many block graphs and programs.
     """
     begin = time.monotonic()
@@ -268,7 +268,7 @@ def search(
 
 @dataclass
 class _Selection:
-    """The choice of block graphs and cuts."""
+    """The choice of block graphs and of their cuts (tile sizes)."""
 
     group: Group
     machine: CacheMachine
@@ -336,7 +336,7 @@ class _Selection:
         return FoundProgram(format_program(program), tuple(packed.items()), turns, lines, cut.estimate_ns)
 
     def _packed(self, graph: BlockGraph, cut: SizedCut) -> dict[int, int]:
-        """Return the constant matrices that only are second operands, with the columns of their panels."""
+        """Return the constant matrices that are only used as second operands, with the columns of their panels."""
         sizes = {**self.computation.sizes, **cut.blocks}
         found: dict[int, int] = {}
         for t, expression in self.ways.inputs.items():

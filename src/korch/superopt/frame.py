@@ -1,4 +1,4 @@
-"""Sizes of tiles -> where the values of a block graph lie: loops, tiles, and places in inputs and the output."""
+"""Sizes of tiles -> where the values of a block graph are: loops, tiles, and indices into inputs and the output."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ F32 = DType.F32
 
 @dataclass(frozen=True, slots=True)
 class BlockSizes:
-    """How a block graph is cut.
+    """The block sizes of a block graph.
 
     Attributes:
-        blocks: elements of each axis of the result in a task, and of the loop's axis in a turn.
+        blocks: elements of each axis of the result in a task, and of the loop's axis in an iteration.
         lanes: elements of a vector.
-        packed: positions of inputs that come in panels, with the columns of a panel.
+        packed: positions of inputs that are packed in panels, with the columns of a panel.
     """
 
     blocks: Mapping[str, int]
@@ -34,7 +34,7 @@ class BlockSizes:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A tile: its name, the steps of its axes in memory, in order, and its last axis."""
+    """A tile: its name, the order of its axes in memory, and the stride of each axis."""
 
     name: str
     order: tuple[str, ...]
@@ -94,7 +94,7 @@ class Frame:
         return self._sorted(self.ways.axes[operand.expression])
 
     def _nest(self, order: Sequence[str]) -> tuple[Axis, ...]:
-        """Return the loops over a tile: at least two, as contractions have them."""
+        """Return the loops over a tile: at least two, because contractions need two."""
         axes = tuple(self._inner(axis) for axis in self._in_tile(order))
         return (*(Axis(f"one{i}", 1) for i in range(2 - len(axes))), *axes)
 
@@ -117,7 +117,7 @@ class Frame:
         return At(tile.name, add(ZERO, *(scale(var(axis), step) for axis, step in tile.steps.items())))
 
     def _read(self, place: Expr) -> Expr:
-        """Return an expression of axes as one of the variables of loops."""
+        """Return an expression of axes, rewritten in the variables of the loops."""
         axes = {axis: self._index(axis) for axis in place.variables}
         ranges = {self._outer(axis): (0, self._count(axis) - 1) for axis in axes}
         return substitute(place, axes, ranges | {axis: (0, self._block(axis) - 1) for axis in axes})

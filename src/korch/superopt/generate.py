@@ -1,13 +1,13 @@
 """Expressions of a result -> block graphs: what a task computes, and in which order.
 
 A *block graph* has a loop along at most one reduced axis, steps before, in and after it, and accumulators that
-the loop carries. It is found depth first, one step after another; each set of steps is visited once.
-A maximum that a loop collects may be read in the loop as it stands: sums of what depends on it are
+the loop carries. The search is depth first, one step after another; each set of steps is visited once.
+The steps of a loop may read the running value of a maximum that the loop accumulates: sums that depend on it are
 rescaled by e^(old - new) when it changes.
 
-A prefix is left if (a) its last expression is on no way to the result, or no step may follow from
-it; (b) too many of its values wait for a reader; (c) a tile of it is larger than a core's cache;
-(d) its arithmetic alone takes longer than the best block graph so far.
+A prefix is pruned if (a) its last expression can't lead to the result, or no step can follow it; (b) too many
+of its values are unread; (c) one of its tiles is larger than a core's cache; (d) its arithmetic alone takes
+longer than the best block graph so far (`Rules.margin`).
 
 Source: Mirage (Wu et al., OSDI 2025), section 4.
 """
@@ -26,10 +26,10 @@ from korch.superopt.expressions import Expression, Expressions
 from korch.superopt.unpruned import Unpruned
 
 TRANSCENDENTAL = ("exp", "log", "sigmoid", "tanh", "erf", "sqrt")
-"""Operations that take as long as some multiplications."""
+"""Operations that take as long as several multiplications."""
 
 TRANSCENDENTAL_POINTS, VECTOR_POINTS = 8, 2
-"""Arithmetic of an element, in that of a multiplication and addition of a contraction."""
+"""The arithmetic of an operation on one element, in units of one multiply-add of a contraction."""
 
 
 class LoopPhase(IntEnum):
@@ -42,14 +42,14 @@ class LoopPhase(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class GraphOperand:
-    """A value of a block graph: its class, and when it is there."""
+    """A value of a block graph: its class, and the phase from which it is available."""
 
     expression: int
     phase: LoopPhase
 
 
 class StepKind(IntEnum):
-    """What a step is."""
+    """The kind of a step."""
 
     APPLY = 0
     REDUCE = 1
@@ -62,12 +62,12 @@ class BlockStep:
 
     Attributes:
         kind: an elementwise operation, a reduction, or a contraction of two operands.
-        op: the operation; of a contraction "reduce_sum".
-        operands: what it reads; numbers are operands, too.
-        result: what it computes.
-        axis: what it collects along.
-        body: elementwise steps that are a part of it, the last one itself if it is elementwise.
-        is_carried: whether the loop collects it, turn by turn.
+        op: the operation; "reduce_sum" for a contraction.
+        operands: the values that it reads; numbers are operands, too.
+        result: the value that it computes.
+        axis: the axis that it reduces.
+        body: elementwise steps that are fused with it; the last one is the step itself if that is elementwise.
+        is_carried: whether the loop accumulates it over its iterations.
         follows: the running maximum by whose changes a carried sum is rescaled; -1 if there is none.
     """
 
@@ -88,7 +88,7 @@ class BlockGraph:
     Attributes:
         loop: the axis of the loop, "" if there is none.
         steps: in order.
-        work: arithmetic, in multiplications and additions.
+        work: arithmetic, in multiply-adds.
     """
 
     loop: str
@@ -98,18 +98,18 @@ class BlockGraph:
 
 @dataclass
 class Rules:
-    """Which prefixes are left, and how far to look.
+    """Which prefixes are pruned, and the limits of the search.
 
     Attributes:
-        most_steps: steps of a block graph.
-        first_steps: shorter block graphs are found before longer ones, which then have a bound.
-        margin: block graphs that may take this many times the time of the best one are found, too.
-        tile_elements: the largest tile.
-        by_expression: whether those are that have an expression on no way to the result.
-        by_readers: whether those with too many unread values are.
-        by_bound: whether those that take too long are.
-        seconds: the longest time.
-        most_found: block graphs.
+        most_steps: the most steps of a block graph.
+        first_steps: block graphs of up to this many steps are searched first; they give a bound for longer ones.
+        margin: block graphs are kept up to this many times the arithmetic of the best one.
+        tile_elements: the elements of the largest tile.
+        by_expression: whether to prune prefixes with an expression that can't lead to the result.
+        by_readers: whether to prune prefixes with too many unread values.
+        by_bound: whether to prune prefixes that take too long.
+        seconds: the longest time of the search.
+        most_found: the most block graphs to return.
     """
 
     most_steps: int = DEFAULT_LIMITS.superopt_steps
@@ -125,7 +125,7 @@ class Rules:
 
 @dataclass
 class GraphSearch:
-    """What was visited, what was left by which rule, and what was found."""
+    """How many prefixes were visited, how many each rule pruned, and the block graphs that were found."""
 
     visited: int = 0
     pruned: Counter[str] = field(default_factory=Counter)
@@ -136,7 +136,7 @@ class GraphSearch:
 
 @dataclass(frozen=True)
 class _State:
-    """A prefix: what is there, which running maxima each value depends on, and what was read."""
+    """A prefix: its steps, the available values with the running maxima they depend on, unread classes, and work."""
 
     steps: tuple[BlockStep, ...]
     there: Mapping[GraphOperand, frozenset[int]]
@@ -149,7 +149,7 @@ def block_graphs(computation: Named, ways: Expressions, rules: Rules | None = No
 
     Args:
         computation: what to compute.
-        ways: all expressions that lead there.
+        ways: all expressions that can lead to the result.
         rules: how to prune, and when to stop.
     """
     rules = rules or Rules()
@@ -167,7 +167,7 @@ def block_graphs(computation: Named, ways: Expressions, rules: Rules | None = No
 
 
 class _Generator:
-    """The search with one loop."""
+    """The search for block graphs with a given loop."""
 
     def __init__(
         self, computation: Named, ways: Expressions, rules: Rules, search: GraphSearch, loop: str, end: float
@@ -177,7 +177,7 @@ class _Generator:
         self.ways = ways if self.unpruned is None else self.unpruned.ways
         self.sizes = computation.sizes
         self.seen: set[frozenset[BlockStep]] = set()
-        # The cheap ones first, so that the bound is low early.
+        # Cheap steps first, so that the bound is low early.
         self.candidates = sorted([*self._applications(), *self._collections()], key=self._least_work)
         self.best = min((graph.work for graph in search.found), default=None)
 
@@ -207,7 +207,7 @@ class _Generator:
                 self.search.pruned["outer product"] += 1
 
     def _collections(self) -> Iterator[Expression]:
-        """Yield reductions, and contractions: sums of products, named "contract", of which none is a window."""
+        """Yield reductions, and contractions: sums of products, named "contract", whose operands are not windows."""
         terms, made = self.computation.terms, dict[int, list[Expression]]()
         windows = {c for t, c in self.ways.inputs.items() if terms[t].is_window}
         for step in self.ways.steps:
@@ -311,7 +311,7 @@ class _Generator:
         return ""
 
     def _whole(self, step: BlockStep) -> tuple[str, ...]:
-        """Return the axes that are whole in a tile: those that are no axis of the result or the loop."""
+        """Return the axes that a tile holds whole: those that are neither axes of the result nor of the loop."""
         kept = {*self.computation.result, self.loop}
         return tuple(axis for axis in self.ways.axes[step.result.expression] if axis not in kept)
 

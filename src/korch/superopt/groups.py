@@ -1,9 +1,9 @@
-"""Primitive graph -> groups that the superoptimizer looks at: products with what they are normalized by.
+"""Primitive graph -> groups that the superoptimizer searches: products together with their normalization.
 
-A group is grown backwards from a value that no elementwise primitive reads: over primitives that
-nothing else reads, and, in a second group, over reductions and elementwise steps that others read too,
-which are then computed again. A convolution over windows of a channel begins a group. A group has two products, a
-product and a reduction, or two reductions; what has less is what other providers make.
+A group is grown backwards from an output, or from a value that a primitive other than an elementwise one reads. It
+grows over primitives that nothing else reads; a second group also grows over reductions and elementwise steps that
+others read, which are then computed again. A group does not grow beyond a convolution over windows of single channels.
+A group has at least two products, a product and a reduction, or two reductions; other providers make smaller groups.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def superopt_groups(graph: PrimitiveGraph, limits: SearchLimits) -> Iterator[Gro
 
 
 def _is_end(graph: PrimitiveGraph, primitive: Primitive) -> bool:
-    """Return whether a value is an output, or read by more than elementwise steps."""
+    """Return whether a primitive's value is an output, or is read by a primitive that is not elementwise."""
     is_inside = primitive.row.category in (*INSIDE, Category.LINEAR) or primitive.op == "pad"
     if not is_inside or primitive.op == "broadcast":
         return False
@@ -76,7 +76,7 @@ def _is_pointwise(graph: PrimitiveGraph, primitive: Primitive) -> bool:
 
 
 def _cone(graph: PrimitiveGraph, end: int, copies: bool, limits: SearchLimits) -> tuple[int, ...] | None:
-    """Return the primitives of a group that ends in one; None if it would be too large, or has too little."""
+    """Return the primitives of the group that ends with one; None if the group is too large or too small."""
     chosen: dict[int, int] = {graph.primitives[end].output: end}
     waiting = [] if _is_window(graph, graph.primitives[end]) else [*graph.primitives[end].inputs]
     while waiting:
@@ -100,19 +100,19 @@ def _cone(graph: PrimitiveGraph, end: int, copies: bool, limits: SearchLimits) -
 
 
 def _is_copied(primitive: Primitive, copies: bool) -> bool:
-    """Return whether a primitive may be computed again though others read it: what broadcasts always is."""
+    """Return whether a primitive may be computed again although others read it; a broadcast always may."""
     return primitive.op == "broadcast" or (copies and primitive.row.category is not Category.LINEAR)
 
 
 def _is_private(graph: PrimitiveGraph, value: int, chosen: dict[int, int]) -> bool:
-    """Return whether only primitives of a group read a value, as the model was written."""
+    """Return whether only primitives of a group read a value, in the model as it was written."""
     outputs = {v for _, v in graph.outputs}
     readers = [p for p in graph.consumers[value] if graph.producers[graph.primitives[p].output][0] == p]
     return value not in outputs and all(chosen.get(graph.primitives[p].output) == p for p in readers)
 
 
 def _reads_itself(graph: PrimitiveGraph, found: tuple[int, ...], chosen: dict[int, int]) -> bool:
-    """Return whether what a group reads is computed from what it computes."""
+    """Return whether an input of a group is computed from a value that the group computes."""
     inputs = {v for p in found for v in graph.primitives[p].inputs if v not in chosen}
     seen, waiting = set[int](), [*inputs]
     while waiting:

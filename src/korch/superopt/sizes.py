@@ -1,7 +1,7 @@
-"""Block graph -> sizes of its tiles, those that are estimated to take the least time first.
+"""Block graph -> sizes of its tiles, those with the least estimated time first.
 
-The estimate counts what tasks compute again because they share no results, vectors and registers that
-are not full, threads that wait, and bytes that tasks read meanwhile. Tiles must fit a core's cache. Its numbers
+The estimate includes work that tasks repeat because they share no results, vectors and registers that are not full,
+threads that wait, and bytes that tasks read during the arithmetic. Tiles must fit in a core's cache. The constants
 were fitted to 60 programs on an AMD EPYC (AVX2, 2 threads).
 """
 
@@ -22,12 +22,12 @@ from korch.tile.index import ZERO
 
 ROW_BLOCKS = (1, 6, 12, 24, 48, 96)
 COLUMN_BLOCKS = (16, 48, 64, 128, 192, 256, 512, 528)
-"""Columns of a task, those that are a multiple of 48 for wide panels."""
+"""Columns of a task; the multiples of 48 are for wide panels."""
 
 TURN_BLOCKS = (32, 64, 128, 256, 512)
 
 TURN_NS = 40.0
-"""What a turn of a loop, or a task, takes beside its arithmetic."""
+"""The overhead of an iteration of a loop, or of a task, beyond its arithmetic."""
 
 ELEMENT_SHARE = 0.25
 """The share of their best rate at which elementwise operations run."""
@@ -36,19 +36,19 @@ BYTES_PER_NS = 30.0
 """Bytes that a core reads from the shared cache in a nanosecond."""
 
 MEANWHILE = 0.3
-"""The share by which the shorter of arithmetic and reading adds to the longer one."""
+"""The share of the shorter of the two times, arithmetic and reading, that adds to the longer one."""
 
 NEAR_BYTES = 1 << 14
-"""A tile that is not smaller than this does not stay in the first cache."""
+"""A tile of at least this size does not stay in the L1 cache."""
 
 FAR_BYTES_PER_NS = 28.0
-"""Bytes that a core writes to or reads from its second cache in a nanosecond."""
+"""Bytes that a core writes to or reads from its L2 cache in a nanosecond."""
 
 AGAIN_BYTES_PER_NS = 100.0
-"""Bytes of a contraction's second operand that a core reads again from its second cache, while it multiplies."""
+"""Bytes of a contraction's second operand that a core rereads from L2 in a nanosecond, while it multiplies."""
 
 SUMS = 9
-"""Vectors of sums that a contraction needs so that hardly any addition waits for the one before."""
+"""Vectors of sums that a contraction needs so that hardly any addition waits for the previous one."""
 
 CYCLES_PER_NS = 3.0
 
@@ -63,7 +63,7 @@ class SizedCut:
 
 @dataclass(frozen=True, slots=True)
 class CacheMachine:
-    """What sizes are chosen for: lanes of a vector, threads, and the bytes of a core's cache."""
+    """The machine that sizes are chosen for: lanes of a vector, threads, and the bytes of a core's cache."""
 
     lanes: int
     threads: int
@@ -72,7 +72,7 @@ class CacheMachine:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What the axes are: those of which a task has one element, those that are whole, and columns."""
+    """The roles of axes: those of which a task has one element, those that it holds whole, and columns."""
 
     single: frozenset[str]
     whole: frozenset[str]
@@ -80,7 +80,7 @@ class Roles:
 
 
 def _order(computation: Named) -> list[str]:
-    """Return all axes, those of the result first: the last one of a contraction's is that of its columns."""
+    """Return all axes, those of the result first: in this order, a contraction's last axis is that of its columns."""
     order = [axis for axis in computation.result if axis]
     return order + sorted(set(computation.sizes) - set(order))
 
@@ -120,7 +120,7 @@ def cuts(computation: Named, ways: Expressions, graph: BlockGraph, machine: Cach
     found = []
     for blocks in itertools.product(*(_blocks(axis, computation, roles, graph.loop) for axis in axes)):
         cut = dict(zip(axes, blocks, strict=True))
-        has_turns = not graph.loop or cut[graph.loop] < computation.sizes[graph.loop]  # or it is as without a loop
+        has_turns = not graph.loop or cut[graph.loop] < computation.sizes[graph.loop]  # one iteration is no loop
         if has_turns and _tile_bytes(computation, ways, graph, cut) <= machine.cache_bytes:
             found.append(SizedCut(cut, _estimate_ns(computation, ways, graph, cut, machine)))
     return sorted(found, key=lambda cut: cut.estimate_ns)
@@ -135,7 +135,7 @@ def small_sizes(computation: Named, ways: Expressions, graph: BlockGraph) -> dic
 
 
 def small_cut(computation: Named, ways: Expressions, graph: BlockGraph) -> BlockSizes:
-    """Return a cut of small sizes whose last blocks are shorter."""
+    """Return block sizes for the small sizes, such that last blocks are shorter."""
     roles = roles_of(computation, ways, graph)
     cut = [axis for axis in computation.result if axis and axis not in roles.whole]
     cut += [graph.loop] if graph.loop else []

@@ -1,7 +1,7 @@
-"""Steps that no law leads to the result from: what a search without pruning by expressions also visits.
+"""Steps that can't lead to the result by any law: a search without pruning by expressions also visits them.
 
-It is used only to count what that pruning saves. Any operation of the computation may be applied to any values
-that are there, along any axis; equal steps give one class.
+They are used only to count what this pruning saves. Any operation of the computation may be applied to any available
+values, along any axis; equal steps give one class.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Unpruned:
         self.reductions = sorted({(step.op, step.axis) for step in steps if step.axis})
 
     def following(self, there: Collection[int]) -> Iterator[Expression]:
-        """Yield the steps over the classes that are there, those that lead to the result left out."""
+        """Yield the steps over the available classes, without those that lead to the result."""
         values = sorted(there)
         for op, count in self.operations:
             for arguments in itertools.product(values, repeat=count):

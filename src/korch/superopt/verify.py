@@ -1,11 +1,11 @@
-"""A tile program and the graph that it is to compute -> whether it does.
+"""A tile program and the graph that it should compute -> whether it computes the graph.
 
 First both are computed in two finite fields (`korch.superopt.field`) for random inputs, where nothing
 is rounded: programs that are equal by the laws of sums, products, quotients, exponentials and orders
-give equal elements there. A program of degree d that differs agrees in an element with probability
-d / 2^25 at most (Schwartz and Zippel, JACM 1980); every element of every output is compared. Then
-the program runs in floating point, where signs and magnitudes count: on small, usual and large numbers
-it may not be further from the exact results than the graph in its own types.
+give equal elements there. A different program of degree d gives an equal element with a probability of
+at most d / 2^25 (Schwartz and Zippel, JACM 1980); every element of every output is compared. Then
+the program runs in floating point, where signs and magnitudes matter: on small, usual and large numbers,
+its error must not exceed a tolerance, or a multiple of the error of the graph in its own types.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class NumberTrial:
 
     Attributes:
         scale: the size.
-        bit: the inputs in whose position this bit is set have a mean of 2 times the size, the
-            others of -2 times: of any two inputs one trial has products that are all negative.
+        bit: the inputs whose position has this bit set have a mean of 2 times the size, the others
+            of -2 times: for any two inputs, there is a trial whose products are all negative.
             None if all means are 0.
-        peak: if it is not negative, all numbers are positive, and those whose index along an axis is this one, modulo
-            `PEAKS`, are larger: each element of a row is the greatest in one trial.
+        peak: if it is not negative, all numbers are positive, and those whose index along an axis equals it modulo
+            `PEAKS` are larger, so that each element of a row is the greatest in one trial.
     """
 
     scale: float
@@ -51,7 +51,7 @@ class NumberTrial:
 
 
 PEAKS, PEAK = 9, 4.0
-"""After how many elements another one is larger, and by which factor."""
+"""The distance from a larger element to the next one, and the factor by which they are larger."""
 
 TRIALS = (
     NumberTrial(1.0),
@@ -62,7 +62,7 @@ TRIALS = (
     NumberTrial(30.0, 2),
     *(NumberTrial(10.0, peak=peak) for peak in range(PEAKS)),
 )
-"""What is tried in the program's types, the first also in float64."""
+"""The trials, which run in the program's types; the first one also runs in float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,11 @@ def verify(
     """Return whether a program computes a graph, inputs and outputs row-major and in order.
 
     Args:
-        program: the program, of known sizes; they should be small.
-        graph: what it is to compute, with one alternative for each value.
-        seed: of the random inputs.
-        rounds: computations in the fields; each two have the same inputs and reversed orders, so that they take both
-            sides of each branch, and other inputs, exponentials and functions than the two before.
+        program: the program, with known sizes, which should be small.
+        graph: the graph that it should compute, with one alternative for each value.
+        seed: the seed of the random inputs.
+        rounds: computations in the fields, in pairs: the two of a pair have the same inputs and opposite orders, so
+            they take both sides of each branch; the next pair has other inputs, exponentials and functions.
     """
     try:
         check_program(program)
@@ -148,7 +148,7 @@ def _padded(primitive: Primitive, x: Array, dtype: DType, attributes: PadAttribu
 
 
 def _convolved(x: Array, w: Array, dtype: DType, attributes: ConvAttributes, field: PairField) -> Array:
-    """Return the sums, over the places of a window, of products of its channels."""
+    """Return the sums of products over the positions and channels of a window."""
     groups, n = attributes.groups, len(attributes.strides)
     ends = zip(attributes.pads_begin, attributes.pads_end, strict=True)
     x = np.pad(x, ((0, 0), (0, 0), *ends))

@@ -1,1 +1,1 @@
-"""Oracles for Korch's own tests and for third-party providers."""
+"""Test oracles for Korch's own tests and for third-party providers."""

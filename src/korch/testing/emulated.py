@@ -1,4 +1,4 @@
-"""Kernels for NEON -> a program for aarch64 that QEMU runs: for tests on other machines.
+"""NEON kernels -> an aarch64 program that QEMU runs, for tests on machines with another architecture.
 
 It needs the commands `aarch64-linux-gnu-g++` and `qemu-aarch64` (Debian: g++-aarch64-linux-gnu, qemu-user).
 """
@@ -54,15 +54,15 @@ def missing_commands() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Emulated:
-    """A folder for programs, and the one that has been built in it."""
+    """A folder in which a program with kernels is built and run."""
 
     folder: Path
 
     def build(self, kernels: Sequence[Kernel]) -> None:
-        """Compile kernels without state to one program.
+        """Compile kernels without state into one program.
 
         Raises:
-            CompileError: the compiler refuses them.
+            CompileError: the compiler rejects them.
         """
         calls = [f'  if (!strcmp(words[1], "{k.symbol}")) code = {k.symbol}_run(nullptr, buffers);' for k in kernels]
         sources = dict.fromkeys(kernel.source for kernel in kernels)
@@ -75,7 +75,7 @@ class Emulated:
             raise CompileError(f"{COMPILER} refused the kernels: {done.stderr[:2000]}")
 
     def run(self, kernel: Kernel, buffers: Sequence[Array]) -> int:
-        """Run a kernel on arrays of bytes, which it changes; return its exit status."""
+        """Run a kernel on arrays of bytes, which are updated in place; return the exit status."""
         data = self.folder / "buffers"
         parts = [len(buffers).to_bytes(8, "little")]
         for buffer in buffers:

@@ -1,4 +1,4 @@
-"""Compile a kernel, run it, compare it with the reference: for tests of any provider."""
+"""Compile a kernel, run it, and compare it with the reference, for tests of any provider."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def run_kernel(
     """Return a kernel's outputs in the plain layout.
 
     Args:
-        kernel: what the provider built.
-        group: what it computes.
-        offer: the layouts in which it reads and writes.
+        kernel: the kernel that the provider built.
+        group: the group that it computes.
+        offer: the offer, with the layouts in which it reads and writes.
         inputs: an array per input, in the plain layout.
         builder: compiles it.
         threads: passed to its `create`.
-        library: what `load_kernels` returned for it and others (default: it is built alone).
-        runs_alone: whether OpenMP tells of one thread when it runs, as a plan's runtime lets it
-            where other processes want the cores.
+        library: the result of `load_kernels` for it and others (default: it is built alone).
+        runs_alone: whether OpenMP is set to one thread during the run. A plan's runtime does this
+            when other processes use the cores.
 
     Raises:
         KernelError: it could not be created, or its run failed.
@@ -66,7 +66,7 @@ def run_kernel(
     sizes = [layout.size_bytes(t) for layout, t in zip(offer.outputs, types, strict=True)]
     results = [aligned_bytes(max(1, size)) for size in sizes]
     for result in results:
-        result[:] = 0xFF  # not a number: what a kernel forgets to write is seen
+        result[:] = 0xFF  # NaN, so that elements which a kernel does not write are detected
     buffers = [*memory, *results, aligned_bytes(max(64, kernel.workspace_bytes))]
     if isinstance(library, Emulated):
         code = library.run(kernel, buffers)
@@ -91,7 +91,7 @@ def check_kernel(
 ) -> None:
     """Compare a kernel with the reference interpreter in float64.
 
-    One that calls a library is also run where OpenMP tells of one thread.
+    A kernel that calls a library is also run with OpenMP set to one thread.
 
     Raises:
         AssertionError: they differ by more than the tolerance for such a group.
@@ -124,13 +124,13 @@ def compare(group: Group, inputs: Sequence[Array], outputs: Sequence[Array]) -> 
 def offers_of(
     provider: Provider[T, K], groups: Sequence[Group], target: T, most: int | None = None
 ) -> Iterator[tuple[Group, Offer, K | Refusal]]:
-    """Yield what a provider builds for its offers for some groups.
+    """Yield the kernels that a provider builds for its offers for some groups.
 
     Args:
-        provider: it must take each of the groups.
-        groups: what to compute.
+        provider: the provider; it must make an offer for each group.
+        groups: the groups to compute.
         target: passed to the provider.
-        most: offers of a group that are built, all if not given.
+        most: the most offers of a group that are built; None for all.
 
     Raises:
         KernelError: the provider refuses a group.
@@ -151,18 +151,18 @@ def check_offers(
     rng: np.random.Generator,
     specials: bool = False,
 ) -> list[tuple[Group, Offer, Kernel]]:
-    """Compare every offer for some groups with the reference, all compiled together.
+    """Compare every offer for some groups with the reference; all kernels are compiled together.
 
     Args:
-        provider: it must take each of the groups.
-        groups: what to compute.
+        provider: the provider; it must make an offer for each group.
+        groups: the groups to compute.
         target: passed to the provider.
         builder: compiles the kernels.
         rng: the source of the inputs.
-        specials: whether inputs hold NaN, infinities and extremes too.
+        specials: whether inputs also contain NaN, infinities and extreme values.
 
     Returns:
-        What was checked.
+        The groups, offers and kernels that were checked.
 
     Raises:
         KernelError: the provider refuses a group, or its own offer.
@@ -184,7 +184,7 @@ def check_offers(
 
 
 def load_kernels(kernels: Sequence[Kernel], builder: Builder | Emulated) -> ctypes.CDLL | Emulated:
-    """Compile kernels to one library and load it, with what they call."""
+    """Compile kernels into one library and load it, with the libraries that the kernels call."""
     if isinstance(builder, Emulated):
         builder.build(kernels)
         return builder
@@ -196,12 +196,12 @@ def load_kernels(kernels: Sequence[Kernel], builder: Builder | Emulated) -> ctyp
 
 
 def group_family(group: Group) -> Family:
-    """Return what a group's tolerance depends on: whether it computes, or only moves."""
+    """Return the tolerance family of a group: "composite" if it computes, "move" if it only moves data."""
     return "composite" if any(map(_computes, group.body.primitives)) else "move"
 
 
 def group_terms(group: Group) -> int:
-    """Return how many terms are added up for one element, at most."""
+    """Return the largest number of terms that are added up for one element, estimated from the operations."""
     body = group.body
     longest = 1
     for primitive in body.primitives:
@@ -212,11 +212,11 @@ def group_terms(group: Group) -> int:
 
 
 def narrowest_float(group: Group, own: DType) -> DType:
-    """Return the float type of most rounding error in a group: an output of it may be read again.
+    """Return the float type with the largest rounding error in a group; an output may depend on values of this type.
 
     Args:
         group: the group.
-        own: the type of the output that is judged.
+        own: the type of the output that is checked.
     """
     found = {type_.dtype for type_ in group.body.types if type_.dtype.is_float} | {own}
     return max(found, key=lambda dtype: UNIT_ROUNDOFF[dtype]) if own.is_float else own

@@ -1,4 +1,4 @@
-"""Seeded arrays for tests and checks: ordinary numbers, and the special ones."""
+"""Random arrays from a seeded generator for tests and checks: ordinary numbers, and special ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.primitive.types import ValueType
 
-# What breaks kernels: NaN must travel, masks use -inf, -0 and the smallest numbers are legal.
+# Values that kernels often handle wrongly: NaN must be propagated, masks use -inf, -0 and denormals are valid.
 SPECIALS = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-40, -1e-40, 1e30, -1e30)
 
 
@@ -19,8 +19,8 @@ def random_array(rng: np.random.Generator, type_: ValueType, specials: bool = Fa
 
     Args:
         rng: the source of the elements.
-        type_: its type. Floats are normal, integers small (negative too, if they can be).
-        specials: replace about one float in eight by NaN, an infinity, a zero or an extreme.
+        type_: its type. Floats have a normal distribution; integers are small, and also negative if signed.
+        specials: replace about one float in eight by NaN, an infinity, a zero or an extreme value.
     """
     dtype, shape = type_.dtype, type_.shape
     if dtype.value == "bool":

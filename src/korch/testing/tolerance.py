@@ -1,14 +1,14 @@
-"""How far a computed tensor may be from its reference: one table, with its derivation.
+"""The allowed error of a computed tensor against its reference: one table, with its derivation.
 
-With u the unit roundoff of the element type, a correctly rounded operation errs by u times its
-result, a library function (exp, erf, tanh, ...) by a few u, a chain of k such steps by about k·u.
-A sum of n terms, in any order, errs by at most (n-1)·u·Σ|x|. Rounding errors behave as if they
-were independent, so about √n·u·Σ|x| is never seen (Higham and Mary, "A new approach to
-probabilistic rounding error analysis", 2019). Where terms of mean size Σ|x|/n cancel, the sum is of
-size scale = Σ|x|/√n: in units of the *result* the error is √n·u·√n in the worst case and √n·u on
-average; 4·√n·u·scale leaves room for the average only, so that a wrong term still shows.
+With u the unit roundoff of the element type, a correctly rounded operation has an error of up to u times its
+result, a library function (exp, erf, tanh, ...) of a few u, and a chain of k such steps of about k·u.
+A sum of n terms, in any order, has an error of at most (n-1)·u·Σ|x|. Rounding errors behave as if they
+were independent, so errors above about √n·u·Σ|x| do not occur in practice (Higham and Mary, "A new approach to
+probabilistic rounding error analysis", 2019). If terms of mean size Σ|x|/n cancel, the sum is of
+size scale = Σ|x|/√n: relative to the *result*, the error is √n·u·√n in the worst case and √n·u on
+average. 4·√n·u·scale covers only the average, so that a wrong term is still detected.
 
-So a value may differ by `steps·u·|expected| + 4·√n·steps·u·scale`, where steps is the family's.
+So a value may differ by `steps·u·|expected| + 4·√n·steps·u·scale`, where steps depends on the family.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def tolerance(dtype: DType, family: Family, terms: int = 1) -> tuple[float, floa
     """Return the error allowed relative to the value, and relative to the scale of the terms.
 
     Args:
-        dtype: the element type that was computed in.
-        family: what was computed.
-        terms: how many terms are added up for one element.
+        dtype: the element type of the computation.
+        family: the kind of computation.
+        terms: the number of terms that are added up for one element.
     """
     if not dtype.is_float:
         return 0.0, 0.0
@@ -55,16 +55,16 @@ def assert_same(
     """Check a tensor against its reference: shape, type, NaN, infinities, then values.
 
     Args:
-        actual: what was computed.
-        expected: the reference; it may be float64 whatever the type of `actual`.
-        family: what was computed.
-        terms: how many terms are added up for one element.
+        actual: the computed tensor.
+        expected: the reference; it may be float64 if `actual` is another float type.
+        family: the kind of computation.
+        terms: the number of terms that are added up for one element.
         scale: the size of the terms that are added (default: the largest finite element).
-        dtype: the narrowest float type that was computed in, if `actual` is wider.
-        name: of the tensor, for the message.
+        dtype: the narrowest float type of the computation, if `actual` is wider.
+        name: the name of the tensor in the message.
 
     Raises:
-        AssertionError: they differ; the text says where and by how much.
+        AssertionError: they differ; the message says where.
     """
     actual, expected = np.asarray(actual), np.asarray(expected)
     prefix = f"{name}: " if name else ""
@@ -80,7 +80,7 @@ def assert_same(
         return
     a, e = actual.astype(np.float64), expected.astype(np.float64)
     if computed is not DType.F64:
-        with np.errstate(over="ignore"):  # what the type can't hold is infinite in it
+        with np.errstate(over="ignore"):  # values out of the type's range become infinite
             e = e.astype(computed.numpy).astype(np.float64)
     _refuse(np.isnan(a) != np.isnan(e), a, e, prefix, "NaN on one side")
     infinite = np.isinf(e) | np.isinf(a)

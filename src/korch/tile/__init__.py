@@ -1,1 +1,1 @@
-"""Candidate -> tile program -> source."""
+"""Lowers candidates to tile programs, and prints these as source code."""

@@ -1,10 +1,10 @@
 """Index expressions as sums of digits, whose steps may be polynomials in parameters.
 
-An affine index is base + sum of step * digit, each digit a loop variable from 0 to count - 1. If each
-step is greater than what all smaller ones add up to, digits are those of a number in a mixed radix:
-equal places have equal digits. A quotient or remainder of a variable becomes a digit by cutting the
-variable in two. Steps, counts and bases are polynomials in parameters; what is said of them holds
-for all values in the parameters' ranges.
+An affine index is base + sum of step * digit, where each digit is a loop variable from 0 to count - 1.
+If each step is greater than the largest sum of all smaller digits times their steps, the digits are
+those of a number in a mixed radix: equal elements have equal digits. A quotient or remainder of a
+variable becomes a digit by splitting the variable in two. Steps, counts and bases are polynomials in
+parameters; every statement proved about them holds for all values in the parameters' ranges.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from korch.tile.program import Axis, Inside, Size
 
 Monomial = tuple[str, ...]
 MOST_CUTS = 16
-"""The most variables of a stage that are cut in two."""
+"""The maximum number of variables of a stage that are split in two."""
 
 
 @dataclass(frozen=True)
 class Poly:
-    """A polynomial with integer coefficients: (monomial, coefficient), sorted, none of them 0."""
+    """A polynomial with integer coefficients: sorted pairs (monomial, coefficient), no coefficient being 0."""
 
     terms: tuple[tuple[Monomial, int], ...] = ()
 
@@ -66,8 +66,8 @@ class Poly:
     def least(self, ranges: Ranges) -> int:
         """Return a lower bound for all values of the symbols.
 
-        Each symbol is its least value plus something that is not negative; a product of such is at
-        least 0, and at most that of the widths of the ranges.
+        Each symbol is written as its minimum plus a nonnegative rest; a product of such rests is at
+        least 0, and at most the product of the widths of the ranges.
         """
         shifted = Poly()
         for monomial, coefficient in self.terms:
@@ -92,10 +92,10 @@ class Digit:
     """One loop variable's part of an index.
 
     Attributes:
-        step: what the index grows by, not negative.
-        count: how many values there are.
-        task: what it says of the task: (grid variable, values of the digit that are one task, less
-            than 0 if they are counted from the end), or None.
+        step: by how much the index grows with it; not negative.
+        count: the number of values of the digit.
+        task: how it determines the task: (grid variable, consecutive values of the digit per value of
+            that variable, negative if they are counted from the end), or None if it does not.
     """
 
     step: Poly
@@ -113,7 +113,7 @@ class Elements:
 
 @dataclass(frozen=True)
 class Nest:
-    """An access: an index, guards, and the loops around it, those of the grid first."""
+    """An access: its index, its guards, and the loops around it: the grid axes, then the loops inside the task."""
 
     index: Expr
     guards: tuple[Inside, ...]
@@ -123,7 +123,7 @@ class Nest:
 
 @dataclass
 class Symbols:
-    """The parameters, and what is computed of them alone."""
+    """The ranges of the parameters, and of subexpressions that depend on parameters only."""
 
     ranges: dict[str, tuple[int, int]]
 
@@ -161,23 +161,23 @@ class Symbols:
         return Poly.of([((name,), 1)])
 
     def where(self, *places: Elements) -> Symbols:
-        """Return the parameters for which places exist: of no digit there are 0 values."""
+        """Return the parameters narrowed to values for which elements exist: no digit has 0 values."""
         names = [m[0] for p in places for d in p.digits for m, c in d.count.terms if len(d.count.terms) == c == len(m)]
         ranges = {name: (max(self.ranges[name][0], 1), self.ranges[name][1]) for name in names}
         return Symbols({**self.ranges, **ranges})
 
     def at_most(self, low: Poly, high: Poly) -> bool:
-        """Return whether one polynomial is shown to be at most another."""
+        """Return whether it can be proved that `low` is at most `high`."""
         return (high - low).least(self.ranges) >= 0
 
 
-# Variables that quotients cut
+# Splitting variables at quotients and remainders
 
 
 def cut_variables(nests: Sequence[Nest], parameters: Ranges) -> list[Nest]:
-    """Return accesses whose quotients and remainders are variables, as far as cuts make them so.
+    """Return the accesses with loop variables split so that quotients and remainders become variables, if possible.
 
-    A cut variable may take more values than before; a variable of the grid is cut for all.
+    The two parts of a split variable may cover more values than before; a grid variable is split for all accesses.
     """
     found = list(nests)
     for _ in range(MOST_CUTS):
@@ -191,7 +191,7 @@ def cut_variables(nests: Sequence[Nest], parameters: Ranges) -> list[Nest]:
 
 
 def _cut_of(nest: Nest, parameters: Ranges) -> tuple[str, int] | None:
-    """Return a variable and the size of the parts that a quotient or remainder cuts it into."""
+    """Return a variable to split because of a quotient or remainder, and the size of its inner part."""
     extents = {axis.name: axis.size for axis in (*nest.grid, *nest.axes)}
     for inner, divisor in _divisions(nest.index):
         for atom, step in sorted(inner.terms, key=lambda term: -abs(term[1])):
@@ -238,7 +238,7 @@ def _cut(nest: Nest, name: str, part: int, parameters: Ranges) -> Nest:
 
 
 def ranges_of_axes(axes: Iterable[Axis], parameters: Ranges) -> dict[str, tuple[int, int]]:
-    """Return the range of each loop variable, for the greatest values of parameters."""
+    """Return the range of each loop variable when its size is the largest that the parameters allow."""
     sizes = {a.name: a.size if isinstance(a.size, int) else bounds(a.size, parameters)[1] for a in axes}
     return {name: (0, max(size - 1, 0)) for name, size in sizes.items()}
 
@@ -247,12 +247,12 @@ def ranges_of_axes(axes: Iterable[Axis], parameters: Ranges) -> dict[str, tuple[
 
 
 def place_of(nest: Nest, symbols: Symbols, narrow: bool = False) -> Elements | None:
-    """Return the places that an access may touch; None if its index is not affine.
+    """Return the elements that an access may touch; None if its index is not affine.
 
     Args:
         nest: the access.
         symbols: parameters.
-        narrow: let guards narrow the places; digits then do not say which task touches them.
+        narrow: let guards narrow the set of elements; digits made from guards then do not determine the task.
     """
     linear = symbols.linear(nest.index)
     if linear is None:
@@ -280,7 +280,7 @@ def place_of(nest: Nest, symbols: Symbols, narrow: bool = False) -> Elements | N
 
 
 def _positive(base: Poly, digits: Iterable[Digit], symbols: Symbols) -> Elements | None:
-    """Return a place whose steps are not negative."""
+    """Return base and digits as elements whose steps are not negative; None if the sign of a step is unknown."""
     found: list[Digit] = []
     for digit in digits:
         if not symbols.at_most(number(0), digit.step):
@@ -313,7 +313,7 @@ def _narrowed(guard: Inside, base: Poly, steps: dict[str, Poly], digits: list[Di
 
 
 def is_inside(place: Elements, size: Poly, symbols: Symbols) -> bool:
-    """Return whether all places are shown to lie in a buffer."""
+    """Return whether it can be proved that all elements are inside a buffer of `size` elements."""
     symbols, high = symbols.where(place), place.base
     for digit in place.digits:
         high += digit.step * (digit.count - number(1))
@@ -321,18 +321,18 @@ def is_inside(place: Elements, size: Poly, symbols: Symbols) -> bool:
 
 
 def keeps_to_tasks(write: Elements, other: Elements, grid: Sequence[Axis], symbols: Symbols) -> bool:
-    """Return whether it is shown that no two tasks meet in one place, one of them writing.
+    """Return whether it can be proved that no two tasks touch the same element, one of them writing.
 
-    Both places are read as numbers in one mixed radix. If their digits are unique, tasks meet only
-    where all digits are equal: nowhere if the ranges of one digit are disjoint, and otherwise in
-    one task if the digits that depend on the grid say which.
+    The elements of both accesses are written as numbers in one mixed radix. If their digits are unique,
+    the accesses meet only where all digits are equal. They never meet if the ranges of one digit are
+    disjoint; otherwise they meet within one task if the digits determine every grid variable.
     """
     symbols, offset = symbols.where(write, other), other.base - write.base
     parts = {Poly.of(d.step.terms) for d in (*write.digits, *other.digits)} | ({number(1)} if offset.terms else set())
     steps = _ascending(parts, symbols)
     if steps is None:
         return False
-    least = Poly()  # what all smaller digits add up to
+    least = Poly()  # the largest sum of all smaller digits times their steps
     told: set[str] = set()
     disjoint = False
     shifts = _shifts(offset, steps)
@@ -355,7 +355,7 @@ def keeps_to_tasks(write: Elements, other: Elements, grid: Sequence[Axis], symbo
 
 
 def _digit(place: Elements, step: Poly) -> tuple[Poly, tuple[str, int] | None]:
-    """Return the greatest value of the digit of a step, and the task's axis and factor that determine it."""
+    """Return the greatest value of the digit with a step, and its `task` entry if it is a single digit."""
     found = [digit for digit in place.digits if digit.step == step]
     total = Poly()
     for digit in found:
@@ -383,7 +383,7 @@ def _ascending(steps: Iterable[Poly], symbols: Symbols) -> list[Poly] | None:
 
 
 def _shifts(offset: Poly, steps: Sequence[Poly]) -> list[Poly] | None:
-    """Return an offset as digits, that of the greatest step as near to 0 as can be."""
+    """Return an offset as one digit per step, dividing by the largest step first; None if a rest remains."""
     found: list[Poly] = []
     for step in reversed(steps):
         shift = Poly()

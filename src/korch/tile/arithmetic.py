@@ -1,4 +1,4 @@
-"""The numbers in which a tile program is interpreted: those of its types, or float64.
+"""The arithmetic that the interpreter of tile programs uses: the program's own types, or float64.
 
 `superopt/field.py` and `tests/support/tile_field.py` add finite fields.
 """
@@ -17,18 +17,18 @@ from korch.tile.identity import identity
 from korch.tile.program import Buffer, Product, Split
 
 COLLECT: Mapping[str, Callable[..., Array]] = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
-"""What accumulators compute."""
+"""The NumPy reduction of each accumulator."""
 
 
 class Typed:
-    """Every operation rounds to the type that the program gives it."""
+    """Arithmetic in which every operation rounds to the type that the program gives it."""
 
     def array_type(self, dtype: DType) -> np.dtype:
         """Return the type of arrays that hold elements of a type."""
         return dtype.numpy
 
     def unknown(self, dtype: DType, count: int) -> Array:
-        """Return what stands in a tile that nothing has been written to."""
+        """Return the initial contents of a tile that has not been written: NaN, or the largest number of its type."""
         fill = np.nan if dtype.is_float else identity("min", dtype)
         return np.full(count, fill, self.array_type(dtype))
 
@@ -45,7 +45,7 @@ class Typed:
         return np.asarray(result).astype(self.array_type(dtype))
 
     def collect(self, op: str, dtype: DType, values: Array, axes: tuple[int, ...], live: Array) -> Array:
-        """Return values reduced along axes that remain with extent 1; only those alive count."""
+        """Return values reduced along axes, which remain with extent 1; only elements where `live` holds count."""
         start = np.asarray(identity(op, dtype), self.array_type(dtype))
         result = COLLECT[op](np.where(live, values, start), axis=axes, keepdims=True, initial=start)
         return np.asarray(result).astype(self.array_type(dtype))
@@ -66,10 +66,10 @@ class Typed:
             return exact
         (a0, a1, a2), (b0, b1, b2) = (_components(x, 3, DType.BF16) for x in (a, b))
         split = a2 * b0 + a0 * b2 + a1 * b1 + a1 * b0 + a0 * b1 + a0 * b0
-        return np.where(np.isfinite(split), split, exact)  # what has no components is multiplied as it is
+        return np.where(np.isfinite(split), split, exact)  # numbers that can't be split are multiplied directly
 
     def stored(self, buffer: Buffer, value: Array) -> Array:
-        """Return what is read again of a value that is written to a buffer."""
+        """Return a value as it is read back after it was written to a buffer."""
         for layout in buffer.layout:
             if isinstance(layout, Split):
                 total = np.sum(_components(value, layout.components, layout.dtype), axis=0).astype(value.dtype)
@@ -78,7 +78,7 @@ class Typed:
 
 
 class Float64(Typed):
-    """Real numbers are of 64 bits, whatever the program says."""
+    """Arithmetic in which all floats have 64 bits, whatever types the program uses."""
 
     def array_type(self, dtype: DType) -> np.dtype:
         """Return the type of arrays that hold elements of a type."""
@@ -90,12 +90,12 @@ class Float64(Typed):
         return np.asarray(a.astype(kind) * b.astype(kind))
 
     def stored(self, buffer: Buffer, value: Array) -> Array:
-        """Return what is read again of a value that is written to a buffer."""
+        """Return a value as it is read back after it was written to a buffer."""
         return value.astype(self.array_type(buffer.dtype))
 
 
 def _components(x: Array, count: int, dtype: DType) -> list[Array]:
-    """Return numbers of fewer bits, in the type of x, whose sum is near to x."""
+    """Return `count` numbers that `dtype` represents exactly, in the type of x, whose sum approximates x."""
     found: list[Array] = []
     for _ in range(count):
         found.append(x.astype(dtype.numpy).astype(x.dtype))

@@ -1,4 +1,4 @@
-"""Tile program with parameters, and a number for each -> tile program of known sizes."""
+"""Replaces the parameters of a tile program by numbers, which gives a tile program of known sizes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def bind(program: TileProgram, values: Mapping[str, int]) -> TileProgram:
 
 
 class _Binder:
-    """Replaces parameters under the ranges of the loops around."""
+    """Replaces parameters, simplifying under the ranges of the enclosing loops."""
 
     def __init__(self, values: Mapping[str, Expr]) -> None:
         self.values = values
@@ -48,7 +48,7 @@ class _Binder:
         return bound if bound.terms else bound.constant
 
     def axes(self, axes: tuple[Axis, ...], scope: Ranges) -> tuple[tuple[Axis, ...], Ranges]:
-        """Return bound axes, and the ranges with theirs among them."""
+        """Return the axes with known sizes, and `scope` extended by their ranges."""
         found = []
         for axis in axes:
             ragged = axis.ragged and (axis.ragged[0], self.size(axis.ragged[1]))

@@ -1,8 +1,8 @@
-"""What every tile program must fulfil: small named checks.
+"""The properties that every tile program must have: small named checks.
 
-They find mistakes of lowering before a compiler or a crash does. Whether the results are right, the
-interpreter in `korch.tile.reference` shows. What a program with parameters fulfils, it fulfils for
-all of their values.
+They find mistakes of lowering before a compiler or a crash does. Whether the results are right is
+tested with the interpreter in `korch.tile.reference`. A program with parameters must have each
+property for all values of its parameters.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from korch.tile.text import format_contract, format_op, format_sink
 
 
 def check_program(program: TileProgram) -> tuple[str, ...]:
-    """Run every check; return a line for each property that is neither shown nor refuted.
+    """Run every check; return a line for each property that is neither proved nor refuted.
 
     Raises:
         InvalidGraphError: a check fails; the text names the offending line.
@@ -55,7 +55,7 @@ def check_program(program: TileProgram) -> tuple[str, ...]:
 
 
 def buffers_are_known(program: TileProgram) -> None:
-    """Buffers have one name each, and only known ones are read; inputs are not written."""
+    """Buffer names are unique, only known buffers are accessed, and inputs are not written."""
     levels = {buffer.name: buffer.level for buffer in program.buffers}
     _require(len(levels) == len(program.buffers), "two buffers have one name", "")
     for stage in program.stages:
@@ -66,7 +66,7 @@ def buffers_are_known(program: TileProgram) -> None:
 
 
 def layouts_fit(program: TileProgram) -> None:
-    """Panels divide the rows of a matrix, and rows its elements; split elements are floats."""
+    """Panels divide the columns of a matrix evenly, whole groups of rows its elements; split elements are floats."""
     for buffer in program.buffers:
         for layout in buffer.layout:
             if isinstance(layout, Panels):
@@ -80,7 +80,7 @@ def layouts_fit(program: TileProgram) -> None:
 
 
 def sizes_are_known(program: TileProgram) -> None:
-    """Parameters have ranges of their own, and sizes depend on nothing else and are not negative."""
+    """Parameters have unique names and valid ranges; sizes depend on parameters only and are not negative."""
     ranges = program.parameter_ranges
     _require(len(ranges) == len(program.parameters), "two parameters have one name", "")
     for parameter in program.parameters:
@@ -96,7 +96,7 @@ def sizes_are_known(program: TileProgram) -> None:
 
 
 def axes_are_sound(program: TileProgram) -> None:
-    """Loop variables have one name each; kept loops stand before reduced ones; grids keep all."""
+    """Loop variables are unique; kept loops come before reduced ones; grid axes are never reduced; tiles cover axes."""
     ranges = program.parameter_ranges
     for stage, outer, step in _leaves(program):
         axes = (*stage.grid, *outer, *step.axes)
@@ -114,14 +114,14 @@ def axes_are_sound(program: TileProgram) -> None:
                 name, total = axis.ragged
                 _require(name in sizes, "the outer loop of a tile does not exist", axis.name)
                 is_fixed = isinstance(axis.size, int) and axis.size > 0
-                if isinstance(total, Expr) and not total.variables <= ranges.keys():  # known inside of a loop only
+                if isinstance(total, Expr) and not total.variables <= ranges.keys():  # depends on a loop variable
                     total = bounds(total, {**ranges, **ranges_of_axes(axes, ranges)})[1]
                 is_covered = is_fixed and sizes[name] == parts_of(total, axis.extent, ranges)
                 _require(is_covered, "tiles do not cover their axis", axis.name)
 
 
 def vector_is_an_axis(program: TileProgram) -> None:
-    """The vector axis, if there is one, is a loop of its pass, the innermost kept or a reduced."""
+    """The vector axis, if there is one, is a loop of its pass."""
     for _, pass_ in _passes(program):
         if pass_.vector:
             names = [axis.name for axis in pass_.axes]
@@ -129,7 +129,7 @@ def vector_is_an_axis(program: TileProgram) -> None:
 
 
 def squares_are_free(program: TileProgram) -> None:
-    """The axes of squares are the innermost loops of a pass of stores, and no guard turns."""
+    """The two axes of transposed squares are the innermost loops of a pass of stores; no guard depends on `across`."""
     for _, pass_ in _passes(program):
         if pass_.across:
             names = [axis.name for axis in pass_.axes]
@@ -140,7 +140,7 @@ def squares_are_free(program: TileProgram) -> None:
 
 
 def choices_are_integers(program: TileProgram) -> None:
-    """What is sorted and what says which turn of a loop is run are integers in memory; one task sorts."""
+    """Sort keys and iteration numbers (`Loop.only`) are integers; a sort runs in one task, `Top` in one per row."""
     buffers = {buffer.name: buffer for buffer in program.buffers}
     integers = (DType.I64, DType.I32)
     for stage in program.stages:
@@ -166,7 +166,7 @@ def choices_are_integers(program: TileProgram) -> None:
 
 
 def names_are_bound(program: TileProgram) -> None:
-    """Each value is computed before it is used, once; each loop variable is one around it."""
+    """Each value is computed once, before it is used; indices use variables of enclosing loops only."""
     parameters = program.parameter_ranges.keys()
     for stage, outer, step in _leaves(program):
         grid = {axis.name for axis in (*stage.grid, *outer)} | parameters
@@ -191,7 +191,7 @@ def names_are_bound(program: TileProgram) -> None:
 
 
 def operations_are_elementwise(program: TileProgram) -> None:
-    """What is applied is an elementwise operation of the table, to as many values as it takes."""
+    """Each `Apply` is an elementwise operation of the primitive table with the right number of arguments."""
     for _, pass_ in _passes(program):
         for op in pass_.ops:
             if isinstance(op, Apply):
@@ -203,7 +203,7 @@ def operations_are_elementwise(program: TileProgram) -> None:
 
 
 def sinks_suit_the_loops(program: TileProgram) -> None:
-    """A pass stores or accumulates; reduced loops only accumulate."""
+    """A pass has sinks that only store or only accumulate; stores need no reduced loops, accumulators no `where`."""
     for _, pass_ in _passes(program):
         _require(bool(pass_.sinks), "a pass writes nothing", pass_.vector)
         reduced = {axis.name for axis in pass_.axes if axis.is_reduced}
@@ -216,10 +216,10 @@ def sinks_suit_the_loops(program: TileProgram) -> None:
 
 
 def products_fit(program: TileProgram) -> None:
-    """Operands and accumulators of contractions have the types that their product wants.
+    """Operands and accumulators of contractions have the types that their product requires.
 
-    Operands of a product of float32, also in components, may be floats of 16 bits, and the second one bytes: they are
-    widened when they are read.
+    Operands of a float32 product, split into components or not, may also be 16-bit floats, and the second operand may
+    be bytes: they are widened when they are read.
     """
     types = {buffer.name: buffer.dtype for buffer in program.buffers}
     for _, _, step in _leaves(program):
@@ -237,9 +237,9 @@ def products_fit(program: TileProgram) -> None:
 
 
 def buffers_are_written_first(program: TileProgram) -> None:
-    """What a step reads is an input, or written before; a tile by an earlier step of its stage.
+    """A step reads only inputs and buffers written before; a tile must be written by an earlier step of its stage.
 
-    Inside of a loop, a tile that the loop writes and does not carry is written in each turn.
+    A tile that a loop writes and does not carry must be written in each iteration before it is read.
     """
     levels = {buffer.name: buffer.level for buffer in program.buffers}
     tiles = {name for name, level in levels.items() if level is Level.TILE}
@@ -255,7 +255,7 @@ def buffers_are_written_first(program: TileProgram) -> None:
 
 
 def _written_after(steps: tuple[Step, ...], outer: tuple[Axis, ...], written: set[str], tiles: set[str]) -> set[str]:
-    """Return what is written after some steps, given what is before."""
+    """Return the buffers that are written after some steps, given those written before."""
     for step in steps:
         if isinstance(step, Loop):
             for access in accesses_of_choice(step, outer):
@@ -289,7 +289,7 @@ CHECKS: tuple[Callable[[TileProgram], list[str] | None], ...] = (
     indices_stay_inside,
     tasks_do_not_race,
 )
-"""Those that stand later rely on those before."""
+"""All checks, in order; later checks rely on earlier ones."""
 
 
 def _leaves(program: TileProgram) -> Iterator[tuple[Stage, tuple[Axis, ...], Pass | Contract]]:

@@ -1,7 +1,7 @@
-"""Guards of a reduction -> the part of each reduced axis in which they hold.
+"""Guards of a reduction -> the range of each reduced axis in which they hold.
 
-A window that hangs over the border of an image collects the identity there: nothing changes if its
-loops leave these points out. Then nothing is asked for each point.
+A window that extends beyond the border of an image accumulates the identity there, so its loops can
+skip these points. Then the guards need not be tested at each point.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from korch.tile.program import Accumulate, Inside, Literal, Pass, Select, Sink
 
 
 def clipping_guards(pass_: Pass) -> dict[str, tuple[Inside, ...]]:
-    """Return, for each reduced axis, the guards that its loop can ensure by its ends.
+    """Return, for each reduced axis, the guards that the bounds of its loop can guarantee.
 
-    Only guards that turn on one reduced axis, and with which it grows, are among them.
+    These are the guards that depend on one reduced axis only and whose expression grows with it.
     """
     shared = [_droppable(pass_, sink) for sink in pass_.sinks]
     common = [g for g in shared[0] if all(g in others for others in shared)] if shared else []
@@ -29,7 +29,7 @@ def clipping_guards(pass_: Pass) -> dict[str, tuple[Inside, ...]]:
 
 
 def _droppable(pass_: Pass, sink: Sink) -> tuple[Inside, ...]:
-    """Return guards outside of which a sink collects the identity."""
+    """Return guards such that a sink accumulates the identity wherever one of them fails."""
     ops = {op.name: op for op in pass_.ops}
     chosen = ops[sink.value]
     if not isinstance(sink, Accumulate) or not isinstance(chosen, Select):
@@ -43,10 +43,10 @@ def _droppable(pass_: Pass, sink: Sink) -> tuple[Inside, ...]:
 def loop_ends(
     guards: tuple[Inside, ...], name: str, ranges: Ranges
 ) -> tuple[list[tuple[Expr, int]], list[tuple[Expr, int]]]:
-    """Return what bounds a loop variable: least values, and ends, as (numerator, divisor).
+    """Return the bounds of a loop variable, lower ones and exclusive upper ones, as (numerator, divisor).
 
-    A quotient rounded towards 0 will do for both: the loop starts at 0 or later, and where an end
-    is negative it is empty.
+    The quotients may be rounded towards 0: the loop starts at 0 or later, and where an upper bound
+    is negative the loop is empty.
     """
     lows, ends = [], []
     for guard in guards:

@@ -1,8 +1,9 @@
-"""A pass that writes past the caches -> what it collects first, to write whole lines.
+"""A pass with non-temporal stores -> the spans that it collects first, to write whole cache lines.
 
-Rows that begin inside of lines share these with the rows beside them. Where a task writes one dense
-span of a buffer, its rows go into memory of its own, which stays in the core's caches, and from
-there all whole lines of the span past the caches. Two tasks share a line at most.
+Rows that do not begin at a cache line boundary share lines with adjacent rows. Where a task writes one
+dense span of a buffer, its rows are first collected in private memory, which stays in the core's
+caches; from there all whole lines of the span are written past the caches. At most two tasks share a
+line.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from korch.tile.loops import LINE_ELEMENTS
 from korch.tile.program import Axis, Pass, Sink
 
 MOST_COLLECTED = 32768
-"""Elements of a task's span: the second cache holds it beside what is read."""
+"""The maximum elements of a task's span: the L2 cache holds them together with the data that is read."""
 
 LEAST_COLLECTED = 1024
-"""Of shorter spans, too many lines are shared."""
+"""The minimum elements of a span: of shorter ones, too large a share of the lines is shared between tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenSpan:
-    """What a task writes of a buffer.
+    """The contiguous part of a buffer that a task writes.
 
     Attributes:
-        start: where it begins in the buffer.
-        index: where in the span a point of the loops lies.
-        size: elements, if the outermost loop does not end early.
-        outer: that loop.
-        row: elements that each of its turns writes.
+        start: the index of its first element in the buffer.
+        index: the offset in the span of the element that a point of the loops writes.
+        size: the number of elements, if the outermost loop does not end early.
+        outer: that outermost loop.
+        row: the elements that each iteration of it writes.
     """
 
     start: Expr
@@ -42,7 +43,7 @@ class WrittenSpan:
 
 
 def collected(pass_: Pass, streamed: Set[str]) -> dict[str, WrittenSpan]:
-    """Return the buffers of which a pass collects its span."""
+    """Return, by buffer, the spans that a pass collects; `streamed` are the buffers written past the caches."""
     if pass_.is_reduction:
         return {}
     found: dict[str, WrittenSpan] = {}
@@ -55,13 +56,13 @@ def collected(pass_: Pass, streamed: Set[str]) -> dict[str, WrittenSpan]:
 
 
 def begins_lines(pass_: Pass, sink: Sink) -> bool:
-    """Return whether rows along the vector axis begin where lines do."""
+    """Return whether all rows along the vector axis begin at cache line boundaries."""
     others = [c for atom, c in sink.index.terms if atom != Var(pass_.vector)]
     return all(c % LINE_ELEMENTS == 0 for c in (sink.index.constant, *others))
 
 
 def _span(pass_: Pass, sink: Sink) -> WrittenSpan | None:
-    """Return the dense span that a task writes, or None if it is none, or too large or small."""
+    """Return the dense span that a task writes; None if it is not dense, or is too large or too small."""
     steps = {a.name: sink.index.coefficient(a.name) for a in pass_.axes if a.extent > 1}
     axes = sorted((a for a in pass_.axes if a.extent > 1), key=lambda a: steps[a.name] or 0)
     size = math.prod(axis.extent for axis in axes)

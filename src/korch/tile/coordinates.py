@@ -1,7 +1,8 @@
-"""Tile program, with the coordinates that its inputs are read along -> the axes of each stage that count these.
+"""Finds the axes of each stage of a tile program that count a coordinate of its inputs.
 
-A *coordinate* is one along which a smaller size has fewer elements, such as the number of a key of attention. Loads of
-inputs tell which axes count it; what is written to tiles and workspaces along these tells the axes of other passes.
+The *coordinate* is an index that takes fewer values for a smaller served size, such as the number of a key of
+attention. Loads of inputs show which axes count it. Writes to tiles and workspace buffers along these axes show where
+those buffers have the coordinate, and hence which axes of other passes count it.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from korch.tile.trim import Needed
 
 
 class UnclearError(Exception):
-    """It is not clear which coordinate a part of a program has."""
+    """The analysis can't determine how a part of a program depends on the coordinate."""
 
 
 class CoordinateKind(Enum):
-    """What an index counts."""
+    """What an index counts: elements, elements within a block, or blocks."""
 
     ELEMENT = "element"
-    INNER = "inner"  # an element of a block: of a tile that has one block only
+    INNER = "inner"  # an element within its block, for a tile that holds one block only
     BLOCK = "block"
 
 
@@ -36,9 +37,9 @@ class Counter:
     """The axes that count a coordinate: block * outer + inner.
 
     Attributes:
-        inner: the axis of elements; "" if blocks are counted.
+        inner: the axis of elements within a block; "" if only blocks are counted.
         outer: the axis of blocks; "" if there is only one.
-        block: the elements of a block.
+        block: the number of elements per block.
     """
 
     inner: str
@@ -53,7 +54,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatePlace:
-    """Where a buffer has a coordinate: index // stride % (period // stride)."""
+    """How the coordinate follows from a buffer's index: index // stride % (period // stride)."""
 
     kind: CoordinateKind
     stride: int
@@ -63,13 +64,13 @@ class CoordinatePlace:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """An access with what stands around it.
+    """An access with its context.
 
     Attributes:
         stage: the number of the stage.
         access: the access.
         axes: all axes around it.
-        is_fill: whether it writes a number that nothing is read for.
+        is_fill: whether its pass loads nothing, so that it writes constants.
     """
 
     stage: int
@@ -82,21 +83,21 @@ class Coordinates:
     """The counters of each stage of a program.
 
     Attributes:
-        counters: by stage, then by the name of an axis.
-        places: where inputs, and what is written along counters, have the coordinate.
+        counters: the counters by stage, then by the name of an axis.
+        places: by buffer, how inputs, and buffers written along counters, have the coordinate.
         visits: all accesses, in order.
     """
 
     def __init__(self, program: TileProgram, known: Mapping[str, Needed], step: int) -> None:
-        """Find them.
+        """Find the counters.
 
         Args:
             program: the program.
-            known: by input or output buffer. All have the same extent.
-            step: an axis may go on to the next multiple of this.
+            known: how input and output buffers have the coordinate, by name. All have the same extent.
+            step: an axis may be as long as the extent rounded up to a multiple of this.
 
         Raises:
-            UnclearError: an index is no sum of coordinates of which one can be told.
+            UnclearError: the coordinate can't be separated from the other terms of an index.
         """
         self._program, self._step = program, step
         (self._extent,) = {entry.extent for entry in known.values()}
@@ -120,7 +121,7 @@ class Coordinates:
         return len(self.places) + sum(map(len, self.counters))
 
     def counter(self, visit: Visit) -> Counter | None:
-        """Return the counter that an access goes along."""
+        """Return the counter whose axes occur in the index of an access, if there is one."""
         own, ranges = self.counters[visit.stage], self._ranges(visit)
         used = {n for n in visit.access.index.variables if ranges.get(n, (0, 0)) != (0, 0)}
         found = {own[name] for name in used if name in own}
@@ -129,7 +130,7 @@ class Coordinates:
         return found.pop() if found else None
 
     def length(self, counter: Counter, axis: Axis) -> int:
-        """Return how many elements an axis of elements goes through, all blocks together."""
+        """Return how many elements an axis of elements covers in all blocks together."""
         if axis.ragged is not None:
             outer, total = axis.ragged
             is_own = outer == counter.outer if counter.outer else isinstance(total, int) and total <= axis.extent
@@ -150,7 +151,7 @@ class Coordinates:
             self._count(visit, place)
 
     def _count(self, visit: Visit, place: CoordinatePlace) -> None:
-        """Take down the counter of an access to a buffer whose place is known."""
+        """Record the counter of an access to a buffer whose coordinate is known."""
         if place.kind is CoordinateKind.INNER:
             raise UnclearError
         found = self._counter_of(visit, place)
@@ -186,7 +187,7 @@ class Coordinates:
         return ceil_div(self._extent, block)
 
     def _coordinate(self, visit: Visit, place: CoordinatePlace) -> dict[str, int]:
-        """Return the coordinate of an access, by axis; nothing if it has the first one only."""
+        """Return the coefficients of the coordinate of an access, by axis; empty if it is always 0."""
         ranges, stride = self._ranges(visit), place.stride
         found: dict[str, int] = {}
         low = []
@@ -206,7 +207,7 @@ class Coordinates:
         return found
 
     def _write_down(self, visit: Visit, counter: Counter) -> None:
-        """Take down where a buffer that is accessed along a counter has the coordinate."""
+        """Record how a buffer that is accessed along a counter has the coordinate."""
         index, ranges = visit.access.index, self._ranges(visit)
         slopes = [index.coefficient(name) if name else 0 for name in (counter.inner, counter.outer)]
         inner, outer = (-1 if slope is None else slope for slope in slopes)
@@ -238,7 +239,7 @@ class Coordinates:
         self.places[name] = CoordinatePlace(kind, stride, period or self._program.buffer(name).size, counter.block)
 
     def _require_apart(self, name: str) -> None:
-        """Raise an error if other terms of an index may change the coordinate of a buffer."""
+        """Raise an error if other terms of an index could change the coordinate of a buffer."""
         place = self.places[name]
         count = {
             CoordinateKind.ELEMENT: self._extent,

@@ -1,7 +1,7 @@
-"""One value at one index -> tile operations: elementwise and layout primitives are inlined.
+"""Emits the tile operations that compute one value at one index; elementwise and layout primitives are inlined.
 
-`Emitter.value` walks a group's body from a value towards what is in memory. On the way a layout
-primitive only changes the index; a constant pad or a concatenation becomes a guard.
+`Emitter.value` walks a group's body from a value back to values that are in memory. On the way a
+layout primitive only changes the index; a constant pad or a concatenation becomes guards.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from korch.tile.program import Apply, Inside, Literal, Load, Select, TileOp
 Index = tuple[Expr, ...]
 Guards = tuple[Inside, ...]
 Home = Callable[[int, Index, Ranges], tuple[str, Expr] | None]
-"""Value and index -> where it is in memory (buffer, element), or None if it is to be computed."""
+"""Maps a value and an index to an element in memory (buffer, index), or to None if it must be computed."""
 
 
 def physical_offset(layout: Layout, shape: tuple[int, ...], index: Index, ranges: Ranges) -> Expr:
-    """Return the element at which `index` of a value of `shape` lies in a layout."""
+    """Return the offset, in elements, of `index` of a value of `shape` that is stored in a layout."""
     parts = [
         scale(remainder(quotient(remainder(index[axis], whole, ranges), inner, ranges), size, ranges), stride)
         if whole
@@ -60,9 +60,9 @@ def physical_offset(layout: Layout, shape: tuple[int, ...], index: Index, ranges
 
 @cache
 def _digits(layout: Layout, shape: tuple[int, ...]) -> tuple[tuple[int, int, int, int, int], ...]:
-    """Return of each axis in memory: the index that it is a digit of, how to take the digit, and its stride.
+    """Return (axis, whole, inner, size, stride) for each physical axis, which holds one digit of the index of `axis`.
 
-    The digit is the index, modulo `whole` unless that is 0, divided by `inner`, modulo `size`.
+    The digit is index % whole / inner % size if `whole` is not 0, else index / inner.
     """
     strides = row_major_strides(layout.physical_shape(shape))
     found = [
@@ -95,11 +95,11 @@ class Emitter:
         return self._memo[key]
 
     def give(self, value: int, index: Index, name: str) -> None:
-        """Say that a value's element at `index` is known already."""
+        """Record that operation `name` already computes a value's element at `index`."""
         self._memo[(value, index, ())] = name
 
     def under(self, ranges: Ranges) -> Emitter:
-        """Return an emitter of the same values under other ranges, without operations."""
+        """Return a new emitter, without operations, for the same values under other ranges."""
         return Emitter(self.body, self.home, ranges)
 
     def include(self, ops: Sequence[TileOp], change: Callable[[Expr], Expr]) -> dict[str, str]:
@@ -123,20 +123,20 @@ class Emitter:
         return names
 
     def load(self, dtype: DType, buffer: str, index: Expr, guards: Guards = ()) -> str:
-        """Return the name of an element of memory."""
+        """Emit a load, and return its name."""
         key = ("load", buffer, index, guards)
         return self._op(lambda name: Load(name, dtype, buffer, index, guards), key)
 
     def literal(self, dtype: DType, number: float | int | bool) -> str:
-        """Return the name of a number."""
+        """Emit a literal, and return its name."""
         return self._op(lambda name: Literal(name, dtype, number), ("literal", dtype, repr(number)))
 
     def apply(self, dtype: DType, op: str, *arguments: str) -> str:
-        """Return the name of what an elementwise operation computes."""
+        """Emit an elementwise operation, and return its name."""
         return self._op(lambda name: Apply(name, dtype, op, arguments), ("apply", op, dtype, arguments))
 
     def select(self, dtype: DType, guards: Guards, inside: str, outside: str) -> str:
-        """Return the name of a choice by guards."""
+        """Emit a selection by guards, and return its name."""
         return self._op(lambda name: Select(name, dtype, guards, inside, outside), ("select", guards, inside, outside))
 
     def inside(self, expr: Expr, low: int, high: int) -> Guards:
@@ -155,7 +155,7 @@ class Emitter:
         if place is not None:
             return self.load(type_.dtype, *place, guards)
         if type_.size == 0:
-            return self.literal(type_.dtype, 0)  # behind guards that never hold
+            return self.literal(type_.dtype, 0)  # its guards never hold
         primitive = self.body.primitives[self.body.producers[value][0]]
         if primitive.row.category is Category.ELEMENTWISE:
             arguments = tuple(self.value(v, index, guards) for v in primitive.inputs)
@@ -254,14 +254,14 @@ class Emitter:
 
 
 def folded(outer: Expr, size: int, pads: tuple[int, int], mode: str, ranges: Ranges) -> Expr:
-    """Return where a non-constant pad reads along one axis.
+    """Return the index that a non-constant pad reads along one axis.
 
     Args:
-        outer: the place in the result.
-        size: elements of the axis before.
-        pads: elements added before and after it.
+        outer: the index in the padded result.
+        size: the elements of the axis before padding.
+        pads: the elements added before and after it.
         mode: reflect, edge or wrap.
-        ranges: of the variables.
+        ranges: the ranges of the variables.
     """
     before, after = pads
     inner = add(outer, constant(-before))

@@ -1,9 +1,9 @@
-"""Tile program, with the coordinates that its inputs are read along -> program whose reductions end with a size.
+"""Makes the reductions of a tile program along a coordinate of its inputs end at a size known at run time.
 
-A reduction along a coordinate, such as the sum over the keys of attention, has nothing to add behind a size that is
-known at run time. So the axes that count the coordinate take as many turns as there are elements, in whole vectors;
-and what other passes compute for the elements behind these, in tiles and workspaces, is left out, too. Strides stay
-constants.
+A reduction along a coordinate, such as the sum over the keys of attention, has nothing to add beyond the size that is
+in use at run time. So the axes that count the coordinate run only over the existing elements, rounded up to whole
+vectors. What other passes compute for later elements, in tiles and workspace buffers, is left out, too. Strides stay
+constant.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from korch.tile.program import Axis, Level, Loop, Parameter, Pass, Size, Stage, 
 from korch.tile.trim import Needed
 
 KEYS = "keys"
-"""The parameter of a program whose reductions end early: how many coordinates these go through."""
+"""The parameter of a program whose reductions end early: the number of coordinates that they cover."""
 
 Cut = tuple[int, Counter]
-"""A stage, and the counter whose axes end early in it."""
+"""The number of a stage, and a counter whose axes end early in it."""
 
 
 def ended(program: TileProgram, known: Mapping[str, Needed], step: int) -> TileProgram | None:
-    """Return a program with the parameter `KEYS`, or None if nothing can end, or not all reductions.
+    """Return a program with the parameter `KEYS`; None if no axis, or not every reduction, can end early.
 
     Args:
-        program: for the largest size.
-        known: where inputs have the coordinate, and outputs of which the first elements along it are needed only. All
+        program: the program for the largest size.
+        known: how inputs have the coordinate, and outputs of which only the first elements along it are needed. All
             have the same extent.
         step: `KEYS` is a multiple of this.
     """
@@ -40,12 +40,12 @@ def ended(program: TileProgram, known: Mapping[str, Needed], step: int) -> TileP
         found = Coordinates(program, known, step)
         cuts = _cuts(program, found, known)
         return _Ender(program, found, cuts).run() if _ends_all(program, cuts, found) else None
-    except (UnclearError, InvalidGraphError):  # the latter of extents known at run time only
+    except (UnclearError, InvalidGraphError):  # the latter if an extent is known at run time only
         return None
 
 
 def _cuts(program: TileProgram, found: Coordinates, known: Collection[str]) -> set[Cut]:
-    """Return what can end: not what writes to outputs all of which are needed, or to what is read whole."""
+    """Return the cuts that leave out no element that is needed: of outputs not in `known`, or of buffers read whole."""
     outputs = {buffer.name for buffer in program.buffers if buffer.level is Level.OUTPUT} - {*known}
     along = [(visit, (visit.stage, counter)) for visit in found.visits if (counter := found.counter(visit))]
     cuts = {cut for _, cut in along}
@@ -59,7 +59,7 @@ def _cuts(program: TileProgram, found: Coordinates, known: Collection[str]) -> s
 
 
 def _ends_all(program: TileProgram, cuts: set[Cut], found: Coordinates) -> bool:
-    """Return whether something ends, and neither a reduction goes on nor a store depends on the last turn."""
+    """Return whether there are cuts, they include all reductions, and no store depends on the last iteration."""
     for number, stage in enumerate(program.stages):
         own = found.counters[number]
         for _, step in stage.leaves:
@@ -76,7 +76,7 @@ def _ends_all(program: TileProgram, cuts: set[Cut], found: Coordinates) -> bool:
 
 
 class _Ender:
-    """Ends the axes of some counters."""
+    """Makes the axes of some counters end early."""
 
     def __init__(self, program: TileProgram, found: Coordinates, cuts: set[Cut]) -> None:
         self._program, self._found = program, found
@@ -95,7 +95,7 @@ class _Ender:
         self._high = max(lengths)
 
     def run(self) -> TileProgram:
-        """Return the program."""
+        """Return the program with the parameter `KEYS`."""
         parameter = Parameter(KEYS, 1, self._high)
         stages = tuple(self._stage(n, stage) for n, stage in enumerate(self._program.stages))
         return replace(self._program, stages=stages, parameters=(*self._program.parameters, parameter))
@@ -132,14 +132,14 @@ class _Ender:
         return replace(axis, size=self._total(axis.extent))
 
     def _total(self, length: int) -> Expr:
-        """Return how many elements there are, but at most `length`."""
+        """Return the number of elements, at most `length`, as an expression."""
         own = var(KEYS)
         if length >= self._high:
             return own
         return Expr(0, ((Choice(own, ((length, own),), constant(length)), 1),))
 
     def _turns(self, axis: Axis, counter: Counter) -> Size:
-        """Return how many blocks there are."""
+        """Return the number of blocks, as an expression."""
         if axis.ragged is not None:
             raise UnclearError
         return parts_of(var(KEYS), counter.block, {KEYS: (1, self._high)})

@@ -1,9 +1,9 @@
-"""Tile program -> what its loops fetch before they read or write it.
+"""Chooses what the loops of a tile program prefetch.
 
-The hardware fetches a few lines ahead of what is read, and none beyond a page. That is too late for
-memory where a task has several passes, of which only the first reads from there, and too little
-where whole lines are written past the caches meanwhile. Lines that are written in part at a time,
-by vectors, are read first, and a core asks for few of them at once if nobody did before.
+The hardware prefetches a few lines ahead of a read, and none beyond a page. That is too late if a task
+has several passes of which only the first reads from memory, and too little if whole lines are written
+past the caches at the same time. A line that is written in parts, by vectors, must first be read, and
+without prefetches a core has few such reads outstanding at once.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from korch.tile.memory import LINE_BYTES
 from korch.tile.program import Axis, Level, Load, Pass, Sink, Stage, TileProgram, read_by
 
 MOST_AHEAD = 4096
-"""Elements of the next task that are fetched while one computes: the first cache holds both."""
+"""The maximum distance in elements from a task's data to the next task's that is prefetched: L1 holds both."""
 
 FAR_BYTES = 8 << 10
-"""The distance in bytes at which lines are prefetched from memory into the second cache."""
+"""The distance in bytes at which lines are prefetched from memory into the L2 cache."""
 
 WRITTEN_BYTES = 1 << 10
 """The distance in bytes at which lines are prefetched for writing. At the end of a thread's part
@@ -30,18 +30,18 @@ LEAST_WRITTEN_BYTES = 128 << 10
 """In smaller buffers, the cost at the ends of threads' parts exceeds the gain."""
 
 LEAST_LAPS = 4
-"""The least ratio of a loop's turns to the turns that are fetched ahead."""
+"""The minimum ratio of a loop's iterations to the iterations of the prefetch distance."""
 
 
 @dataclass(frozen=True)
 class Fetches:
-    """What one pass fetches. Places are given as elements ahead of what is read.
+    """What one pass prefetches. Distances are in elements ahead of the element that is accessed.
 
     Attributes:
-        near: by loads, into the first cache.
-        far: by loads, into the second cache.
-        beside: beside stores, into the first cache: buffers, and which element of each.
-        written: the same, to be written.
+        near: by name of a load, the distance of its prefetch into the L1 cache.
+        far: by name of a load, the distance of its prefetch into the L2 cache.
+        beside: prefetches into the L1 cache that accompany the stores: (buffer, index, distance).
+        written: the same for lines that will be written.
     """
 
     near: Mapping[str, int] = field(default_factory=dict)
@@ -51,19 +51,19 @@ class Fetches:
 
 
 def fetches_of(program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[str], large: Set[str]) -> Fetches:
-    """Return what a pass fetches.
+    """Return what a pass prefetches.
 
-    Where the last pass of a task writes past the caches it fetches what the next task reads: memory
-    then reads while it writes. Else the second pass that reads a buffer does: the first one waits
-    for memory, and from then on this is idle. Loops of one pass that write past the caches fetch
-    from memory themselves.
+    If the last pass of a task writes past the caches, it prefetches what the next task reads, so that
+    memory reads and writes overlap. Otherwise the second pass that reads a buffer does this: the first
+    one waits for memory, and afterwards memory is idle. A pass that is the first to read a large input
+    and writes past the caches prefetches from memory for itself.
 
     Args:
         program: the program.
         stage: one of its stages.
         pass_: one of its passes.
         streamed: buffers that are written past the caches.
-        large: inputs that no core's own cache holds.
+        large: inputs that are too large for a core's private cache.
     """
     at = next(i for i, other in enumerate(stage.passes) if other is pass_)
     last = stage.passes[-1]
@@ -84,18 +84,18 @@ def fetches_of(program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[st
 
 
 def _stores(pass_: Pass, streamed: Set[str]) -> bool:
-    """Return whether a pass writes past the caches, and not only sums."""
+    """Return whether a pass is no reduction and writes past the caches."""
     return not pass_.is_reduction and any(s.buffer in streamed for s in pass_.sinks)
 
 
 def _next_step(stage: Stage, index: Expr) -> int:
-    """Return how far the next task reads from where one does; 0 if it is too near or too far."""
+    """Return the distance from an element to the one that the next task reads; 0 if it is too short or too long."""
     step = (index.coefficient(stage.grid[-1].name) or 0) if stage.grid else 0
     return step if LINE_ELEMENTS <= step <= MOST_AHEAD else 0
 
 
 def _near(stage: Stage, at: int, left_out: Set[str]) -> dict[str, int]:
-    """Return the loads of the second pass that reads a buffer."""
+    """Return the loads with which a pass, the second one that reads their buffer, prefetches for the next task."""
     before = [read_by((p,)) for p in stage.passes[:at]]
     found: dict[str, int] = {}
     seen = set(left_out)
@@ -110,7 +110,7 @@ def _near(stage: Stage, at: int, left_out: Set[str]) -> dict[str, int]:
 
 
 def _beside(stage: Stage, last: Pass) -> tuple[tuple[str, Expr, int], ...]:
-    """Return what earlier passes read of the next task at the points of the last one."""
+    """Return what the last pass prefetches of the next task: elements that earlier passes read at the same points."""
     extents = {axis.name: axis.extent for axis in (*stage.grid, *last.axes)}
     first = read_by(stage.passes[:-1])
     found: dict[str, tuple[str, Expr, int]] = {}
@@ -127,10 +127,10 @@ def _beside(stage: Stage, last: Pass) -> tuple[tuple[str, Expr, int], ...]:
 
 
 def _written(program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[str]) -> tuple[tuple[str, Expr, int], ...]:
-    """Return what is written by vectors into the caches, where a pass is the first at its points.
+    """Return the prefetches of cached vector stores, each in the first pass that runs over the store's points.
 
-    One that computes before another writes has time for that; else lines to come are fetched, where
-    squares are written those behind each row's.
+    An earlier pass prefetches the very lines that a later pass will write. A pass that stores itself
+    prefetches lines ahead of its own stores; where it writes squares, the line after each row's.
     """
     found: dict[str, tuple[str, Expr, int]] = {}
     for other in stage.passes:
@@ -153,7 +153,7 @@ def _written(program: TileProgram, stage: Stage, pass_: Pass, streamed: Set[str]
 
 
 def _has_points(stage: Stage, pass_: Pass, other: Pass, sink: Sink) -> bool:
-    """Return whether vectors of a pass of stores lie where those of another are written."""
+    """Return whether a pass of stores runs over the points at which another pass writes, with the same vectors."""
     own = {axis.name: axis.extent for axis in (*stage.grid, *pass_.axes)}
     extents = {axis.name: axis.extent for axis in (*stage.grid, *other.axes)}
     is_same = all(own.get(name) == extents[name] for name in sink.index.variables)
@@ -167,7 +167,7 @@ def _loops(stage: Stage, pass_: Pass) -> list[Axis]:
 
 
 def _far(stage: Stage, pass_: Pass, large: Set[str]) -> dict[str, int]:
-    """Return the loads of a pass from some buffers that fetch from memory."""
+    """Return the distances at which loads of a pass from `large` buffers prefetch from memory."""
     axes = _loops(stage, pass_)
     found: dict[str, int] = {}
     seen: set[str] = set()
@@ -181,7 +181,7 @@ def _far(stage: Stage, pass_: Pass, large: Set[str]) -> dict[str, int]:
 
 
 def _streams(pass_: Pass, large: Set[str]) -> dict[str, int]:
-    """Return the loads of sums along a vector axis whose turns read one line after another from memory."""
+    """Return the loads of a reduction whose iterations read consecutive lines of a large buffer, with the distance."""
     inner = pass_.axes[-1]
     width = next((axis.extent for axis in pass_.axes if axis.name == pass_.vector), 0)
     found: dict[str, int] = {}
@@ -194,15 +194,15 @@ def _streams(pass_: Pass, large: Set[str]) -> dict[str, int]:
 
 
 def _later_step(index: Expr, wanted: int, axes: Sequence[Axis]) -> int:
-    """Return how far from an element that lies which is met some turns of a loop later.
+    """Return the distance from an element to the one that is accessed some iterations of a loop later.
 
     Args:
-        index: the element.
-        wanted: how many elements are met meanwhile.
+        index: the index of the element.
+        wanted: how many elements are accessed between the two.
         axes: the loops around it, innermost first.
 
     Returns:
-        Elements; 0 if it can't be told, or if the loops are too short.
+        The distance in elements; 0 if it is unknown, or if the loops are too short.
     """
     met = 1
     for at, axis in enumerate(axes):
@@ -212,7 +212,7 @@ def _later_step(index: Expr, wanted: int, axes: Sequence[Axis]) -> int:
         if step == 0:
             continue
         turns, extent = -(-wanted // met), axis.extent
-        for outer in axes[at + 1 :]:  # loops that go on where this one ends
+        for outer in axes[at + 1 :]:  # outer loops whose next iteration continues where this loop ends
             if index.coefficient(outer.name) != step * extent:
                 break
             extent *= outer.extent

@@ -1,8 +1,9 @@
-"""How large the text of a group's kernel would be, before it is lowered.
+"""Estimates how long the source text of a group's kernel would be, before it is lowered.
 
-A kernel computes what it does not keep again wherever it is read. Where a value is read at several
-places, through slices or pads, each place is an operation of its own, and a chain of such steps
-doubles them with every step. Pads are guards besides, and loops are split where guards turn.
+A kernel recomputes a value that it does not store wherever it is read. If a value is read at several
+indices, through slices or pads, each index needs an operation of its own, and in a chain of such steps
+the number of operations doubles with every step. Pads also become guards, and loops are split where
+the result of a guard changes.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 
 MOST_OPERATIONS = 2048
-"""Of one loop nest of a kernel."""
+"""The maximum number of operations of one loop nest of a kernel."""
 
 MOST_SPLIT_OPERATIONS = 1 << 14
-"""Operations of a kernel, times the parts into which its pads may split loops."""
+"""The maximum of a kernel's operations times the parts into which its pads may split loops."""
 
 
 class TextLimitError(Exception):
@@ -22,10 +23,10 @@ class TextLimitError(Exception):
 
 
 def grows_too_large(body: PrimitiveGraph) -> bool:
-    """Return whether a group of several primitives would be too long a kernel.
+    """Return whether the kernel of a group of several primitives would be too long.
 
-    Counted are the different chains of layout primitives from what is stored to each value: equal
-    ones are one operation. The count is an upper bound; of a single primitive none is needed.
+    This counts the different chains of layout primitives from stored values to each value: equal
+    chains give one operation. The count is an upper bound; a single primitive needs none.
     """
     if len(body.primitives) == 1:
         return False
@@ -43,7 +44,7 @@ def grows_too_large(body: PrimitiveGraph) -> bool:
         if operations > MOST_OPERATIONS or operations * parts > MOST_SPLIT_OPERATIONS:
             return True
         if primitive.output in kept or primitive.row.category is Category.REDUCE:
-            found = {-1 - number}  # it is read from memory
+            found = {-1 - number}  # it is stored, and readers load it from memory
         if primitive.row.category is Category.LAYOUT:
             found = {hash((chain, number)) for chain in found}
         for value in primitive.inputs:

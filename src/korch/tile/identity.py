@@ -1,4 +1,4 @@
-"""The numbers that change nothing when they are accumulated."""
+"""The identity elements of the accumulators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from korch.primitive.types import DType
 
 
 def identity(op: str, dtype: DType) -> float | int:
-    """Return the number that changes nothing when it is accumulated."""
+    """Return the identity of `op` (sum, prod, max or min): accumulating it changes nothing."""
     if op in ("sum", "prod"):
         return (0 if op == "sum" else 1) * (1.0 if dtype.is_float else 1)
     if dtype.is_float:

@@ -1,9 +1,9 @@
 """Index expressions: integers computed from loop variables.
 
-An expression is affine in *atoms*: loop variables, and what is not affine itself (a quotient, a
-remainder, an entry of a table, a choice of cases, a product with a parameter). It is kept
-simplified under the ranges of the variables, so that a reshape or a blocked layout costs no
-division where its sizes allow it.
+An expression is affine in *atoms*: loop variables, and terms that are not affine themselves (a
+quotient, a remainder, an entry of a table, a choice between cases, a product with a parameter).
+Expressions are simplified under the ranges of the variables, so that a reshape or a blocked layout
+needs no division if its sizes allow that.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cache, cached_property
 from typing import assert_never
 
 Ranges = Mapping[str, tuple[int, int]]
-"""Per variable, its least and greatest value."""
+"""The least and the greatest value of each variable."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Quotient:
 
 @dataclass(frozen=True)
 class Remainder:
-    """What is left of `expr` after division by `divisor`."""
+    """The remainder of `expr` divided by `divisor`; it is not negative."""
 
     expr: Expr
     divisor: int
@@ -63,7 +63,7 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class Choice:
-    """The expression of the first then whose limit is greater than `expr`."""
+    """The expression of the first case (limit, expression) with `expr` < limit, else `otherwise`."""
 
     expr: Expr
     cases: tuple[tuple[int, Expr], ...]
@@ -76,7 +76,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Times:
-    """An expression times an atom of parameters, which are integers known at run time only."""
+    """An expression times an atom that depends on parameters only, which are integers known at run time only."""
 
     factor: Atom
     expr: Expr
@@ -104,14 +104,14 @@ class Expr:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """The names of all variables in it."""
+        """The names of all variables in the expression."""
         found: set[str] = set()
         for atom, _ in self.terms:
             found |= _atom_variables(atom)
         return frozenset(found)
 
     def coefficient(self, name: str) -> int | None:
-        """Return by how much it grows with a variable; None if that is not constant."""
+        """Return by how much the expression grows with a variable; None if that is not constant."""
         total = 0
         for atom, coefficient in self.terms:
             if isinstance(atom, Var):
@@ -130,17 +130,17 @@ class Expr:
 ZERO = Expr(0)
 
 ROWS = (0, 2, 1 << 20)
-"""Stands for the table of the places of rows, which a kernel computes from the sizes at run time: the first is 0."""
+"""A placeholder for the table of row positions, which a kernel computes from the sizes at run time; its first is 0."""
 
 
 def constant(value: int) -> Expr:
-    """Return the expression of a number."""
+    """Return a number as an expression."""
     return Expr(value)
 
 
 @cache
 def var(name: str) -> Expr:
-    """Return the expression of a variable."""
+    """Return a variable as an expression."""
     return Expr(0, ((Var(name), 1),))
 
 
@@ -167,7 +167,7 @@ def scale(expr: Expr, factor: int) -> Expr:
 
 
 def times(expr: Expr, factor: Expr) -> Expr:
-    """Return an expression times one of parameters."""
+    """Return an expression times `factor`, an expression that depends on parameters only."""
     parts = [scale(expr, factor.constant)]
     for atom, step in factor.terms:
         parts.append(Expr(0, ((atom, step * expr.constant),)) if expr.constant else ZERO)
@@ -200,7 +200,7 @@ def quotient(expr: Expr, divisor: int, ranges: Ranges) -> Expr:
 
 
 def remainder(expr: Expr, divisor: int, ranges: Ranges) -> Expr:
-    """Return what is left of `expr` after division by a positive number."""
+    """Return the nonnegative remainder of `expr` divided by a positive number."""
     if divisor == 1:
         return ZERO
     _, rest = _split(expr, divisor, ranges)
@@ -211,9 +211,9 @@ def remainder(expr: Expr, divisor: int, ranges: Ranges) -> Expr:
 
 
 def entry(table: Sequence[int], expr: Expr, ranges: Ranges) -> Expr:
-    """Return the entry of a table at `expr`, as arithmetic if the table follows a simple law.
+    """Return the entry of a table at `expr`, as arithmetic if the entries follow a simple formula.
 
-    Where guards stand around it `expr` may leave the table: then any entry will do.
+    Under guards, `expr` may be outside the table; any entry may then be returned.
     """
     entries = tuple(table)
     if entries == ROWS:
@@ -234,7 +234,7 @@ def entry(table: Sequence[int], expr: Expr, ranges: Ranges) -> Expr:
 
 
 def choice(expr: Expr, cases: Sequence[tuple[int, Expr]], otherwise: Expr, ranges: Ranges) -> Expr:
-    """Return the first then whose limit is greater than `expr`, as far as ranges decide it."""
+    """Return the first case whose limit is greater than `expr`, without the cases that the ranges rule out."""
     low, high = bounds(expr, ranges)
     open_cases = []
     for limit, then in cases:
@@ -260,10 +260,10 @@ def substitute(expr: Expr, values: Mapping[str, Expr], ranges: Ranges) -> Expr:
 
 
 def coarsened(expr: Expr, low: int, high: int, ranges: Ranges) -> tuple[Expr, int, int]:
-    """Return the condition low <= expr < high without what is too small to decide it.
+    """Return the condition low <= expr < high without terms that are too small to affect it.
 
-    With expr = g*q + r and r in [0, g), a limit that is a multiple of g depends on q only: whether
-    a channel lies in one of four blocks of 32 does not depend on its place in the block.
+    With expr = g*q + r and r in [0, g), the comparison with a multiple of g depends on q only: whether
+    a channel is in one of four blocks of 32 does not depend on its position in the block.
     """
     least, most = bounds(expr, ranges)
     for g in sorted({abs(c) for _, c in expr.terms if abs(c) > 1}, reverse=True):
@@ -276,7 +276,7 @@ def coarsened(expr: Expr, low: int, high: int, ranges: Ranges) -> tuple[Expr, in
 
 
 def breakpoints(expr: Expr, name: str, ranges: Ranges) -> set[int]:
-    """Return the values of a variable at which a choice inside of `expr` turns."""
+    """Return the values of a variable from which on a choice inside `expr` takes another case."""
     found: set[int] = set()
     for atom, _ in expr.terms:
         match atom:
@@ -298,10 +298,10 @@ def breakpoints(expr: Expr, name: str, ranges: Ranges) -> set[int]:
 
 
 def vector_step(expr: Expr, name: str, lanes: int) -> int | None:
-    """Return the step between neighbours along a variable in whole vectors; None if it varies.
+    """Return the step between adjacent lanes of a whole vector along a variable; None if it varies.
 
-    Whole vectors begin at multiples of `lanes`: with 16 lanes, n/64 is constant there, and n%64
-    grows by 1.
+    Whole vectors begin at multiples of `lanes`: with 16 lanes, n/64 is constant within a vector, and
+    n%64 grows by 1.
     """
     total = 0
     for atom, coefficient in expr.terms:
@@ -319,7 +319,7 @@ def vector_step(expr: Expr, name: str, lanes: int) -> int | None:
 
 
 def turning_point(expr: Expr, limit: int, name: str) -> set[int]:
-    """Return the least value of a variable for which `expr < limit` differs from before."""
+    """Return the value of a variable from which on `expr < limit` differs; empty if `expr` has other variables."""
     slope = expr.coefficient(name)
     if not slope or expr.variables != {name}:
         return set()
@@ -331,8 +331,8 @@ def turning_point(expr: Expr, limit: int, name: str) -> set[int]:
 def _split(expr: Expr, divisor: int, ranges: Ranges) -> tuple[Expr, Expr]:
     """Return a and b, b not negative, with expr = a*divisor + b.
 
-    C++ rounds quotients towards 0, so an expression that is divided must never be negative, not
-    even where a constant that was split off makes up for it.
+    C++ rounds quotients towards 0, so a dividend must never be negative, not even if a constant that
+    was split off would compensate for it.
     """
     whole = Expr(expr.constant // divisor, tuple((a, c // divisor) for a, c in expr.terms if c % divisor == 0))
     rest = Expr(expr.constant % divisor, tuple((a, c) for a, c in expr.terms if c % divisor))

@@ -1,4 +1,4 @@
-"""The order of a pass's loops: merge what can be one loop, choose the vector axis, cut the grid."""
+"""Arranges the loops of a pass: merges loops, chooses the vector axis and the loop order, and cuts the grid."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from korch.tile.index import ZERO, Expr, Ranges, add, scale, substitute, var
 from korch.tile.program import Accumulate, At, Axis, Contract, Inside, Load, Pass, Select, Sink, Stage, TileOp
 
 TASK_POINTS = 8192
-"""How many points a task of a free stage has at most: enough to outweigh its start."""
+"""The maximum number of points of a task of a free stage: enough to outweigh the cost of starting it."""
 
 TILE_SIDE = 64
-"""Elements along each side of a task of squares: both what it reads and what it writes stays in the
-first cache, and rows of four lines each are worth to be opened."""
+"""Elements along each side of a task of transposed squares: the data that it reads and writes stays in
+the L1 cache, and each row has four lines, enough to amortize the cost of starting on a row."""
 
 LONGEST_ROW = 256
-"""The most elements of rows that a task of squares writes whole; twice as many for rows that begin
-inside of cache lines."""
+"""The longest rows in elements that a task of squares writes whole; twice as many for rows that do not
+begin at a cache line boundary."""
 
 ALIASED_ELEMENTS = 256
-"""The distance of places that share some sets of the first cache."""
+"""Elements at multiples of this distance map to a few sets of the L1 cache."""
 
 PAGE_ELEMENTS = 1024
-"""The distance of places that share one set."""
+"""Elements at multiples of this distance map to one set of the L1 cache."""
 
 LARGE_ELEMENTS = 4 << 20
-"""The least elements of a value that fits no core's own cache."""
+"""The minimum number of elements of a value that is too large for a core's private cache."""
 
 NEAR = (1, 2)
-"""Steps between elements that vectors are read from whole: at others they are read one by one."""
+"""Steps between elements at which whole vectors are read; at other steps the elements are read one by one."""
 
 LINE_ELEMENTS = 16
-"""Elements of four bytes in a line of a cache."""
+"""Four-byte elements per cache line."""
 
 SHORT_VECTORS = 4
-"""Vectors of an inner loop below which its last, unfilled one costs much."""
+"""In inner loops of fewer vectors than this, a partly filled last vector is expensive."""
 
 LEAST_SIDE = 4
-"""The shortest side of a square of registers."""
+"""The smallest side of a square that is transposed in registers."""
 
 
 SQUARE_TYPES = (DType.F32, DType.I32, DType.U32)
-"""Elements of which squares are transposed in registers."""
+"""The element types for which squares are transposed in registers."""
 
 
 def arrange(pass_: Pass, lanes: int, sizes: Mapping[str, int], grid: Ranges) -> Pass:
     """Return a pass with its loops merged and ordered, and its vector axis chosen.
 
     Args:
-        pass_: the pass, with its axes in the order of the value's.
+        pass_: the pass, with its axes in the order of the value's axes.
         lanes: elements of a vector.
         sizes: elements of each buffer.
         grid: the ranges of the stage's grid axes.
@@ -74,12 +74,12 @@ def arrange(pass_: Pass, lanes: int, sizes: Mapping[str, int], grid: Ranges) -> 
 
 
 def _is_along(pass_: Pass, vector: str, across: str, sizes: Mapping[str, int], lanes: int) -> bool:
-    """Return whether squares follow each other along rows that are written, not those read.
+    """Return whether the loop over squares runs along the rows that are written, not those that are read.
 
-    The longer rows are best followed: shorter ones lie side by side in a tile. What shares sets of
-    the first cache does not stay there for long, and so is read, or written, at once. Large values
-    are written past the caches by whole lines, in any order; those that can't be, by lines one
-    after another.
+    It is best to run along the rows with the larger stride, as those with the smaller stride are close
+    together in a tile. Rows that map to the same L1 sets do not stay in the cache for long, so they are
+    read, or written, in one go. Large values are written past the caches in whole lines, in any order;
+    if that is not possible, in consecutive lines.
     """
     sink = max(pass_.sinks, key=lambda sink: sizes[sink.buffer])
     if sizes[sink.buffer] >= LARGE_ELEMENTS:
@@ -94,7 +94,7 @@ def _is_along(pass_: Pass, vector: str, across: str, sizes: Mapping[str, int], l
 
 
 def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
-    """Return the stage of a free pass: outer loops become the grid, long ones are cut."""
+    """Return the stage of a free pass: outer loops become grid axes, and a long loop is cut into tiles."""
     axes, grid = list(pass_.axes), list[Axis]()
     is_large = math.prod(axis.extent for axis in axes) >= LARGE_ELEMENTS
     while len(axes) > 1 and math.prod(axis.extent for axis in axes) > TASK_POINTS:
@@ -119,11 +119,11 @@ def grid_for(pass_: Pass, threads: int, lanes: int) -> Stage:
 
 
 def _grid_of_squares(pass_: Pass, grid: list[Axis], threads: int, lanes: int, is_large: bool) -> Stage:
-    """Cut the two axes of squares into tiles, which follow each other along rows that are read.
+    """Cut the two axes of squares into tiles, which are ordered along the rows that are read.
 
-    Short rows are written whole, by one thread: what is prefetched of a row, and a line in which
-    two parts of it meet, would go back and forth between cores. Of long ones each thread writes a
-    part, as that is made of rows that it reads alone.
+    Short rows are written whole by one thread: if two threads shared a row, its prefetched lines and
+    the line where two parts meet would move back and forth between cores. Of a long row, each thread
+    writes a part; it is computed from rows that no other thread reads.
     """
 
     def axis(name: str) -> Axis:
@@ -136,7 +136,7 @@ def _grid_of_squares(pass_: Pass, grid: list[Axis], threads: int, lanes: int, is
     points = TASK_POINTS
     if _share_lines(pass_, across.name):
         least, longest = step, 2 * LONGEST_ROW
-        if is_large:  # collected in the second cache
+        if is_large:  # collected in the L2 cache
             points = TILE_SIDE * along.extent
     is_whole = along.extent <= longest and across.extent >= shares * least
     if is_whole or turns_on(pass_, along.name):
@@ -153,19 +153,19 @@ def _grid_of_squares(pass_: Pass, grid: list[Axis], threads: int, lanes: int, is
 
 
 def _share_lines(pass_: Pass, across: str) -> bool:
-    """Return whether rows begin inside of lines, shared by cores that write parts of rows."""
+    """Return whether rows may begin inside cache lines, which cores that write adjacent rows then share."""
     return any((s.index.coefficient(across) or 0) % LINE_ELEMENTS for s in pass_.sinks)
 
 
 def _shares(threads: int, tasks: int) -> int:
-    """Return of which number an axis has multiples of tiles, so that threads get equally many."""
+    """Return the number of which an axis's tile count must be a multiple so that threads get equally many tiles."""
     return threads // math.gcd(threads, tasks)
 
 
 def _tile(extent: int, wanted: int, step: int, shares: int) -> int:
-    """Return a multiple of a step near what is wanted, whose last tile is no shorter than that.
+    """Return a tile size, a multiple of `step` near `wanted`, whose last tile is no shorter than `step`.
 
-    Of such, the one with which the busiest of `shares` threads has least to do.
+    Among these, it is the size with which the busiest of `shares` threads has the least work.
     """
     wanted = max(1, wanted // step) * step
 
@@ -251,7 +251,7 @@ def map_places(pass_: Pass, change: Callable[[Expr], Expr], condition: Callable[
 
 
 def _merge_all(pass_: Pass, lanes: int) -> Pass:
-    """Merge pairs of loops that together step through every index as one loop would."""
+    """Merge pairs of loops that a single loop over the same elements can replace in every index."""
     merged = True
     while merged:
         merged = False
@@ -264,10 +264,10 @@ def _merge_all(pass_: Pass, lanes: int) -> Pass:
 
 
 def _can_merge(pass_: Pass, outer: Axis, inner: Axis, lanes: int) -> bool:
-    """Return whether two loops can be one.
+    """Return whether two loops can be merged into one.
 
-    A guard of the outer one alone is also one of both. This is used only where the inner loop leaves
-    vectors unfilled, as axes with guards are not cut.
+    A guard on the outer loop alone can also be written as a guard on the merged loop. This is used only
+    if the inner loop leaves vectors partly filled, because axes with guards are not cut into tasks.
     """
     if outer.is_reduced != inner.is_reduced or 0 in (outer.extent, inner.extent):
         return False
@@ -293,7 +293,7 @@ def _merge(pass_: Pass, outer: Axis, inner: Axis) -> Pass:
     def joined(guard: Inside) -> Inside:
         if not _is_of_outer(guard.expr, outer, inner):
             return dataclasses.replace(guard, expr=_without(guard.expr, outer.name))
-        # Of multiples of the inner extent, one is in a range if and only if all up to the next one are.
+        # A multiple of n is in [low*n, high*n) if and only if all numbers up to the next multiple are.
         n = inner.extent
         expr = add(scale(_without(guard.expr, outer.name), n), var(inner.name))
         return Inside(expr, guard.low * n, guard.high * n)
@@ -316,14 +316,14 @@ def side_of(extent: int, lanes: int) -> int:
 
 
 def is_across(load: Load, vector: str, across: str, ranges: Ranges) -> bool:
-    """Return whether a load lies side by side along `across`, and strided along `vector`."""
+    """Return whether a load is contiguous along `across` and strided along `vector`."""
     index = substitute(load.index, {}, ranges)
     is_wide = load.dtype in SQUARE_TYPES and index.coefficient(vector) not in (0, 1, None)
     return is_wide and index.coefficient(across) == 1
 
 
 def _square_axes(pass_: Pass, sizes: Mapping[str, int], grid: Ranges) -> tuple[str, str] | None:
-    """Return the axes along which stores, and loads that are strided along it, lie side by side."""
+    """Return (vector, across): stores are contiguous along the first, and loads strided along it along the second."""
     if pass_.is_reduction:
         return None
     sink = max(pass_.sinks, key=lambda sink: sizes[sink.buffer])
@@ -344,7 +344,7 @@ def _square_axes(pass_: Pass, sizes: Mapping[str, int], grid: Ranges) -> tuple[s
 
 
 def _vector_axis(pass_: Pass, lanes: int, sizes: Mapping[str, int]) -> str:
-    """Return the axis along which most elements lie side by side; stores count double."""
+    """Return the axis along which the most elements are contiguous; stores count double."""
     extents = {axis.name: axis.extent for axis in pass_.axes if axis.extent > 1}
     scores = dict.fromkeys(extents, 0)
     for name, extent in extents.items():
@@ -359,13 +359,13 @@ def _vector_axis(pass_: Pass, lanes: int, sizes: Mapping[str, int]) -> str:
 
 
 def beside(load: Load, name: str, sizes: Mapping[str, int]) -> int:
-    """Return how many elements of a buffer a load reads side by side along an axis."""
+    """Return how many elements of a buffer a load reads with vectors along an axis; 0 if its step is not in `NEAR`."""
     step = load.index.coefficient(name)
     return sizes.get(load.buffer, 0) // step if step in NEAR else 0
 
 
 def _reference(pass_: Pass, sizes: Mapping[str, int]) -> Expr:
-    """Return the index that decides the order of the loops: the store's, or the largest load's."""
+    """Return the index that determines the loop order: the largest store's or, in a reduction, the largest load's."""
     if not pass_.is_reduction:
         return max(pass_.sinks, key=lambda sink: sizes[sink.buffer]).index
     loads = [op for op in pass_.ops if isinstance(op, Load)]

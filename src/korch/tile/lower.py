@@ -1,9 +1,9 @@
-"""Group and layouts -> tile program.
+"""Lowers a group with the layouts of its inputs and outputs to a tile program.
 
-What must be in memory (outputs, and results of reductions) becomes a *member*: a loop nest. All
-else is recomputed where it is read. `korch.tile.staging` places members in stages, so that a
-softmax or a normalization is one stage whose tasks run several passes over a row that stays in
-cache. Here members get their memory, and stages their passes.
+A value that must be in memory (an output, or the result of a reduction) becomes a *member*, which has
+a loop nest. All other values are recomputed where they are read. `korch.tile.staging` places members
+in stages, so that a softmax or a normalization is one stage whose tasks run several passes over a row
+that stays in cache. This module assigns memory to the members and passes to the stages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from korch.tile.staging import Machine, Member, StageDraft, Staging
 from korch.tile.window import COLUMN, RowTile, border_pass, place_rows, row_pass
 
 TILE_LIMIT_BYTES = 128 << 10
-"""A member of more bytes is no tile; it is in the workspace."""
+"""The maximum bytes per task of a member that is a tile; larger ones are in the workspace."""
 
 
 def lower(
@@ -39,8 +39,8 @@ def lower(
         inputs: the layout of each input.
         outputs: the layout of each output.
         machine: vector lanes and threads.
-        keep: keep transcendental results that several passes read in tiles, instead of computing
-            them again.
+        keep: store transcendental results that several passes read in tiles, instead of recomputing
+            them.
     """
     return _Lowering(body, inputs, outputs, machine, keep).run()
 
@@ -71,7 +71,7 @@ class _Lowering(Staging):
         return TileProgram(self._buffers(), stages)
 
     def _address(self, value: int, index: Index, ranges: Ranges) -> tuple[str, Expr]:
-        """Return where a member's element is: in an output, the workspace or a tile."""
+        """Return the buffer (an output, the workspace or a tile) and the index of a member's element."""
         if value not in self.level:
             return super()._address(value, index, ranges)
         shape = self.body.types[value].shape
@@ -91,7 +91,7 @@ class _Lowering(Staging):
         return f"t{value}", add(ZERO, *(scale(e, s) for e, s in zip(parts, strides, strict=True)))
 
     def _tile_shape(self, value: int) -> tuple[int, ...]:
-        """Return the part of a member that one task holds."""
+        """Return the shape of the part of a member that one task holds."""
         member = self.members[value]
         grid = {axis: g for g, axis in member.grid_axis.items()}
         stage = self.stages[self.stage_of[value]]
@@ -102,7 +102,7 @@ class _Lowering(Staging):
         return size * self.members[value].type.dtype.size_bytes
 
     def _stages(self, stage: StageDraft) -> list[Stage]:
-        """Return a stage; for each part of a concatenation one."""
+        """Return a draft as a stage; as one stage for each part if a concatenation is cut."""
         threads, lanes = self.machine.threads, self.machine.lanes
         if stage.is_free:
             pass_ = self._pass(stage, stage.members)
@@ -130,18 +130,18 @@ class _Lowering(Staging):
         return {buffer.name: buffer.size for buffer in self._buffers()}
 
     def _loops_of(self, member: Member) -> object:
-        """Return what is equal for members that one loop nest can serve."""
+        """Return a key that is equal for members that one loop nest can compute."""
         reduction = member.reduction
         reduced = reduction and (reduction.attributes, reduction.op[:4], self._reduced(member))
         return member.type.shape, member.grid_axis, reduced
 
     def _passes(self, stage: StageDraft, members: list[Member]) -> list[Pass]:
-        """Return the passes of members that one loop nest can serve."""
+        """Return the passes of members that one loop nest can compute."""
         rows = self._row_passes(stage, members[0]) if len(members) == 1 else []
         return rows or [self._pass(stage, members)]
 
     def _row_passes(self, stage: StageDraft, member: Member) -> list[Pass]:
-        """Return the passes of windows that are reduced by columns and then along rows."""
+        """Return the passes of windows that are reduced first by columns and then along rows; none for others."""
         row, reduction, dtype = member.row, member.reduction, member.type.dtype
         if row is None or reduction is None:
             return []
@@ -193,7 +193,7 @@ class _Lowering(Staging):
         return Accumulate(buffer, address, emitter.value(member.source, source), op)
 
     def _tap(self, emitter: Emitter, member: Member, source: Index, op: str) -> str:
-        """Return the name of one element of a window; the identity beyond the border."""
+        """Emit the load of one element of a window, or the identity beyond the border; return its name."""
         shape, dtype = self.body.types[member.source].shape, member.type.dtype
         guards = tuple(guard for e, n in zip(source, shape, strict=True) for guard in emitter.inside(e, 0, n))
         name = emitter.value(member.source, source, guards)
@@ -224,7 +224,7 @@ class _Lowering(Staging):
         return tuple(index), axes
 
     def _free_blocks(self, member: Member) -> dict[int, int]:
-        """Return the blocks of any layout that meets the member's axes, so that they are loops."""
+        """Return the blocks, by axis, of any layout that fits the member's axes, so that blocks become loops."""
         blocks: dict[int, int] = {}
         for layout in (self._layout(member), *self.layouts.values()):
             for axis, size in layout.blocks:

@@ -1,4 +1,4 @@
-"""The buffers of a group's inputs and outputs, and where those of a program lie in memory."""
+"""The buffers of a group's inputs and outputs, and the memory addresses of a program's buffers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.tile.program import Buffer, Level, Split, TileProgram
 
 LINE_BYTES = 64
-"""The bytes of a line of the caches: buffers of the workspace begin at multiples of it."""
+"""The size of a cache line in bytes; buffers in the workspace are aligned to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BufferPlace:
-    """Where a buffer lies.
+    """The address of a buffer.
 
     Attributes:
-        position: among the kernel's buffers; that of the workspace comes after inputs and outputs.
-        offset_bytes: from its begin.
-        element_bytes: the size of an element there.
+        position: the number of the kernel argument; the workspace comes after inputs and outputs.
+        offset_bytes: the offset from the start of that argument.
+        element_bytes: the size of an element in memory.
     """
 
     position: int
@@ -30,7 +30,7 @@ class BufferPlace:
 
 
 def ports(body: PrimitiveGraph, layouts: Mapping[str, Layout]) -> Iterator[Buffer]:
-    """Yield the buffers of a group's inputs and outputs, which lie in some layouts."""
+    """Yield the buffers of a group's inputs and outputs, which are stored in the given layouts."""
     for values, level in ((body.inputs, Level.INPUT), (body.outputs, Level.OUTPUT)):
         for name, value in values:
             type_ = body.types[value]
@@ -38,7 +38,7 @@ def ports(body: PrimitiveGraph, layouts: Mapping[str, Layout]) -> Iterator[Buffe
 
 
 def places_in_memory(program: TileProgram) -> tuple[dict[str, BufferPlace], int]:
-    """Return where each buffer that is no tile lies, and the bytes of the workspace that they take."""
+    """Return the address of each buffer that is not a tile, and the size of the workspace in bytes."""
     memory = [buffer for buffer in program.buffers if buffer.level is not Level.TILE]
     ports = [buffer for buffer in memory if buffer.level is not Level.WORKSPACE]
     places = {
@@ -53,12 +53,12 @@ def places_in_memory(program: TileProgram) -> tuple[dict[str, BufferPlace], int]
 
 
 def computed_bytes(buffer: Buffer) -> int:
-    """Return the size of an element where floats of 16 bits are as wide as they are computed."""
+    """Return the size of an element in bytes if 16-bit floats are stored as float32, in which they are computed."""
     is_narrow = buffer.dtype.is_float and buffer.dtype.size_bytes == 2
     return _stored_bytes(buffer, 4 if is_narrow else buffer.dtype.size_bytes)
 
 
 def _stored_bytes(buffer: Buffer, whole: int) -> int:
-    """Return the size of an element: of all of its components if it is split."""
+    """Return the size of an element in bytes: `whole`, or the size of all its components if it is split."""
     components = (layout.components * layout.dtype.size_bytes for layout in buffer.layout if isinstance(layout, Split))
     return next(components, whole)

@@ -1,4 +1,4 @@
-"""Text -> tile program: the inverse of `korch.tile.text`."""
+"""Parses the text form of tile programs: the inverse of `korch.tile.text`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def parse_program(text: str) -> TileProgram:
 
 
 class _Tokens:
-    """The words and signs of one line, and index expressions among them."""
+    """The tokens of one line, with methods that read names, integers and index expressions."""
 
     def __init__(self, number: int, text: str) -> None:
         self.number, self.text = number, text.strip()
@@ -80,7 +80,7 @@ class _Tokens:
             raise self.error("the end of the line")
 
     def take(self, *tokens: str) -> bool:
-        """Step over some tokens if they come next."""
+        """Consume some tokens if they come next; return whether they did."""
         is_next = self.tokens[self.at : self.at + len(tokens)] == list(tokens)
         self.at += len(tokens) * is_next
         return is_next
@@ -104,7 +104,7 @@ class _Tokens:
         return sign * int(self.tokens[self.at - 1])
 
     def listed(self, read: Callable[[], T], end: str) -> tuple[T, ...]:
-        """Return items between commas, up to a closing token."""
+        """Return comma-separated items up to a closing token."""
         items: list[T] = []
         while not self.take(end):
             if items:
@@ -154,7 +154,7 @@ class _Tokens:
         return kind(expr, self.integer())
 
     def _choice(self, expr: Expr) -> Choice:
-        """Read cases, each behind the expression that its limit is compared with; then the last one."""
+        """Read the cases, each preceded by the expression that its limit is compared with, then the last one."""
         cases: list[tuple[int, Expr]] = []
         following = expr
         while following == expr and self.take("<"):
@@ -168,7 +168,7 @@ class _Tokens:
 
 
 class _Line(_Tokens):
-    """One line, read as what stands in a program."""
+    """One line, with methods that read each kind of item of a program."""
 
     def one_of(self, kinds: type[E]) -> E:
         found = {str(kind.value): kind for kind in kinds}
@@ -342,7 +342,7 @@ class _Lines:
         self.at = 0
 
     def peek(self, depth: int) -> _Line | None:
-        """Return the next line if it is this deep."""
+        """Return the next line if it has this indentation depth; None if it is less deep or there is none."""
         if self.at == len(self.lines) or self.lines[self.at].depth < depth:
             return None
         line = self.lines[self.at]
@@ -351,7 +351,7 @@ class _Lines:
         return line
 
     def take(self, line: _Line, read: Callable[[], T]) -> T:
-        """Return what a whole line is read as, and go on to the next."""
+        """Return the result of `read`, which must consume the whole line, and advance to the next line."""
         result = read()
         line.end()
         self.at += 1

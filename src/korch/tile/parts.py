@@ -1,8 +1,8 @@
-"""A pass whose elements come from several places -> a pass for each of them.
+"""Splits a pass whose elements come from several operands into one pass per operand.
 
-A concatenation asks, at each point, which of its operands a point lies in; and all of them share
-one vector axis. Cut where the answer turns, each part asks nothing, and has its own order of loops,
-its own vectors and its own squares.
+A concatenation tests, at each point, which of its operands the point belongs to, and all operands share
+one vector axis. If the pass is cut where the operand changes, the parts need no test, and each has its
+own loop order, vector axis and squares.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from korch.tile.loops import arrange, map_indices
 from korch.tile.program import Apply, Axis, Inside, Literal, Load, Pass, Select, TileOp, arguments_of, holds
 
 MOST_PARTS = 8
-"""The most parts that an axis is cut into; each has its own text."""
+"""The maximum number of parts that an axis is cut into; each adds its own source text."""
 
 
 def cut_pass(pass_: Pass, lanes: int, sizes: Mapping[str, int]) -> list[Pass]:
-    """Return the passes that a pass of stores is cut into, arranged; alone if it stays whole.
+    """Return the arranged passes that a pass of stores is cut into; a single one if it is not cut.
 
     Args:
         pass_: the pass, not arranged.
@@ -40,9 +40,9 @@ def cut_pass(pass_: Pass, lanes: int, sizes: Mapping[str, int]) -> list[Pass]:
 
 
 def _turns(pass_: Pass, axis: Axis) -> list[int]:
-    """Return where an axis begins, where what is read along it becomes another, and where it ends.
+    """Return the beginning of an axis, the points where the operand that is read changes, and the end.
 
-    A border, which reads nothing, is no part of its own.
+    A border of constants, where nothing is read, is not a separate part.
     """
     readers, ends = _readers(pass_.ops), {0, axis.extent}
     for op in pass_.ops:
@@ -63,7 +63,7 @@ def _readers(ops: Sequence[TileOp]) -> set[str]:
 
 
 def _is_torn(part: Pass, name: str) -> bool:
-    """Return whether a part, being longer than 1, reads what does not lie side by side."""
+    """Return whether a part is longer than 1 along an axis and reads elements that are not contiguous along it."""
     is_long = any(axis.name == name and axis.extent > 1 for axis in part.axes)
     loads = (op for op in part.ops if isinstance(op, Load))
     return is_long and any(op.index.coefficient(name) not in (0, 1) for op in loads)
@@ -83,7 +83,7 @@ def _part(pass_: Pass, axis: Axis, low: int, high: int) -> Pass:
 
 
 def _decided(pass_: Pass, ranges: Ranges) -> Pass:
-    """Return a pass without the guards that hold everywhere, and what those that never do leave."""
+    """Return a pass simplified: guards that always hold, and operations whose guards never hold, are removed."""
     names: dict[str, str] = {}
     ops: list[TileOp] = []
     for op in pass_.ops:

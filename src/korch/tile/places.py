@@ -1,9 +1,9 @@
-"""Where accesses go: checks that indices stay inside of buffers and that tasks do not race.
+"""Checks that indices stay inside their buffers and that tasks do not race.
 
-First by algebra, for loops of any length and all values of parameters (`korch.tile.affine`). What that
-does not show is enumerated, for a few values of parameters and the first few millions of points; this
-refutes, and it proves if nothing was left out. What is neither shown nor refuted is returned as a line
-of text: it is not decided.
+Both are first tried by algebra, for loops of any length and all values of parameters
+(`korch.tile.affine`). What algebra can't prove is enumerated, for a few values of parameters and at
+most a few million points. Enumeration can refute a property, and proves it if nothing was left out. A
+property that is neither proved nor refuted is undecided and is returned as a line of text.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from korch.tile.region import Access, accesses
 from korch.tile.sort import Sort
 
 MOST_POINTS = 1 << 22
-"""The most points of an access that are enumerated."""
+"""The maximum number of points of an access that are enumerated."""
 
 MOST_VALUES = 1 << 16
-"""The most values of a quotient, remainder, choice or entry of a table that are enumerated."""
+"""The maximum number of values of a quotient, remainder, choice or table entry that are enumerated."""
 
 MOST_CORNERS = 1 << 12
-"""The most corners of longer loops that are looked at."""
+"""The maximum number of corners (first or last iteration of each loop) that are tried for longer loops."""
 
 MOST_BINDINGS = 64
-"""Parameters of at most this many values in all are enumerated; of more, only some are tried."""
+"""Up to this many combinations of parameter values, all are enumerated; of more, only some are tried."""
 
 
 def indices_stay_inside(program: TileProgram) -> list[str]:
-    """No access leaves its buffer. Return what is not decided."""
+    """Check that no access leaves its buffer. Return the undecided accesses as lines of text."""
     undecided: list[str] = []
     for number, stage in enumerate(program.stages):
         open_ = [i for i, access in enumerate(accesses(stage)) if not _shown_inside(program, stage, access)]
@@ -59,7 +59,7 @@ def indices_stay_inside(program: TileProgram) -> list[str]:
 
 
 def tasks_do_not_race(program: TileProgram) -> list[str]:
-    """No task touches an element that another task of its stage writes. Return what is not decided."""
+    """Check that no task touches an element that another task of its stage writes. Return undecided cases as text."""
     undecided: list[str] = []
     shared = {buffer.name for buffer in program.buffers if buffer.level is not Level.TILE}
     orders = {stage.sort.order for stage in program.stages if isinstance(stage.sort, Sort)}
@@ -77,10 +77,10 @@ def tasks_do_not_race(program: TileProgram) -> list[str]:
 
 
 def _by_place(stage: Stage, orders: Set[str]) -> Stage:
-    """Return a stage in which rows that an order names are replaced by their places in it.
+    """Return a stage in which row numbers read from a sort's `order` buffer are replaced by their positions there.
 
-    A place has a row of its own, so tasks that touch different rows of a buffer by place do so by row. That tells
-    nothing if the buffer is touched otherwise, too.
+    Each position holds a different row, so if tasks touch different positions, they touch different rows. This does
+    not follow if a buffer is also indexed in other ways; the stage is then returned unchanged.
     """
     names = set(_rows_of(stage.steps, orders))
     if not names:
@@ -93,7 +93,7 @@ def _by_place(stage: Stage, orders: Set[str]) -> Stage:
 
 
 def _rows_of(steps: Sequence[Step], orders: Set[str]) -> Iterator[str]:
-    """Yield each variable that is a row named by an order."""
+    """Yield the variable of each loop whose only iteration is a row number from one of the `orders` buffers."""
     for step in steps:
         if isinstance(step, Loop):
             if step.only is not None and step.only.buffer in orders:
@@ -102,7 +102,7 @@ def _rows_of(steps: Sequence[Step], orders: Set[str]) -> Iterator[str]:
 
 
 def _moved(step: Step, orders: Set[str], places: Mapping[str, Expr], ranges: Ranges) -> Step:
-    """Return a step with rows replaced by their places."""
+    """Return a step with row numbers replaced by their positions in the order."""
     if not isinstance(step, Loop):
         inner = {**ranges, **ranges_of_axes(step.axes, {})}
         return map_step(step, lambda expr: substitute(expr, places, inner))
@@ -157,7 +157,7 @@ def _shown_apart(program: TileProgram, stage: Stage, buffer: str) -> bool:
 
 
 def _bindings(program: TileProgram) -> Iterator[tuple[TileProgram, str, bool]]:
-    """Yield programs of known sizes, what their parameters are, and whether all of them are yielded."""
+    """Yield programs of known sizes, their parameter values as text, and whether all combinations are yielded."""
     spans = [range(p.low, p.high + 1) for p in program.parameters]
     is_all = math.prod(map(len, spans)) <= MOST_BINDINGS
     if is_all:
@@ -172,7 +172,7 @@ def _bindings(program: TileProgram) -> Iterator[tuple[TileProgram, str, bool]]:
 
 
 def _some_tasks(grid: Sequence[Axis], most: int) -> Array:
-    """Return all tasks, or if they are more than `most`, neighbours along each axis and random ones."""
+    """Return all tasks; if there are more than `most`, tasks adjacent along each axis and random ones."""
     tasks = math.prod(axis.extent for axis in grid)
     if tasks <= most:
         return np.arange(tasks)
@@ -183,7 +183,7 @@ def _some_tasks(grid: Sequence[Axis], most: int) -> Array:
 
 
 def _touched(stage: Stage, access: Access, tasks: Array) -> tuple[Array, Array]:
-    """Return the place and the task of each point at which an access happens."""
+    """Return the element index and the task of each point at which an access happens."""
     points = Points(stage.grid, access.axes, tasks)
     holds = points.spread(points.live & points.holds(access.guards))
     return points.spread(points.at(access.index))[holds], points.spread(points.task)[holds]
@@ -194,7 +194,7 @@ def _count(axes: Sequence[Axis]) -> int:
 
 
 def _shrunk(access: Access, most: int) -> Access:
-    """Return an access with fewer turns of its longest loops, if all of them are too many."""
+    """Return an access with fewer iterations of its longest loops, if it has more than `most` points."""
     axes = list(access.axes)
     while _count(axes) > most:
         longest = max((a for a in axes if a.ragged is None), key=lambda a: a.extent, default=None)
@@ -205,7 +205,7 @@ def _shrunk(access: Access, most: int) -> Access:
 
 
 def _enumerate_inside(program: TileProgram, stage: Stage, access: Access, values: str) -> bool:
-    """Raise an error if an access leaves its buffer; return whether all of it was looked at."""
+    """Raise an error if an access leaves its buffer; return whether all its points were enumerated."""
     buffer = program.buffer(access.buffer)
     some = _shrunk(access, MOST_POINTS)
     tasks = _some_tasks(stage.grid, MOST_POINTS // max(_count(some.axes), 1))
@@ -222,7 +222,7 @@ def _enumerate_inside(program: TileProgram, stage: Stage, access: Access, values
 
 
 def _corners(stage: Stage, access: Access) -> Iterator[int]:
-    """Yield indices where each loop takes its first or its last turn."""
+    """Yield the indices at points where each loop is in its first or its last iteration."""
     axes = (*stage.grid, *access.axes)
     cut = [(a, *a.ragged) for a in axes if a.ragged is not None and isinstance(a.ragged[1], int)]
     ragged = {a.name: (outer, a.extent, known(total, a.name)) for a, outer, total in cut}
@@ -237,7 +237,7 @@ def _corners(stage: Stage, access: Access) -> Iterator[int]:
 
 
 def _enumerate_races(program: TileProgram, stage: Stage, name: str, values: str) -> bool:
-    """Raise an error if tasks race for a buffer; return whether all of it was looked at."""
+    """Raise an error if tasks race for a buffer; return whether all points were enumerated."""
     whole = [access for access in accesses(stage) if access.buffer == name]
     found = [_shrunk(access, MOST_POINTS // 4 // len(whole)) for access in whole]
     tasks = _some_tasks(stage.grid, MOST_POINTS // max(sum(_count(access.axes) for access in found), 1))

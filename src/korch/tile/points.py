@@ -1,4 +1,4 @@
-"""The points of a loop nest as arrays: what index expressions and guards are for each of them."""
+"""The points of a loop nest as arrays: evaluates index expressions and guards at all points."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Points:
     Attributes:
         shape: the number of tasks, then the extent of each axis.
         task: the number of each task, counted along the grid.
-        live: which points exist: a ragged axis ends early in its last tile.
+        live: which points exist; a ragged axis ends early in its last tile.
     """
 
     def __init__(
         self, grid: Sequence[Axis], axes: Sequence[Axis], tasks: Array, fixed: Mapping[str, int] | None = None
     ) -> None:
-        """Make the points of `axes` where the loops around them have the values `fixed`."""
+        """Make the points of `axes` while the enclosing loops have the values `fixed`."""
         self.grid, self.axes, self.tasks, self.fixed = grid, axes, tasks, fixed
         self.shape = (len(tasks), *(axis.extent for axis in axes))
         self.ones = [1] * len(self.shape)
@@ -65,7 +65,7 @@ class Points:
         return total
 
     def spread(self, array: Array) -> Array:
-        """Return an array with an element for each point."""
+        """Return an array broadcast to one element for each point."""
         return np.broadcast_to(array, self.shape)
 
     def _atom(self, atom: Atom) -> Array:

@@ -1,17 +1,17 @@
-"""The tile program: what stands between a candidate and its source.
+"""The tile program: the intermediate representation between a candidate and its source code.
 
-A program is a list of *stages*, one after another with a barrier between them. A stage has grid
-axes; each grid point is a *task*, which any thread may run. A task runs *steps* in order: a *pass*,
-a loop nest in which values flow through tile operations from loads to stores or accumulators; a
-*contraction*, which adds products to a tile; a *loop* around further steps, which carries tiles
-from turn to turn. Tiles are buffers of level TILE, private to a task; they stay in registers or in
-a core's cache, in the layout that their reader wants. The same three levels are Mirage's kernel,
-block and thread graphs. A size may be an expression in *parameters*, integers known at run time
-only; `korch.tile.bind` replaces them by numbers.
+A program is a list of *stages* that run one after another, with a barrier between them. A stage has
+grid axes; each grid point is a *task*, which any thread may run. A task runs *steps* in order. A step
+is a *pass*, a loop nest in which values flow through tile operations from loads to stores or
+accumulators; a *contraction*, which adds products to a tile; or a *loop* around further steps, which
+carries tiles from iteration to iteration. Tiles are buffers of level TILE, private to a task; they stay
+in registers or in a core's cache, in the layout that their reader needs. The three levels correspond to
+Mirage's kernel, block and thread graphs. A size may be an expression in *parameters*, integers that are
+known at run time only; `korch.tile.bind` replaces them by numbers.
 
-Two printers read it, C++ (`korch.tile.cpp`) and Triton (`korch.tile.triton`), and, for tests, the
-interpreter `korch.tile.reference`. The printers print programs of known
-sizes, and that of C++ also trimmed ones (`korch.tile.trim`).
+Two printers generate code from it, C++ (`korch.tile.cpp`) and Triton (`korch.tile.triton`); for tests,
+`korch.tile.reference` interprets it. The printers take programs of known sizes; the C++ printer also
+takes trimmed ones (`korch.tile.trim`).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from korch.tile.index import Expr, Ranges, add, bounds, constant, quotient, var
 from korch.tile.sort import Ordering
 
 Size = int | Expr
-"""A number of elements or of turns: an integer, or an expression in parameters."""
+"""A number of elements or of iterations: an integer, or an expression in parameters."""
 
 
 class Level(Enum):
-    """Where a buffer lives."""
+    """The memory level of a buffer."""
 
     INPUT = "input"
     OUTPUT = "output"
     WORKSPACE = "workspace"  # memory, shared by all tasks
-    TILE = "tile"  # close to one core, private to a task
+    TILE = "tile"  # in a core's registers or cache, private to a task
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class Parameter:
 
     @property
     def value(self) -> Expr:
-        """The expression of it."""
+        """The parameter as an index expression."""
         return var(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """A matrix in panels of `width` columns: (r, c) is at [c / width][r / group][c % width][r % group]."""
+    """A matrix stored in panels of `width` columns: (r, c) is at [c / width][r / group][c % width][r % group]."""
 
     columns: int
     width: int
@@ -65,7 +65,7 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Each element as a sum of numbers of fewer bits, the first of them the nearest to it."""
+    """Each element is stored as a sum of narrower numbers; the first is the element rounded to their type."""
 
     components: int
     dtype: DType
@@ -76,14 +76,14 @@ Layout = Panels | Split
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A dense array (per task, for a tile).
+    """A dense array; a tile is one such array per task.
 
     Attributes:
         name: its name.
-        level: where it lives.
+        level: the memory level it is in.
         dtype: the type of its elements.
-        elements: how many they are.
-        layout: how indices are mapped to memory; an index is the place itself if this is empty.
+        elements: the number of elements.
+        layout: how indices are mapped to memory; if empty, the index is the element's offset.
     """
 
     name: str
@@ -104,10 +104,10 @@ class Axis:
 
     Attributes:
         name: the variable.
-        size: how many values it takes, from 0 on.
-        is_reduced: whether accumulators collect along it.
+        size: the number of values it takes, starting from 0.
+        is_reduced: whether it is a reduction axis, along which accumulators collect values.
         ragged: for the inner part of an axis that was cut into tiles: (outer variable, elements
-            of the whole axis); the last tile ends early.
+            of the whole axis); the last tile may be shorter than the others.
     """
 
     name: str
@@ -117,12 +117,12 @@ class Axis:
 
     @property
     def extent(self) -> int:
-        """How many values it takes, which must be known."""
+        """The number of values it takes, which must be known."""
         return known(self.size, f"the extent of loop {self.name}")
 
 
 def known(size: Size, what: str) -> int:
-    """Return a size that is an integer.
+    """Return a size as an integer; `what` names it in the error.
 
     Raises:
         InvalidGraphError: it depends on a parameter.
@@ -142,7 +142,7 @@ class Inside:
 
 
 def holds(guard: Inside, ranges: Ranges) -> bool | None:
-    """Return whether a guard holds for all points (True), none (False) or some (None)."""
+    """Return whether a guard holds for all points (True), for none (False), or may depend on the point (None)."""
     low, high = bounds(guard.expr, ranges)
     if guard.low <= low and high < guard.high:
         return True
@@ -151,7 +151,7 @@ def holds(guard: Inside, ranges: Ranges) -> bool | None:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read buffer[index]; where a guard fails nothing is read and the value is 0."""
+    """Read buffer[index]. Where a guard fails, nothing is read and the value is 0."""
 
     name: str
     dtype: DType
@@ -162,7 +162,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A number."""
+    """A constant number."""
 
     name: str
     dtype: DType
@@ -201,7 +201,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Accumulate:
-    """Collect a value along the reduced axes by sum, prod, max or min; write it at the end."""
+    """Reduce a value along the reduced axes by sum, prod, max or min; write the result at the end."""
 
     buffer: str
     index: Expr
@@ -231,14 +231,14 @@ class Pass:
     """A loop nest: axes outermost first, kept axes before reduced ones.
 
     Attributes:
-        axes: the loops inside of a task.
-        vector: the axis whose elements lie side by side in vector registers, or "".
-        ops: what is computed at each point, in order.
-        sinks: where it goes: only stores, or only accumulators.
-        across: the axis along which loads lie side by side where they don't along the vector axis,
-            or "": squares of both axes are read whole and transposed. It stands next to the vector
-            axis, and no guard turns on it.
-        where: where one of these does not hold, nothing is read or stored.
+        axes: the loops inside a task.
+        vector: the axis whose elements fill the lanes of vector registers, or "".
+        ops: the operations that are computed at each point, in order.
+        sinks: where results are written: only stores, or only accumulators.
+        across: the axis along which loads are contiguous if they are not along the vector axis, or "":
+            square blocks of both axes are read as whole vectors and transposed. It is adjacent to
+            the vector axis in the loop order, and no guard depends on it.
+        where: guards of the whole pass; where one of them fails, nothing is read or stored.
     """
 
     axes: tuple[Axis, ...]
@@ -255,23 +255,23 @@ class Pass:
 
 
 QUAD = 4
-"""Terms of bytes that lie side by side in each column of a panel."""
+"""The number of adjacent reduction terms per column of a panel, for factors of one byte."""
 
 PAIR = 2
-"""The same of numbers of 16 bits, and where each column has a first operand of its own."""
+"""The same for factors of 16 bits, and where each column has its own first operand."""
 
 
 WIDENED = (DType.F16, DType.BF16, DType.I8, DType.U8)
-"""Elements that a contraction of float32 widens when it reads them, of its second operand."""
+"""Element types of the second operand that a float32 contraction widens when it reads them."""
 
 
 class Product(Enum):
-    """How a contraction multiplies: types of a, of b and of the accumulator, and components of each."""
+    """How a contraction multiplies: the types of a, b and the accumulator, and the components of a and b."""
 
     F64 = "f64"
     F32 = "f32"
     TF32 = "tf32"  # factors are rounded to 11 bits
-    SPLIT = "split"  # both are one to three numbers of bfloat16; of nine products of these the six largest count
+    SPLIT = "split"  # each factor is one to three bfloat16 numbers; of their nine products the six largest are added
     BF16 = "bf16"
     F16 = "f16"
     S8S8 = "s8s8"
@@ -289,12 +289,12 @@ class Product(Enum):
 
     @property
     def is_of_bytes(self) -> bool:
-        """Whether bytes, or what they were widened to, are multiplied, with exact sums."""
+        """Whether bytes, or bytes widened to 16 bits, are multiplied, with exact sums."""
         return self.types[2] is DType.I32
 
     @property
     def group(self) -> int:
-        """The terms of a column that lie side by side in a panel of the second operand."""
+        """The number of adjacent reduction terms per column in a panel of the second operand."""
         if not self.is_of_bytes:
             return 1
         return QUAD if self.types[0].size_bytes == 1 else PAIR
@@ -329,13 +329,13 @@ class Registers:
     Attributes:
         rows: rows of the accumulator that are in registers at a time.
         vectors: vectors of columns of each row.
-        fetches_b: whether what is read of the second operand next is fetched into the cache meanwhile.
-        fetches_out: whether the lines that results are stored to are.
-        fetches_a: whether rows of the first operand are that lie further on.
-        in_tiles: whether registers are the tiles of matrix units, which multiply bytes.
+        fetches_b: whether the part of the second operand that is read next is prefetched into the cache.
+        fetches_out: whether the cache lines that results are stored to are prefetched.
+        fetches_a: whether later rows of the first operand are prefetched.
+        in_tiles: whether the registers are the tile registers of matrix units, which multiply bytes.
 
-    Of windows of an image in components, `rows` are the rows of results whose components of the image are made
-    together, and `vectors` the steps of terms of the weights.
+    For windows of an image that is split into components, `rows` is the number of result rows whose image components
+    are computed together, and `vectors` the steps of terms of the weights.
     """
 
     rows: int
@@ -352,14 +352,14 @@ class Contract:
 
     Attributes:
         axes: the loops, kept ones before reduced ones.
-        out: the accumulator, a tile that has been written before; its type is one of its own.
+        out: the accumulator, a tile that has been written before; its type is that of the product's sums.
         a: the first operand.
-        b: the second.
+        b: the second operand.
         product: how they are multiplied.
         rescale: the factor by which the accumulator is multiplied first, or None.
-        factor: by what each product is multiplied, or None.
+        factor: a further factor of each product, or None.
         registers: how it is computed in registers; the printer chooses if this is None.
-        where: where one of these does not hold, no operand is read and nothing is added.
+        where: guards; where one of them fails, no operand is read and nothing is added.
     """
 
     axes: tuple[Axis, ...]
@@ -379,10 +379,11 @@ class Loop:
 
     Attributes:
         axis: the loop variable.
-        carried: tiles, written before the loop, that keep their elements from turn to turn; other
-            tiles that a turn writes are lost when it ends.
-        body: the steps of a turn.
-        only: an element that says which turn is run; none is if there is no such turn. All are if this is None.
+        carried: tiles, written before the loop, that keep their elements from iteration to iteration;
+            other tiles that an iteration writes are undefined when it ends.
+        body: the steps of an iteration.
+        only: an element that holds the number of the only iteration to run; if it is out of range, none runs. If
+            this is None, all iterations run.
     """
 
     axis: Axis
@@ -396,7 +397,10 @@ Step = Pass | Contract | Loop
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Tasks that may run in any order; the steps of one task run one after another. Or tasks that order."""
+    """Tasks that may run in any order; the steps of one task run one after another.
+
+    A stage with `sort` has no steps: its tasks sort rows or select the largest or smallest elements.
+    """
 
     grid: tuple[Axis, ...]
     steps: tuple[Step, ...]
@@ -417,7 +421,7 @@ class Stage:
 
     @property
     def tasks(self) -> int:
-        """How many grid points there are."""
+        """The number of grid points."""
         return math.prod(axis.extent for axis in self.grid)
 
     @property
@@ -492,5 +496,5 @@ def ranges_of(stage: Stage, pass_: Pass) -> Ranges:
 
 
 def refused(text: str, hint: str = "") -> InvalidGraphError:
-    """Return the error of a program that can't be printed, or has no number where one is needed."""
+    """Return the error for a program that can't be printed, or whose size is unknown where it must be known."""
     return InvalidGraphError(text, where="tile program", hint=hint)

@@ -1,4 +1,4 @@
-"""How a launch counts its programs -> which grid points of its stage each of them computes."""
+"""The mapping from the programs of a GPU launch, in launch order, to the grid points of a stage they compute."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from korch.tile.program import Stage
 class ProgramOrder:
     """Which grid points of a stage each program of a launch computes.
 
-    The points are cut into tiles, which are counted along the axes; a program has consecutive tiles.
+    The grid points are cut into tiles, which are numbered along the axes; each program computes consecutive tiles.
 
     Attributes:
-        stage: the stage. One that is printed as a loop nest has all its loops as a grid.
-        axes: of the grid, in the order in which tiles are counted, outermost first.
-        sides: by axis, the values that a tile has along it; 1 where there is none.
-        run: tiles of a program.
-        band: the values of the last axis but one that are counted innermost, a band of them at a time; 1 for none.
+        stage: the stage. If it is printed as a loop nest, its grid consists of all its loops.
+        axes: the grid axes in the order in which tiles are numbered, outermost first.
+        sides: by axis, the size of a tile along it; 1 for axes that are missing here.
+        run: the number of tiles per program.
+        band: the size of a band: within each band of this many values of the second last axis, that axis is numbered
+            innermost. 1 for no bands.
     """
 
     stage: Stage
@@ -33,7 +34,7 @@ class ProgramOrder:
     band: int = 1
 
     def points(self) -> list[Array]:
-        """Return the numbers of the grid points of each program, counted along the grid."""
+        """Return, for each program, its grid points as linear indices into the grid."""
         extents = {axis.name: axis.extent for axis in self.stage.grid}
         count = math.prod(extents.values())
         at = dict(zip(extents, np.unravel_index(np.arange(count), tuple(extents.values())), strict=True))

@@ -1,9 +1,9 @@
-"""The meaning of a tile program: an interpreter in NumPy.
+"""The reference semantics of a tile program: an interpreter in NumPy.
 
-The tasks of a stage run in a random order, a few at a time, so that a program whose result depends
-on their order gives another one; the steps of these tasks run one after another. A tile is an array
-with one row per task; it holds unknown numbers before it is written, and, unless a loop carries it,
-before each turn.
+The tasks of a stage run in a random order, in batches, so that a program whose result depends on the
+order of tasks gives a different result. The tasks of a batch run their steps together, one step after
+another. A tile is an array with one row per task. It holds unknown numbers before it is written and,
+unless a loop carries it, at the start of each iteration.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from korch.tile.program import (
 from korch.tile.sort import Ordering, Sort, first_places
 
 MOST_TURNS = 8
-"""Stages of more tasks run several of them at once: NumPy is slow for one."""
+"""The maximum number of batches in which the tasks of a stage run: NumPy is slow for single tasks."""
 
 
 def run_program(
@@ -51,13 +51,13 @@ def run_program(
 ) -> list[Array]:
     """Run a program on flat input arrays; return the flat output arrays.
 
-    Elements of memory that no store writes are zero.
+    Output elements that no store writes are zero.
 
     Args:
         program: a program that `check_program` accepts.
         inputs: one array for each input buffer.
-        seed: of the order of the tasks.
-        arithmetic: the numbers to compute with; those of the program's types by default.
+        seed: the seed of the random task order.
+        arithmetic: the arithmetic to compute with; by default that of the program's types.
         parameters: a number for each parameter.
 
     Raises:
@@ -96,7 +96,7 @@ class _Run:
         return [self.memory[b.name] for b in self.program.buffers if b.level is Level.OUTPUT]
 
     def steps(self, stage: Stage, steps: Sequence[Step], tasks: Array, fixed: Mapping[str, int]) -> None:
-        """Run steps of some tasks, where the loops around them have the values `fixed`."""
+        """Run steps of some tasks while the enclosing loops have the values `fixed`."""
         for step in steps:
             match step:
                 case Pass():
@@ -121,7 +121,7 @@ class _Run:
                     assert_never(step)
 
     def sort(self, step: Ordering) -> None:
-        """Write which rows each block has, or the first elements of each row."""
+        """Run a sort, which writes the rows of each block, or a `Top`, which writes the first elements of each row."""
         if not isinstance(step, Sort):
             given = self.memory[step.source].reshape(step.rows, step.size)
             places = first_places(given, step.count, step.is_largest)
@@ -143,7 +143,7 @@ class _Run:
                 block += 1
 
     def forget(self, names: Sequence[str], tasks: Array) -> None:
-        """Write unknown numbers to some tiles of some tasks."""
+        """Overwrite some tiles of some tasks with unknown numbers."""
         for buffer in (self.buffers[name] for name in names):
             if buffer.level is Level.TILE and buffer.size:
                 unknown = self.arithmetic.unknown(buffer.dtype, len(tasks) * buffer.size)
@@ -186,7 +186,7 @@ class _Run:
             raise IndexError(f"a {verb} leaves buffer {buffer}")
 
     def place(self, points: Points, buffer: str, index: Array) -> Array:
-        """Return where elements are in the array of a buffer."""
+        """Return the positions of elements in the array of a buffer."""
         found = self.buffers[buffer]
         for layout in found.layout:
             if isinstance(layout, Panels):
@@ -195,7 +195,7 @@ class _Run:
 
 
 def panel_place(buffer: Buffer, layout: Panels, index: Array) -> Array:
-    """Return where elements of a matrix are in memory if it is packed in panels."""
+    """Return the offsets in memory of elements of a matrix that is packed in panels."""
     row, column = index // layout.columns, index % layout.columns
     rows, group = buffer.size // layout.columns, layout.group
     start = (column // layout.width * rows + row // group * group) * layout.width

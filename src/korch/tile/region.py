@@ -1,4 +1,4 @@
-"""What the tasks of a stage read and write."""
+"""The accesses of a stage: which elements its tasks read and write."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from korch.tile.text import format_contract, format_loop, format_op, format_sink
 
 @dataclass(frozen=True)
 class Access:
-    """A place in the text at which each task reads or writes elements of a buffer.
+    """A read or write of elements of a buffer by each task, at one point of the program text.
 
     Attributes:
         buffer: the buffer.
-        index: the element.
-        guards: where one does not hold, nothing is touched.
-        axes: the loops around it inside of the task, outermost first.
-        is_write: whether it writes.
-        text: the line of the text form.
+        index: the index of the element.
+        guards: where one of them fails, nothing is accessed.
+        axes: the loops around the access inside the task, outermost first.
+        is_write: whether it is a write.
+        text: its line in the text form of the program.
     """
 
     buffer: str
@@ -38,14 +38,14 @@ class Access:
 
 
 def accesses(stage: Stage) -> Iterator[Access]:
-    """Yield every access of a stage, in the order of the text; of a contraction, reads come first."""
+    """Yield every access of a stage in the order of the program text; the reads of a contraction come first."""
     if stage.sort is not None:
         yield from accesses_of_sort(stage.sort, stage.grid)
     yield from _accesses(stage.steps, ())
 
 
 def accesses_of(step: Pass | Contract, outer: tuple[Axis, ...] = ()) -> Iterator[Access]:
-    """Yield the accesses of a pass or contraction inside of the loops `outer`."""
+    """Yield the accesses of a pass or contraction inside the loops `outer`."""
     axes = (*outer, *step.axes)
     kept = tuple(axis for axis in axes if not axis.is_reduced)
     if isinstance(step, Pass):
@@ -72,13 +72,13 @@ def accesses_of(step: Pass | Contract, outer: tuple[Axis, ...] = ()) -> Iterator
 
 
 def accesses_of_choice(loop: Loop, outer: tuple[Axis, ...]) -> Iterator[Access]:
-    """Yield the access that says which turn of a loop is run, if only one is."""
+    """Yield the read of `loop.only`, which selects the iteration to run, if the loop has it."""
     if loop.only is not None:
         yield Access(loop.only.buffer, loop.only.index, (), outer, False, format_loop(loop))
 
 
 def accesses_of_sort(step: Ordering, grid: tuple[Axis, ...]) -> Iterator[Access]:
-    """Yield the accesses of a step that orders: of a sort in one task, of the largest elements by the grid's row."""
+    """Yield the accesses of an ordering: one task accesses all elements in a sort, one row of the grid in a `Top`."""
     parts = [(*step.read, False), *((name, size, True) for name, size in step.written.items())]
     for name, size, is_write in parts:
         own = size if isinstance(step, Sort) else size // step.rows

@@ -1,7 +1,8 @@
-"""A trimmed stage -> how threads share its needed coordinates evenly, though its tasks are many coordinates each.
+"""Divides the needed coordinates of a trimmed stage evenly among threads, though each task has many of them.
 
-Of 197 rows in tasks of 128, one of two threads would compute 128 and the other 69. So threads begin and end within
-tasks: a task of some coordinates is computed as one of those before it, with all buffers that it indexes moved on.
+With 197 rows in tasks of 128, one of two threads would compute 128 rows and the other 69. So a thread's range may
+begin and end inside a task: any run of coordinates is computed as the first task, with the base pointers of all
+buffers that it indexes advanced to the first coordinate.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ from korch.tile.program import Contract, Inside, Load, Loop, Pass, Product, Stag
 from korch.tile.region import Access, accesses
 
 SPLIT_ROWS, PRODUCT_ROWS = 16, 6
-"""Rows of a tile of matrix units, and rows that contractions hold in registers."""
+"""Rows of a tile of the matrix units, and rows that other contractions hold in registers."""
 
 
 PART = "part"
-"""The parameter of a program whose coordinates are two in one: how many are needed of the inner one."""
+"""The parameter of a program whose coordinate combines two: how many values of the inner one are needed."""
 
 PLACE = "place"
-"""The variable of the place of the first row of the table of rows."""
+"""The variable that holds the position of the first row of the row table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How threads share the coordinates of a stage.
+    """How the coordinates of a stage are divided among threads.
 
     Attributes:
-        parameter: how many there are.
-        most: of a task.
-        unit: threads begin at multiples of it.
-        steps: how many elements each coordinate moves a buffer on.
-        tasks: the grid axis.
+        parameter: the parameter that holds the number of coordinates.
+        most: the maximum number of coordinates of a task.
+        unit: the ranges of threads begin at multiples of it.
+        steps: by buffer, by how many elements the base pointer advances per coordinate.
+        tasks: the grid axis of the tasks.
     """
 
     parameter: str
@@ -46,14 +47,14 @@ class Shares:
 
 
 def by_rows(stage: Stage, shares: Shares) -> Stage | None:
-    """Return a stage whose first task finds its rows in a table; None if it can't.
+    """Return a stage whose first task looks up its rows in a table; None if that is not possible.
 
-    Rows are those of two coordinates in one, of which the inner one is needed in part. Buffers are moved on to the
-    first row of the table; what begins again within tasks is found by the place of a row.
+    The rows combine two coordinates, of which only part of the inner one is needed. The base pointers of buffers are
+    advanced to the first row of the table; indices that restart with each task are computed from a row's position.
 
     Args:
         stage: the stage.
-        shares: how threads share its rows.
+        shares: how its rows are divided among threads.
     """
     axes = {axis for _, step in stage.leaves for axis in step.axes}
     inner = {axis.name for axis in axes if axis.ragged is not None and axis.ragged[0] == shares.tasks}
@@ -77,7 +78,7 @@ def by_rows(stage: Stage, shares: Shares) -> Stage | None:
         if isinstance(step, Contract):
             read = [at for at in (step.out, step.a, step.b, step.rescale, step.factor) if at is not None]
             if any(at.index != moved(at.buffer, at.index) for at in read):
-                return None  # their rows lie one after another
+                return None  # contractions require consecutive rows
         elif not inner.isdisjoint({step.vector, step.across}):
             return None
     return replace(stage, steps=tuple(_moved(step, moved) for step in stage.steps))
@@ -95,11 +96,11 @@ def _moved(step: Step, moved: Callable[[str, Expr], Expr]) -> Step:
 
 
 def shares_of(stage: Stage, parameters: Ranges) -> Shares | None:
-    """Return how threads share the coordinates of a stage; None if they can only share its tasks.
+    """Return how the coordinates of a stage are divided among threads; None if only whole tasks can be.
 
     Args:
-        stage: one whose number of tasks depends on a parameter.
-        parameters: their ranges.
+        stage: a stage whose number of tasks depends on a parameter.
+        parameters: the ranges of the parameters.
     """
     counted = [axis for axis in stage.grid if isinstance(axis.size, Expr)]
     if stage.sort is not None or len(counted) != 1 or math.prod(a.extent for a in stage.grid if a not in counted) != 1:
@@ -119,11 +120,11 @@ def shares_of(stage: Stage, parameters: Ranges) -> Shares | None:
 
 
 def _steps(stage: Stage, tasks: str, inner: set[str], most: int, *, is_by_rows: bool) -> dict[str, int]:
-    """Return how far each buffer that a task indexes moves on with a coordinate; nothing if one moves otherwise."""
+    """Return by how many elements each buffer advances per coordinate; empty if one has no constant step."""
     found: dict[str, set[int | None]] = {}
     own = written_by(stage.steps)
     for access in accesses(stage):
-        # The place among 32 rows, of a task of 64, depends on the row, but not on the task.
+        # For example, a row's position modulo 32 in a task of 64 rows depends on the row, but not on the task.
         is_within = tasks not in access.index.variables and access.buffer not in own
         is_cyclic = is_within and not inner.isdisjoint(access.index.variables)
         found.setdefault(access.buffer, set()).add(
@@ -137,7 +138,7 @@ def _steps(stage: Stage, tasks: str, inner: set[str], most: int, *, is_by_rows: 
 
 
 def _step(access: Access, tasks: str, inner: set[str], most: int) -> int | None:
-    """Return how far an access moves on with a coordinate: 0 if it does not depend on the task, None if otherwise."""
+    """Return by how many elements an access advances per coordinate: 0 if not at all, None if the step varies."""
     if tasks not in access.index.variables:
         return 0
     own = [axis.name for axis in access.axes if axis.name in inner]
@@ -145,11 +146,11 @@ def _step(access: Access, tasks: str, inner: set[str], most: int) -> int | None:
 
 
 def step_of(access: Access, axes: Mapping[str, int]) -> int | None:
-    """Return how many elements an access moves on with a coordinate; None if not by the same number with each axis.
+    """Return by how many elements an access advances per coordinate; None if this differs between the axes.
 
     Args:
-        access: to a buffer.
-        axes: by name, how many coordinates a value of an axis stands for.
+        access: an access to a buffer.
+        axes: by name of an axis, by how many coordinates a step along it advances.
     """
     slopes = {name: access.index.coefficient(name) for name in axes}
     if any(slope is None or slope % axes[name] for name, slope in slopes.items()):

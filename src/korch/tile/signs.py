@@ -1,4 +1,4 @@
-"""What printers know of the sign of a value."""
+"""What the printers can deduce about the sign of a value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from korch.tile.program import Apply, Literal, TileOp
 
 
 def is_nonpositive(name: str, ops: Sequence[TileOp]) -> bool:
-    """Return whether a value is the lesser of another and a number that is not above 0."""
+    """Return whether a value is the minimum of another value and a number that is at most 0."""
     by_name = {op.name: op for op in ops}
     match by_name.get(name):
         case Apply(op="min", arguments=(_, least)):

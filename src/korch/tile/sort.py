@@ -1,4 +1,4 @@
-"""Steps that order: rows by the number of a group that each chooses at run time, and the elements of each row."""
+"""Ordering steps: sort rows by a group number that is known at run time, or select the top elements of each row."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Sort:
-    """The rows of each group in blocks, which have rows of one group only.
+    """Sorts rows by group into blocks, each of which holds rows of one group only.
 
-    A key less than 0 counts from the end; others are clipped to the groups. Within a group, rows keep their order.
+    A negative key counts from the last group; keys out of range are clipped. Within a group, rows keep their order.
 
     Attributes:
-        keys: the buffer with the group of each row, integers.
-        rows: how many rows there are.
-        groups: how many groups.
-        block: the rows of a block.
-        order: the buffer with the row at each place of each block, -1 for none.
-        group: the buffer with the group of each block, -1 for one without rows.
-        count: the buffer with the number of rows of each block.
+        keys: the buffer with the group number of each row, integers.
+        rows: the number of rows.
+        groups: the number of groups.
+        block: the capacity of a block in rows.
+        order: the output buffer with the row number at each position of each block, -1 for none.
+        group: the output buffer with the group of each block, -1 for a block without rows.
+        count: the output buffer with the number of rows of each block.
     """
 
     keys: str
@@ -35,7 +35,7 @@ class Sort:
 
     @property
     def blocks(self) -> int:
-        """The most blocks that any keys need: as many groups as possible have a block that is not full."""
+        """The largest number of blocks that any keys need: when as many groups as possible have a partial block."""
         partial = min(self.rows, self.groups)
         return partial + (self.rows - partial) // self.block
 
@@ -63,18 +63,18 @@ class Sort:
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """The largest or smallest elements of each row, and their places, in order; one task for each row.
+    """Selects the largest or smallest elements of each row, sorted, and their positions; one task per row.
 
     Equal elements keep their order, and NaN is greater than all numbers.
 
     Attributes:
         source: the buffer with the rows.
-        rows: how many there are.
-        size: the elements of a row.
-        count: how many of them are taken.
-        is_largest: whether these are the largest.
-        values: the buffer of the elements, "" for none.
-        places: the buffer of their places, integers of 64 bits, "" for none.
+        rows: the number of rows.
+        size: the number of elements per row.
+        count: how many elements of a row are selected.
+        is_largest: whether the largest are selected, else the smallest.
+        values: the output buffer for the elements, "" for none.
+        places: the output buffer for their positions in the row, 64-bit integers, "" for none.
     """
 
     source: str
@@ -110,11 +110,11 @@ class Top:
 
 
 Ordering = Sort | Top
-"""What a stage may do instead of steps."""
+"""The operation of a stage that has no steps."""
 
 
 def first_places(rows: NDArray[Any], count: int, is_largest: bool) -> NDArray[np.int64]:
-    """Return the places of the largest or smallest elements of each row, in order."""
+    """Return the positions of the `count` largest or smallest elements of each row, in sorted order."""
     if not is_largest:
         return np.argsort(rows, axis=1, kind="stable")[:, :count]
     backwards = np.argsort(rows[:, ::-1], axis=1, kind="stable")[:, ::-1]

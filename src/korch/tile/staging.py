@@ -1,8 +1,8 @@
-"""Group -> members and the stages that they run in: the first half of lowering.
+"""Finds the members of a group and the stages that they run in: the first half of lowering.
 
-A member is what must be in memory: an output, or the result of a reduction. A reduction opens a
-stage whose grid is what it keeps; a later member joins the stage if it reads the reduction's result
-at its own grid point, and else opens a new stage.
+A member is a value that must be in memory: an output, or the result of a reduction. A reduction opens
+a stage whose grid consists of its kept axes. A later member joins the stage if it reads results of the
+stage at its own grid point only; otherwise it opens a new stage.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ WIDEST_BLOCK = 1024
 STARVED_ELEMENTS = 4096
 
 ROW_POINTS = 2048
-"""Points of a task that reduces several short rows: they overlap, and stay in the first cache."""
+"""The maximum points of a task that reduces several short rows: they overlap in time and stay in the L1 cache."""
 
 WINDOW_POINTS = 8192
-"""Points of a task that reduces several windows, which are kept nowhere."""
+"""The maximum points of a task that reduces several windows, whose elements are not stored."""
 
 TASKS_PER_THREAD = 8
-"""Tasks of a stage take several rows only where this many are left for each thread."""
+"""A task takes several rows only if this many tasks are left for each thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What lowering needs to know of the target.
+    """The properties of the target that lowering needs.
 
     Attributes:
         lanes: elements of a vector.
-        threads: threads.
-        is_device: whether tasks are as many as points, as on a GPU: then every kept axis of a
-            reduction is a grid axis, and what is no reduction is one loop nest.
+        threads: the number of threads.
+        is_device: whether each point is a task, as on a GPU: then every kept axis of a
+            reduction is a grid axis, and a stage without reductions is one loop nest.
     """
 
     lanes: int
@@ -62,7 +62,7 @@ DEVICE = Machine(lanes=1, threads=1, is_device=True)
 
 @dataclass
 class Member:
-    """A value that is put into memory: a copy of an expression, or a reduction."""
+    """A value that is stored in memory: the result of an elementwise expression, or of a reduction."""
 
     value: int
     source: int
@@ -70,12 +70,12 @@ class Member:
     reduction: Primitive | None
     grid_axis: dict[int, int] = field(default_factory=dict)  # stage's grid axis -> own axis
     reads: frozenset[int] = frozenset()
-    row: WindowRow | None = None  # windows that are reduced by columns first
+    row: WindowRow | None = None  # for windows that are reduced by columns first
 
 
 @dataclass
 class StageDraft:
-    """A stage while it grows; `grid` holds (elements, block) per grid axis."""
+    """A stage under construction; `grid` holds (elements, block) per grid axis."""
 
     grid: list[tuple[int, int]]
     is_free: bool
@@ -125,7 +125,7 @@ class Staging:
         return False
 
     def _kept(self) -> frozenset[int]:
-        """Transcendental values that feed a reduction and something else."""
+        """Return the transcendental values that a reduction and at least one other primitive read."""
         kept = set()
         for primitive in self.body.primitives:
             readers = self.body.consumers[primitive.output]
@@ -159,7 +159,7 @@ class Staging:
         return True
 
     def _align(self, stage: StageDraft, member: Member, local: list[tuple[int, Index]]) -> dict[int, int] | None:
-        """Map the stage's grid axes to the member's own, if all it reads is its own task's."""
+        """Return the map of grid axes to the member's axes if it reads `local` at its own task only, else None."""
         if not local:
             kept = [a for a, n in enumerate(member.type.shape) if n > 1]
             sizes = [member.type.shape[a] for a in kept]
@@ -190,7 +190,7 @@ class Staging:
         return StageDraft([(member.type.shape[a], blocks.get(a, 1)) for a in kept], is_free=False)
 
     def _row(self, member: Member, split_axis: int | None) -> WindowRow | None:
-        """Return the row that windows are reduced in, columns first, if that pays."""
+        """Return the row in which windows are reduced, columns first; None if that is not faster."""
         attributes = member.reduction and member.reduction.attributes
         if not isinstance(attributes, PoolAttributes) or self.machine.is_device:
             return None
@@ -206,7 +206,7 @@ class Staging:
     def _blocks_of_rows(
         self, member: Member, row: WindowRow, kept: list[int], blocks: dict[int, int]
     ) -> dict[int, int]:
-        """Return the blocks of a task that reduces windows in rows: whole rows, and what fits."""
+        """Return the blocks of a task that reduces windows in rows: whole rows, as many as fit in the cache."""
         last = member.type.rank - 1
         found = {last: row.windows}
         for axis, block in blocks.items():
@@ -221,7 +221,7 @@ class Staging:
         return found | self._rows(member, others, block, room)
 
     def _rows(self, member: Member, axes: list[int], block: int, room: int | None = None) -> dict[int, int]:
-        """Return how many elements of other kept axes a task takes, if it were short with one."""
+        """Return, by axis, how many elements of the kept axes `axes` a task takes so that it is not too short."""
         if room is None:
             is_window = isinstance(member.reduction and member.reduction.attributes, PoolAttributes)
             points = block * math.prod(self._reduced(member).values())
@@ -237,10 +237,10 @@ class Staging:
         return blocks
 
     def _vector_split(self, member: Member, kept: list[int]) -> tuple[int | None, int]:
-        """Choose what lies in vector registers: a reduced axis (None), or a block of a kept one."""
+        """Choose the vector axis: a reduced axis (None, 1), or a kept axis and its block per task."""
         along = self._contiguity(member, {}, None)
         if isinstance(member.reduction and member.reduction.attributes, PoolAttributes):
-            along = max(0, along - 1)  # windows overlap: better side by side than one by one
+            along = max(0, along - 1)  # windows overlap: on a tie, vectorize across windows
         best: tuple[int, int | None, int] = (along, None, 1)
         for axis in kept:
             size = member.type.shape[axis]
@@ -258,7 +258,7 @@ class Staging:
         return best[1], best[2]
 
     def _contiguity(self, member: Member, replaced: dict[int, Expr], split: tuple[int, int] | None) -> int:
-        """Return how many elements are read side by side along the vector axis, times its lanes."""
+        """Return how many elements are read with vectors along the vector axis, times the lanes in use."""
         index, ranges, reduced = self._naive(member)
         index = tuple(replaced.get(a, e) for a, e in enumerate(index))
         if split is not None:
@@ -275,7 +275,7 @@ class Staging:
         return max(scores, default=0)
 
     def _trace(self, member: Member) -> list[tuple[int, Index]]:
-        """Return the members that a member reads, and at which index of its own axes."""
+        """Return the members that a member reads, each with the index, in terms of the reader's own axes."""
         index, ranges, _ = self._naive(member)
         reads: list[tuple[int, Index]] = []
         emitter = Emitter(self.body, self._home(member, reads), ranges)
@@ -283,7 +283,7 @@ class Staging:
         return reads
 
     def _naive(self, member: Member) -> tuple[Index, dict[str, tuple[int, int]], dict[str, int]]:
-        """Return an index of one variable per axis, with ranges, and the reduced axes' sizes."""
+        """Return an index with one variable per axis, the ranges of all variables, and the reduced axes' sizes."""
         index = tuple(ZERO if n == 1 else var(f"d{a}") for a, n in enumerate(member.type.shape))
         ranges = {f"d{a}": (0, n - 1) for a, n in enumerate(member.type.shape)}
         reduced = self._reduced(member)
@@ -318,7 +318,7 @@ class Staging:
         raise AssertionError(f"{member.reduction.op} is no reduction")
 
     def _source_index(self, member: Member, index: Index) -> Index:
-        """Return the index of what is reduced for an output index."""
+        """Return the index into the reduction's input for an output index; that index if there is no reduction."""
         reduced = self._reduced(member)
         match member.reduction and member.reduction.attributes:
             case ReduceAttributes(axes):
@@ -338,7 +338,7 @@ class Staging:
         return index
 
     def _layout(self, member: Member) -> Layout:
-        """Return the layout of a member that has a place in memory; another's of its rank."""
+        """Return a member's layout: its own if it is an output, else that of a fitting port of its rank, else plain."""
         name = self.out_buffer.get(member.value)
         if name:
             return self.layouts[name]
@@ -351,6 +351,6 @@ class Staging:
         return Layout.plain(member.type.rank)
 
     def _address(self, value: int, index: Index, ranges: Ranges) -> tuple[str, Expr]:
-        """Return where a member's element is, as far as is known before levels are chosen."""
+        """Return a member's element as a workspace element; a subclass overrides this once levels are chosen."""
         layout = self._layout(self.members[value])
         return f"t{value}", physical_offset(layout, self.body.types[value].shape, index, ranges)

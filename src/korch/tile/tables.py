@@ -1,4 +1,4 @@
-"""Values of a pass that follow from four bits of a byte -> tables, which take the place of what computes them."""
+"""Finds values of a pass that depend on four bits of a loaded byte only; a table lookup replaces their computation."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from korch.tile.arithmetic import Typed
 from korch.tile.program import Apply, Literal, Load, TileOp
 
 BITS = 4
-"""What a vector of 16 entries is indexed by."""
+"""The number of index bits: a table has 16 entries, which a vector register holds."""
 
 BYTE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class ByteTable:
-    """The entry of a byte is that of its bits from `shift` on.
+    """A table of 16 values, indexed by the four bits of a byte that begin at bit `shift`.
 
     Attributes:
-        byte: the name of the load.
-        shift: the bits below those that count.
+        byte: the name of the load of the byte.
+        shift: the position of the lowest index bit.
         entries: the values.
     """
 
@@ -39,7 +39,7 @@ class ByteTable:
 
 
 def tables_of(ops: Sequence[TileOp]) -> Mapping[str, ByteTable]:
-    """Return the table of each value that becomes a float32 from four bits of a loaded byte, by its name."""
+    """Return the table of each float32 value that depends on four bits of a loaded byte only, by the value's name."""
     every = np.arange(1 << BYTE, dtype=np.uint8)
     loads = {op.name: op.name for op in ops if isinstance(op, Load) and op.dtype is DType.U8}
     values: dict[str, Array] = dict.fromkeys(loads, every)
@@ -60,7 +60,7 @@ def tables_of(ops: Sequence[TileOp]) -> Mapping[str, ByteTable]:
 
 
 def _table(byte: str, values: Array) -> ByteTable | None:
-    """Return the table of what 256 bytes become, or None if more than four bits count."""
+    """Return the table for the values that 256 bytes give, or None if they depend on more than four bits."""
     every = np.arange(1 << BYTE)
     for shift in range(0, BYTE - 1, 2):
         index = every >> shift & (1 << BITS) - 1

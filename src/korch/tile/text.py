@@ -1,4 +1,4 @@
-"""Tile program -> text, one item a line; `korch.tile.parse` reads it.
+"""The text form of tile programs, one item per line; `korch.tile.parse` reads it.
 
     parameter k: 0..512
     buffer i0: input f32[40*k]
@@ -16,9 +16,10 @@
     stage g0<16
       top 2 largest of 8 in 16 rows of i0 to values o0 places o1
 
-Passes and contractions list their kept loops, then, behind a bar, those that they reduce. A pass may end
-with `if 0 <= 4*t + v1 < 10`, and so may the first line of a contraction: other points are left out. It
-may say how many rows and vectors of columns it holds in registers, and what it fetches meanwhile.
+Passes and contractions list their kept loops and then, after a bar, their reduced loops. The first line
+of a pass or contraction may end with a guard such as `if 0 <= 4*t + v1 < 10`: points where it fails are
+skipped. A contraction may state how many rows and vectors of columns it holds in registers, and which
+operands it prefetches.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def format_program(program: TileProgram) -> str:
 
 
 def format_op(op: TileOp) -> str:
-    """Return one operation as it stands in the text form."""
+    """Return one operation in the text form."""
     head = f"{op.name} = {op.dtype.value}"
     match op:
         case Load(buffer=buffer, index=index, guards=guards):
@@ -71,20 +72,20 @@ def format_op(op: TileOp) -> str:
 
 
 def format_sink(sink: Sink) -> str:
-    """Return one store or accumulator as it stands in the text form."""
+    """Return one store or accumulator in the text form."""
     verb = sink.op if isinstance(sink, Accumulate) else "store"
     return f"{verb} {sink.buffer}[{sink.index}] = {sink.value}"
 
 
 def format_contract(step: Contract) -> str:
-    """Return what a contraction computes as it stands in the text form."""
+    """Return the second line of a contraction in the text form: what it adds to what."""
     rescale = f" rescale {_at(step.rescale)}" if step.rescale else ""
     factor = f" * {_at(step.factor)}" if step.factor else ""
     return f"{_at(step.out)} += {_at(step.a)} * {_at(step.b)}{factor}{rescale}"
 
 
 def format_loop(loop: Loop) -> str:
-    """Return the first line of a loop as it stands in the text form."""
+    """Return the first line of a loop in the text form."""
     carries = f" carries {', '.join(loop.carried)}" if loop.carried else ""
     only = f" only {_at(loop.only)}" if loop.only else ""
     return f"loop {_axis(loop.axis)}{only}{carries}"

@@ -1,9 +1,9 @@
-"""Tile program, with the elements of its outputs that are needed for a size known at run time -> program of that size.
+"""Trims a tile program for the largest size of a range to a smaller size that is known at run time only.
 
-A program for the largest size of a range writes outputs whose first elements along one axis are all that a smaller
-size needs. The trimmed program runs some points of the whole one only: the tasks whose elements are needed, and of
-the last of them the needed rows. So it needs no check of its own, and strides, blocks and inner loops stay
-constants. What it leaves out keeps any content.
+A smaller size needs only the first elements, along one axis, of the outputs that the program for the largest size
+writes. The trimmed program runs a subset of the points of the whole one: the tasks whose elements are needed, and in
+the last of these tasks only the needed rows. So it needs no checks of its own, and strides, blocks and inner loops
+stay constant. Elements that it does not compute have undefined contents.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from korch.tile.region import Access, accesses
 from korch.tile.shares import shares_of, step_of
 
 LIVE = "live"
-"""The parameter of a trimmed program: how many coordinates are needed."""
+"""The parameter of a trimmed program: the number of needed coordinates."""
 
 TASKS_PER_THREAD = 8
-"""The tasks of a thread for the largest size, so that fewer of them are shared evenly, too."""
+"""Tasks per thread for the largest size; with this many, smaller sizes are divided evenly, too."""
 
 ROW_STEP = 6
-"""Rows of a task are a multiple of this, on matrix units of `EDGE`: contractions hold 6 or 12 rows in registers."""
+"""The rows of a task are a multiple of this: contractions hold 6 or 12 rows in registers. On matrix units: `EDGE`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Needed:
 
 
 class Words(NamedTuple):
-    """How a language writes the smaller and the larger of two numbers, and a quotient that is rounded down."""
+    """The names of a language's minimum and maximum functions, and its operator for quotients rounded down."""
 
     smaller: str
     larger: str
@@ -66,18 +66,18 @@ class Words(NamedTuple):
 CPP = Words("korch::smaller", "korch::larger", "/")
 
 PLAIN = Words("min", "max", "//")
-"""Those of Python, which can be parsed."""
+"""The words of Python; the resulting text can be parsed by Python."""
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many coordinates are needed for a size n: the largest floor((times * n + plus) / over) of some terms.
+    """The number of coordinates needed for a size n: the maximum over terms of floor((times * n + plus) / over).
 
     Attributes:
-        terms: (times, plus, over, step) of each, which is rounded up to a multiple of its step.
-        step: the number is rounded up to a multiple of this, too.
-        dimension: the place of n among the sizes.
-        rows: of rows in two coordinates, how many there are of the outer one, and how many of the inner one at most.
+        terms: (times, plus, over, step) of each term, which is rounded up to a multiple of its step.
+        step: the result is rounded up to a multiple of this, too.
+        dimension: the position of n among the sizes.
+        rows: for rows that combine two coordinates: the count of the outer one, and the maximum of the inner one.
     """
 
     terms: tuple[tuple[int, int, int, int], ...] = ((1, 0, 1, 1),)
@@ -86,11 +86,11 @@ class Count:
     rows: tuple[Count, int] | None = None
 
     def text(self, sizes: str, words: Words = CPP) -> str:
-        """Return it as an expression.
+        """Return the count as the text of an expression.
 
         Args:
-            sizes: the text of the sizes, in C++ of a pointer to them.
-            words: of the language.
+            sizes: the text of the sequence of sizes; in C++, of a pointer to them.
+            words: the words of the language.
         """
         size, over_ = f"{sizes}[{self.dimension}]", words.over
         terms = (_rounded(f"({n} * {size} + {plus}) {over_} {over}", step, words) for n, plus, over, step in self.terms)
@@ -110,9 +110,9 @@ def trimmed(program: TileProgram, needed: Mapping[str, Needed], threads: int) ->
     """Return a program with the parameter `LIVE`, or None if no stage can be trimmed.
 
     Args:
-        program: for the largest size, without parameters.
-        needed: by output buffer. All have the same extent; of other outputs everything is needed.
-        threads: how many run it.
+        program: the program for the largest size, without parameters.
+        needed: by output buffer. All have the same extent; other outputs are needed completely.
+        threads: the number of threads that run it.
     """
     extents = {entry.extent for entry in needed.values()}
     if program.parameters or len(extents) != 1 or program.is_sorted:
@@ -128,7 +128,7 @@ def trimmed(program: TileProgram, needed: Mapping[str, Needed], threads: int) ->
 
 
 def whole(program: TileProgram) -> TileProgram:
-    """Return a program whose grids are those of the largest values of its parameters."""
+    """Return a program whose grids have the sizes for the largest values of its parameters."""
     ranges = program.parameter_ranges
 
     def most(axis: Axis) -> Axis:
@@ -138,7 +138,7 @@ def whole(program: TileProgram) -> TileProgram:
 
 
 def _stage(program: TileProgram, stage: Stage, needed: Mapping[str, Needed], extent: int, threads: int) -> Stage | None:
-    """Return a stage that runs the needed tasks only, or None if that can't be said."""
+    """Return a stage that runs the needed tasks only, or None if they can't be determined."""
     levels = {buffer.name: buffer.level for buffer in program.buffers}
     written = {name for name in written_by(stage.steps) if levels[name] is not Level.TILE}
     if not written or not written <= needed.keys():
@@ -159,7 +159,7 @@ def _stage(program: TileProgram, stage: Stage, needed: Mapping[str, Needed], ext
 
 
 def _of_live(stage: Stage, axis: Axis, part: Fraction, needed: Mapping[str, Needed], extent: int) -> Stage:
-    """Return a stage with the tasks that compute needed coordinates, each value of a grid axis `part` of them."""
+    """Return a stage with the tasks for needed coordinates only; each value of a grid axis covers `part` of them."""
     count = parts_of(scale(var(LIVE), part.denominator), part.numerator, {LIVE: (1, extent)})
     steps = stage.steps
     if _ends_in_order(stage, axis, needed):
@@ -168,7 +168,7 @@ def _of_live(stage: Stage, axis: Axis, part: Fraction, needed: Mapping[str, Need
 
 
 def _read_in_part(program: TileProgram, later: Sequence[Stage], names: Iterable[str], extent: int) -> dict[str, Needed]:
-    """Return what trimmed stages read of buffers of the workspace, as far as it is the needed coordinates only."""
+    """Return, by workspace buffer, what trimmed stages read, if they read only needed coordinates of it."""
     workspace = {buffer.name for buffer in program.buffers if buffer.level is Level.WORKSPACE}
     found = {}
     for name in workspace.intersection(names):
@@ -180,7 +180,7 @@ def _read_in_part(program: TileProgram, later: Sequence[Stage], names: Iterable[
 
 
 def _read(stage: Stage, access: Access, extent: int) -> Needed | None:
-    """Return where an access finds the needed coordinates in a buffer; None if it also reads elements of others."""
+    """Return how an access maps needed coordinates to a buffer; None if it also touches other coordinates."""
     tasks = [axis for axis in stage.grid if not isinstance(axis.size, int)]
     inner = [axis for axis in access.axes if axis.ragged is not None and not isinstance(axis.ragged[1], int)]
     part = inner[0].extent if inner else 1
@@ -203,7 +203,7 @@ def _read(stage: Stage, access: Access, extent: int) -> Needed | None:
 
 
 def _looped(stage: Stage, needed: Mapping[str, Needed]) -> Stage | None:
-    """Return a stage whose tasks loop over the needed coordinates only; None if no loop is over coordinates."""
+    """Return a stage whose loops around steps cover needed coordinates only; None if no loop is over coordinates."""
     all_of = Axis("all_tasks", 1)
     steps = tuple(_loop_ended(step, stage.grid, needed, all_of.name) for step in stage.steps)
     return None if steps == stage.steps else Stage((all_of, *stage.grid), steps)
@@ -223,7 +223,7 @@ def _loop_ended(step: Step, grid: tuple[Axis, ...], needed: Mapping[str, Needed]
 
 
 def _inside(stage: Stage, needed: Mapping[str, Needed], extent: int) -> Stage | None:
-    """Return a stage whose tasks end loops over all coordinates with the needed ones; None if they have none."""
+    """Return a stage in which axes over all coordinates end with the needed ones; None if there are none."""
     names: set[str] = set()
     for place, entry, axes, _ in _places(stage, needed):
         own = [a for a in axes if a.size == extent and a.ragged is None and not a.is_reduced]
@@ -239,7 +239,7 @@ def _inside(stage: Stage, needed: Mapping[str, Needed], extent: int) -> Stage | 
 
 
 def _is_elementwise(stage: Stage, name: str) -> bool:
-    """Return whether steps read what others have written to tiles at the same value of an axis, and none reduces it."""
+    """Return whether steps read buffers that they write at the same value of an axis only, and none reduces it."""
     slopes: dict[str, set[int | None]] = {}
     for access in accesses(stage):
         slopes.setdefault(access.buffer, set()).add(access.index.coefficient(name))
@@ -256,7 +256,7 @@ def _ended_inside(step: Step, name: str, grid: str) -> Step:
 
 
 def _split(stage: Stage, needed: Mapping[str, Needed]) -> Stage:
-    """Return a stage in which a grid axis that goes through all coordinates several times is two axes."""
+    """Return a stage in which a grid axis that runs through all coordinates several times is split into two axes."""
     for name, index, axes in _writes(stage.steps, ()):
         entry = needed.get(name)
         around = entry.stride * entry.extent if entry is not None else 0
@@ -270,7 +270,7 @@ def _split(stage: Stage, needed: Mapping[str, Needed]) -> Stage:
 
 
 def _in_turns(stage: Stage, axis: Axis, turn: int) -> Stage:
-    """Return a stage in which a grid axis is two: of turns, and of `turn` values in each."""
+    """Return a stage in which a grid axis is split into two: an outer one, and an inner one of `turn` values."""
     outer, inner = Axis(f"{axis.name}_turn", axis.extent // turn), Axis(f"{axis.name}_in_turn", turn)
     grid = tuple(new for old in stage.grid for new in ((outer, inner) if old is axis else (old,)))
     values = {axis.name: add(scale(var(outer.name), turn), var(inner.name))}
@@ -286,13 +286,13 @@ def _in_turns(stage: Stage, axis: Axis, turn: int) -> Stage:
 
 
 def _part(stage: Stage, axis: Axis, needed: Mapping[str, Needed]) -> Fraction | None:
-    """Return how many coordinates each value of a grid axis writes; None if others write them, too."""
+    """Return how many coordinates each value of a grid axis writes; None if the values overlap or it is unclear."""
     parts = {_share(place, entry, axis, ranges) for place, entry, _, ranges in _places(stage, needed)}
     return parts.pop() if len(parts) == 1 else None
 
 
 def _share(place: Expr | None, entry: Needed, axis: Axis, ranges: Ranges) -> Fraction | None:
-    """Return how many coordinates a write goes on with each value of an axis; None if it also goes back."""
+    """Return by how many coordinates a write advances with each value of an axis; None if it may also go back."""
     step = place.coefficient(axis.name) if place is not None else None
     if place is None or step is None or step <= 0:
         return None
@@ -301,7 +301,7 @@ def _share(place: Expr | None, entry: Needed, axis: Axis, ranges: Ranges) -> Fra
 
 
 def _ends_in_order(stage: Stage, grid: Axis, needed: Mapping[str, Needed]) -> bool:
-    """Return whether the axes that end early in the last task of a grid axis count coordinates."""
+    """Return whether all axes that end early in the last task of a grid axis count single coordinates."""
     for place, entry, axes, _ in _places(stage, needed):
         ragged = [axis for axis in axes if axis.ragged is not None and axis.ragged[0] == grid.name]
         if place is None or any(place.coefficient(axis.name) != entry.stride for axis in ragged):
@@ -312,9 +312,9 @@ def _ends_in_order(stage: Stage, grid: Axis, needed: Mapping[str, Needed]) -> bo
 def _places(
     stage: Stage, needed: Mapping[str, Needed]
 ) -> Iterator[tuple[Expr | None, Needed, tuple[Axis, ...], Ranges]]:
-    """Yield, for each write to an output, its place among `stride * extent` elements, with the loops around it.
+    """Yield, for each write to an output, its index modulo `stride * extent`, with the loops around it.
 
-    The place is None if it is not known.
+    The index is None if it is not known.
     """
     for name, index, axes in _writes(stage.steps, ()):
         entry = needed.get(name)
@@ -324,7 +324,7 @@ def _places(
 
 
 def _place(index: Expr, entry: Needed, axes: Sequence[Axis], ranges: Ranges) -> Expr | None:
-    """Return an index modulo `stride * extent` as a sum in which no term carries; None if there is none."""
+    """Return an index modulo `stride * extent` as a sum that never exceeds the modulus; None if there is none."""
     around = entry.stride * entry.extent
     terms = tuple(term for term in index.terms if term[1] % around)
     place = Expr(index.constant % around, terms)
@@ -357,7 +357,7 @@ def _writes(steps: Sequence[Step], outer: tuple[Axis, ...]) -> Iterator[tuple[st
 
 
 def _ended(step: Step, outer: str, part: int, extent: int) -> Step:
-    """Return a step whose axis of needed coordinates, if it has one, ends with these."""
+    """Return a step whose axis of coordinates, if it has one, ends after the needed ones."""
     if isinstance(step, Loop):
         return replace(step, body=tuple(_ended(inner, outer, part, extent) for inner in step.body))
 
@@ -369,11 +369,11 @@ def _ended(step: Step, outer: str, part: int, extent: int) -> Step:
 
 
 def _finer(stage: Stage, axis: Axis, part: int, extent: int, threads: int) -> tuple[Stage, int] | None:
-    """Return a stage with more and smaller tasks along an axis, and their size, if there are too few."""
+    """Return a stage with more, smaller tasks along an axis, and their size; None if there are enough tasks."""
     others = stage.tasks // max(1, axis.extent)
     products = [step.product for _, step in stage.leaves if isinstance(step, Contract)]
     on_matrix_units = Product.SPLIT in products
-    if on_matrix_units and others % threads == 0:  # even, and each task splits its part of the weights
+    if on_matrix_units and others % threads == 0:  # already even, and each task splits its part of the weights
         return None
     count = ceil_div(TASKS_PER_THREAD * threads, max(1, others))
     size = round_up(ceil_div(extent, count), EDGE if on_matrix_units else ROW_STEP)
@@ -390,7 +390,7 @@ def _ragged(stage: Stage, axis: Axis, part: Fraction, extent: int) -> Stage:
 
 
 def _cut(stage: Stage, axis: Axis, part: int, size: int, extent: int) -> Stage | None:
-    """Return a stage whose tasks along an axis compute `size` instead of `part` coordinates; None if that's unclear."""
+    """Return a stage whose tasks along an axis compute `size` instead of `part` coordinates; None if impossible."""
     cutter = _Cutter(axis, part, size, extent)
     steps = [cutter.step(step, ranges_of_axes(stage.grid, {})) for step in stage.steps]
     if any(step is None for step in steps) or len(cutter.names) != 1:
@@ -403,7 +403,7 @@ class _Cutter:
     """Makes the tasks of a stage smaller along a grid axis.
 
     Attributes:
-        names: the axes of tasks that count the coordinates of one.
+        names: the axes inside tasks that count the coordinates of a task.
     """
 
     def __init__(self, grid: Axis, part: int, size: int, extent: int) -> None:
@@ -411,7 +411,7 @@ class _Cutter:
         self.names: set[str] = set()
 
     def step(self, step: Step, scope: Ranges) -> Step | None:
-        """Return a step for tasks of `size` instead of `part` coordinates; None if it is not of that form."""
+        """Return a step for tasks of `size` instead of `part` coordinates; None if its form does not allow this."""
         if isinstance(step, Loop):
             body = [self.step(inner, {**scope, **ranges_of_axes((step.axis,), {})}) for inner in step.body]
             if self._is_named(step.axis) or any(inner is None for inner in body):
@@ -430,7 +430,7 @@ class _Cutter:
         return map_step(step, lambda expr: self._moved(expr, ranges))
 
     def named(self, step: Step) -> Step:
-        """Return a step whose axes of coordinates have as many as a task."""
+        """Return a step whose axes of coordinates have the new number of coordinates per task."""
         if isinstance(step, Loop):
             return replace(step, body=tuple(map(self.named, step.body)))
         return replace(step, axes=tuple(map(self._cut, step.axes)))
@@ -444,7 +444,7 @@ class _Cutter:
         return axis.ragged is not None and axis.ragged[0] == self.grid.name
 
     def _is_coordinate(self, expr: Expr, axis: Axis) -> bool:
-        """Return whether an expression grows with the task as with `part` values of an axis."""
+        """Return whether an expression grows as much with the next task as with `part` values of an axis."""
         outer, inner = expr.coefficient(self.grid.name), expr.coefficient(axis.name)
         return bool(outer) and inner is not None and outer == inner * self.part
 

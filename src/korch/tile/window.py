@@ -1,8 +1,9 @@
-"""A reduction over windows -> one over columns into a row kept close, then one along the row.
+"""Splits a reduction over windows into one over columns, into a row in cache, and one along that row.
 
-A window of 5 x 5 takes 25 steps for each element; its columns, reduced once for all windows that
-share them, and five of these side by side take 10. The row holds the identity where windows hang
-over the border, so that no vector is cut there, however short the row of an image is.
+A window of 5 x 5 takes 25 steps for each element. If each column is reduced once for all windows that
+share it (5 steps), and then five adjacent column results are reduced (5 steps), it takes 10. The row
+holds the identity where windows extend beyond the border, so that no vector is partly filled there,
+however short a row of the image is.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from korch.tile.index import ZERO, Expr, add, constant, scale, var
 from korch.tile.program import Accumulate, Axis, Literal, Load, Pass, Store
 
 ROW_ELEMENTS = 8192
-"""Rows that are kept close stay in the first cache beside what they are made from."""
+"""The maximum elements of the rows of a task: they fit in the L1 cache together with the data they are made from."""
 
 SHORT_ROW = 8
-"""Rows of fewer vectors are mostly edges where windows hang over the border."""
+"""Rows of fewer vectors than this consist mostly of edges, where windows extend beyond the border."""
 
 COLUMN, TAP = "c", "r"
-"""The loops over the columns that are reduced, and along a row."""
+"""The loops over the columns that are reduced, and over the taps of a window along the row."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRow:
-    """How the windows of the last axis lie in a row with its borders.
+    """The positions of the windows of the last axis in a row with its borders.
 
     Attributes:
-        loop: the loop over them.
-        inner: the loop along which vectors lie.
-        windows: how many there are.
-        taps: elements of each.
-        stride: steps between windows.
-        dilation: steps between taps.
+        loop: the loop over the windows.
+        inner: the loop along which vectors run.
+        windows: the number of windows.
+        taps: elements per window.
+        stride: the distance between windows.
+        dilation: the distance between taps.
         begin: elements of the border before the first column.
-        columns: elements of the image.
+        columns: the number of image elements in the row.
     """
 
     loop: str
@@ -54,32 +55,32 @@ class WindowRow:
 
     @property
     def size(self) -> int:
-        """Elements of a row, with borders."""
+        """The elements of a row, including borders."""
         return (self.windows - 1) * self.stride + window_extent(self.taps, self.dilation)
 
     @property
     def has_border(self) -> bool:
-        """Whether any window hangs over."""
+        """Whether any window extends beyond the border of the image."""
         return self.columns < self.size
 
     def column(self, column: Expr) -> Expr:
-        """Return where in the row a column of the image lies."""
+        """Return the position in the row of a column of the image."""
         return add(column, constant(self.begin))
 
     def tap(self, window: Expr, tap: Expr) -> Expr:
-        """Return where in the row a tap of a window lies."""
+        """Return the position in the row of a tap of a window."""
         return add(scale(window, self.stride), scale(tap, self.dilation))
 
 
 def row_of(attributes: PoolAttributes, loop: str, inner: str, windows: int, columns: int) -> WindowRow | None:
-    """Return the row of the last axis of windows; None if there is none.
+    """Return the row of the last axis of windows; None if the windows can't be reduced in rows.
 
     Args:
         attributes: the windows.
-        loop: the loop over those of a row.
-        inner: the loop along which vectors lie.
-        windows: how many a row has.
-        columns: elements of a row of the image.
+        loop: the loop over the windows of a row.
+        inner: the loop along which vectors run.
+        windows: the number of windows per row.
+        columns: the elements of a row of the image.
     """
     taps, begin = attributes.kernel[-1], attributes.pads_begin[-1]
     if taps == 1 or windows == 1 or begin < 0:
@@ -91,7 +92,7 @@ def row_of(attributes: PoolAttributes, loop: str, inner: str, windows: int, colu
 
 
 def pays(attributes: PoolAttributes, row: WindowRow, lanes: int) -> bool:
-    """Return whether columns and rows take less time than whole windows.
+    """Return whether reducing columns and then rows is faster than reducing whole windows.
 
     Args:
         attributes: the windows.
@@ -105,24 +106,24 @@ def pays(attributes: PoolAttributes, row: WindowRow, lanes: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RowTile:
-    """The tile that holds the rows of a task: a stride for each of its axes."""
+    """The tile that holds the rows of a task, with its stride along each axis."""
 
     buffer: str
     strides: Mapping[str, int]
     size: int
 
     def at(self, parts: Mapping[str, Expr]) -> Expr:
-        """Return the element at an expression per axis."""
+        """Return the index of the element at the given position along each axis."""
         return add(ZERO, *(scale(parts[name], s) for name, s in self.strides.items()))
 
 
 def place_rows(buffer: str, axes: Sequence[Axis], address: Expr, row: WindowRow) -> RowTile:
-    """Return where the rows lie: with their axes in the order of the output's, vectors innermost.
+    """Return the tile of the rows: its axes are in the order of the output's, with the vector axis innermost.
 
     Args:
         buffer: the tile's name.
         axes: the loops over a task's part of the output.
-        address: where an element of the output lies.
+        address: the index of an element of the output.
         row: the row.
     """
 
@@ -137,7 +138,7 @@ def place_rows(buffer: str, axes: Sequence[Axis], address: Expr, row: WindowRow)
 
 
 def border_pass(place: RowTile, op: str, dtype: DType) -> Pass:
-    """Return the pass that writes the identity into all of a tile."""
+    """Return the pass that fills a tile with the identity."""
     fill = Literal("x0", dtype, identity(op, dtype))
     return Pass((Axis("f", place.size),), "", (fill,), (Store(place.buffer, var("f"), "x0"),))
 
@@ -146,11 +147,11 @@ def row_pass(place: RowTile, row: WindowRow, axes: Sequence[Axis], sink: Accumul
     """Return the pass that reduces the windows of the last axis.
 
     Args:
-        place: where the rows lie.
-        row: how windows lie in them.
+        place: the tile of the rows.
+        row: the positions of the windows in a row.
         axes: the loops over a task's part of the output.
-        sink: where results go; its value is to be named x0.
-        dtype: the type of all.
+        sink: the accumulator of the results; the name of its value must be x0.
+        dtype: the type of all values.
     """
     parts = {axis.name: var(axis.name) for axis in axes}
     parts[row.loop] = row.tap(parts[row.loop], var(TAP))

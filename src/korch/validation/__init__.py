@@ -1,1 +1,1 @@
-"""Plans -> executables that are checked and timed end to end; the fastest one whose results are right."""
+"""Plans -> executables that are checked and timed end to end; the fastest one with correct results is kept."""

@@ -2,9 +2,9 @@
 
 The predicted time of a plan is the sum of the times of its kernels, each measured alone. If the
 time of complete runs differs much, some kernels were measured wrongly or take longer within runs.
-The kernels that explain most of the difference are measured again, and the database gets the new
-times. A difference that remains is reported as a warning. If some kernels of a plan were not measured,
-the others' times are compared with their times within complete runs.
+The kernels that explain most of the difference are measured again, and the new times are stored in the
+database. A difference that remains is reported as a warning. If some kernels of a plan were not measured,
+the times of the other kernels are compared with their times within complete runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def examine(
         validation: the fastest correct plan and its times.
         meter: measures kernels again.
         deadline: when to stop measuring.
-        limits: how many kernels, and how often.
+        limits: how many kernels are measured again, and how many runs are timed.
     """
     entry, measured_ns = validation.won.entry, float(validation.won.median_ns)
     known = [n for n, (_, is_measured) in enumerate(entry.costs) if is_measured]
@@ -59,10 +59,10 @@ def examine(
 
 
 def _in_run_ns(validation: Validation, deadline: Deadline, numbers: Sequence[int], runs: int) -> list[float]:
-    """Return the times of some kernels within a run of the plan's median time.
+    """Return the times of some kernels within a run, scaled to the plan's median time.
 
-    Times of kernels are shares of that, since kernels that are timed one by one wait for each other. On
-    targets that do not time kernels in a run, each has the share that was predicted.
+    The times of a run in which each kernel is timed are only used as shares of the median time, because such
+    kernels wait for each other. On targets that can't time kernels within a run, the predicted shares are used.
     """
     time, entry = getattr(validation.winner, "time", None), validation.won.entry
     rows: list[Sequence[int]] = []
@@ -79,9 +79,9 @@ def _in_run_ns(validation: Validation, deadline: Deadline, numbers: Sequence[int
 def explaining(
     alone_ns: Sequence[float], in_run_ns: Sequence[float], limits: SearchLimits = DEFAULT_LIMITS
 ) -> list[int]:
-    """Return the places of the kernels that explain most of a difference, the greatest first.
+    """Return the indices of the kernels that explain most of a difference, in descending order of their part.
 
-    A kernel explains a part of it if its times differ in the same direction as the sums.
+    A kernel explains a part of the difference if its times differ in the same direction as the sums.
     """
     differences_ns = np.subtract(in_run_ns, alone_ns)
     off_ns = np.maximum(0.0, differences_ns if differences_ns.sum() > 0 else -differences_ns)

@@ -27,7 +27,7 @@ class PlanEntry:
     Attributes:
         name: its name.
         steps: its kernels in order.
-        costs: the cost of each in nanoseconds, and whether it is measured.
+        costs: the cost of each kernel in nanoseconds, and whether it was measured.
         expected: the expected time of a run; None if a kernel was not measured.
     """
 
@@ -43,16 +43,16 @@ class PlanEntry:
 
 
 Make = Callable[[Sequence[PlanStep[Any]]], PlanExecutable]
-"""Builds an executable of chosen kernels in order."""
+"""A function that builds an executable from the chosen kernels in order."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of an entry: times of complete runs and the errors, or why it is rejected.
+    """The result of a plan: the times of complete runs and the errors, or why it is rejected.
 
     `disturbed` is the number of runs that were dropped because a thread had no core for some time.
-    If too few runs are left, `is_disturbed` is true, and the times are those of all runs, each
-    less the lost time.
+    If too few runs remain, `is_disturbed` is true, and the times are those of all runs, each
+    minus the time without a core.
     """
 
     entry: PlanEntry
@@ -66,7 +66,7 @@ class Result:
 
     @property
     def error(self) -> Difference | None:
-        """The largest errors of all outputs; None if the plan did not run."""
+        """The largest errors over all outputs; None if the plan did not run."""
         return None if self.errors is None else worst(self.errors)
 
     @property
@@ -81,14 +81,14 @@ class Result:
 
     @property
     def rank_ns(self) -> float:
-        """The time by which plans are compared: of disturbed runs the geometric mean with the prediction."""
+        """The time by which plans are compared: the median or, if disturbed, its geometric mean with the prediction."""
         if not self.is_disturbed:
             return self.median_ns
         return math.sqrt(self.median_ns * max(1, self.entry.predicted_ns))
 
     @property
     def is_right(self) -> bool:
-        """Whether it may win."""
+        """Whether the plan ran and its results are correct, so that it may win."""
         return self.errors is not None and not self.refusal
 
     def to_record(self) -> PlanResult:
@@ -120,13 +120,13 @@ class Result:
 
 @dataclass(frozen=True)
 class Validation:
-    """All results; the winner is the fastest plan whose results are right.
+    """The results of all plans; the winner is the fastest plan with correct results.
 
     Attributes:
-        results: of all plans.
+        results: the results of all plans.
         winner: the executable that is kept.
-        won: its result.
-        given: the errors, by output, of the model as given, without rewrites, operator by operator
+        won: the winner's result.
+        given: the errors, by output, of the model as given, run without rewrites, operator by operator
             in its own types.
         arrays: the inputs with which results were compared.
         timed: the inputs of the runs that were timed.
@@ -140,7 +140,7 @@ class Validation:
     timed: Sequence[Array]
 
     def uncompiled(self) -> list[Uncompiled]:
-        """Return the plans that do not compile."""
+        """Return the plans that did not compile."""
         return [Uncompiled(f"plan {r.entry.name!r}", r.refusal) for r in self.results if r.is_uncompiled]
 
     def described(self, report: Report) -> Report:

@@ -1,4 +1,4 @@
-"""The plan that won, with a join after each kernel -> the faster of it and the same kernels run as tasks."""
+"""The winning plan, which joins threads after each kernel -> this plan or the same kernels as tasks, if faster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from korch.validation.validate import build_units, steps_of
 logger = logging.getLogger("korch.validation")
 
 RUNS = 6
-"""Runs for each round in which two plans are timed, with those that compare results, if there are few rounds."""
+"""Runs for each round in which two plans are timed, including those that compare results; for a time estimate."""
 
 
 def with_fastest_schedule(
@@ -33,19 +33,19 @@ def with_fastest_schedule(
     limits: SearchLimits = DEFAULT_LIMITS,
     allowed: float = 0.0,
 ) -> tuple[Validation, ScheduleTimes | None]:
-    """Build the kernels of the plan that won as tasks, compare the results, and time both plans interleaved.
+    """Build the kernels of the winning plan as tasks, compare the results, and time both plans interleaved.
 
     Args:
-        validation: of plans with joins.
-        meter: has compiled the kernels.
+        validation: the validation of plans with joins.
+        meter: the meter that has compiled the kernels.
         make_tasks: builds an executable that runs tasks.
         deadline: when to end.
-        limits: of the timing, and what tasks must gain.
-        allowed: by what part of its largest element an output may differ; 0 if all bits must be equal.
+        limits: the limits of the timing, and the gain that tasks must have.
+        allowed: the allowed difference of an output, relative to its largest element; 0 if all bits must be equal.
 
     Returns:
-        The validation with the faster plan, and the times; None if the plan is heavy, has no tasks, or has other
-        results with them, or if there was no time to build it with them.
+        The validation with the faster plan, and the times. There are no times (None) if the plan has large
+        weights or no tasks, if its results differ with tasks, or if there was no time to build it with tasks.
     """
     won = validation.won
     until = Until(deadline, lambda entry: 0.0, meter.tell, limits)

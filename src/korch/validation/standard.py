@@ -15,16 +15,16 @@ from korch.report.peers.inputs import random_arrays
 def standard_of(
     model: PrimitiveGraph, planned: PrimitiveGraph, options: Options, given: Mapping[str, Array] | None = None
 ) -> Standard:
-    """Return the exact results for random inputs; a model without results is refused.
+    """Return the exact results for random inputs; a model whose reference fails on them is refused.
 
     Args:
         model: the model as given.
         planned: the graph that plans are for, with the same inputs and outputs.
-        options: tolerance and seed; a budget of errors is the tolerance, unless there is another.
-        given: inputs that are not random.
+        options: tolerance and seed; without a tolerance, the error budget (if any) is the tolerance.
+        given: inputs that are not random, by name.
 
     Raises:
-        UnprovidedError: the reference of an opaque operator does not take the inputs.
+        UnprovidedError: the reference of an opaque operator fails on the inputs.
     """
     inputs = {**random_inputs(model, options.search.seed), **(given or {})}
     tolerance = options.tolerance if options.tolerance is not None else options.error or None
@@ -43,6 +43,6 @@ def has_opaque(graph: PrimitiveGraph) -> bool:
 
 
 def random_inputs(graph: PrimitiveGraph, seed: int) -> dict[str, Array]:
-    """Return seeded inputs: floats of a standard normal distribution, integers 0 and 1."""
+    """Return seeded random inputs: floats with a standard normal distribution, and integers 0 and 1."""
     types = {name: graph.types[value] for name, value in graph.inputs}
     return random_arrays({name: (type_.shape, type_.dtype.numpy) for name, type_ in types.items()}, seed)

@@ -1,4 +1,4 @@
-"""Times of whole runs, interleaved over the plans."""
+"""Times complete runs of several plans, interleaved."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from korch.validation.plan import PlanEntry, Result
 
 @dataclass(frozen=True)
 class Until:
-    """The time at which no more plans are built and run.
+    """The condition under which no more plans are built and run.
 
     Attributes:
-        deadline: the time.
-        needed_s: returns the seconds to compile the kernels of a plan.
+        deadline: the time at which to stop.
+        needed_s: returns the seconds needed to compile the kernels of a plan.
         tell: called with a line of text before each step.
-        limits: of rounds and seconds.
+        limits: the limits on rounds and seconds.
     """
 
     deadline: Deadline = field(default_factory=Deadline)
@@ -32,13 +32,13 @@ class Until:
     limits: SearchLimits = DEFAULT_LIMITS
 
     def leaves_out(self, entry: PlanEntry, build_s: float) -> bool:
-        """Return whether there is no time for a plan if building one takes so long."""
+        """Return whether there is no time left for a plan, if building a plan takes `build_s`."""
         left_s = self.deadline.left_s
         return left_s is not None and left_s < self.limits.build_safety * (build_s + self.needed_s(entry))
 
 
 def time_all(results: Sequence[Result], arrays: Sequence[Array], until: Until) -> list[Result]:
-    """Time the executables in turn, round by round, so that other processes disturb all equally.
+    """Time the executables in turn, round by round, so that other processes disturb all of them equally.
 
     Runs in which a thread had no core for some time are dropped and repeated.
     """
@@ -50,7 +50,7 @@ def time_all(results: Sequence[Result], arrays: Sequence[Array], until: Until) -
 
 
 def _times(runners: Mapping[int, Callable[[], int]], until: Until) -> dict[int, list[tuple[int, int]]]:
-    """Return, for each executable, the nanoseconds of its runs and for how many of them a thread had no core."""
+    """Return, for each executable and run, the nanoseconds of the run and those for which a thread had no core."""
     times: dict[int, list[tuple[int, int]]] = {i: [] for i in runners}
     for run in runners.values():
         run()
@@ -75,7 +75,7 @@ def _times(runners: Mapping[int, Callable[[], int]], until: Until) -> dict[int, 
 
 
 def _timed(result: Result, runs: Sequence[tuple[int, int]]) -> Result:
-    """Return a result with the times of runs, each with the time for which a thread was away."""
+    """Return a result with the times of runs, given with the times for which a thread had no core."""
     if not runs:
         return result
     found = summarize(*zip(*runs, strict=True))

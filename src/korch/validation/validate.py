@@ -1,7 +1,7 @@
-"""Plans -> the fastest executable whose results are right.
+"""Plans -> the fastest executable with correct results.
 
-The sum of kernel times is only a prediction, so the complete plans are timed. Each executable is
-first compared with the reference on random inputs.
+The sum of kernel times is only a prediction, so complete plans are timed. Before that, the results of each
+executable are compared with the reference on random inputs.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from korch.validation.timing import Until, time_all
 logger = logging.getLogger("korch.validation")
 
 BUILD_KERNELS = 10
-"""Building a plan takes as long as this many kernels, besides its own kernels."""
+"""The fixed part of the time to build a plan, as a number of kernels: it is added to the plan's own kernels."""
 
 WEIGHTS_BYTES = 4e6
-"""Packing or writing this many bytes of weights takes as long as building a kernel."""
+"""Packing or writing this many bytes of weights takes as long as building one kernel."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What plans are run with.
+    """The inputs and the reference with which plans are run.
 
     Attributes:
         graph: the graph that the plans are for.
         standard: the inputs and the exact results for them.
-        given: what plans read where that is not the inputs of the standard, by name.
-        timed: the same for the runs that are timed, where they read something else.
-        cut: returns what is compared of the results of a plan.
+        given: inputs of the plans that differ from the inputs of `standard`, by name.
+        timed: inputs of the timed runs that differ from those, by name.
+        cut: returns the part of a plan's results that is compared.
     """
 
     graph: PrimitiveGraph
@@ -60,12 +60,12 @@ def validate_plans(
     """Build, check and time plans.
 
     Args:
-        trial: what they are run with.
-        entries: the plans; the search predicts the first one to be the fastest.
+        trial: the inputs and the reference.
+        entries: the plans; the search predicts that the first one is the fastest.
         meter: builds kernels.
         make: builds an executable.
-        deadline: when to end; plans are built and run in any case until one is right.
-        limits: of the timing.
+        deadline: when to end; however, plans are built and run until one has correct results.
+        limits: the limits of the timing.
 
     Raises:
         InaccurateError: no plan is within the tolerance.
@@ -110,14 +110,14 @@ def validate_plans(
 
 
 def build_units(executable: PlanExecutable) -> float:
-    """Return as how many kernels' building that of a plan counts."""
+    """Return the estimated effort to build a plan, in units of building one kernel."""
     return BUILD_KERNELS + len(executable.plan.steps) + executable.plan.weights_bytes / WEIGHTS_BYTES
 
 
 def _no_plan(results: Sequence[Result], graph: PrimitiveGraph) -> KorchError:
-    """Return the error for plans of which none has right results."""
+    """Return the error for the case that no plan has correct results."""
     kind: type[KorchError] = InfeasibleError
-    if has_opaque(graph):  # opaque operators may refuse random inputs that contradict each other
+    if has_opaque(graph):  # opaque operators may refuse inconsistent random inputs
         kind = UnprovidedError
     elif any(r.error is not None for r in results):
         kind = InaccurateError
@@ -128,7 +128,7 @@ def _no_plan(results: Sequence[Result], graph: PrimitiveGraph) -> KorchError:
 
 
 def _refusal(errors: Differences, names: Sequence[str], standard: Standard) -> str:
-    """Return the reason to reject a plan for its errors in the named outputs; "" without names."""
+    """Return the reason to reject a plan for its errors in the named outputs; "" if there are no names."""
     if not names:
         return ""
     name = max(names, key=lambda n: errors[n].of_largest - standard.allowed(n))
@@ -146,9 +146,9 @@ def _refusal(errors: Differences, names: Sequence[str], standard: Standard) -> s
 def _validate_in_turn(
     entries: Sequence[PlanEntry], attempt: Callable[[PlanEntry], Result], arrays: Sequence[Array], until: Until
 ) -> list[Result]:
-    """Build and time all plans in turn; large plans are compared two at a time.
+    """Build and time all plans in turn; plans with large weights are compared two at a time.
 
-    Of two large plans only the faster one is kept in memory.
+    Of two such plans, only the better one is kept in memory.
     """
     begun_s = time.monotonic()
     results = [attempt(entry) for entry in entries[:1]]
@@ -173,7 +173,7 @@ def _validate_in_turn(
 
 
 def _challenge(best: Result, challenger: Result, arrays: Sequence[Array], until: Until) -> tuple[Result, Result]:
-    """Return both with their times, the worse one without its executable."""
+    """Time two plans; return both results, the worse one without its executable."""
     if challenger.executable is None:
         return best, challenger
     first, second = time_all([best, challenger], arrays, until)
@@ -197,7 +197,7 @@ def steps_of(entry: PlanEntry, meter: AnyMeter) -> list[PlanStep[Any]]:
     """Return the kernels of a plan.
 
     Raises:
-        InfeasibleError: a provider refuses one.
+        InfeasibleError: a provider refuses a kernel.
     """
     steps = []
     for candidate, (cost_ns, is_measured) in zip(entry.steps, entry.costs, strict=True):

@@ -51,7 +51,7 @@ def select_rules(text: str) -> tuple[AnyRule, ...]:
     """Return the rules that an option names.
 
     Args:
-        text: "all", "none", names of families, or names with "-" before each: all but these.
+        text: "all", "none", names of families separated by commas, or names with "-" before each for all others.
 
     Raises:
         OptionError: there is no such family.

@@ -1,4 +1,4 @@
-"""Laws of scales and shifts: chains become one scale and one shift, divisions by constants go."""
+"""Rules for scales and shifts: chains become one scale and one shift, divisions by constants become products."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from korch.primitive.types import DType
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReciprocalWitness:
-    """x / c where c is a constant that may be broadcast; `reciprocal` has c's small shape."""
+    """x / c for a constant c that may be broadcast; `reciprocal` has the shape of c before the broadcast."""
 
     x: int
     reciprocal: Array
 
 
 def write_affine(writer: Writer, value: int, chain: AffineChain) -> int:
-    """Write scale*value + shift, leaving out what does nothing."""
+    """Write scale*value + shift without a scale of 1 or a shift of 0."""
     type_ = writer.type(value)
     axis = chain.axis if chain.axis is not None else 0
     if chain.has_scale:
@@ -80,8 +80,8 @@ def _refuse_division(exact: bool, view: View, root: Primitive) -> ReciprocalWitn
 
 
 def _is_normal(array: Array, dtype: DType) -> bool:
-    # The exponent of the smallest normal number; bfloat16 has that of float32. The largest needs
-    # no check: its reciprocal is too small.
+    # The exponent of the smallest normal number; bfloat16 has that of float32. Very large numbers need
+    # no check, because their reciprocals are not normal.
     low = {DType.F64: -1022, DType.F16: -14}.get(dtype, -126)
     return bool((np.isfinite(array) & (array != 0) & (np.frexp(array)[1] - 1 >= low)).all())
 
@@ -95,7 +95,7 @@ def _build_division(writer: Writer, witness: ReciprocalWitness) -> int:
 
 
 WORTHWHILE_ELEMENTS = 1024
-"""Below this a division costs less than another alternative costs the search."""
+"""In a smaller tensor, the division costs less than the additional alternative costs in the search."""
 
 AFFINE_STEPS_COMPOSE = Rule(
     name="affine-steps-compose",

@@ -1,4 +1,4 @@
-"""A linear map of channels is done where it is cheapest: before upsampling, in other weights."""
+"""Moves a linear map of channels to its cheapest place, such as before an upsampling or into other weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 
 MOST_COST = 0.9
-"""An alternative is added only if it takes at most this share of the work."""
+"""An alternative is added only if it takes at most this share of the work that it replaces."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Laws of convolutions: of windows that do not overlap it is a matrix product, zero pads are its own."""
+"""Rules for convolutions: as matrix products, with zero pads, with few output channels, and of strided slices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PointwiseWitness:
 
 @dataclass(frozen=True, slots=True)
 class PatchWitness:
-    """A convolution whose windows tile the image: image, weights, perhaps before they are widened, shapes."""
+    """A convolution whose windows tile the image: image, weights (before their widening, if there is one), shapes."""
 
     x: int
     weights: int
@@ -57,7 +57,7 @@ class RowsWitness:
 
 
 FEW_CHANNELS = 8
-"""Output channels that leave most of a vector register empty."""
+"""At most this number of output channels leaves most of a vector register unused."""
 
 
 def _match_pointwise(view: View, root: Primitive) -> Iterator[Primitive]:
@@ -166,8 +166,8 @@ def _build_rows(writer: Writer, witness: RowsWitness) -> int:
     turned = writer.add("transpose", (witness.weights,), TransposeAttributes((0, 2, 1, 3)))
     weights = writer.reshape(turned, (out * rows, channels, 1, columns))
     partial = writer.add("conv", (witness.x, weights), witness.attributes)
-    # Row y of the result is the sum of row y + t of the image of each tap t. With one row more per
-    # tap in the same memory, those rows stand below each other: t*n + (y + t) = t*(n + 1) + y.
+    # Row y of the result is the sum over the taps t of row y + t of tap t's partial image. If the same
+    # memory is read with n + 1 rows per tap, these rows have the same index: t*n + (y + t) = t*(n + 1) + y.
     n = writer.type(partial).shape[2]
     flat = writer.reshape(partial, (out, rows * n, width))
     longer = writer.add("pad", (flat,), PadAttributes((0, 0, 0), (0, rows, 0)))
@@ -179,7 +179,7 @@ def _build_rows(writer: Writer, witness: RowsWitness) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FocusWitness:
-    """The image, the weights over its own pixels in float64, and the attributes."""
+    """The image before the slices, the weights over its pixels in float64, and the attributes."""
 
     x: int
     weights: Array
@@ -235,7 +235,7 @@ def _refuse_focus(view: View, match: Pair) -> FocusWitness | RuleRefusal:
 
 
 def _strided_slice(view: View, value: int) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
-    """Return what a chain of slices reads, and its starts and steps there."""
+    """Return the value that a chain of slices reads, and the starts and steps of the whole chain in it."""
     rank = view.type(value).rank
     start, step = (0,) * rank, (1,) * rank
     while slices := view.producing(value, "slice"):

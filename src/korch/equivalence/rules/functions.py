@@ -1,4 +1,4 @@
-"""Functions of fewer transcendental steps."""
+"""Rules that replace functions by ones with fewer transcendental operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from korch.primitive.pattern import SOFTPLUS, Found, op
 from korch.primitive.types import DType
 
 SATURATED = 20.0
-"""From here on tanh(softplus(x)) is 1 in float32, and in float64 to 2^-53."""
+"""From this x on, tanh(softplus(x)) is 1 in float32, and 1 up to 2^-53 in float64."""
 
 
 def _refuse(view: View, match: Found) -> int | RuleRefusal:
@@ -20,7 +20,7 @@ def _refuse(view: View, match: Found) -> int | RuleRefusal:
 
 
 def _build(writer: Writer, x: int) -> int:
-    """Write n / (n + 2) with n = e (e + 2) and e = e^min(x, 20): no difference cancels."""
+    """Write n / (n + 2) with n = e (e + 2) and e = e^min(x, 20), which has no cancellation."""
     type_ = writer.type(x)
 
     def number(value: float) -> int:

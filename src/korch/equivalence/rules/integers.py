@@ -1,7 +1,7 @@
-"""Products of dequantized bytes as exact sums of 32 bits, and weights as the model stores them.
+"""Rules that compute products of dequantized bytes as exact 32-bit sums, and that fold stored weights.
 
-conv(dequantize(a), dequantize(w)) has float32 products and sums. The sum of products of the bytes is exact, and one
-multiplication by both scales follows; so the result is nearer to the exact one than a sum in float32.
+conv(dequantize(a), dequantize(w)) has float32 products and sums. The 32-bit sum of products of the bytes is exact, and
+one multiplication by both scales follows. So the result is closer to the exact one than a float32 sum.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from korch.primitive.types import DType, ValueId, ValueType
 LINEAR = ("conv", "conv_transpose", "matmul")
 
 MOST_TERMS = 32_000
-"""Products of bytes whose sum is below 2^31, with room for a bias."""
+"""The most products of bytes whose sum stays below 2^31, with room for a bias."""
 
 LARGEST_BIAS = 1 << 24
-"""Integers below it are exact in float32, and fit into a sum beside `MOST_TERMS` products."""
+"""Integers below it are exact in float32, and can be added to a sum of `MOST_TERMS` products."""
 
 STEPS = 16
-"""Primitives from a constant as it is stored to its use that are looked at."""
+"""The longest path of primitives from a stored constant to its use that is followed."""
 
 LARGEST_BYTES = 1 << 30
-"""Bytes of a constant that is computed when the model is read."""
+"""The most bytes of a constant that is computed at build time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductMatch:
-    """A product, and what its operands are dequantized from."""
+    """A product, and the dequantizations of its operands."""
 
     root: Primitive
     left: Dequantized
@@ -48,7 +48,7 @@ class ProductMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedProductWitness:
-    """A product of dequantized bytes, and the scale of its sums: along no axis, one or two."""
+    """A product of dequantized bytes, and the scales of its sums: one, or two along different axes."""
 
     root: Primitive
     left: Dequantized
@@ -110,7 +110,7 @@ def _build_product(writer: Writer, witness: QuantizedProductWitness) -> int:
 
 
 def _zero(writer: Writer, side: Dequantized, op: str) -> ValueId | None:
-    """Return a zero point: of a convolution as a vector, of a matrix product along its axis."""
+    """Write a zero point, as a vector for a convolution, along its axis for a matrix product; None for 0."""
     zero, rank = side.grid.zero, writer.type(side.q).rank
     if not np.any(zero.vector):
         return None
@@ -144,7 +144,7 @@ def _is_sum(view: View, found: Found) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BiasWitness:
-    """Sums to which whole numbers are added along an axis, and the scale that follows."""
+    """Sums, the integers to add to them along an axis, and the scale that follows."""
 
     root: Primitive
     sums: int
@@ -236,7 +236,7 @@ SCALES_OF_SUMS_COMPOSE = Rule(
 
 @dataclass(frozen=True, slots=True)
 class StoredMatch:
-    """An operand of a product that follows from constants stored in fewer bytes."""
+    """An operand of a product that is computed from constants stored in fewer bytes."""
 
     root: Primitive
     position: int
@@ -245,7 +245,7 @@ class StoredMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredWitness:
-    """The product with the operand's elements."""
+    """The product, and the elements of the computed operand."""
 
     root: Primitive
     position: int
@@ -262,7 +262,7 @@ def _match_stored(view: View, root: Primitive) -> Iterator[StoredMatch]:
 
 
 def _follow(view: View, value: int, steps: dict[int, Primitive], depth: int) -> bool:
-    """Collect the model's own primitives from constants to a value; say whether there are no others."""
+    """Collect the elementwise, layout and broadcast steps from constants to a value; return whether these suffice."""
     if value in steps or view.constant(value) is not None:
         return True
     makers = view.producing(value)
@@ -284,7 +284,7 @@ def _refuse_stored(view: View, match: StoredMatch) -> StoredWitness | RuleRefusa
 
 
 def _computed(view: View, steps: Iterable[Primitive], value: int) -> Array:
-    """Return a value that some steps compute from constants, in their order."""
+    """Return the value that the given steps, in order, compute from constants."""
     arrays: dict[int, Array] = {}
     with np.errstate(all="ignore"):
         for step in steps:
@@ -298,7 +298,7 @@ def _computed(view: View, steps: Iterable[Primitive], value: int) -> Array:
 
 
 def stored_array(view: View, value: int) -> Array | None:
-    """Return the elements of a value that follows from constants, None if it does not or if it is too large."""
+    """Return the elements of a value that is computed from constants, None if it is not or if it is too large."""
     constant, steps = view.constant(value), dict[int, Primitive]()
     if constant is not None:
         return constant.array

@@ -1,6 +1,6 @@
-"""Layout laws: compositions become one step, steps that move nothing vanish.
+"""Rules for layout primitives: compositions become one step, and steps that move nothing are removed.
 
-None of them computes anything, so all are exact.
+Layout primitives compute nothing, so all these rules are exact.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TakeA
 
 @dataclass(frozen=True, slots=True)
 class LayoutStep:
-    """One primitive to write: operation, input, attributes; the input itself if `op` is ""."""
+    """One primitive to write: operation, input, attributes; `op` is "" if the result is the input itself."""
 
     op: str
     value: int
@@ -51,7 +51,7 @@ def _compose_broadcasts(view: View, pair: Pair) -> LayoutStep | RuleRefusal:
 
 
 def _keep_input(view: View, root: Primitive) -> LayoutStep | RuleRefusal:
-    """Return the input, if no element moves; none is added or left out, the type is the same."""
+    """Return the input if no element moves. The types are equal, so no element is added or left out."""
     if _moves(root.attributes):
         return RuleRefusal("elements move", root.output)
     return LayoutStep("", root.inputs[0], root.attributes)
@@ -62,12 +62,12 @@ def _is_count(indices: tuple[int, ...]) -> bool:
 
 
 def _moves(attributes: Attributes) -> bool:
-    """Return whether elements move although the shape stays."""
+    """Return whether elements move, given that the shape is unchanged."""
     match attributes:
         case TransposeAttributes(perm):
             return not _is_count(perm)
         case SliceAttributes(start, size, step):
-            # A slice that keeps a size above 1 either keeps all or runs backwards; a size of 1 is one element.
+            # A slice that keeps a size above 1 keeps all elements or reverses them; a size of 1 is one element.
             return any(n > 1 and (s, d) != (0, 1) for n, s, d in zip(size, start, step, strict=True))
         case TakeAttributes(indices=indices):
             return not _is_count(indices)

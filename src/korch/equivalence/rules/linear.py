@@ -1,7 +1,7 @@
-"""Scales and shifts fold into the linear primitive after or before them.
+"""Rules that fold scales and shifts into the linear primitive before or after them.
 
-A linear primitive with constant weights is y[o] = sum over i of W[o,i]*x[i], where o and i run over
-its channels: the channel axis of a convolution, the last axis of x @ W, the last but one of W @ x.
+A linear primitive with constant weights is y[o] = sum over i of W[o,i]*x[i], where o and i are its
+channels: the channel axis of a convolution, the last axis of x @ W, the second last axis of W @ x.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LINEAR = ("conv", "conv_transpose", "matmul")
 
 @dataclass(frozen=True, slots=True)
 class FoldMatch:
-    """A linear primitive and the affine chain above or below it, its last step first."""
+    """A linear primitive and the affine chain before or after it; `root` is the last primitive of both."""
 
     root: Primitive
     linear: Primitive
@@ -31,13 +31,13 @@ class FoldMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoldWitness:
-    """What to write: the linear primitive of `data` with other weights, and a shift after it.
+    """The right side: the linear primitive of `data` with other weights, followed by a shift.
 
     Attributes:
-        linear: the primitive that it replaces.
+        linear: the original linear primitive.
         weights_at: the position of the weights among its inputs.
-        data: its other input.
-        weights: float64, of the shape of the old ones.
+        data: the other input.
+        weights: the new weights, float64, in the shape of the old ones.
         shift: float64[n] or float64[], to add along `axis`; None if there is none.
         axis: the output's channel axis.
     """
@@ -52,9 +52,9 @@ class FoldWitness:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Channels:
-    """A linear primitive's weights with its channels made explicit.
+    """A linear primitive's weights with explicit axes for its channels.
 
-    `weights` is float64[batch or groups, o, i, taps], a view of the constant; `back` restores it.
+    `weights` is float64[batch or groups, o, i, taps], a view of the constant; `back` restores its shape.
     """
 
     linear: Primitive
@@ -70,7 +70,7 @@ class _Channels:
         return self.linear.inputs[1 - self.weights_at]
 
     def back(self, weights: Array) -> Array:
-        """Return grouped weights in the shape of the primitive's own."""
+        """Return grouped weights in the shape of the primitive's weights."""
         is_swapped = self.linear.op == "conv_transpose" or (self.is_batched and self.weights_at == 1)
         return (weights.transpose(0, 2, 1, 3) if is_swapped else weights).reshape(self.shape)
 
@@ -159,14 +159,14 @@ def _match_before(view: View, root: Primitive) -> Iterator[FoldMatch]:
         if step is not None:
             chains = chains_from(view, step)
             if _drops_shift_taps(root):
-                # Of a chain before zero pads, the part after the last shift can still fold.
+                # Before zero pads, only the part of the chain after its last shift can be folded.
                 chains = [c for c in chains if not c.has_shift] or chains[:1]
             yield FoldMatch(root, root, chains[-1])
             return
 
 
 def _drops_shift_taps(linear: Primitive) -> bool:
-    """Whether some outputs leave out taps, so that a shift of the input is not a uniform one."""
+    """Return whether some outputs skip taps, so that a shift of the input is not a uniform shift of the output."""
     if linear.op == "conv_transpose":
         return True
     pads = (getattr(linear.attributes, name, ()) for name in ("pads_begin", "pads_end"))

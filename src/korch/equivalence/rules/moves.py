@@ -1,10 +1,11 @@
-"""Elementwise steps before the move of elements, or the broadcast, that they follow, so that both sides can fuse.
+"""Rules that move elementwise steps before the transpose, reshape or broadcast that they follow.
 
-A transformer's feed-forward layer with a convolution computes its activation on tokens, between the
-convolution, which has an image, and the matrix product. Done on the image it belongs to the
-convolution, and the move from image to tokens to the product, which can read rows in any order.
+The steps can then be fused with the primitives on both sides. For example, a transformer's feed-forward
+layer with a convolution computes its activation on tokens, between the convolution, whose result is an
+image, and the matrix product. Computed on the image, the activation can be fused with the convolution,
+and the move from image to tokens with the product, which can read rows in any order.
 
-A mask of attention is computed from a few elements, which the softmax reads in any of its rows.
+A mask of attention is then computed from a few elements, which the softmax reads for all of its rows.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import DType, ValueType
 
 MOST_STEPS = 8
-"""Elementwise primitives that are looked at together."""
+"""The most elementwise primitives that are moved together."""
 
 MOVES = ("transpose", "reshape")
 
 FEWER = 2
-"""Steps before a broadcast compute at least this many times fewer elements."""
+"""A step is moved before a broadcast only if it then computes at least this many times fewer elements."""
 
 
 @dataclass(frozen=True, slots=True)
 class MoveMatch:
-    """A function of a moved value.
+    """An elementwise function of a moved value.
 
     Attributes:
         root: its last step.
         steps: all of them, each after what it reads.
-        numbers: the constants that they read, each of one number.
+        numbers: the uniform constants that they read, with their numbers.
         move: the transpose or reshape before them.
     """
 
@@ -51,7 +52,7 @@ class MoveMatch:
 def _match(view: View, root: Primitive) -> Iterator[MoveMatch]:
     users = view.users(root.output)
     if users and all(_is_step(view, user, root) for user in users):
-        return  # the function goes on
+        return  # the function is longer
     function = _Function(view, root)
     if len(function.leaves) == 1 and len(function.steps) <= MOST_STEPS:
         (leaf,) = function.leaves
@@ -65,7 +66,7 @@ def _is_step(view: View, primitive: Primitive, like: Primitive) -> bool:
 
 
 class _Function:
-    """The elementwise steps that end in a primitive, down to moved values."""
+    """The elementwise steps that end in a primitive, back to the moved values that they read."""
 
     def __init__(self, view: View, root: Primitive) -> None:
         self.view = view
@@ -133,12 +134,12 @@ STEPS_COME_BEFORE_THE_MOVE = Rule(
 
 @dataclass(frozen=True, slots=True)
 class SmallStep:
-    """An elementwise step of values that are all broadcast.
+    """An elementwise step whose operands are all broadcast or uniform.
 
     Attributes:
         root: the step.
-        sources: what each operand is broadcast from, or the number that it is.
-        shape: that of its result before the broadcast.
+        sources: for each operand the value from which it is broadcast, or its number if it is uniform.
+        shape: the shape of the result before the broadcast.
     """
 
     root: Primitive
@@ -156,7 +157,7 @@ def _match_small(view: View, root: Primitive) -> Iterator[Primitive]:
 def _refuse_small(view: View, root: Primitive) -> SmallStep | RuleRefusal:
     type_ = view.type(root.output)
     is_logic = all(view.type(value).dtype is DType.BOOL for value in (*root.inputs, root.output))
-    if not type_.dtype.is_float and not is_logic:  # kernels of products read no conditions
+    if not type_.dtype.is_float and not is_logic:  # kernels of products can't read booleans
         return RuleRefusal("a result is neither a float nor a step of conditions", root.output)
     numbers = [view.number(value) for value in root.inputs]
     sources = tuple(

@@ -1,4 +1,4 @@
-"""Large windows of a maximum from smaller ones; sums before the linear map that they follow."""
+"""Rules that compute large maximum windows from smaller ones, and sums before the linear map that they follow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ POOLS = ("pool_max",)
 
 @dataclass(frozen=True, slots=True)
 class PoolMatch:
-    """A window and a smaller one of the same values."""
+    """A pooling, and another one of the same values with a smaller window."""
 
     root: Primitive
     smaller: Primitive
@@ -29,7 +29,7 @@ class PoolMatch:
 
 @dataclass(frozen=True, slots=True)
 class PoolWitness:
-    """What to write: windows one after another, the first of `x`."""
+    """The right side: windows to apply one after another, the first one to `x`."""
 
     op: str
     x: int
@@ -83,7 +83,7 @@ def _refuse_smaller(view: View, match: PoolMatch) -> PoolWitness | RuleRefusal:
     kernel = tuple(a - b + 1 for a, b in zip(large.kernel, small.kernel, strict=True))
     begin = tuple(a - b for a, b in zip(large.pads_begin, small.pads_begin, strict=True))
     end = tuple(a - b for a, b in zip(large.pads_end, small.pads_end, strict=True))
-    # What hangs over the border is covered by the first or last of the smaller windows.
+    # The parts of large windows beyond the border are covered by the first or last of the smaller windows.
     fits = all(0 <= pad < n for pads in (begin, end) for pad, n in zip(pads, kernel, strict=True))
     if not fits:
         return RuleRefusal("the smaller window does not fit into the larger one", match.root.output)
@@ -123,12 +123,12 @@ LARGE_POOL_IS_POOL_OF_SMALL_POOL = Rule(
 
 _LINEAR = op("conv|matmul", "x", "weights", name="linear")
 _SUM_OF_LINEAR = op("pool_sum|reduce_sum", either(_LINEAR, op("add", _LINEAR, "shift")))
-"""A sum over places of a linear map of channels, perhaps shifted."""
+"""A sum over positions of a linear map of channels, perhaps with a shift."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PooledSumWitness:
-    """The two primitives, and what to add: float64[channels] along an axis, or None."""
+    """The sum, the linear primitive, and the shift to add: float64[channels] along an axis, or None."""
 
     root: Primitive
     linear: Primitive
@@ -168,7 +168,7 @@ def _refuse_sum(view: View, match: Found) -> PooledSumWitness | RuleRefusal:
 
 
 def _is_pointwise(view: View, linear: Primitive) -> bool:
-    """Whether a linear primitive maps the channels of each place with the same constants."""
+    """Return whether a linear primitive maps the channels of each position by the same constants."""
     weights = view.constant(linear.inputs[1])
     if weights is None or not view.type(linear.output).dtype.is_float:
         return False

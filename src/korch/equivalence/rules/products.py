@@ -1,4 +1,4 @@
-"""Matrix products in another order, and of matrices of low rank."""
+"""Rules for matrix products: chains in a cheaper order, and products by constant matrices of low rank."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from korch.primitive.op import Array
 from korch.primitive.pattern import Found, either, op
 
 WORTH = 0.8
-"""Two products must take at most this part of the multiplications of one."""
+"""Two products may take at most this share of the multiplications of one."""
 
 LARGEST = 1 << 20
-"""Elements of a matrix whose rank is looked at."""
+"""The most elements of a matrix whose rank is computed."""
 
 REGULAR = 1e6
-"""A square part with a smaller condition number has full rank: that is quickly found."""
+"""A square submatrix with a smaller condition number has full rank, which is quick to check."""
 
 EXACT = 1e-7
-"""A matrix is of a rank if what is beyond is smaller than this part of it: float32 rounds so."""
+"""A matrix has a rank if the remainder beyond this rank is smaller than this share of it, as float32 rounding is."""
 
 
 _CHAIN = either(op("matmul", op("matmul", "a", "b", name="first"), "c"), op("matmul", "a", op("matmul", "b", "c")))
@@ -78,7 +78,7 @@ PRODUCTS_ASSOCIATE = Rule(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankWitness:
-    """a b = a (left right); float64[..., k, r] and float64[..., r, n]."""
+    """The factors in a b = a (left right): float64[..., k, r] and float64[..., r, n]."""
 
     a: int
     left: Array
@@ -110,7 +110,7 @@ def _refuse_rank(view: View, root: Primitive) -> RankWitness | RuleRefusal:
 
 
 def _factors(matrix: Array, most: int) -> tuple[Array, Array] | None:
-    """Return the thinnest factors of a matrix, None if its rank is above `most`.
+    """Return two factors of a matrix with its rank as inner size, None if its rank is above `most`.
 
     Source: randomized range finder (Halko, Martinsson, Tropp 2011, algorithm 4.1).
     """
@@ -119,7 +119,7 @@ def _factors(matrix: Array, most: int) -> tuple[Array, Array] | None:
     rng, size = np.random.default_rng(0), float(np.linalg.norm(matrix))
     rows, columns = (rng.permutation(n)[: most + 1] for n in matrix.shape)
     if np.linalg.cond(matrix[np.ix_(rows, columns)], 1) < REGULAR:
-        return None  # a square part has a higher rank already
+        return None  # a square submatrix already has a higher rank
     probe = rng.standard_normal((matrix.shape[1], most + 1))
     basis, values, _ = np.linalg.svd(matrix @ probe, full_matrices=False)
     rank = int((values > EXACT * values[0]).sum())

@@ -1,8 +1,8 @@
-"""Quantizations move, merge and cancel, so that chains of operators stay in bytes.
+"""Rules that move, merge and cancel quantizations, so that chains of operators compute in bytes.
 
-What only moves or compares elements does the same to the integers that stand for them, because (q - zero)*scale grows
-with q and depends on nothing else. A number that is dequantized and quantized again on the same grid is the same
-integer: the quotient is off by 2^-22 of it at most, and integers have at most 16 bits.
+A primitive that only moves or compares elements can do the same to the integers that represent them, because
+(q - zero)*scale increases with q and depends on nothing else. An integer that is dequantized and quantized again on the
+same grid is unchanged: the relative error of the quotient is at most 2^-22, and integers have at most 16 bits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LARGEST_OF = ("pool_max", "reduce_max", "reduce_min")
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMoveMatch:
-    """A primitive, and what each of its inputs is dequantized from."""
+    """A primitive, and the dequantization of each of its inputs."""
 
     root: Primitive
     inner: tuple[Dequantized, ...]
@@ -42,7 +42,7 @@ class QuantizedMoveMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MoveWitness:
-    """What to do to integers, and the grid of the result."""
+    """The primitive to apply to the integers, and the grid of the result."""
 
     root: Primitive
     inputs: tuple[int, ...]
@@ -76,13 +76,13 @@ def _refuse_move(view: View, match: QuantizedMoveMatch) -> MoveWitness | RuleRef
 
 
 def _exact_level(grid: QuantizationGrid, number: float) -> int | None:
-    """Return the integer that stands for a number exactly, None if none does."""
+    """Return the integer that represents a number exactly, None if there is none."""
     level = grid.level(number)
     return level if grid.number(level) == number else None
 
 
 def _moved_grid(view: View, root: Primitive, grid: QuantizationGrid) -> QuantizationGrid | None:
-    """Return a grid that varies along an axis after a move, None if the axis does not stay as it is."""
+    """Return the grid after a move, for a grid that varies along an axis; None if the move does not keep the axis."""
     old, new = view.shape(root.inputs[0]), view.shape(root.output)
     axes: list[int | None] = [None] * len(old)
     for axis, size in enumerate(old):
@@ -138,7 +138,7 @@ LARGEST_COMES_BEFORE_DEQUANTIZATION = Rule(
 
 @dataclass(frozen=True, slots=True)
 class BoundMatch:
-    """A maximum or minimum, and what its operands are dequantized from; one may be a number."""
+    """A maximum or minimum, and the dequantizations of its operands, of which one may be a number."""
 
     root: Primitive
     inner: tuple[Dequantized, ...]
@@ -147,7 +147,7 @@ class BoundMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoundWitness:
-    """Integers to compare: of two values, or of one with an integer, unless that changes nothing."""
+    """The integers to compare: two values, or one value and `level`; one value alone if the bound has no effect."""
 
     root: Primitive
     inputs: tuple[int, ...]
@@ -233,7 +233,7 @@ QUANTIZATION_OF_DEQUANTIZED_IS_NOTHING = Rule(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartsWitness:
-    """Parts to quantize one by one, and the axis along which they are laid."""
+    """The parts to quantize one by one, and the axis along which they are concatenated."""
 
     parts: tuple[int, ...]
     axis: ConcatAttributes
@@ -241,7 +241,7 @@ class PartsWitness:
 
 
 Rounded = tuple[Quantized, Primitive]
-"""A quantization, and the primitive that computes what it rounds."""
+"""A quantization, and the primitive that computes its input."""
 
 
 def _match_rounded(view: View, root: Primitive, *ops: str) -> Iterator[Rounded]:
@@ -277,7 +277,7 @@ QUANTIZATION_MOVES_INTO_CONCAT = Rule(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClampWitness:
-    """What to quantize without a bound before it."""
+    """The value to quantize without the bound, and the quantization."""
 
     x: int
     quantized: Quantized
@@ -309,7 +309,7 @@ BOUND_BEFORE_QUANTIZATION_IS_ITS_OWN = Rule(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnsignedWitness:
-    """What is rounded, and the unsigned grids on which it is quantized and dequantized."""
+    """The value to quantize, and the unsigned grids on which it is quantized and dequantized."""
 
     x: int
     first: QuantizationGrid

@@ -1,4 +1,4 @@
-"""Reductions: sums of products as matrix products, and the moments of a tensor in one pass."""
+"""Rules for reductions: sums of products as matrix products, moments in one pass, and nested sums as one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.pattern import Found, Number, either, find, op
 
 FEWEST_ELEMENTS = 4096
-"""Fewer that belong to one mean stay in a core's first cache, where a second pass costs little."""
+"""Fewer elements per mean fit into a core's level-1 cache, where a second pass costs little."""
 
 Shape = tuple[int, ...]
 
@@ -31,13 +31,13 @@ def _axes(primitive: Primitive) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class ProductWitness:
-    """The factors before they are broadcast, and what each axis is.
+    """The factors before they are broadcast, and the role of each axis.
 
     Attributes:
         factors: the two values.
         shapes: their shapes, with ones where they are broadcast.
         axes: the axes of the batch, of the rows, of the columns, and of the sum.
-        shape: of the product.
+        shape: the shape of the elementwise product.
     """
 
     factors: tuple[int, int]
@@ -69,7 +69,7 @@ def _refuse_product(view: View, match: Pair) -> ProductWitness | RuleRefusal:
 
 
 def _unbroadcast(view: View, value: int) -> tuple[int, Shape]:
-    """Return what a value is broadcast from, and that one's shape with ones in front."""
+    """Return the value from which a value is broadcast, and its shape with leading ones."""
     source = view.unbroadcast(value)
     shape = view.shape(source)
     return source, (1,) * (len(view.shape(value)) - len(shape)) + shape
@@ -82,7 +82,7 @@ def _build_product(writer: Writer, witness: ProductWitness) -> int:
         return tuple(witness.shape[axis] for axis in axes)
 
     def arranged(side: int, *groups: Shape) -> int:
-        """A factor as a batch of matrices."""
+        """Return a factor as a batch of matrices."""
         value = writer.reshape(witness.factors[side], witness.shapes[side])
         order = [axis for group in groups for axis in group]
         order += [axis for axis in range(len(witness.shape)) if axis not in order]
@@ -130,10 +130,10 @@ def _build_sum(writer: Writer, value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MomentMatch:
-    """A sum, and the sum of squared deviations that it belongs to.
+    """A sum, and the sum of squared deviations from its mean.
 
     Attributes:
-        root: either of the two.
+        root: the one of the two that is rewritten.
         mean: the sum of x.
         squares: the sum of (x - m)² with m the mean.
     """
@@ -145,7 +145,7 @@ class MomentMatch:
 
 @dataclass(frozen=True, slots=True)
 class MomentWitness:
-    """x, the axes of the sums, and which of the two is to be written."""
+    """x, the axes of the sums, and whether to write the sum of x or that of the squares."""
 
     x: int
     axes: Shape
@@ -154,7 +154,7 @@ class MomentWitness:
 
 _MEAN = op("div|mul", op("reduce_sum", "x", name="sum"), "count", name="mean")
 _SQUARE = op("mul", op("sub", "x", op("broadcast", _MEAN), name="deviation"), "deviation")
-"""(x - m)² with m the sum of x over some axes, divided by a number or multiplied by one."""
+"""(x - m)², where m is the sum of x over some axes, divided or multiplied by a number."""
 
 
 def _match_squares(view: View, root: Primitive) -> Iterator[MomentMatch]:
@@ -165,7 +165,7 @@ def _match_squares(view: View, root: Primitive) -> Iterator[MomentMatch]:
 
 
 def _is_mean(view: View, scaled: Primitive, total: Primitive) -> bool:
-    """Whether a sum is scaled to the mean."""
+    """Return whether the scaled sum is the mean."""
     step = affine_step(view, scaled)
     shape = view.shape(total.inputs[0])
     count = math.prod(shape[axis] for axis in _axes(total))
@@ -192,7 +192,7 @@ def _refuse_moment(view: View, match: MomentMatch) -> MomentWitness | RuleRefusa
 
 
 def _build_moment(writer: Writer, witness: MomentWitness) -> int:
-    """Write sums over x - k, with k the first element; what k is changes rounding only."""
+    """Write sums over x - k, with k the first element; the choice of k affects only rounding."""
     type_, axes = writer.type(witness.x), ReduceAttributes(witness.axes)
     rank, shape = type_.rank, type_.shape
     count = math.prod(shape[axis] for axis in witness.axes)
@@ -216,12 +216,12 @@ def _build_moment(writer: Writer, witness: MomentWitness) -> int:
 _INNER = op("reduce_sum", "x", name="inner")
 _SCALED = either(_INNER, op("mul|div", _INNER, Number("scale"), name="scaled"))
 _NESTED = op("reduce_sum", either(_SCALED, op("reshape", _SCALED)))
-"""A sum of sums, perhaps with a reshape and a multiplication or division by a number between the two."""
+"""A sum of sums, perhaps with a reshape and a multiplication or division by a number in between."""
 
 
 @dataclass(frozen=True, slots=True)
 class SumWitness:
-    """The elements, the axes of the sum, the root's shape, and the scale that follows, if any."""
+    """The elements, the axes of the one sum, the root's shape, and the scale that follows, if any."""
 
     x: int
     axes: Shape

@@ -1,4 +1,4 @@
-"""Computed scales of rows or columns move behind the matrix product that they come before."""
+"""Moves computed scales of rows or columns from before a matrix product to after it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from korch.primitive.pattern import Found, either, find_at, op
 from korch.primitive.types import DType
 
 MOST_GROWTH = 4
-"""A result of more than this many times the elements of the scaled operand takes too long to scale."""
+"""If the result has more than this many times the elements of the scaled operand, it takes too long to scale."""
 
 
 _SCALED = op("mul|div", "x", op("broadcast", "scale"), name="step")
 _OPERAND = either(_SCALED, op("transpose", _SCALED, name="turn"))
 _PRODUCT = either(op("matmul", _OPERAND, "right"), op("matmul", "left", _OPERAND))
-"""A product with an operand x * r or x / r, perhaps transposed."""
+"""A product with an operand x * r or x / r, which may be transposed."""
 
 
 def _match(view: View, root: Primitive) -> Iterator[Found]:

@@ -1,4 +1,4 @@
-"""Linear primitives of the same values become one, whose result is split."""
+"""Rules that merge linear primitives with a shared operand into one, whose result is split."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from korch.primitive.types import ValueType
 
 LINEAR = ("conv", "matmul")
 MOST = 8
-"""Siblings that are merged at most."""
+"""The most siblings that are merged."""
 
 COPIED = 2
-"""Operands that are copied side by side have at most the elements of the shared one over this."""
+"""Operands are concatenated only if all together have at most the elements of the shared one divided by this."""
 
 
 @dataclass(frozen=True, slots=True)
 class SiblingsMatch:
-    """A linear primitive, the position of the operand that it has alone, and all that read the other operand."""
+    """A linear primitive, the position of the operand that it does not share, and all siblings that share the other."""
 
     root: Primitive
     at: int
@@ -35,13 +35,13 @@ class SiblingsMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiblingsWitness:
-    """The merged primitive, and which part of its result is the root's.
+    """The merged primitive, and the part of its result that belongs to the root.
 
     Attributes:
         root: one of the siblings.
         weights_at: the position of the weights.
-        weights: of all siblings, along their output channels.
-        axis: of the output's channels.
+        weights: the weights of all siblings, concatenated along their output channels.
+        axis: the channel axis of the output.
         start: the first channel of the root.
     """
 
@@ -74,7 +74,7 @@ def _is_like(view: View, other: Primitive, root: Primitive, at: int) -> bool:
 
 
 def _result(view: View, value: int) -> int:
-    """Return what a shift makes of a value: linear primitives that give the same are variants."""
+    """Return a value after the shift that reads it; linear primitives with the same result are variants of one."""
     steps = [affine_step(view, user) for user in view.users(value)]
     shifted = [s.primitive.output for s in steps if s is not None and not _scales(s)]
     return min(shifted) if shifted and len(shifted) == len(steps) else value
@@ -85,7 +85,7 @@ def _scales(step: AffineStep) -> bool:
 
 
 def _fits(weights: ValueType, own: ValueType, op: str, at: int) -> bool:
-    """Whether two tensors of weights differ in their output channels at most."""
+    """Return whether two tensors of weights differ at most in their number of output channels."""
     axis = _weights_axis(op, at, own.rank)
     return (weights.rank, weights.dtype) == (own.rank, own.dtype) and all(
         i == axis or a == b for i, (a, b) in enumerate(zip(weights.shape, own.shape, strict=True))
@@ -97,7 +97,7 @@ def _weights_axis(op: str, at: int, rank: int) -> int:
 
 
 def _is_plain(view: View, linear: Primitive) -> bool:
-    """Whether it comes from the model; a scale that follows it may be folded into its weights."""
+    """Return whether a primitive comes from the model, except for a folded scale, and no further scale follows."""
     value, rule = linear.output, view.rule_of(linear)
     if rule not in ("", "scale-folds-into-linear-before-it"):
         return False

@@ -1,6 +1,6 @@
-"""Weights stored in bytes: their scales move behind the product that reads them, which then widens bytes.
+"""Rules for weights stored in few bits: scales move behind the product, which then reads the integers itself.
 
-A product of few rows takes as long as it takes to read its weights, and bytes are a quarter of float32.
+The time of a product with few rows is the time to read its weights, and bytes are a quarter of the size of float32.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from korch.primitive.quantized import pack
 from korch.primitive.types import DType
 
 LEAST_BLOCK = 8
-"""Terms of a block of which a product is worth its own sums."""
+"""The fewest terms per block for which separate sums for each block pay off."""
 
 MOST_MOVES = 4
-"""Moves between the weights as they are stored and their use that are looked at."""
+"""The most moves between stored weights and their use that are followed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredScaleMatch:
-    """A product, and the integers that its second operand is dequantized from."""
+    """A product, and the dequantization of its second operand."""
 
     root: Primitive
     right: Dequantized
@@ -69,7 +69,7 @@ def _build(writer: Writer, witness: StoredScaleMatch) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BlockMatch:
-    """A product whose second operand is constant integers times constant scales, perhaps moved."""
+    """A product whose second operand is constant integers times constant scales, perhaps followed by moves."""
 
     root: Primitive
     scaling: Primitive
@@ -78,7 +78,7 @@ class BlockMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockWitness:
-    """A product, and the inputs and attributes of one by stored weights; there may be no zero points."""
+    """A product, and the inputs and attributes of `matmul_stored`; `zeros` is None if all zero points are equal."""
 
     root: Primitive
     packed: Array
@@ -132,7 +132,7 @@ def _sides(scaling: Primitive) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _stored(view: View, data: int, factor: int) -> tuple[Array, Array, Array] | None:
-    """Return constant integers, scales and zero points of one shape, None if that is not what the operands are."""
+    """Return constant integers, scales and zero points of one shape, None if the operands have another form."""
     scales = stored_array(view, factor)
     if scales is None or view.producing(factor, "cast"):
         return None
@@ -152,7 +152,7 @@ def _moved(array: Array, moves: Sequence[Primitive]) -> Array:
 
 
 def _bits_of(integers: Array, zeros: Array) -> tuple[int, int, type[np.generic]]:
-    """Return the bits of integers and zero points, the least integer, and the type that holds them; no bits if none."""
+    """Return the bits of integers and zero points (0 if 8 are too few), the least integer, and the storage type."""
     low, high = int(min(integers.min(), zeros.min())), int(max(integers.max(), zeros.max()))
     for bits in BITS[:-1]:
         for least in (0, -(1 << bits - 1)):
@@ -164,13 +164,13 @@ def _bits_of(integers: Array, zeros: Array) -> tuple[int, int, type[np.generic]]
 
 
 def _packed(integers: Array, bits: int, terms: int) -> Array:
-    """Return integers, padded with zeros to a number of terms, with several of one column packed in each byte."""
+    """Return integers, padded with zeros to a number of terms, with several terms of a column packed in each byte."""
     whole = np.pad(integers, [(0, terms - len(integers)), (0, 0)])
     return whole if bits == 8 else pack(whole.astype(np.uint8), bits, axis=0)
 
 
 def _block_of(*arrays: Array) -> int:
-    """Return the largest block of rows of which each column of each array has one element; the last may be cut off."""
+    """Return the most rows per block for which each column is constant in each block; the last may be incomplete."""
     changes = [np.flatnonzero((array[1:] != array[:-1]).any(1)) + 1 for array in arrays]
     found = math.gcd(*(int(place) for places in changes for place in places))
     return found or len(arrays[0])

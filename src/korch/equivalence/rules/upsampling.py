@@ -1,4 +1,4 @@
-"""Upsampling laws: a convolution of an upsampled image is done at the small size."""
+"""Computes a convolution of an upsampled image at the small size, with one kernel for each phase of the output."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ class UpsampledConv:
 
 @dataclass(frozen=True, slots=True)
 class AxisPhases:
-    """How one axis splits.
+    """How one axis is split into phases.
 
-    The padded, upsampled row m is the small, extended row floor((m - pad) / factor). So tap t of
-    phase a (the output rows factor*q + a) reads the small row q + floor((a + t - pad) / factor).
+    Row m of the upsampled and padded image is row floor((m - pad) / factor) of the small image, extended
+    at its ends. So tap t of phase a (the output rows factor*q + a) reads row q + floor((a + t - pad) / factor)
+    of the small image.
 
     Attributes:
-        factor: of the upsampling.
-        kernel: taps of a phase's kernel.
-        first: per phase, the small row that its tap 0 reads for q = 0; negative is outside.
-        tap_of: per phase, which of its taps each tap of the large kernel adds to.
-        size: of the small axis.
-        count: of the output.
+        factor: the upsampling factor.
+        kernel: the number of taps of a phase's kernel.
+        first: per phase, the row of the small image that its tap 0 reads for q = 0; negative is outside.
+        tap_of: per phase, the tap of its kernel to which each tap of the large kernel is added.
+        size: the size of the axis in the small image.
+        count: the size of the axis in the output.
     """
 
     factor: int
@@ -56,7 +57,7 @@ class AxisPhases:
 
     @staticmethod
     def of(kernel: int, factor: int, pad: int, size: int, count: int) -> AxisPhases:
-        """Split an axis: taps of the kernel, factor, rows padded before, sizes in and out."""
+        """Split an axis, given the kernel's taps, the factor, the rows padded before, and the sizes in and out."""
         rows = [[(a + t - pad) // factor for t in range(kernel)] for a in range(factor)]
         first = tuple(row[0] for row in rows)
         taps = tuple(tuple(r - row[0] for r in row) for row in rows)
@@ -64,36 +65,36 @@ class AxisPhases:
 
     @property
     def rows(self) -> int:
-        """Output rows of each phase; the last one may be one too many."""
+        """The output rows of each phase; the last row may be beyond the output."""
         return -(-self.count // self.factor)
 
     @property
     def before(self) -> int:
-        """Small rows to add before the first."""
+        """The rows to add before the first row of the small image."""
         return max(0, -min(self.first))
 
     @property
     def after(self) -> int:
-        """Small rows to add after the last."""
+        """The rows to add after the last row of the small image."""
         return max(0, max(self.first) + self.rows - 1 + self.kernel - self.size)
 
     @property
     def positions(self) -> int:
-        """Rows of the convolution that computes all phases."""
+        """The output rows of the convolution that computes all phases."""
         return self.before + self.size + self.after - self.kernel + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PhaseWitness:
-    """What the phase convolution needs.
+    """The data of the phase convolution.
 
     Attributes:
         x: the small image.
-        axes: per spatial axis.
-        weights: float64[phases*o, i, *kernel]: the phases' kernels, one after another.
-        mode: how the small image is extended: as `PadAttributes.mode`.
-        fill: with what, if the mode is constant.
-        channels: o.
+        axes: the phases of each spatial axis.
+        weights: float64[phases*o, i, *kernel]: the kernels of all phases, concatenated.
+        mode: how the small image is extended, as in `PadAttributes.mode`.
+        fill: the fill value if the mode is constant.
+        channels: the number of output channels, o.
     """
 
     x: int
@@ -124,7 +125,7 @@ def _match(view: View, root: Primitive) -> Iterator[UpsampledConv]:
 
 
 def _take_chains(view: View, value: int, axes: frozenset[int]) -> Iterator[tuple[Primitive, ...]]:
-    """Yield the longest chains of upsampling takes, each along an axis of its own."""
+    """Yield the longest chains of upsampling takes along different axes."""
     for take in view.producing(value, "take"):
         axis = getattr(take.attributes, "axis", 0)
         size = view.shape(take.inputs[0])[axis]
@@ -174,10 +175,10 @@ def _refuse(view: View, match: UpsampledConv) -> PhaseWitness | RuleRefusal:
 
 
 def _extension(match: UpsampledConv, factor: tuple[int, ...]) -> tuple[tuple[int, ...], str, float] | RuleRefusal:
-    """Return the rows padded before each axis, and how the small image must be extended for it.
+    """Return the rows padded before each axis, and the mode and fill value for extending the small image.
 
-    A zero, edge or wrapped extension of the large image is that of the small one. A reflection
-    reads row p of the large image, which is the small image's edge as long as p < factor.
+    A zero, edge or wrapped extension of the large image is the same extension of the small one. A reflection
+    by p rows reads at most row p of the large image, which is the small image's edge row as long as p < factor.
     """
     conv = match.conv.attributes_as(ConvAttributes)
     is_padded = any((*conv.pads_begin, *conv.pads_end))
@@ -235,7 +236,7 @@ def _build(writer: Writer, witness: PhaseWitness) -> int:
 
 
 def _interleave(writer: Writer, y: int, witness: PhaseWitness) -> int:
-    """Cut each phase out of the convolution's output and put its rows where they belong."""
+    """Slice each phase out of the convolution's output, and interleave the rows of the phases."""
     axes, channels = witness.axes, witness.channels
     spatial, images = len(axes), writer.type(y).shape[0]
     rows = tuple(axis.rows for axis in axes)

@@ -1,4 +1,4 @@
-"""A convolution of 3x3 windows in a transformed space takes a fraction of the multiplications."""
+"""Replaces a 3x3 convolution by a Winograd convolution, which takes a fraction of the multiplications."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FEWEST_CHANNELS = 16
 """With fewer channels the transforms cost more than the products save."""
 
 MOST_WORK = 0.7
-"""The part of the multiplications that may be left, tiles beyond the border included."""
+"""The largest share of the direct convolution's multiplications that is worthwhile, tiles past the border included."""
 
 TILE_OF_BYTES, DIVISOR_OF_BYTES = 2, 4
-"""The outputs of a tile per axis where bytes are multiplied, and the factor that makes its weights whole."""
+"""The outputs of a tile per axis for bytes, and the factor that makes its transformed weights integers."""
 
 CLOSE_WORK = 1.4
-"""Small tiles are tried, too, if their products are at most this multiple of those of large ones."""
+"""A tile size is tried only if it takes at most this multiple of the products of the best tile size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class WinogradMatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WinogradWitness:
-    """The image, the transformed weights in float64 times a divisor of the result, and the attributes."""
+    """The image, the transformed weights in float64 times `divisor`, the attributes, and the divisor of the result."""
 
     x: int
     weights: Array
@@ -90,7 +90,7 @@ def _refuse(view: View, match: WinogradMatch) -> WinogradWitness | RuleRefusal:
 
 
 def _largest_sum(weights: Array, dtype: DType) -> float:
-    """Return a bound of all sums of a tile of bytes: each point's largest number times its weights, added up."""
+    """Return a bound of all sums of a tile of bytes: each point's largest number times its weights, all added up."""
     data = TRANSFORMS[TILE_OF_BYTES].data
     factors, limits = np.kron(data, data), np.iinfo(dtype.numpy)
     above, below = (np.maximum(sign * factors, 0).sum(1) for sign in (1, -1))
@@ -99,7 +99,7 @@ def _largest_sum(weights: Array, dtype: DType) -> float:
 
 
 def _products(shape: tuple[int, ...], tile: int) -> int:
-    """Return the products per pair of channels."""
+    """Return the number of products per pair of input and output channels."""
     return math.prod(tile_counts(shape, tile)) * (tile + 2) ** 2
 
 

@@ -1,6 +1,6 @@
-"""PyTorch modules -> ONNX model with its weights in place, as `load_model` reads it.
+"""Exports PyTorch modules as ONNX models for `load_model`, with the weights left in place.
 
-Nothing of Korch imports this package unless PyTorch is there: `import korch` does not need it.
+Korch imports this package only if PyTorch is installed: `import korch` does not need it.
 """
 
 from korch.frontend.torch.export import Exported, export_call, export_module, is_torch_model

@@ -1,8 +1,8 @@
-"""ExportedProgram -> ONNX model with its weights beside it, as views of the parameters' memory.
+"""Translates an ExportedProgram into an ONNX model whose weights are views of the parameters' memory.
 
-Copied are only constants that PyTorch's exporter made itself while it folded, and tensors below
-`SMALL_BYTES`, which go into the model. Transposed weights are strided views; they are copied once,
-like all weights, when the executable packs them for its kernels.
+Only two kinds of tensors are copied: constants that PyTorch's exporter computed by folding, and
+tensors below `SMALL_BYTES`, which are stored in the model. Transposed weights are strided views. Like
+all weights they are copied once, when the executable packs them for its kernels.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Seque
 
     Args:
         program: an ExportedProgram whose inputs and outputs are tensors.
-        name: how messages call the module.
-        inputs: what to call the inputs.
-        outputs: what to call the outputs.
+        name: the module's name, for messages.
+        inputs: the names to give to the inputs.
+        outputs: the names to give to the outputs.
 
     Raises:
         UnsupportedError: PyTorch has no translation of an operator, or onnxscript is missing.
@@ -43,12 +43,12 @@ def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Seque
             hint=f"Install it: {install_command('torch')}",
         )
     try:
-        # PyTorch's optimizer folds a batch normalization into float32 weights of a convolution in bfloat16.
+        # In bfloat16, PyTorch's optimizer would fold a batch normalization into float32 weights of a convolution.
         is_bfloat16 = any(tensor.dtype is torch.bfloat16 for tensor in program.state_dict.values())
         translated = torch.onnx.export(
             program, dynamo=True, verbose=False, optimize=not is_bfloat16, custom_translation_table=translations()
         )
-    except Exception as error:  # foreign code, on a foreign model
+    except Exception as error:  # third-party code may raise anything
         raise export_trouble(error, program, name) from error
     graph = translated.model.graph
     if len(graph.inputs) != len(inputs) or len(graph.outputs) != len(outputs):
@@ -63,7 +63,7 @@ def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Seque
 
 
 def _without_weights(model: Any) -> tuple[Any, dict[str, Array]]:
-    """Return the model as protobuf without its large tensors, and these."""
+    """Return the model as protobuf without its large tensors, and these tensors by name."""
     import onnx_ir as ir
 
     arrays: dict[str, Array] = {}
@@ -82,7 +82,7 @@ def _without_weights(model: Any) -> tuple[Any, dict[str, Array]]:
 
 
 def _name_ends(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Name inputs and outputs; each output becomes a value of its own, no input and no weight."""
+    """Name the inputs and outputs; each output becomes a distinct value that is neither an input nor a weight."""
     import onnx_ir as ir
 
     taken = {value.name for node in graph for value in (*node.inputs, *node.outputs) if value}
@@ -102,7 +102,7 @@ def _name_ends(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> Non
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """Return the name, or one like it that is not taken, and take it."""
+    """Return the name, or one derived from it that is not taken, and mark it as taken."""
     found, count = name, 1
     while found in taken:
         count += 1

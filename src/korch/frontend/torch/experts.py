@@ -1,8 +1,8 @@
-"""Mixtures of experts of the transformers library -> the form of them that can be exported.
+"""Makes mixtures of experts of the transformers library compute in a form that can be exported.
 
-The library computes experts by a loop over those that are chosen, which depends on data, by an operator of its own, or
-by a batch of products by gathered weights. All mean the same; the last one has operators of PyTorch only, and Korch
-does not copy the weights (`korch.fission.gathered`).
+The library computes experts by a loop over the chosen experts, which depends on data, by an operator of its own, or
+by a batch of products by gathered weights. All compute the same. The batch uses only operators of PyTorch, and Korch
+does not copy the gathered weights (`korch.fission.gathered`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 
 EXPORTED = "batched_mm"
-"""How experts are computed when they are traced."""
+"""The library's name for the implementation of experts that is traced."""
 
 ATTRIBUTE = "_experts_implementation"
 
 
 @contextmanager
 def experts_as_batches(module: Any) -> Iterator[None]:
-    """Let the experts in a module be computed by a batch of products meanwhile."""
+    """Let the experts in a module be computed by a batch of products inside the context."""
     configs = {}
     for part in module.modules():
         config = getattr(part, "config", None)

@@ -1,9 +1,9 @@
-"""nn.Module or ExportedProgram -> flat tensors in, flat tensors out -> ONNX model with its weights.
+"""Exports an nn.Module or ExportedProgram as an ONNX model with flat tensors as inputs and outputs.
 
-The module is wrapped so that only tensors cross its border, traced by `torch.export`, translated by
-PyTorch's ONNX exporter, and its weights are handed over where they lie. What would be traced into
-something that is not what the module does, is refused: training mode, random numbers, writes to
-what outlives the call.
+The module is wrapped so that it takes and returns only tensors, traced by `torch.export`, and
+translated by PyTorch's ONNX exporter. Its weights are passed on without a copy. A module whose trace
+would not compute the same is refused: in training mode, with random numbers, or with writes to
+state that outlives the call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from korch.frontend.torch.tree import Arguments, Results, Trees
 from korch.frontend.torch.trouble import export_trouble, random_operator
 
 TRACING = compile_lock
-"""Tracing changes global state of PyTorch, and torch.compile traces too: one at a time."""
+"""Tracing changes global state of PyTorch, and torch.compile traces too, so both take this lock."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,8 +35,8 @@ class Exported:
     """A module as ONNX.
 
     Attributes:
-        model: one input per tensor of a call, one output per different tensor of its result.
-        trees: how it is called and what it returns.
+        model: the model, with one input per tensor of a call and one output per distinct tensor of its result.
+        trees: the forms of its arguments and of its results.
     """
 
     model: HeldModel
@@ -46,7 +46,7 @@ class Exported:
 class _Flat(torch.nn.Module):  # type: ignore[misc]
     """A module that takes and returns flat tensors.
 
-    It calls `note` with the form of each result: what it sets itself, an export takes back.
+    It passes the form of each result to `note`, because an export undoes changes to the module's own attributes.
     """
 
     def __init__(self, module: Any, arguments: Arguments, note: Callable[[Results], None]) -> None:
@@ -63,7 +63,7 @@ class _Flat(torch.nn.Module):  # type: ignore[misc]
 
 
 def is_torch_model(model: Any) -> bool:
-    """Return whether it is an nn.Module or an ExportedProgram."""
+    """Return whether a model is an nn.Module or an ExportedProgram."""
     return isinstance(model, torch.nn.Module | torch.export.ExportedProgram)
 
 
@@ -86,13 +86,13 @@ def export_module(model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, A
 
 
 def export_call(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Exported:
-    """Return a module as ONNX, for calls like the given one, in whatever mode it is.
+    """Return a module as ONNX, for calls like the given one, without checking that it is in evaluation mode.
 
     Args:
         module: an nn.Module.
         args: positional arguments of an example call.
         kwargs: its keyword arguments.
-        name: how messages call the module.
+        name: the module's name, for messages.
 
     Raises:
         ModelError: it returns no tensor.
@@ -115,7 +115,7 @@ def export_call(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], nam
 def _callable(
     model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any]
 ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
-    """Return a module and the example call."""
+    """Return a module and the arguments of the example call."""
     if isinstance(model, torch.export.ExportedProgram):
         if args is None:
             if model.example_inputs is None:
@@ -124,7 +124,7 @@ def _callable(
         return model.module(), args, kwargs
     if args is None:
         raise _no_example("a module")
-    # An exported graph has no mode and refuses eval(); what it does is in its operators, which are checked.
+    # An exported graph has no mode and refuses eval(). Its operators define what it does, and they are checked.
     is_graph = isinstance(model, torch.fx.GraphModule) and "eval" in vars(model)
     training = [] if is_graph else [path for path, part in model.named_modules() if part.training]
     if training:
@@ -145,10 +145,10 @@ def _no_example(what: str) -> ModelError:
 
 
 def require_cpu(tensors: Sequence[Any], name: str) -> None:
-    """Refuse tensors that are not dense or do not lie in this machine's memory.
+    """Refuse tensors that are not dense or not on the CPU.
 
     Raises:
-        UnsupportedError: one is not.
+        UnsupportedError: there is such a tensor.
     """
     for tensor in tensors:
         if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
@@ -164,13 +164,13 @@ def require_cpu(tensors: Sequence[Any], name: str) -> None:
 
 
 def _traced(flat: _Flat, tensors: Sequence[Any], name: str) -> Any:
-    # Two arguments that are one tensor would be traced as one input: views keep them apart.
+    # Two arguments that are the same tensor would be traced as one input; views keep them distinct.
     own = [tensor.detach().view_as(tensor) for tensor in tensors]
     flat.training = False
     try:
         program = torch.export.export(flat, tuple(own), strict=False)
         return program.run_decompositions({})
-    except Exception as error:  # foreign code, traced by foreign code
+    except Exception as error:  # third-party code may raise anything
         raise export_trouble(error, None, name) from error
 
 
@@ -201,7 +201,7 @@ def _refuse_random(program: Any, name: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's remarks on itself from the user."""
+    """Suppress the exporter's own log messages and warnings."""
     loggers = [
         logging.getLogger(n)
         for n in (

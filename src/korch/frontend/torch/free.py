@@ -1,4 +1,4 @@
-"""An ExportedProgram with dynamic dimensions -> the module as ONNX for any of their sizes."""
+"""Exports an ExportedProgram with dynamic dimensions as ONNX for any of their sizes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from korch.frontend.torch.export import Exported, export_call
 from korch.ranges.form import Dimension, Sizes
 
 MOST_KEPT = 16
-"""Sizes whose exported modules are kept; they share the module's weights."""
+"""For how many choices of sizes exported modules are cached; they share the module's weights."""
 
 
 class FreeModule:
     """A module that takes tensors of several sizes.
 
     Attributes:
-        dimensions: what is free, named by the first input that has it and its axis.
+        dimensions: the free dimensions, each named by the first input that has it and its axis there.
         at: returns the module as ONNX for one size of each dimension; raises what `export_module` does.
     """
 
     def __init__(self, dimensions: tuple[Dimension, ...], at: Callable[[Sizes], Exported]) -> None:
-        """Keep what is free, and the function, whose last results are kept."""
+        """Store the free dimensions and the function, whose last results are cached."""
         self.dimensions = dimensions
         self.at = lru_cache(MOST_KEPT)(at)
 
@@ -35,7 +35,7 @@ class FreeModule:
         """Return the module of a program whose inputs have dynamic dimensions, None if there are none.
 
         Raises:
-            UnsupportedError: a dimension has no largest size, or follows from another one.
+            UnsupportedError: a dimension has no largest size, or is computed from another one.
         """
         if not isinstance(program, torch.export.ExportedProgram) or program.example_inputs is None:
             return None
@@ -80,7 +80,7 @@ def _largest(bounds: Any, where: str) -> int:
 
 
 def largest(bounds: Any) -> int | None:
-    """Return the upper end of a symbol's range; None if it has none."""
+    """Return the upper bound of a symbol's range; None if it has none."""
     try:
         return int(bounds.upper)
     except (TypeError, ValueError, OverflowError, AttributeError):
@@ -88,6 +88,6 @@ def largest(bounds: Any) -> int | None:
 
 
 def resized(tensor: Any, axis: int, size: int) -> Any:
-    """Return a tensor with some size along an axis, its elements repeated: integers may be indices."""
+    """Return a tensor resized along an axis; its own elements are repeated, because integers may be indices."""
     places = torch.arange(size) % max(1, tensor.shape[axis])
     return torch.index_select(tensor, axis, places)

@@ -1,4 +1,4 @@
-"""A graph of torch.compile -> the module as ONNX, for the sizes of a call or for all of its symbolic dimensions."""
+"""Exports a graph of torch.compile as ONNX, for the sizes of a call or for all sizes of its symbolic dimensions."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from korch.frontend.torch.free import FreeModule, largest, resized
 from korch.ranges.form import Dimension, Sizes
 
 MOST_ELEMENTS = 1 << 20
-"""Of the inputs that have a size without an upper end, at the end that it gets, if the first call has no more."""
+"""The default upper bound of a size is chosen so that the inputs with this size have at most this many elements
+together, unless the first call has more."""
 
 HINT = "torch._dynamo.mark_dynamic(tensor, axis, min=..., max=...) gives an axis a range"
 
 
 class BoundGraph(torch.nn.Module):  # type: ignore[misc]
-    """A graph with its weights and some numbers bound, so that they are constants of what is exported."""
+    """A graph with its weights and some numbers bound, so that they are constants of the exported model."""
 
     def __init__(self, graph: Any, weights: Mapping[int, Any], numbers: Mapping[int, int]) -> None:
         """Bind some inputs.
 
         Args:
             graph: a torch.fx.GraphModule.
-            weights: by position among its inputs.
-            numbers: by position, too.
+            weights: the weights, by position among the graph's inputs.
+            numbers: the numbers, also by position.
         """
         super().__init__()
         self.graph, self._numbers = graph, dict(numbers)
@@ -42,7 +43,7 @@ class BoundGraph(torch.nn.Module):  # type: ignore[misc]
                 self.register_buffer(self._of[i], weight)
 
     def forward(self, *dynamic: Any) -> Any:
-        """Run the graph with the other inputs."""
+        """Run the graph with the inputs that are not bound."""
         rest = iter(dynamic)
         return self.graph(*(self._bound(i) if self._is_bound(i) else next(rest) for i in range(self._count)))
 
@@ -54,12 +55,12 @@ class BoundGraph(torch.nn.Module):  # type: ignore[misc]
 
 
 def inputs_of(graph: Any) -> list[Any]:
-    """Return the nodes of a graph's inputs."""
+    """Return the placeholder nodes of a graph."""
     return [node for node in graph.graph.nodes if node.op == "placeholder"]
 
 
 def like(arg: Any) -> Any:
-    """Return a tensor of the same form with no history; what is no tensor is returned as it is."""
+    """Return a new tensor of the same shape, strides and type; an argument that is not a tensor is returned itself."""
     if not isinstance(arg, torch.Tensor):
         return arg
     return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=arg.device)
@@ -70,10 +71,10 @@ class FreeGraph:
     """A graph for all sizes of its symbolic dimensions.
 
     Attributes:
-        module: takes the tensors among the inputs that are no weights.
+        module: the module, which takes the input tensors that are not weights.
         axes: (position of an input, axis, number of a dimension) of each symbolic axis.
         tensors: the positions of the inputs that the module takes.
-        returned: by place in the result, the position of the input that is a size and returned as it is.
+        returned: for a place in the result, the position of the input that is a size and returned there.
     """
 
     module: FreeModule
@@ -82,28 +83,28 @@ class FreeGraph:
     returned: Mapping[int, int]
 
     def takes(self, args: Sequence[Any]) -> bool:
-        """Return whether all sizes of a call are in the ranges."""
+        """Return whether all sizes of a call are within the ranges of the dimensions."""
         dimensions = self.module.dimensions
         return all(
             dimensions[number].low <= args[i].shape[axis] <= dimensions[number].high for i, axis, number in self.axes
         )
 
     def result(self, found: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the result of a call: what the module has returned, with sizes as they are."""
+        """Return the result of a call: what the module has returned, with sizes taken from the arguments."""
         return tuple(args[self.returned[k]] if k in self.returned else value for k, value in enumerate(found))
 
 
 def free_graph(graph: Any, args: Sequence[Any], weights: Mapping[int, Any], most: int) -> FreeGraph | None:
-    """Return a graph with symbolic dimensions for all of their sizes; None if it has none.
+    """Return a graph for all sizes of its symbolic dimensions; None if it has none.
 
     Args:
         graph: a torch.fx.GraphModule.
-        args: those of the first call.
-        weights: the constants among these, by position.
-        most: the largest size of a dimension without an upper end, unless the first call has a larger one.
+        args: the arguments of the first call.
+        weights: the constants among the arguments, by position.
+        most: the largest size of a dimension without an upper bound, unless the first call has a larger one.
 
     Raises:
-        UnsupportedError: the sizes can't be told from the tensors, or several have no upper end.
+        UnsupportedError: the sizes can't be derived from the tensors, or several have no upper bound.
     """
     nodes, places = inputs_of(graph), dict[Any, list[tuple[int, int]]]()
     for i, node in enumerate(nodes):
@@ -162,7 +163,7 @@ def _dimensions(
     """Return the dimension of each symbol, with the range that PyTorch knows or a default.
 
     Raises:
-        UnsupportedError: several have no upper end.
+        UnsupportedError: several have no upper bound.
     """
     found, unbounded = [], []
     for own in places.values():
@@ -180,7 +181,7 @@ def _dimensions(
 
 
 def default_high(args: Sequence[Any], own: Sequence[tuple[int, int]], most: int) -> int:
-    """Return the upper end of a size without one: a power of two, at least the size of the first call."""
+    """Return an upper bound for a size without one: a power of two, at least the size of the first call."""
     (first, first_axis), *_ = own
     now = max(1, int(args[first].shape[first_axis]))
     elements = max(1, sum(int(args[i].numel()) for i in {i for i, _ in own}) // now)
@@ -189,7 +190,7 @@ def default_high(args: Sequence[Any], own: Sequence[tuple[int, int]], most: int)
 
 
 def _returned(graph: Any, nodes: Sequence[Any]) -> dict[int, int]:
-    """Return the inputs that are numbers and returned, by place in the result.
+    """Return the positions of inputs that are numbers and are returned, by place in the result.
 
     Raises:
         UnsupportedError: a number is computed from sizes and returned.

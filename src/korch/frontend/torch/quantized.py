@@ -1,7 +1,7 @@
-"""Operators of PyTorch's quantizers -> ONNX, where PyTorch's exporter lacks them or leaves out their range.
+"""Translates operators of PyTorch's quantizers to ONNX where PyTorch's exporter lacks them or ignores their range.
 
-The exporter has no scales that are computed at run time, and ignores quant_min and quant_max, which may be
-narrower than the type of the integers.
+The exporter does not support scales that are computed at run time, and ignores quant_min and quant_max, which may
+be narrower than the range of the integer type.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 RANGES = {onnx_type: torch.iinfo(dtype) for onnx_type, dtype in ((2, torch.uint8), (3, torch.int8))}
-"""The limits of the types of integers, by their numbers in ONNX."""
+"""The limits of integer types, by the type's number in ONNX."""
 
 FLOAT, DOUBLE, INT64 = 1, 11, 7
 
 
 def translations() -> dict[Any, Any]:
-    """Return functions that write ONNX nodes, by PyTorch's operator; none if no quantizer is loaded.
+    """Return functions that write ONNX nodes, by PyTorch operator; an empty table if no quantizer is loaded.
 
-    The exporter has some of these, too, but only if they were defined before it was loaded.
+    The exporter has some of these, too, but only if the operators were defined before it was loaded.
     """
     from onnxscript import opset18
 
@@ -28,7 +28,7 @@ def translations() -> dict[Any, Any]:
 
 
 def _of_tensors(op: Any, found: Any) -> dict[Any, Any]:
-    """Return the functions of quantizers of whole tensors."""
+    """Return the functions for quantizers with one scale per tensor."""
 
     def choose(x: Any, quant_min: int, quant_max: int, eps: float, dtype: int) -> Any:
         zero = op.Constant(value_float=0.0)
@@ -57,7 +57,7 @@ def _of_tensors(op: Any, found: Any) -> dict[Any, Any]:
 
 
 def _of_channels(op: Any, found: Any) -> dict[Any, Any]:
-    """Return the functions of quantizers with a scale for each channel; their parameters are PyTorch's."""
+    """Return the functions for quantizers with one scale per channel; their signatures are PyTorch's."""
 
     def quantize(x: Any, scales: Any, zero_points: Any, axis: int, quant_min: int, quant_max: int, dtype: int) -> Any:
         return _quantize(op, x, (scales, zero_points), (quant_min, quant_max), dtype, axis=axis)
@@ -88,13 +88,13 @@ def _grid(op: Any, scale: Any, zero_point: Any, dtype: int) -> tuple[Any, Any]:
 
 
 def _dequantize(op: Any, x: Any, grid: tuple[Any, Any], dtype: int, out_dtype: int | None, **axis: int) -> Any:
-    """Return the numbers that integers stand for, in a type."""
+    """Return dequantized integers in an element type."""
     y = op.DequantizeLinear(x, *_grid(op, *grid, dtype), **axis)
     return y if out_dtype in (-1, None, FLOAT) else op.Cast(y, to=out_dtype)
 
 
 def _quantize(op: Any, x: Any, grid: tuple[Any, Any], ends: tuple[int, int], dtype: int, **axis: int) -> Any:
-    """Return integers within a range, which may be narrower than their type."""
+    """Return quantized numbers, clipped to `ends` if these are narrower than the integer type."""
     y = op.QuantizeLinear(x, *_grid(op, *grid, dtype), **axis)
     limits = RANGES.get(int(dtype))
     if limits is None or (ends[0] <= limits.min and ends[1] >= limits.max):

@@ -1,8 +1,8 @@
-"""Nested arguments and results <-> flat tensors.
+"""Converts nested arguments and results to flat tensors and back.
 
-PyTorch's own tree library takes tuples, lists, dicts and registered classes (as the outputs of
-`transformers`) apart and puts them together again. Leaves that are no tensors are part of what a
-module was exported for: on input they must be the same again, on output they are constants.
+PyTorch's own tree library flattens and rebuilds tuples, lists, dicts and registered classes (such as
+the outputs of `transformers`). Leaves that are not tensors are fixed when a module is exported: in
+arguments they must be the same in every call, in results they are constants.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Arguments:
     Attributes:
         keywords: names of keyword arguments in their order.
         spec: the tree of (positional arguments, keyword arguments).
-        leaves: per leaf, its value if it is no tensor, or None.
+        leaves: per leaf, its value if it is not a tensor, or None.
         tensors: positions of the leaves that are tensors.
     """
 
@@ -43,7 +43,7 @@ class Arguments:
         return Arguments(tuple(kwargs), spec, values, places), [leaves[i] for i in places]
 
     def names(self, module: Any) -> list[str]:
-        """Return a name for each tensor: the parameter's, and where in the argument it stands."""
+        """Return a name for each tensor: the name of its parameter, and its path within the argument."""
         known = _positional_names(module)
         paths = [path for path, _ in pytree.tree_leaves_with_path(self._sample())]
         named = []
@@ -70,7 +70,7 @@ class Arguments:
         """Return the tensors of a call that has this form.
 
         Raises:
-            InputError: it has another form.
+            InputError: the call has another form.
         """
         if set(kwargs) != set(self.keywords):
             raise InputError(
@@ -103,9 +103,9 @@ class Results:
 
     Attributes:
         spec: the tree.
-        leaves: per leaf, its value if it is no tensor, or None.
-        tensors: per leaf, which tensor stands there; -1 where none does. One may stand twice.
-        names: per tensor, where it stands first.
+        leaves: per leaf, its value if it is not a tensor, or None.
+        tensors: per leaf, the number of its tensor, or -1 if it is not a tensor. A tensor may occur at several leaves.
+        names: per tensor, the path of its first occurrence.
     """
 
     spec: Any
@@ -115,7 +115,7 @@ class Results:
 
     @staticmethod
     def of(result: Any) -> tuple[Results, list[Any]]:
-        """Return the form of a result, and its different tensors."""
+        """Return the form of a result, and its distinct tensors."""
         pairs, spec = pytree.tree_flatten_with_path(result)
         leaves = [leaf for _, leaf in pairs]
         found: dict[int, int] = {}
@@ -140,7 +140,7 @@ class Results:
 
 @dataclass(frozen=True, eq=False)
 class Trees:
-    """How a module is called and what it returns, and which tensors an ONNX model takes of it.
+    """The forms of a module's arguments and results, with the tensors among them that its ONNX model takes and returns.
 
     Attributes:
         arguments: the form of a call.
@@ -160,7 +160,7 @@ def _step(key: Any) -> str:
 
 
 def _positional_names(module: Any) -> list[str]:
-    """Return the names of what a module takes by position."""
+    """Return the names of a module's positional parameters."""
     try:
         parameters = inspect.signature(module.forward).parameters.values()
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""What PyTorch's exporter says -> one clear error that names the operator and the module."""
+"""Turns an error of PyTorch's exporter into one clear error that names the operator and the module."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from korch.errors import KorchError, UnsupportedError
 
 _SWITCHES = ("train", "training", "dropout_p", "p", "dropout")
-"""Arguments that turn an operator's random numbers off."""
+"""Arguments that can turn an operator's random numbers off."""
 
 
 def export_trouble(error: BaseException, program: Any, name: str) -> KorchError:
@@ -19,8 +19,8 @@ def export_trouble(error: BaseException, program: Any, name: str) -> KorchError:
 
     Args:
         error: what PyTorch raised.
-        program: the program that it translated; None if it was tracing.
-        name: how messages call the module.
+        program: the program that PyTorch was translating; None if it was tracing.
+        name: the module's name, for messages.
     """
     if isinstance(error, KorchError):
         return error

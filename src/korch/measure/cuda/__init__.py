@@ -1,1 +1,1 @@
-"""Costs on CUDA devices: what a device does at best, bounds, and measurements."""
+"""Costs on CUDA devices: the best rates of a device, lower bounds, and measurements."""

@@ -1,4 +1,4 @@
-"""What no kernel can undercut on a CUDA device: bytes over bandwidth, operations over peak."""
+"""Lower bounds of kernels' times on a CUDA device: bytes over bandwidth, operations over peak."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from korch.cuda.target import CudaTarget
 
 
 def bound_ns(candidate: Candidate, target: CudaTarget) -> int:
-    """Return a time that no kernel for a candidate can undercut.
+    """Return a lower bound of the time of any kernel for a candidate.
 
-    What fits into the level-2 cache may be found there, as an earlier kernel left it.
+    Data that fit into the L2 cache may still be there from an earlier kernel.
     """
     read, write = candidate.read_bytes, candidate.write_bytes
     is_cached = read + write <= target.l2_bytes
@@ -20,7 +20,7 @@ def bound_ns(candidate: Candidate, target: CudaTarget) -> int:
 
 
 def _peak(candidate: Candidate, target: CudaTarget) -> float:
-    """Return the best rate of any of its products; without one, that of plain arithmetic."""
+    """Return the best rate among the candidate's matrix products; without any, the rate of float32 arithmetic."""
     body = candidate.group.body
     linear = body.linear
     rates = [target.flop_per_s(product) for p in linear for product in target.products(body.types[p.output].dtype)]

@@ -1,4 +1,4 @@
-"""The device at hand: what it is, and what it does at best."""
+"""The CUDA device of this machine: its properties, and its best rates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from korch.extras import install_command
 from korch.records import read_record
 
 CALIBRATION = "cuda-calibration-2"
-"""The database keeps what was measured of a device by this name."""
+"""The name of a device's measured rates in the database."""
 
 COPY_BYTES = 2 << 30
 MARGIN = 1.1
@@ -24,10 +24,10 @@ MARGIN = 1.1
 
 
 def require_torch() -> Any:
-    """Return the module `torch` with a device behind it.
+    """Return the module `torch`, after checking that it can use a device.
 
     Raises:
-        UnsupportedError: there is none; the text says what is missing.
+        UnsupportedError: no device can be used; the message says what is missing.
     """
     hint = "Use --target cpu, or --target cuda:sm_90 --dry-run to plan without a device"
     missing = UnsupportedError(
@@ -37,7 +37,7 @@ def require_torch() -> Any:
     )
     if importlib.util.find_spec("torch") is None:
         raise missing
-    if not has_driver():  # told before PyTorch is imported, which takes seconds
+    if not has_driver():  # checked before PyTorch is imported, which takes seconds
         raise UnsupportedError("there is no CUDA driver here (libcuda.so.1)", "option target", hint=hint)
     try:
         import torch
@@ -53,7 +53,7 @@ def require_device(target: str) -> None:
     """Check that kernels for a target that is "cuda" or begins with "cuda:" can be measured here.
 
     Raises:
-        OptionError: it names a kind of devices, not the device at hand.
+        OptionError: the target names a kind of device, not the device of this machine.
         UnsupportedError: there is no device.
     """
     require_torch()
@@ -66,10 +66,10 @@ def require_device(target: str) -> None:
 
 
 def detect_cuda_target() -> CudaTarget:
-    """Return the device at hand with the nominal rates of its kind.
+    """Return the device of this machine with the nominal rates of its kind.
 
     Raises:
-        UnsupportedError: there is none, or it is older than sm_80.
+        UnsupportedError: there is no device, or it is older than sm_80.
     """
     torch = require_torch()
     found = torch.cuda.get_device_properties(0)
@@ -94,9 +94,9 @@ def detect_cuda_target() -> CudaTarget:
 
 
 def calibrate(target: CudaTarget) -> CudaTarget:
-    """Return a target with rates that were measured: copies, products, an empty kernel.
+    """Return a target with measured rates: of copies, of matrix products, and of an almost empty kernel.
 
-    A bound must never be above a true time: each rate is the best of several tries, raised by a
+    A bound must never exceed a true time, so each rate is the best of several tries, raised by a
     margin.
     """
     torch = require_torch()
@@ -121,13 +121,13 @@ def from_text(text: str) -> CudaTarget:
     """Return the target that `to_text` gives as `text`.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the text is not a target.
     """
     return read_record(CudaTarget, json.loads(text), "target")
 
 
 def _replayed_ns(torch: Any, run: Any, repeats: int = 20, tries: int = 5) -> float:
-    """Return the least time of a run in a replayed graph of many."""
+    """Return the least time per run in a replayed CUDA graph of many runs."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -165,5 +165,5 @@ def _product_rate(torch: Any, dtype: Any, allow_tf32: bool) -> float:
 
 def _launch_ns(torch: Any) -> float:
     cell = torch.zeros(1, device="cuda")
-    # To add is a kernel; to set to zero would be a node of another kind.
+    # Adding launches a kernel; setting to zero would be a memset node of the graph.
     return _replayed_ns(torch, lambda: cell.add_(1.0), 200)

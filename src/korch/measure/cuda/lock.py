@@ -1,4 +1,4 @@
-"""Processes that time kernels on the same device take turns."""
+"""A lock that lets only one process at a time measure kernels on the device."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 
 @contextmanager
 def device_lock() -> Iterator[None]:
-    """Wait until no other process of this user times kernels, and keep the others waiting meanwhile.
+    """Hold the lock: wait until no other process of this user times kernels, and exclude others meanwhile.
 
-    Without a folder for the lock's file nothing is waited for.
+    If the lock's file can't be opened, there is no exclusion.
     """
     path = Path(tempfile.gettempdir()) / f"korch-cuda-{os.getuid()}.lock"
     try:

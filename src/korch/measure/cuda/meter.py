@@ -1,4 +1,4 @@
-"""Costs of candidates on a CUDA device, or their bounds where there is none."""
+"""Costs of candidates on a CUDA device, or only their bounds if there is no device."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from korch.provider.provider import Provider
 logger = logging.getLogger("korch.cuda")
 
 HANG_SECONDS = 60.0
-"""TensorRT builds an engine in it, too."""
+"""How long a job may send nothing; this includes the time in which TensorRT builds an engine."""
 WORKER = "korch.measure.cuda.worker"
 
 
 class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
-    """Compiles kernels with Triton and times them on the device, in a process of its own.
+    """Compiles kernels with Triton and times them on the device, in a separate process.
 
     Raises:
         UnsupportedError: there is no device, or no Triton.
@@ -56,7 +56,7 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
         super().close()
 
     def bound_ns(self, candidate: Candidate) -> int:
-        """Return a time that no kernel for a candidate can undercut."""
+        """Return a lower bound of the time of any kernel for a candidate."""
         return bound_ns(candidate, self.target)
 
     def correct(self, candidate: Candidate, record: Record) -> None:
@@ -126,7 +126,7 @@ class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):
 
 
 def failure_of(kernel: CudaKernel, cubins: Mapping[str, Cubin | CubinFailure]) -> str | None:
-    """Return why a kernel can't run, None if all of it is compiled."""
+    """Return why a kernel can't run; None if all of its launches are compiled."""
     for launch in kernel.launches:
         found = cubins[launch.symbol]
         if isinstance(found, CubinFailure):
@@ -137,7 +137,7 @@ def failure_of(kernel: CudaKernel, cubins: Mapping[str, Cubin | CubinFailure]) -
 def _job(
     candidate: Candidate, kernel: CudaKernel, cubins: Mapping[str, Cubin | CubinFailure], compiler: CubinCompiler
 ) -> dict[str, Any]:
-    """Return what the measuring process reads of a kernel."""
+    """Return the description of a kernel for the measuring process."""
     group, offer = candidate.group, candidate.offer
     buffers: list[dict[str, Any]] = []
     for i, (layout, type_) in enumerate(

@@ -1,10 +1,10 @@
-"""The measuring process of a CUDA device: times kernels, and may crash or hang without harm.
+"""The measuring process of a CUDA device: times kernels; its caller survives if it crashes or hangs.
 
-It speaks as `korch.measure.worker` does, but takes one task after another: to import PyTorch and to open the device
-takes seconds. A task is a JSON line from stdin; answers are JSON lines to stdout.
-A kernel is captured in a graph of many runs and the graph is replayed, so that neither Python nor
-the driver is in the times. What other kernels write before this one runs is found in the level-2
-cache, if it fits; weights are not: a model has more of them, so the runs take turns with copies.
+It uses the protocol of `korch.measure.worker`, but handles one task after another, because importing PyTorch and
+opening the device take seconds. A task is a JSON line from stdin; answers are JSON lines to stdout.
+Many runs of a kernel are captured in a CUDA graph, which is replayed, so that the times include neither Python nor
+the driver. Values that other kernels write before this one are in the L2 cache, if they fit. Weights are
+not, since a model has more of them: consecutive runs use different copies of the weights.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from korch.primitive.types import DType
 
 SAMPLES = 9
 SAMPLE_MS = 0.5
-"""A sample is as many runs as take this long together."""
+"""The total time of the runs of one sample."""
 
 LEAST_RUNS, MOST_RUNS = 3, 400
 MOST_ENGINES = 32
-"""Copies of an engine, which has its weights inside and takes a while to load."""
+"""The most copies of an engine, which contains its weights and takes a while to load."""
 
 MOST_BYTES = 8 << 30
 
 
 def serve() -> None:
-    """Read tasks, time their kernels, write what is found."""
+    """Read tasks, time their kernels, and write the results."""
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
 
     def say(**line: Any) -> None:
         out.write(json.dumps(line) + "\n")
@@ -72,11 +72,11 @@ def _serve_task(torch: Any, task: dict[str, Any], say: Callable[..., None]) -> N
         except Exception as error:  # noqa: BLE001 - one kernel's failure is not the others'
             say(failed=[number, "failed", str(error).strip()[:300] or type(error).__name__])
             if not _is_sound(torch):
-                os._exit(1)  # another process goes on with the others
+                os._exit(1)  # another process continues with the others
 
 
 def _is_sound(torch: Any) -> bool:
-    """Return whether the device still computes: a bad address ends all work of a process."""
+    """Return whether the device still works: an invalid address ends all work of a process."""
     try:
         torch.cuda.synchronize()
         return bool(torch.zeros(1, device="cuda").add_(1.0).item() == 1.0)
@@ -85,7 +85,7 @@ def _is_sound(torch: Any) -> bool:
 
 
 def _time(torch: Any, job: dict[str, Any], l2_bytes: int, allow_tf32: bool) -> Sequence[int]:
-    """Return nanoseconds of one run, several times."""
+    """Return samples of the nanoseconds of one run."""
     turns, copies = _turns(job, l2_bytes)
     make = _maker(torch, job, allow_tf32)
     made: dict[tuple[int, int], Any] = {}
@@ -127,10 +127,10 @@ def _elapsed(torch: Any, stream: Any, run: Callable[[], None]) -> float:
 
 
 def _turns(job: dict[str, Any], l2_bytes: int) -> tuple[int, int]:
-    """Return how many sets of buffers runs take turns with, and how many of all but weights.
+    """Return the number of buffer sets that runs use in turn, and the number of copies of buffers other than weights.
 
-    All copies of the weights together are twice as large as the cache; what else there is has one
-    copy if it fits into half of it.
+    All copies of the weights together are twice as large as the L2 cache. The other buffers have one copy
+    if they fit into half of the cache, else three.
     """
     specs = job["buffers"]
     weights = sum(spec["bytes"] for spec in specs if spec["kind"] == "constant")
@@ -143,7 +143,7 @@ def _turns(job: dict[str, Any], l2_bytes: int) -> tuple[int, int]:
 
 
 def _buffers(torch: Any, job: dict[str, Any], turn: int, copies: int, made: dict[tuple[int, int], Any]) -> list[Any]:
-    """Return the buffers of a turn; those that it shares with another are made once."""
+    """Return the buffer set of a turn; buffers that several sets share are created once."""
     buffers = []
     for position, spec in enumerate(job["buffers"]):
         own = turn if spec["kind"] == "constant" else turn % copies
@@ -154,7 +154,7 @@ def _buffers(torch: Any, job: dict[str, Any], turn: int, copies: int, made: dict
 
 
 def _buffer(torch: Any, spec: dict[str, Any]) -> Any:
-    """Return memory with what it should hold: a table, floats around 1, or zeros."""
+    """Return memory with its initial content: a table, random floats in [0.5, 1), or zeros."""
     if spec["kind"] == "table":
         return torch.tensor(spec["table"], dtype=torch.int32, device="cuda")
     kind = getattr(torch, TORCH_TYPES[spec["dtype"]])
@@ -165,18 +165,18 @@ def _buffer(torch: Any, spec: dict[str, Any]) -> Any:
 
 
 Make = Callable[[list[Any], Any], Callable[[], None]]
-"""From buffers and a stream to what runs the kernel over them."""
+"""Function: buffers and a stream -> a function that runs the kernel on them."""
 
 
 def _maker(torch: Any, job: dict[str, Any], allow_tf32: bool) -> Make:
-    """Load a kernel, once; return what gives a run of it over some buffers."""
+    """Load a kernel once; return a function that makes runs of it on given buffers."""
     if job["network"]:
         return _engine_maker(job, allow_tf32)
     return _call_maker(torch, job) if job["call"] else _launch_maker(torch, job)
 
 
 def _engine_maker(job: dict[str, Any], allow_tf32: bool) -> Make:
-    """Build an engine around random weights; each turn loads it with weights of its own."""
+    """Build an engine with random weights; each buffer set gets a separate copy of the engine."""
     known, specs = job["network"]["known"], job["buffers"]
     rng = np.random.default_rng(0)
     constants = {

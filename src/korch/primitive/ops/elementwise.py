@@ -1,6 +1,6 @@
 """Elementwise operations: O[x] = f(I1[x], ..., In[x]), all of one shape.
 
-Their meaning is the ONNX operator's of the same name: max and min propagate NaN.
+Each has the meaning of the ONNX operator of the same name: max and min propagate NaN.
 """
 
 from __future__ import annotations
@@ -21,13 +21,16 @@ TRANSCENDENTAL_OPS = frozenset(("exp", "log", "erf", "tanh", "sigmoid", "pow", "
 
 @dataclass(frozen=True, slots=True)
 class CastAttributes(Attributes):
-    """The element type to convert to (its name in the text form)."""
+    """The element type to convert to, by its name in the text form."""
 
     to: str
 
 
 ERF_STEPS, ERF_END, ERF_DEGREE = 32, 6, 7
-"""Expansions of erf per unit, where erf is 1 in float64, and the degree: the error is below 1e-16."""
+"""The Taylor expansions of erf per unit, the point from which erf is 1 in float64, and the degree.
+
+The error is below 1e-16.
+"""
 
 
 @cache
@@ -45,7 +48,7 @@ def _expansions_of_erf() -> Array:
 
 
 def _erf(x: Array) -> Array:
-    """Error function: a Taylor polynomial at the nearest of some points, in float64."""
+    """Error function: the Taylor polynomial around the nearest expansion point, in float64."""
     y = np.abs(np.asarray(x, np.float64))
     y = np.where(y < ERF_END, y, ERF_END)
     nearest = np.rint(y * ERF_STEPS)
@@ -65,7 +68,7 @@ def _sigmoid(x: Array) -> Array:
 
 def _divide(a: Array, b: Array) -> Array:
     if np.issubdtype(a.dtype, np.integer):
-        down = np.floor_divide(a, b)  # 0 for a division by 0; a quotient that does not fit wraps
+        down = np.floor_divide(a, b)  # 0 for a division by 0; a quotient that does not fit wraps around
         is_below = (b != 0) & (down * b != a) & ((a < 0) != (b < 0))
         return np.asarray(down + is_below.astype(a.dtype))
     return np.asarray(np.divide(a, b))
@@ -83,7 +86,7 @@ def _remainder(a: Array, b: Array) -> Array:
 
 def _cast(inputs: Sequence[Array], attributes: CastAttributes) -> Array:
     x, to = inputs[0], DType(attributes.to)
-    # A float64 run stands for exact arithmetic: it doesn't round to the narrower float.
+    # A run in float64 represents exact arithmetic, so it does not round to a narrower float type.
     if to.is_float and x.dtype == np.float64:
         return x
     with np.errstate(all="ignore"):

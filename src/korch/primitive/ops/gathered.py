@@ -1,4 +1,4 @@
-"""The product of each row by a matrix of its own, which an index chooses: a mixture of experts."""
+"""The product of each row by a matrix that an index chooses for it, as in a mixture of experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GATHERED = "matmul_gathered"
 """The operation's name."""
 
 INDICES = (DType.I64, DType.I32)
-"""The types of indices."""
+"""The element types of indices."""
 
 
 def _infer(inputs: Sequence[ValueType], attributes: Attributes) -> ValueType:
@@ -29,7 +29,7 @@ def _infer(inputs: Sequence[ValueType], attributes: Attributes) -> ValueType:
 
 
 def chosen(index: Array, count: int) -> Array:
-    """Return the matrices that indices choose: negative ones count from the end, others are clipped."""
+    """Return the numbers of the chosen matrices: negative indices count from the end, then all are clipped."""
     return np.asarray(np.clip(np.where(index < 0, index + count, index), 0, count - 1))
 
 

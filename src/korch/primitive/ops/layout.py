@@ -36,7 +36,7 @@ class SliceAttributes(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class PadAttributes(Attributes):
-    """Elements added before and after each axis; mode is constant, reflect, edge or wrap."""
+    """The number of elements added before and after each axis; mode is constant, reflect, edge or wrap."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -46,13 +46,13 @@ class PadAttributes(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class ConcatAttributes(Attributes):
-    """The axis along which the inputs are laid one after another."""
+    """The axis along which the inputs are concatenated."""
 
     axis: int
 
 
 MOST_INDICES = 1 << 16
-"""Most indices of a `take` that are its attributes; more are better kept as a tensor."""
+"""The most indices of a `take`, which are attributes; more are better stored in a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ class TakeAttributes(Attributes):
 
     @property
     def repeats(self) -> int:
-        """How often each of the first elements is taken, one after the other; 0 if other elements are."""
+        """How many times in a row each element is taken, in order from the first; 0 if the indices differ from this."""
         count = self.indices.count(0)
         return count if self.indices == tuple(i // count for i in range(len(self.indices))) else 0
 
 
 def pad_source(index: int, size: int, before: int, mode: str) -> int:
-    """Return the input index that output `index` of a padded axis reads, or -1 for the fill."""
+    """Return the input index that output `index` of a padded axis reads, or -1 for the fill value."""
     i = index - before
     if 0 <= i < size:
         return i

@@ -1,6 +1,6 @@
 """Linear operations: linear in each input; convolution, its transpose, and matrix product.
 
-Convolutions and matrix products of bytes, signed or not, have sums of 32 bits, which are exact.
+Convolutions and matrix products of signed or unsigned bytes have exact 32-bit sums.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from korch.primitive.ops.reduce import window_extent, windows
 from korch.primitive.types import DType, ValueType
 
 BYTES = (DType.I8, DType.U8)
-"""Element types whose products are summed in 32 bits; both operands have one, each its own."""
+"""Element types whose products are summed in 32 bits; the two operands may have different ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConvAttributes(Attributes):
-    """Steps, zero pads and dilations per spatial axis, and the number of channel groups."""
+    """Strides, zero pads and dilations per spatial axis, and the number of channel groups."""
 
     strides: tuple[int, ...]
     pads_begin: tuple[int, ...]
@@ -33,7 +33,7 @@ class ConvAttributes(Attributes):
 
 @dataclass(frozen=True, slots=True)
 class ConvTransposeAttributes(Attributes):
-    """The attributes of the convolution whose transpose it is, and extra output elements."""
+    """The attributes of the convolution that is transposed, and the number of extra output elements."""
 
     strides: tuple[int, ...]
     pads_begin: tuple[int, ...]
@@ -108,7 +108,7 @@ def _infer_matmul(inputs: Sequence[ValueType], attributes: Attributes) -> ValueT
 
 
 def _conv_flop(inputs: Sequence[ValueType], attributes: ConvAttributes, output: ValueType) -> int:
-    # Taps that fall into the pads are not counted: a bound must hold for kernels that skip them.
+    # Taps in the pads are not counted: the lower bound must also hold for kernels that skip them.
     x, w = inputs
     return 2 * output.shape[0] * output.shape[1] * w.shape[1] * _taps(x, w, output, attributes)
 
@@ -116,7 +116,7 @@ def _conv_flop(inputs: Sequence[ValueType], attributes: ConvAttributes, output: 
 def _taps(
     image: ValueType, w: ValueType, positions: ValueType, attributes: ConvAttributes | ConvTransposeAttributes
 ) -> int:
-    """Return how many taps at all positions of a channel fall into the image."""
+    """Return how many taps, over all positions of a channel, fall into the image."""
     windows = zip(attributes.strides, attributes.pads_begin, attributes.dilations, strict=True)
     sizes = zip(image.shape[2:], w.shape[2:], positions.shape[2:], strict=True)
     return math.prod(_inner_taps(*size, *window) for size, window in zip(sizes, windows, strict=True))
@@ -138,17 +138,17 @@ def _conv_transpose_flop(inputs: Sequence[ValueType], attributes: ConvTransposeA
 
 
 def matmul_flop(inputs: Sequence[ValueType], attributes: Attributes, output: ValueType) -> int:
-    """Return the floating-point operations of a product of the rows of its first operand."""
+    """Return the floating-point operations of a matrix product: two per term of each output element."""
     return 2 * output.size * inputs[0].shape[-1]
 
 
 def _inner(spatial: tuple[slice, ...] | tuple[int, ...]) -> tuple[slice | int, ...]:
-    """Index all of n and c, and `spatial`."""
+    """Return an index of all images and channels at `spatial`."""
     return (slice(None), slice(None), *spatial)
 
 
 def _conv(inputs: Sequence[Array], attributes: ConvAttributes) -> Array:
-    """Sum over the taps of the window of one matrix product per group."""
+    """Compute one matrix product per group for each tap of the window, and add them up."""
     if _are_bytes(inputs):
         return _sums_of_bytes(_conv, inputs, attributes)
     x, w = inputs
@@ -174,7 +174,7 @@ def _conv(inputs: Sequence[Array], attributes: ConvAttributes) -> Array:
 
 
 def _conv_transpose(inputs: Sequence[Array], attributes: ConvTransposeAttributes) -> Array:
-    """Scatter one matrix product per tap and group into the output."""
+    """Compute one matrix product per tap and group, and scatter-add it into the output."""
     x, w = inputs
     spatial, groups = x.ndim - 2, attributes.groups
     n, per_group = x.shape[0], w.shape[1]
@@ -207,7 +207,7 @@ def _are_bytes(inputs: Sequence[Array]) -> bool:
 
 
 def _sums_of_bytes(reference: Reference[A], inputs: Sequence[Array], attributes: A) -> Array:
-    """Return sums of products of bytes, which float64 holds exactly, in 32 bits."""
+    """Return sums of products of bytes as 32-bit integers; float64 computes them exactly."""
     wide = reference([x.astype(np.float64) for x in inputs], attributes)
     return wide.astype(np.int64).astype(np.int32)
 

@@ -1,6 +1,6 @@
 """Opaque operations: one output of an ONNX operator that is kept whole.
 
-An operator with several outputs is several opaque primitives that differ in `output` only; a
+An operator with several outputs becomes several opaque primitives that differ only in `output`; a
 provider may run all of them in one kernel.
 """
 
@@ -27,8 +27,8 @@ class OpaqueAttributes(Attributes):
         opset: the version of the domain.
         node: the serialized NodeProto in hexadecimal, with names x0, x1, ... and y0, y1, ...
             ("" where an optional input is left out).
-        inputs: the types of the inputs that are given, as text.
-        outputs: the types of all of its outputs, as text ("" where one is left out).
+        inputs: the types of the inputs that are present, as text.
+        outputs: the types of all of its outputs, as text ("" where one is omitted).
         output: the position of the output that this primitive computes.
     """
 
@@ -42,17 +42,17 @@ class OpaqueAttributes(Attributes):
 
     @property
     def node_alone(self) -> OpaqueAttributes:
-        """The same for all outputs of a node."""
+        """These attributes with `output` normalized, so that they are equal for all outputs of a node."""
         return replace(self, output=0)
 
 
 def onnx_type(dtype: DType) -> int:
-    """Return the number that ONNX gives to an element type."""
+    """Return ONNX's number for an element type."""
     return int(onnx.helper.np_dtype_to_tensor_dtype(dtype.numpy))
 
 
 def opaque_model(attributes: OpaqueAttributes) -> onnx.ModelProto:
-    """Return a model of the operator alone: inputs x0, x1, ...; outputs y0, y1, ...."""
+    """Return a model of only this operator, with inputs x0, x1, ... and outputs y0, y1, ...."""
     node = onnx.NodeProto.FromString(bytes.fromhex(attributes.node))
 
     def describe(names: Sequence[str], texts: Sequence[str]) -> list[onnx.ValueInfoProto]:
@@ -81,7 +81,7 @@ def _infer(inputs: Sequence[ValueType], attributes: OpaqueAttributes) -> ValueTy
 
 
 def _reference(inputs: Sequence[Array], attributes: OpaqueAttributes) -> Array:
-    # Opaque means: in the operator's own types, also where the rest runs in float64.
+    # An opaque operator runs in its own types, even if all other primitives run in float64.
     types = [ValueType.parse(text) for text in attributes.inputs]
     feeds = {f"x{i}": x.astype(type_.dtype.numpy) for i, (x, type_) in enumerate(zip(inputs, types, strict=True))}
     evaluator = ReferenceEvaluator(opaque_model(attributes))

@@ -1,4 +1,4 @@
-"""Reductions along axes and over windows, and broadcasting, their opposite."""
+"""Reductions along axes and over windows, and broadcasting."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from korch.primitive.types import DType, ValueType
 
 @dataclass(frozen=True, slots=True)
 class ReduceAttributes(Attributes):
-    """The axes that are reduced; they stay in the shape with size 1."""
+    """The axes that are reduced; they remain in the shape with size 1."""
 
     axes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PoolAttributes(Attributes):
-    """A window over the trailing axes: sizes, steps and dilations, and pads of the identity."""
+    """A window over the trailing axes: sizes, strides, dilations, and pads with the operation's identity element."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -44,7 +44,7 @@ def window_extent(kernel: int, dilation: int) -> int:
 
 
 def windows(size: int, kernel: int, stride: int, pads: int, dilation: int) -> int:
-    """Return how many windows fit an axis of `size` elements with `pads` in all."""
+    """Return how many windows fit an axis of `size` elements with `pads` padding elements in total."""
     return (size + pads - window_extent(kernel, dilation)) // stride + 1
 
 

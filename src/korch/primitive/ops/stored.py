@@ -1,4 +1,4 @@
-"""The product by weights that are stored as integers of few bits, with scales for blocks of terms."""
+"""The matrix product by weights that are stored as integers of few bits, with one scale per block of terms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from korch.primitive.ops.linear import matmul_flop
 from korch.primitive.types import DType, ValueType
 
 BITS = (2, 4, 8)
-"""Widths of stored integers."""
+"""The supported bit widths of stored integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +20,9 @@ class StoredAttributes(Attributes):
     """How weights are stored.
 
     Attributes:
-        bits: of each integer. Neighbouring terms of a column share a byte, the first of them in the lowest bits.
-        block: terms of a column that have the same scale and zero point.
-        zero: the integer that stands for 0, if zero points are not an input.
+        bits: the bits of each integer. Adjacent terms of a column share a byte, the first one in the lowest bits.
+        block: the number of adjacent terms of a column with the same scale and zero point.
+        zero: the integer that represents 0, if zero points are not an input.
     """
 
     bits: int
@@ -31,7 +31,7 @@ class StoredAttributes(Attributes):
 
     @property
     def each(self) -> int:
-        """The terms that share a byte."""
+        """The number of terms that share a byte."""
         return 8 // self.bits
 
 
@@ -53,7 +53,7 @@ def _infer(inputs: Sequence[ValueType], attributes: StoredAttributes) -> ValueTy
 
 
 def unpacked(q: Array, attributes: StoredAttributes) -> Array:
-    """Return integers that share bytes along the first axis, one each."""
+    """Return integers that are packed into bytes along the first axis as one element each."""
     if attributes.bits == 8:
         return q
     shifts = np.arange(0, 8, attributes.bits, dtype=np.uint8)[None, :, None]

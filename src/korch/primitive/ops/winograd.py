@@ -1,9 +1,9 @@
-"""Convolution of 3x3 windows in a transformed space, with fewer multiplications.
+"""Winograd convolution: a 3x3 convolution in a transformed space, with fewer multiplications.
 
-Tiles of (m+2) x (m+2) inputs and the weights are transformed, multiplied element by element, summed
+Tiles of (m+2) x (m+2) inputs and the weights are transformed, multiplied elementwise, summed
 over the channels, and transformed back into m x m outputs: Winograd's minimal filtering F(m x m,
-3 x 3) as Lavin and Gray use it (CVPR 2016). The weights come transformed already. Images of bytes
-have weights of 16 bits and sums of 32, without any rounding.
+3 x 3) as Lavin and Gray use it (CVPR 2016). The operand with the weights is already transformed.
+Images of bytes have 16-bit weights and 32-bit sums, without any rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from korch.primitive.types import DType, ValueType
 
 @dataclass(frozen=True, slots=True)
 class WinogradAttributes(Attributes):
-    """Outputs of a tile per axis, and zero pads per spatial axis."""
+    """The outputs of a tile per axis, and the zero pads per spatial axis."""
 
     tile: int
     pads_begin: tuple[int, int]
@@ -68,9 +68,9 @@ TRANSFORMS: dict[int, Transforms] = {
 
 
 TRANSFORM_FLOP = {2: (32, 24), 4: (228, 130)}
-"""Operations that transform a tile: of an input channel, and back, of an output channel.
+"""The operations that transform one tile of an input channel, and one tile of an output channel back, by m.
 
-Along one axis 4 and 4 (m = 2), 19 and 13 (m = 4), with sums that two rows share taken once.
+Along one axis these are 4 and 4 (m = 2), 19 and 13 (m = 4); a sum that two rows share is computed once.
 """
 
 
@@ -78,7 +78,7 @@ def transform_weights(weights: Array, tile: int) -> Array:
     """Return weights[o, c, 3, 3] as float64[m + 2, m + 2, c, o], the second input of `winograd`."""
     g = TRANSFORMS[tile].weights
     outputs, inputs = weights.shape[:2]
-    # Channels last, so that both products have long rows: einsum multiplies many small matrices.
+    # Channels last, so that both products have long rows; einsum would multiply many small matrices.
     wide = weights.transpose(2, 3, 1, 0).astype(np.float64, order="C").reshape(3, 3, -1)
     with np.errstate(all="ignore"):
         across = np.matmul(g, np.tensordot(g, wide, 1))
@@ -86,7 +86,7 @@ def transform_weights(weights: Array, tile: int) -> Array:
 
 
 def tile_counts(shape: tuple[int, ...], tile: int) -> tuple[int, int]:
-    """Return the tiles that cover an output [n, o, h, w], down and across."""
+    """Return the number of tiles that cover an output [n, o, h, w], vertically and horizontally."""
     return -(-shape[2] // tile), -(-shape[3] // tile)
 
 

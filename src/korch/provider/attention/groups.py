@@ -1,8 +1,8 @@
-"""Groups -> groups with two matrix products and a softmax between them: attention.
+"""Composes groups for attention: two matrix products with a softmax between them.
 
-One kernel for it keeps the scores in a core's cache. So each group around the second product is
-grown backwards over the softmax, over the elementwise steps before it (a scale, a mask), and over a
-group around the first product.
+One kernel for such a group keeps the scores in a core's cache. Each group around the second product is
+extended backwards by the softmax, by the elementwise steps before it (a scale, a mask), and by a group
+around the first product.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from korch.primitive.pattern import find, op
 from korch.primitive.types import DType
 
 MOST_STEPS = 6
-"""Elementwise primitives between the first product and the softmax."""
+"""The most elementwise primitives between the first product and the softmax."""
 
 MOST_WAYS = 4
-"""Choices of alternatives by which the scores are computed from a product."""
+"""The most choices of alternatives considered for computing the scores from a product."""
 
 MOST_ENDS = 3
-"""Groups around the second product that are grown: the largest."""
+"""The number of groups around the second product that are extended, the largest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """The primitives of a softmax over the last axis, and the value that it is of.
+    """The primitives of a softmax over the last axis, and its input.
 
     Attributes:
-        x: the value.
-        primitives: the softmax's.
-        is_guarded: whether what is not a number becomes 0: PyTorch writes it so, for rows that a
-            mask leaves nothing of.
+        x: the input value.
+        primitives: the primitives of the softmax.
+        is_guarded: whether NaN results are replaced by 0: PyTorch exports it so, for rows that are
+            masked completely.
     """
 
     x: int
@@ -45,7 +45,7 @@ class Softmax:
 
 
 def attention_groups(graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator[Group]:
-    """Yield the groups of attention that the groups around single matrix products give."""
+    """Yield the attention groups that can be composed from groups around single matrix products."""
     number = {id(primitive): p for p, primitive in enumerate(graph.primitives)}
     around: dict[int, list[Group]] = {}
     for group in groups:
@@ -69,7 +69,7 @@ def attention_groups(graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator
             for begin in _begins(graph, around[first], first):
                 together = {*end.primitives, *middle, *steps, *begin.primitives}
                 outputs = [graph.primitives[p].output for p in together]
-                if len(set(outputs)) == len(outputs):  # one alternative for each value
+                if len(set(outputs)) == len(outputs):  # only one alternative computes each value
                     yield make_group(graph, together, end.outputs)
 
 
@@ -78,14 +78,14 @@ def _is_linear(primitive: Primitive) -> bool:
 
 
 def _begins(graph: PrimitiveGraph, groups: list[Group], first: int) -> list[Group]:
-    """Return the largest and the smallest group that end in a product."""
+    """Return the smallest and the largest group whose only output is the product's."""
     output = graph.primitives[first].output
     found = sorted((g for g in groups if g.outputs == (output,)), key=lambda g: len(g.primitives))
     return found if len(found) < 2 else [found[0], found[-1]]
 
 
 def _from_product(graph: PrimitiveGraph, value: int, depth: int = 0) -> Iterator[tuple[frozenset[int], int]]:
-    """Yield the steps that compute a value from a matrix product and others, and the product."""
+    """Yield sets of elementwise steps that compute a value from a matrix product, each with the product."""
     for p in graph.producers[value]:
         primitive = graph.primitives[p]
         if primitive.op == "matmul":
@@ -98,7 +98,7 @@ def _from_product(graph: PrimitiveGraph, value: int, depth: int = 0) -> Iterator
 
 
 def _broadcasts(graph: PrimitiveGraph, value: int) -> frozenset[int]:
-    """Return the broadcast that gives a value, or the comparison of one, which a mask is; nothing if there is none."""
+    """Return the broadcast that computes a value, or a comparison of broadcasts, such as a mask; else an empty set."""
     for p in graph.producers[value]:
         primitive = graph.primitives[p]
         if primitive.op == "broadcast":
@@ -118,13 +118,13 @@ _GUARDED = op("where", op("isnan", "y"), 0.0, replace(_SOFTMAX, name="y"))
 
 
 def _rounds(body: PrimitiveGraph, cast: Primitive) -> bool:
-    """Return whether a cast makes 16-bit floats of float32, or the reverse."""
+    """Return whether a cast converts float32 to 16-bit floats or the reverse."""
     before, after = (body.types[value].dtype for value in (cast.inputs[0], cast.output))
     return body.is_widening(cast) or (before is DType.F32 and after in (DType.F16, DType.BF16))
 
 
 def find_softmax(body: PrimitiveGraph, value: int) -> Softmax | None:
-    """Return the softmax over the last axis that gives a value, perhaps rounded to 16 bits; None if there is none."""
+    """Return the softmax over the last axis that computes a value, perhaps followed by a cast to 16 bits; else None."""
     casts = [cast for cast in body.producing(value, "cast") if _rounds(body, cast)]
     if casts:
         found = find_softmax(body, casts[0].inputs[0])

@@ -1,4 +1,4 @@
-"""Group -> softmax(f(q k)) v: the two products, and the softmax between them."""
+"""Recognizes a group that computes softmax(f(q k)) v: two products with a softmax between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from korch.schedule.heads import Attention
 
 
 def match_group(group: Group) -> Attention | Refusal:
-    """Return what a group is, or why it is no attention."""
+    """Return the attention that a group computes, or why the group is not attention."""
     body = group.body
     products = body.linear
     if [p.op for p in products] != ["matmul", "matmul"]:

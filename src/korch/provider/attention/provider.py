@@ -1,4 +1,4 @@
-"""The provider of generated attention. All tensors are plain; the scores are never in memory."""
+"""The provider of generated attention kernels. All tensors are plain; the scores are never stored in memory."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from korch.tile.growth import TextLimitError
 from korch.tile.staging import Machine
 
 FEW_ROWS = 16
-"""Rows that share keys and values, up to which these may be read where they lie."""
+"""The most rows that share keys and values for which these may be read in place."""
 
 LEAST_PACKED = 4
-"""Rows from which on packing may pay."""
+"""The least rows for which packing keys and values may pay."""
 
 BLOCKS_OF_ROWS = (1, 4)
-"""Rows of a block, in those that the contraction's kernel holds in registers."""
+"""Rows of a block, as multiples of the rows that the contraction's kernel holds in registers."""
 
 MANY_KEYS, KEYS = 1024, 512
-"""More keys than the first number may be taken in blocks of the second."""
+"""With more keys than the first number, blocks of the second number of keys are offered, too."""
 
 MOST_KEYS = 4096
-"""More keys are never scored at once."""
+"""The most keys whose scores are computed at once."""
 
 SPLIT_KEYS = (128, 512)
-"""Keys of a task for few rows."""
+"""Keys of a task if there are few rows."""
 
 SCORES_SHARE = 0.5
-"""The part of the level-2 cache that the scores of a block may take, where matrix units multiply."""
+"""The part of the level-2 cache that the scores of a block may fill on matrix units."""
 
 MOST_BYTES = 64 << 20
-"""Largest workspace of a thread: keys and values, packed."""
+"""The largest workspace of a thread, for packed keys and values."""
 
 
 class AttentionProvider:
@@ -61,7 +61,7 @@ class AttentionProvider:
         self._plans: dict[tuple[str, Target], dict[str, AttentionBlocking] | Refusal] = {}
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
-        """Offer blocks of rows and keys in the plain layout."""
+        """Offer several sizes of blocks of rows and keys, in the plain layout."""
         found = match_group(group)
         if isinstance(found, Refusal):
             return found
@@ -96,7 +96,7 @@ class AttentionProvider:
 
 
 def _pairs(group: Group, found: Attention) -> tuple[int, ...]:
-    """Return the products of components for a product of two numbers, in both products."""
+    """Return how many products of components replace a product of two numbers, for each of the two matrix products."""
     return tuple(pairs_of(*operand_components(group.body, product)) for product in (found.first, found.second))
 
 
@@ -105,7 +105,7 @@ def _schedule(group: Group, found: Attention, target: Target) -> Attentions:
 
 
 def _plans(group: Group, found: Attention, target: Target) -> dict[str, AttentionBlocking] | Refusal:
-    """Return the blockings that can be printed, by the variants of their offers."""
+    """Return the blockings for which a program can be made, by the variants of their offers."""
     types = group.body.types
     if target.lanes < 4:
         return Refusal("the target has no vector registers")
@@ -132,7 +132,7 @@ def _plans(group: Group, found: Attention, target: Target) -> dict[str, Attentio
 
 
 def blockings(schedule: Attentions, target: Target) -> Iterator[AttentionBlocking]:
-    """Yield the blockings of which one may be the fastest."""
+    """Yield the blockings for vector units that may be the fastest."""
     rows, keys = schedule.rows, schedule.keys
     if rows <= FEW_ROWS:
         yield from (AttentionBlocking(rows, n, Packing.NONE, is_split=True) for n in SPLIT_KEYS if n < keys)
@@ -153,7 +153,7 @@ def blockings(schedule: Attentions, target: Target) -> Iterator[AttentionBlockin
 
 
 def _chunks(schedule: Attentions, target: Target, least: int, together: int) -> int:
-    """Return how many chunks of the rows of a head, that many at least, keep all threads busy if they are not small."""
+    """Return into how many chunks, at least `least`, to divide a head's rows to keep all threads busy, if not small."""
     chunks = least
     while schedule.tasks * chunks % target.threads and schedule.rows // (chunks + 1) >= 2 * together:
         chunks += 1
@@ -161,7 +161,7 @@ def _chunks(schedule: Attentions, target: Target, least: int, together: int) -> 
 
 
 def split_blockings(schedule: Attentions, target: Target) -> Iterator[AttentionBlocking]:
-    """Yield the blockings for matrix units of which one may be the fastest: keys are split again for each block."""
+    """Yield the blockings for matrix units that may be the fastest; keys are split again for each block of rows."""
     rows, keys = schedule.rows, schedule.keys
     is_full = min(keys, schedule.terms, schedule.columns) >= TOGETHER // 2
     pairs = _pairs(schedule.scores.group, schedule.found)

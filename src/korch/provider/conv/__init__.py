@@ -1,4 +1,4 @@
-"""Generated convolutions: one, or a chain of them in one kernel."""
+"""Generated convolutions: a single convolution or a chain of convolutions as one kernel."""
 
 from korch.provider.conv.provider import ConvProvider
 

@@ -1,9 +1,9 @@
-"""Convolutions of bytes, with exact sums of 32 bits -> offers and kernels from tile programs.
+"""Offers and kernels for convolutions of bytes, with exact 32-bit sums, from tile programs.
 
-Images lie channels-last. A window of one element may read its rows in place. Others are copied to a tile
-of each task, where the terms of a row lie side by side, and all are where vector units multiply numbers
-of 16 bits. Weights are packed when the kernel is built.
-Of a depthwise convolution, the elements of a vector are channels (`schedule/depthwise.py`).
+Images are stored channels-last. For a 1x1 window, rows may be read in place. For other windows, each task
+copies rows into a tile in which the terms of a row are adjacent; if vector units multiply 16-bit numbers,
+all rows are copied. Weights are packed when the kernel is built.
+In a depthwise convolution, the lanes of a vector are channels (`schedule/depthwise.py`).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from korch.tile.program import Registers, TileProgram
 from korch.tile.staging import Machine
 
 MOST_TILE_BYTES = 192 << 10
-"""The bytes of the rows that a task copies: they stay in the second cache beside the weights of some columns."""
+"""The most bytes of rows that a task copies: they fit into the level-2 cache with the weights of some columns."""
 
 FEW_ROWS = 8
-"""Rows of a depthwise convolution for each thread below which threads share its channels."""
+"""With fewer rows per thread, the channels of a depthwise convolution are divided among threads, not the rows."""
 
 PLACES = 7
-"""Places of a row of a depthwise convolution that are in registers at a time: it divides the usual widths."""
+"""The pixels of a row of a depthwise convolution that are in registers at a time: it divides common widths."""
 
 ROWS = (16, 128)
 """The fewest and the most rows of a task."""
@@ -61,7 +61,7 @@ def multiplies_bytes(group: Group) -> bool:
 
 
 class ByteConvolutions:
-    """Offers and kernels; a program is made once for both."""
+    """Makes offers and kernels; a program is built once and cached for both."""
 
     def __init__(self) -> None:
         self._programs: dict[tuple[str, Target, Layouts, bool], TileProgram | Refusal] = {}
@@ -86,7 +86,7 @@ class ByteConvolutions:
         return tuple(dict.fromkeys(offers)) or refusal
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
-        """Return the kernel for one of these offers."""
+        """Return the kernel for one of the offers."""
         root = _root(group)
         if isinstance(root, Refusal):
             return root
@@ -98,7 +98,7 @@ class ByteConvolutions:
     def _program(
         self, group: Group, root: Primitive, layouts: Layouts, target: Target, in_tiles: bool
     ) -> TileProgram | Refusal:
-        """Return the program of some layouts, in which that of the weights is plain."""
+        """Return the program for the given layouts, in which the weights' layout is plain."""
         key = (group.key, target, layouts, in_tiles)
         if key not in self._programs:
             program = program_on_units if in_tiles else _program
@@ -129,18 +129,18 @@ def _is_depthwise(group: Group, root: Primitive) -> bool:
 
 
 def _weights(group: Group, root: Primitive, target: Target) -> Layout:
-    """Return the layout of weights in panels of columns, with terms side by side."""
+    """Return the layout of weights in panels of columns, with groups of adjacent terms."""
     if _is_depthwise(group, root):
         return weights_layout(target.lanes, 4, is_of_bytes=True)
     shape = group.body.types[root.inputs[1]].shape
     order = (0, *range(2, len(shape)), 1)
-    innermost = next((axis for axis in reversed(order[1:]) if shape[axis] > 1), 1)  # a lone channel is no axis of terms
+    innermost = next((axis for axis in reversed(order[1:]) if shape[axis] > 1), 1)  # an axis of one channel is skipped
     columns, terms = _registers(target).vectors * target.lanes, terms_together(target.lanes)
     return Layout(order, ((0, columns), (innermost, terms)))
 
 
 def _layouts(group: Group, root: Primitive, target: Target) -> Iterator[Layouts]:
-    """Yield channels-last layouts of all images, and with a plain image of few channels."""
+    """Yield channels-last layouts of all images; if the image has few channels, also all inputs plain."""
 
     def last(type_: ValueType) -> Layout:
         found = channels_last(type_.rank).normalized(type_.shape) if type_.rank >= 3 else Layout.plain(type_.rank)
@@ -175,14 +175,14 @@ def _program(group: Group, root: Primitive, layouts: Layouts, target: Target) ->
 
 
 def _has_few_channels(group: Group, root: Primitive, target: Target) -> bool:
-    """Return whether windows of so few channels are multiplied that to copy each takes longer than the products."""
+    """Return whether the windows have so few channels that copying each window takes longer than the products."""
     weights, attributes = group.body.types[root.inputs[1]].shape, root.attributes_as(ConvAttributes)
     is_window = len(weights) == 4 and math.prod(weights[2:]) > 1 and attributes.dilations[-1] == attributes.groups == 1
     return target.lanes in PAIR_LANES and is_window and weights[1] < target.lanes
 
 
 def _few_channels_program(schedule: FewChannels, target: Target) -> TileProgram:
-    """Return the program whose tasks copy as many rows as fit into the first cache."""
+    """Return the program in which each task copies as many rows as fit into the level-1 cache."""
     row_bytes = schedule.row * schedule.product.types[0].size_bytes
     room = target.l1_bytes // row_bytes - schedule.down.reach(1)
     fitting = room // schedule.down.stride + 1
@@ -193,7 +193,7 @@ def _few_channels_program(schedule: FewChannels, target: Target) -> TileProgram:
 
 
 def _depthwise_program(schedule: Depthwise, target: Target) -> TileProgram:
-    """Return the program whose threads share rows, or channels where there are few rows."""
+    """Return the program in which threads divide the rows, or the channels if there are few rows."""
     side, last = schedule.sides
     has_few = side.out * schedule.images < FEW_ROWS * target.threads
     is_split = has_few and schedule.channels >= target.lanes * target.threads
@@ -210,7 +210,7 @@ def _depthwise_program(schedule: Depthwise, target: Target) -> TileProgram:
 def _blocking(
     contraction: Contraction, schedule: Products, registers: Registers, strip: int, target: Target
 ) -> ProductBlocking:
-    """Return blocks of rows, of as many for each thread; of columns where there are few rows."""
+    """Return a blocking with equally many blocks of rows for each thread; with few rows, columns are divided, too."""
     m, n, terms = extent(contraction.rows), extent(contraction.columns), extent(schedule.terms)
     fewest, most = ROWS
     fitting = max(fewest, min(most, MOST_TILE_BYTES // (terms * schedule.dtype.size_bytes)))

@@ -1,10 +1,10 @@
-"""Groups -> groups with several convolutions, what is between them kept in a cache.
+"""Composes groups with several convolutions, which keep intermediate tensors in a cache.
 
-A convolution channel by channel does little work for what it reads and writes; together with the
-pointwise one before or after it (both, in an inverted bottleneck) it costs no memory traffic. So
-each group around a convolution is grown backwards: by the elementwise primitives that compute its
-image, and the convolution that they begin at. What is computed on the way is no output: if others
-read it, another kernel computes it too.
+A depthwise convolution does little work per byte that it reads and writes. Fused with the pointwise
+convolution before or after it (or both, in an inverted bottleneck), it causes no memory traffic. So each
+group around a convolution is extended backwards: by the elementwise primitives that compute its image, and
+by the convolution that these start from. Intermediate values are not outputs of the group: if other
+primitives read them, another kernel computes them again.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.schedule.contraction import is_of_bytes
 
 LONGEST = 3
-"""Convolutions in a chain: expand, depthwise, project."""
+"""The most convolutions in a chain: expand, depthwise, project."""
 
 MOST_STEPS = 8
-"""Elementwise primitives between two convolutions."""
+"""The most elementwise primitives in a row between two convolutions."""
 
 MOST_WAYS = 4
-"""Choices of alternatives by which an image is computed from a convolution."""
+"""The most choices of alternatives considered for computing an image from a convolution."""
 
 
 def chain_groups(graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator[Group]:
-    """Yield the groups that chains of convolutions of a graph give, of the ones with one each."""
+    """Yield groups around chains of convolutions, extended from groups around one convolution each."""
     around = ((group, _anchor(graph, group)) for group in groups)
     frontier = [(group, anchor) for group, anchor in around if anchor is not None and _is_finished(graph, group)]
-    ways = cache(partial(_ways, graph))  # many groups have one anchor
+    ways = cache(partial(_ways, graph))  # many groups have the same anchor
     for _ in range(LONGEST - 1):
         grown: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Group, int]] = {}
         for group, anchor in frontier:
             for before, first in ways(anchor):
                 key = tuple(sorted({*group.primitives, *before})), group.outputs
-                if key not in grown:  # one chain is reached on many ways
+                if key not in grown:  # the same chain is reached in many ways
                     grown[key] = make_group(graph, *key), first
         yield from (group for group, _ in grown.values())
         frontier = list(grown.values())
 
 
 def _anchor(graph: PrimitiveGraph, group: Group) -> int | None:
-    """Return the convolution that a group consists of, if it reads its image from memory."""
+    """Return the number of a group's only convolution, if its image is an input of the group; else None."""
     anchors = [p for p in group.primitives if graph.primitives[p].row.category is Category.LINEAR]
     if len(anchors) != 1 or _kind(graph, graph.primitives[anchors[0]]) is None:
         return None
@@ -54,7 +54,7 @@ def _anchor(graph: PrimitiveGraph, group: Group) -> int | None:
 
 
 def _kind(graph: PrimitiveGraph, primitive: Primitive) -> str | None:
-    """Return "depthwise" or "dense" for a convolution over two axes, None for all else."""
+    """Return "depthwise" or "dense" for a supported 2D convolution, None for all other primitives."""
     attributes = primitive.attributes
     if not isinstance(attributes, ConvAttributes) or primitive.op != "conv":
         return None
@@ -69,9 +69,9 @@ def _kind(graph: PrimitiveGraph, primitive: Primitive) -> str | None:
 
 
 def _is_finished(graph: PrimitiveGraph, group: Group) -> bool:
-    """Whether what reads the outputs of a group is more than steps of a function of them.
+    """Return whether the group's outputs are read by something other than elementwise steps that could be fused.
 
-    Such steps cost nothing inside of the kernel, so a group without them is never better.
+    Such steps cost nothing inside the kernel, so a group without them is never better.
     """
     if set(group.outputs) & {value for _, value in graph.outputs}:
         return True
@@ -93,13 +93,13 @@ def _is_parameter(graph: PrimitiveGraph, value: int) -> bool:
 
 
 def _ways(graph: PrimitiveGraph, number: int) -> list[tuple[tuple[int, ...], int]]:
-    """Return the primitives that compute a convolution's image from another, and that other."""
+    """Return the sets of primitives from another convolution to a convolution's image, each with that convolution."""
     found = []
     anchor = graph.primitives[number]
     for primitives in itertools.islice(_from_conv(graph, anchor.inputs[0]), MOST_WAYS):
         before = [p for p in primitives if graph.primitives[p].row.category is Category.LINEAR]
         kinds = [_kind(graph, graph.primitives[p]) for p in before]
-        # Two dense ones do enough work for what they read and write.
+        # Two dense convolutions do enough work for the bytes that they read and write.
         if len(before) == 1 and {kinds[0], _kind(graph, anchor)} == {"dense", "depthwise"}:
             found.append((tuple(sorted(primitives)), before[0]))
     return found
@@ -121,5 +121,5 @@ def _from_conv(graph: PrimitiveGraph, value: int, depth: int = 0) -> Iterator[fr
             for choice in itertools.product(*sides):
                 together = frozenset((p,)).union(*choice)
                 outputs = [graph.primitives[q].output for q in together]
-                if len(set(outputs)) == len(outputs):  # one alternative for each value
+                if len(set(outputs)) == len(outputs):  # only one alternative computes each value
                     yield together

@@ -1,4 +1,4 @@
-"""Depthwise convolutions of floats on vector units: the blocking of their tile programs."""
+"""Chooses the blocking of the tile programs of float depthwise convolutions on vector units."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from korch.schedule.depthwise import Depthwise, DepthwiseBlocking
 from korch.target import Target
 
 CACHE_SHARE = 0.25
-"""The part of the level-2 cache that what a task copies of an image may fill."""
+"""The part of the level-2 cache that a task's copy of its part of an image may fill."""
 
 PLACES = 8
-"""Places of a row that are in registers at most: as many multiplications must be independent of each other."""
+"""The most pixels of a row that are in registers: that many independent multiplications hide their latency."""
 
 
 def blockings(depthwise: Depthwise, source: Layout, target: Target) -> Iterator[tuple[str, DepthwiseBlocking]]:
-    """Yield the ways in which threads share a convolution, with their names: by rows or by channels."""
+    """Yield the ways to divide a convolution among threads, with their names: by rows or by channels."""
     *outer, side, last = depthwise.sides
     lanes, threads, channels = target.lanes, target.threads, depthwise.channels
     places = -(-last.out // -(-last.out // PLACES))
@@ -27,7 +27,7 @@ def blockings(depthwise: Depthwise, source: Layout, target: Target) -> Iterator[
     area = last.reach(last.out) * math.prod(s.reach(s.out) for s in outer)
 
     def rows(tasks: int, channels: int) -> int:
-        """Return the rows of a task, if there were some tasks of all rows; a copy stays in the cache."""
+        """Return the rows of a task, given the number of tasks without cutting rows, so that a copy fits the cache."""
         fitting = int(CACHE_SHARE * target.l2_bytes) // (4 * area * channels * side.stride)
         return lines_of_task(side.out, side.out if is_read else fitting, tasks, threads)
 

@@ -1,4 +1,4 @@
-"""Chains of convolutions: the layouts and the blocking of their tile programs, on vector units and on matrix units."""
+"""Chains of convolutions: the layouts and the blockings of their tile programs, on vector and on matrix units."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from korch.tile.program import Registers
 from korch.tile.staging import Machine
 
 CACHE_SHARE = 0.75
-"""The part of the level-2 cache that the rows between convolutions may fill."""
+"""The part of the level-2 cache that the intermediate rows between convolutions may fill."""
 
 MANY_ROWS = 32
-"""Rows for each thread from which on it hardly matters that some compute one more, or rows that others compute, too."""
+"""With this many rows per thread, a thread's extra row, or rows that two threads both compute, hardly matter."""
 
 PLACES = 8
-"""Places of a row of a depthwise convolution that are in registers at most."""
+"""The most pixels of a row of a depthwise convolution that are in registers."""
 
 TILE_COST = 2.0
-"""What a tile of results costs beside its multiplications, in vectors multiplied."""
+"""The overhead of a tile of results, in vector multiplications."""
 
 MOST_VECTORS = 5
-"""Vectors of channels that are computed together at most."""
+"""The most vectors of channels that are computed together."""
 
 WORTH_IT = 0.92
-"""The part of the usual tile's time that another tile may take at most."""
+"""Another tile replaces the usual one if it takes less than this part of the usual one's time."""
 
 LATENCY = 8
-"""Multiplications that must be independent of each other to keep the units busy."""
+"""The independent multiplications that are needed to keep the vector units busy."""
 
 LEAST_CHANNELS = 64
-"""Channels, read or written, from which on matrix units are tried if they fill tiles; else twice as many."""
+"""The least channels, read or written, for which matrix units are tried if they fill tiles; else twice as many."""
 
 COMPONENTS_SHARE, SPLIT_SHARE = 0.6, 0.3
-"""The parts of the level-2 cache for components of weights, and for the rows between convolutions beside these."""
+"""The parts of the level-2 cache for the components of weights and for the intermediate rows."""
 
 
 def chain_plans(group: Group, target: Target) -> tuple[OfferPlan, ...] | Refusal:
@@ -58,10 +58,10 @@ def chain_plans(group: Group, target: Target) -> tuple[OfferPlan, ...] | Refusal
     if isinstance(image, Refusal):
         return image
     root, machine = group.body.linear[-1], Machine.of(target)
-    is_added = len(group.body.consumers[group.body.inputs[image][1]]) > 1  # then its layout matters there, too
+    is_added = len(group.body.consumers[group.body.inputs[image][1]]) > 1  # a later read depends on its layout, too
     plans: list[OfferPlan] = []
     refusal = Refusal("no layout fits both the inputs and the outputs")
-    blockings: tuple[tuple[str, ChainBlocking], ...] = ()  # they are the same for all layouts
+    blockings: tuple[tuple[str, ChainBlocking], ...] = ()  # the blockings are the same for all layouts
     for source, sink in image_layouts(group.input_types[image], group.body.types[root.output], target):
         layouts = layouts_of(group, root, image, source, sink)
         try:
@@ -81,9 +81,9 @@ def chain_plans(group: Group, target: Target) -> tuple[OfferPlan, ...] | Refusal
 
 
 def _suits_matrix_units(chain: Chain, target: Target) -> bool:
-    """Return whether they may pay for a chain: the components of weights stay in the cache.
+    """Return whether matrix units may pay for a chain: the components of the weights must fit into the cache.
 
-    For few channels it takes as long to split them as to multiply by vectors.
+    With few channels, splitting numbers takes as long as multiplying on vector units.
     """
     channels = [(link.channels, link.results) for link in chain.links if link.can_be_split]
     components = STEP_BYTES * sum(ceil_div(m, TOGETHER) * ceil_div(n, TOGETHER) for m, n in channels)
@@ -95,7 +95,7 @@ def _suits_matrix_units(chain: Chain, target: Target) -> bool:
 def _split_plans(
     group: Group, chain: Chain, layouts: Layouts, blockings: tuple[tuple[str, ChainBlocking], ...], target: Target
 ) -> Iterator[OfferPlan]:
-    """Yield the ways to compute a chain on matrix units, if what they multiply can be read so."""
+    """Yield the ways to compute a chain on matrix units, for the blockings whose operands they can read."""
     vector_flop = sum(group.body.work_flop(link.root) for link in chain.links if not link.can_be_split)
     for variant, way in blockings:
         if way.channels < chain.links[-1].results and way.channels % TOGETHER:
@@ -115,10 +115,10 @@ def _split_plans(
 
 
 def chain_kernel(group: Group, plan: OfferPlan, target: Target) -> Kernel | Refusal:
-    """Print the kernel of a plan, or return why what stands around the convolutions can't be computed with them.
+    """Print the kernel of a plan, or return why the steps between and after the convolutions can't be fused.
 
-    Offers ask that of the last convolution only, and of one layout unless the image is read again after the first, as
-    it takes long for something that hardly occurs.
+    `chain_plans` checks the steps after the last convolution only, and for one layout unless the image is read again
+    later, because the check is slow and hardly ever fails.
     """
     if isinstance(plan.blocking, ChainBlocking):
         try:
@@ -136,7 +136,7 @@ def _require_neighbours(chain: Chain, blocking: ChainBlocking, target: Target, o
 
 
 def _refused_or_image(group: Group, target: Target) -> int | Refusal:
-    """Return the position of the image that a chain reads, or why the group is none."""
+    """Return the position of the input image of a chain, or why the group is not a supported chain."""
     body = group.body
     if not body.linear or any(p.op != "conv" for p in body.linear):
         return Refusal("it is not a convolution")
@@ -156,7 +156,7 @@ def _refused_or_image(group: Group, target: Target) -> int | Refusal:
 def _packed(
     group: Group, chain: Chain, layouts: tuple[Layout, ...], blocking: ChainBlocking, target: Target
 ) -> tuple[Layout, ...]:
-    """Return the layouts of the inputs, those of weights in panels."""
+    """Return the layouts of the inputs, with weights packed in panels."""
     found, order = list(layouts), (0, 2, 3, 1)
     for link, registers in zip(chain.links, blocking.registers, strict=True):
         if registers is None:
@@ -170,7 +170,7 @@ def _packed(
 
 
 def _blockings(chain: Chain, target: Target) -> Iterator[tuple[str, ChainBlocking]]:
-    """Yield the ways in which threads share a chain, with their names: by rows, or by channels where rows are few."""
+    """Yield the ways to divide a chain among threads, with their names: by rows, or by channels if rows are few."""
     last, lanes = chain.links[-1], target.lanes
     teams = target.threads // math.gcd(last.images, target.threads)
     yield (
@@ -185,7 +185,7 @@ def _blockings(chain: Chain, target: Target) -> Iterator[tuple[str, ChainBlockin
 
 
 def _blocking(chain: Chain, rows: int, channels: int, target: Target) -> ChainBlocking:
-    """Return the blocking of tasks of some rows and channels: as many rows at a time as stay in the cache."""
+    """Return the blocking of tasks of `rows` rows and `channels` channels: a block of rows fits into the cache."""
     last = chain.links[-1].results
     own = [channels if channels < last else link.results for link in chain.links]
     links = zip(chain.links, own, strict=True)
@@ -195,7 +195,7 @@ def _blocking(chain: Chain, rows: int, channels: int, target: Target) -> ChainBl
 
 
 def _fitting(chain: Chain, rows: int, channels: int, most_bytes: float, is_split: bool = False) -> int:
-    """Return the rows to compute at a time so that what stands between convolutions, and is not split, fits."""
+    """Return the rows of a block such that the unsplit intermediate rows between convolutions fit in `most_bytes`."""
     is_part = channels < chain.links[-1].results
 
     def tile_bytes(block: int) -> int:
@@ -211,9 +211,9 @@ def _fitting(chain: Chain, rows: int, channels: int, most_bytes: float, is_split
 
 
 def _registers(link: Link, channels: int, target: Target, is_first: bool) -> Registers:
-    """Return the places and vectors of channels that a link computes together; parts of channels are whole panels.
+    """Return the pixels and vectors of channels that a link computes together; parts of channels are whole panels.
 
-    Fetching what is read next pays only where this is an image.
+    Prefetching pays only for the first link, which reads the image.
     """
     width = link.columns.out
     if link.is_depthwise:
@@ -226,7 +226,7 @@ def _registers(link: Link, channels: int, target: Target, is_first: bool) -> Reg
 
 
 def vectors_of(channels: int, width: int, sums: int, target: Target) -> int:
-    """Return how many vectors of channels to compute together: two, unless many would be empty."""
+    """Return how many vectors of channels to compute together: two, unless another number is much faster."""
     all_vectors = ceil_div(channels, target.lanes)
 
     def total(vectors: int) -> float:
@@ -239,7 +239,7 @@ def vectors_of(channels: int, width: int, sums: int, target: Target) -> int:
 
 
 def pixels_of(width: int, most: int, vectors: int) -> tuple[int, float]:
-    """Return how many pixels of a row to compute together for least time, and this for a row."""
+    """Return how many pixels of a row to compute together for the least time, and the time of a whole row."""
 
     def cost(pixels: int) -> float:
         return max(pixels * vectors, LATENCY) + TILE_COST

@@ -17,19 +17,19 @@ from korch.target import Target
 
 
 class ConvProvider:
-    """Makes kernels for groups around one convolution, or around a chain of them."""
+    """Makes kernels for groups around one convolution or around a chain of convolutions."""
 
     name = "conv"
     version = content_version("provider/conv")
     group_shapes = (around("conv", widens=True), chain_groups)
 
     def __init__(self) -> None:
-        """Begin without plans; those of offered groups are kept until they are built."""
+        """Begin without plans; plans that `offer` makes are cached for `build`."""
         self._plans: dict[tuple[str, Target], tuple[OfferPlan, ...] | Refusal] = {}
         self._bytes = ByteConvolutions()
 
     def _windows(self, group: Group, target: Target) -> tuple[OfferPlan, ...] | Refusal:
-        """Return the ways to compute a group with one convolution by a tile program."""
+        """Return the ways to compute a group with one float convolution or a chain of them by a tile program."""
         key = (group.key, target)
         if key not in self._plans:
             is_chain = len(group.body.linear) != 1
@@ -40,7 +40,7 @@ class ConvProvider:
         return self._plans[key]
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
-        """Offer blocks of channels and channels-last, with threads that share rows or channels."""
+        """Offer blocked and channels-last layouts, with rows or channels divided among the threads."""
         if multiplies_bytes(group):
             return self._bytes.offers(group, target)
         plans = self._windows(group, target)

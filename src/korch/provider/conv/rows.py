@@ -1,4 +1,4 @@
-"""Lines of an image that fit into a cache, and images -> the lines of a task, so that all threads have equal work."""
+"""Chooses how many lines of an image a task computes, so that they fit into a cache and all threads have equal work."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def lines_of_task(lines: int, fitting: int, tasks: int, threads: int) -> int:
     """Return the lines that a task computes.
 
     Args:
-        lines: of an image, which may be cut into tasks.
-        fitting: the lines whose data fit into the cache at most.
-        tasks: those that there are if no image is cut.
-        threads: that share the tasks.
+        lines: the lines of an image, which may be cut into several tasks.
+        fitting: the most lines whose data fit into the cache.
+        tasks: the number of tasks if no image is cut.
+        threads: the number of threads that run the tasks.
     """
     parts = threads // math.gcd(tasks, threads)
     return ceil_div(lines, min(lines, round_up(ceil_div(lines, max(1, fitting)), parts)))

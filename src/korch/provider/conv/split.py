@@ -1,8 +1,8 @@
-"""A dense convolution and a target with matrix units -> the blocking of its tile program.
+"""Chooses the blocking of a dense convolution on matrix units.
 
-The choice is between three ways: all strips of channels, or a thread's own, stay in the cache as
-components while the rows of the image go by; or rows stay while a thread's own strips go by.
-What is split while products are computed is taken to cost nothing, the rest counts.
+There are three ways: the components of all strips of channels, or of a thread's own strips, are kept in the
+cache while the rows of the image are streamed; or rows are kept while a thread's own strips are streamed.
+The cost model assumes that splitting numbers is free while it overlaps with products; the rest is counted.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from korch.schedule.split_windows import SplitWindowBlocking, SplitWindows
 from korch.target import Target
 
 LEAST_FULL = 0.7
-"""The part of a step's tiles that must be used to try matrix units."""
+"""The least used part of a step's tiles for which matrix units are tried."""
 
 LEAST_CHANNELS = 256
-"""Read and written, from which on matrix units are tried for a window of one element of float32."""
+"""The least channels, of both image and result, for which matrix units are tried for float32 1x1 windows."""
 
 TILE = TOGETHER // 2
 """Pixels of a tile; a step has as many pairs of terms, and channels come in pairs of tiles."""
 
 STEP_COST = 1.0
-"""What the products of a step of 32 pixels and 32 channels of float32 cost: the unit of time here."""
+"""The cost of the products of a step, with 32 pixels and 32 channels of float32: the unit of time in this module."""
 
 TAIL_COST = 0.6
-"""The same for 16 pixels or fewer."""
+"""The cost of a step with 16 pixels or fewer."""
 
 SPLIT_COST = 0.03
-"""What it costs to split 32 numbers of float32."""
+"""The cost of splitting 32 float32 numbers."""
 
 BLOCKS_COST = 1.08
-"""What it costs to stop after each block of rows that stay, and to read the weights once more."""
+"""The factor by which several blocks of kept rows cost more: a pause after each, and reading the weights again."""
 
 ROWS_SHARE, CHUNK_SHARE = 0.45, 0.1
-"""The parts for rows that stay, and for each of two chunks of a strip that goes by."""
+"""The parts of the level-2 cache for kept rows, and for each of two chunks of a streamed strip."""
 
 STAY_SHARE, BLOCK_SHARE = 0.5, 0.2
-"""The parts of the level-2 cache for split operands that stay, and for those of the rows that go by."""
+"""The parts of the level-2 cache for split operands that are kept, and for those of the streamed rows."""
 
 
 def split_plans(group: Group, target: Target) -> tuple[OfferPlan, ...]:
@@ -85,10 +85,10 @@ def split_plans(group: Group, target: Target) -> tuple[OfferPlan, ...]:
 
 
 def _suits_matrix_units(group: Group) -> bool:
-    """Return whether they may pay: tiles are mostly full, much work is for each.
+    """Return whether matrix units may pay: tiles are mostly full, and there is enough work per split number.
 
-    Splitting an image for a window of one element costs about what is won by few channels; numbers of fewer components
-    win more.
+    For a 1x1 window with few channels, splitting the image costs about as much as matrix units gain. Numbers with
+    fewer components gain more.
     """
     root = group.body.linear[0]
     pairs = pairs_of(*operand_components(group.body, root))
@@ -100,7 +100,7 @@ def _suits_matrix_units(group: Group) -> bool:
 
 
 class _Sizes:
-    """What follows from the convolution alone."""
+    """Sizes and costs that depend on the convolution only, not on the blocking."""
 
     def __init__(self, windows: SplitWindows, target: Target) -> None:
         self.target, self.images = target, windows.images
@@ -119,22 +119,22 @@ class _Sizes:
         self.step_cost = STEP_COST * pairs_of(*self.components) / ALL_PAIRS
 
     def image(self, rows: int) -> int:
-        """Return the numbers of the split operand that a block reads, with what a last tile reads."""
+        """Return the elements of the split image that a block reads, including its last tile's reads beyond the end."""
         pixels = (rows + self.beyond) * self.run + ceil_div(self.extra, self.pitch // self.run)
         return (self.components[0] * self.steps * self.planes * pixels + TOGETHER) * TOGETHER
 
     def products(self, rows: int) -> float:
-        """Return the time of a step for all results of a block, and one strip."""
+        """Return the time of one step of terms for all pixels of a block and one strip of channels."""
         whole, rest = divmod((rows - 1) * self.run + self.columns, TOGETHER)
         tail = 0.0 if rest == 0 else TAIL_COST if rest <= TILE else 1.0
         return self.step_cost * (whole + tail)
 
     def split_rows(self, rows: int) -> float:
-        """Return the time of splitting what a block reads."""
+        """Return the time of splitting the rows that a block reads."""
         return self._split_cost(0) * (rows + self.beyond) * self.classes * self.width * self.steps
 
     def split_strip(self) -> float:
-        """Return the time of splitting a strip."""
+        """Return the time of splitting the weights of a strip."""
         return self._split_cost(1) * self.units * TOGETHER
 
     def _split_cost(self, position: int) -> float:
@@ -156,7 +156,7 @@ def _choices(sizes: _Sizes) -> Iterator[tuple[float, SplitWindowBlocking]]:
 
 
 def _rows_pass(sizes: _Sizes, chunks: int, parts: int) -> Iterator[tuple[float, SplitWindowBlocking]]:
-    """Yield the ways in which strips stay, with estimates of their time in products of a step."""
+    """Yield the ways that keep strips in the cache, with estimated times in units of `STEP_COST`."""
     own = ceil_div(sizes.strips, parts)
     fitting = max(1, int(STAY_SHARE * sizes.target.l2_bytes / (sizes.units * sizes.step_bytes)))
     group = ceil_div(own, ceil_div(own, fitting))
@@ -179,7 +179,7 @@ def _rows_pass(sizes: _Sizes, chunks: int, parts: int) -> Iterator[tuple[float, 
 
 
 def _strips_pass(sizes: _Sizes) -> tuple[float, SplitWindowBlocking]:
-    """Return the way in which rows stay, with an estimate of its time."""
+    """Return the way that keeps rows in the cache, with its estimated time."""
     parts = min(sizes.target.threads, sizes.strips)
     own = ceil_div(sizes.strips, parts)
     room = ROWS_SHARE * sizes.target.l2_bytes

@@ -1,4 +1,4 @@
-"""Convolutions of bytes on matrix units: the blocking of their tile program."""
+"""Chooses the blocking of the tile programs of byte convolutions on matrix units."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from korch.tile.program import QUAD, TileProgram
 from korch.tile.staging import Machine
 
 LEAST_RESULTS = 8
-"""Channels of a result from which on matrix units are used."""
+"""The least channels of a result for which matrix units are used."""
 
 
 def can_use_units(group: Group, root: Primitive, target: Target) -> bool:
-    """Return whether matrix units may multiply the bytes of a convolution."""
+    """Return whether matrix units may run a convolution of bytes."""
     weights, attributes = group.body.types[root.inputs[1]].shape, root.attributes_as(ConvAttributes)
     is_dense = attributes.groups == 1 and len(weights) in (3, 4)
     has_rows = group.body.types[root.output].size >= LEAST_ROWS_OF_BYTES * weights[0]
@@ -34,18 +34,18 @@ def can_use_units(group: Group, root: Primitive, target: Target) -> bool:
 
 
 def is_pointwise(group: Group, root: Primitive) -> bool:
-    """Return whether a convolution is the product of a matrix of pixels, or is computed as one of windows."""
+    """Return whether a convolution is computed as one matrix product, with pixels or whole windows as rows."""
     sides = sides_of(group, root)
     return len(sides) != 2 or all((side.window, side.stride, side.size) == (1, 1, side.out) for side in sides)
 
 
 def weights_in_steps(group: Group, root: Primitive) -> Layout:
-    """Return the layout of weights: strips of channels, in whole steps of terms, four side by side."""
+    """Return the layout of weights: strips of channels, in whole steps of terms, four terms adjacent."""
     shape = group.body.types[root.inputs[1]].shape
     order = (0, *range(2, len(shape)), 1)
     if not is_pointwise(group, root):
         return Layout(order, ((1, pixel_quads(group, root)), (0, TOGETHER), (1, QUAD)))
-    innermost = next((axis for axis in reversed(order[1:]) if shape[axis] > 1), 1)  # a lone channel is no axis of terms
+    innermost = next((axis for axis in reversed(order[1:]) if shape[axis] > 1), 1)  # an axis of one channel is skipped
     terms = extent(contraction_of(group, root, last=True).terms)
     return Layout(order, ((innermost, unit_of(terms) // QUAD), (0, TOGETHER), (innermost, QUAD)))
 
@@ -54,7 +54,7 @@ def program_on_units(group: Group, root: Primitive, layouts: Layouts, target: Ta
     """Return the program of a convolution of bytes on matrix units.
 
     Raises:
-        NotFusedError: the convolution, or what stands around it, does not fit.
+        NotFusedError: the convolution, or a primitive before or after it, can't be computed so.
     """
     if is_pointwise(group, root):
         return tiled_program_of(group, root, layouts, target, True)
@@ -67,8 +67,8 @@ def program_on_units(group: Group, root: Primitive, layouts: Layouts, target: Ta
 def window_blocking(windows: ByteWindows, target: Target) -> WindowBlocking:
     """Return the blocking of a convolution.
 
-    Threads share the channels of the result where the weights have more bytes than the image, else lines. Weights that
-    fit into the cache stay there while lines go by.
+    The channels of the result are divided among the threads if the weights have more bytes than the image, otherwise
+    lines are. Weights that fit into the cache are kept there while lines are streamed.
     """
     strips, teams = ceil_div(windows.results, TOGETHER), target.threads
     weights_bytes, room = windows.terms * windows.results, int(KEPT_BYTES_SHARE * target.l2_bytes)

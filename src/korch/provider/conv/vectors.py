@@ -1,4 +1,4 @@
-"""Convolutions on vector units: the layouts and the blocking of their tile programs."""
+"""Convolutions on vector units: the layouts and the blockings of their tile programs."""
 
 from __future__ import annotations
 
@@ -32,38 +32,38 @@ CACHE_SHARE = 0.25
 """The part of the level-2 cache that a task's part of the image may fill."""
 
 MOST_VECTORS = 8
-"""Vectors of columns that are computed together at most."""
+"""The most vectors of columns that are computed together."""
 
 TILE_COST, LATENCY = 2.0, 8
-"""What a tile of results costs beside its multiplications, and how many of these must be independent of
-each other to keep the units busy, in vectors multiplied."""
+"""The overhead of a tile of results, and the independent multiplications that are needed to keep the vector
+units busy, both in vector multiplications."""
 
 WORTH_IT = 0.92
-"""The part of the usual tile's time that another tile may take at most."""
+"""Another tile replaces the usual one if it takes less than this part of the usual one's time."""
 
 FEW_TERMS = 32
-"""Terms up to which tiles are wide."""
+"""The most terms for which tiles are wide."""
 
 LONG_LINE = 28
-"""Places of a line from which on it is always read in place."""
+"""The least pixels of a line for which lines are always read in place."""
 
 LEAST_COLUMNS = 64
-"""Columns of a task along the one axis of an image, from which on it doesn't matter that a vector is left."""
+"""The least columns of a task of a 1D convolution for which a partly filled last vector doesn't matter."""
 
 
 WINDOWS = "windows"
-"""What the variants of these kernels begin with."""
+"""The first word of these kernels' variants."""
 
 VARIANTS = ("rows", "channels")
-"""What threads share: places of the result, or its channels."""
+"""What is divided among the threads: the pixels of the result or its channels."""
 
 IN_PLACE = "rows in place"
-"""Threads share places of the result, and windows are read in the image where they lie."""
+"""The variant in which the pixels of the result are divided and windows are read directly in the image."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfferPlan:
-    """An offer, and how its kernel is computed: the layouts, of which that of weights in panels counts as plain."""
+    """An offer, and its kernel's blocking and layouts, in which the layout of weights in panels is given as plain."""
 
     offer: Offer
     layouts: Layouts
@@ -90,7 +90,7 @@ class OfferPlan:
 
 
 def is_dense_image(group: Group) -> bool:
-    """Return whether a group has one convolution of images by constant weights, all channels together."""
+    """Return whether a group has one dense 2D convolution with constant weights."""
     body = group.body
     if len(body.linear) != 1 or body.linear[0].op != "conv":
         return False
@@ -132,7 +132,7 @@ def _refusal(
     blocking: ConvBlocking | depthwise.DepthwiseBlocking,
     target: Target,
 ) -> Refusal | None:
-    """Return why no program of a layout of the result can be made; that of the image does not matter."""
+    """Return why no program can be made for the layout of the result; the image's layout does not matter."""
     try:
         if isinstance(blocking, depthwise.DepthwiseBlocking):
             after = Depthwise(group, root, layouts, target.lanes).finish(blocking)
@@ -146,7 +146,7 @@ def _refusal(
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Layouts of the image and the result, the blocking, and position and layout of weights in panels."""
+    """The layouts of image and result, the blocking, and the position and layout of weights packed in panels."""
 
     source: Layout
     sink: Layout
@@ -182,7 +182,7 @@ def _ways(group: Group, root: Primitive, image: int, target: Target) -> Iterator
 
 
 def _by_lanes(schedule: Depthwise, source: Layout, sink: Layout, weights: int, target: Target) -> Iterator[_Way]:
-    """Yield the ways to compute a depthwise convolution whose lanes are channels of one layout."""
+    """Yield the ways to compute a depthwise convolution whose vector lanes are channels, for a pair of layouts."""
     layout = weights_layout(target.lanes, len(schedule.sides) + 2, is_of_bytes=False)
     if source.is_plain and not sink.is_plain:
         return
@@ -191,7 +191,7 @@ def _by_lanes(schedule: Depthwise, source: Layout, sink: Layout, weights: int, t
 
 
 def layouts_of(group: Group, root: Primitive, image: int, source: Layout, sink: Layout) -> Layouts:
-    """Return the layouts of all inputs and outputs; those of weights in panels count as plain."""
+    """Return the layouts of all inputs and outputs; weights packed in panels are given as plain."""
     shape = group.body.types[root.output].shape
     inputs = [sink if type_.shape == shape else Layout.plain(type_.rank) for type_ in group.input_types]
     inputs[image] = source
@@ -211,12 +211,12 @@ def packed_weights(group: Group, root: Primitive) -> int | None:
 
 
 def _panels(rank: int, blocking: ConvBlocking) -> Layout:
-    """Return the layout of weights in panels of output channels: places of the window, then channels."""
+    """Return the layout of weights in panels of output channels: positions in the window, then input channels."""
     return Layout((0, *range(2, rank), 1), ((0, blocking.panels),))
 
 
 def image_position(group: Group, value: int) -> int | Refusal:
-    """Return the position of the input that `value` is, perhaps moved or widened."""
+    """Return the position of the input from which `value` is computed by moves and widening casts only."""
     body = group.body
     while value not in group.position:
         found = [
@@ -231,7 +231,7 @@ def image_position(group: Group, value: int) -> int | Refusal:
 
 
 def image_layouts(x: ValueType, y: ValueType, target: Target) -> Iterator[tuple[Layout, Layout]]:
-    """Yield the layouts of image and result whose pixels are rows: channels are beside each other."""
+    """Yield the layouts of image and result in which pixels are the rows of the product: channels are adjacent."""
     for kind in (channels_blocked(x.rank, target.lanes), channels_last(x.rank)):
         if x.rank < 4:
             return
@@ -247,7 +247,7 @@ def image_layouts(x: ValueType, y: ValueType, target: Target) -> Iterator[tuple[
 
 
 def _registers(rows: int, vectors: int, target: Target) -> Registers:
-    """Return the rows and vectors to compute together: for least time."""
+    """Return the rows and vectors to compute together for the least estimated time."""
     most = target.registers - 4
 
     def cost(row: int, width: int) -> float:
@@ -271,7 +271,7 @@ def _registers(rows: int, vectors: int, target: Target) -> Registers:
 
 
 def _wide_registers(rows: int, windows: Windows, target: Target) -> Registers | None:
-    """Return wide tiles for pixels of few terms, and None else: then each is read less often, with fewer loads.
+    """Return wide tiles for pixels with few terms, else None. With wide tiles each pixel is loaded less often.
 
     64 and 128 channels of 16 and 32, of 256 x 256 and 128 x 128 pixels, take 0.73 to 0.89 of the time.
     """
@@ -282,7 +282,7 @@ def _wide_registers(rows: int, windows: Windows, target: Target) -> Registers | 
 
 
 def _lines(windows: Windows, target: Target, variant: str) -> tuple[int, ...]:
-    """Return the places of a task: lines of the last axis, as many as stay in the cache."""
+    """Return a task's extent along each spatial axis: lines of the last axis, as many as fit into the cache."""
     *_, last = windows.sides
     if len(windows.sides) == 1:
         return (last.out,)
@@ -302,10 +302,10 @@ def _lines(windows: Windows, target: Target, variant: str) -> tuple[int, ...]:
 
 
 def _variants(windows: Windows, target: Target) -> tuple[str, ...]:
-    """Return what threads may share, and how they read images, pixels first.
+    """Return the variants to offer when pixels are rows: what is divided among threads, and how images are read.
 
-    Long lines are best read in place (0.56 to 0.96 of the time with a copy, for 16 shapes of 3 to 128 channels); for
-    shorter ones, the weights are read once for several lines only if these are copied.
+    Long lines are best read in place (0.56 to 0.96 of the time with a copy, for 16 shapes of 3 to 128 channels).
+    Shorter lines must be copied for the weights to be read only once for several lines.
     """
     if not _can_clip(windows):
         return VARIANTS
@@ -339,7 +339,7 @@ def _pixels_first(windows: Windows, source: Layout, target: Target, variant: str
 
 
 def _can_clip(windows: Windows) -> bool:
-    """Return whether windows that meet what is outside of an image may be read in place, and some do."""
+    """Return whether some windows extend beyond the image and may still be read in place."""
     is_moved = windows.root.inputs[0] not in windows.group.position
     pads = [side for side in windows.sides if side.pad or side.reach(side.out) - side.pad > side.size]
     return not is_moved and bool(pads) and all(side.window > 1 for side in pads)

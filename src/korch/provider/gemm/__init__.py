@@ -1,4 +1,4 @@
-"""Matrix products, generated, with layout steps on both sides and elementwise steps fused."""
+"""Generated matrix products, fused with layout steps before and after and with elementwise steps."""
 
 from korch.provider.gemm.provider import GemmProvider
 

@@ -1,4 +1,4 @@
-"""The sizes of a product and a target -> sizes of the blocks that are computed together."""
+"""Chooses the block sizes of a matrix product from its sizes and the target's caches and registers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from korch.provider.matrix_units import COMPONENT_BYTES, TOGETHER
 from korch.target import Target
 
 PAGE_FLOATS = 1024
-"""Elements between lines that fall into one set of the first cache."""
+"""Elements between cache lines that map to the same set of the level-1 cache."""
 
 WIDE_VECTORS = 4
 """Vectors of a wide strip."""
@@ -19,41 +19,41 @@ WIDE_STRIPS = 16
 """Wide strips that each thread must have."""
 
 L1_WAYS = 12
-"""Lines that a set of the first cache has room for."""
+"""The associativity of the level-1 cache: the lines of a set."""
 
 WIDE_ROWS = 64
-"""Rows from which on a product of some terms, though few, and of many columns has wide strips."""
+"""The least rows for wide strips in a product of many columns and few terms, but more than half of `FEW_TERMS`."""
 
 FEW_TERMS, LONG_ROW, PART_SHARE = 64, 2048, 0.6
-"""Terms, columns, and the share of the second cache for a thread's part of the right operand, with
-which most time goes into storing results: then some rows are stored from end to end, which caches
-foresee, before the next."""
+"""The most terms, the least columns, and the most of the level-2 cache that a thread's part of the right
+operand takes, for which storing results takes most of the time. Then a few rows are stored from end to
+end before the next ones, so that hardware prefetchers predict the stores."""
 
 LEAST_BLOCK = 256
-"""Rows for which the right operand is read once, even if they don't fit into the second cache."""
+"""A block has at least this many rows (if there are as many), even if they don't fit into the level-2 cache."""
 
 MOST_WASTE = 1.06
-"""Rows computed per row needed, beyond which fewer rows are computed together."""
+"""The most rows computed per row needed; beyond it, fewer rows are computed together."""
 
 SPLIT_CACHE_SHARE = 0.5
-"""The part of the level-2 cache that split operands which stay there may fill."""
+"""The part of the level-2 cache that split operands kept there may fill."""
 
 SPLIT_ROWS = 384
-"""Rows of a block: enough that splitting columns takes little time beside the products."""
+"""Rows of a block: enough that splitting columns takes little time compared with the products."""
 
 LEAST_GIVEN_ROWS = 192
-"""Rows that fit into the cache with all terms for which a right operand that comes in components is read again."""
+"""If this many rows fit into the cache with all their terms, a right operand in components is read once per block."""
 
 LEAST_GROUP = 4
-"""Strips that must fit into the cache to stay there while the rows go by."""
+"""The least strips that must fit into the cache for them to be kept there while the rows are streamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class VectorBlocking:
     """Sizes of blocks: vectors and rows in registers, rows of a block, parts of the columns.
 
-    For matrix units, `chunk` is how many terms are multiplied at a time, and `group` how many
-    strips of columns stay in the cache, 0 if it is the rows that stay.
+    For matrix units, `chunk` is the number of terms that are multiplied at a time, and `group` the
+    number of strips of columns that are kept in the cache, or 0 if the rows are kept there.
     """
 
     vectors: int
@@ -67,16 +67,16 @@ class VectorBlocking:
     def split(
         sizes: tuple[int, int, int, int], components: tuple[int, int], target: Target, is_given: bool = False
     ) -> VectorBlocking:
-        """Choose the sizes for matrix units: whole tiles, and terms that go together.
+        """Choose the sizes for matrix units: whole tiles, and the terms that are multiplied at a time.
 
-        Threads share the larger operand out among them; each splits all of the other.
+        The larger operand is divided among the threads; each thread splits all of the other one.
 
         Args:
             sizes: batches, rows, columns and terms.
-            components: of the two operands' elements.
+            components: the number of components of each operand's elements.
             target: the machine.
-            is_given: whether the right operand comes in components. Then blocks of its columns are read one after
-                another, as nothing is to be computed from them meanwhile.
+            is_given: whether the right operand is already in components. Then its columns are read block by block,
+                because they need not be split first.
         """
         batch, m, n, terms = sizes
         rows_bytes, columns_bytes = (COMPONENT_BYTES * TOGETHER * count for count in components)
@@ -90,7 +90,7 @@ class VectorBlocking:
             return VectorBlocking(vectors, 8, block, 1, terms, group)
         blocks, parts = (1, teams) if strips >= teams and n >= m else (teams, 1)
         fitting = int(room / (rows_bytes * -(-terms // TOGETHER)))
-        if is_given and fitting >= LEAST_GIVEN_ROWS:  # then results need not wait for further terms
+        if is_given and fitting >= LEAST_GIVEN_ROWS:  # all terms are multiplied at once, so no partial sums are kept
             blocks *= -(-m // (blocks * fitting))
         else:
             blocks *= max(1, round(m / (blocks * SPLIT_ROWS)))
@@ -104,17 +104,17 @@ class VectorBlocking:
     def of(batch: int, m: int, n: int, terms: int, target: Target, row_step: int = 0) -> VectorBlocking:
         """Choose the sizes for a product of `batch` times m rows and n columns.
 
-        If the right operand is read where it lies, in rows `row_step` elements apart, and a
-        strip's lines drive each other out of the first cache, strips are wide: more of what was
-        fetched is used at once. They are wide, too, if results are stored after few terms, and if
-        one fits into the first cache while the rows go by: then fewer loads go with the products.
+        If the right operand is read in place, in rows `row_step` elements apart, and the cache lines of a
+        strip evict each other from the level-1 cache, strips are wide, so that more of each fetched line is
+        used at once. Strips are also wide if results are stored after few terms, or if a strip fits into the
+        level-1 cache while the rows are streamed: then there are fewer loads per product.
         """
         teams = max(1, target.threads // math.gcd(batch, target.threads))
         vectors = 2 if n > target.lanes else 1
         most = (target.registers - 4) // vectors
         is_long = n >= WIDE_STRIPS * teams * WIDE_VECTORS * target.lanes
         has_conflicts = terms * math.gcd(row_step, PAGE_FLOATS) >= L1_WAYS * PAGE_FLOATS
-        has_conflicts &= row_step % PAGE_FLOATS != 0  # or else strips are packed
+        has_conflicts &= row_step % PAGE_FLOATS != 0  # otherwise strips are packed
         if has_conflicts and is_long and n > m and target.registers >= 32:
             vectors, most = WIDE_VECTORS, target.registers // WIDE_VECTORS - 2
         columns, wide_rows = WIDE_VECTORS * target.lanes, target.registers // WIDE_VECTORS - 2
@@ -148,7 +148,7 @@ class VectorBlocking:
 
 
 def _rows(m: int, most: int) -> int:
-    """Return how many rows to compute together: many, but few beyond m."""
+    """Return how many rows to compute together: as many as possible with little waste beyond m."""
     if m <= most:
         return m
     for rows in range(most, most // 2, -1):

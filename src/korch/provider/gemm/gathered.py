@@ -1,4 +1,4 @@
-"""Group around a product by matrices that an index chooses -> its offers and its kernels."""
+"""Offers and kernels for a product in which an index selects the matrix for each row (`matmul_gathered`)."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from korch.tile.staging import Machine
 AROUND_GATHERED = GroupShape(
     (GATHERED,), frozenset({Category.LAYOUT, Category.BROADCAST, Category.ELEMENTWISE}), widens=True
 )
-"""What may be computed as rows are copied, and from results."""
+"""The primitives that may be fused: into the copy of the rows, and into the epilogue."""
 
 BLOCK_ROWS = 96
 """The most rows of a block on vector units."""
 
 LEAST_SPLIT_ROWS, SPLIT_ROWS = 64, 288
-"""The least and the most rows of a block on matrix units, if there are as many."""
+"""The least and the most rows of a block on matrix units; fewer if there are fewer rows."""
 
 BLOCK_COLUMNS = {False: 1024, True: 1152}
-"""The most columns of a task on vector units and on matrix units."""
+"""The most columns of a task on vector units (False) and on matrix units (True)."""
 
 LEAST_MEAN = 8
-"""Rows for each matrix, in the mean, from which on matrix units are tried.
+"""The least mean number of rows per matrix for which matrix units are tried.
 
-With fewer, a product waits for its matrices, which have 1.5 times the bytes as split operands: with 4 rows they take
-1.9 to 2.7 times as long, with 8 rows 0.85 times.
+With fewer rows, the product is bound by reading its matrices, which have 1.5 times the bytes when split: with 4 rows,
+matrix units take 1.9 to 2.7 times as long, with 8 rows 0.85 times as long.
 """
 
 
@@ -80,12 +80,12 @@ def build_gathered(group: Group, offer: Offer, target: Target) -> Kernel | Refus
     root = root_of(group, GATHERED)
     if isinstance(root, Refusal):
         return root
-    # Which tasks do something is known at run time only, so nothing else runs beside this kernel's tasks.
+    # Which tasks have work is known only at run time, so no other kernel's tasks may run together with these.
     return replace(kernel_of(program_of(group, root, offer, target), group, offer, target), program=None)
 
 
 def _reshaped_from(group: Group, value: int) -> list[int]:
-    """Return a value and those that it is a reshape of."""
+    """Return a value and the values from which it is computed by reshapes only."""
     found, body = [value], group.body
     while makers := [body.primitives[p] for p in body.producers[found[-1]] if body.primitives[p].op == "reshape"]:
         found.append(makers[0].inputs[0])
@@ -99,7 +99,7 @@ def _can_split(group: Group, root: Primitive, target: Target) -> bool:
 
 
 def _pairs(group: Group, root: Primitive) -> int:
-    """Return the products of components for a product of two numbers."""
+    """Return how many products of components replace one product of two numbers."""
     return pairs_of(*operand_components(group.body, replace(root, inputs=root.inputs[:2])))
 
 
@@ -114,11 +114,11 @@ def _offer(group: Group, root: Primitive, position: int, target: Target, is_spli
 
 
 def _blocking(group: Group, root: Primitive, target: Target, is_split: bool) -> GatheredBlocking:
-    """Choose the sizes of blocks, for rows that choose all matrices about equally often."""
+    """Choose the sizes of blocks, assuming that the rows select all matrices about equally often."""
     (rows, terms), (matrices, _, columns) = (group.body.types[value].shape for value in root.inputs[:2])
     usual, each = REGISTERS.get(target.lanes, FEW_REGISTERS), 2 * ceil_div(rows, matrices)
     strip = TOGETHER if is_split else usual.vectors * target.lanes
-    parts = round_up(ceil_div(columns, BLOCK_COLUMNS[is_split]), target.threads)  # threads share each matrix
+    parts = round_up(ceil_div(columns, BLOCK_COLUMNS[is_split]), target.threads)  # threads divide each matrix
     width = min(columns, round_up(ceil_div(columns, parts), strip))
     if is_split:
         block = min(rows, SPLIT_ROWS, max(LEAST_SPLIT_ROWS, round_up(each, TOGETHER)))
@@ -136,7 +136,7 @@ def program_of(group: Group, root: Primitive, offer: Offer, target: Target) -> T
     """Return the program of an offer.
 
     Raises:
-        NotFusedError: what stands around the product can't be computed with it.
+        NotFusedError: the primitives before or after the product can't be fused with it.
     """
     is_split = any(is_split_right(layout) for layout in offer.inputs)
     plain = tuple(Layout.plain(len(layout.order)) for layout in offer.inputs)

@@ -1,4 +1,4 @@
-"""Group -> one matrix product, and where its operands and results lie."""
+"""Recognizes a group that consists of one matrix product, and finds the inputs that are its operands."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from korch.primitive.graph import Primitive
 from korch.schedule.contraction import refuse_types, root_of
 
 MOVES = ("transpose", "reshape", "slice", "take")
-"""What may stand between an input and a product, beside casts that widen 16-bit floats or constant bytes."""
+"""Operations allowed between an input and the product, besides casts that widen 16-bit floats or constant bytes."""
 
 
 @dataclass(frozen=True, eq=False)
 class MatchedProduct:
-    """A product: the positions of the two inputs that it reads, perhaps moved."""
+    """A matrix product and the positions of the two inputs that are its operands, perhaps after moves."""
 
     primitive: Primitive
     a: int
@@ -22,7 +22,7 @@ class MatchedProduct:
 
 
 def match_group(group: Group) -> MatchedProduct | Refusal:
-    """Return what a group is, or why it is not a matrix product."""
+    """Return the matrix product of a group, or why the group is not one matrix product."""
     root = root_of(group, "matmul")
     if isinstance(root, Refusal):
         return root
@@ -37,7 +37,7 @@ def match_group(group: Group) -> MatchedProduct | Refusal:
 
 
 def source_of(group: Group, value: int) -> int | None:
-    """Return the position of the input that only was moved to give a value; None if it is none."""
+    """Return the position of the input from which a value is computed by moves and widening casts only, or None."""
     while value not in group.position:
         makers = group.body.producers[value]
         maker = group.body.primitives[makers[0]] if makers else None
@@ -48,5 +48,5 @@ def source_of(group: Group, value: int) -> int | None:
 
 
 def is_widened(group: Group, cast: Primitive) -> bool:
-    """Return whether a primitive widens 16-bit floats, or bytes that are constant."""
+    """Return whether a primitive is a cast that widens 16-bit floats or constant bytes."""
     return group.body.is_widening(cast, group.position.get(cast.inputs[0]) in group.constant_inputs)

@@ -1,6 +1,6 @@
 """The provider of generated matrix products.
 
-Constant matrices on the right are packed at build time; others are read where they lie.
+Constant right operands are packed at build time; all other operands are read in place.
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ from korch.target import Target
 from korch.tile.program import TileProgram
 
 LEAST_ROWS = 16
-"""Rows beyond which matrix units are tried for float32; for numbers of fewer components as many fewer."""
+"""Matrix units are tried for float32 with more rows than this; with fewer components per number, the limit is lower
+in proportion."""
 
 KEPT_SHARE = 1.0
-"""The part of the level-2 cache up to which the components of a constant right operand stay there."""
+"""A constant right operand's components are assumed to stay in the level-2 cache up to this share of its size."""
 
 LEAST_ROWS_ON_VECTORS = 9
-"""The same for vector units that multiply bfloat16: they compute 16 rows at a time."""
+"""The least rows for vector units that multiply bfloat16: they compute 16 rows at a time."""
 
 WHOLE_PANELS = 64
-"""Columns that are whole panels of vectors on any target."""
+"""A multiple of this many columns consists of whole panels of vectors on any target."""
 
 
 class Way(Enum):
-    """What multiplies: vector units, or matrix units: components, whose right operand may be split before, or bytes."""
+    """What multiplies: vector units; matrix units on components (B split in each run or beforehand) or on bytes."""
 
     VECTORS = ""
     SPLIT = SPLIT
@@ -62,7 +63,7 @@ class GemmProvider:
     group_shapes = (around("matmul", widens=True), around(STORED), AROUND_GATHERED)
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
-        """Offer the product in plain and channels-last layouts, a constant right operand packed."""
+        """Offer the product in plain and channels-last layouts, with a constant right operand packed."""
         other = _other_product(group)
         if other is not None:
             return other[0](group, target)
@@ -115,7 +116,7 @@ OTHERS: Mapping[str, tuple[OfferOf, BuildOf]] = {
     STORED: (offer_stored, build_stored),
     GATHERED: (offer_gathered, build_gathered),
 }
-"""What offers and what builds kernels of products that are no `matmul`, by operation."""
+"""The functions that offer and build kernels for products other than `matmul`, by operation."""
 
 
 def _other_product(group: Group) -> tuple[OfferOf, BuildOf] | None:
@@ -124,14 +125,14 @@ def _other_product(group: Group) -> tuple[OfferOf, BuildOf] | None:
 
 
 def _positions_after(group: Group, found: MatchedProduct) -> list[int]:
-    """Return the positions of the inputs that may be read after the product, and not only as its operands."""
+    """Return the positions of the inputs that primitives other than the product may read, too."""
     body = group.body
     alone = {i for i in (found.a, found.b) if len(body.consumers[body.inputs[i][1]]) == 1}
     return [i for i in range(len(group.inputs)) if i not in alone]
 
 
 def _refusal(group: Group, found: MatchedProduct, layouts: Layouts, target: Target) -> Refusal | None:
-    """Return why layouts don't fit: operands are only moved inputs, so what follows the product decides."""
+    """Return why layouts don't fit. Operands are inputs that are at most moved, so only the steps after it matter."""
     contraction = contraction_of(group, found.primitive, last=False)
     try:
         require_neighbours(Blocked(group, found.primitive, layouts, contraction).after_all(), target.lanes)
@@ -141,14 +142,14 @@ def _refusal(group: Group, found: MatchedProduct, layouts: Layouts, target: Targ
 
 
 def _strips(rank: int, columns: int, terms: int = 1) -> Layout:
-    """Return the layout of a right operand in strips of columns, perhaps with some terms of each side by side."""
+    """Return the layout of a right operand in strips of columns, in which `terms` terms of a column are adjacent."""
     order = (*range(rank - 2), rank - 1, rank - 2)
     group = ((rank - 2, terms),) if terms > 1 else ()
     return Layout(order, ((rank - 1, columns), *group))
 
 
 def _can_split(group: Group, found: MatchedProduct, target: Target) -> bool:
-    """Return whether matrix units may pay: where tiles of results are mostly full, or little is computed for each."""
+    """Return whether matrix units may pay: whether the product has enough rows, columns and terms for their tiles."""
     _, m, n, terms = _sizes(group, found)
     if is_of_bytes(group.body, found.primitive):
         is_wide = n >= TOGETHER // 2 and terms >= LEAST_TERMS_OF_BYTES
@@ -159,10 +160,10 @@ def _can_split(group: Group, found: MatchedProduct, target: Target) -> bool:
 
 
 def _ways(group: Group, found: MatchedProduct, target: Target) -> list[Way]:
-    """Return what may multiply.
+    """Return the ways in which the product may be multiplied.
 
-    A constant right operand is split at build time. Three components have 1.5 times the bytes of a float32. A product
-    that waits for reads from memory may be faster if the operand is split in each run, so that is offered too.
+    A constant right operand is split at build time. Three components have 1.5 times the bytes of a float32. A
+    memory-bound product may be faster if the operand is split in each run, so that way is offered, too.
     """
     if not _can_split(group, found, target):
         return [Way.VECTORS]
@@ -176,7 +177,7 @@ def _ways(group: Group, found: MatchedProduct, target: Target) -> list[Way]:
 
 
 def _layouts(group: Group, target: Target) -> Iterator[Layouts]:
-    """Yield the layouts that are looked at: images, and what has their rank, plain or not."""
+    """Yield the layouts to consider: tensors of rank 4 are plain or channels-last, all others plain."""
 
     def layout(type_: ValueType, is_last: bool) -> Layout:
         last = channels_last(type_.rank) if type_.rank == 4 else Layout.plain(type_.rank)
@@ -195,7 +196,7 @@ def _layouts(group: Group, target: Target) -> Iterator[Layouts]:
 
 
 def _packed(group: Group, found: MatchedProduct, target: Target, way: Way) -> Layout | None:
-    """Return the layout of a right operand that is packed before, or None."""
+    """Return the layout of a right operand that is packed at build time, or None if it is not packed."""
     if not _is_packed(group, found, by_batch=way is Way.VECTORS):
         return None
     weights = group.input_types[found.b]
@@ -222,9 +223,9 @@ def _program(group: Group, found: MatchedProduct, target: Target, layouts: Layou
 
 
 def _is_packed(group: Group, found: MatchedProduct, by_batch: bool = False) -> bool:
-    """Return whether the right operand is constant, as it came or only widened, and is packed before.
+    """Return whether the right operand is packed at build time: it is a constant, at most widened by a cast.
 
-    It is one matrix for all batches; or, if asked for, each batch has its own, in whole panels of vectors.
+    It must be one matrix for all batches. With `by_batch`, each batch may have its own matrix in whole panels instead.
     """
     shape, out = group.input_types[found.b].shape, group.body.types[found.primitive.output].shape
     value = found.primitive.inputs[1]
@@ -237,6 +238,6 @@ def _is_packed(group: Group, found: MatchedProduct, by_batch: bool = False) -> b
 
 
 def _sizes(group: Group, found: MatchedProduct) -> tuple[int, int, int, int]:
-    """Return batch, m, n and terms; batches that share the right operand are rows."""
+    """Return the number of batches, m, n and the number of terms."""
     *batch, m, n = group.body.types[found.primitive.output].shape
     return math.prod(batch), m, n, group.body.types[found.primitive.inputs[0]].shape[-1]

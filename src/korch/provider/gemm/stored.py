@@ -1,4 +1,4 @@
-"""Group around a product by stored weights -> its offer and its kernel."""
+"""Offers and kernels for a product by weights that are stored as integers of few bits (`matmul_stored`)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from korch.tile.staging import Machine
 STORED = "matmul_stored"
 
 LEAST_ROWS = 8
-"""Rows from which on matrix units may pay: of fewer, most of the time goes into the integers."""
+"""The least rows for which matrix units may pay: with fewer, converting the integers takes most of the time."""
 
 KEPT_SHARE = 0.5
 """The part of the level-2 cache that the components of a task's rows may fill."""
 
 
 def offer_stored(group: Group, target: Target) -> tuple[Offer, ...] | Refusal:
-    """Offer the product with its weights in strips of columns."""
+    """Offer the product on vector units, and perhaps on matrix units, with the weights in strips of columns."""
     root = root_of(group, STORED)
     if isinstance(root, Refusal):
         return root
@@ -69,13 +69,13 @@ def build_stored(group: Group, offer: Offer, target: Target) -> Kernel | Refusal
     if isinstance(root, Refusal):
         return root
     program_of = _units if offer.variant == SPLIT else _vectors
-    # Results of few rows are short, so that it is weights alone that are fetched from memory.
+    # With few rows, large results are written past the caches, so that only the weights are read from memory.
     stream_bytes = target.l2_bytes if _sizes(group, root)[0] <= FEW_ROWS else sys.maxsize
     return kernel_of(program_of(group, root, target)[1], group, offer, target, stream_bytes=stream_bytes)
 
 
 def _components(group: Group, root: Primitive) -> tuple[int, int]:
-    """Return of how many numbers of bfloat16 a row's elements and the integers are."""
+    """Return the number of bfloat16 components of an element of a row, and of an integer."""
     return components_of(group.body, root.inputs[0]), 1
 
 
@@ -99,8 +99,8 @@ def _vectors(group: Group, root: Primitive, target: Target) -> tuple[tuple[Layou
 def _units(group: Group, root: Primitive, target: Target) -> tuple[tuple[Layout, ...], TileProgram]:
     """Return the layouts of the inputs, and the program for matrix units.
 
-    Threads share the columns, so that no two of them read the same weights. The components of a task's rows stay in the
-    cache, for as many terms at a time as there is room for.
+    The columns are divided among the threads, so that no two threads read the same weights. The components of a task's
+    rows are kept in the cache, for as many terms at a time as fit.
     """
     rows, columns, terms = _sizes(group, root)
     if rows < LEAST_ROWS:
@@ -124,7 +124,7 @@ def _units(group: Group, root: Primitive, target: Target) -> tuple[tuple[Layout,
 
 
 def _layouts(group: Group, root: Primitive, strip: int) -> Layouts:
-    """Return the layouts of inputs and outputs: weights lie in strips of columns."""
+    """Return the layouts of inputs and outputs: weights are stored in strips of columns, all else is plain."""
     stored = {group.position[value] for value in root.inputs[1:]}
     inputs = tuple(
         strips(strip) if i in stored else Layout.plain(type_.rank) for i, type_ in enumerate(group.input_types)

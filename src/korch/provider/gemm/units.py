@@ -1,4 +1,4 @@
-"""Products on matrix units: the blocking of their tile program."""
+"""Chooses the blocking of the tile programs of matrix products on matrix units."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from korch.tile.staging import Machine
 
 
 def split_right(rank: int, is_split: bool) -> Layout:
-    """Return the layout of a right split operand, whose elements are float32 if these are split, else bfloat16."""
+    """Return the layout of a right operand in components: float32 elements if they are split, else bfloat16."""
     columns, terms = rank - 1, rank - 2
     return components_layout((*range(terms), columns, terms), columns, terms, is_split)
 
 
 def is_split_right(layout: Layout) -> bool:
-    """Return whether a right operand has such a layout."""
+    """Return whether a right operand has the layout of `split_right`."""
     return layout == split_right(len(layout.order), layout.is_split)
 
 
@@ -40,13 +40,13 @@ def split_program_of(
     Args:
         group: the group.
         root: its product.
-        layouts: of inputs and outputs; that of a packed operand counts as plain.
+        layouts: the layouts of inputs and outputs, with a plain one in place of a packed operand's.
         target: the machine.
         packed: the layout of a second operand that is packed when the kernel is built, or None.
-        position: which input this is.
+        position: the position of that operand in the inputs.
 
     Raises:
-        NotFusedError: the product, or what stands around it, does not fit.
+        NotFusedError: the product, or a primitive before or after it, can't be computed so.
     """
     contraction = contraction_of(group, root, last=False)
     has_components = packed is not None and is_split_right(packed)
@@ -76,28 +76,28 @@ def split_program_of(
 
 
 KEPT_BYTES_SHARE = 0.5
-"""The part of the level-2 cache that the operand which stays there may fill, of bytes."""
+"""The part of the level-2 cache that the operand of bytes which is kept there may fill."""
 
 
 def columns_in_steps(rank: int, terms: int) -> Layout:
-    """Return the layout of a right operand of bytes: strips of columns, in whole steps of terms, four side by side."""
+    """Return the layout of a right operand of bytes: strips of columns, whole steps of terms, four terms adjacent."""
     columns, row = rank - 1, rank - 2
     order = (*range(row), columns, row)
     return Layout(order, ((row, unit_of(terms) // QUAD), (columns, TOGETHER), (row, QUAD)))
 
 
 def tiled_program_of(group: Group, root: Primitive, layouts: Layouts, target: Target, is_packed: bool) -> TileProgram:
-    """Return the program of a product of bytes on matrix units; a convolution reads channels that are innermost.
+    """Return the program of a product of bytes on matrix units; for a convolution, channels must be innermost.
 
     Args:
         group: the group.
         root: its product.
-        layouts: of inputs and outputs; that of a packed operand counts as plain.
+        layouts: the layouts of inputs and outputs, with a plain one in place of a packed operand's.
         target: the machine.
         is_packed: whether the second operand is a constant that is packed when the kernel is built.
 
     Raises:
-        NotFusedError: the product, or what stands around it, does not fit.
+        NotFusedError: the product, or a primitive before or after it, can't be computed so.
     """
     contraction = contraction_of(group, root, last=True)
     schedule = TiledProducts(group, root, layouts, contraction, Machine.of(target))
@@ -110,13 +110,14 @@ def tiled_program_of(group: Group, root: Primitive, layouts: Layouts, target: Ta
 def tiled_blocking(sizes: Sequence[int], target: Target, is_packed: bool) -> ProductBlocking:
     """Return the blocking of a product of bytes on matrix units.
 
-    Threads share the columns where these have more bytes than the rows, so that no two of them read the same weights,
-    else the rows. Of a task, the operand of fewer bytes stays in the cache while the other goes by.
+    If the columns have at least as many bytes as the rows, they are divided among the threads, so that no two threads
+    read the same weights; otherwise the rows are. Within a task, the operand with fewer bytes is kept in the cache
+    while the other one is streamed.
 
     Args:
         sizes: batches, rows, columns and terms.
         target: the machine.
-        is_packed: whether the second operand comes in panels.
+        is_packed: whether the second operand is packed in panels.
     """
     batch, m, n, terms = sizes
     teams = max(1, target.threads // math.gcd(batch, target.threads))

@@ -1,4 +1,4 @@
-"""Products on vector units: the blocking of their tile program."""
+"""Chooses the blocking of the tile programs of matrix products on vector units."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from korch.tile.program import QUAD, Load, Loop, Pass, Registers, Select, TilePr
 from korch.tile.staging import Machine
 
 LEAST_COLUMNS = 8
-"""Columns that pay for copying the left operand."""
+"""The least columns for which copying the left operand pays."""
 
 LEAST_TERMS = 32
-"""Terms of a tile that takes as long as it takes to fetch the lines that it is stored to."""
+"""The least terms for prefetching: computing such a tile takes as long as fetching the lines that it is stored to."""
 
 
 def schedule_of(
     group: Group, root: Primitive, layouts: Layouts, target: Target, is_packed: bool
 ) -> tuple[Products, ProductBlocking]:
-    """Return the schedule of a product and its blocking, with the columns of the panels of a packed second operand.
+    """Return the schedule of a product and its blocking, which has the panel width of a packed second operand.
 
     Args:
         group: the group.
         root: its product.
-        layouts: of inputs and outputs; that of a packed operand counts as plain.
+        layouts: the layouts of inputs and outputs, with a plain one in place of a packed operand's.
         target: the machine.
         is_packed: whether the second operand is a constant that is packed when the kernel is built.
     """
@@ -43,7 +43,7 @@ def schedule_of(
     if schedule.product.is_of_bytes:
         return schedule, _blocking_of_bytes((batch, m, n, terms), target, is_packed)
     second = None if is_packed else schedule.second_steps()
-    is_row = second is not None and (second[1] == 1 or n == 1)  # a lone column has no neighbour
+    is_row = second is not None and (second[1] == 1 or n == 1)  # with one column, adjacency does not matter
     row_step = second[0] if second is not None and is_row else 0
     sizes = Sizes.of(batch, m, n, terms, target, row_step)
     strip = sizes.vectors * target.lanes
@@ -58,7 +58,7 @@ def schedule_of(
 
 
 def _blocking_of_bytes(sizes: tuple[int, int, int, int], target: Target, is_packed: bool) -> ProductBlocking:
-    """Return the same for a product of bytes: four of them take the place of a float."""
+    """Return the blocking of a product of bytes: four bytes take the space of one float."""
     batch, m, n, terms = sizes
     blocks = Sizes.of(batch, m, n, -(-terms // QUAD), target)
     registers = BYTE_REGISTERS.get(target.lanes, FEW_BYTE_REGISTERS)
@@ -68,7 +68,7 @@ def _blocking_of_bytes(sizes: tuple[int, int, int, int], target: Target, is_pack
 
 
 def require_rows(program: TileProgram, lanes: int) -> None:
-    """Require that what follows a product reads and writes neighbouring elements.
+    """Require that the pass after a program's product reads and writes adjacent elements.
 
     Raises:
         NotFusedError: it does not.
@@ -82,10 +82,10 @@ def require_rows(program: TileProgram, lanes: int) -> None:
 
 
 def require_neighbours(after: Pass, lanes: int) -> None:
-    """Require the same of the pass that follows a product.
+    """Require that the pass after a product reads and writes adjacent elements along its last axis.
 
     Raises:
-        NotFusedError: it reads or writes other elements.
+        NotFusedError: it does not.
     """
     if after.axes[-1].extent == 1:
         return
@@ -95,27 +95,28 @@ def require_neighbours(after: Pass, lanes: int) -> None:
 
 
 def have_conflicts(rows: int, terms: int, target: Target) -> bool:
-    """Return whether rows that are read together drive each other out of the first cache.
+    """Return whether rows that are read together evict each other from the level-1 cache.
 
-    Lines a multiple of a page apart share a set, and a set has as many ways as the cache has pages. If the rows take
-    them all, none is left for the right operand. (256 x 1024 times 1024 x 256, 13 rows in 8 ways: 1.5 times as long.)
+    Cache lines a multiple of a page apart map to the same set, and the set has as many ways as the cache has pages.
+    If the rows take all ways, the right operand has none. (256 x 1024 times 1024 x 256, 13 rows in 8 ways: 1.5 times
+    the time.)
     """
     return rows * math.gcd(terms, PAGE_FLOATS) >= target.l1_bytes // 4
 
 
 def _fetches(batch: int, m: int, n: int, terms: int, target: Target) -> bool:
-    """Whether to fetch the lines that results are stored to, while these are computed.
+    """Return whether to prefetch the cache lines that results are stored to while the results are computed.
 
-    They are in no core's own cache, each row in pages of its own, so that caches don't foresee
-    them, and there are terms enough.
+    This pays if the results don't fit into a core's private cache, each row is on pages of its own, so that
+    the hardware does not prefetch it, and there are enough terms.
     """
     return 4 * batch * m * n > target.l2_bytes and n >= PAGE_FLOATS and terms >= LEAST_TERMS
 
 
 def stays_in_cache(row_step: int, m: int, rows: int) -> bool:
-    """Return whether a strip of columns can be read where it lies, once for each block of `rows` rows.
+    """Return whether a strip of columns can be read in place, once for each block of `rows` rows.
 
-    Lines that are a multiple of a page apart share a set of the first cache and drive each other
-    out, so such a strip is packed first, unless few blocks read it.
+    Cache lines a multiple of a page apart map to the same set of the level-1 cache and evict each
+    other, so such a strip is packed first, unless few blocks read it.
     """
     return row_step % PAGE_FLOATS != 0 or m <= 2 * rows

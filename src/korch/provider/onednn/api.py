@@ -1,4 +1,4 @@
-"""Questions to the oneDNN library, through its C interface: what would it run, in which layout?"""
+"""Queries the oneDNN library through its C interface: which implementation would run a call, in which layout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_AXES = 12
 
 
 class OneDnn:
-    """The library, with one CPU engine.
+    """The oneDNN library, with one CPU engine.
 
     Raises:
         ImportError: the library or its headers are not installed.
@@ -57,8 +57,8 @@ class OneDnn:
         """Return how a call would be run, or None if it can't be.
 
         Args:
-            call: the primitive; tensors of any form are allowed.
-            threads: OpenMP threads of a run: code and workspace depend on them.
+            call: the primitive; tensors may have the form `any`.
+            threads: the OpenMP threads of a run: the implementation and the workspace depend on their number.
         """
         before = self._library.omp_get_max_threads()
         self._library.omp_set_num_threads(threads)
@@ -160,7 +160,7 @@ class OneDnn:
         return ctypes.c_void_p(found) if found else None
 
     def _layout(self, desc: Any) -> Layout | None:
-        """Return a memory descriptor as a layout, or None if no format tag names it."""
+        """Return a memory descriptor as a layout, or None if no format tag describes it."""
 
         def number(name: str) -> int:
             found = ctypes.c_int()
@@ -184,9 +184,9 @@ class OneDnn:
         return self._named(desc, layout, dims("dnnl_query_dims", rank))
 
     def _named(self, desc: Any, layout: Layout, dims: Dims) -> Layout | None:
-        """Return the layout with the memory of `layout` that has a format tag, or None.
+        """Return a layout that has a format tag and describes the same memory as `layout`, or None.
 
-        The strides of axes with one element say nothing about their place in the order.
+        The strides of axes with one element do not determine their position in the order of axes.
         """
         alike = sorted(self._alike.get(_key(layout), ()), key=lambda tag: tag != str(layout))
         for tag in alike:
@@ -207,7 +207,7 @@ def _key(layout: Layout) -> tuple[int, str]:
 
 
 def _by_key(tags: Iterable[str]) -> dict[tuple[int, str], list[str]]:
-    """Return the tags that are layouts by their rank and blocks."""
+    """Return the tags that can be parsed as layouts, keyed by rank and blocks."""
     found: dict[tuple[int, str], list[str]] = {}
     for tag in tags:
         try:
@@ -229,7 +229,7 @@ def _header_text(folder: Path) -> str:
 
 
 def _enumerators(text: str, name: str) -> dict[str, int]:
-    """Return the numbers of a C enumeration in a header."""
+    """Return the enumerators of a C enumeration in a header, with their values."""
     end = text.index("} " + name)
     body = text[text.rindex("typedef enum", 0, end) : end].partition("{")[2]
     body = re.sub(r"/\*.*?\*/|//[^\n]*", "", body, flags=re.DOTALL)

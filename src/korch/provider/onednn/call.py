@@ -1,4 +1,4 @@
-"""A oneDNN primitive as data: what is asked of the library, and what a kernel's source says."""
+"""A oneDNN primitive as data, from which both queries to the library and the source of a kernel are made."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class CallTensor:
 
     Attributes:
         buffer: its position in the kernel's buffers.
-        dims: its sizes as oneDNN counts them.
-        form: its order in memory: a format tag (`abcd`), a stride for each axis, or `any`, for
-            which the library names what it prefers.
+        dims: its sizes along oneDNN's axes.
+        form: its memory format: a format tag (`abcd`), a stride for each axis, or `any`, for which
+            the library chooses the format that it prefers.
     """
 
     buffer: int
@@ -39,7 +39,7 @@ class Eltwise:
 
 @dataclass(frozen=True, slots=True)
 class Binary:
-    """A post-operation with another tensor, whose dims broadcast to the output's."""
+    """A post-operation with a second tensor, whose dims broadcast to the output's."""
 
     kind: str
     other: CallTensor
@@ -47,14 +47,14 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class PrimitiveCall:
-    """A primitive with all that it is made of.
+    """A oneDNN primitive with all of its arguments.
 
     Attributes:
         kind: convolution, deconvolution, matmul, pooling or reorder.
         algorithm: the constant of `dnnl_alg_kind_t` that some kinds take, without its prefix.
-        tensors: what it reads and writes: x, w and y, or x and y.
+        tensors: the tensors that it reads and writes: x, w and y, or x and y.
         bias: a tensor that is added per output channel.
-        steps: strides, then the kernel (pooling only), dilations from 0, pads before and after.
+        steps: strides, then the kernel (pooling only), dilations (0 means dense), pads before and after.
         post: post-operations in order.
     """
 
@@ -71,10 +71,10 @@ class LibraryAnswer:
     """How the library would run a call.
 
     Attributes:
-        implementation: its name for the code.
-        weights: the order of the weights in memory, axes as oneDNN counts them; None if there are
-            no weights, or no format tag names it.
-        workspace_bytes: scratch memory of a run.
+        implementation: the library's name of the implementation.
+        weights: the layout of the weights in memory, in terms of oneDNN's axes; None if there are no
+            weights, or if no format tag has this layout.
+        workspace_bytes: the scratch memory of a run.
     """
 
     implementation: str
@@ -83,5 +83,5 @@ class LibraryAnswer:
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is the slow reference code, which runs every primitive."""
+        """Whether the implementation is the slow reference code, which can run every primitive."""
         return any(part.startswith("ref") for part in re.split("[:+]", self.implementation))

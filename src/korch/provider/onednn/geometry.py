@@ -1,4 +1,4 @@
-"""OneDnnOp and layouts -> a call: shapes, steps and orders in memory as oneDNN counts them."""
+"""Converts a `OneDnnOp` and layouts into a call, with oneDNN's shapes, steps and memory formats."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def describe(group: Group, found: OneDnnOp, x: Layout, y: Layout, weights: Layou
     """Return the call for a match.
 
     Args:
-        group: what it computes.
+        group: the group to compute.
         found: the group in oneDNN's terms.
         x: the layout of the first input.
         y: the layout of the output, and of the tensors of its shape in post-operations.
-        weights: the order of the weights, axes as oneDNN counts them; None to leave it to the
-            library, the plain layout for their order in the model.
+        weights: the layout of the weights in terms of oneDNN's axes; None lets the library choose,
+            the plain layout means their order in the model.
     """
     source = _tensor(group, found.inputs[0], x)
     target = CallTensor(len(group.inputs), group.output_types[0].shape, str(y))
@@ -49,7 +49,7 @@ def describe(group: Group, found: OneDnnOp, x: Layout, y: Layout, weights: Layou
 
 
 def weights_axes(group: Group, found: OneDnnOp) -> Dims:
-    """Return which of the model's axes each of oneDNN's axes of the weights belongs to."""
+    """Return, for each of oneDNN's axes of the weights, the axis of the model that it belongs to."""
     if found.op == "matmul":
         return found.views[1].perm
     rank = group.input_types[found.inputs[1]].rank
@@ -59,13 +59,13 @@ def weights_axes(group: Group, found: OneDnnOp) -> Dims:
 
 
 def model_layout(layout: Layout, dims: Dims, axes: Dims) -> Layout | None:
-    """Return a layout of oneDNN's axes as one of the model's, or None if there is none.
+    """Return the layout of the model's axes that equals a layout of oneDNN's axes, or None if there is none.
 
     Args:
-        layout: the order of oneDNN's axes.
+        layout: the layout in terms of oneDNN's axes.
         dims: the sizes of oneDNN's axes.
-        axes: the model's axis that each of them belongs to. With groups, oneDNN's first axis and
-            another one are the outer and inner part of one axis of the model.
+        axes: for each of oneDNN's axes, the model's axis that it belongs to. With groups, oneDNN's first
+            axis and another one are the outer and inner part of one axis of the model.
     """
     partner = axes.index(axes[0], 1) if axes.count(axes[0]) > 1 else None
     order, blocks = list(layout.order), layout.blocks
@@ -93,10 +93,10 @@ def _with_form(tensor: CallTensor, weights: Layout | None) -> CallTensor:
 
 
 def _viewed(buffer: int, view: MatrixView) -> CallTensor:
-    """Return a tensor of a matrix product, as it lies in the model.
+    """Return a tensor of a matrix product, with strides for its order in the model.
 
-    A matrix of one row may lie in any order, but oneDNN takes a row that is no longer than an
-    element for a column, and then fails at run time.
+    For a matrix of one row, the stride between rows is arbitrary. But if it is smaller than a row, oneDNN takes
+    the row for a column and fails at run time.
     """
     strides = row_major_strides(view.shape)
     dims = tuple(view.shape[axis] for axis in view.perm)
@@ -107,10 +107,10 @@ def _viewed(buffer: int, view: MatrixView) -> CallTensor:
 
 
 def _conv_weights(group: Group, found: OneDnnOp) -> CallTensor:
-    """Return the weights as they lie in the model.
+    """Return the weights, with strides for their order in the model.
 
-    With groups oneDNN's weights have an axis more, in front; those of a transposed convolution are
-    output by input channels, where ONNX has input by output.
+    With groups, oneDNN's weights have an additional first axis. For a transposed convolution, oneDNN orders the
+    axes as output by input channels, ONNX as input by output channels.
     """
     position = found.inputs[1]
     shape = group.input_types[position].shape
@@ -137,7 +137,7 @@ def _bias(group: Group, found: OneDnnOp) -> CallTensor:
 
 
 def follows_output(group: Group, found: OneDnnOp, operation: Other) -> bool:
-    """Return whether a post-operation's tensor lies in memory as the output does."""
+    """Return whether a post-operation's tensor has the layout of the output."""
     output, other = group.output_types[0], group.input_types[operation.input]
     return found.op != "matmul" and operation.dims == output.shape == other.shape
 
@@ -151,7 +151,7 @@ def _post(operation: Eltwise | Other, group: Group, found: OneDnnOp, y: Layout) 
 
 
 def _steps(found: OneDnnOp) -> tuple[Dims, ...]:
-    """Return strides, the windows' sizes (pooling only), dilations from 0, and pads."""
+    """Return strides, the windows' sizes (pooling only), dilations (0 means dense), and pads before and after."""
     if found.primitive is None or found.op == "matmul":
         return ()
     match found.primitive.attributes:
@@ -171,7 +171,7 @@ def _convolution(found: OneDnnOp) -> ConvAttributes | ConvTransposeAttributes:
     """Return the attributes of a convolution or its transpose.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: the primitive is neither.
     """
     if found.primitive is None:
         raise TypeError(f"{found.op} is no convolution")

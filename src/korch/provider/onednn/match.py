@@ -1,9 +1,9 @@
-"""Group -> what oneDNN calls it: one primitive with post-operations, or the reason why not.
+"""Expresses a group as one oneDNN primitive with post-operations, or returns the reason why that is impossible.
 
-oneDNN's relu, clip, max, min and max pooling take NaN for the bound, its exp makes infinity of NaN,
-its gelu NaN of infinity, and relu after its plain gemm NaN of -infinity, where ONNX lets NaN and
-infinity pass. With `propagate_nan` only functions that agree on all numbers are taken; relu is then
-an elu of slope 0, which costs an exp.
+ONNX propagates NaN and infinity; some functions of oneDNN do not: relu, clip, max, min and max pooling
+replace NaN by the bound, exp turns NaN into infinity, gelu turns infinity into NaN, and relu after plain
+gemm turns -infinity into NaN. With `propagate_nan`, only functions that agree with ONNX on all inputs are
+used; relu then becomes an elu of slope 0, which costs an exp.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from korch.provider.onednn.pattern import find_activation
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """A post-operation with another tensor: an input, read with dims of the output's rank."""
+    """A post-operation with a second operand: an input of the group, whose dims are extended to the output's rank."""
 
     kind: str
     input: int
@@ -34,10 +34,10 @@ class Other:
 
 @dataclass(frozen=True, slots=True)
 class MatrixView:
-    """How a matrix product sees a tensor that lies plainly in memory.
+    """The view of a plain tensor that a matrix product reads or writes: a reshape and a permutation of axes.
 
     Attributes:
-        shape: the tensor's shape, reshaped.
+        shape: the tensor's shape after the reshape.
         perm: axis i of the matrix product is axis perm[i] of the shape.
     """
 
@@ -52,10 +52,10 @@ class OneDnnOp:
     Attributes:
         op: conv, conv_transpose, matmul, pool_max, pool_average, or reorder.
         primitive: its main primitive; None for a reorder.
-        inputs: positions of its own inputs in the group's.
-        views: for a matrix product, how it reads its operands, and how it writes its result.
-        pads_begin: zeros before each spatial axis beyond the primitive's own pads.
-        pads_end: zeros after each spatial axis.
+        inputs: the positions of its own inputs among the group's inputs.
+        views: for a matrix product, the views of its operands and of its result.
+        pads_begin: zeros before each spatial axis, in addition to the primitive's own pads.
+        pads_end: zeros after each spatial axis, in addition to the primitive's own pads.
         bias: the input position of a bias, or None.
         post: post-operations in order.
     """
@@ -90,7 +90,7 @@ def match_group(group: Group, propagate_nan: bool = False) -> OneDnnOp | Refusal
 
     Args:
         group: what to compute.
-        propagate_nan: take no post-operation that loses NaN or infinity.
+        propagate_nan: use no operation that loses NaN or infinity.
     """
     body = group.body
     if len(group.outputs) != 1:
@@ -172,13 +172,13 @@ class _Matcher:
             low, high = max(last.alpha, operation.alpha), min(last.beta, operation.beta)
             if low <= high:
                 return replace(found, post=(*found.post[:-1], Eltwise("clip", low, high)))
-        # One relu is quicker than a clip that is open above; an upper bound makes a clip of it.
+        # A relu is faster than a clip without an upper bound. A relu followed by an upper bound becomes one clip.
         if operation.kind == "clip" and last == Eltwise("relu") and operation.beta >= 0:
             return replace(found, post=(*found.post[:-1], Eltwise("clip", 0.0, operation.beta)))
         return replace(found, post=(*found.post, operation))
 
     def _operands(self, anchor: Primitive) -> OneDnnOp | Refusal:
-        """Return the match of the anchor alone, with what moves elements before it taken in."""
+        """Return the match of the anchor alone, including the pads or the views (reshapes, transposes) before it."""
         inputs: list[int] = []
         views: list[MatrixView] = []
         spatial = self.body.types[anchor.inputs[0]].rank - 2
@@ -205,7 +205,7 @@ class _Matcher:
         return OneDnnOp(anchor.op, anchor, tuple(inputs), tuple(views), begin, end)
 
     def _view(self, value: int) -> tuple[int, MatrixView]:
-        """Return the value that a matrix product reads through transposes of reshapes, and how."""
+        """Return the value that a matrix product reads through reshapes and then transposes, and the view."""
         perm = tuple(range(self.body.types[value].rank))
         maker = self._producer(value)
         while maker is not None and isinstance(maker.attributes, TransposeAttributes):
@@ -221,7 +221,7 @@ class _Matcher:
         return value, view
 
     def _result(self, value: int) -> tuple[int, MatrixView]:
-        """Return the output that a matrix product writes through a transpose, and how."""
+        """Return the output that a matrix product writes through transposes and then reshapes, and the view."""
         perm = tuple(range(self.body.types[value].rank))
         reader = self._only_reader(value)
         while reader is not None and isinstance(reader.attributes, TransposeAttributes):
@@ -229,7 +229,7 @@ class _Matcher:
             self.used.add(value)
             perm = tuple(perm[axis] for axis in reader.attributes.perm)
             reader = self._only_reader(value)
-        # Axis i of the output is axis perm[i] of the product; a view says it the other way round.
+        # Axis i of the output is axis perm[i] of the product; a view holds the inverse permutation.
         view = MatrixView(self.body.types[value].shape, tuple(perm.index(i) for i in range(len(perm))))
         while reader is not None and isinstance(reader.attributes, ReshapeAttributes):
             value = reader.output
@@ -254,7 +254,7 @@ class _Matcher:
         return float(constant.scalar) if constant is not None else None
 
     def _window(self, anchor: Primitive, window: PoolAttributes) -> tuple[str, int] | Refusal:
-        """Return which pooling it is and the value of its result."""
+        """Return the kind of pooling and the value of its result."""
         sizes = self.body.types[anchor.inputs[0]].shape
         counts = self.body.types[anchor.output].shape
         if len(window.kernel) != len(sizes) - 2:
@@ -273,7 +273,7 @@ class _Matcher:
         return Refusal("a sum over windows is not an average")
 
     def _step(self, value: int, shape: Sequence[int]) -> tuple[tuple[Eltwise | Other, ...], int] | Refusal:
-        """Return the post-operations that read a value of the chain, and their result."""
+        """Return the post-operations that the reader of a value stands for, and the value that they compute."""
         activation = find_activation(self.body, value)
         if activation is not None:
             self.used |= activation.used
@@ -305,7 +305,7 @@ class _Matcher:
         return (Other(reader.op, *found),), reader.output
 
     def _broadcast_input(self, value: int, rank: int) -> tuple[int, Dims] | None:
-        """Return the input position and dims of an operand, a broadcast taken in."""
+        """Return the input position and dims of an operand that is an input or a broadcast of one, else None."""
         maker = self._producer(value)
         if maker is not None and maker.op == "broadcast":
             self.used.add(value)

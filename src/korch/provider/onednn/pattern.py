@@ -1,6 +1,6 @@
-"""Activation functions that oneDNN knows, as patterns of primitives.
+"""The activation functions that oneDNN supports, as patterns of primitives.
 
-In them "x" is the value that the function is applied to; `Number`s "a" and "b" are its parameters.
+In a pattern, "x" is the argument of the function; the `Number`s "a" and "b" are its parameters.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Activation:
     """An activation function in a graph.
 
     Attributes:
-        operation: what oneDNN calls it.
+        operation: the post-operation in oneDNN's terms.
         output: the value that it computes.
-        used: the values computed on the way, the output included.
+        used: the intermediate values that it computes, and the output.
     """
 
     operation: Eltwise
@@ -61,7 +61,7 @@ class Activation:
 
 
 def find_activation(graph: PrimitiveGraph, value: int) -> Activation | None:
-    """Return the largest activation function of a value that nothing else looks into, or None."""
+    """Return the largest activation function of a value whose intermediate values nothing else reads, or None."""
     best: Activation | None = None
     for kind, pattern in PATTERNS:
         for primitive in graph.primitives:
@@ -83,13 +83,13 @@ def _operation(kind: str, numbers: Mapping[str, float]) -> Eltwise:
 
 
 def _is_legal(found: Activation) -> bool:
-    # max(x, a·x) is the leaky function only with a slope up to 1; and a slope 0 loses -inf·0.
+    # max(x, a·x) is a leaky relu only for slopes up to 1; and with slope 0, oneDNN would lose the NaN of -inf·0.
     operation = found.operation
     return operation.kind != "relu" or 0 < operation.alpha <= 1
 
 
 def _is_closed(graph: PrimitiveGraph, value: int, found: Activation) -> bool:
-    """Return whether only the function itself reads the value and the steps on the way."""
+    """Return whether only the function itself reads its argument and its intermediate values."""
     return all(
         graph.primitives[p].output in found.used
         for inner in {value, *found.used} - {found.output}

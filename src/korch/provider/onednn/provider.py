@@ -1,8 +1,8 @@
-"""Kernels of oneDNN: convolution, matrix product and pooling with what follows fused in.
+"""Kernels of oneDNN: convolutions, matrix products and poolings with fused post-operations.
 
-Each combination of layouts that the library runs with code made for it is an offer; its reference
-implementations are not, save where nothing else would run a primitive. Constant weights are asked
-for in the layout that the library prefers, so that they are packed at build time.
+Each combination of layouts for which the library has optimized code is an offer. Its slow reference
+implementations are offered only for primitives that no other kernel would run. Constant weights use the
+layout that the library prefers, and are packed at build time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OneDnnProvider:
     """oneDNN's kernels.
 
     Args:
-        propagate_nan: offer no kernel that loses NaN or infinity (see `match`).
+        propagate_nan: offer no kernel that loses NaN or infinity (see `korch.provider.onednn.match`).
 
     Raises:
         ImportError: oneDNN is not installed.
@@ -43,7 +43,7 @@ class OneDnnProvider:
         self.version = f"{self._library.version}-{content_version('provider/onednn')}" + "-nan" * propagate_nan
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
-        """Offer a linear primitive with its post-operations, a pooling, or a change of layout."""
+        """Offer a linear primitive or a pooling with its post-operations, or a change of layout."""
         found = match_group(group, self._propagate_nan)
         if isinstance(found, Refusal):
             return found
@@ -51,7 +51,7 @@ class OneDnnProvider:
         return offers or Refusal("oneDNN has only reference code for it")
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:
-        """Print the calls that make and run the primitive."""
+        """Print the calls that create and run the oneDNN primitive."""
         found = match_group(group, self._propagate_nan)
         if isinstance(found, Refusal):
             return found
@@ -66,7 +66,7 @@ class OneDnnProvider:
         return named_kernel(text, has_state=True, workspace_bytes=answer.workspace_bytes, libraries=("dnnl",))
 
     def implementation(self, group: Group, offer: Offer, target: Target) -> str:
-        """Return the library's name for the code behind one of its offers; "" if it is none."""
+        """Return the library's name of the implementation behind an offer; "" if it is no offer of this provider."""
         found = match_group(group, self._propagate_nan)
         if isinstance(found, OneDnnOp):
             for made, call in self._calls(group, found, target, offer):
@@ -78,7 +78,7 @@ class OneDnnProvider:
     def _calls(
         self, group: Group, found: OneDnnOp, target: Target, only: Offer | None = None
     ) -> Iterator[tuple[Offer, PrimitiveCall]]:
-        """Yield each offer with its call, weights in a layout of their own."""
+        """Yield each offer with its call, or only those with the layouts of the offer `only`."""
         for x, y in _layouts(group, found, target):
             if only is not None and (only.inputs[found.inputs[0]], only.outputs[0]) != (x, y):
                 continue
@@ -88,7 +88,7 @@ class OneDnnProvider:
     def _calls_in(
         self, group: Group, found: OneDnnOp, target: Target, x: Layout, y: Layout, is_lone: bool
     ) -> Iterator[tuple[Offer, PrimitiveCall]]:
-        """Yield the calls between two layouts."""
+        """Yield the offers and calls for one layout of the input and one of the output."""
         if len(found.inputs) == 1:
             offer, call = _offer(group, found, (x,), y), describe(group, found, x, y)
             yield from self._legal(offer, call, target, found.op == "reorder")
@@ -96,7 +96,7 @@ class OneDnnProvider:
         position = found.inputs[1]
         rank = group.input_types[position].rank
         packed = False
-        # A layout is one of the value itself, not of a reshaped view of it.
+        # The library's layout applies to the reshaped view, so it can't be used as the layout of the value itself.
         is_reshaped = bool(found.views) and found.views[1].shape != group.input_types[position].shape
         if position in group.constant_inputs and not is_reshaped:
             call = describe(group, found, x, y)
@@ -117,14 +117,14 @@ class OneDnnProvider:
     def _legal(
         self, offer: Offer | None, call: PrimitiveCall, target: Target, allow_reference: bool
     ) -> Iterator[tuple[Offer, PrimitiveCall]]:
-        """Yield an offer with its call if the library has code for it."""
+        """Yield an offer with its call if the library can run it, other than by disallowed reference code."""
         answer = None if offer is None else self._library.ask(call, target.threads)
         if offer is not None and answer is not None and (allow_reference or not answer.is_reference):
             yield offer, call
 
 
 def _layouts(group: Group, found: OneDnnOp, target: Target) -> Iterator[tuple[Layout, Layout]]:
-    """Yield the pairs of layouts to ask for."""
+    """Yield the pairs of input and output layouts to ask the library about."""
     x_type, y_type = group.input_types[found.inputs[0]], group.output_types[0]
     if found.op == "matmul":
         yield Layout.plain(x_type.rank), Layout.plain(y_type.rank)
@@ -142,9 +142,9 @@ def _with_weights(call: PrimitiveCall, tag: str) -> PrimitiveCall:
 
 
 def _offer(group: Group, found: OneDnnOp, own: Sequence[Layout], output: Layout) -> Offer | None:
-    """Return the offer: the primitive's own inputs, then tensors of the output's layout.
+    """Return the offer with the layouts `own` for the primitive's own inputs, and those of post-operations' tensors.
 
-    None if an input would be read in two layouts.
+    Return None if an input would be read in two layouts.
     """
     inputs: dict[int, Layout] = {}
     others = [

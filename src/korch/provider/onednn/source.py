@@ -1,4 +1,4 @@
-"""Call -> C++ that makes the oneDNN primitive and runs it."""
+"""Prints a call as C++ that creates the oneDNN primitive and runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAMES = ("x", "w", "y")
 
 
 def print_source(call: PrimitiveCall, workspace: int, workspace_bytes: int, comment: str) -> str:
-    """Return the source, with NAME where the symbol is to stand.
+    """Return the source, with NAME as the placeholder of the symbol.
 
     Args:
         call: the primitive; every tensor has a tag or strides.

@@ -1,9 +1,9 @@
-"""ONNX operators -> the text of calls of PyTorch with the same meaning.
+"""Translates ONNX operators into the text of PyTorch calls with the same semantics.
 
-A row is a function from a node to a few lines of Python: statements, and last a tuple of the
-node's outputs; None stands for a form that PyTorch does not have. Calls are captured in a graph:
-nothing in them may wait for the device, take numbers from the host, or depend on what a tensor
-holds.
+A row of the table is a function that takes a node and returns a few lines of Python: statements, and
+last a tuple of the node's outputs. It returns None for a form of the operator that PyTorch does not
+have. The calls are captured in a CUDA graph: they must not wait for the device, copy numbers from the
+host, or depend on the contents of a tensor.
 """
 
 from korch.provider.torch_calls import arithmetic, indices, integers, recurrences, search, windows
@@ -17,6 +17,6 @@ TABLE: dict[str, Row] = {
     **windows.ROWS,
     **recurrences.ROWS,
 }
-"""By operator."""
+"""The row of each operator, by the operator's name."""
 
 __all__ = ["TABLE", "Node", "Row"]

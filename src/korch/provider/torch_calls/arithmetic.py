@@ -1,4 +1,4 @@
-"""Arithmetic without a primitive."""
+"""Arithmetic operators that no primitive covers."""
 
 from __future__ import annotations
 

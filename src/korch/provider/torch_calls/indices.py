@@ -1,4 +1,4 @@
-"""Elements that are read or written where indices say that are computed at run time."""
+"""Gather and scatter operators: their indices are computed at run time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _gather_elements(node: Node) -> str:
 
 
 def _flat_index(node: Node, name: str, sizes: Sequence[int], batch: int) -> str:
-    """Return statements that set `at` to one number for each tuple of indices."""
+    """Return statements that set `flat` to one linear index for each index tuple of the tensor `name`."""
     depth = node.shape(1)[-1]
     lines = [f"at = {name}.long().reshape({batch}, -1, {depth})", "flat = at.new_zeros(1)"]
     for j, size in enumerate(sizes):

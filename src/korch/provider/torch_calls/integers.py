@@ -1,6 +1,6 @@
-"""Integers that stand for reals: exact sums in float64, rounded as ONNX says.
+"""Products of quantized integers: exact sums in float64, rounded as ONNX specifies.
 
-Fission splits the other operators of this kind, and this one if its scales are float32.
+Fission splits the other operators on quantized integers, and this one too if its scales are float32.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _LIMITS = {DType.U8: (0, 255), DType.I8: (-128, 127)}
 
 
 def _scalar(node: Node, i: int) -> str:
-    """Return the text of an input of one element in float64."""
+    """Return the text that converts a one-element input to a float64 scalar."""
     return f"{node.inputs[i]}.double().reshape(())"
 
 

@@ -1,4 +1,4 @@
-"""An ONNX operator as the tables see it, and what their rows share."""
+"""The form of an ONNX operator that the rows of the table take, and helpers that the rows share."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from korch.primitive.graph import Constant
 from korch.primitive.types import DType, ValueType
 
 WIDE_UNSIGNED = (DType.U16, DType.U32, DType.U64)
-"""Calls see these as signed: what depends on their order or value is refused."""
+"""PyTorch calls get these types as signed integers: operators that depend on their order or value are refused."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """An operator as the table sees it.
+    """An ONNX operator in the form that the rows of the table take.
 
     Attributes:
-        inputs: names of tensors; "" where one is left out.
-        types: the type of each input, None where one is left out.
-        outputs: the type of each output, None where one is left out.
-        attributes: by name.
-        constants: the inputs that are known, by position.
-        version: of the operator set.
+        inputs: the names of the input tensors; "" for an omitted input.
+        types: the type of each input; None for an omitted input.
+        outputs: the type of each output; None for an omitted output.
+        attributes: the operator's attributes, by name.
+        constants: the inputs whose values are known, by position.
+        version: the version of the operator set.
     """
 
     inputs: tuple[str, ...]
@@ -35,60 +35,60 @@ class Node:
     version: int
 
     def get(self, name: str, default: Any) -> Any:
-        """Return an attribute; strings as str."""
+        """Return an attribute, or `default` if it is missing; bytes are decoded to str."""
         value = self.attributes.get(name, default)
         return value.decode() if isinstance(value, bytes) else value
 
     def given(self, i: int) -> str:
-        """Return the name of an input, "" if it is left out."""
+        """Return the name of an input, "" if it is omitted."""
         return self.inputs[i] if i < len(self.inputs) else ""
 
     def shape(self, i: int = 0) -> tuple[int, ...]:
-        """Return the shape of an input that is there."""
+        """Return the shape of an input that is not omitted."""
         return self.type(i).shape
 
     def type(self, i: int = 0) -> ValueType:
-        """Return the type of an input that is there."""
+        """Return the type of an input that is not omitted."""
         found = self.types[i]
         if found is None:
             raise AssertionError("an input that is left out has no type")
         return found
 
     def result(self, i: int = 0) -> ValueType:
-        """Return the type of an output that is read; of the first that is, if this one is not."""
+        """Return the type of output `i`; if it is omitted, the type of the first output that is not."""
         return self.outputs[i] or next(t for t in self.outputs if t is not None)
 
     def numbers(self, i: int) -> list[int] | None:
-        """Return the integers of an input, None if they are not known."""
+        """Return the integers of a constant input; None if the input is not constant."""
         constant = self.constants.get(i)
         return None if constant is None else [int(n) for n in constant.array.reshape(-1)]
 
     @property
     def rank(self) -> int:
-        """Axes of the first input."""
+        """The number of axes of the first input."""
         return len(self.shape())
 
     def axis(self, default: int = -1) -> int:
-        """Return the attribute `axis`, not negative."""
+        """Return the attribute `axis`, converted to a non-negative number."""
         return int(self.get("axis", default)) % max(1, self.rank)
 
 
 Row = Callable[[Node], str | None]
-"""The text of a call for a node: statements, and last a tuple of its outputs."""
+"""Returns the text of a call for a node: statements, and last a tuple of its outputs; None if there is none."""
 
 
 def dtype_text(type_: ValueType) -> str:
-    """Return the text of the type of tensors with such elements."""
+    """Return the text of the PyTorch dtype of tensors of this type."""
     return f"torch.{TORCH_TYPES[type_.dtype.value]}"
 
 
 def positive(name: str, size: int | str) -> str:
-    """Return the text of indices of which negative ones count from the end."""
+    """Return text that converts indices, of which negative ones count from the end, to non-negative int64 ones."""
     return f"torch.where({name} < 0, {name} + {size}, {name}).long()"
 
 
 def ordered(row: Row) -> Row:
-    """Refuse elements that calls see with another order."""
+    """Return the row, changed to refuse the types of `WIDE_UNSIGNED`, whose order differs in PyTorch calls."""
 
     def text(node: Node) -> str | None:
         return None if node.type().dtype in WIDE_UNSIGNED else row(node)

@@ -1,15 +1,15 @@
-"""LSTM, GRU and RNN. PyTorch orders the gates differently, and lacks ONNX's default GRU."""
+"""LSTM, GRU and RNN. PyTorch orders the gates differently from ONNX, and lacks ONNX's default form of GRU."""
 
 from __future__ import annotations
 
 from korch.provider.torch_calls.node import Node, Row
 
 _ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
-"""PyTorch's gates by their positions in ONNX: input, forget, cell, output; reset, update, new."""
+"""The ONNX positions of the gates in PyTorch's order: input, forget, cell, output; for a GRU: reset, update, new."""
 
 _FUNCTIONS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
 MOST_STEPS = 256
-"""Longer loops of a GRU are left to the host."""
+"""The most steps of a GRU that is run as a loop; longer ones run on the host."""
 
 
 def _recurrence(operator: str) -> Row:
@@ -39,7 +39,7 @@ def _recurrence(operator: str) -> Row:
 
 
 def _begin(node: Node, operator: str, count: int) -> list[str]:
-    """Return statements that set the input x and the states h and c, time first."""
+    """Return statements that set the input x and the initial states h and c, with time as the first axis of x."""
     is_batch_first = bool(node.get("layout", 0))
     shape, hidden = node.shape(), node.shape(2)[2]
     batch = shape[0] if is_batch_first else shape[1]
@@ -54,7 +54,7 @@ def _begin(node: Node, operator: str, count: int) -> list[str]:
 
 
 def _end(node: Node) -> list[str]:
-    """Return the outputs: y[steps, directions, batch, hidden] and the last states."""
+    """Return the line that gives the outputs: y[steps, directions, batch, hidden] and the last states."""
     if not node.get("layout", 0):
         return ["y, *last,"]
     return ["y.permute(2, 0, 1, 3), *(state.transpose(0, 1) for state in last),"]
@@ -91,7 +91,7 @@ def _call(node: Node, operator: str, count: int, way: str, is_relu: bool) -> lis
 
 
 def _loops(node: Node, count: int, way: str) -> list[str]:
-    """Return statements that run a GRU step by step: its reset comes before the product."""
+    """Return statements that run a GRU step by step, for the form that applies the reset gate before the product."""
     hidden = node.shape(2)[2]
     w, r = node.inputs[1], node.inputs[2]
     lines = ["ys, last = [], []"]

@@ -1,4 +1,4 @@
-"""Searches and sorts, and extremes of elements without a primitive."""
+"""Searches and sorts, and maxima and minima of types that no primitive reduces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _top(node: Node) -> str | None:
     if count is None or not node.rank:
         return None
     axis, largest = node.axis(), bool(node.get("largest", 1))
-    # A stable sort, as in ONNX: equal elements stay in order.
+    # ONNX requires that equal elements keep their order, so the sort is stable.
     return (
         f"tuple(part.narrow({axis}, 0, {count[0]}) for part in torch.sort({node.inputs[0]}, "
         f"dim={axis}, descending={largest}, stable=True))"
@@ -32,7 +32,7 @@ def _hardmax(node: Node) -> str:
 
 
 def _reduce(function: str) -> Row:
-    """Return the row of a maximum or minimum of elements without a primitive: bool."""
+    """Return the row of a maximum or minimum of elements that no primitive reduces, namely bool."""
 
     def text(node: Node) -> str | None:
         axes = node.get("axes", None) if node.given(1) == "" else node.numbers(1)

@@ -1,4 +1,4 @@
-"""Windows, images and spectra."""
+"""Operators on windows, on images, and on spectra (Fourier transforms)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _max_pool(node: Node) -> str | None:
 
 
 def _max_unpool(node: Node) -> str | None:
-    if node.given(2):  # positions are then those of another shape
+    if node.given(2):  # the positions then refer to a tensor of another shape
         return None
     out = node.result().shape
     return (
@@ -106,7 +106,7 @@ def _short_spectra(node: Node) -> str | None:
         return None
     one_sided = node.get("onesided", 1)
     bins = size[0] // 2 + 1 if one_sided else size[0]
-    if not is_real or node.result().shape[-2] != bins:  # what infers shapes forgets one side
+    if not is_real or node.result().shape[-2] != bins:  # ONNX's shape inference ignores `onesided`
         return None
     x = node.inputs[0] if node.rank == 2 else f"{node.inputs[0]}.squeeze(-1)"
     window = f" * {node.inputs[2]}" if node.given(2) else ""

@@ -1,4 +1,4 @@
-"""Kernels that Korch writes itself for CUDA devices, as Triton."""
+"""Triton kernels that Korch generates itself for CUDA devices."""
 
 from korch.provider.triton.attention import TritonAttentionProvider
 from korch.provider.triton.fused import TritonProvider

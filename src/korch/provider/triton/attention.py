@@ -1,4 +1,4 @@
-"""Attention as one Triton kernel: the blocks that `korch.schedule.device_attention` makes programs of."""
+"""Attention as one Triton kernel: chooses the blocks for the programs of `korch.schedule.device_attention`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from korch.tile.triton.launch import LaunchOptions
 from korch.tile.triton.text import power_of_two
 
 WIDEST_HEAD = 256
-"""Most terms of the first product, and columns of the second."""
+"""The most terms of the first product, and the most columns of the second."""
 
 BLOCKS = ((128, 64, 8, 2), (64, 64, 4, 2), (32, 32, 4, 2), (16, 32, 2, 2), (16, 16, 1, 2))
-"""Queries, keys and warps of a program, and how many blocks of keys are read at a time."""
+"""Queries, keys and warps of a program, and pipeline stages: how many blocks of keys are loaded at a time."""
 
 BLOCKS_OF_HALF = ((128, 128, 8, 2), (128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3))
-"""More of these for operands of 16 bits, which take half of the memory."""
+"""Additional choices for 16-bit operands, which take half the memory."""
 
 
 class TritonAttentionProvider:
@@ -75,7 +75,7 @@ class TritonAttentionProvider:
 
 
 def _schedule(group: Group) -> DeviceAttention | Refusal:
-    """Return what makes the programs of a group, or why it is no attention of some elements."""
+    """Return the schedule of a group, or why the group is not attention on non-empty tensors."""
     found = match_group(group)
     if isinstance(found, Refusal):
         return found

@@ -1,4 +1,4 @@
-"""Fused elementwise, layout and reduction primitives as Triton, from the tile program."""
+"""Fused elementwise, layout and reduction primitives as Triton kernels, printed from the tile program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TritonProvider:
     group_shapes = (FUSED,)
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
-        """Offer the group in each layout that suits it, with and without split rows."""
+        """Offer the group in each suitable layout; long reductions both with and without split rows."""
         body = group.body
         for primitive in body.primitives:
             if primitive.row.category in (Category.LINEAR, Category.OPAQUE):
@@ -70,17 +70,17 @@ class TritonProvider:
 def print_kernel(
     group: Group, offer: Offer, program: TileProgram, target: CudaTarget, options: LaunchOptions = USUAL
 ) -> CudaKernel:
-    """Return the kernel of a group's program, which is printed with its offer as a comment.
+    """Return the kernel of a group's program, printed with the offer as a comment.
 
     Args:
         group: the group.
         offer: the layouts; its variant may ask for split rows.
-        program: what is printed.
+        program: the program to print.
         target: the device.
         options: how stages with contractions or loops are printed and launched.
 
     Raises:
-        NotFusedError: it should read operands through descriptors, but none can be.
+        NotFusedError: the options ask for tensor descriptors, but no operand can be read through one.
     """
     comment = f"{comment_of(group, offer)}\nvariant {offer.variant}"
     printed = print_triton(program, comment, target.processors, offer.variant == "split", options)

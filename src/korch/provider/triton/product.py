@@ -1,4 +1,4 @@
-"""Matrix products and convolutions as Triton: layouts, and the tiles that `korch.schedule.device` makes programs of."""
+"""Matrix products and convolutions as Triton: chooses layouts and tiles for the programs of `korch.schedule.device`."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ FEWEST_COLUMNS = 8
 """Products with fewer rows or columns waste most of a tile."""
 
 OFFERED = 5
-"""Tiles that are offered: the best by the model. Of the best one there are variants that the model can't compare."""
+"""How many of the best tiles by the cost model are offered. Variants of the best tile come on top."""
 
 MOST_WARPS = 8
 
 DESCRIPTOR_ARCH = 90
-"""From this compute capability on the tensor memory accelerator reads blocks of memory."""
+"""The least compute capability whose tensor memory accelerator reads blocks of memory."""
 
 PERSISTENT, DESCRIPTORS = "persistent", "descriptors"
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramTile:
-    """The shape of a program's work.
+    """The tile that one program computes, and how.
 
     Attributes:
-        rows: of its results.
-        columns: of its results.
-        terms: that are loaded at a time.
-        warps: of the program.
-        stages: loads under way.
-        parts: into which the terms are cut.
+        rows: the rows of its tile of results.
+        columns: the columns of its tile of results.
+        terms: the terms (elements along the reduction axis) that are loaded at a time.
+        warps: the warps of the program.
+        stages: the pipeline stages: the number of loads in flight.
+        parts: the number of parts into which the terms are split, each computed by another program.
         product: how elements are multiplied.
-        is_persistent: whether a program has several tasks.
+        is_persistent: whether a program runs several tasks.
         has_descriptors: whether operands are read through tensor descriptors.
     """
 
@@ -92,15 +92,15 @@ class ProgramTile:
 
     @property
     def options(self) -> LaunchOptions:
-        """How its program is printed and launched."""
+        """The options with which its program is printed and launched."""
         return LaunchOptions(self.warps, self.stages, self.is_persistent, self.has_descriptors)
 
     def shared_bytes(self, dtype: DType) -> int:
-        """Return the memory of the operands that are loaded at a time."""
+        """Return the bytes of shared memory that the blocks of operands in all stages take."""
         return self.stages * self.terms * (self.rows + self.columns) * dtype.size_bytes
 
     def fits(self, dtype: DType, target: CudaTarget) -> bool:
-        """Return whether the operands that are loaded at a time fit into shared memory."""
+        """Return whether the blocks of operands in all stages fit into shared memory."""
         return self.shared_bytes(dtype) <= target.shared_bytes
 
 
@@ -123,21 +123,21 @@ SIZES = (
     (128, 256, 8),
     (256, 128, 8),
 )
-"""Rows, columns and warps of a program."""
+"""Choices of rows, columns and warps of a program."""
 
 LINES = (128, 64, 256)
-"""Bytes of a row of terms that are loaded at a time, the usual number first."""
+"""Choices of how many bytes along the reduction axis are loaded at a time, the usual one first."""
 
 STAGES = (3, 4, 5)
 
 REGISTERS = 1 << 16
-"""Of a multiprocessor."""
+"""Registers of a multiprocessor."""
 
 TURN_S = 0.05e-6
-"""What a turn of a program's loop takes beside: waiting for its warps, and addresses."""
+"""The overhead of one iteration of a program's loop, in seconds: synchronizing its warps, computing addresses."""
 
 LATENCY_S = 0.65e-6
-"""From a load to its data, as measured on an H100 (2 stages of 16 x 64 x 32: 0.64 us a turn)."""
+"""The latency of a load in seconds, measured on an H100 (2 stages of 16 x 64 x 32: 0.64 us per iteration)."""
 
 
 class TritonProductProvider:
@@ -148,7 +148,7 @@ class TritonProductProvider:
     group_shapes = (around("conv", "matmul"),)
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
-        """Offer tiles and layouts by the model of their cost."""
+        """Offer layouts, each with the tiles that the cost model ranks best."""
         root = root_of(group, "matmul", "conv")
         if isinstance(root, Refusal):
             return root
@@ -185,9 +185,9 @@ class TritonProductProvider:
 
 
 def product_layouts(group: Group) -> list[Layouts]:
-    """Return the layouts that are offered: plain, images channels-last, and from one to the other.
+    """Return the layouts to offer: all plain, all images channels-last, and changes from one to the other.
 
-    Weights are constants, in the order of the terms.
+    Weights are constants; they are stored in the order of the terms.
     """
 
     def choose(types: Sequence[ValueType], last: bool) -> tuple[Layout, ...]:
@@ -206,7 +206,7 @@ def product_layouts(group: Group) -> list[Layouts]:
 
 
 def _schedule(group: Group, root: Primitive, layouts: Layouts) -> DeviceProduct:
-    """Return what makes the programs; channels are the innermost terms where the image has them side by side."""
+    """Return the schedule; channels are the innermost terms if the image's layout is not plain (channels-last)."""
     by_value = {value: layouts[0][i] for i, (_, value) in enumerate(group.body.inputs)}
     layout = by_value.get(root.inputs[0])
     is_last = layout is not None and not layout.is_plain
@@ -218,10 +218,10 @@ def _is_narrow(found: Contraction) -> bool:
 
 
 def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[ProgramTile]:
-    """Return the tiles that are offered: those that promise the shortest times, and variants of the best one.
+    """Return the tiles to offer: those with the shortest estimated times, and variants of the best one.
 
-    Variants have another number of warps or stages, programs with several
-    tasks, or descriptors, of which the model knows nothing.
+    The variants have another number of warps or stages, persistent programs, or tensor descriptors,
+    whose effects the model does not estimate.
     """
     tiles = ranked_tiles(found, dtype, target)
     if not tiles:
@@ -242,20 +242,20 @@ def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[Prog
 
 
 def promising(tiles: Sequence[ProgramTile]) -> list[ProgramTile]:
-    """Return the first of some tiles, of each way to multiply, and of each number of parts by the best way."""
+    """Return the first tiles, the first one of each way to multiply, and of the best way one per number of parts."""
     by_product = {tile.product: tile for tile in reversed(tiles)}
     by_parts = {tile.parts: tile for tile in reversed(tiles) if tile.product is tiles[0].product}
     return [*dict.fromkeys((*tiles[:OFFERED], *by_product.values(), *by_parts.values()))]
 
 
 def ranked_tiles(found: Contraction, dtype: DType, target: CudaTarget, is_exact: bool = False) -> list[ProgramTile]:
-    """Return tiles by the time that they promise, the best of each shape and each way to multiply.
+    """Return tiles ordered by estimated time: the best one for each shape, number of parts and way to multiply.
 
     Args:
         found: the product.
-        dtype: the type of its factors.
+        dtype: the element type of its operands.
         target: the device.
-        is_exact: whether factors must not be rounded, though the target allows it.
+        is_exact: whether operands must not be rounded even if the target allows it.
     """
     m, n, k = map(extent, (found.rows, found.columns, found.terms))
     if min(m, n) < FEWEST_COLUMNS or k < FEWEST_COLUMNS:
@@ -280,21 +280,21 @@ def ranked_tiles(found: Contraction, dtype: DType, target: CudaTarget, is_exact:
 
 
 def _largest(product: Product) -> int:
-    """Return the elements of the largest tile; factors in three parts and plain multiply-adds need registers."""
+    """Return the elements of the largest tile; operands split in three and plain multiply-adds need more registers."""
     return 128 * 128 if product in (Product.SPLIT, Product.F32, Product.F64) else 128 * 256
 
 
 def _expected_s(found: Contraction, tile: ProgramTile, dtype: DType, target: CudaTarget) -> float:
-    """Return the seconds that a tile's programs promise to take.
+    """Return the estimated time of a tile's programs in seconds.
 
-    Programs run in waves over the multiprocessors, several at a time on each. A turn of their loops takes what
-    loading or multiplying their blocks takes, or what is left of a load's latency when later ones are under way.
+    Programs run in waves over the multiprocessors, several at a time on each. An iteration of their loops takes as
+    long as loading or multiplying their blocks, or the part of a load's latency that other loads in flight don't hide.
     """
     batch, m, n, k = map(extent, (found.batch, found.rows, found.columns, found.terms))
     programs = batch * -(-m // tile.rows) * -(-n // tile.columns) * tile.parts
     turns = -(-k // (tile.terms * tile.parts))
     resident = min(_resident(tile, dtype, target), -(-programs // target.processors))
-    # A small tile reads each factor for few products, from shared memory, too.
+    # A small tile uses each loaded operand element for few products; this holds for reads of shared memory, too.
     busy = math.pow(min(1.0, tile.rows * tile.columns / 32768), 0.3)
     multiply_s = (
         2 * tile.rows * tile.columns * tile.terms * target.processors / (target.flop_per_s(tile.product) * busy)
@@ -302,7 +302,7 @@ def _expected_s(found: Contraction, tile: ProgramTile, dtype: DType, target: Cud
     load_s = tile.terms * (tile.rows + tile.columns) * dtype.size_bytes * target.processors / target.l2_bytes_per_s
     turn_s = TURN_S + max(resident * max(multiply_s, load_s), LATENCY_S / (tile.stages - 1))
     waves = programs / (target.processors * resident)
-    # While one program stores its results, the others of its multiprocessor go on.
+    # While one program stores its results, other programs on its multiprocessor continue.
     store_s = 4 * tile.rows * tile.columns * target.processors / target.copy_bytes_per_s / min(2, resident)
     seconds = 0.5 * (math.ceil(waves) + max(1.0, waves)) * (turns * turn_s + LATENCY_S + store_s)
     if tile.parts > 1:
@@ -312,7 +312,7 @@ def _expected_s(found: Contraction, tile: ProgramTile, dtype: DType, target: Cud
 
 
 def _resident(tile: ProgramTile, dtype: DType, target: CudaTarget) -> int:
-    """Return how many programs a multiprocessor runs at a time: each has its blocks, and registers for its sums."""
+    """Return how many programs a multiprocessor runs at a time, limited by shared memory and by registers for sums."""
     threads = 32 * tile.warps
     registers = min(255, 48 + tile.rows * tile.columns // threads) * threads
     return max(1, min(target.shared_bytes // tile.shared_bytes(dtype), REGISTERS // registers))

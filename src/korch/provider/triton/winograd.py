@@ -1,7 +1,7 @@
-"""Winograd convolutions as Triton: the three launches that `korch.schedule.device_winograd` makes programs of.
+"""Winograd convolutions as Triton: the programs of `korch.schedule.device_winograd`, which run as three launches.
 
-The transformed tensors are float32 and go through the level-2 cache, or through memory where they are larger. Their
-factors are never rounded to TF32: the transforms would make such errors about ten times as large.
+The transformed tensors are float32. They pass between launches through the level-2 cache, or through memory if they
+are larger. Operands are never rounded to TF32: the transforms would amplify such errors about ten times.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TritonWinogradProvider:
     group_shapes = (around("winograd"),)
 
     def offer(self, group: Group, target: CudaTarget) -> Sequence[Offer] | Refusal:
-        """Offer tiles of the products in each layout."""
+        """Offer each layout with the best tiles for the matrix products."""
         root = root_of(group, "winograd")
         if isinstance(root, Refusal):
             return root

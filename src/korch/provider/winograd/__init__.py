@@ -1,4 +1,4 @@
-"""Winograd's convolutions, generated, with what moves the image and what follows."""
+"""Generated Winograd convolutions, fused with the moves of the image and with the elementwise steps after them."""
 
 from korch.provider.winograd.provider import WinogradProvider
 

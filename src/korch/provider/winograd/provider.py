@@ -1,4 +1,4 @@
-"""The provider of Winograd's convolutions, on vector units and on matrix units."""
+"""The provider of generated Winograd convolutions, on vector units and on matrix units."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from korch.target import Target
 from korch.tile.program import Product
 
 MANY_WEIGHTS_BYTES = 8 << 20
-"""From here on it may be better that each thread reads only its part of the weights."""
+"""From this size on, it may be faster if each thread reads only its part of the weights."""
 
 TILES, CHANNELS = "tiles", "channels"
-"""The variants on vector units: what the threads share out among them."""
+"""The variants on vector units: what is divided among the threads."""
 
 
 class WinogradProvider:
@@ -35,7 +35,7 @@ class WinogradProvider:
     group_shapes = (around("winograd", widens=True),)
 
     def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
-        """Offer blocks of channels and channels-last, with threads that share tiles or channels."""
+        """Offer blocked and channels-last layouts, with tiles or channels divided among the threads."""
         root = _root(group, target)
         if isinstance(root, Refusal):
             return root
@@ -83,7 +83,7 @@ class WinogradProvider:
 
 
 def _root(group: Group, target: Target) -> Primitive | Refusal:
-    """Return the convolution of a group, or why the group is none that vector units compute."""
+    """Return the Winograd convolution of a group, or why vector units can't compute the group."""
     found = [p for p in group.body.primitives if p.op == "winograd"]
     if len(found) != 1:
         return Refusal("it is not one convolution in Winograd's space")
@@ -103,7 +103,7 @@ def _root(group: Group, target: Target) -> Primitive | Refusal:
 
 
 def _layouts(group: Group, root: Primitive, wanted: Layout, target: Target) -> Layouts | None:
-    """Return layouts with all images in the wanted one; the weights' counts as plain. None if one does not fit."""
+    """Return layouts with all images in the wanted one and the weights as plain; None if an image can't have it."""
     body, result = group.body, group.body.types[root.output].shape
     before = {root.inputs[0]}
     for primitive in reversed(body.primitives):

@@ -1,7 +1,8 @@
-"""A convolution in Winograd's space and a target with matrix units -> the blocking of its tile program.
+"""Chooses the blocking of a Winograd convolution on matrix units.
 
-Either all weights go by for each group of a thread's tiles, or each thread has its own points. Costs are estimated in
-the time of a step: the products of 32 tiles by 32 channels of the image and 32 of the result, at a point.
+Either each thread streams all weights for each group of its tiles, or the points (the elements of a transformed tile)
+are divided among the threads. The unit of cost is the time of a step: the products of 32 tiles by 32 channels of the
+image and 32 of the result, at one point.
 """
 
 from __future__ import annotations
@@ -18,46 +19,46 @@ WEIGHTS = components_layout((3, 0, 1, 2), columns=3, terms=2, is_split=True)
 """The layout of transformed weights."""
 
 LEAST_CHANNELS = 64
-"""On either side: with fewer, transforms take longer than products."""
+"""The least channels of image and of result: with fewer, transforms take longer than products."""
 
 LEAST_TILES = TOGETHER // 2 + 1
-"""Fewer leave the units half empty, and each weight is read for less than it costs."""
+"""The least tiles: fewer leave the units half empty, and reading a weight costs more than its products gain."""
 
 TAIL_COST = 0.6
-"""What a step costs for 16 tiles or fewer."""
+"""The cost of a step with 16 tiles or fewer."""
 
 READ_COST = 0.8
-"""What it costs to read the weights of a step, or as many bytes of points that do not lie in the level-2 cache."""
+"""The cost of reading the weights of a step, or as many bytes of points that are not in the level-2 cache."""
 
 SHARED_COST = 0.65
-"""The same for points of which another thread may have computed the numbers."""
+"""The cost of reading as many bytes of points that another thread may have computed."""
 
 STAGES_COST = 50
-"""What it costs to run three stages instead of one."""
+"""The cost of running three stages instead of one."""
 
 CACHE_SHARE = 0.5
-"""The part of the level-2 cache in which points lie."""
+"""The part of the level-2 cache that points may fill."""
 
 TASK_VECTORS = 4
-"""Most vectors of channels that are transformed back together."""
+"""The most vectors of channels that are transformed back together."""
 
 LEAST_BALANCE = 0.9
-"""The part of their time in which threads should have something to do."""
+"""The least part of the time in which threads should be busy."""
 
 
 def suits_matrix_units(schedule: SplitWinograd, target: Target) -> bool:
-    """Return whether matrix units may pay: where their tiles are mostly full."""
+    """Return whether matrix units may pay: whether their tiles are mostly full."""
     is_wide = min(schedule.channels, schedule.outputs) >= LEAST_CHANNELS and schedule.outputs % TOGETHER == 0
     return target.isa == "amx" and schedule.dtype.is_float and is_wide and schedule.tiles >= LEAST_TILES
 
 
 def split_blocking(schedule: SplitWinograd, target: Target) -> SplitWinogradBlocking:
-    """Choose the sizes."""
+    """Return the blocking with the least estimated cost."""
     return min(_choices(schedule, target), key=lambda choice: choice[0])[1]
 
 
 def _choices(schedule: SplitWinograd, target: Target) -> Iterator[tuple[float, SplitWinogradBlocking]]:
-    """Yield blockings, with estimates of their time."""
+    """Yield blockings with their estimated costs."""
     threads, tiles = target.threads, schedule.tiles
     channels = schedule.channels, schedule.outputs
     vectors = math.gcd(channels[1] // schedule.lanes, TASK_VECTORS)
@@ -78,13 +79,16 @@ def _choices(schedule: SplitWinograd, target: Target) -> Iterator[tuple[float, S
 
 
 def _products(tiles: int) -> float:
-    """Return the time of a step for some tiles."""
+    """Return the cost of a step for a number of tiles, which may exceed 32."""
     whole, rest = divmod(tiles, TOGETHER)
     return whole + (0 if rest == 0 else TAIL_COST if rest <= TOGETHER // 2 else 1)
 
 
 def _shares(schedule: SplitWinograd, threads: int) -> tuple[int, int]:
-    """Return how many points a task multiplies, and by how many tasks: as few tasks as keep all threads busy."""
+    """Return how many points a task multiplies, and by how many tasks a point's channels are divided.
+
+    There are as few tasks as keep all threads busy.
+    """
 
     def is_even(tasks: int) -> bool:
         return tasks >= LEAST_BALANCE * round_up(tasks, threads)

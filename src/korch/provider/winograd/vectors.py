@@ -1,4 +1,4 @@
-"""A convolution in Winograd's space on vector units: the sizes of its tile program, from the caches."""
+"""Chooses the blocking of a Winograd convolution on vector units from the sizes of caches and registers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def blocking_of(
     """Choose the sizes.
 
     Args:
-        points: elements of a transformed tile.
-        tiles: in all.
-        channels: of the image and of the result.
-        target: its caches, registers and threads.
-        is_shared: whether all tiles are transformed first, and each thread has its own channels.
-        element_bytes: of a transformed tile.
+        points: the elements of a transformed tile.
+        tiles: the number of all tiles.
+        channels: the channels of the image and of the result.
+        target: the machine, with its caches, registers and threads.
+        is_shared: whether all tiles are transformed first, and channels are divided among the threads.
+        element_bytes: the bytes of an element of a transformed tile.
     """
     blocks = channels[1] // target.lanes
     vectors = next(n for n in (2, 3, 1) if blocks % n == 0)
@@ -33,14 +33,14 @@ def blocking_of(
         most = max(most_rows // 2, int(CACHE_SHARE * target.l2_bytes / (element_bytes * points * channels[0])))
         per_thread = -(-tiles // target.threads)
         group = -(-per_thread // -(-per_thread // most))
-    # With a turn over the terms the weights are loaded once more, which costs as much as a row.
+    # Each block of rows loads the weights once more, which costs as much as a row.
     candidates = range(max(1, most_rows // 2), most_rows + 1)
     rows = min(candidates, key=lambda r: (group + -(-group // r), -r))
     return WinogradBlocking(vectors, min(rows, group), group, is_shared)
 
 
 def blocking_for(schedule: Winograd, target: Target, is_shared: bool) -> WinogradBlocking:
-    """Return the sizes for a convolution."""
+    """Return the blocking for a convolution."""
     channels = schedule.channels, schedule.outputs
     size_bytes = schedule.dtype.size_bytes
     found = blocking_of(schedule.points, schedule.tiles, channels, target, is_shared, size_bytes)

@@ -29,7 +29,7 @@ PEERS: dict[str, Peer] = {
     "tvm": TvmPeer(),
     "iree": IreePeer(),
 }
-"""By the name that the command line takes."""
+"""The peers by their names on the command line."""
 
 
 ALIASES = {
@@ -44,7 +44,7 @@ ALIASES = {
 
 
 def get_peer(name: str) -> Peer:
-    """Return the peer called `name`, with its option, or what "package.module:OBJECT" names.
+    """Return the peer called `name`, with its option if it has one, or the object "package.module:OBJECT".
 
     Raises:
         OptionError: there is no such peer or option, or the module can't be imported.

@@ -1,4 +1,4 @@
-"""Arrays <-> a file .npz. Elements of bfloat16, which such files do not know, are stored as their bits."""
+"""Arrays <-> an .npz file. bfloat16 elements, which the format does not support, are stored as 16-bit integers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from korch.primitive.types import DType
 from korch.report.peers.peer import Array
 
 BFLOAT16 = DType.BF16.numpy
-"""NumPy's type of bfloat16."""
+"""The NumPy type for bfloat16."""
 
 
 def save_arrays(path: Path, arrays: Sequence[Array]) -> None:
@@ -27,10 +27,10 @@ def load_arrays(path: Path) -> list[Array]:
 
 
 def as_bits(array: Array) -> Array:
-    """Return elements of bfloat16 as integers, others as they are."""
+    """Return bfloat16 elements as 16-bit integers with the same bits; other arrays are unchanged."""
     return np.ascontiguousarray(array).view(np.uint16) if array.dtype == BFLOAT16 else array
 
 
 def from_bits(array: Array) -> Array:
-    """Return what 16 bits are as bfloat16."""
+    """Return 16-bit elements as bfloat16 with the same bits."""
     return array.view(BFLOAT16)

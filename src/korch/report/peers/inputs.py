@@ -1,7 +1,7 @@
 """ONNX model -> random inputs, the same for each engine and each run.
 
 Floats have a standard normal distribution. Booleans and integers are 0 or 1, which are valid token
-numbers and indices in any model.
+IDs and indices in any model.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def random_inputs(model_path: Path, seed: int = 0, shapes: Mapping[str, Sequence
 
     Args:
         model_path: an ONNX file.
-        seed: of the numbers.
-        shapes: of inputs with unknown dimensions (or to override known ones).
+        seed: the random seed.
+        shapes: the shapes of inputs with unknown dimensions; they override known shapes too.
 
     Raises:
         ModelError: the file can't be read as ONNX.
@@ -68,7 +68,7 @@ def read_graph(model_path: Path) -> Any:
 
 
 def free_dimensions(graph: Any, inputs: Arrays) -> dict[str, int]:
-    """Name of each symbolic dimension of a graph's inputs -> its size in `inputs`."""
+    """Return the size in `inputs` of each symbolic dimension of a graph's inputs, by its name."""
     sizes: dict[str, int] = {}
     for declared in graph.input:
         if declared.name not in inputs:
@@ -81,7 +81,7 @@ def free_dimensions(graph: Any, inputs: Arrays) -> dict[str, int]:
 
 
 def with_fixed_shapes(model_path: Path, inputs: Arrays, folder: Path) -> Path:
-    """Return the model, or a copy in `folder` whose dimensions are those of `inputs`."""
+    """Return the model if its input shapes are fixed, else a copy in `folder` with the shapes of `inputs`."""
     import onnx
 
     graph = read_graph(model_path)
@@ -97,7 +97,7 @@ def with_fixed_shapes(model_path: Path, inputs: Arrays, folder: Path) -> Path:
                 dimension.dim_value = known[i]
             elif dimension.dim_param in sizes:
                 dimension.dim_value = sizes[dimension.dim_param]
-    del model.graph.value_info[:]  # inferred again, with the sizes
+    del model.graph.value_info[:]  # to be inferred again with the known sizes
     path = folder / model_path.name
     onnx.save(model, str(path))
     return path

@@ -1,12 +1,12 @@
 """IREE: ONNX -> MLIR -> a module for this CPU, run by its pool of worker threads.
 
-The module is compiled for the host's instruction set with the flags that IREE's guides advise for
-speed on CPUs: optimization level 3, and data tiling, which packs the operands of matrix products
-(the level alone leaves it off, and YOLOX then takes twice as long). Its limit on a function's stack
-is raised from 32 to 256 KiB, and the workers' stacks with it: Segformer does not compile otherwise.
+The module is compiled for the host's instruction set with the flags that IREE's guides recommend for
+speed on CPUs: optimization level 3, and data tiling, which packs the operands of matrix products.
+(The level alone does not enable it, and YOLOX then takes twice as long.) The limit on a function's stack
+is raised from 32 to 256 KiB, and the workers' stacks with it; otherwise Segformer does not compile.
 
-Inputs lie in the device's memory, which on a CPU is the process's, before the first run; outputs
-are looked at where they are. Each run still allocates its outputs: IREE has no way to bind them.
+Inputs are copied to the device's memory, which on a CPU is the process's memory, before the first run. Outputs
+are read in place. Each run still allocates its outputs, because IREE has no way to bind them.
 
 Source: IREE documentation, "CPU deployment" and "Optimization options".
 """
@@ -33,7 +33,7 @@ _FLAGS = (
     f"--iree-llvmcpu-stack-allocation-limit={_STACK_BYTES}",
 )
 _OPSET = "17"
-"""The version of ONNX's operators that the importer covers best; older models are converted."""
+"""The ONNX opset that the importer supports best; older models are converted to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,11 @@ class IreePeer:
     name: str = "iree"
 
     def is_available(self) -> str | None:
-        """Tell whether compiler and runtime are installed, without importing them."""
+        """Check whether the compiler and the runtime are installed, without importing them."""
         return missing("iree", "iree", "iree.compiler", "iree.runtime")
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
-        """Compile the model for the shapes of `inputs`, and load what comes out."""
+        """Compile the model for the shapes of `inputs`, and load the compiled module."""
         require(self)
         inputs = contiguous(inputs)
         with tempfile.TemporaryDirectory(prefix="korch-iree-") as folder:
@@ -55,7 +55,7 @@ class IreePeer:
 
 
 def _compile(model_path: Path, inputs: Arrays, folder: Path) -> bytes:
-    """Return the module's bytes. They are not mapped from a file: its weights count as memory."""
+    """Return the module's bytes. They are not mapped from a file, so that its weights count as memory."""
     source, module = folder / "model.mlir", folder / "model.vmfb"
     fixed = with_fixed_shapes(model_path, inputs, folder)
     tools = [sys.executable, "-P", "-m", "iree.compiler.tools"]
@@ -78,8 +78,8 @@ class _Module:
         rt.flags.parse_flags(
             f"--task_topology_max_group_count={threads}", f"--task_worker_stack_size={4 * _STACK_BYTES}"
         )
-        # One thread runs at once what others would have to be woken for.
-        # IREE keeps the device to the end: outputs lie in its memory and don't hold it.
+        # A single thread runs tasks immediately on the calling thread; worker threads would have to be woken.
+        # IREE keeps the device to the end of the process: outputs are in its memory and don't keep it alive.
         device = rt.get_device("local-task" if threads > 1 else "local-sync")
         config = rt.Config(device=device)
         module = rt.VmModule.copy_buffer(config.vm_instance, code)
@@ -94,7 +94,7 @@ class _Module:
 
 
 def _entry(names: list[str]) -> str:
-    """Return the function to call: beside it are its asynchronous twin and the initializer.
+    """Return the function to call; the module also has its asynchronous variant and the initializer.
 
     >>> _entry(["graph$async", "graph", "__init"])
     'graph'

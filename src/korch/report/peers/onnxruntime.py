@@ -1,8 +1,8 @@
 """ONNX Runtime, on its CPU execution provider with all graph optimizations.
 
 Inputs and outputs are bound once, so a call consists of `Run` alone. The threads of the pool spin
-within a run and for some time after it, which is the default and the fastest setting: they need not
-be woken for the next run. Before another engine is timed, the comparison waits until they sleep.
+within a run and for some time after it. This is the default and the fastest setting, because the threads need
+not be woken for the next run. Before another engine is timed, the comparison waits until they sleep.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class OnnxRuntimePeer:
     name: str = "onnxruntime"
 
     def is_available(self) -> str | None:
-        """Tell whether the package is installed, without importing it."""
+        """Check whether the package is installed, without importing it."""
         return missing("onnxruntime", "onnxruntime")
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
@@ -45,10 +45,10 @@ class OnnxRuntimePeer:
 
 
 class _BoundSession:
-    """A session with its inputs bound, and its outputs too where their shape is known.
+    """A session with bound inputs, and with bound outputs where their shapes are known.
 
-    A CPU OrtValue made from a NumPy array shares its memory, and nothing in ONNX Runtime keeps the
-    array alive: this object does.
+    A CPU OrtValue made from a NumPy array shares the array's memory, but ONNX Runtime does not keep the
+    array alive. This object does.
     """
 
     def __init__(self, session: Any, inputs: Arrays) -> None:

@@ -1,7 +1,7 @@
 """OpenVINO's CPU plugin, in float32 and tuned for latency.
 
-The precision is set to float32: on CPUs with bfloat16 units OpenVINO otherwise computes in
-bfloat16, and the comparison would not be of the same computation.
+The precision is set to float32: on CPUs with bfloat16 units, OpenVINO otherwise computes in
+bfloat16, and the engines would not do the same computation.
 
 Source: OpenVINO documentation, "CPU Device" and "High-level Performance Hints".
 """
@@ -23,7 +23,7 @@ class OpenVinoPeer:
     name: str = "openvino"
 
     def is_available(self) -> str | None:
-        """Tell whether the package is installed, without importing it."""
+        """Check whether the package is installed, without importing it."""
         return missing("openvino", "openvino")
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
@@ -50,7 +50,7 @@ class OpenVinoPeer:
 
 
 class _BoundRequest:
-    """A request with its inputs bound. It keeps their arrays alive, which OpenVINO doesn't."""
+    """A request with bound inputs. It keeps their arrays alive, which OpenVINO does not do."""
 
     def __init__(self, compiled: Any, inputs: Arrays) -> None:
         import openvino as ov
@@ -65,12 +65,12 @@ class _BoundRequest:
     def __call__(self) -> list[Array]:
         self._request.infer()
         tensors = [self._request.get_output_tensor(index) for index in self._outputs]
-        # Elements of bfloat16 come as float16 of the same bits.
+        # OpenVINO returns bfloat16 elements as float16 with the same bits.
         return [from_bits(t.data) if t.element_type.get_type_name() == "bf16" else t.data for t in tensors]
 
 
 def _bfloat16(array: Array) -> Any:
-    """Return a tensor of the memory of an array of bfloat16."""
+    """Return a tensor that shares the memory of a bfloat16 array."""
     import openvino as ov
 
     return ov.Tensor(as_bits(array), array.shape, ov.Type.bf16)

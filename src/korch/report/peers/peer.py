@@ -1,7 +1,7 @@
 """Model, inputs and a number of threads -> a call that runs the model once.
 
-A `Peer` is another engine that Korch is compared with. Each lives in a file of its own, imports its
-engine only when it is asked to prepare a model, and says how to install it where it is missing.
+A `Peer` is another engine that Korch is compared with. Each peer is in its own file, imports its
+engine only when it is asked to prepare a model, and says how to install the engine if it is missing.
 Peers run in worker processes (`process.py`), never in the process that compares them.
 """
 
@@ -27,7 +27,7 @@ class Peer(Protocol):
     """An engine that runs ONNX models (or, for Korch itself, artifacts).
 
     Attributes:
-        name: as in tables and messages.
+        name: the engine's name in tables and messages.
     """
 
     @property
@@ -56,7 +56,7 @@ class Peer(Protocol):
 
 @runtime_checkable
 class Adjustable(Protocol):
-    """A peer with an option, which follows its name: "tvm:2000"."""
+    """A peer with an option, which is written after its name: "tvm:2000"."""
 
     def with_option(self, text: str) -> Peer:
         """Return the peer with the option.
@@ -76,11 +76,11 @@ class Patient(Protocol):
 
 
 def missing(extra: str, *modules: str) -> str | None:
-    """Return None if all modules are there, else how to install them (none is imported).
+    """Return None if all modules are installed, else how to install them (the modules are not imported).
 
     Args:
-        extra: the extra of the distribution that has them.
-        modules: of those inside of packages, the packages come before them.
+        extra: the extra of the distribution that contains them.
+        modules: names of modules; the package of a submodule must come before it.
     """
     for module in modules:
         if importlib.util.find_spec(module) is None:
@@ -89,7 +89,7 @@ def missing(extra: str, *modules: str) -> str | None:
 
 
 def require(peer: Peer) -> None:
-    """Raise `UnsupportedError` with the way to install it unless the peer is available."""
+    """Raise `UnsupportedError`, which says how to install the peer, unless the peer is available."""
     reason = peer.is_available()
     if reason is not None:
         problem, _, remedy = reason.partition("; ")
@@ -97,5 +97,5 @@ def require(peer: Peer) -> None:
 
 
 def contiguous(inputs: Mapping[str, Array]) -> Arrays:
-    """Return the inputs with each array contiguous, so that engines can use its memory as it is."""
+    """Return the inputs as contiguous arrays, so that engines can use their memory directly."""
     return {name: np.ascontiguousarray(array) for name, array in inputs.items()}

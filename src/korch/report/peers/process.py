@@ -1,4 +1,4 @@
-"""A worker process as an object: start, ask, close.
+"""A worker process as an object: start it, send requests, close it.
 
 Each engine has its own process: thread pools of several engines in one process disturb each other,
 and an engine that crashes or hangs must not end the comparison. A crash, a time-out and an error of
@@ -49,7 +49,7 @@ class WorkerProcess:
             stderr=self._stderr,
             env=environment,
             bufsize=0,
-            start_new_session=True,  # so that a compiler that it started ends with it
+            start_new_session=True,  # so that compilers that it started can be killed with it
         )
 
     def __enter__(self) -> WorkerProcess:
@@ -62,7 +62,7 @@ class WorkerProcess:
         """Send a request and wait for its answer.
 
         Raises:
-            KorchError: what the engine raised, with its own class.
+            KorchError: the error that the engine raised, with its own class.
             MeasureError: the worker died, or didn't answer within `timeout_s` (it is then killed).
         """
         stdin = self._process.stdin
@@ -86,12 +86,12 @@ class WorkerProcess:
         return answer
 
     def settle(self, limit_s: float = 0.25) -> bool:
-        """Wait until the worker's threads have gone to sleep.
+        """Wait until the worker's threads are asleep.
 
-        Thread pools spin for a while after a run. Returns False if they still did after `limit_s`,
-        or if the system can't tell.
+        Thread pools spin for a while after a run. Returns False if they still spin after `limit_s`,
+        or if the system does not provide this information.
         """
-        step_s = 0.008  # the kernel accounts for running threads once a tick, up to 4 ms
+        step_s = 0.008  # the operating system updates the times of running threads once per tick, up to 4 ms
         deadline = time.monotonic() + limit_s
         before_ns = self._busy_ns()
         while time.monotonic() < deadline:
@@ -105,9 +105,9 @@ class WorkerProcess:
         return False
 
     def memory_bytes(self) -> int | None:
-        """Return its memory but for what is mapped from files; None where Linux's /proc is missing.
+        """Return its memory without mapped files; None where Linux's /proc is missing.
 
-        So the libraries of an engine don't count, but its copies of weights do.
+        So the libraries of an engine are not counted, but its copies of weights are.
         """
         try:
             lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
@@ -117,7 +117,7 @@ class WorkerProcess:
         return 1024 * kib[0] if kib else None
 
     def close(self) -> None:
-        """End the worker; kills it if it doesn't end by itself."""
+        """End the worker; kill it if it does not end by itself."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -134,7 +134,7 @@ class WorkerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _read_line(self, timeout_s: float) -> bytes:
-        """Return the next line, b"" at the end of the stream; raises `TimeoutError`."""
+        """Return the next line, b"" at the end of the stream; raise `TimeoutError` after `timeout_s`."""
         stdout = self._process.stdout
         if stdout is None:
             return b""
@@ -151,9 +151,9 @@ class WorkerProcess:
         return line
 
     def _busy_ns(self) -> int | None:
-        """Time for which threads ran or waited for a core; None where Linux's /proc is missing.
+        """Return the time for which threads ran or waited for a core; None where Linux's /proc is missing.
 
-        A spinning thread that other processes keep off its core is not asleep.
+        Waiting is included, because a spinning thread that other processes keep off its core is not asleep.
         """
         total_ns = 0
         try:
@@ -189,7 +189,7 @@ class WorkerProcess:
 
 
 def _busy_ns(path: Path) -> int:
-    """Return the time on a core and waiting for one of a thread; 0 if it has just ended."""
+    """Return the time for which a thread ran or waited for a core; 0 if it has just ended."""
     try:
         return sum(map(int, path.read_text().split()[:2]))
     except (FileNotFoundError, ProcessLookupError):

@@ -1,7 +1,7 @@
 """Runs the compiler of an engine in a separate process, and reports an error in one line.
 
-So its memory does not count as memory of the engine, and a compiler that crashes is distinguished
-from a model that it refuses.
+Because it is a separate process, its memory is not counted as memory of the engine, and a crash of the compiler
+can be distinguished from an error that it reports for the model.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def run_tool(command: Sequence[str], task: str) -> None:
 
     Args:
         command: program and arguments.
-        task: what it does, as in "compile the model".
+        task: a description of what it does, such as "compile the model".
 
     Raises:
-        UnsupportedError: it failed; the text has its error in one line, or the signal that ended it.
+        UnsupportedError: the command failed; the message has its error in one line, or the signal that ended it.
     """
     done = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
@@ -39,9 +39,9 @@ def run_tool(command: Sequence[str], task: str) -> None:
 
 
 def reason(text: str) -> str:
-    """Return the line of a compiler's output with the error; "" if there is none.
+    """Return the error from a compiler's output, in one line; "" if the output is empty.
 
-    For MLIR that is the first line with an error, for Python the last line of the traceback.
+    For MLIR it is the first line with an error, for Python the last line of the traceback.
 
     >>> reason("m.mlir:7:12: error: failed to legalize 'onnx.Fizz': %3 = ...")
     "failed to legalize 'onnx.Fizz'"
@@ -52,5 +52,5 @@ def reason(text: str) -> str:
         mark = next((mark for mark in _MARKS if mark in line), None)
         if mark is not None:
             said = line.partition(mark)[2].strip()
-            return said.partition(": %")[0][:_LONGEST]  # without the operation's text
+            return said.partition(": %")[0][:_LONGEST]  # without the text of the MLIR operation
     return lines[-1][:_LONGEST] if lines else ""

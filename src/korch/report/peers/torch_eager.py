@@ -1,7 +1,6 @@
 """PyTorch, eager or compiled by Inductor with frozen weights.
 
-Both run the same module (`torch_operators`), which calls a function of PyTorch for each ONNX
-operator.
+Both run the same module (`torch_operators`), which calls a PyTorch function for each ONNX operator.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ class TorchPeer:
     is_compiled: bool
 
     def is_available(self) -> str | None:
-        """Tell whether the package is installed, without importing it."""
+        """Check whether the package is installed, without importing it."""
         return missing("torch", "torch")
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
-        """Translate the model to a PyTorch module, and compile it if this peer does that."""
+        """Translate the model to a PyTorch module, and compile it if `is_compiled`."""
         require(self)
         import torch
 
@@ -41,11 +40,11 @@ class TorchPeer:
         tensors = [torch.from_numpy(array) for array in contiguous(inputs).values()]
         call = module
         if self.is_compiled:
-            # One graph, as an operator that can't be traced would part the model into many slow ones.
+            # fullgraph, because an operator that can't be traced would split the model into many slow graphs.
             call = torch.compile(module, fullgraph=True, dynamic=False, options={"freezing": True})
 
         def run() -> list[Array]:
-            # Freezing needs no_grad, in the call that compiles as in all later ones.
+            # Freezing needs no_grad in the call that compiles and in all later calls.
             with torch.no_grad():
                 return [output.numpy() for output in call(*tensors)]
 

@@ -1,12 +1,12 @@
 """TVM: ONNX -> Relax -> a shared library for this CPU, run by Relax's virtual machine.
 
-Without tuning, TVM compiles the loops of each operator unchanged, for one thread: tens of times
-slower than an engine with its own kernels. So the row's name says whether it was tuned. "tvm:N"
-tunes with N trials of MetaSchedule first, which measures schedules on this machine; TVM recommends
+Without tuning, TVM compiles the loops of each operator unchanged, for one thread. This is tens of times
+slower than an engine with its own kernels, so the row's name says whether the model was tuned. "tvm:N"
+first tunes with N trials of MetaSchedule, which measures schedules on this machine; TVM recommends
 64 trials for each different operator. The results are kept in Korch's cache folder.
 
-`tvm_build.py` compiles, in a process of its own. Inputs are TVM's tensors before the first run, and
-outputs are looked at where they are; each run takes their memory from a pool.
+`tvm_build.py` compiles in a separate process. Inputs are converted to TVM tensors before the first run, and
+outputs are read in place; each run takes their memory from a pool.
 
 Source: TVM documentation, "MetaSchedule" and `relax.pipeline.static_shape_tuning_pipeline`.
 """
@@ -38,7 +38,7 @@ class TvmPeer:
     """TVM.
 
     Attributes:
-        trials: of MetaSchedule; 0 leaves the model untuned.
+        trials: the number of MetaSchedule trials; 0 for no tuning.
     """
 
     trials: int = 0
@@ -60,12 +60,12 @@ class TvmPeer:
         return TvmPeer(int(text))
 
     def is_available(self) -> str | None:
-        """Tell whether TVM, and what its tuner needs, are installed; nothing is imported."""
+        """Check whether TVM, and the packages that its tuner needs, are installed; nothing is imported."""
         tuner = ("xgboost", "psutil", "cloudpickle") if self.trials else ()
         return missing("tvm", "tvm", *tuner)
 
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
-        """Compile the model for the shapes of `inputs`, tuned if this peer does that."""
+        """Compile the model for the shapes of `inputs`, with tuning if `trials` is not 0."""
         require(self)
         inputs = contiguous(inputs)
         with tempfile.TemporaryDirectory(prefix="korch-tvm-") as folder:
@@ -100,7 +100,7 @@ def _load(library: Path, inputs: Arrays, threads: int) -> Run:
 
 
 def _import() -> tuple[Any, Any]:
-    """Import TVM without PyTorch, which it loads where it is installed, but does not need."""
+    """Import TVM without PyTorch, which TVM imports if it is installed, but does not need."""
     is_hidden = "torch" not in sys.modules
     if is_hidden:
         sys.modules["torch"] = None  # type: ignore[assignment]  # says that it can't be imported

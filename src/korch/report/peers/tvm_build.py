@@ -1,11 +1,11 @@
-"""ONNX -> a shared library of TVM's, in a process of its own: `python -m ... REQUEST`.
+"""ONNX -> a shared library compiled by TVM, in a separate process: `python -m ... REQUEST`.
 
-The passes are those of TVM's `static_shape_tuning_pipeline`, including layouts of weights. Only the
-trials of a task differ: if there are fewer than 64 for each task, all tasks have the same number,
-while the pipeline would leave the last ones without any.
+The passes are those of TVM's `static_shape_tuning_pipeline`, including the layouts of weights. The only
+difference is the number of trials of a task: if there are fewer than 64 trials for each task, all tasks get
+the same number, while the pipeline would give none to the last tasks.
 
-The results of tuning are in a folder that is named after the model's content, the shapes, the
-target, the threads, the number of trials and TVM's version. A run that did not end is repeated.
+The results of tuning are in a folder whose name is a hash of the model's content, the shapes, the
+target, the threads, the number of trials and TVM's version. A tuning run that did not finish is repeated.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import Any
 
 _TRIALS_A_TASK = 64
-"""As many as MetaSchedule tries at a time."""
+"""The number of trials that MetaSchedule runs in one batch."""
 
 _PATIENCE_S = 300.0
-"""What a trial may take to be built, and to run. With TVM's own 30 s, all of them are lost where
-others keep the cores busy: a process that builds first computes for 15 s to import TVM's parts."""
+"""The time limit to build a trial, and to run it. With TVM's default of 30 s, all trials fail if other processes keep
+the cores busy, because each building process first needs 15 s of processor time to import TVM."""
 
 _NO_TIME_S = 1e9
-"""TVM writes more than this for a trial that failed."""
+"""TVM records a larger time than this for a trial that failed."""
 
 
 def main() -> None:
-    """Build what the only argument asks for."""
+    """Build the library of the request, which is the only argument."""
     request = json.loads(sys.argv[1])
     os.environ["TVM_NUM_THREADS"] = str(request["threads"])  # for this process and its measurers
     with tempfile.TemporaryDirectory(prefix="korch-tvm-") as folder:
@@ -40,13 +40,13 @@ def main() -> None:
 
 
 def hide_torch(folder: Path) -> None:
-    """Let neither this process nor those that it starts import PyTorch, which TVM does not need.
+    """Prevent this process and its child processes from importing PyTorch, which TVM does not need.
 
-    Each builder of a trial searches all that is imported for each function that it reads: with
-    PyTorch, it computes for 40 s before it builds anything, where TVM gives it 30.
+    The builder of a trial searches all imported modules for each function that it reads. With PyTorch imported,
+    this takes 40 s before anything is built, which is more than TVM's limit of 30 s.
 
     Args:
-        folder: an empty one, which is imported from first.
+        folder: an empty folder, which becomes the first on the import path.
     """
     (folder / "torch.py").write_text('raise ImportError("TVM does not need PyTorch")\n')
     before = os.environ.get("PYTHONPATH")
@@ -86,7 +86,7 @@ def build(request: dict[str, Any]) -> Any:
 
 
 def _tuned(module: Any, target: Any, request: dict[str, Any]) -> Path:
-    """Return the folder of the database, which is filled first if it is not there."""
+    """Return the folder of the tuning database; the model is tuned first if there is none."""
     from tvm.s_tir.meta_schedule.builder import LocalBuilder
     from tvm.s_tir.meta_schedule.relax_integration import extract_tasks, tune_relax
     from tvm.s_tir.meta_schedule.runner import LocalRunner
@@ -112,7 +112,7 @@ def _tuned(module: Any, target: Any, request: dict[str, Any]) -> Path:
         runner=LocalRunner(timeout_sec=_PATIENCE_S),
     )
     times_s = [float(s) for r in database.get_all_tuning_records() for s in r.run_secs or ()]
-    if min(times_s, default=_NO_TIME_S) >= _NO_TIME_S:  # it would be an untuned TVM's
+    if min(times_s, default=_NO_TIME_S) >= _NO_TIME_S:  # the result would be untuned
         raise RuntimeError(f"none of {trials} trials gave a time; {folder / 'logs'} says why")
     done.touch()
     return folder

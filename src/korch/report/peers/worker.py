@@ -1,8 +1,8 @@
 """The process in which one engine runs.
 
-It reads one JSON object a line from standard input and answers each with one line on standard
-output; what the engine prints goes to standard error. It ends when its input ends, so it never
-outlives the process that started it. While it waits it uses no processor time.
+It reads one JSON object per line from standard input and answers each with one line on standard
+output; the output of the engine goes to standard error. It ends when its input ends, so it never
+outlives the process that started it. While it waits for input, it uses no processor time.
 
     {"do": "prepare", "engine", "path", "threads", "inputs": npz, "names": [...]}  -> {}
     {"do": "run", "untimed": n, "rest_ms": t, "timed": m}                   -> {"times_ns": [...]}
@@ -46,13 +46,13 @@ def serve() -> None:
 
 
 class _Session:
-    """The prepared engine; empty until the first request prepared it."""
+    """The prepared engine; there is none until the first "prepare" request."""
 
     def __init__(self) -> None:
         self._run: Run | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what the request asks."""
+        """Execute a request and return the answer."""
         match request["do"]:
             case "prepare":
                 self._run = _prepare(request)

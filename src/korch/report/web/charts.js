@@ -42,11 +42,11 @@ function roofline() {
   });
 }
 
-// A row for each provider's kernels, and one for each thread if threads were recorded.
+// The timeline: a row for each provider's kernels, and one for each thread if threads were recorded.
 function timeline() {
   let at = 0;
   const spans = kernels.map((k, i) => {
-    const us = data.spans_us[i] ?? k.run_us ?? k.us; // of the run that is shown, else alone
+    const us = data.spans_us[i] ?? k.run_us ?? k.us; // the time in the shown run, else measured alone
     const span = { number: k.number, range: [at, at + us], us, row: k.provider };
     at += us;
     return span;

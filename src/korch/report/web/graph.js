@@ -1,8 +1,8 @@
-// The graph of the plan: kernels, primitives in the boxes of their kernels, or the model's operators.
+// The graph of the plan: its kernels, its primitives in boxes (one for each kernel), or the model's operators.
 
 const READABLE = 0.8; // the least zoom at which labels can be read
 const LINE = 14; // height of a line of a label
-const MOST_LETTERS = 26; // of a line of a label
+const MOST_LETTERS = 26; // most characters in a line of a label
 const ROW_GAP = 30;
 const COLUMN_GAP = 44;
 
@@ -35,7 +35,7 @@ function draw() {
         width: 1.2, "line-color": color("--faint"), "target-arrow-color": color("--faint"),
         "target-arrow-shape": "triangle", "arrow-scale": 0.7, "curve-style": "bezier",
       } },
-      // From the foot of a column to the head of another: these cross what lies between.
+      // Edges between columns: they cross other nodes, so they are drawn faintly.
       { selector: ".far", style: { opacity: 0.35, "line-style": "dashed" } },
     ],
   });
@@ -51,7 +51,7 @@ function fit() {
   if (graph.zoom() > 1.2) graph.zoom(1.2).center();
 }
 
-// Bring a kernel's nodes into view, at a size at which their labels can be read.
+// Scroll and zoom so that a kernel's nodes are visible and their labels can be read.
 function bring(nodes) {
   const { x1, y1, x2, y2 } = nodes.boundingBox();
   const seen = graph.extent();
@@ -59,7 +59,7 @@ function bring(nodes) {
   if (!isSeen || graph.zoom() < READABLE) graph.zoom(Math.max(graph.zoom(), READABLE)).center(nodes);
 }
 
-// A label in lines: broken at spaces, slashes and dots, and within words that are longer.
+// Break a label into lines: at spaces, slashes and dots, and within words that are longer than a line.
 function wrapped(label) {
   const lines = [""];
   for (const word of label.match(/[^\s/.]+[\s/.]*|[\s/.]+/g) ?? []) {
@@ -80,9 +80,9 @@ function sizeOf(text) {
   return { w: Math.ceil(Math.max(...lines.map((line) => pen.measureText(line).width))) + 18, h: LINE * lines.length + 10 };
 }
 
-// Where nodes stand. Dagre places the boxes of kernels, or the nodes where there are no boxes; inside
-// of each box a primitive stands below all that it reads. (Dagre with boxes in boxes takes seconds for
-// hundreds.) Then what is much higher than wide is folded into columns.
+// Compute the positions of nodes. Dagre places the boxes of kernels, or the nodes if there are no boxes. Inside
+// of each box, a primitive is placed below all primitives that it reads. (Dagre itself takes seconds to place
+// hundreds of nested boxes.) Then a graph that is much higher than wide is folded into columns.
 function placed(chosen, sizes) {
   const inside = chosen.nodes.filter((n) => n.parent);
   const parent = new Map(inside.map((n) => [n.id, n.parent]));
@@ -122,7 +122,7 @@ function placed(chosen, sizes) {
   return { places, far: (a, b) => columns.of.get(box(a)) !== columns.of.get(box(b)) };
 }
 
-// box -> depth -> primitives
+// Return the primitives by box and depth.
 function rowsInside(inside, parent, edges) {
   const depth = new Map(inside.map((n) => [n.id, 0]));
   const own = edges.filter(([a, b]) => parent.has(a) && parent.get(a) === parent.get(b));
@@ -140,7 +140,7 @@ function rowsInside(inside, parent, edges) {
   return rows;
 }
 
-// Of all numbers of columns, the one with which the whole is largest in a window of this shape.
+// Fold the graph into the number of columns at which it can be shown largest in a window of this shape.
 function folded(boxes, width, height) {
   const top = Math.min(...boxes.map((b) => b.y - b.h / 2));
   const whole = Math.max(...boxes.map((b) => b.y + b.h / 2)) - top;
@@ -170,7 +170,7 @@ function inColumns(boxes, top, high, count) {
   return { boxes: moved, of, width: left - COLUMN_GAP + 24, height: height + 24 };
 }
 
-// The darker, the larger a part of the plan's time.
+// Return a node's colour: the larger its part of the plan's time, the darker.
 function shade(node, most) {
   const us = (node.data("kernels") ?? []).reduce((sum, i) => sum + kernels[i].us, 0);
   const part = Math.round(8 + 62 * Math.sqrt(Math.min(1, us / most)));

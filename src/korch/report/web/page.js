@@ -137,7 +137,7 @@ function list() {
   if (graph) highlight(new Set(rows.map((k) => k.number)), needle !== "");
 }
 
-// One row is a stop of the Tab key; arrows move it.
+// Only one row can be reached with the Tab key; the arrow keys move to other rows.
 function stop(row) {
   for (const other of document.querySelectorAll("tr.kernel[tabindex='0']")) other.tabIndex = -1;
   if (row) row.tabIndex = 0;
@@ -253,6 +253,6 @@ byId("search").addEventListener("keydown", (event) => {
 });
 byId("details").addEventListener("keydown", (event) => { if (event.key === "Escape") back(); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-matchMedia("print").addEventListener("change", redrawCharts); // paper is light
+matchMedia("print").addEventListener("change", redrawCharts); // printed pages use the light colours
 redraw();
 if (kernels.length) select([...kernels].sort((a, b) => b.us - a.us)[0].number, true);

@@ -1,1 +1,1 @@
-"""Plans for CUDA devices: built, kept in an artifact, and run as one graph."""
+"""Plans for CUDA devices: they are built, stored in an artifact, and run as one CUDA graph."""

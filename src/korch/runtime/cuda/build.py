@@ -39,10 +39,10 @@ def build_cuda(
     Args:
         graph: the model's graph.
         steps: the kernels in the order in which they run.
-        target: the device that they are for.
-        compiler: compiles launches; those that were measured are found in its cache.
-        origin: what the plan was made from.
-        parts: into at most how many tasks a launch is cut for each program of a persistent kernel; 0 for no such
+        target: the device that they are built for.
+        compiler: compiles launches; its cache has those that were measured.
+        origin: the origin of the plan.
+        parts: the most tasks into which a launch is cut for each program of a persistent kernel; 0 for no such
             kernels.
 
     Raises:
@@ -137,7 +137,7 @@ def _engine(
     """Build the engine of a network with its weights; return its name, "" if there is no network.
 
     Raises:
-        CompileError: TensorRT does not take the network.
+        CompileError: TensorRT does not accept the network.
     """
     network: Network | None = step.kernel.network
     if network is None:

@@ -2,8 +2,8 @@
 
 All launches are captured once, into one graph over fixed memory: an arena, the weights, and a
 buffer for each input and output. A call copies its inputs into these buffers, replays the graph and
-copies the outputs out; `bind` gives a run over the caller's own tensors, without copies. Nothing is
-allocated and nothing is waited for in a run.
+copies the outputs out of their buffers. `bind` returns a run over the caller's own tensors, without copies.
+A run allocates no memory and does not wait for the device.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from korch.runtime.runnable import PlanExecutable
 logger = logging.getLogger("korch.cuda")
 
 BRANCH_ROUNDS = 9
-"""Turns in which a graph with branches and one without are timed."""
+"""Rounds in which a graph with branches and a graph without branches are timed in turn."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bound:
     """A run over fixed tensors.
 
-    All runs of one executable share its memory: those on different streams need an order.
+    All runs of one executable share its memory, so the caller must order runs on different streams.
 
     Attributes:
-        inputs: what it reads, in the model's order.
-        outputs: what it writes.
-        graph: what runs; it knows its memory by addresses only.
-        kept: what has to live as long as the graph.
+        inputs: the tensors that it reads, in the model's order.
+        outputs: the tensors that it writes.
+        graph: the CUDA graph; it refers to its memory by addresses only.
+        kept: objects that must live as long as the graph.
     """
 
     inputs: tuple[Any, ...]
@@ -57,12 +57,12 @@ class Bound:
     kept: tuple[Any, ...]
 
     def replay(self) -> None:
-        """Run the model on the current stream; nothing is waited for."""
+        """Start a run of the model on the current stream, without waiting for it."""
         self.graph.replay()
 
 
 class CudaExecutable(PlanExecutable):
-    """A plan that runs on a CUDA device: call it with tensors or arrays.
+    """A plan that runs on a CUDA device; call it with tensors or arrays.
 
     It may be called from several threads; the calls wait for each other.
 
@@ -71,13 +71,13 @@ class CudaExecutable(PlanExecutable):
     """
 
     def __init__(self, program: CudaProgram) -> None:
-        """Load the kernels, move the weights, capture the graph.
+        """Load the kernels, copy the weights to the device, capture the graph.
 
         Args:
-            program: what `korch.runtime.cuda.build` made.
+            program: the program that `korch.runtime.cuda.build` made.
 
         Raises:
-            UnsupportedError: there is no device, or not one that the program fits.
+            UnsupportedError: there is no device, or the program does not run on it.
         """
         torch = self._torch = require_torch()
         self._program = program
@@ -90,7 +90,7 @@ class CudaExecutable(PlanExecutable):
             symbol: CudaFunction(image.image, symbol, image.shared_bytes, launches[symbol].warps)
             for symbol, image in images.items()
         }
-        # Launches of one function may run at the same time: each has memory of its own for its descriptors.
+        # Launches of one function may run at the same time, so each has its own memory for descriptors.
         sizes = {symbol: image.descriptor_bytes * launches[symbol].programs for symbol, image in images.items()}
         self._descriptors = [
             [torch.empty(sizes[launch.symbol], dtype=torch.uint8, device="cuda") for launch in step.launches]
@@ -112,7 +112,7 @@ class CudaExecutable(PlanExecutable):
 
     @property
     def plan(self) -> PlanRecord:
-        """The kernels in order, and all else that is known of the plan."""
+        """The plan: its kernels in order, and all other facts recorded about it."""
         return self._program.plan
 
     @property
@@ -124,15 +124,15 @@ class CudaExecutable(PlanExecutable):
         """Run the model on the current stream.
 
         Args:
-            arrays: one for each input: tensors of PyTorch, arrays of NumPy, or objects that support DLPack.
+            arrays: one for each input: PyTorch tensors, NumPy arrays, or objects that support DLPack.
 
         Returns:
-            For each output a tensor on the device; if all inputs are NumPy's, an array.
+            A tensor on the device for each output; if all inputs are NumPy arrays, NumPy arrays.
         """
         torch = self._torch
         given = self._accept(arrays)
         with self._lock:
-            self._done.wait()  # the run before may be under way on another stream
+            self._done.wait()  # the previous run may still be running on another stream
             for own, tensor in zip(self._own.inputs, given, strict=True):
                 own.copy_(tensor, non_blocking=True)
             self._own.replay()
@@ -146,11 +146,11 @@ class CudaExecutable(PlanExecutable):
         """Return a run over the caller's tensors, without copies.
 
         Args:
-            inputs: dense tensors on the device, aligned to 16 bytes; new ones if not given.
-            outputs: the same.
+            inputs: dense tensors on the device, aligned to 16 bytes; None for new ones.
+            outputs: the same for the outputs.
 
         Raises:
-            InputError: a tensor has another shape or type, or is not dense, aligned and there.
+            InputError: a tensor has another shape or type, or is not dense, aligned and on the device.
         """
         sides = []
         for name, tensors in (("inputs", inputs), ("outputs", outputs)):
@@ -163,13 +163,13 @@ class CudaExecutable(PlanExecutable):
             return self._bind(*sides)
 
     def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
-        """Return a function that runs the model once and gives its nanoseconds on the device."""
+        """Return a function that runs the model once and returns the nanoseconds on the device."""
         for own, tensor in zip(self._own.inputs, self._accept(arrays), strict=True):
             own.copy_(tensor)
         return self._clock()
 
     def _clock(self) -> Callable[[], int]:
-        """Return a function that runs the model once on what its inputs hold, and times it."""
+        """Return a function that runs the model once on the current content of its inputs, and returns the time."""
         torch = self._torch
 
         def once() -> int:
@@ -192,12 +192,12 @@ class CudaExecutable(PlanExecutable):
 
         Raises:
             ArtifactError: it can't be read, or is damaged.
-            UnsupportedError: there is no device, or not one that it fits.
+            UnsupportedError: there is no device, or the artifact does not run on it.
         """
         return cls(read_program(path))
 
     def _resident(self, processors: int) -> tuple[PersistentRecord, ...]:
-        """Return the persistent kernels whose programs are all resident at the same time; else they would hang."""
+        """Return the persistent kernels; none if one would hang because its programs can't all be resident at once."""
         for record in self._program.persistent:
             most = processors * self._functions[record.launch.symbol].resident()
             if record.launch.programs > most:
@@ -252,21 +252,21 @@ class CudaExecutable(PlanExecutable):
         stream.wait_stream(torch.cuda.current_stream())
         with library_flags(torch, self._program.allow_tf32), torch.no_grad():
             with torch.cuda.stream(stream):
-                self._issue([stream] * STREAMS, inputs, outputs)  # the libraries set themselves up
+                self._issue([stream] * STREAMS, inputs, outputs)  # a first run, in which the libraries initialize
             stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             streams = [stream, *(torch.cuda.Stream() for _ in range(STREAMS - 1))]
-            # cuBLAS keeps its scratch memory by stream. What the graph uses must be allocated in
-            # its own pool, and nobody may use it beside: whoever clears it later frees the graph's.
+            # cuBLAS keeps one workspace for each stream. The graph's workspace must be allocated in the graph's
+            # own pool, and must be used by the graph only: clearing workspaces later would free it.
             torch._C._cuda_clearCublasWorkspaces()
-            # Other threads may allocate memory meanwhile.
+            # "thread_local": other threads may allocate memory during the capture.
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 results = self._issue(streams, inputs, outputs)
             torch._C._cuda_clearCublasWorkspaces()
             for persistent in (
                 self._persistent[record.first] for record in self._program.persistent if self._persistent
             ):
-                persistent.table.copy_(torch.tensor(persistent.addresses))  # of what was allocated in the capture, too
+                persistent.table.copy_(torch.tensor(persistent.addresses))  # some are from the capture
                 results.append(persistent.table)
             torch.cuda.synchronize()
         kept = (
@@ -281,7 +281,7 @@ class CudaExecutable(PlanExecutable):
         return Bound(tuple(inputs), tuple(outputs), graph, (*kept, results))
 
     def _issue(self, streams: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-        """Issue all steps, each on its stream; return what calls have allocated."""
+        """Issue all steps, each on its stream; return the memory that calls have allocated."""
         torch = self._torch
         main = streams[0]
         joined = {main}
@@ -325,10 +325,10 @@ class CudaExecutable(PlanExecutable):
         return memory.kept
 
     def _issue_persistent(self, number: int, pointers: Sequence[Sequence[int]], stream: int) -> None:
-        """Note the addresses of a step's launches; launch the persistent kernel with its last step.
+        """Collect the addresses of a step's launches; at the last step, launch the persistent kernel.
 
-        In a capture its table of addresses is that of the run before, and is written when the capture has ended:
-        what a capture allocates may be memory that the graph has used for something else before.
+        In a capture, the kernel uses the table of addresses of the previous run, which is overwritten after the
+        capture: memory for a new table, allocated in the capture, might be memory that the graph uses otherwise.
         """
         torch, persistent = self._torch, self._persistent[number]
         record, launch = persistent.record, persistent.record.launch
@@ -349,11 +349,11 @@ class _Persistent:
     """A persistent kernel.
 
     Attributes:
-        record: its steps.
+        record: the record with its steps.
         state: the counters of its runs and events.
         descriptors: memory for tensor descriptors.
-        addresses: those of the buffers of the launches that are issued so far.
-        table: the same on the device, of the run that was bound last.
+        addresses: the addresses of the buffers of the launches that were issued so far.
+        table: the addresses on the device, for the run that was bound last.
     """
 
     record: PersistentRecord
@@ -366,13 +366,13 @@ class _Persistent:
 def persistent_by_step(
     torch: Any, records: Sequence[PersistentRecord], sizes: Mapping[str, int], device: str
 ) -> dict[int, _Persistent]:
-    """Return the persistent kernel of each step that is run by one.
+    """Return the persistent kernel of each step that runs in one.
 
     Args:
         torch: the module.
         records: the persistent kernels.
         sizes: bytes for the tensor descriptors of each function.
-        device: where their memory is.
+        device: the device of their memory.
     """
     found: dict[int, _Persistent] = {}
     for record in records:
@@ -383,11 +383,11 @@ def persistent_by_step(
 
 
 def open_engines(program: CudaProgram, arch: int, torch: Any) -> dict[int, TensorRtEngine]:
-    """Load a program's engines, one for each step that has one: each has its own scratch memory.
+    """Load a program's engines: each step with an engine has its own instance, with its own scratch memory.
 
     Raises:
-        UnsupportedError: another version of TensorRT or another device built them, or there is no
-            TensorRT here.
+        UnsupportedError: the engines were built by another version of TensorRT or for another device, or there
+            is no TensorRT here.
     """
     if not program.engines:
         return {}
@@ -407,15 +407,15 @@ def open_engines(program: CudaProgram, arch: int, torch: Any) -> dict[int, Tenso
 
 
 def _open_buffers(step: StepProgram) -> list[int]:
-    """Return the buffers that an engine is given: its inputs but weights, and its outputs."""
+    """Return the buffers that are passed to an engine: its inputs except weights, and its outputs."""
     return [i for i in range(step.inputs + step.outputs) if i not in step.known]
 
 
 def with_best_branches(program: CudaProgram) -> CudaExecutable:
-    """Return an executable in which independent kernels run side by side if that is faster.
+    """Return an executable in which independent kernels run concurrently if that is faster.
 
     Raises:
-        UnsupportedError: there is no device, or not one that the program fits.
+        UnsupportedError: there is no device, or the program does not run on it.
     """
     one = CudaExecutable(replace(program, is_parallel=False))
     if all(turn.stream == 0 for turn in schedule(program.steps)):
@@ -436,7 +436,7 @@ def _torch_name(dtype: str) -> str:
 
 def _from_numpy(torch: Any, array: Any, dtype: str) -> Any:
     dense = np.asarray(array, order="C")
-    if not dense.flags.writeable:  # PyTorch has no tensors that can't be written
+    if not dense.flags.writeable:  # PyTorch does not support read-only tensors
         dense = dense.copy()
     if dtype == "bf16" and dense.dtype.itemsize == 2 and dense.dtype.name == "bfloat16":
         return torch.from_numpy(dense.view(np.uint16)).view(torch.bfloat16)

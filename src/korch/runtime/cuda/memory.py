@@ -1,4 +1,4 @@
-"""The memory of a program's buffers on a device: addresses for kernels, tensors for calls."""
+"""The memory of a program's buffers on a device: addresses for kernels, tensors for calls of PyTorch."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class StepMemory:
         inputs: Sequence[Any],
         outputs: Sequence[Any],
     ) -> None:
-        """Take the memory of a run.
+        """Store the memory of a run.
 
         Args:
             torch: the module.
-            program: what runs.
+            program: the program that runs.
             own: the arena, the constants and the tables.
-            inputs: tensors.
-            outputs: tensors.
+            inputs: the input tensors.
+            outputs: the output tensors.
         """
         self.torch = torch
         self.arena, self.weights, tables = own
@@ -37,9 +37,9 @@ class StepMemory:
         self.kept: list[Any] = []
 
     def put(self, place: BufferRecord, result: Any) -> None:
-        """Take what a call returned for a buffer of the arena; an output is copied.
+        """Use a call's result in place of a buffer of the arena; an output is copied.
 
-        Results live as long as the graph: branches of it run side by side.
+        Results stay alive as long as the graph, because branches of the graph run concurrently.
         """
         if place.memory != "arena":
             self.tensor(place).copy_(result)
@@ -48,7 +48,7 @@ class StepMemory:
         self.kept.append(result)
 
     def forget(self, places: Sequence[BufferRecord]) -> None:
-        """Say that buffers that a step writes, its scratch memory too, are in the arena again."""
+        """Record that a step writes these buffers (or uses them as scratch memory), so they are in the arena again."""
         for place in places:
             if place.memory == "arena":
                 self.results.pop(place.at, None)
@@ -64,7 +64,7 @@ class StepMemory:
         return int(self.lists[place.memory][place.at].data_ptr())
 
     def flat(self, place: BufferRecord) -> Any:
-        """Return a buffer's bytes."""
+        """Return a buffer as a flat tensor of bytes."""
         if place.memory == "arena" and place.at in self.results:
             found = self.results[place.at]
             return bytes_of(self.torch, found.as_strided((found.numel(),), (1,)))
@@ -82,5 +82,5 @@ class StepMemory:
 
 
 def bytes_of(torch: Any, tensor: Any) -> Any:
-    """Return a dense tensor's bytes; one without axes has no view of another size."""
+    """Return a dense tensor's bytes; it is flattened first because a 0-d tensor can't be viewed as bytes."""
     return tensor.reshape(-1).view(torch.uint8)

@@ -1,8 +1,8 @@
-"""Steps of a plan that follow each other -> persistent kernels that run them, where all are launches.
+"""Consecutive steps of a plan that consist only of launches -> persistent kernels that run them.
 
-A call of a library, an engine and a part that runs on the host end a segment. All kernels of a segment are
-compiled for the largest of their numbers of warps, and the largest kernel says what registers and shared memory a
-program has. There is one program for each multiprocessor.
+A segment ends at a library call, an engine, or a part that runs on the host. All kernels of a segment are
+compiled for the largest of their numbers of warps, and the largest kernel determines the registers and shared memory
+of a program. There is one program for each multiprocessor.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from korch.runtime.program import PlanStep
 logger = logging.getLogger("korch.cuda")
 
 MOST_LAUNCHES = 64
-"""Of a segment: the proof of its order compares all pairs of them."""
+"""The most launches of a segment: the proof of its order compares all pairs of them."""
 
 MOST_FUNCTIONS = 24
-"""Different kernels of a segment: the compiler's time grows with them."""
+"""The most different kernels of a segment: the compile time grows with their number."""
 
 LEAST_WARPS = 4
-"""Matrix units of Hopper need a group of four. No kernel gets fewer than it was made for: its tiles need registers."""
+"""Hopper's matrix units need groups of four warps. No kernel gets fewer warps than it was made for, because its tiles
+need the registers."""
 
 MOST_SPILL_BYTES = 256
-"""A thread of a persistent kernel has at most this much more on its stack than one of the kernels by themselves."""
+"""The most bytes by which a thread's stack in a persistent kernel may exceed the largest in its separate kernels."""
 
 
 def with_persistent(
@@ -41,11 +42,11 @@ def with_persistent(
     """Return a program in which persistent kernels run the segments that can be compiled.
 
     Args:
-        program: of the same steps, each with its own launches.
+        program: the program of the same steps, each with its own launches.
         steps: the kernels.
         target: the device.
         compiler: compiles the persistent kernels.
-        parts: a launch is cut into at most this many tasks for each of their programs.
+        parts: the most tasks into which a launch is cut for each program of a persistent kernel.
 
     Raises:
         InvalidGraphError: the proof of an order fails.
@@ -97,7 +98,7 @@ def with_persistent(
 
 
 def segments_of(steps: Sequence[PlanStep[CudaKernel]]) -> list[tuple[int, int]]:
-    """Return the first step and the one after the last of the longest sequences of at least two launches."""
+    """Return the maximal sequences of steps with at least two launches, as pairs of first step and end (exclusive)."""
     found: list[tuple[int, int]] = []
     begin, launches, functions = 0, 0, set[str]()
 
@@ -136,7 +137,7 @@ def _uses(step: PlanStep[CudaKernel], buffers: Sequence[BufferRecord]) -> list[L
 
 
 def _place(buffer: BufferRecord) -> Place | None:
-    """Return the memory of a buffer that some kernel writes, and where it begins."""
+    """Return the memory of a buffer that kernels write, and its offset; None for other buffers."""
     if buffer.memory == "arena":
         return "arena", buffer.at
     return (f"output {buffer.at}", 0) if buffer.memory == "output" else None

@@ -1,16 +1,16 @@
-"""A plan for a CUDA device as data: what its executable loads, and what its artifact holds.
+"""A plan for a CUDA device as data: what its executable loads, and what its artifact contains.
 
-The file is an archive as all artifacts are:
+The file is a zip archive like all artifacts:
 
-    manifest.json          format, schema, checksums of the rest
+    manifest.json          format, schema, checksums of the other members
     plan.json              a `PlanRecord`
     program.json           launches and calls in order, with the place of each buffer
     report.json            how the plan was found
     weights.safetensors    the packed constants
-    cubins/SYMBOL.cubin    the kernels, compiled
-    engines/SYMBOL.engine  engines of TensorRT
-    sources/SYMBOL.py      the kernels, as Triton or as calls of PyTorch
-    sources/SYMBOL.onnxtxt networks of engines, without weights
+    cubins/SYMBOL.cubin    the compiled kernels
+    engines/SYMBOL.engine  TensorRT engines
+    sources/SYMBOL.py      the sources of kernels: Triton, or calls of PyTorch
+    sources/SYMBOL.onnxtxt the networks of engines, without weights
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ NETWORK = ".onnxtxt"
 
 @dataclass(frozen=True, slots=True)
 class BufferRecord:
-    """Where a buffer lies.
+    """The place of a buffer.
 
     Attributes:
         memory: arena, constant, input, output or table.
-        at: the offset in the arena in bytes, or the position among its like.
+        at: the offset in the arena in bytes, or the index among the buffers of this kind.
         size_bytes: its size.
         dtype: the element type, as text.
         shape: elements per axis of the value; empty for scratch memory.
@@ -63,13 +63,13 @@ class LaunchRecord:
 
     Attributes:
         symbol: the function.
-        grid: tasks.
-        programs: that are launched.
-        warps: of a program.
+        grid: the number of tasks.
+        programs: the number of programs that are launched.
+        warps: the number of warps of a program.
         shared_bytes: shared memory of a program.
         descriptor_bytes: global memory of a program for its tensor descriptors.
         signature: the element types of its buffers.
-        arguments: its buffers.
+        arguments: the numbers of its buffers in the step.
     """
 
     symbol: str
@@ -82,7 +82,7 @@ class LaunchRecord:
     arguments: tuple[int, ...]
 
     def launch(self, sources: Mapping[str, str]) -> Launch:
-        """Return the launch of the function that some sources, by symbol, hold."""
+        """Return the launch with the function's source, which is looked up in `sources` by symbol."""
         types = tuple(map(DType, self.signature))
         return Launch(self.symbol, sources[self.symbol], types, self.arguments, self.grid, self.programs, self.warps)
 
@@ -92,13 +92,13 @@ class StepProgram:
     """One kernel: its buffers (inputs, outputs, scratch, tables), and what runs over them.
 
     Attributes:
-        buffers: where each lies.
-        inputs: how many of them are read.
-        outputs: how many follow that are written.
-        launches: in order.
-        call: the symbol of a call of PyTorch; "" if it is none.
-        engine: the symbol of an engine of TensorRT; "" if it is none.
-        known: positions of inputs that the engine has inside.
+        buffers: the place of each buffer.
+        inputs: the number of input buffers, which come first.
+        outputs: the number of output buffers, which follow the inputs.
+        launches: the launches in order.
+        call: the symbol of a call of PyTorch; "" if there is none.
+        engine: the symbol of a TensorRT engine; "" if there is none.
+        known: indices of the inputs that are constants inside the engine.
     """
 
     buffers: tuple[BufferRecord, ...]
@@ -118,8 +118,8 @@ class PersistentRecord:
         first: the first step.
         end: the step after the last.
         launch: the kernel; its buffers are the tables of `korch.cuda.persistent`.
-        table: the number of the plan's table.
-        events: counters.
+        table: the index of its task table among the program's tables.
+        events: the number of event counters.
     """
 
     first: int
@@ -131,20 +131,20 @@ class PersistentRecord:
 
 @dataclass(frozen=True)
 class CudaProgram:
-    """All that an executable needs.
+    """Everything that an executable needs.
 
     Attributes:
-        plan: the kernels in order, and all else that is known of the plan.
+        plan: the record of the plan, with its kernels in order.
         arch: the architecture of the cubins.
         allow_tf32: whether calls may round float32 factors.
-        steps: what runs, in order.
-        copies: (output, where from) of the outputs that no kernel writes in place.
+        steps: the steps in the order in which they run.
+        copies: (output, source) of the outputs that no kernel writes directly.
         tables: constant tables of 32-bit integers.
         weights: the packed constants.
-        cubins: by symbol.
-        sources: by symbol.
-        engines: by symbol.
-        engine_maker: who built them: the version of TensorRT and the device; "" if there is none.
+        cubins: the cubins by symbol.
+        sources: the sources by symbol.
+        engines: the TensorRT engines by symbol.
+        engine_maker: what built the engines: the version of TensorRT and the device; "" if there are none.
         is_parallel: whether independent kernels run on branches of the graph.
         persistent: the steps that run as persistent kernels, in order.
         report: how the plan was found.
@@ -195,10 +195,10 @@ def archive_of(program: CudaProgram) -> Archive:
 
 
 def read_program(path: str | os.PathLike[str] | IO[bytes]) -> CudaProgram:
-    """Read an artifact and check that it is whole.
+    """Read an artifact and check that it is complete.
 
     Raises:
-        ArtifactError: it can't be read, is no such artifact, or is damaged.
+        ArtifactError: it can't be read, is not such an artifact, or is damaged.
     """
     with read_archive(path, FORMAT, SCHEMA, (PLAN, PROGRAM, REPORT, WEIGHTS)) as archive:
         data = read_object(archive.read(PROGRAM), PROGRAM)

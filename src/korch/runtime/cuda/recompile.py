@@ -1,4 +1,4 @@
-"""An artifact's kernels for the device at hand: as they are, or compiled again from the sources."""
+"""An artifact's kernels for the current device: the stored cubins, or cubins compiled again from the sources."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from korch.runtime.cuda.program import CudaProgram
 def cubins_for(program: CudaProgram, arch: int) -> dict[str, Cubin]:
     """Return the program's cubins by symbol, for a device's architecture.
 
-    Cubins run on devices of their own major architecture, from their own minor one on. From sm_90
-    on Triton compiles for what only one architecture has (sm_90a), which runs on no other.
+    A cubin runs on devices of the same major architecture with the same or a higher minor one. From sm_90
+    on, Triton uses features of a single architecture (sm_90a), so the cubin runs on no other.
 
     Raises:
-        UnsupportedError: they are for another architecture and can't be compiled again.
+        UnsupportedError: the cubins are for another architecture and can't be compiled again.
     """
     launches = program.launches
     is_older = program.arch // 10 == arch // 10 and program.arch <= arch and arch < 90

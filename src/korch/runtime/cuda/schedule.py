@@ -1,4 +1,4 @@
-"""Steps -> streams: which kernels may run side by side, and what each has to wait for."""
+"""Steps -> streams: which kernels may run concurrently, and which steps each of them has to wait for."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from korch.runtime.cuda.program import BufferRecord, StepProgram
 
 STREAMS = 4
-"""Branches of a graph that run side by side, at most."""
+"""The most branches of a graph that run concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Where a step runs: its stream, and the steps of other streams that it waits for."""
+    """The stream of a step, and the steps of other streams that it waits for."""
 
     stream: int
     waits: tuple[int, ...]
 
 
 def dependencies(steps: Sequence[StepProgram]) -> tuple[tuple[int, ...], ...]:
-    """Return the steps that each step must follow: it reads what they wrote, or takes their memory.
+    """Return the steps that each step must follow: it reads what they wrote, or reuses their memory.
 
-    Steps that are implied by others are left out.
+    Steps that are implied transitively are omitted.
     """
     found: list[tuple[int, ...]] = []
     behind: list[set[int]] = []
@@ -39,7 +39,7 @@ def dependencies(steps: Sequence[StepProgram]) -> tuple[tuple[int, ...], ...]:
 
 
 def schedule(steps: Sequence[StepProgram]) -> tuple[Turn, ...]:
-    """Return a stream for each step: that of what it follows, if nothing else follows it there."""
+    """Return a stream for each step: that of a predecessor, if the predecessor is the last step in its stream."""
     turns: list[Turn] = []
     last = [-1] * STREAMS
     for after in dependencies(steps):
@@ -53,7 +53,7 @@ def schedule(steps: Sequence[StepProgram]) -> tuple[Turn, ...]:
 
 
 def _conflict(first: StepProgram, second: StepProgram) -> bool:
-    """Return whether one of two steps writes memory that the other touches."""
+    """Return whether one of two steps writes memory that the other reads or writes."""
     return any(
         _overlap(a, b)
         for i, a in enumerate(first.buffers)

@@ -1,1 +1,1 @@
-"""Tile program -> C++."""
+"""Prints tile programs as C++."""

@@ -1,4 +1,4 @@
-"""Tile program -> an error if it has what the printer of C++ does not print."""
+"""Checks that the C++ printer supports a tile program."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from korch.tile.cpp.split import require_components, split_of
 from korch.tile.program import Contract, Level, Load, Product, TileProgram, refused
 
 PRODUCTS = (Product.F32, Product.F16, Product.BF16, Product.SPLIT)
-"""The products of floats that are printed: operands are widened or split, sums are float32."""
+"""The supported products of floats: operands are widened or split, sums are float32."""
 
 
 def require_contractions(program: TileProgram, known: Collection[str]) -> None:
-    """Raise an error if a program has what the printer of C++ does not print.
+    """Raise an error if the C++ printer does not support a program.
 
     Args:
         program: the program.
-        known: the parameters that follow from a size.
+        known: the names of the parameters that are computed from the sizes.
 
     Raises:
-        InvalidGraphError: it has other parameters, layouts or contractions.
+        InvalidGraphError: it has other parameters, or layouts or contractions that are not supported.
     """
     for parameter in program.parameters:
         if parameter.name not in known:

@@ -1,4 +1,4 @@
-"""The axes of a contraction, and their steps in memory -> types of micro-kernels, axes that are joined."""
+"""The axes of a contraction with their steps in memory: template types of micro-kernels, and merging of axes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from korch.tile.cpp.numbers import argument
 from korch.tile.program import Axis
 
 Steps = Mapping[str, int]
-"""The step in memory of each axis of a contraction."""
+"""The memory step, in elements, along each axis of a contraction."""
 
 
 def even_step(rows: Sequence[Axis], steps: Steps) -> int | None:
-    """Return the step between rows that are numbered through several axes; None if it varies."""
+    """Return the memory step between consecutive rows, numbered across all axes of rows; None if it varies."""
     step = steps[rows[-1].name]
     if len(rows) > 1 and steps[rows[0].name] != step * rows[1].extent:
         return None
@@ -21,7 +21,7 @@ def even_step(rows: Sequence[Axis], steps: Steps) -> int | None:
 
 
 def rows_type(rows: Sequence[Axis], a: Steps) -> str:
-    """Return the type that says where the rows of the first operand begin."""
+    """Return the C++ type that computes where each row of the first operand begins."""
     step = even_step(rows, a)
     if step is not None:
         return f"korch::Rows<{step}>"
@@ -29,7 +29,7 @@ def rows_type(rows: Sequence[Axis], a: Steps) -> str:
 
 
 def joined(terms: Sequence[Axis], a: Steps, b: Steps) -> list[Axis]:
-    """Return the axes of terms, of which one is made of two that both operands have beside each other."""
+    """Return the axes of terms with adjacent ones merged, where both operands step through them evenly."""
     found = [terms[0]]
     for axis in terms[1:]:
         outer, n = found[-1], axis.extent
@@ -42,7 +42,7 @@ def joined(terms: Sequence[Axis], a: Steps, b: Steps) -> list[Axis]:
 
 
 def turns_type(terms: Sequence[Axis], a: Steps, b: Steps) -> str:
-    """Return the type of the loops around the innermost one over terms."""
+    """Return the C++ type of the loops over terms outside the innermost one."""
     *outer, last = terms
     text = f"korch::Once<{last.extent if outer and last.ragged is None else 0}>"
     for axis in reversed(outer):

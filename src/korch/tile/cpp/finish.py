@@ -1,7 +1,7 @@
-"""What stands around a contraction -> sums that begin in registers, and end in what follows from them.
+"""Fuses a contraction with the passes before and after it, so that its sums stay in registers.
 
-A pass of zeros before a contraction, and a pass over the same elements behind it, need no tile: the
-micro-kernel begins with zeros and hands each vector of sums to a function that is printed here.
+If a pass of zeros precedes a contraction and a pass over the same elements follows it, the sums need no
+tile: the micro-kernel starts from zeros and passes each vector of sums to a function that is printed here.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Sums:
 
     Attributes:
         step: the contraction.
-        is_zeroed: whether the step before is a pass of zeros, which is not printed.
-        finish: the pass that takes the sums, or None: then they are stored to the tile.
+        is_zeroed: whether the step before is a pass of zeros, which then is not printed.
+        finish: the following pass that takes the sums; None if they are stored to the tile.
     """
 
     step: Contract
@@ -52,7 +52,7 @@ class Sums:
 
 
 def sums_of(program: TileProgram, steps: Sequence[Step]) -> list[Pass | Loop | Sums]:
-    """Return the steps of a task, or of a turn of a loop, with those around contractions joined to them."""
+    """Return the steps of a task or of a loop body, with contractions fused with the passes before and after them."""
     found: list[Pass | Loop | Sums] = []
     position = 0
     while position < len(steps):
@@ -72,7 +72,7 @@ def sums_of(program: TileProgram, steps: Sequence[Step]) -> list[Pass | Loop | S
 
 
 def tiles_in_registers(program: TileProgram, steps: Sequence[Step]) -> set[str]:
-    """Return the accumulators that need no memory."""
+    """Return the accumulators that need no memory because their sums stay in registers."""
     found: set[str] = set()
     for step in sums_of(program, steps):
         if isinstance(step, Loop):
@@ -103,7 +103,7 @@ def _is_zero(before: Pass | Loop | Sums, step: Contract) -> bool:
 
 
 def _takes(program: TileProgram, after: Pass, step: Contract, rest: Sequence[Step]) -> bool:
-    """Return whether a pass takes each sum once, and nothing else needs them."""
+    """Return whether a pass reads each sum at its own point only, and no later step needs the sums."""
     out = step.out.buffer
     if program.buffer(out).level is not Level.TILE or not _same_axes(after, step):
         return False
@@ -129,7 +129,7 @@ def _takes(program: TileProgram, after: Pass, step: Contract, rest: Sequence[Ste
 
 
 def by_row(pass_: Pass, rows: Sequence[Axis], ranges: dict[str, tuple[int, int]]) -> Pass:
-    """Write places by the number of a row, so that rows one after another need no division."""
+    """Return a pass with indices in terms of the row number, so that consecutive rows need no division."""
     long = [axis for axis in rows if axis.extent > 1]
     if len(long) != 2:
         return pass_
@@ -140,9 +140,9 @@ def by_row(pass_: Pass, rows: Sequence[Axis], ranges: dict[str, tuple[int, int]]
 
 
 def print_places(out: CppWriter, rows: Sequence[Axis]) -> None:
-    """Print the places along axes of rows, from the number of a row."""
+    """Print the values of the axes of rows, computed from the row number."""
     rest, left = "row", math.prod(axis.extent for axis in rows)
-    for axis in rows:  # the number of a row is the same as in a task's number
+    for axis in rows:  # a row number is split into axes like a task number
         left //= axis.extent
         value = "0" if axis.extent == 1 else rest if left == 1 else f"{rest} / {number(left)}"
         out.line(f"[[maybe_unused]] const long {axis.name} = {value};")
@@ -150,10 +150,10 @@ def print_places(out: CppWriter, rows: Sequence[Axis]) -> None:
 
 
 class FinishPrinter(LoopPrinter):
-    """The function that takes a vector of sums."""
+    """Prints the function that takes a vector of sums."""
 
     def __init__(self, out: CppWriter, stage: Stage, sums: Sums, given: Set[str]) -> None:
-        """Prepare it; `stage` has the axes around the contraction, and the pass."""
+        """Prepare the function; `stage` has the axes around the contraction, and the pass."""
         (pass_,) = stage.passes
         super().__init__(out, stage, pass_, given)
         *rows, self.columns = pass_.axes
@@ -165,9 +165,9 @@ class FinishPrinter(LoopPrinter):
         self.pass_ = by_row(self.pass_, self.rows, self.ranges)
 
     def run(self, fetches: bool) -> str:
-        """Print the function, and one that fetches where its results go; return their names.
+        """Print the function and, if `fetches`, one that prefetches the lines of its results; return their names.
 
-        Functions have copies of all that they read: what they store can't change it.
+        Both capture by value, so stores can't change what they read.
         """
         where = f"[[maybe_unused]] long row, [[maybe_unused]] long {self.columns.name}"
         name, values = self._values(where)
@@ -186,7 +186,7 @@ class FinishPrinter(LoopPrinter):
         return f"{name}, {ahead}"
 
     def feed(self, around: Sequence[str]) -> str:
-        """Print the function that returns its only result, given the places along axes around; return its name."""
+        """Print the function that returns the only result, given the values of enclosing axes; return its name."""
         (sink,) = self.pass_.sinks
         where = ", ".join(f"[[maybe_unused]] long {name}" for name in (*around, "row", self.columns.name))
         name, values = self._values(where)
@@ -195,7 +195,7 @@ class FinishPrinter(LoopPrinter):
         return name
 
     def _values(self, where: str) -> tuple[str, Mapping[str, str]]:
-        """Print the begin of a function of a vector of sums; return its name, and the names of the values in it."""
+        """Print the beginning of a function of a vector of sums; return its name, and the texts of its values."""
         kind = C_TYPE[self.out.program.buffer(self.buffer).dtype]
         name = self._function("<int W>", f"[[maybe_unused]] korch::Vec<{kind}, W> sums, {where}")
         return name, self._ops(self.ranges, self.columns.name, "W")
@@ -208,7 +208,7 @@ class FinishPrinter(LoopPrinter):
         return name
 
     def _step(self, index: Expr, variable: str) -> int | None:
-        # A vector of sums has all lanes and begins at a multiple of them, or it is a single one.
+        # A vector of sums is full and begins at a multiple of the lanes, or it is a single element.
         return vector_step(index, variable, self.out.lanes)
 
     def _load(self, op: Load, ranges: Ranges, variable: str, width: str) -> str:
@@ -224,17 +224,17 @@ def is_by_lanes(step: Contract) -> bool:
 
 
 def leaves_out(step: Contract) -> bool:
-    """Return whether a contraction of floats with one first operand for all columns leaves terms out."""
+    """Return whether guards of a contraction of floats, whose columns share the first operand, leave terms out."""
     terms = {axis.name for axis in step.axes if axis.is_reduced}
     is_known = step.product is not Product.SPLIT and not step.product.is_of_bytes and not is_by_lanes(step)
     return is_known and any(guard.expr.variables & terms for guard in step.where)
 
 
 def batches_of(step: Contract) -> list[Axis]:
-    """Return the kept axes around those of rows and columns: those that both operands have, or guards turn on.
+    """Return the batch axes: kept axes of rows that both operands have, or that guards depend on.
 
-    Where both operands depend on the columns, or terms are left out, these are all but one axis of rows. Of components,
-    guards bound the rows.
+    If both operands depend on the columns, or terms are left out, these are all axes of rows but the last one. In
+    contractions of split operands, guards limit the rows and do not make batch axes.
     """
     *rows, _ = (axis for axis in step.axes if not axis.is_reduced)
     if is_by_lanes(step) or leaves_out(step):
@@ -245,9 +245,9 @@ def batches_of(step: Contract) -> list[Axis]:
 
 
 def kept_guards(step: Contract) -> tuple[Inside, ...]:
-    """Return the guards of a contraction that turn on nothing but loops around its rows and columns.
+    """Return the guards of a contraction that depend only on loops around its rows and columns.
 
-    Of components, they may turn on the outer axis of rows, too.
+    For split operands, these guards may depend on the outer axis of rows, too.
     """
     batch = {axis.name for axis in (step.axes[:1] if step.product is Product.SPLIT else batches_of(step))}
     inner = {axis.name for axis in step.axes} - batch
@@ -255,10 +255,10 @@ def kept_guards(step: Contract) -> tuple[Inside, ...]:
 
 
 def sides_of(step: Contract) -> tuple[list[Axis], Axis, list[Axis]]:
-    """Return the axes of rows, that of columns and those of terms, without what has one element.
+    """Return the axes of rows, the axis of columns and the axes of terms; rows and terms without axes of size 1.
 
     Raises:
-        InvalidGraphError: they are none that can be printed.
+        InvalidGraphError: there are too few or too many axes, or a wrong one is cut, so they can't be printed.
     """
     batch = batches_of(step)
     kept, terms = ([axis for axis in step.axes if axis.is_reduced is of and axis not in batch] for of in (False, True))
@@ -282,7 +282,7 @@ def count_of(rows: Sequence[Axis]) -> str:
 
 
 def tails_of(rows: Sequence[Axis], at_once: int) -> list[int]:
-    """Return the numbers of rows below `at_once` that are left of a block of rows, or of the last one."""
+    """Return the numbers of rows, below `at_once`, that may remain at the end of a task's rows, largest first."""
     axis, inner = rows[0], math.prod(axis.extent for axis in rows[1:])
     ends = {axis.extent * inner % at_once}
     if axis.ragged is not None:

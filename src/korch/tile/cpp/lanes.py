@@ -1,4 +1,4 @@
-"""Contractions over the windows of an image -> calls of micro-kernels that read it where it lies."""
+"""Prints contractions over the windows of an image as calls of micro-kernels that read the image in place."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from korch.tile.program import PAIR, Axis, Buffer, Contract, Inside, Panels, ref
 def lane_contraction(
     step: Contract, second: Buffer, lanes: int, at_once: int, a: Mapping[str, int], b: Mapping[str, int]
 ) -> str | None:
-    """Return the type of the micro-kernel for bytes, or None if it does not read operands as these lie.
+    """Return the type of the micro-kernel for bytes, or None if it does not support the layout of the operands.
 
     Args:
         step: a contraction of rows, columns and two axes of terms.
         second: the buffer of the second operand.
-        lanes: of a vector of 32-bit numbers.
+        lanes: the lanes of a vector of 32-bit numbers.
         at_once: rows that are in registers at a time.
-        a: the step in memory of each axis, of the first operand.
-        b: the same of the second, which has pairs of terms of the first of their axes.
+        a: the memory step of the first operand along each axis.
+        b: the same for the second operand, in which terms of the first of their axes are paired.
     """
     rows, columns, *taps = step.axes
     if len(taps) != 2:
@@ -44,17 +44,17 @@ def lane_contraction(
 
 
 def window_contraction(step: Contract, second: Buffer, lanes: int, a: Mapping[str, int], b: Mapping[str, int]) -> str:
-    """Return the type of the micro-kernel for floats.
+    """Return the type of the micro-kernel for floats whose first operand depends on the channel.
 
     Args:
-        step: a contraction of one axis of places, channels, and the terms of a window, the last along the places.
-        second: the buffer of the second operand, in panels of a vector of channels.
-        lanes: of a vector.
-        a: the step in memory of each axis, of the first operand.
-        b: the same of the second.
+        step: a contraction of one axis of positions, channels, and the terms of a window, the last along the positions.
+        second: the buffer of the second operand, in panels of one vector of channels.
+        lanes: the lanes of a vector.
+        a: the memory step of the first operand along each axis.
+        b: the same for the second operand.
 
     Raises:
-        InvalidGraphError: the micro-kernel does not read operands as these lie.
+        InvalidGraphError: the micro-kernel does not support the layout of the operands.
     """
     places, columns, *taps = step.axes
     last, registers = taps[-1], step.registers
@@ -79,14 +79,14 @@ def dense_contraction(step: Contract, second: Buffer, lanes: int, a: Mapping[str
     """Return the type of the micro-kernel for floats whose first operand is the same for all columns.
 
     Args:
-        step: a contraction of one axis of places, columns, and the terms of a window, the last along the places.
+        step: a contraction of one axis of positions, columns, and the terms of a window, the last along the positions.
         second: the buffer of the second operand, in panels.
-        lanes: of a vector.
-        a: the step in memory of each axis, of the first operand.
-        b: the same of the second.
+        lanes: the lanes of a vector.
+        a: the memory step of the first operand along each axis.
+        b: the same for the second operand.
 
     Raises:
-        InvalidGraphError: the micro-kernel does not read operands as these lie.
+        InvalidGraphError: the micro-kernel does not support the layout of the operands.
     """
     places, columns, *taps = step.axes
     registers = step.registers
@@ -98,7 +98,7 @@ def dense_contraction(step: Contract, second: Buffer, lanes: int, a: Mapping[str
 
 
 def print_rows(out: CppWriter, step: Contract, ranges: Ranges, a: Mapping[str, int], b: Mapping[str, int]) -> str:
-    """Print the function that visits the rows of a window which are inside of an image; return its name."""
+    """Print the function that visits those rows of a window that are inside the image; return its name."""
     *outer, _ = step.axes[2:]
     ends = []
     for axis in outer:
@@ -118,7 +118,7 @@ def print_rows(out: CppWriter, step: Contract, ranges: Ranges, a: Mapping[str, i
 
 
 def _others(step: Contract, guard: Inside, axis: Axis) -> bool:
-    """Return whether a guard turns on other axes of the contraction, or on one against its order."""
+    """Return whether a guard depends on other axes of the contraction, or does not grow with `axis`."""
     others = {other.name for other in step.axes} - {axis.name}
     return bool(guard.expr.variables & others) or (guard.expr.coefficient(axis.name) or 0) <= 0
 
@@ -127,7 +127,7 @@ def _row(step: Contract, a: Mapping[str, int]) -> tuple[int, int, int, int, int]
     """Return stride, dilation and unit of the last axis of a window, zeros before a row, and the elements of a row.
 
     Raises:
-        InvalidGraphError: the guards and the places in memory differ.
+        InvalidGraphError: the guards do not match the steps in memory.
     """
     places, _, *_, last = step.axes
     stride, dilation, before, width = _guarded_row(step, a)
@@ -161,7 +161,7 @@ def _guarded_row(step: Contract, a: Mapping[str, int]) -> tuple[int, int, int, i
 
 
 def axes_around(step: Contract) -> tuple[str, str]:
-    """Return the names of the axes of blocks of channels and of rows around a contraction of windows."""
+    """Return the names of the axis of channel blocks and the axis of rows around a contraction of windows."""
     batch = [axis.name for axis in batches_of(step)]
     blocks = [name for name in batch if name in step.b.index.variables]
     rows = [name for name in batch if name not in blocks]

@@ -1,4 +1,4 @@
-"""The loops of a pass along its vector axis, and its stores -> text."""
+"""Prints the loops of a pass along its vector axis, and its stores."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from korch.tile.loops import LINE_ELEMENTS
 from korch.tile.program import Accumulate, Axis, Inside, Load, Pass, Select, Sink, Stage, holds
 
 LONG_ROW = 256
-"""Elements of rows that are written past the caches though they begin inside of lines."""
+"""The minimum elements of rows that are written past the caches even if they begin inside cache lines."""
 
 
 BYTES_PER_LANE = 4
-"""The bytes of a lane of a vector register."""
+"""The bytes per lane of a vector register."""
 
 
 class LoopPrinter(OpPrinter):
-    """Loops over whole vectors and over what is left, with their ends and widths."""
+    """Prints loops over whole vectors and over the remaining elements, with their bounds and vector widths."""
 
     def __init__(self, out: CppWriter, stage: Stage, pass_: Pass, given: Set[str]) -> None:
         super().__init__(out, stage, pass_, given)
@@ -33,12 +33,12 @@ class LoopPrinter(OpPrinter):
         self.spans = self._spans()
 
     def _over(self, axis: Axis | None, body: Callable[[Ranges, str], str], abreast: int = 1) -> None:
-        """Run `body` (a printer of a lambda of the width) along an axis, part by part.
+        """Print the loops along an axis, part by part, that call the lambda that `body` prints.
 
         Args:
             axis: the vector axis, or None.
-            body: prints a lambda of the width and of how many vectors it takes at once.
-            abreast: how many vectors the lambda takes at once where there are as many.
+            body: prints a lambda, whose template arguments are the width and the number of vectors per call.
+            abreast: the number of vectors per call, where enough vectors remain.
         """
         if axis is None:
             name = body(self.ranges, "")
@@ -73,9 +73,9 @@ class LoopPrinter(OpPrinter):
             self.out.close()
 
     def _head(self, axis: Axis, low: int, high: int) -> str:
-        """Return how many elements lie before the first line of a row that is streamed, as text.
+        """Return the text of the number of elements before the first whole cache line of a streamed row.
 
-        It is "" if there are none, or if the row is short.
+        It is "" if rows begin at line boundaries, or if the row is short.
         """
         if self.across is not None or self.pass_.is_reduction or high - low < LONG_ROW:
             return ""
@@ -88,7 +88,7 @@ class LoopPrinter(OpPrinter):
 
     @property
     def _updates(self) -> bool:
-        """Whether what is stored may be read again: then no element is computed twice."""
+        """Whether the pass reads a buffer that it stores to: then no element may be computed twice."""
         read = {op.buffer for op in self.pass_.ops if isinstance(op, Load)}
         return any(sink.buffer in read for sink in self.pass_.sinks)
 
@@ -98,7 +98,7 @@ class LoopPrinter(OpPrinter):
         return bool(self.spans) or any(map(self._streams, self.pass_.sinks))
 
     def _streams(self, sink: Sink) -> bool:
-        """Return whether whole vectors are written past the caches, at best whole lines of them."""
+        """Return whether whole vectors are written past the caches, preferably as whole cache lines."""
         axis = self.vector
         if axis is None or sink.buffer not in self.out.streamed or isinstance(sink, Accumulate):
             return False
@@ -111,7 +111,7 @@ class LoopPrinter(OpPrinter):
         return is_along and (is_long or begins_lines(self.pass_, sink))
 
     def _parts(self, axis: Axis) -> list[tuple[int, int]]:
-        """Cut an axis where a guard or a choice turns."""
+        """Return the parts of an axis, cut where the result of a guard or a choice changes."""
         ends = {0, axis.extent}
         for op in self.pass_.ops:
             if isinstance(op, Load):
@@ -128,9 +128,9 @@ class LoopPrinter(OpPrinter):
         return list(itertools.pairwise(inside))
 
     def _extremes(self, expr: Expr, axis: Axis) -> tuple[Expr, Expr]:
-        """Return an expression with the reduced variables at their ends, if it is of no others.
+        """Return the least and greatest expression over the reduced variables, if no other variables occur.
 
-        Between the points where these turn, a guard of a window holds for all of the window.
+        Between the points where guards on these change, a guard of a window holds for the whole window.
         """
         slope = expr.coefficient(axis.name)
         inner = {a.name for a in self.reduced} - {axis.name}
@@ -141,7 +141,7 @@ class LoopPrinter(OpPrinter):
         return add(own, constant(least)), add(own, constant(most))
 
     def _width(self, axis: Axis, low: int, high: int) -> int:
-        """Return the widest vector for a part; 1 if a guard still turns inside of it."""
+        """Return the widest vector for a part; 1 if a guard still changes inside the part."""
         ranges = {**self.ranges, axis.name: (low, high - 1)}
         for op in self.pass_.ops:
             for guard in op.guards if isinstance(op, Load | Select) else ():
@@ -153,7 +153,7 @@ class LoopPrinter(OpPrinter):
 
     @property
     def _lanes(self) -> int:
-        """How many elements a vector register has: four bytes, or two of 16 bits, take the place of a float."""
+        """The elements per vector register: four bytes, or two 16-bit numbers, take the space of one float."""
         widest = max(4 if op.dtype.is_float else op.dtype.size_bytes for op in self.pass_.ops)
         is_narrow = self.across is None and widest < BYTES_PER_LANE
         return BYTES_PER_LANE // widest * self.out.lanes if is_narrow else self.out.lanes
@@ -187,10 +187,10 @@ class LoopPrinter(OpPrinter):
             self.out.close()
 
     def _spans(self) -> dict[str, WrittenSpan]:
-        """Return what is collected before it is written past the caches.
+        """Return the spans that are collected before they are written past the caches.
 
-        Rows that are long enough to be written so at once are not, nor is anything where registers
-        hold less than half a line.
+        Rows that are long enough are written past the caches directly. Nothing is collected if a
+        vector register holds less than half a cache line.
         """
         if self.vector is None or self.out.lanes < LINE_ELEMENTS // 2:
             return {}
@@ -199,7 +199,7 @@ class LoopPrinter(OpPrinter):
 
 
 def print_ends(out: CppWriter, axis: Axis, guards: tuple[Inside, ...], ranges: Ranges) -> tuple[str, str]:
-    """Print where the loop over a reduced axis begins and ends if guards hold inside only; return their texts."""
+    """Print the bounds of the loop over a reduced axis within which its guards hold; return their texts."""
 
     def quotient(expr: Expr, divisor: int) -> str:
         return out.expr(expr) if divisor == 1 else f"({out.expr(expr)}) / {number(divisor)}"

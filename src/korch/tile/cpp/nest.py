@@ -1,4 +1,4 @@
-"""A pass of a tile program -> the text of its loop nest."""
+"""Prints the loop nest of a pass of a tile program."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from korch.tile.loops import ALIASED_ELEMENTS, LINE_ELEMENTS, is_across, side_of
 from korch.tile.program import Axis, Inside, Load, Pass, Stage
 
 ALIASED_SIDE = 8
-"""Rows written together if they share sets of the first cache: as many as it surely holds."""
+"""The maximum rows written together if they map to the same L1 sets: a number that these sets can hold."""
 
 UNROLLED_OPERATIONS = 12
-"""The most operations of a square whose code is unrolled."""
+"""The maximum operations of a square whose code is unrolled."""
 
 FAR_SQUARES = 4
-"""Squares that are fetched ahead from memory."""
+"""The prefetch distance from memory, in squares."""
 
 DENSE_AHEAD = 1024
-"""Elements that squares are fetched ahead where all that they read is contiguous memory."""
+"""The prefetch distance in elements if all the data that squares read is contiguous in memory."""
 
 MANY_GUARDED = 8
-"""Guarded loads from which on a pass asks first whether all guards hold."""
+"""With at least this many guarded loads, a pass first tests whether all guards hold."""
 
 UNROLLED_EXTENT = 4
 """Loops of at most this extent are unrolled if a guard depends on them."""
 
 
 class PassPrinter(ReductionPrinter):
-    """The loop nest of one pass."""
+    """Prints the loop nest of one pass."""
 
     def __init__(self, out: CppWriter, stage: Stage, pass_: Pass, given: Set[str]) -> None:
         super().__init__(out, stage, pass_, given)
         self.side = self._side(self.across) if self.across else 1
 
     def run(self) -> None:
-        """Print it."""
+        """Print the loop nest."""
         for buffer, span in self.spans.items():
             type_ = C_TYPE[self.out.program.buffer(buffer).dtype]
             start, lines = f"{buffer}_start", f"{buffer}_lines"
@@ -53,7 +53,7 @@ class PassPrinter(ReductionPrinter):
             self.out.line(f"korch::stream_span<{type_}, {self.out.lanes}>({buffer}_start, {buffer}_span, {size});")
 
     def _common(self) -> tuple[Inside, ...]:
-        """Return the guards of many loads: most often all of them hold, and then none is asked for."""
+        """Return the guards of loads, if there are many: one test that all hold replaces most single tests."""
         loads = [op for op in self.pass_.ops if isinstance(op, Load) and self._all_hold(op.guards, self.ranges) is None]
         found = tuple(dict.fromkeys(guard for op in loads for guard in op.guards))
         vectors = {self.pass_.vector, self.pass_.across}
@@ -61,7 +61,7 @@ class PassPrinter(ReductionPrinter):
         return () if turns or self.pass_.is_reduction or len(loads) < MANY_GUARDED else found
 
     def _where(self, outer: Sequence[Axis], where: Sequence[Inside], common: Sequence[Inside]) -> None:
-        """Print guards outside of the loops that they do not turn on, then these loops."""
+        """Print guards outside the loops that they do not depend on, then these loops."""
         inner = {axis.name for axis in outer} | {self.pass_.vector, self.pass_.across}
         ready = [guard for guard in where if not guard.expr.variables & inner]
         if ready:
@@ -93,7 +93,7 @@ class PassPrinter(ReductionPrinter):
         self.known = before
 
     def _nest(self, outer: Sequence[Axis], where: Sequence[Inside] = (), common: Sequence[Inside] = ()) -> None:
-        """Print the kept loops, outermost first, then what is inside of them."""
+        """Print the kept loops, outermost first, then their body."""
         if not outer:
             self._inside()
             return
@@ -115,7 +115,7 @@ class PassPrinter(ReductionPrinter):
         self.out.close()
 
     def _is_split(self, axis: Axis) -> bool:
-        """Print an axis as two loops, inside and at the edges, if guards tell them apart."""
+        """Print an axis as two loops, one inside and one at the edges, if guards separate these; return whether."""
         parts = self._parts(axis) if self.clipped and axis.ragged is None else []
         if len(parts) < 2:
             return False
@@ -194,7 +194,7 @@ class PassPrinter(ReductionPrinter):
         return name
 
     def _square_stores(self, ranges: Ranges, variable: str) -> None:
-        """Read the squares that begin at a point of the across axis; go through their vectors."""
+        """Print the loads of the squares that begin at a point of the across axis, and the loop over their vectors."""
         across, live = self.pass_.across, self._live(ranges)
         for op in live:
             if not isinstance(op, Load) or self._all_hold(op.guards, ranges) is False:
@@ -223,7 +223,7 @@ class PassPrinter(ReductionPrinter):
         self.squares[op.name] = f"{name}[side]"
 
     def _fetch_squares(self, buffer: str, index: Expr, step: int) -> None:
-        """Fetch the squares to come: from memory where these are written past the caches."""
+        """Print prefetches of later squares; from memory, if results are written past the caches."""
         if self.across is None or not (self.is_streamed or self.fetches.written):
             return
         places = [("fetch_across", self.side), ("fetch_far_across", FAR_SQUARES * self.side)]

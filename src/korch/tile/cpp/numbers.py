@@ -1,8 +1,8 @@
-"""Printed text that says which of its numbers may be known at run time only -> text of one size, or of several.
+"""Turns printed text with marked numbers into the source for one size, or into one source shared by several sizes.
 
-Most kernels of a model at one size are those at another but for extents, strides and places. The printer marks these
-numbers. Texts that agree but for marked numbers are of one form, so one text serves all of them: it takes the numbers
-that differ from a table. Others stay literals, so that compilers unroll the same loops.
+Most kernels of a model at two sizes differ only in extents, strides and offsets. The printer marks these numbers.
+Texts that are equal except for marked numbers have the same form, so one text can serve all of them: it reads the
+numbers that differ from a table. The other numbers stay literals, so that compilers unroll the same loops.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 MARKED = re.compile("\x01([^\x02]*)\x02([^\x02]*)\x02")
-"""What stands in the text of one size, and in that of several."""
+"""A mark: the text for one size, then the text for several sizes."""
 
 NUMBER, ARGUMENT, TAILS, ENTRIES = "\x03", "\x04", "\x05", "\x06"
-"""What a mark stands for in a text of several sizes: a number, such an argument of a template, the last arguments of a
-template, of which there may be more, and the declarations of a function's numbers."""
+"""The kinds of marks in a text for several sizes: a number; a number as a template argument; the last arguments of a
+template, whose count may vary; and the declarations of the numbers that a function reads."""
 
 GAP = re.compile(f"([{NUMBER}{ARGUMENT}{TAILS}])([^;]*);")
 
@@ -29,34 +29,34 @@ PARAMETER = _either("", "[[maybe_unused]] const long* const numbers, ")
 """The first parameter of each function of a kernel: the table."""
 
 PASSED = _either("", "numbers, ")
-"""The argument for it."""
+"""The argument that passes the table on to another function."""
 
 TABLE = _either("", "korch::Numbers{numbers}, ")
 """The first argument of a micro-kernel whose type has arguments from the table."""
 
 TEAM_PARAMETER = _either("void*", "int (*team)(void* const*, korch::Member&)")
-"""The first parameter of a kernel's main function: its part for one thread, which knows the table of a size."""
+"""The first parameter of a kernel's main function: the function that each thread runs, with the table of one size."""
 
 TEAM = _either("NAME_team", "team")
-"""What threads run."""
+"""The function that each thread runs."""
 
 BEGIN = _either("", ENTRIES)
-"""Stands behind the first line of each function that has numbers."""
+"""The mark after the first line of each function that uses numbers."""
 
 
 def number(n: int) -> str:
-    """Return the text of an extent, a step or a place."""
+    """Return the marked text of an extent, a step or an offset."""
     sign = "-" if n < 0 else ""
     return sign + _either(str(abs(n)), f"{NUMBER}{abs(n)};")
 
 
 def argument(n: int) -> str:
-    """Return the text of such a number as an argument of a template that takes `korch::At`."""
+    """Return the marked text of such a number as a template argument whose template also accepts `korch::At`."""
     return _either(str(n), f"{ARGUMENT}{n};")
 
 
 def tails(counts: Sequence[int]) -> str:
-    """Return the last arguments of a template, which takes more of them, too."""
+    """Return the marked text of the last arguments of a template that accepts any number of them."""
     text = ", ".join(map(str, counts))
     return _either(f", {text}" if counts else "", f"{TAILS}{text};")
 
@@ -71,8 +71,8 @@ class Numbered:
     """A text with gaps for numbers.
 
     Attributes:
-        parts: the text between the gaps, with the kind of each gap before it.
-        numbers: what is in each gap: a number, or several that are the last arguments of a template.
+        parts: the text between the gaps, each part preceded by the kind of the gap before it.
+        numbers: the contents of each gap: one number, or several that are the last arguments of a template.
     """
 
     parts: tuple[str, ...]
@@ -80,7 +80,7 @@ class Numbered:
 
     @staticmethod
     def of(marked: str) -> Numbered:
-        """Return a marked text so."""
+        """Return a marked text in this form."""
         first, *rest = GAP.split(MARKED.sub(r"\2", marked))
         kinds, fillings, texts = rest[::3], rest[1::3], rest[2::3]
         parts = (first, *(kind + text for kind, text in zip(kinds, texts, strict=True)))
@@ -88,7 +88,7 @@ class Numbered:
 
 
 def table_of(members: Sequence[Numbered]) -> list[tuple[int, ...]]:
-    """Return the numbers in which texts of one form differ, each with its value in each of them."""
+    """Return the table of the numbers in which texts of one form differ: for each, its value in every text."""
     kinds = [part[0] for part in members[0].parts[1:]]
     columns = zip(kinds, zip(*(member.numbers for member in members), strict=True), strict=True)
     single = (tuple(n for (n,) in column) for kind, column in columns if kind != TAILS)
@@ -96,7 +96,7 @@ def table_of(members: Sequence[Numbered]) -> list[tuple[int, ...]]:
 
 
 def shared_text(members: Sequence[Numbered]) -> str:
-    """Return the text that serves all of some texts of one form, each with its column of the table."""
+    """Return one text that serves all the given texts of one form, each with its own column of the table."""
     places = {column: i for i, column in enumerate(table_of(members))}
     filled = [members[0].parts[0]]
     for part, *column in zip(members[0].parts[1:], *(member.numbers for member in members), strict=True):
@@ -106,7 +106,7 @@ def shared_text(members: Sequence[Numbered]) -> str:
 
 
 def _filling(kind: str, column: Sequence[tuple[int, ...]], places: Mapping[tuple[int, ...], int]) -> str:
-    """Return what stands in a gap, given what is in it in each text."""
+    """Return the text of a gap, given its contents in each text."""
     if kind == TAILS:
         return "".join(f", {n}" for n in sorted({n for own in column for n in own}))
     at = places.get(tuple(n for (n,) in column))

@@ -1,4 +1,4 @@
-"""The operations of a pass at one point, or at a vector of points -> text."""
+"""Prints the operations of a pass at one point, or at a vector of points."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from korch.tile.tables import BITS as TABLE_BITS
 from korch.tile.tables import tables_of
 
 LONGEST_TABLE = 4096
-"""The most entries of a table of indices along a vector."""
+"""The maximum number of entries of a table of indices along a vector axis."""
 
 INFIX = {"add": "+", "sub": "-", "mul": "*"}
 
 TESTS = {"isnan": "{0} != {0}", "equal": "{0} == {1}", "less": "{0} < {1}", "less_equal": "{0} <= {1}"}
-"""Comparisons whose results choose lanes of vectors of the same width; as truth values they would have a byte each."""
+"""Comparisons that can select lanes of vectors directly; a stored truth value would be a byte per lane."""
 
 
 def applied(op: Apply, source: DType, arguments: Sequence[str], width: str) -> str:
@@ -50,7 +50,7 @@ def applied(op: Apply, source: DType, arguments: Sequence[str], width: str) -> s
 
 
 class OpPrinter:
-    """What is computed inside of the loops of one pass."""
+    """Prints the operations inside the loops of one pass."""
 
     def __init__(self, out: CppWriter, stage: Stage, pass_: Pass, given: Set[str]) -> None:
         """Begin with nothing printed; `given` names the buffers that the kernel only reads."""
@@ -86,7 +86,7 @@ class OpPrinter:
         return values
 
     def _live(self, ranges: Ranges) -> Sequence[TileOp]:
-        """Return the operations that the sinks need once guards are decided by the ranges."""
+        """Return the operations that the sinks need, given the guards that the ranges decide."""
         needed = {sink.value for sink in self.pass_.sinks}
         found: list[TileOp] = []
         for op in reversed(self.pass_.ops):
@@ -133,7 +133,7 @@ class OpPrinter:
                     return f"korch::div_by_power<{type_}, {width}, {bits}>({given[0]})"
                 if name == "div" and variable and width == "W" and self._is_uniform(arguments[1], ranges, variable):
                     divisor = f"korch::lane<{type_}, {width}>({given[1]}, 0)"
-                    # What the kernel has summed up is rounded already: a last bit more is no loss.
+                    # Values computed by the kernel are rounded already: an error in the last bit is acceptable.
                     is_exact = any(self._is_given(argument) for argument in arguments)
                     function = "div_by" if is_exact else "div_nearly_by"
                     return f"korch::{function}<{type_}, {width}>({given[0]}, {divisor})"
@@ -150,14 +150,14 @@ class OpPrinter:
         return next(op for op in self.pass_.ops if op.name == name)
 
     def _test(self, name: str, values: dict[str, str], type_: str) -> str | None:
-        """Return a truth value as the comparison that it is, if this is of numbers of a type; None if not."""
+        """Return the text of a truth value as a comparison; None if it is not a comparison of numbers of `type_`."""
         op = self._named(name)
         if not isinstance(op, Apply) or op.op not in TESTS or C_TYPE[self._named(op.arguments[0]).dtype] != type_:
             return None
         return TESTS[op.op].format(*(values[argument] for argument in op.arguments))
 
     def _power(self, name: str) -> int | None:
-        """Return the logarithm of an integer that is a power of two; None of anything else."""
+        """Return the base-2 logarithm of an integer literal that is a power of two; None for anything else."""
         op = self._named(name)
         if not isinstance(op, Literal) or op.dtype.is_float or op.dtype is DType.BOOL or op.value < 1:
             return None
@@ -180,7 +180,7 @@ class OpPrinter:
                 assert_never(op)
 
     def _is_given(self, name: str) -> bool:
-        """Return whether a value follows from the kernel's inputs at the same point alone."""
+        """Return whether a value is computed only from loads of the kernel's inputs and literals."""
         op = next(op for op in self.pass_.ops if op.name == name)
         match op:
             case Literal():
@@ -195,7 +195,7 @@ class OpPrinter:
                 assert_never(op)
 
     def _step(self, index: Expr, variable: str) -> int | None:
-        """Return the step between neighbours of a vector; None if it varies."""
+        """Return the step between adjacent elements of a vector; None if it varies."""
         return index.coefficient(variable) if variable else 0
 
     def _load(self, op: Load, ranges: Ranges, variable: str, width: str) -> str:
@@ -229,18 +229,18 @@ class OpPrinter:
         return f"({self._condition(op.guards, ranges)}) ? {text} : {zero}"
 
     def _holds(self, guard: Inside, ranges: Ranges) -> bool | None:
-        """Return whether a guard holds for all points of the loops, none or some (None)."""
+        """Return whether a guard holds for all points of the loops (True), for none (False), or may vary (None)."""
         return True if guard in self.clipped or guard in self.known else holds(guard, ranges)
 
     def _all_hold(self, guards: Sequence[Inside], ranges: Ranges) -> bool | None:
-        """Return whether all guards hold for all points (True), one for none (False) or neither."""
+        """Return True if all guards hold for all points, False if one of them holds for no point, and else None."""
         found = [self._holds(guard, ranges) for guard in guards]
         if False in found:
             return False
         return None if None in found else True
 
     def _spread(self, op: Load, index: Expr, variable: str, width: str) -> str:
-        """Return the text of a load through a table of steps 0 and 1; "" if it is none."""
+        """Return the text of a load through a table of indices that grow by 0 or 1; "" if it is not such a load."""
         axis, size = self.vector, self.out.program.buffer(op.buffer).size
         own = Expr(0, tuple(t for t in index.terms if variable in Expr(0, (t,)).variables))
         rest = add(index, scale(own, -1))
@@ -264,7 +264,7 @@ class OpPrinter:
 
 
 def condition_of(out: CppWriter, guards: Sequence[Inside], ranges: Ranges) -> str:
-    """Return the condition that guards hold, without what ranges show; "" if these show all of it."""
+    """Return the condition that guards hold, without the parts that ranges imply; "" if nothing remains."""
     texts = []
     for guard in guards:
         at = out.expr(guard.expr)

@@ -1,4 +1,4 @@
-"""Where elements of matrices in panels are in memory, for printed contractions."""
+"""The memory positions of elements of matrices in panels, for printed contractions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from korch.tile.program import Buffer, Panels, Pass, TileProgram, refused
 
 
 def panels(buffer: Buffer) -> Panels | None:
-    """Return the panels in which a buffer is laid out, or None."""
+    """Return the panel layout of a buffer, or None."""
     return next((layout for layout in buffer.layout if isinstance(layout, Panels)), None)
 
 
 def panel_width(program: TileProgram, pass_: Pass) -> int:
-    """Return the columns of the panels that a pass writes; 0 if it writes none, or rows: one panel without groups."""
+    """Return the width of the panels that a pass writes; 0 if it writes plain rows (one panel without groups)."""
     layouts = (panels(program.buffer(sink.buffer)) for sink in pass_.sinks)
     widths = {each.width for each in layouts if each and (each.width < each.columns or each.group > 1)}
     if len(widths) > 1:
@@ -21,7 +21,7 @@ def panel_width(program: TileProgram, pass_: Pass) -> int:
 
 
 def in_rows(buffer: Buffer, layout: Panels, rest: Expr, ranges: Ranges) -> Expr:
-    """Return where an index lies in panels: at the begin of a row of one of them."""
+    """Return the memory offset of an index that must be at the beginning of a row of a panel."""
     columns = Expr(0, tuple(term for term in rest.terms if term[1] % layout.columns))
     parts = (rest.constant % layout.columns, *(factor for _, factor in columns.terms))
     low, high = bounds(columns, ranges)
@@ -39,7 +39,7 @@ def in_rows(buffer: Buffer, layout: Panels, rest: Expr, ranges: Ranges) -> Expr:
 
 
 def in_group(buffer: Buffer, layout: Panels, row: Expr, ranges: Ranges) -> Expr:
-    """Return where a row begins in the first panel; rows of a group lie side by side, element by element."""
+    """Return the offset of a row in the first panel; the elements of the rows of a group are interleaved."""
     if layout.group == 1:
         return in_rows(buffer, layout, row, ranges)
     if any(factor % layout.columns for factor in (row.constant, *(f for _, f in row.terms))):
@@ -50,7 +50,7 @@ def in_group(buffer: Buffer, layout: Panels, row: Expr, ranges: Ranges) -> Expr:
 
 
 def strips(second: Buffer, vectors: int, lanes: int, column: int) -> tuple[int, int]:
-    """Return the steps between vectors of a strip of the second operand, and between its strips."""
+    """Return the memory steps between the vectors of a strip of the second operand, and between its strips."""
     layout = panels(second)
     if layout is not None and layout.group > 1:
         raise refused(f"buffer {second.name} is in panels for bytes")

@@ -1,11 +1,11 @@
-"""Tile program -> C++.
+"""Prints a tile program as C++.
 
-One function per kernel. If threads share its work, there is also one per stage, which runs a range of its tasks:
-each of some threads calls the kernel's function (`NAME_team`), which calls them, and a plan may call them for tasks of
-its own choice (`NAME_task`). A pass is a loop nest around a generic lambda of the vector width, so that the same text
-serves whole vectors and what is left. Where a pad or a concatenation turns inside of the vector axis, the loop
-is split there, and each part reads straight from memory. Where loads lie side by side along another
-axis than stores, squares of both are read whole and transposed in registers.
+A kernel is one function. If threads share its work, each stage is also a function, which runs a range of the stage's
+tasks. Each thread calls the kernel's function `NAME_team`, which calls the stage functions; a plan may instead run
+chosen tasks of a stage through `NAME_task`. A pass is a loop nest around a lambda that is generic in the vector width,
+so that the same text handles whole vectors and the remaining elements. If the source of a pad or a concatenation
+changes inside the vector axis, the loop is split there, and each part reads directly from memory. If loads are
+contiguous along another axis than stores, square blocks are read as whole vectors and transposed in registers.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SERIAL_POINTS = 6000
 """Programs with fewer points run in the calling thread: a parallel region would cost more."""
 
 ROWS_BEHIND = 64
-"""Kernels that compute rows in blocks may look at this many rows behind the last one."""
+"""Kernels that compute rows in blocks may look up this many entries of the row table beyond the last row."""
 
 HEADERS = (
     (r"korch::Contraction<", "korch_contract.h"),
@@ -60,7 +60,7 @@ HEADERS = (
     (r"korch_amx::ByteTiles<", "korch_contract_tiles.h"),
     (r"korch::(sort_rows|top)<", "korch_sort.h"),
 )
-"""What a kernel contains, and the file of `native/` that has it."""
+"""Patterns in a kernel's text, each with the header of `native/` that it needs."""
 
 
 class PrintedCpp(NamedTuple):
@@ -69,10 +69,10 @@ class PrintedCpp(NamedTuple):
     Attributes:
         symbol: the name that it exports.
         source: the text.
-        workspace_bytes: scratch memory that it needs.
-        thread_bytes: the part of it that each thread has for itself, if threads share none of it; else 0.
+        workspace_bytes: the size of the scratch memory that it needs.
+        thread_bytes: the private part of it per thread, if threads share no part of it; else 0.
         is_parallel: whether it has a parallel region; else it runs in the calling thread.
-        marked: the text without its head, with marks (`korch.tile.cpp.numbers`) and NAME for the symbol.
+        marked: the text without the head comment, with marks (`korch.tile.cpp.numbers`) and NAME for the symbol.
     """
 
     symbol: str
@@ -94,13 +94,13 @@ def print_cpp(
     """Return the source of a program.
 
     Args:
-        program: the program. Parameters that it has must be in `counts`.
-        comment: text that stands at the head of the source.
+        program: the program. Its parameters must be in `counts`.
+        comment: the comment at the head of the source.
         lanes: float32 elements in a vector register.
-        threads: how many run it; one needs no parallel region.
+        threads: the number of threads that run it; one thread needs no parallel region.
         stream_bytes: outputs of at least this size bypass the caches, and inputs of at least this
             size are prefetched from memory.
-        counts: how parameters follow from the size, an integer of 64 bits in the kernel's last buffer.
+        counts: how parameters follow from the sizes, 64-bit integers in the kernel's last buffer.
 
     Raises:
         InvalidGraphError: the program has other parameters, or layouts or contractions that are not printed.
@@ -162,7 +162,7 @@ class _Printer:
     # Structure
 
     def _functions(self, body: str) -> str:
-        """Return the functions that the kernel exports, and those of the stages."""
+        """Return the functions that the kernel exports, with those of the stages."""
         first = TEAM_PARAMETER if self.is_parallel else "void*"
         head = f'extern "C" int NAME_run({PARAMETER}{first}, void* const* buffers) {{{BEGIN}'
         if not self.is_parallel:
@@ -186,7 +186,7 @@ class _Printer:
         )
 
     def _stage_function(self, i: int, stage: Stage) -> None:
-        """Print the function that runs a range of a stage's tasks on a thread."""
+        """Print the function in which a thread runs a range of a stage's tasks."""
         self.out.open(
             f"static KORCH_ALONE void NAME_stage{i}"
             f"({PARAMETER}void* const* buffers, long begin, long end, [[maybe_unused]] long me)",
@@ -197,7 +197,7 @@ class _Printer:
         self.out.close()
 
     def _live(self) -> list[str]:
-        """Return the lines that compute the parameters of a program from the size."""
+        """Return the lines that compute the parameters of a program from the sizes."""
         ports = sum(buffer.level in (Level.INPUT, Level.OUTPUT) for buffer in self.program.buffers)
         has_workspace = places_in_memory(self.program)[1] + self.room_bytes > 0
         sizes = f"static_cast<const int64_t*>(buffers[{ports + has_workspace}])"
@@ -205,7 +205,7 @@ class _Printer:
         return [f"const long {p.name} = korch::smaller({p.high}, {count});" for p, count in counts]
 
     def _share(self, i: int, me: str) -> str:
-        """Return where the part of a thread of a stage begins, as text."""
+        """Return the text of the beginning of a thread's range of a stage; `me` is the text of the thread's number."""
         shares = self.shares[i]
         if shares is None:
             return f"korch::share({self._count(i)}, {me}, threads)"
@@ -221,7 +221,7 @@ class _Printer:
         return " * ".join([*([number(known)] if known != 1 or not others else []), *others])
 
     def _pointers(self) -> None:
-        """Print a pointer to each buffer, and to the thread's room."""
+        """Print a pointer to each buffer, and to the thread's private workspace (`room`)."""
         places, offset = places_in_memory(self.program)
         for line in self._live():
             self.out.line(f"[[maybe_unused]] {line}")
@@ -252,9 +252,9 @@ class _Printer:
         return sum(tile_bytes(self.program, stage, buffer) for buffer in self._large_tiles(stage))
 
     def _waits(self) -> list[bool]:
-        """Return after which stages threads wait for each other: before one that reads a result.
+        """Return, by stage, whether a barrier follows it: before a stage that reads results since the last barrier.
 
-        Behind the last they meet at the end of the parallel region.
+        After the last stage, the end of the parallel region is the barrier.
         """
         waits: list[bool] = []
         written: set[str] = set()
@@ -299,7 +299,7 @@ class _Printer:
             self.out.line("korch::end_streams();")
 
     def _loop(self, i: int, begin: str, end: str) -> None:
-        """Open the loop over some tasks, and print their coordinates."""
+        """Open the loop over a range of tasks, and print each task's grid coordinates."""
         self.out.open(f"for (long task = {begin}; task < {end}; ++task)")
         rest, grid = "task", self.grids[i]
         for place, axis in enumerate(grid, 1):
@@ -311,7 +311,7 @@ class _Printer:
             rest = f"task % {left}" if not is_last else "0"
 
     def _rows(self, shares: Shares, part: Parameter) -> str:
-        """Print the table of the places of a thread's next rows from the first one on; return that one's place."""
+        """Print the table of the positions of a task's rows relative to its first; return the first row's position."""
         size = shares.most + ROWS_BEHIND
         self.out.line(f"const long {PLACE} = first / {part.name} * {part.high} + first % {part.name};")
         self.out.line(f"int32_t row_table[{size}];")
@@ -320,7 +320,7 @@ class _Printer:
         return PLACE
 
     def _moved(self, stage: Stage, shares: Shares, begin: str, end: str) -> None:
-        """Open the loop over a thread's coordinates: each turn is the first task, of buffers that are moved on."""
+        """Open the loop over a thread's coordinates: each iteration runs as the first task, with advanced pointers."""
         name = shares.parameter
         self.out.open(f"for (long first = {begin}; first < {end}; first += {shares.most})")
         self.out.line(f"const long left = korch::smaller({name}, {end}) - first;")
@@ -347,9 +347,9 @@ def _headers(body: str) -> list[str]:
 
 
 def _streamed(program: TileProgram, stream_bytes: int) -> frozenset[str]:
-    """Return the outputs that are written past the caches: large ones, not read here again.
+    """Return the outputs that are written past the caches: large ones that the program does not read again.
 
-    Lines that are written whole are then not read first, and nothing else leaves a cache for them.
+    Lines that are written whole then need not be read first, and they evict nothing from the caches.
     """
     read = read_by(tuple(step for stage in program.stages for step in stage.steps))
     return frozenset(
@@ -363,7 +363,7 @@ def _streamed(program: TileProgram, stream_bytes: int) -> frozenset[str]:
 
 
 def _large(program: TileProgram, large_bytes: int) -> frozenset[str]:
-    """Return the inputs that no core's own cache holds."""
+    """Return the inputs that are too large for a core's private cache."""
     return frozenset(
         buffer.name
         for buffer in program.buffers

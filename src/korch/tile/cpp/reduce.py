@@ -1,4 +1,4 @@
-"""The reductions of a pass -> the text of their accumulators and loops."""
+"""Prints the accumulators and loops of the reductions of a pass."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from korch.tile.loops import LEAST_SIDE, SQUARE_TYPES
 from korch.tile.program import Accumulate, Axis
 
 UNROLL = 4
-"""Independent accumulators of a reduction."""
+"""The number of independent accumulators of a reduction."""
 
 SHORT_REDUCTION = 64
-"""The most points of a reduction that accumulates several vectors at once."""
+"""The maximum points of a reduction that accumulates several vectors at once."""
 
 
 class ReductionPrinter(LoopPrinter):
-    """Accumulators: several independent vectors, combined at the end."""
+    """Prints reductions with several independent vector accumulators, which are combined at the end."""
 
-    is_edge = False  # whether the loops stand where guards clip windows
+    is_edge = False  # whether the loops being printed are at the edges, where guards clip windows
 
     def _abreast(self, axis: Axis) -> int:
         """Return how many vectors of kept elements a short reduction accumulates at once."""
@@ -33,7 +33,7 @@ class ReductionPrinter(LoopPrinter):
         return UNROLL if is_long and points <= SHORT_REDUCTION else 1
 
     def _reduce_lanes(self, ranges: Ranges, variable: str) -> str:
-        """Accumulate whole vectors of kept elements; the reduced loops run inside."""
+        """Print a lambda that accumulates whole vectors of kept elements; the reduced loops are inside it."""
         abreast = self._abreast(self.vector) if self.vector is not None else 1
         name = self._lambda("<int W, int U = 1>", f"long {variable}")
         inner = self.reduced[-1] if self.reduced else None
@@ -42,7 +42,7 @@ class ReductionPrinter(LoopPrinter):
         outer = [axis.name for axis in self.reduced[:-1]]
         names = (*outer, inner.name if inner is not None else "unused", variable)
         body = self._accumulator(ranges, ", long ".join(names), variable, "")
-        place = "place" if variable == "i" else variable  # the loops below have an i of their own
+        place = "place" if variable == "i" else variable  # the loops below declare their own i
         if place != variable:
             self.out.line(f"const long {place} = {variable};")
         start = f"{body}({', '.join((*outer, '{at}'))}, {place}"
@@ -67,7 +67,7 @@ class ReductionPrinter(LoopPrinter):
         return name
 
     def _window(self, ranges: Ranges, loops: Callable[[Sequence[tuple[str, str]]], None]) -> None:
-        """Print the loops over all reduced axes: with constant ends where no guard clips them."""
+        """Print the loops over all reduced axes, with a version with constant bounds for where no guard clips them."""
         whole = [("0", number(axis.extent)) for axis in self.reduced]
         ends = [self._ends(axis, ranges) for axis in self.reduced]
         if ends == whole or self.is_edge:
@@ -81,7 +81,7 @@ class ReductionPrinter(LoopPrinter):
         self.out.line("}")
 
     def _reduced_loops(self, ends: Sequence[tuple[str, str]], call: str, unroll: int) -> None:
-        """Print the reduced loops around a call, the innermost with some accumulators."""
+        """Print the reduced loops around a call, the innermost one unrolled over several accumulators."""
         for axis, (begin, end) in zip(self.reduced[:-1], ends[:-1], strict=True):
             name = axis.name
             self.out.open(f"for (long {name} = {begin}; {name} < {end}; ++{name})")
@@ -93,10 +93,10 @@ class ReductionPrinter(LoopPrinter):
             self.out.close()
 
     def _is_reduced_in_rows(self, axis: Axis) -> bool:
-        """Print reductions for several elements of a kept axis at once, if they suit registers.
+        """Print the reductions of several elements of a kept axis at once; return whether they fit in registers.
 
-        Each leaves a vector; their lanes are combined together, which takes as many steps for all
-        as for one.
+        Each reduction leaves a vector. The lanes of all these vectors are combined together, which
+        takes as many steps as for a single vector.
         """
         rows = next((n for n in (16, 8, 4) if n <= self.out.lanes and axis.extent % n == 0), 0)
         is_along = self.vector is not None and self.vector.is_reduced and self.pass_.is_reduction
@@ -139,10 +139,10 @@ class ReductionPrinter(LoopPrinter):
         return max(widths, default=1)
 
     def _reduce_scalar(self, part: str = "") -> None:
-        """Accumulate vectors along a reduced axis; their lanes are combined at the end.
+        """Print a reduction with vectors along a reduced axis, whose lanes are combined at the end.
 
         Args:
-            part: where the accumulated vector goes instead, as a place in `part0` and so on.
+            part: if given, the offset in `part0` and so on at which the vectors are stored instead.
         """
         axis, width = self.vector, self._reduced_width()
         parts = self._parts(axis) if axis is not None else []
@@ -171,7 +171,7 @@ class ReductionPrinter(LoopPrinter):
             self._finish(unroll, "", str(width), has_rest=has_rest)
 
     def _leave(self, unroll: int, width: str, part: str, has_rest: bool) -> None:
-        """Combine the accumulators but for their lanes, and write the vectors into parts."""
+        """Combine the accumulators, but not their lanes, and store the resulting vectors into the parts."""
         for k, sink in enumerate(self.pass_.sinks):
             if isinstance(sink, Accumulate):
                 type_ = C_TYPE[self.out.program.buffer(sink.buffer).dtype]
@@ -240,7 +240,7 @@ class ReductionPrinter(LoopPrinter):
         return ", ".join(f"{prefix}{k}_{u}" for k in range(len(self.pass_.sinks)))
 
     def _total(self, sink: Accumulate, k: int, first: int, unroll: int, width: str) -> str:
-        """Return the text of the accumulators of a sink, from the first on, combined."""
+        """Return the text that combines the accumulators of a sink, from number `first` on."""
         type_ = C_TYPE[self.out.program.buffer(sink.buffer).dtype]
         total = f"a{k}_{first}"
         for u in range(1, unroll):
@@ -248,7 +248,7 @@ class ReductionPrinter(LoopPrinter):
         return total
 
     def _finish(self, unroll: int, variable: str, width: str, first: int = 0, has_rest: bool = True) -> None:
-        """Combine the accumulators, from the first on, and write the results."""
+        """Combine the accumulators, from number `first` on, and store the results."""
         for k, sink in enumerate(self.pass_.sinks):
             if not isinstance(sink, Accumulate):
                 continue
@@ -265,6 +265,6 @@ class ReductionPrinter(LoopPrinter):
 
 
 def _ends_inside(axis: Axis, width: int) -> bool:
-    """Return whether the last tile of an axis may end inside of a vector."""
+    """Return whether the last tile of an axis may end inside a vector."""
     total = axis.ragged[1] if axis.ragged is not None else 0
     return not isinstance(total, int) or total % width != 0

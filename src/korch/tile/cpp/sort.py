@@ -1,4 +1,4 @@
-"""Steps that order, and loops of which one turn is run -> text."""
+"""Prints ordering steps, and the heads of loops of which only one iteration may run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from korch.tile.sort import Ordering, Sort
 
 
 def print_sort(step: Ordering, grid: tuple[Axis, ...]) -> str:
-    """Return the call that sorts, or that takes the first elements of the row of a task."""
+    """Return the call that sorts rows into blocks, or that selects the top elements of a task's row."""
     if not isinstance(step, Sort):
         (row,) = grid
         out = (f"{name} + {step.count} * {row.name}" if name else "nullptr" for name in (step.values, step.places))
@@ -20,7 +20,7 @@ def print_sort(step: Ordering, grid: tuple[Axis, ...]) -> str:
 
 
 def loop_head(out: CppWriter, axis: Axis, only: At | None) -> str:
-    """Return the head of a loop; if one turn is run only, the condition under which it is."""
+    """Return the head of a loop; if only one iteration is run, the condition under which it is."""
     if only is None:
         return f"for (long {axis.name} = 0; {axis.name} < {loop_end(axis, axis.extent)}; ++{axis.name})"
     value = f"{only.buffer}[{out.expr(only.index)}]"

@@ -1,8 +1,8 @@
-"""Operands in components of bfloat16, and contractions of these -> text: functions of their elements, and the call.
+"""Prints contractions of operands that are split into bfloat16 components: functions of their elements, and the call.
 
-The components of the operand that is split last, right before the contraction, are made beside the products: there is
-room for those of two blocks. If the second operand comes in components, which are fetched beside the products, all
-components of the first are made before.
+The operand that is split last, right before the contraction, is split block by block while products are computed; its
+tile holds two blocks. If instead the second operand is given in components, which are prefetched while products are
+computed, the first operand is split completely beforehand.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from korch.tile.program import (
 )
 
 EDGE = 32
-"""Rows and columns that the matrix units compute together, and terms of a step."""
+"""The rows and columns that the matrix units compute together, and the terms of a step."""
 
 PASSING = 2
-"""Blocks for which there is room of the operand that is split beside the products; twice as many in a chain."""
+"""The blocks that the tile of an operand holds if it is split while products are computed; twice as many in a chain."""
 
 MOST_FACTOR_ROWS = 4 * EDGE
-"""Rows of a contraction with a factor of blocks of terms: their sums are in the cache."""
+"""The maximum rows of a contraction with a factor per block of terms: their sums stay in the cache."""
 
 CHAIN_AXES = 4
-"""Rows, columns and channels of results, and channels of an image."""
+"""The number of axes: rows, columns and channels of results, and channels of an image."""
 
 WINDOW_AXES = 6
-"""Rows, columns and channels of results, rows and columns of a window, and channels of an image."""
+"""The number of axes: rows, columns and channels of results, rows and columns of a window, and image channels."""
 
 
 def split_of(buffer: Buffer) -> Split | None:
@@ -58,12 +58,12 @@ def split_of(buffer: Buffer) -> Split | None:
 
 
 def is_split(program: TileProgram, step: Step) -> bool:
-    """Return whether a step makes components."""
+    """Return whether a step is a pass that splits an operand into components."""
     return isinstance(step, Pass) and any(split_of(program.buffer(sink.buffer)) for sink in step.sinks)
 
 
 def passing(program: TileProgram, steps: Sequence[Step]) -> Iterator[str]:
-    """Yield the tiles of components that are made beside products."""
+    """Yield the tiles of components that are computed block by block while products are computed."""
     last = ""
     for step in steps:
         if isinstance(step, Loop):
@@ -75,7 +75,7 @@ def passing(program: TileProgram, steps: Sequence[Step]) -> Iterator[str]:
 
 
 def bytes_of_components(program: TileProgram, stage: Stage, buffer: Buffer) -> int:
-    """Return the size of a tile of components: what goes by has room for two blocks."""
+    """Return the size of a tile of components in bytes: of `PASSING` blocks if it is split while products run."""
     layout, split = panels(buffer), split_of(buffer)
     if layout is None or split is None:
         raise refused(f"the components of buffer {buffer.name} are in no panels")
@@ -99,14 +99,14 @@ def bytes_of_components(program: TileProgram, stage: Stage, buffer: Buffer) -> i
 
 
 HALF_BYTE = 4
-"""Bits of each of the two integers of a byte."""
+"""The bits of each of the two integers that are packed in a byte."""
 
 BF16_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ImageWindow:
-    """The sizes of a contraction over windows of an image, as `Window` of `native/korch_contract_image.h` has them."""
+    """The sizes of a contraction over windows of an image: those of `Window` in `native/korch_contract_image.h`."""
 
     taps: tuple[int, int]
     strides: tuple[int, int]
@@ -121,7 +121,7 @@ class ImageWindow:
 
     @staticmethod
     def of(program: TileProgram, stage: Stage, step: Contract) -> ImageWindow:
-        """Return those of a contraction of a stage."""
+        """Return the sizes of a contraction of a stage."""
         y, x, _, t0, t1, c = step.axes
         made = maker_of(program, stage, step.a.buffer)
         layout, split = panels(program.buffer(step.a.buffer)), split_of(program.buffer(step.a.buffer))
@@ -146,23 +146,23 @@ class ImageWindow:
 
     @property
     def text(self) -> str:
-        """The type."""
+        """The C++ type."""
         sizes = (*self.taps, *self.strides, *self.dilations, self.pitch, self.channels, self.columns, self.block)
         return f"korch_amx::Window<{', '.join(map(str, (*sizes, self.components)))}>"
 
     @property
     def steps(self) -> int:
-        """The steps of the channels."""
+        """The number of steps that the channels take."""
         return -(-self.channels // EDGE)
 
     @property
     def all_units(self) -> int:
-        """The steps of all terms."""
+        """The number of steps that all terms take."""
         return self.taps[0] * self.taps[1] * self.steps
 
     @property
     def pixels(self) -> int:
-        """The pixels that a block of rows meets, with their zeros."""
+        """The pixels of the image that a block of rows reads, including padding zeros."""
         (sy, sx), run = self.strides, self.pitch // self.strides[1]
         extra = (self.columns - 1) * sx + (self.taps[1] - 1) * self.dilations[1] + 1 - self.pitch
         depth = self.block + (self.taps[0] - 1) * self.dilations[0] // sy
@@ -170,7 +170,7 @@ class ImageWindow:
 
     @property
     def results(self) -> int:
-        """The pixels of a task's results, with those between its rows."""
+        """The pixels of a task's results, including the unused ones between its rows."""
         return (self.rows - 1) * (self.pitch // self.strides[1]) + self.columns
 
 
@@ -181,16 +181,16 @@ def reader_of(stage: Stage, name: str) -> Contract:
 
 
 def maker_of(program: TileProgram, stage: Stage, name: str) -> Pass:
-    """Return the pass that makes the components of a buffer."""
+    """Return the pass that computes the components of a buffer."""
     found = (step for _, step in stage.leaves if isinstance(step, Pass) and is_split(program, step))
     return next(step for step in found if step.sinks[0].buffer == name)
 
 
 class SplitPrinter(LoopPrinter):
-    """The functions that compute the elements of an operand, and fetch what they are computed from."""
+    """Prints the functions that compute the elements of an operand, and prefetch their inputs."""
 
     def __init__(self, out: CppWriter, stage: Stage, pass_: Pass, given: Set[str], reader: Contract) -> None:
-        """Prepare it; elements of what is no image of windows are found by the number of a row."""
+        """Prepare the functions; unless the operand is an image for windows, they index by the row number."""
         super().__init__(out, stage, pass_, given)
         if len(pass_.axes) not in (2, 3):
             raise refused("passes that make components, but those behind sums, have two or three axes")
@@ -201,7 +201,7 @@ class SplitPrinter(LoopPrinter):
         self.pass_ = by_row(pass_, self.rows, self.ranges)
 
     def run(self) -> None:
-        """Print them."""
+        """Print the functions."""
         self.fetches, self.spans = Fetches(), {}
         name, each = self.pass_.sinks[0].buffer, len(self.pass_.sinks)
         outer, *inner = ["row", self.last.name] if self.rows else [axis.name for axis in self.pass_.axes]
@@ -216,7 +216,7 @@ class SplitPrinter(LoopPrinter):
         for op in self.pass_.ops:
             if isinstance(op, Load):
                 index = self.out.expr(substitute(op.index, {}, self.ranges))
-                if "NAME_" not in index and "row_at[" not in index:  # tables end
+                if "NAME_" not in index and "row_at[" not in index:  # prefetching must not read beyond a table
                     self.out.line(f"__builtin_prefetch({op.buffer} + {index});")
         self.out.close("};")
         self.out.line(f"const korch_amx::Computed {name}_computed{{{name}_element, {name}_fetch}};")
@@ -229,7 +229,7 @@ class SplitPrinter(LoopPrinter):
             self.out.line(f"const auto {name}_rows = [=](long first, long terms) {{ return {rows}; }};")
 
     def _open(self, name: str, template: str, parameters: Sequence[str], outer: str) -> None:
-        """Print the begin of a function of a place, whose first parameter may be a term of a row that has several."""
+        """Print the head of a function of an element; its first parameter is a term if a row has several terms."""
         where = ", ".join(f"[[maybe_unused]] long {parameter}" for parameter in parameters)
         self.out.open(f"const auto {name} = [=]{template}({where}) __attribute__((always_inline))")
         if outer not in parameters:
@@ -237,7 +237,7 @@ class SplitPrinter(LoopPrinter):
         print_places(self.out, self.rows)
 
     def _print_pairs(self, name: str, parameters: Sequence[str]) -> str:
-        """Print the function of both results for a vector, or of where their bytes are; return the source."""
+        """Print the function that gives pairs of results, or the address of their bytes; return the source object."""
         table, function = self._table(), f"{name}_pairs"
         self._open(function, "", parameters, parameters[0])
         load = next(op for op in self.pass_.ops if isinstance(op, Load))
@@ -254,14 +254,14 @@ class SplitPrinter(LoopPrinter):
         return f"korch_amx::{source}({name}_computed, {function})"
 
     def _table(self) -> tuple[int, ...]:
-        """Return both results for each half of a byte, as bits of bfloat16; () if they follow from more than that."""
+        """Return the table of both results for each half of a byte, as bfloat16 bits; () if there is no such table."""
         found = [self.tables.get(sink.value) for sink in self.pass_.sinks]
         bits = [bits for table in found if table is not None for bits in table.bits]
         is_whole = [table and table.shift for table in found] == [0, HALF_BYTE]
         return tuple(b >> BF16_BITS for b in bits) if is_whole and not any(b % (1 << BF16_BITS) for b in bits) else ()
 
     def _step(self, index: Expr, variable: str) -> int | None:
-        # A vector has all lanes and begins at a multiple of them, or it is a single element.
+        # A vector is full and begins at a multiple of the lanes, or it is a single element.
         return vector_step(index, variable, self.out.lanes)
 
 
@@ -272,8 +272,8 @@ def print_product(out: CppWriter, step: Contract, stage: Stage, around: Stage, s
         out: prints expressions.
         step: the contraction.
         stage: the stage that it is in.
-        around: has the axes of the loops around it.
-        sums: the text of what takes the sums.
+        around: a stage whose grid has the axes of the loops around it.
+        sums: the text of the object that takes the sums.
     """
     passes_rows = step.a.buffer in passing(out.program, stage.steps)
     if len(step.axes) == WINDOW_AXES:
@@ -299,7 +299,7 @@ def print_product(out: CppWriter, step: Contract, stage: Stage, around: Stage, s
 
 
 def _factors(out: CppWriter, step: Contract, around: Stage, axes: Sequence[Axis]) -> tuple[str, Axis]:
-    """Print the function of the factors of columns; return the text of these, and one axis of all terms."""
+    """Print the function that loads the factors of columns; return their text, and a single axis of all terms."""
     (*_, terms), columns = axes, sides_of(step)[1]
     whole, at = math.prod(axis.extent for axis in axes), step.factor
     blocks = next((axis for axis in axes[:-1]), None)
@@ -339,7 +339,7 @@ def _print_windows(out: CppWriter, step: Contract, stage: Stage, passes_rows: bo
 
 
 def _span(out: CppWriter, step: Contract, around: Stage) -> tuple[str, str]:
-    """Print which rows guards leave; return the text of the first, "" if it is the very first, and of their number."""
+    """Print the bounds of the rows within guards; return the texts of the first row ("" for row 0) and their number."""
     outer, inner, *_ = step.axes
     ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in (*around.grid, *step.axes)}
     guards = tuple(guard for guard in step.where if outer.name in guard.expr.variables)
@@ -363,12 +363,15 @@ def _components(buffer: Buffer) -> int:
 
 
 def is_chained(step: Contract) -> bool:
-    """Return whether a contraction of components is that of a chain: its rows are places of an image."""
+    """Return whether a contraction of components belongs to a chain of convolutions: its rows are image positions."""
     return step.product is Product.SPLIT and len(step.axes) == CHAIN_AXES and step.factor is None
 
 
 def _print_chained(out: CppWriter, step: Contract, around: Stage, sums: str, counts: Sequence[str]) -> str:
-    """Return the call of the micro-kernel for rows of a chain; `counts` has the first row, and all numbers."""
+    """Return the call of the micro-kernel for rows of a chain.
+
+    `counts` has the first row and the numbers of rows, columns and terms.
+    """
     first, count, _, terms = counts
     a, second = step.a.buffer, out.program.buffer(step.b.buffer)
     if second.level is not Level.INPUT:
@@ -378,7 +381,7 @@ def _print_chained(out: CppWriter, step: Contract, around: Stage, sums: str, cou
 
 
 def _given(out: CppWriter, buffer: Buffer, step: Contract, stage: Stage, counts: Sequence[str]) -> str:
-    """Return the text of an operand that comes in components: strips of whole steps."""
+    """Return the text of an operand that is given in components, in strips of whole steps."""
     layout, split = panels(buffer), split_of(buffer)
     if split is None or layout is None:
         raise refused(f"buffer {buffer.name} is not split")
@@ -392,7 +395,7 @@ def _given(out: CppWriter, buffer: Buffer, step: Contract, stage: Stage, counts:
 
 
 def require_components(program: TileProgram, stage: Stage) -> None:
-    """Raise an error if components are read or multiplied otherwise than they can be."""
+    """Raise an error if components are used in a way that can't be printed."""
     for _, step in stage.leaves:
         if isinstance(step, Pass):
             if any(split_of(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):
@@ -404,7 +407,7 @@ def require_components(program: TileProgram, stage: Stage) -> None:
 
 
 def _are_consecutive(pass_: Pass) -> bool:
-    """Return whether the results of a pass are terms one after another: those of a row."""
+    """Return whether the results of a pass are consecutive terms of a row."""
     (outer, *_), first, each = pass_.axes, pass_.sinks[0], len(pass_.sinks)
     if each == 1:
         return True

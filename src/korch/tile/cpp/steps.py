@@ -1,4 +1,4 @@
-"""The steps of a task -> text: passes, loops around them, and calls of the contraction's kernel."""
+"""Prints the steps of a task: passes, loops around them, and calls of the contraction micro-kernels."""
 
 from __future__ import annotations
 
@@ -56,22 +56,22 @@ from korch.tile.program import (
 )
 
 BYTE_REGISTERS = {16: Registers(12, 2), 8: Registers(6, 2)}
-"""What a contraction of bytes holds in registers for a number of lanes."""
+"""The default register blocking of a contraction of bytes, by number of lanes."""
 
 FEW_BYTE_REGISTERS = Registers(4, 2)
-"""The same for other numbers of lanes: those of wider terms need some, too."""
+"""The default for other numbers of lanes: widened terms need registers, too."""
 
 REGISTERS = {16: Registers(12, 2)}
-"""What a contraction holds in registers for a number of lanes: there are 32 registers of 16 lanes."""
+"""The default register blocking of a contraction, by number of lanes: there are 32 registers of 16 lanes."""
 
 FEW_REGISTERS = Registers(6, 2)
-"""The same for other numbers of lanes: at least 16 registers."""
+"""The default for other numbers of lanes, with at least 16 registers."""
 
 LONG_BLOCK = 1024
-"""Multiply-adds of vectors that take about as long as memory takes to bring a line."""
+"""The number of vector multiply-adds that take about as long as fetching a line from memory."""
 
 LARGEST_ARRAY_BYTES = 16 << 10
-"""Larger tiles of stages with contractions are in the workspace."""
+"""The maximum size of a tile on the stack in stages with contractions; larger ones are in the workspace."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class _Panel:
 
 @dataclass(frozen=True)
 class _Block:
-    """A contraction, and what takes its sums, or None."""
+    """A contraction, and the printer of the pass that takes its sums, or None."""
 
     sums: Sums
     finish: FinishPrinter | None
@@ -107,7 +107,7 @@ def is_large_tile(program: TileProgram, stage: Stage, buffer: Buffer) -> bool:
 
 
 def tile_bytes(program: TileProgram, stage: Stage, buffer: Buffer) -> int:
-    """Return the size of a tile of a stage as it is printed, in whole lines."""
+    """Return the size of a tile of a stage in the printed code, in bytes, rounded up to whole cache lines."""
     size = (
         buffer.size * computed_bytes(buffer)
         if split_of(buffer) is None
@@ -117,7 +117,7 @@ def tile_bytes(program: TileProgram, stage: Stage, buffer: Buffer) -> int:
 
 
 class StepPrinter:
-    """The steps of one stage's tasks."""
+    """Prints the steps of one stage's tasks."""
 
     def __init__(self, out: CppWriter, stage: Stage, given: Set[str]) -> None:
         """Prepare the printers of all passes; `given` names the buffers that are only read."""
@@ -131,7 +131,7 @@ class StepPrinter:
         return any(printer.is_streamed for printer in self.printers)
 
     def run(self) -> None:
-        """Print them."""
+        """Print the steps."""
         self._print(self.nodes, self.stage.grid)
 
     def _prepare(self, steps: Sequence[Step], grid: tuple[Axis, ...]) -> list[Node]:
@@ -226,14 +226,14 @@ class StepPrinter:
         self.out.open(loop_head(self.out, axis, only))
 
     def _contract(self, block: _Block, grid: tuple[Axis, ...]) -> None:
-        """Print the call of the micro-kernel: steps of indices are template arguments."""
+        """Print the call of the micro-kernel; strides are its template arguments."""
         batch = batches_of(block.sums.step)
         for axis in batch:
             self._for(axis)
         step = replace(block.sums.step, axes=tuple(axis for axis in block.sums.step.axes if axis not in batch))
         block = replace(block, sums=replace(block.sums, step=step))
         ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in (*grid, *batch)}
-        own = {axis.name for axis in step.axes}  # guards of components on these bound the rows
+        own = {axis.name for axis in step.axes}  # of split contractions, guards on these axes bound the rows
         guards = tuple(guard for guard in kept_guards(step) if not guard.expr.variables & own)
         self.out.open(f"if ({condition_of(self.out, guards, ranges) or 'true'})" if guards else "")
         if leaves_out(step) or (is_by_lanes(step) and not step.product.is_of_bytes):
@@ -301,7 +301,7 @@ class StepPrinter:
         self.out.line(print_product(self.out, step, self.stage, own, sums))
 
     def _after(self, step: Contract, own: Stage, batch: Sequence[Axis], row: int) -> str:
-        """Return the last argument: where the next contraction's second operand lies, if it follows this one's."""
+        """Return the last argument: the address of the next contraction's second operand, if it follows this one's."""
         buffer = self.out.program.buffer(step.b.buffer)
         layout, (*_, terms) = panels(buffer), step.axes
         if not batch or layout is None or step.registers is None or not step.registers.fetches_b:
@@ -346,13 +346,13 @@ class StepPrinter:
             raise refused(f"terms of buffer {step.a.buffer} do not lie side by side")
         strip_step = second.size // layout.columns * layout.width
         sizes = [self.out.lanes, registers.rows, registers.vectors, a[rows.name], strip_step]
-        if group != QUAD:  # turns around the innermost axis of terms
+        if group != QUAD:  # an axis of terms outside the innermost one
             sizes += next(((axis.extent, a[axis.name], b[axis.name]) for axis in turns), (1, 0, 0))
         kernel = "ByteContraction" if group == QUAD else "PairContraction"
         return f"korch::{kernel}<{', '.join(map(str, (*sizes, *tails_of((rows,), registers.rows))))}>"
 
     def _contract_lanes(self, block: _Block, grid: tuple[Axis, ...]) -> None:
-        """Print the call of the micro-kernel for bytes whose columns have a first operand each."""
+        """Print the call of the micro-kernel for bytes in which each column has its own first operand."""
         step = block.sums.step
         (out_at, out), (a_at, a), (b_at, b) = self._operands(step, Stage((*grid, *step.axes), ()))
         second, rows = self.out.program.buffer(step.b.buffer), self._registers(step).rows
@@ -364,7 +364,7 @@ class StepPrinter:
         self.out.line(f"{kernel}::run({finish}, {a_at}, {b_at}, {counts});")
 
     def _contract_windows(self, block: _Block, grid: tuple[Axis, ...]) -> None:
-        """Print the call of the micro-kernel for floats that reads windows where they lie."""
+        """Print the call of the micro-kernel for floats that reads windows in place."""
         own = Stage((*grid, *block.sums.step.axes), ())
         out_at, out = self._place(block.sums.step.out, block.sums.step, own)
         kernel, operands = self._windows(block.sums.step, grid)
@@ -373,7 +373,7 @@ class StepPrinter:
         self.out.line(f"    {sums}, {', '.join(operands)}, {loop_end(columns, columns.extent)});")
 
     def _windows(self, step: Contract, grid: tuple[Axis, ...]) -> tuple[str, tuple[str, str, str]]:
-        """Print the rows of windows; return the type of their micro-kernel, these rows, and where operands begin."""
+        """Print the rows of windows; return the micro-kernel's type, and the texts of the rows and both operands."""
         own = Stage((*grid, *step.axes), ())
         ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in own.grid}
         (a_at, a), (b_at, b) = (self._place(at, step, own) for at in (step.a, step.b))
@@ -383,7 +383,7 @@ class StepPrinter:
         return kernel, (print_rows(self.out, step, ranges, a, b), a_at, b_at)
 
     def _integers(self, block: _Block, out_at: str, row: int) -> str:
-        """Print what takes sums of bytes; return its text."""
+        """Print the function that takes the sums of a contraction of bytes; return the text of the object with it."""
         if block.finish is None:
             return f"korch::StoredInts<{row}>{{{out_at}}}"
         return f"korch::Finished{{{block.finish.run(False)}}}"
@@ -401,14 +401,14 @@ class StepPrinter:
             raise refused(f"buffer {step.b.buffer} is not read along its panels")
 
     def _registers(self, step: Contract) -> Registers:
-        """Return how a contraction is computed: no more rows than there are."""
+        """Return the register blocking of a contraction, with no more rows than it has."""
         is_bytes, lanes = step.product.is_of_bytes, self.out.lanes
         usual = BYTE_REGISTERS.get(lanes, FEW_BYTE_REGISTERS) if is_bytes else REGISTERS.get(lanes, FEW_REGISTERS)
         chosen = step.registers or usual
         return replace(chosen, rows=max(1, min(chosen.rows, math.prod(axis.extent for axis in sides_of(step)[0]))))
 
     def _rows_ahead(self, step: Contract, steps: Steps, terms: Sequence[Axis]) -> tuple[int, int]:
-        """Return how many lines of the first operand are fetched with a term, and how many rows further on."""
+        """Return how many lines of the first operand are prefetched with a term, and how many rows ahead."""
         rows, _, _ = sides_of(step)
         registers, size_bytes = self._registers(step), self.out.program.buffer(step.a.buffer).dtype.size_bytes
         is_dense = steps[terms[-1].name] == 1 and even_step(rows, steps) == terms[-1].extent
@@ -418,22 +418,22 @@ class StepPrinter:
         return -(-registers.rows * size_bytes // LINE_BYTES), registers.rows * -(-LONG_BLOCK // work)
 
     def _fetched(self, step: Contract, registers: Registers, vector: int) -> tuple[int, str]:
-        """Return how many lines of a term are fetched with a block, and whether b is a stream."""
+        """Return how many lines of a term are prefetched with a block of rows, and whether b is read as a stream."""
         if not registers.fetches_b:
             return 0, "false"
         rows, second, lanes = sides_of(step)[0], self.out.program.buffer(step.b.buffer), self.out.lanes
         count = math.prod(axis.extent for axis in rows)
         lines = -(-registers.vectors * lanes * second.dtype.size_bytes // LINE_BYTES)
-        known = self.out.program.parameter_ranges.keys()  # else a loop around says how many rows there are, all in all
+        known = self.out.program.parameter_ranges.keys()  # otherwise the row count depends on an enclosing loop
         ends = [axis.ragged[1] for axis in rows if axis.ragged is not None]
         is_cut = any(isinstance(end, int) or end.variables <= known for end in ends)
         is_once = count <= registers.rows and not is_cut
         if is_once and panels(second) is not None and vector == lanes:
             return lines, "true"
-        return -(-lines // max(1, count // registers.rows)), "false"  # whole blocks fetch
+        return -(-lines // max(1, count // registers.rows)), "false"  # only whole blocks prefetch
 
     def _sums(self, block: _Block, at: str, out: Steps, own: Stage) -> str:
-        """Print where the sums begin and end; return the text of the object that says so."""
+        """Return the text of the object that initializes and takes the sums; print the function that takes them."""
         step = block.sums.step
         if block.finish is not None:
             is_fetched = step.registers is not None and step.registers.fetches_out
@@ -459,7 +459,7 @@ class StepPrinter:
         return (self._place(at, step, stage) for at in (step.out, step.a, step.b))
 
     def _place(self, at: At, step: Contract, stage: Stage) -> tuple[str, Steps]:
-        """Return the text of an operand's first element, and the steps of the axes in memory."""
+        """Return the text of the address of an operand's first element, and the memory steps of the axes."""
         ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in stage.grid}
         index = substitute(at.index, {}, ranges)
         buffer = self.out.program.buffer(at.buffer)

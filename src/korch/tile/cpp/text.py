@@ -1,4 +1,4 @@
-"""C++ texts: lines and expressions, element types, numbers, guards."""
+"""C++ text: lines, expressions, element types, literals, loop bounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from korch.tile.index import ROWS, Atom, Choice, Expr, Quotient, Remainder, Tabl
 from korch.tile.program import Axis, TileProgram
 
 MOST_CHARACTERS = 1 << 20
-"""The most characters of a kernel's lines; a compiler takes about a minute for them."""
+"""The maximum characters of a kernel's lines; a compiler takes about a minute for them."""
 
 C_TYPE = {
     DType.F64: "double",
@@ -30,14 +30,14 @@ C_TYPE = {
     DType.F16: "float",
     DType.BF16: "float",
 }
-"""The type that the printer computes in for each element type."""
+"""The C++ type in which each element type is computed."""
 
 NARROW_TYPE = {DType.F16: "korch::half", DType.BF16: "korch::bfloat16"}
-"""Element types that inputs and outputs hold, but that nothing is computed in."""
+"""The C++ types of element types that inputs and outputs may have, but in which nothing is computed."""
 
 
 def literal(dtype: DType, value: float | int | bool) -> str:
-    """Return a number as the printer computes with it."""
+    """Return a number as a C++ literal of the type in which it is computed."""
     if dtype is DType.BOOL:
         return "1" if value else "0"
     if not dtype.is_float:
@@ -59,7 +59,7 @@ def literal(dtype: DType, value: float | int | bool) -> str:
 
 
 def loop_end(axis: Axis, high: int) -> str:
-    """Return where the loop over the first `high` values of an axis ends; a last tile ends early."""
+    """Return the end of the loop over the first `high` values of an axis; the last tile of a ragged axis ends early."""
     if axis.ragged is None:
         return number(high)
     outer, total = axis.ragged
@@ -68,16 +68,16 @@ def loop_end(axis: Axis, high: int) -> str:
 
 
 class CppWriter:
-    """Lines of C++ with their indentation, the expressions in them, and the tables that those read.
+    """Collects lines of C++ with their indentation, and the tables that their expressions read.
 
     Attributes:
         program: the program that is printed.
         lanes: float32 elements in a vector register.
         streamed: the buffers that are written past the caches.
-        large: the inputs that no core's own cache holds.
-        lines: what is printed so far.
+        large: the inputs that are too large for a core's private cache.
+        lines: the lines printed so far.
         tables: constant tables and their names.
-        lambdas: how many lambdas there are so far.
+        lambdas: the number of lambdas printed so far.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class CppWriter:
         """Print a line.
 
         Raises:
-            TextLimitError: there are too many.
+            TextLimitError: the text becomes too long.
         """
         self.lines.append(text if text.startswith("#") else "  " * self._depth + text)
         self._characters += len(self.lines[-1])
@@ -110,7 +110,7 @@ class CppWriter:
             raise TextLimitError(f"its text would have more than {MOST_CHARACTERS >> 10} KiB")
 
     def open(self, text: str, after: str = "") -> None:
-        """Print the begin of a block, and what stands behind it on its line."""
+        """Print the beginning of a block, and `after` behind its opening brace."""
         if text.startswith("#"):
             self.line(text)
             text = ""

@@ -1,4 +1,4 @@
-"""Contractions of bytes on matrix units -> calls of their micro-kernel, which reads rows where they lie."""
+"""Prints contractions of bytes on matrix units as calls of their micro-kernel, which reads rows in place."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from korch.tile.cpp.panels import panels
 from korch.tile.program import QUAD, Buffer, Contract, refused
 
 STRIP = 32
-"""Columns that are computed together, which a panel has."""
+"""The columns that are computed together; also the width of a panel."""
 
 MOST_QUADS = 16
-"""Fours of terms of a step, at most."""
+"""The maximum number of quads (groups of four terms) of a step."""
 
 MOST_TURNS = 2
-"""Axes of terms around the innermost one."""
+"""The maximum number of axes of terms outside the innermost one."""
 
 
 def steps_of(quads: int) -> int:
-    """Return in how many steps, which are equal, some fours of terms are multiplied."""
+    """Return the number of equal steps in which a number of quads of terms is multiplied."""
     return next(count for count in range(ceil_div(quads, MOST_QUADS), quads + 1) if quads % count == 0)
 
 
 def whole_quads(quads: int) -> int:
-    """Return how many fours of terms make as few equal steps as some fours need."""
+    """Return the number of quads rounded up so that they divide into the minimum number of equal steps."""
     steps = ceil_div(quads, MOST_QUADS)
     return steps * ceil_div(quads, steps)
 
@@ -36,12 +36,12 @@ def byte_tiles(step: Contract, second: Buffer, a: Steps, b: Steps) -> str:
 
     Args:
         step: a contraction of one or two axes of rows, columns, and up to three axes of terms.
-        second: the buffer of the second operand, in panels of four terms.
-        a: the step in memory of each axis, of the first operand.
-        b: the same of the second.
+        second: the buffer of the second operand, in panels with groups of four terms.
+        a: the memory step of the first operand along each axis.
+        b: the same for the second operand.
 
     Raises:
-        InvalidGraphError: the micro-kernel does not read operands as these lie.
+        InvalidGraphError: the micro-kernel does not support the layout of the operands.
     """
     rows, _, terms = sides_of(step)
     *turns, last = joined(terms, a, b)

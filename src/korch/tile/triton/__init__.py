@@ -1,1 +1,1 @@
-"""Tile program -> Triton."""
+"""Prints tile programs as Triton."""

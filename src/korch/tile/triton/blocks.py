@@ -1,8 +1,8 @@
-"""A stage with contractions or loops -> one launch, in which tiles are blocks in registers.
+"""Prints a stage with contractions or loops as one Triton launch, in which tiles are blocks in registers.
 
-A task is a program. The axes of a pass are the rows and the columns of a block, whose sides are powers of
-two; what exceeds an axis is masked where memory is read and written, and where it would be summed. A tile
-is a variable: no memory is used between steps.
+A task is a Triton program. The axes of a pass are the rows and the columns of a block, whose sides are
+powers of two. Elements beyond the end of an axis are masked in loads, stores and sums. A tile is a
+variable: no memory is used between steps.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from korch.tile.triton.launch import LaunchOptions, PrintedProgram, StageLaunch
 from korch.tile.triton.text import COLUMNS, REDUCE, ROWS, STORED, Coordinate, axes_of, converted, literal, power_of_two
 
 SMALLEST = 16
-"""The least side of a block that the matrix units multiply."""
+"""The smallest side of a block that the matrix units multiply."""
 
 BAND = 8
-"""Blocks of rows that run together, so that they share columns in the cache."""
+"""The number of row blocks that run together, so that they share columns in the cache."""
 
 PRECISION = {
     Product.F32: ', input_precision="ieee"',
@@ -52,19 +52,19 @@ PRECISION = {
     Product.F16: "",
     Product.BF16: "",
 }
-"""The products that are printed, each with what tells Triton how to multiply."""
+"""The supported products, each with the arguments that tell Triton how to multiply."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileBlock:
-    """A tile as a variable.
+    """A tile that is held in a variable.
 
     Attributes:
         name: the variable.
         begin: the constant part of its index.
-        steps: in the tile, from a row to the next and from a column to the next; 0 along a side of 1.
+        steps: the index steps from row to row and from column to column; 0 along a side of 1.
         shape: rows and columns, powers of two.
-        zero: the sides, 0 and 1, along which the elements that exceed the tile are 0.
+        zero: the sides (0, 1) along which elements beyond the end of the tile are 0.
     """
 
     name: str
@@ -79,10 +79,10 @@ class PassFrame:
     """The rows and columns of one pass.
 
     Attributes:
-        axes: the axis of rows and that of columns; None for a side of 1.
-        shape: powers of two.
-        at: the spelling of all variables.
-        masks: by side, the condition for elements of the axis, where the block exceeds it.
+        axes: the axis of rows and the axis of columns; None for a side of 1.
+        shape: the sides of the block, powers of two.
+        at: the Triton text of all variables.
+        masks: by side, the condition that an element is inside its axis, if the block is longer than the axis.
     """
 
     axes: tuple[Axis | None, Axis | None]
@@ -92,7 +92,7 @@ class PassFrame:
 
     @property
     def text(self) -> str:
-        """The shape as Triton."""
+        """The shape as Triton text."""
         return str([*self.shape])
 
     def steps(self, index: Expr) -> tuple[int, int]:
@@ -112,7 +112,7 @@ def stage_is_blocked(stage: Stage) -> bool:
 
 
 class BlockStage(StageLaunch):
-    """A program per task; tiles are blocks."""
+    """Prints a stage as a launch with one program per task; tiles are blocks."""
 
     def __init__(
         self, program: TileProgram, stage: Stage, comment: str, found: PrintedProgram, processors: int
@@ -144,7 +144,7 @@ class BlockStage(StageLaunch):
         self.finish(self.stage.tasks, options.warps, order, programs)
 
     def place(self) -> dict[str, Coordinate]:
-        """Write which task a program is; return the spelling of the grid's axes."""
+        """Write the task of a program; return the Triton text of the grid's axes."""
         grid, text = self.stage.grid, self.text
         if not (self.is_shared(grid[-2:]) and min(axis.extent for axis in grid[-2:]) > 1):
             return text.split("pid", [(a.name, a.extent) for a in grid], frozenset())
@@ -164,7 +164,7 @@ class BlockStage(StageLaunch):
         return at | {axis.name: Coordinate(axis.name) for axis in (rows, columns)}
 
     def is_shared(self, axes: Sequence[Axis]) -> bool:
-        """Return whether the two operands of a contraction are read along one axis each."""
+        """Return whether two axes are such that each operand of a contraction depends on a different one."""
         found: list[set[str]] = []
         names = {axis.name for axis in axes}
         operands = {at.buffer for _, s in self.stage.leaves if isinstance(s, Contract) for at in (s.a, s.b)}
@@ -177,7 +177,7 @@ class BlockStage(StageLaunch):
     # Steps
 
     def steps(self, steps: Sequence[Step], at: dict[str, Coordinate]) -> None:
-        """Write steps, where `at` spells the variables of the grid and of the loops around them."""
+        """Write steps; `at` has the Triton text of the variables of the grid and of the enclosing loops."""
         for step in steps:
             if isinstance(step, Loop):
                 self.loop(step, at)
@@ -187,10 +187,10 @@ class BlockStage(StageLaunch):
                 self.pass_(step, at)
 
     def loop(self, loop: Loop, at: dict[str, Coordinate]) -> None:
-        """Write a loop: what it carries are variables that it assigns to."""
+        """Write a loop; carried tiles are variables that it assigns to."""
         axis, here = loop.axis, Coordinate("0")
         is_turned = axis.extent != 1
-        if is_turned:  # a loop over numbers that follow one another would be unrolled
+        if is_turned:  # a loop over consecutive numbers would be unrolled
             has_product = any(isinstance(step, Contract) for step in loop.body)
             here = self.text.begin_loop(
                 axis.name, axis.extent, self.terms(loop), self.options.stages if has_product else 0
@@ -206,7 +206,7 @@ class BlockStage(StageLaunch):
             self.text.end_loop()
 
     def terms(self, loop: Loop) -> int:
-        """Return the terms of a contraction in a loop."""
+        """Return the number of terms of a contraction in a loop, at least 2."""
         found = [a.extent for step in loop.body if isinstance(step, Contract) for a in step.axes if a.is_reduced]
         return max(2, *found)
 
@@ -242,7 +242,7 @@ class BlockStage(StageLaunch):
                 ops.append(op)
                 continue
             value = converted(self.read(At(op.buffer, op.index), frame), op.dtype)
-            if op.buffer in written:  # the variable is assigned to before all sinks have been written
+            if op.buffer in written:  # a sink assigns to the tile's variable before other sinks have used its value
                 text.line(f"{(name := text.fresh())} = {value}")
                 value = name
             values[op.name], types[op.name] = value, op.dtype
@@ -260,7 +260,7 @@ class BlockStage(StageLaunch):
                 text.store(sink, dtype, value, frame.at, frame.masks, frame.text)
 
     def described(self, pass_: Pass, frame: PassFrame) -> bool:
-        """Write a pass that copies a block of memory to a tile by a tensor descriptor; return whether it can be."""
+        """Write a pass that copies memory to a tile as a tensor descriptor load; return whether that is possible."""
         match pass_.ops, pass_.sinks:
             case (Load() as load,), (Store() as sink,) if self.loops and self.buffer(sink.buffer).level is Level.TILE:
                 dtype = self.buffer(load.buffer).dtype
@@ -281,7 +281,7 @@ class BlockStage(StageLaunch):
         return True
 
     def collect(self, sink: Accumulate, value: str, frame: PassFrame) -> None:
-        """Write what the columns of a block come to."""
+        """Write the reduction of a block along its columns."""
         buffer = self.buffer(sink.buffer)
         start = literal(identity(sink.op, buffer.dtype))
         value = f"tl.broadcast_to({value}, {frame.text})"
@@ -301,7 +301,7 @@ class BlockStage(StageLaunch):
     # Blocks
 
     def frame(self, axes: Sequence[Axis | None], at: Mapping[str, Coordinate]) -> PassFrame:
-        """Write the rows and columns of a pass."""
+        """Write the row and column numbers and the masks of a pass; return its frame."""
         text = self.text
         here, masks, shape = dict(at), {}, [1, 1]
         for side, axis in enumerate(axes):
@@ -320,7 +320,7 @@ class BlockStage(StageLaunch):
         return PassFrame((axes[0], axes[1]), (shape[0], shape[1]), here, masks)
 
     def read(self, place: At, frame: PassFrame, zero: int | None = None) -> str:
-        """Return a tile, or what is in memory, as a block of some rows and columns; 0 beyond the end of side `zero`."""
+        """Return the text of a tile, or of a load, as a block; a tile is 0 beyond the end of side `zero`."""
         buffer, block = self.buffer(place.buffer), self.blocks.get(place.buffer)
         if buffer.level is not Level.TILE:
             name = self.text.fresh()
@@ -338,7 +338,7 @@ class BlockStage(StageLaunch):
         return name
 
     def keep(self, place: At, frame: PassFrame, name: str, zero: frozenset[int]) -> None:
-        """Say that a tile is a variable from now on."""
+        """Record that a variable holds a tile from now on."""
         self.blocks[place.buffer] = TileBlock(name, place.index.constant, frame.steps(place.index), frame.shape, zero)
 
 
@@ -347,7 +347,7 @@ def _variable(buffer: str) -> str:
 
 
 def _sides(pass_: Pass) -> tuple[Axis | None, Axis | None]:
-    """Return the axis of rows and that of columns: what is kept and what is reduced, or both in order."""
+    """Return the axes of rows and columns: the kept and the reduced axis, or, without a reduction, both in order."""
     if pass_.is_reduction:
         groups = [[a for a in pass_.axes if a.is_reduced is reduced] for reduced in (False, True)]
     else:
@@ -359,7 +359,7 @@ def _sides(pass_: Pass) -> tuple[Axis | None, Axis | None]:
 
 
 def _zero_sides(pass_: Pass, sink: Store, frame: PassFrame) -> frozenset[int]:
-    """Return the sides along which a value that is stored to a tile is 0 beyond the end."""
+    """Return the sides beyond whose end a value that is stored to a tile is 0."""
     op = next(op for op in pass_.ops if op.name == sink.value)
     match op:
         case Literal(value=0):

@@ -1,4 +1,4 @@
-"""Blocks of memory that tensor descriptors read: since Hopper the tensor memory accelerator copies them."""
+"""Blocks of memory that are read through tensor descriptors, which the tensor memory accelerator of Hopper copies."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from korch.tile.program import Axis, Inside, Load
 from korch.tile.triton.text import Coordinates, Text
 
 ALIGNMENT = 16
-"""Bytes: where a block and each of its rows begin is a multiple, and a row has at least as many."""
+"""The alignment in bytes of the beginning of a block and of each of its rows, and the minimum size of a row."""
 
 LONGEST = 256
-"""Elements of a block along an axis."""
+"""The maximum elements of a block along an axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class DescribedBlock:
-    """A block that moves through memory with the turns of a loop.
+    """A block that moves through memory with the iterations of a loop.
 
     Attributes:
-        begin: where the block of the first turn begins in the buffer.
-        sizes: the elements, from there on, that there are along its two axes; others are read as 0.
-        step: from one row to the next.
-        shape: rows and columns of the block; columns are side by side in memory.
-        moves: by how many rows and columns it moves in a turn.
+        begin: the index of the first element of the first iteration's block.
+        sizes: the number of valid elements from there on along its two axes; elements beyond are read as 0.
+        step: the memory step from one row to the next.
+        shape: rows and columns of the block; columns are contiguous in memory.
+        moves: by how many rows and columns it moves per iteration.
         turn: the variable of the loop.
-        is_turned: whether its rows are the columns of the tile.
+        is_turned: whether the block is transposed: its rows are the columns of the tile.
     """
 
     begin: Expr
@@ -39,7 +39,7 @@ class DescribedBlock:
     is_turned: bool
 
     def texts(self, text: Text, at: Coordinates) -> tuple[list[str], list[str], list[str], list[str]]:
-        """Return sizes, steps and shape of the descriptor, and the offsets of the block, as Triton."""
+        """Return sizes, steps and shape of the descriptor, and the offsets of the block, as Triton text."""
         sizes = [text.expr(size, at) for size in self.sizes]
         offsets = [(at[self.turn].times(move) if move else "") or "0" for move in self.moves]
         return sizes, [str(self.step), "1"], list(map(str, self.shape)), offsets
@@ -48,14 +48,14 @@ class DescribedBlock:
 def described_block(
     load: Load, axes: tuple[Axis | None, Axis | None], loop: Axis, dtype: DType, ranges: Ranges
 ) -> DescribedBlock | None:
-    """Return the block that a load reads in a turn of a loop; None if no descriptor can.
+    """Return the block that a load reads in an iteration of a loop; None if a descriptor can't read it.
 
     Args:
-        load: what is read for each point of the two axes; where a guard fails it is 0.
-        axes: rows and columns of the tile.
+        load: the load at each point of the two axes; where a guard fails, the value is 0.
+        axes: the axes of the rows and columns of the tile.
         loop: the innermost loop.
-        dtype: of the buffer.
-        ranges: of all variables.
+        dtype: the element type of the buffer.
+        ranges: the ranges of all variables.
     """
     index, (rows, columns) = load.index, axes
     if rows is None or columns is None:
@@ -87,7 +87,7 @@ def described_block(
 
 
 def _size(axis: Axis, guards: list[Inside], moved: int, loop: Axis, ranges: Ranges) -> Expr | None:
-    """Return how many elements along an axis may be read from the first turn's block on; None if that is not known."""
+    """Return the number of valid elements along an axis from the first iteration's block on; None if unknown."""
     if axis.ragged is not None:
         name, total = axis.ragged
         if guards or moved or not isinstance(total, int):

@@ -1,4 +1,4 @@
-"""What printing gives for Triton: launches, and the memory that they share."""
+"""The results of printing Triton: launches, and the scratch memory and tables that they share."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class LaunchOptions:
     """How a stage with contractions or loops is printed and launched.
 
     Attributes:
-        warps: of a program.
-        stages: turns of a loop whose operands are read at a time.
-        is_persistent: whether as many programs are launched as run at a time, each with several tasks.
+        warps: the warps per program.
+        stages: the number of pipeline stages of a loop (Triton's `num_stages`).
+        is_persistent: whether only as many programs are launched as run at a time, each with several tasks.
         has_descriptors: whether operands are read through tensor descriptors (Hopper's tensor memory accelerator).
     """
 
@@ -27,7 +27,7 @@ class LaunchOptions:
     has_descriptors: bool = False
 
     def programs(self, tasks: int, processors: int) -> int:
-        """Return how many programs are launched."""
+        """Return the number of programs to launch for a number of tasks."""
         resident = processors * max(1, RESIDENT_WARPS // self.warps)
         return min(tasks, resident) if self.is_persistent else tasks
 
@@ -35,22 +35,22 @@ class LaunchOptions:
 USUAL = LaunchOptions()
 
 RESIDENT_WARPS = 16
-"""Warps that a multiprocessor runs at a time where programs have large tiles."""
+"""The warps that a multiprocessor runs at a time if programs have large tiles."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrintedLaunches:
-    """One launch.
+    """One kernel launch.
 
     Attributes:
-        source: the text of two Triton functions: NAME_task computes what one program does, whose number is its
-            first argument, and NAME is what is launched.
-        buffers: the buffers that it takes, in order; those that it names itself begin with "c"
+        source: the text of two Triton functions: NAME_task runs one task, whose number is its first
+            argument, and NAME is the kernel that is launched.
+        buffers: the buffers that it takes, in order; names that the printer adds begin with "c"
             (tables) or "s" (partial results).
-        grid: tasks.
-        programs: that are launched; each has one task, or several if they are fewer.
-        warps: warps of a program.
-        order: which grid points each task computes; None if each may touch all that the kernel does.
+        grid: the number of tasks.
+        programs: the number of programs launched; each runs one task, or several if there are fewer programs.
+        warps: the warps per program.
+        order: which grid points each task computes; None if a task may touch all that the kernel touches.
     """
 
     source: str
@@ -63,14 +63,14 @@ class PrintedLaunches:
 
 @dataclass
 class PrintedProgram:
-    """All launches of a program, and the memory that they use beside inputs and outputs.
+    """All launches of a tile program, and the memory that they use besides inputs and outputs.
 
     Attributes:
-        program: what is printed.
-        launches: in order.
-        scratch: names, types and sizes in elements.
-        tables: names of constant tables and their entries.
-        descriptors: how many operands are read through tensor descriptors.
+        program: the tile program.
+        launches: the launches in order.
+        scratch: the scratch buffers: by name, the type and the size in elements.
+        tables: the constant tables: by name, the entries.
+        descriptors: the number of operands that are read through tensor descriptors.
     """
 
     program: TileProgram
@@ -82,15 +82,15 @@ class PrintedProgram:
     def add(
         self, text: Text, comment: str, grid: int, warps: int, order: ProgramOrder | None, programs: int | None = None
     ) -> None:
-        """Add the launch of a text; equal tables of several launches are one.
+        """Add the launch of a text; launches share equal tables.
 
         Args:
             text: the lines of a task, with the buffers and tables that it uses.
-            comment: stands at the head of the function.
-            grid: tasks.
-            warps: warps of a program.
+            comment: the comment at the head of the function.
+            grid: the number of tasks.
+            warps: the warps per program.
             order: which grid points each task computes; None if it is not known.
-            programs: that are launched; one for each task if not given.
+            programs: the number of programs to launch; by default one for each task.
         """
         programs = grid if programs is None else programs
         renamed = {}
@@ -114,15 +114,15 @@ class PrintedProgram:
 
 
 MANY_NUMBERS = 12
-"""With more numbers of a point than these, a thread has one point at a time."""
+"""If a pass has more numbers per point than this, each thread computes one point at a time."""
 
 
 def warps_for(elements: int, numbers: int = 1) -> int:
-    """Return the warps of a program.
+    """Return the number of warps of a program.
 
     Args:
-        elements: of its tile.
-        numbers: that it has of each element at a time.
+        elements: the elements of its tile.
+        numbers: how many numbers it loads or stores per element (`numbers_of`).
     """
     return min(8, max(1, elements // (256 if numbers <= MANY_NUMBERS else 32)))
 
@@ -133,7 +133,7 @@ def numbers_of(pass_: Pass) -> int:
 
 
 class StageLaunch:
-    """The launches of one stage; there are four kinds."""
+    """Prints the launches of one stage; there are four kinds, one subclass each."""
 
     def __init__(
         self, program: TileProgram, stage: Stage, comment: str, found: PrintedProgram, processors: int
@@ -151,11 +151,11 @@ class StageLaunch:
         return self.program.buffer(name)
 
     def finish(self, grid: int, warps: int, order: ProgramOrder | None = None, programs: int | None = None) -> None:
-        """Add the launch that has been written, and begin another."""
+        """Add the launch whose text has been written, and begin a new text."""
         self.found.add(self.text, self.comment, grid, warps, order, programs)
         self.text = Text()
 
     def widen(self) -> None:
-        """Make the program's number wide if some index needs that."""
+        """Widen the program's number to 64 bits if a buffer is so large that an index needs it."""
         if max(self.sizes.values(), default=0) >= 1 << 31:
             self.text.line("pid = pid.to(tl.int64)")

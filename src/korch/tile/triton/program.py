@@ -1,12 +1,13 @@
-"""Tile program -> Triton kernels, one launch per stage.
+"""Prints a tile program as Triton kernels, usually one launch per stage.
 
-A launch works on tiles of rows and columns. Of a stage with reductions the rows are tasks and the
-columns the points of a pass, so that a row is reduced by a few instructions; numbers that a task
-hands from pass to pass stay in registers, and what several passes read is read once where a row is
-one tile. Where tasks are too few to fill the device, each pass becomes a launch of its own over
-parts of the rows (`split`), and the next one adds up what they left. Of a stage without reductions
-the columns are its points; where it turns a matrix, rows and columns are the two axes that are read
-and written side by side. Of a stage with contractions or loops a task is a program (`triton_blocks`).
+A launch works on tiles of rows and columns. In a stage with reductions, the rows are tasks and the
+columns are the points of a pass, so that a few instructions reduce a row. Scalars that a task passes
+from one pass to the next stay in registers, and data that several passes read is loaded once if a row
+is one tile. If there are too few tasks to fill the device, each pass becomes a separate launch over
+parts of the rows (`split`), and the next launch combines the partial results. In a stage without
+reductions, the columns are its points; if it transposes a matrix, rows and columns are the axes along
+which reads and writes are contiguous. In a stage with contractions or loops, a task is a Triton program
+(`korch.tile.triton.blocks`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from korch.tile.triton.rows import RowStage, SplitStage
 from korch.tile.triton.text import COLUMNS, Coordinate, power_of_two
 
 MANY_WIDE = 128
-"""Points of a program that loads or stores many numbers for each."""
+"""The maximum points per program if it loads or stores many numbers for each point."""
 
 
 def print_triton(
@@ -41,9 +42,9 @@ def print_triton(
 
     Args:
         program: lowered for one lane, so that every kept axis of a reduction is a grid axis.
-        comment: text that stands at the head of each function.
-        processors: multiprocessors of the device.
-        split: whether rows are cut into parts where tasks are few.
+        comment: the comment at the head of each function.
+        processors: the number of multiprocessors of the device.
+        split: whether rows are cut into parts if there are few tasks.
         options: how stages with contractions or loops are printed and launched.
 
     Raises:
@@ -83,7 +84,7 @@ def stage_is_free(stage: Stage) -> bool:
 
 
 def stage_is_splittable(program: TileProgram, stage: Stage, processors: int) -> bool:
-    """Return whether a stage's tasks are few and long, and hand on numbers only."""
+    """Return whether a stage has few, long tasks that pass only scalars from one pass to the next."""
     if stage_is_free(stage) or stage.tasks >= 2 * processors:
         return False
     longest = max(math.prod(axis.extent for axis in p.axes) for p in stage.passes)
@@ -94,7 +95,7 @@ def stage_is_splittable(program: TileProgram, stage: Stage, processors: int) -> 
 
 
 class _FreeStage(StageLaunch):
-    """A loop nest of stores: columns are its points, or a turned matrix is a tile."""
+    """Prints a loop nest of stores: its points are the columns, or, for a transposed matrix, a tile is a square."""
 
     def print(self) -> None:
         pass_ = _whole(self.stage)
@@ -144,7 +145,7 @@ class _FreeStage(StageLaunch):
         self.finish(grid, warps_for(math.prod(shape), numbers_of(pass_)), order)
 
     def _turned(self, pass_: Pass) -> Axis | None:
-        """Return the axis along which the largest load is contiguous, if it is not the vector's."""
+        """Return the axis along which the largest load is contiguous, if that is not the vector axis; else None."""
         loads = [op for op in pass_.ops if isinstance(op, Load)]
         sized = [op for op in loads if op.index.coefficient(pass_.vector) != 0]
         if not sized or not pass_.vector:
@@ -162,7 +163,7 @@ def _extent(pass_: Pass, name: str) -> int:
 
 
 def _whole(stage: Stage) -> Pass:
-    """Return the one pass of a free stage with the grid's axes among its own."""
+    """Return the single pass of a free stage, with the grid axes added to its own axes."""
     pass_ = stage.passes[0]
     if any(axis.ragged for axis in pass_.axes):
         raise AssertionError("a free stage is cut for threads before it is printed as Triton")
@@ -170,10 +171,10 @@ def _whole(stage: Stage) -> Pass:
 
 
 def _require_known(program: TileProgram) -> None:
-    """Refuse programs that are not printed as Triton.
+    """Refuse programs that can't be printed as Triton.
 
     Raises:
-        InvalidGraphError: the program has parameters, buffers with a layout, or loops that end early.
+        InvalidGraphError: the program has parameters, sorts, buffers with a layout, or loops that end early.
     """
     hint = "Bind the parameters first"
     for parameter in program.parameters:

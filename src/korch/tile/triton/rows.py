@@ -1,4 +1,4 @@
-"""A stage with reductions -> launches on tiles of rows, which are tasks, and columns."""
+"""Prints a stage with reductions as launches on tiles whose rows are tasks and whose columns are points of a pass."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from korch.tile.triton.launch import MANY_NUMBERS, StageLaunch, numbers_of, warp
 from korch.tile.triton.text import COLUMNS, COMPUTE, REDUCE, ROWS, STORED, Coordinate, literal, power_of_two
 
 MOST_SERIAL = 128
-"""Windows of at most this many points are a loop of single points if rows lie side by side."""
+"""Up to this many points, a reduction is a serial loop if corresponding elements of rows are adjacent in memory."""
 
 SHORT = 16
-"""An axis of fewer points, beside others in a window, is not read in long runs."""
+"""An axis of fewer points, among other axes of a window, does not count as contiguous reads."""
 
 LONGEST_ROW = 4096
-"""Columns of the widest tile of a reduction."""
+"""The columns of the widest tile of a reduction."""
 
 PARTS = 256
-"""Most parts of a split row: one tile adds them up."""
+"""The maximum number of parts of a split row: one tile combines them."""
 
 MANY_ROWS = 128
-"""Rows of a tile where each has many numbers."""
+"""The maximum rows of a tile if each point has many numbers."""
 
 TASK = "task"
-"""The variable of a stage's task, in places of tiles that are in memory."""
+"""The variable that holds the number of a task, in indices of tiles that are in memory."""
 
 _COMBINE = {"sum": "{} + {}", "prod": "{} * {}", "max": "f.larger({}, {})", "min": "f.smaller({}, {})"}
 
 
 @dataclass
 class TileRows:
-    """What is written of the rows of a tile, and what later passes may use again.
+    """The rows of a tile, and the values that later passes can reuse.
 
     Attributes:
-        rows: how many there are.
+        rows: the number of rows.
         at: the coordinates of the grid's axes.
-        masks: by axis of the tile, the condition for elements inside.
-        values: by buffer, the register that holds it.
+        masks: by axis of the tile, the condition that an element is inside.
+        values: by buffer, the variable that holds its value.
         types: by buffer, its type.
-        memo: by text, the name of what is computed already.
+        memo: by text of an expression, the variable that already holds it.
     """
 
     rows: int
@@ -57,7 +57,7 @@ class TileRows:
 
 
 class RowStage(StageLaunch):
-    """Rows are tasks; passes run over columns."""
+    """Prints a stage as one launch: rows are tasks, and passes run over columns."""
 
     def print(self) -> None:
         """Print the stage as one launch."""
@@ -86,7 +86,7 @@ class RowStage(StageLaunch):
         self.finish(-(-tasks // rows), warps_for(rows * max(columns), max(map(numbers_of, passes))), order)
 
     def grid(self) -> list[Axis]:
-        """Return the grid's axes, that which is read side by side last."""
+        """Return the grid's axes, with the one along which most reads are contiguous last."""
         score = {axis.name: 0 for axis in self.stage.grid}
         for op in (op for p in self.stage.passes for op in p.ops if isinstance(op, Load)):
             for name in score:
@@ -98,7 +98,7 @@ class RowStage(StageLaunch):
         return sorted(self.stage.grid, key=lambda axis: axis.name == best)
 
     def tile(self) -> tuple[int, list[int]]:
-        """Return the rows of a tile, and the columns for each pass; 1 column is a serial loop."""
+        """Return the rows of a tile, and its columns for each pass; 1 column means a serial loop."""
         grid = self.grid()
         last = grid[-1].name if grid else ""
         beside = side = 0
@@ -131,7 +131,7 @@ class RowStage(StageLaunch):
         return rows, [min(power_of_two(n), width) for n in extents]
 
     def addressed(self, pass_: Pass) -> Pass:
-        """Return a pass in which the place of a tile in memory depends on its task."""
+        """Return a pass in which indices of tiles that are in memory include the offset of the task."""
 
         def index_of(name: str, index: Expr) -> Expr:
             buffer = self.buffer(name)
@@ -146,13 +146,13 @@ class RowStage(StageLaunch):
         return replace(pass_, ops=ops, sinks=sinks)
 
     def spill(self) -> None:
-        """Put tiles of more than a number into memory."""
+        """Put tiles of more than one element into scratch memory."""
         for buffer in self.program.buffers:
             if buffer.level is Level.TILE and buffer.size > 1 and buffer.name in written_by(self.stage.steps):
                 self.found.scratch[buffer.name] = (buffer.dtype, buffer.size * self.stage.tasks)
 
     def pass_(self, pass_: Pass, columns: int, row: TileRows, later: Sequence[Load]) -> None:
-        """Write a pass; `later` are the loads of those that follow."""
+        """Write a pass; `later` are the loads of the following passes."""
         text, depth = self.text, self.text.depth
         serial = [a for a in pass_.axes if pass_.is_reduction and not a.is_reduced]
         here = dict(row.at)
@@ -185,7 +185,7 @@ class RowStage(StageLaunch):
             if isinstance(sink, Accumulate):
                 name = self.end(sink, columns, here, row.masks, row.rows)
                 reads = [op for op in later if op.buffer == sink.buffer]
-                # Where a guard of a load fails its value is not used: a register serves as well.
+                # Where a guard of a load fails, its value is not used, so the variable can replace the load.
                 own = self.buffer(sink.buffer)
                 is_number = own.level is Level.TILE and own.size == 1
                 if is_number or (not serial and all(op.index == sink.index for op in reads)):
@@ -199,9 +199,9 @@ class RowStage(StageLaunch):
 
         Args:
             pass_: the pass.
-            columns: of a tile; 1 for a serial loop.
-            masks: gets the mask of columns, if the last tile is not full.
-            memo: what is written already, for a pass whose columns are one tile; else None.
+            columns: the columns of a tile; 1 for a serial loop.
+            masks: receives the mask of the columns, if the last tile is not full.
+            memo: the expressions written already, if the columns of the pass are one tile; else None.
         """
         text, points = self.text, _columns_of(pass_)
         total = math.prod(a.extent for a in points)
@@ -212,7 +212,7 @@ class RowStage(StageLaunch):
             text.line(f"for {c} in {'tl.static_range' if total <= 16 else 'range'}({total}):")
             text.depth += 1
             return text.split(c, [(a.name, a.extent) for a in points], frozenset())
-        # Equal names for equal columns, so that passes share what they read.
+        # Passes with equal columns use equal names, so that they can share loads.
         c = f"c{total}x{columns}" if memo is not None else text.fresh("c")
         base = ""
         if total > columns:
@@ -230,7 +230,7 @@ class RowStage(StageLaunch):
         return self.split_columns(c, points, memo)
 
     def split_columns(self, c: str, points: Sequence[Axis], memo: dict[str, str] | None) -> dict[str, Coordinate]:
-        """Write the coordinates of a pass' own axes; equal ones of straight passes once."""
+        """Write the coordinates of a pass's own axes; with a memo, equal ones are written only once."""
         key = f"split {c} " + " ".join(str(a.extent) for a in points)
         if memo is None or len(points) < 2:
             return self.text.split(c, [(a.name, a.extent) for a in points], COLUMNS)
@@ -241,7 +241,7 @@ class RowStage(StageLaunch):
         return {a.name: Coordinate(n, COLUMNS) for a, n in zip(points, names, strict=True)}
 
     def begin(self, sink: Accumulate, rows: int, columns: int) -> str:
-        """Write an accumulator."""
+        """Write the initialization of an accumulator; return its name."""
         dtype = self.buffer(sink.buffer).dtype
         name = self.accumulator(sink)
         kind = "tl.int32" if dtype is DType.BOOL else COMPUTE[dtype]
@@ -254,7 +254,7 @@ class RowStage(StageLaunch):
         return f"a_{sink.buffer}"
 
     def collect(self, sink: Accumulate, name: str, value: str, masks: dict[int, str]) -> None:
-        """Write what adds a value to an accumulator."""
+        """Write the statement that adds a value to an accumulator."""
         dtype = self.buffer(sink.buffer).dtype
         if dtype is DType.BOOL:
             value = f"{value}.to(tl.int32)"
@@ -264,7 +264,7 @@ class RowStage(StageLaunch):
         self.text.line(f"{name} = {_COMBINE[sink.op].format(name, value)}")
 
     def reduced(self, sink: Accumulate, columns: int) -> str:
-        """Return what an accumulator comes to, [rows, 1]."""
+        """Return the text of an accumulator reduced along the columns, of shape [rows, 1]."""
         name = self.accumulator(sink)
         if columns == 1:
             return name
@@ -273,7 +273,7 @@ class RowStage(StageLaunch):
         return f"tl.reduce({name}, 1, {REDUCE[sink.op]})[:, None]"
 
     def end(self, sink: Accumulate, columns: int, at: dict[str, Coordinate], masks: dict[int, str], rows: int) -> str:
-        """Write what an accumulator comes to, into memory unless a register does; return it."""
+        """Write the result of an accumulator, and its store unless a variable suffices; return the variable."""
         buffer, text = self.buffer(sink.buffer), self.text
         total = self.reduced(sink, columns)
         if buffer.dtype is DType.BOOL:
@@ -285,22 +285,22 @@ class RowStage(StageLaunch):
         return name
 
     def narrowed(self, value: str, dtype: DType) -> str:
-        """Return an integer with the bits of its type; floats keep their excess."""
+        """Return a value with integers wrapped to the bits of their type; floats keep their extra precision."""
         if dtype.is_float or dtype is DType.BOOL or COMPUTE[dtype] == STORED[dtype]:
             return value
         return f"{value}.to({STORED[dtype]}).to({COMPUTE[dtype]})"
 
 
 def _columns_of(pass_: Pass) -> list[Axis]:
-    """Return the axes that are columns: the reduced ones, or all of a pass that stores."""
+    """Return the axes that form the columns: the reduced axes, or all axes of a pass of stores."""
     return [axis for axis in pass_.axes if axis.is_reduced or not pass_.is_reduction]
 
 
 class SplitStage(RowStage):
-    """Each pass is a launch over parts of the rows; numbers go through memory."""
+    """Prints each pass as a launch over parts of the rows; partial results go through memory."""
 
     def print(self) -> None:
-        """Print a launch for each pass, and one that puts results together."""
+        """Print a launch for each pass, and one that combines the results."""
         stage = self.stage
         grid = self.grid()
         ready: list[tuple[Accumulate, int]] = []  # results of earlier passes, and their parts
@@ -348,7 +348,7 @@ class SplitStage(RowStage):
         self.last([(s, p) for s, p in ready if self.buffer(s.buffer).level is not Level.TILE], grid)
 
     def totals(self, ready: Sequence[tuple[Accumulate, int]]) -> tuple[dict[str, str], dict[str, DType]]:
-        """Write what adds up the parts of results."""
+        """Write the statements that combine the parts of earlier results; return variables and types by buffer."""
         values: dict[str, str] = {}
         types: dict[str, DType] = {}
         text = self.text
@@ -369,7 +369,7 @@ class SplitStage(RowStage):
         return values, types
 
     def last(self, ready: Sequence[tuple[Accumulate, int]], grid: Sequence[Axis]) -> None:
-        """Print the launch that puts together the results that are outputs."""
+        """Print the launch that combines the parts of results that are outputs."""
         if not ready:
             return
         self.widen()

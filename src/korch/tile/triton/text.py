@@ -1,8 +1,8 @@
-"""Index expressions and tile operations as lines of Triton.
+"""Prints index expressions and tile operations as lines of Triton.
 
 A kernel works on tiles of two axes: rows (axis 0) and columns (axis 1). Every loop variable of a
-tile program is spelled by a *coordinate*: a scalar, a column vector [rows, 1] or a row vector
-[1, columns]. What is computed from them has the union of their axes, by broadcasting.
+tile program is represented by a *coordinate*: a scalar, a column vector [rows, 1] or a row vector
+[1, columns]. A value computed from coordinates has the union of their axes, by broadcasting.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ STORED = {
     DType.U8: "tl.uint8",
     DType.BOOL: "tl.int8",
 }
-"""The type in which elements lie in memory."""
+"""The type in which elements are stored in memory."""
 
 _SAME = {
     "add": "{} + {}",
@@ -92,7 +92,7 @@ _SAME = {
     "round": "f.round_to_even({})",
     "pow": "f.power({}, {})",
 }
-"""Primitives as Triton; `f` is `korch.cuda.functions`."""
+"""Triton templates of primitives; `f` is `korch.cuda.functions`."""
 
 _INTEGER = {"div": "f.truncated_quotient({}, {})", "mod": "f.floored_remainder({}, {})"}
 _FLOAT = {"div": "({} / {})", "mod": "({} % {})"}
@@ -101,7 +101,7 @@ _FLOAT_ONLY = frozenset(("pow", "sign"))
 
 
 REDUCE = {"sum": "f.added", "prod": "f.multiplied", "max": "f.larger", "min": "f.smaller"}
-"""What combines two elements of a reduction."""
+"""The functions that combine two elements of a reduction."""
 
 
 def is_printable(op: str, dtype: DType) -> bool:
@@ -118,7 +118,7 @@ def apply(op: str, dtype: DType, of: DType, arguments: Sequence[str]) -> str:
         op: the primitive.
         dtype: the type of its result.
         of: the type of its first argument.
-        arguments: what it is applied to.
+        arguments: the texts of its arguments.
     """
     if op == "cast":
         return _cast(dtype, of, arguments[0])
@@ -140,12 +140,12 @@ def _cast(dtype: DType, of: DType, argument: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """How a loop variable is spelled, and along which axes of a tile it varies.
+    """The Triton text of a loop variable, and the axes of a tile along which it varies.
 
     Attributes:
-        text: it, times `step`.
-        axes: those of the tile.
-        step: what a loop counts in.
+        text: the text of the variable times `step`.
+        axes: the axes of the tile along which it varies.
+        step: the increment of the printed loop per value of the variable.
     """
 
     text: str
@@ -153,7 +153,7 @@ class Coordinate:
     step: int = 1
 
     def times(self, factor: int) -> str:
-        """Return the variable times a number; nothing if it is 0."""
+        """Return the text of the variable times a number; "" if the variable is always 0."""
         if self.text == "0":
             return ""
         if factor % self.step:
@@ -180,13 +180,13 @@ class Text:
     """The lines of one kernel while they are written.
 
     Attributes:
-        lines: what is written.
-        depth: levels of indentation.
-        tables: constant tables that are read, with their names.
+        lines: the lines written so far.
+        depth: the level of indentation.
+        tables: the constant tables that are read, with their names.
         arguments: the buffers that are used, in order.
-        ranges: of variables; what they imply is not checked again by guards.
-        known: by text, the variable of what is computed already; None if nothing is looked up.
-        loops: those that are being written, outermost first.
+        ranges: the ranges of variables; guards do not test conditions that they imply.
+        known: by text of an expression, the variable that already holds it; None if expressions are not shared.
+        loops: the loops that are being written, outermost first.
     """
 
     lines: list[str] = field(default_factory=list)
@@ -208,7 +208,7 @@ class Text:
         return f"{stem}{self.count}"
 
     def once(self, text: str, stem: str = "i") -> str:
-        """Return the variable of an expression, which is written, where it is not known, before all loops it can be."""
+        """Return the variable that holds an expression; a new one is written outside all loops it does not vary in."""
         if self.known is None:
             return text
         if text not in self.known:
@@ -226,13 +226,13 @@ class Text:
         return self.known[text]
 
     def begin_loop(self, variable: str, turns: int, step: int, stages: int = 0) -> Coordinate:
-        """Write the head of a loop that counts in steps; return the variable's spelling.
+        """Write the head of a loop that counts in steps; return the coordinate of its variable.
 
         Args:
-            variable: its name.
-            turns: of the loop.
-            step: by how much it grows.
-            stages: turns whose operands are read at a time; 0 if the loop has no product.
+            variable: the name of the variable.
+            turns: the number of iterations.
+            step: the increment of the variable.
+            stages: the pipeline stages (Triton's `num_stages`); 0 if the loop has no product.
         """
         for loop in self.loops:
             loop.varying.add(variable)
@@ -243,18 +243,18 @@ class Text:
         return Coordinate(variable, frozenset(), step)
 
     def end_loop(self) -> None:
-        """End the innermost loop; what varies in it is not known after it."""
+        """End the innermost loop; expressions that vary in it are no longer known."""
         varying = self.loops.pop().varying
         self.depth -= 1
         self.known = {text: name for text, name in (self.known or {}).items() if name not in varying}
 
     def pointer(self, buffer: str) -> str:
-        """Return the name of a buffer's pointer, and take the buffer as an argument."""
+        """Return the name of a buffer's pointer, and record the buffer as an argument."""
         self.arguments[buffer] = None
         return f"p_{buffer}"
 
     def split(self, text: str, axes: Sequence[tuple[str, int]], at: frozenset[int]) -> dict[str, Coordinate]:
-        """Write the coordinates of axes, outermost first, of a flat number; return them."""
+        """Write the coordinates of axes, given outermost first, into which a flat number is split; return them."""
         found = {name: Coordinate("0") for name, extent in axes if extent == 1}
         axes = [axis for axis in axes if axis[1] != 1]
         step = 1
@@ -273,9 +273,9 @@ class Text:
     # Expressions
 
     def expr(self, expr: Expr, at: Coordinates) -> str:
-        """Return an index expression."""
+        """Return the text of an index expression."""
         parts = []
-        # Scalars first: they are added up before they become blocks.
+        # Scalars first, so that they are added before they are broadcast to blocks.
         for atom, coefficient in sorted(expr.terms, key=lambda term: len(axes_of(Expr(0, (term,)), at))):
             found = at[atom.name] if isinstance(atom, Var) else Coordinate(self._atom(atom, at))
             parts += [text] if (text := found.times(coefficient)) else []
@@ -308,7 +308,7 @@ class Text:
                 assert_never(atom)
 
     def guards(self, guards: Iterable[Inside], at: Coordinates) -> list[str]:
-        """Return conditions."""
+        """Return the conditions of guards that the ranges do not imply."""
         found = []
         for guard in guards:
             text = self.expr(guard.expr, at)
@@ -326,9 +326,9 @@ class Text:
 
         Args:
             op: the load.
-            at: the spelling of variables.
+            at: the coordinates of variables.
             masks: per axis of the tile, the condition under which an element is in range.
-            name: the variable that takes the value.
+            name: the variable that receives the value.
         """
         axes = axes_of(op.index, at)
         place = self.expr(op.index, at)
@@ -361,19 +361,19 @@ class Text:
         """Write operations in order.
 
         Args:
-            ops: what to write.
-            at: the spelling of variables.
+            ops: the operations.
+            at: the coordinates of variables.
             masks: as for `load`.
-            values: the variable that has each operation's result; it is added to.
+            values: the variable that holds each operation's result; new results are added.
             types: the same for element types.
-            memo: what has been computed already, by its text; it is added to.
+            memo: by text of an expression, the variable that holds it; new ones are added.
         """
         for op in ops:
             name = self.fresh()
             before = len(self.lines)
             match op:
                 case Load():
-                    if op.buffer in values:  # a number that an earlier pass left in registers
+                    if op.buffer in values:  # a value that an earlier pass left in a variable
                         values[op.name], types[op.name] = values[op.buffer], op.dtype
                         continue
                     self.load(op, at, masks, name)
@@ -412,19 +412,19 @@ def axes_of(expr: Expr, at: Coordinates) -> frozenset[int]:
 
 
 def power_of_two(n: int) -> int:
-    """Return the least power of two that is not below a number: the sizes that tiles have."""
+    """Return the smallest power of two that is at least `n`; tile sides are powers of two."""
     return 1 << max(0, n - 1).bit_length()
 
 
 def converted(text: str, dtype: DType) -> str:
-    """Return what was read from memory in the type in which it is computed."""
+    """Return the text of a loaded value converted to the type in which it is computed."""
     if dtype is DType.BOOL:
         return f"({text} != 0)"
     return text if COMPUTE[dtype] == STORED[dtype] else f"{text}.to({COMPUTE[dtype]})"
 
 
 def literal(value: float | int | bool) -> str:
-    """Return a number as Triton."""
+    """Return a number as Triton text."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float) and not math.isfinite(value):

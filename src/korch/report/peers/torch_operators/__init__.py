@@ -1,7 +1,7 @@
 """ONNX operators as PyTorch functions, one file per family.
 
-The library onnx2torch, which also does this, had its last release in August 2024.
-Importing this package imports PyTorch, so only the PyTorch peers do it, and late.
+The library onnx2torch, which does the same, had its last release in August 2024.
+Importing this package imports PyTorch, so only the PyTorch peers import it, and only in `prepare`.
 """
 
 from korch.report.peers.torch_operators.elementwise import ELEMENTWISE

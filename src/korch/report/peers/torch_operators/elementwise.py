@@ -13,7 +13,7 @@ from korch.report.peers.torch_operators.node import OperatorNode, TensorFunction
 
 
 def _direct(function: TensorFunction) -> Translator:
-    """Return a translator for an operator that PyTorch has under the same meaning."""
+    """Return a translator for an operator for which PyTorch has a function with the same meaning."""
     return lambda node: function
 
 

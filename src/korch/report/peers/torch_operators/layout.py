@@ -1,4 +1,4 @@
-"""Operators that move, cut and join data, as PyTorch functions."""
+"""Operators that move, slice and concatenate data, as PyTorch functions."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _slice(node: OperatorNode) -> TensorFunction:
     starts, ends = node.integers(1, "starts") or [], node.integers(2, "ends") or []
     axes = node.integers(3, "axes") or list(range(len(starts)))
     steps = node.integers(4) or [1] * len(starts)
-    # Ends far outside mean all of an axis; PyTorch warns of the largest integers.
+    # Starts and ends far outside of the axis are clamped, because PyTorch warns about the largest integers.
     starts, ends = ([min(max(n, -(1 << 62)), 1 << 62) for n in own] for own in (starts, ends))
     cuts = list(zip(axes, starts, ends, steps, strict=True))
 
@@ -84,7 +84,7 @@ def _slice(node: OperatorNode) -> TensorFunction:
             if step > 0:
                 x = x[(*[slice(None)] * (axis % x.dim()), slice(start, end, step))]
             else:  # PyTorch has no negative steps
-                # Not `slice.indices`, which the tracer of `torch.compile` does not know in all versions.
+                # Not `slice.indices`, which the tracer of `torch.compile` does not support in all versions.
                 first, last = (max(-1, min(n + x.shape[axis] * (n < 0), x.shape[axis] - 1)) for n in (start, end))
                 x = torch.index_select(x, axis, torch.arange(first, min(first, last), step, device=x.device))
         return x

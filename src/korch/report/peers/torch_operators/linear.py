@@ -18,7 +18,7 @@ _AVERAGE_POOLS = {1: functional.avg_pool1d, 2: functional.avg_pool2d, 3: functio
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """How a convolution or pooling moves over its input."""
+    """The padding, stride and dilation of a convolution or pooling."""
 
     rank: int
     before: list[int]
@@ -28,7 +28,7 @@ class _Window:
 
     @property
     def is_even(self) -> bool:
-        """Whether each axis has as much padding before as after, as PyTorch wants it."""
+        """Whether each axis has equal padding before and after, as PyTorch requires."""
         return self.before == self.after
 
     @property
@@ -62,7 +62,7 @@ def _conv_transpose(node: OperatorNode) -> TensorFunction:
     window, group = _window(node), node.attributes.integer("group", 1)
     if "output_shape" in node.attributes:
         raise node.unsupported("an output_shape")
-    # Less padding after than before is what PyTorch calls output padding.
+    # PyTorch's output padding corresponds to less padding after than before.
     given = node.attributes.integers("output_padding", (0,) * window.rank)
     extra = [e + b - a for e, b, a in zip(given, window.before, window.after, strict=True)]
     if min(extra) < 0:

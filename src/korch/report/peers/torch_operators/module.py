@@ -1,8 +1,8 @@
 """ONNX model -> PyTorch module.
 
-The model's shapes are fixed first, and what follows from constants and shapes alone is computed in
-advance; so the module's forward is a straight list of PyTorch calls. Values are dropped after their
-last use, as a hand-written module would do.
+The model's shapes are fixed first, and everything that depends only on constants and shapes is computed in
+advance. So the module's `forward` is a linear sequence of PyTorch calls. Values are dropped after their
+last use, as in a hand-written module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Step:
 
 
 class OnnxModule(torch.nn.Module):  # type: ignore[misc]
-    """Runs the steps in order. Weights are buffers, which freezing makes constants."""
+    """Runs the steps in order. Weights are buffers, which Inductor's freezing turns into constants."""
 
     def __init__(self, inputs: Sequence[str], outputs: Sequence[str], steps: Sequence[_Step], weights: Arrays) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]
             self.register_buffer(self._buffer_names[name], torch.from_numpy(array.copy()))
 
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
-        """Run the model on one tensor an input."""
+        """Run the model on one tensor for each input."""
         values = dict(zip(self._input_names, tensors, strict=True))
         for name, buffer_name in self._buffer_names.items():
             values[name] = getattr(self, buffer_name)
@@ -86,7 +86,7 @@ def load_module(model_path: Path, shapes: Mapping[str, Sequence[int]]) -> OnnxMo
 
 
 def _fold(operator: Operator, constants: dict[str, Array]) -> bool:
-    """Compute an operator of constants, which the frontend left for later stages; return whether it can be computed."""
+    """Evaluate an operator whose inputs are constants, which the frontend did not fold; return whether it succeeded."""
     results = evaluate(operator.node, {operator.domain: operator.version}, constants)
     constants |= dict(zip(operator.outputs, results or (), strict=False))
     return results is not None

@@ -1,9 +1,9 @@
-"""One ONNX node as the translation to PyTorch sees it: attributes, and inputs known in advance.
+"""One ONNX node for the translation to PyTorch: its attributes, and its inputs that are known in advance.
 
 A translator is a function `OperatorNode -> Callable[tensors] -> tensor(s)`. It reads shapes, axes
-and paddings here, as Python values, so that the callable it returns has none to compute: eager runs
-without overhead, and Inductor sees plain code. Inputs read through `constant` are not passed to the
-callable; those left are, in order.
+and paddings here as Python values, so that the callable that it returns need not compute them: eager mode runs
+without overhead, and Inductor traces plain code. Inputs that are read through `constant` are not passed to
+the callable; the other inputs are passed in order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class OperatorNode:
         op_type: the ONNX operator.
         opset: version of the default domain.
         output_count: number of outputs.
-        attributes: those that the node has.
+        attributes: the attributes that the node has.
     """
 
     def __init__(self, operator: Operator, constants: Mapping[str, Array]) -> None:
@@ -44,7 +44,7 @@ class OperatorNode:
         return tuple(name for i, name in enumerate(self._inputs) if name and i not in self._static)
 
     def has_input(self, index: int) -> bool:
-        """Tell whether an optional input is given."""
+        """Return whether an optional input is given."""
         return index < len(self._inputs) and bool(self._inputs[index])
 
     def expect(self, name: str, allowed: tuple[T, ...], default: T) -> T:

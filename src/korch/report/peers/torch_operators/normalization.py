@@ -46,7 +46,7 @@ def _softmax(function: TensorFunction) -> Translator:
         if node.opset >= 13:
             axis = node.attributes.integer("axis", -1)
             return lambda x: function(x, dim=axis)
-        first = node.attributes.integer("axis", 1)  # before opset 13: over this axis and all after it
+        first = node.attributes.integer("axis", 1)  # before opset 13: over this axis and all later ones
 
         def over_tail(x: Any) -> Any:
             return function(x.flatten(first), dim=-1).reshape(x.shape)

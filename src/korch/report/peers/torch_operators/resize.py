@@ -1,4 +1,4 @@
-"""Resize and Upsample as PyTorch's `interpolate`, in the forms that it computes."""
+"""Resize and Upsample as calls of PyTorch's `interpolate`, for the forms that it supports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _resize(node: OperatorNode) -> TensorFunction:
     node.expect("antialias", (0,), 0)
     node.expect("axes", (None,), None)
     node.expect("keep_aspect_ratio_policy", ("stretch",), "stretch")
-    node.constant(1)  # the region of interest: only for a mode that is refused below
+    node.constant(1)  # the region of interest; it is used only in a mode that is refused below
     array, sizes = node.constant(2), node.integers(3)
     scales = None if array is None or array.size == 0 else [float(s) for s in array]
     transformation = node.attributes.text("coordinate_transformation_mode", "half_pixel")
@@ -32,7 +32,7 @@ def _resize(node: OperatorNode) -> TensorFunction:
         if transformation not in (*_HALF_PIXEL, "align_corners"):
             raise node.unsupported(f"mode='linear' and {transformation}")
         return _interpolate(node, mode, scales, sizes, transformation == "align_corners")
-    # PyTorch cuts i / scale. With whole scales, rounding half-pixel centres gives the same.
+    # PyTorch truncates i / scale. For integer scales, rounding half-pixel centres gives the same result.
     is_whole = scales is not None and all(scale.is_integer() for scale in scales)
     rounds = rounding.startswith("round")
     if not (transformation == "asymmetric" and rounding == "floor") and not (
