@@ -16,8 +16,7 @@ from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS, find_compiler
 from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.gemm import GemmProvider
-from korch.provider.gemm.blocking import VectorBlocking
-from korch.provider.gemm.vectors import have_conflicts
+from korch.provider.gemm.blocking import VectorBlocking, have_conflicts
 from korch.provider.provider import SPLIT
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.contraction import contraction_of
@@ -81,20 +80,34 @@ def test_operands_are_packed_where_they_would_drive_each_other_out_of_the_cache(
 def test_rows_that_share_a_set_of_the_first_cache_are_copied(target, builder, rng):
     machine = replace(target, l1_bytes=2 * 4096)
     groups = [
-        product((9, 1024), (1024, 9)),
+        product((9, 1024), (1024, 2 * target.lanes + 1)),
         product((1024, 1024), (1024, 3 * target.lanes)),
-        product((3, 5, 1024), (3, 1024, target.lanes), constant=False),
+        product((3, 5, 1024), (3, 1024, 5 * target.lanes), constant=False),
     ]
     for _, _, kernel in offers_of(GemmProvider(), groups, machine, most=1):
         assert {"pa", "ca"} & {buffer.name for buffer in kernel.program.buffers}
     check_offers(GemmProvider(), groups, machine, builder, rng)
 
 
+def test_a_strip_of_columns_has_few_rows_where_more_would_share_a_set_of_the_first_cache(target, builder, rng):
+    machine = replace(target, isa="avx512", lanes=16, l1_bytes=32 << 10)
+    for columns in (1, 9, 32):
+        assert VectorBlocking.of(1, 256, columns, 1024, machine).rows == 7
+        assert VectorBlocking.of(1, 256, columns, 1040, machine).rows > 7
+    assert VectorBlocking.of(1, 256, 64, 1024, machine).vectors == 4
+    assert VectorBlocking.of(1, 256, 64, 1040, machine).vectors == 2
+    small = replace(target, l1_bytes=4 * 4096)
+    groups = [product((29, 1024), (1024, columns)) for columns in (1, 3, target.lanes, 2 * target.lanes)]
+    for _, _, kernel in offers_of(GemmProvider(), groups, small, most=1):
+        assert not {"pa", "ca"} & {buffer.name for buffer in kernel.program.buffers}
+    check_offers(GemmProvider(), groups, small, builder, rng)
+
+
 @pytest.mark.parametrize(
     ("rows", "terms", "kilobytes", "expected"),
     [(8, 1024, 32, True), (7, 1024, 32, False), (13, 1024, 48, True), (15, 512, 32, False), (16, 512, 32, True)],
 )
-def test_rows_have_conflicts_if_they_take_all_ways_of_a_set(target, rows, terms, kilobytes, expected):
+def test_lines_have_conflicts_if_they_take_all_ways_of_a_set(target, rows, terms, kilobytes, expected):
     assert have_conflicts(rows, terms, replace(target, l1_bytes=kilobytes << 10)) is expected
 
 
@@ -177,7 +190,7 @@ def test_threads_share_blocks_of_rows_only_if_they_get_about_as_many_rows_each(t
 
 def test_strips_are_wide_where_lines_of_the_right_operand_crowd_each_other_out(target):
     n = 64 * 1024 + 256  # four lines apart, but for multiples of a page
-    wide = replace(target, isa="avx512", lanes=16)
+    wide = replace(target, isa="avx512", lanes=16, l1_bytes=48 << 10)
     assert VectorBlocking.of(1, 32, n, 64, wide, n).vectors == 4
     assert VectorBlocking.of(1, 32, n, 32, wide, n).vectors == 2  # few lines
     assert VectorBlocking.of(1, 32, n, 64, wide, n + 16).vectors == 2  # spread over all sets

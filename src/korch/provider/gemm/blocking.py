@@ -9,6 +9,7 @@ from korch.alignment import round_up
 from korch.provider.matrix_units import COMPONENT_BYTES, TOGETHER
 from korch.target import Target
 
+FLOAT_BYTES = 4
 PAGE_FLOATS = 1024
 """Elements between cache lines that map to the same set of the level-1 cache."""
 
@@ -17,9 +18,6 @@ WIDE_VECTORS = 4
 
 WIDE_STRIPS = 16
 """Wide strips that each thread must have."""
-
-L1_WAYS = 12
-"""The associativity of the level-1 cache: the lines of a set."""
 
 WIDE_ROWS = 64
 """The least rows for wide strips in a product of many columns and few terms, but more than half of `FEW_TERMS`."""
@@ -112,26 +110,30 @@ class VectorBlocking:
         teams = max(1, target.threads // math.gcd(batch, target.threads))
         vectors = 2 if n > target.lanes else 1
         most = (target.registers - 4) // vectors
+        are_copied = have_conflicts(min(m, most), terms, target)
+        if are_copied and n <= vectors * target.lanes:  # a copy takes longer than more blocks of rows
+            most = target.l1_bytes // (FLOAT_BYTES * PAGE_FLOATS) - 1
         is_long = n >= WIDE_STRIPS * teams * WIDE_VECTORS * target.lanes
-        has_conflicts = terms * math.gcd(row_step, PAGE_FLOATS) >= L1_WAYS * PAGE_FLOATS
+        has_conflicts = have_conflicts(terms, row_step, target)
         has_conflicts &= row_step % PAGE_FLOATS != 0  # otherwise strips are packed
         if has_conflicts and is_long and n > m and target.registers >= 32:
             vectors, most = WIDE_VECTORS, target.registers // WIDE_VECTORS - 2
         columns, wide_rows = WIDE_VECTORS * target.lanes, target.registers // WIDE_VECTORS - 2
         can_be_wide = target.registers >= 32 and n % columns == 0
-        is_near = 4 * terms * columns <= target.l1_bytes
+        is_near = FLOAT_BYTES * terms * columns <= target.l1_bytes
         strips = -(-n // (vectors * target.lanes))
         if n > m and (strips % teams == 0 or strips >= 16 * teams):
             rows = _rows(m, most)
-            fitting = max(LEAST_BLOCK, target.l2_bytes * 3 // 4 // (4 * terms))
+            fitting = max(LEAST_BLOCK, target.l2_bytes * 3 // 4 // (FLOAT_BYTES * terms))
             blocks = -(-m // fitting)
             block = m if blocks == 1 else -(-m // (blocks * rows)) * rows
-            part_bytes = 4 * terms * n // teams
+            part_bytes = FLOAT_BYTES * terms * n // teams
             if terms <= FEW_TERMS and n >= LONG_ROW and part_bytes <= PART_SHARE * target.l2_bytes:
                 if can_be_wide and m >= WIDE_ROWS and terms > FEW_TERMS // 2:
                     return VectorBlocking(WIDE_VECTORS, wide_rows, min(m, 8 * wide_rows), teams)
                 block = rows
             return VectorBlocking(vectors, rows, block, teams)
+        is_near |= are_copied and n <= 2 * columns  # wide strips have too few rows for conflicts
         if can_be_wide and is_near and m >= teams * most:
             vectors, most, strips = WIDE_VECTORS, wide_rows, n // columns
         blocks = teams if m >= teams * most // 2 else 1
@@ -145,6 +147,15 @@ class VectorBlocking:
         if block < m:
             block = round_up(block, rows)
         return VectorBlocking(vectors, rows, block, parts)
+
+
+def have_conflicts(lines: int, step: int, target: Target) -> bool:
+    """Return whether lines that are read together, `step` floats apart, evict each other from the level-1 cache.
+
+    Lines a multiple of a page apart share a set, and a set has as many ways as the cache has pages. If such lines take
+    all of them, none is left for the other operand (256 x 1024 times 1024 x 256, 13 rows in 8 ways: 1.5 times the time).
+    """
+    return lines * math.gcd(step, PAGE_FLOATS) >= target.l1_bytes // FLOAT_BYTES
 
 
 def _rows(m: int, most: int) -> int:

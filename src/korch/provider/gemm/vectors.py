@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
-from korch.provider.gemm.blocking import PAGE_FLOATS
+from korch.provider.gemm.blocking import PAGE_FLOATS, have_conflicts
 from korch.provider.gemm.blocking import VectorBlocking as Sizes
 from korch.schedule.blocks import require_adjacent
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, extent
@@ -92,16 +90,6 @@ def require_neighbours(after: Pass, lanes: int) -> None:
     if any(isinstance(op, Select) or (isinstance(op, Load) and op.guards) for op in after.ops):
         raise NotFusedError("a pad or a concatenation is not fused into the kernel")
     require_adjacent(after, lanes)
-
-
-def have_conflicts(rows: int, terms: int, target: Target) -> bool:
-    """Return whether rows that are read together evict each other from the level-1 cache.
-
-    Cache lines a multiple of a page apart map to the same set, and the set has as many ways as the cache has pages.
-    If the rows take all ways, the right operand has none. (256 x 1024 times 1024 x 256, 13 rows in 8 ways: 1.5 times
-    the time.)
-    """
-    return rows * math.gcd(terms, PAGE_FLOATS) >= target.l1_bytes // 4
 
 
 def _fetches(batch: int, m: int, n: int, terms: int, target: Target) -> bool:
