@@ -153,7 +153,7 @@ def have_conflicts(lines: int, step: int, target: Target) -> bool:
     """Return whether lines that are read together, `step` floats apart, evict each other from the level-1 cache.
 
     Lines a multiple of a page apart share a set, and a set has as many ways as the cache has pages. If such lines take
-    all of them, none is left for the other operand (256 x 1024 times 1024 x 256, 13 rows in 8 ways: 1.5 times the time).
+    all ways, none is left for the other operand (256 x 1024 times 1024 x 256, 13 rows in 8 ways: 1.5 times the time).
     """
     return lines * math.gcd(step, PAGE_FLOATS) >= target.l1_bytes // FLOAT_BYTES
 
