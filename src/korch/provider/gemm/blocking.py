@@ -106,17 +106,20 @@ class VectorBlocking:
         strip evict each other from the level-1 cache, strips are wide, so that more of each fetched line is
         used at once. Strips are also wide if results are stored after few terms, or if a strip fits into the
         level-1 cache while the rows are streamed: then there are fewer loads per product.
+
+        If rows of the left operand evict each other, a product of one strip of columns computes fewer rows together,
+        and one of at most two wide strips has wide strips. (The left operand of others is copied.)
         """
         teams = max(1, target.threads // math.gcd(batch, target.threads))
         vectors = 2 if n > target.lanes else 1
         most = (target.registers - 4) // vectors
-        are_copied = have_conflicts(min(m, most), terms, target)
-        if are_copied and n <= vectors * target.lanes:  # a copy takes longer than more blocks of rows
-            most = target.l1_bytes // (FLOAT_BYTES * PAGE_FLOATS) - 1
+        rows_conflict = have_conflicts(min(m, most), terms, target)
+        if rows_conflict and n <= vectors * target.lanes:  # a copy takes longer than more blocks of rows
+            most = max(1, target.l1_bytes // (FLOAT_BYTES * PAGE_FLOATS) - 1)
         is_long = n >= WIDE_STRIPS * teams * WIDE_VECTORS * target.lanes
-        has_conflicts = have_conflicts(terms, row_step, target)
-        has_conflicts &= row_step % PAGE_FLOATS != 0  # otherwise strips are packed
-        if has_conflicts and is_long and n > m and target.registers >= 32:
+        lines_conflict = have_conflicts(terms, row_step, target)
+        lines_conflict &= row_step % PAGE_FLOATS != 0  # otherwise strips are packed
+        if lines_conflict and is_long and n > m and target.registers >= 32:
             vectors, most = WIDE_VECTORS, target.registers // WIDE_VECTORS - 2
         columns, wide_rows = WIDE_VECTORS * target.lanes, target.registers // WIDE_VECTORS - 2
         can_be_wide = target.registers >= 32 and n % columns == 0
@@ -133,7 +136,7 @@ class VectorBlocking:
                     return VectorBlocking(WIDE_VECTORS, wide_rows, min(m, 8 * wide_rows), teams)
                 block = rows
             return VectorBlocking(vectors, rows, block, teams)
-        is_near |= are_copied and n <= 2 * columns  # wide strips have too few rows for conflicts
+        is_near |= rows_conflict and n <= 2 * columns  # wide strips have too few rows for conflicts
         if can_be_wide and is_near and m >= teams * most:
             vectors, most, strips = WIDE_VECTORS, wide_rows, n // columns
         blocks = teams if m >= teams * most // 2 else 1

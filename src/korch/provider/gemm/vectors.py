@@ -14,9 +14,6 @@ from korch.tile.cpp.steps import BYTE_REGISTERS, FEW_BYTE_REGISTERS
 from korch.tile.program import QUAD, Load, Loop, Pass, Registers, Select, TileProgram
 from korch.tile.staging import Machine
 
-LEAST_COLUMNS = 8
-"""The least columns for which copying the left operand pays."""
-
 LEAST_TERMS = 32
 """The least terms for prefetching: computing such a tile takes as long as fetching the lines that it is stored to."""
 
@@ -46,7 +43,7 @@ def schedule_of(
     sizes = Sizes.of(batch, m, n, terms, target, row_step)
     strip = sizes.vectors * target.lanes
     is_read = is_packed or (row_step != 0 and stays_in_cache(row_step, m, sizes.rows))
-    copies = n >= LEAST_COLUMNS and have_conflicts(min(m, sizes.rows), terms, target)
+    copies = have_conflicts(min(m, sizes.rows), terms, target)
     registers = Registers(sizes.rows, sizes.vectors, is_read, _fetches(batch, m, n, terms, target))
     columns = 1 if n == 1 else strip
     if is_read:
