@@ -78,8 +78,9 @@ def told(has_team: int, i: int) -> list[float]:
     return [0, 1, 2, 3, 1, 2, 3, 0, *[has_team] * 4, i + 1, -1, -1, -1]
 
 
-def told_alone(i: int) -> list[float]:
-    return [0, -1, -1, -1, 0, -1, -1, -1, 0, -1, -1, -1, i + 1, -1, -1, -1]
+def told_alone(i: int, has_team: bool = False) -> list[float]:
+    """One thread runs the kernel; it still has its team if the other threads stopped within the region."""
+    return [0, -1, -1, -1, 0, -1, -1, -1, has_team, -1, -1, -1, i + 1, -1, -1, -1]
 
 
 def test_kernels_that_follow_each_other_are_a_teams_and_one_with_a_state_is_not(make_seeing):
@@ -88,8 +89,8 @@ def test_kernels_that_follow_each_other_are_a_teams_and_one_with_a_state_is_not(
     first, second = executable(X), executable(X)
     assert first[0].tolist() == told(True, 0)
     for found in (first, second):
-        for i, y in enumerate(found):  # alone where other processes want the cores
-            assert y.tolist() in (told(has_team[i], i), told_alone(i))
+        for i, y in enumerate(found):  # alone where other processes use the cores
+            assert y.tolist() in (told(has_team[i], i), told_alone(i), told_alone(i, has_team[i]))
 
 
 def test_callers_in_several_threads_get_what_they_get_alone(make_seeing):
