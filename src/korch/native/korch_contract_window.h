@@ -7,8 +7,9 @@
 namespace korch {
 
 // The prefetch distance in places, in memory order. Software prefetches are needed because a row may end at a page
-// boundary, where hardware prefetchers stop.
-inline constexpr long PLACES_AHEAD = 64;
+// boundary, where hardware prefetchers stop. A distance of 64 is 4 KB for vectors of 16 floats, so that prefetches would
+// use the cache sets of the elements being read; 48 is about 8 % faster on an AMD EPYC of family 25.
+inline constexpr long PLACES_AHEAD = 48;
 
 inline constexpr long INSIDE = -1, ANYWHERE = -2, ENDING = -3, WHOLE = -4;
 
