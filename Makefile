@@ -2,6 +2,8 @@
 VENV := .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+# Python compiles a module when it is first imported; most modules of dependencies never are.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 # Without a C++ compiler on the machine, the one on PyPI is taken.
 COMPILER := $(shell command -v g++ >/dev/null 2>&1 || command -v clang++ >/dev/null 2>&1 || echo ,compiler)
 EXTRAS := onnxruntime,openvino,test$(COMPILER)
@@ -17,7 +19,7 @@ TRITON_STAMP := $(VENV)/.installed-triton
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	$(INSTALL) -e '.[$(EXTRAS)]'
 	@touch $@
 
 build/candy.onnx: $(STAMP) benchmarks/models/candy.py benchmarks/models/writer.py
@@ -45,8 +47,8 @@ test: check
 
 # PyTorch first and alone: whichever build it is, it is kept.
 $(TORCH_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -e '.[$(EXTRAS),torch,test-torch]'
+	$(INSTALL) '$(TORCH)'
+	$(INSTALL) '$(TORCH)' -e '.[$(EXTRAS),torch,test-torch]'
 	@touch $@
 
 # Modules of PyTorch through korch.optimize and torch.compile.
@@ -54,7 +56,7 @@ test-torch: $(TORCH_STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/pytorch
 
 $(TRITON_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),test-cuda]'
+	$(INSTALL) -e '.[$(EXTRAS),test-cuda]'
 	@touch $@
 
 # Kernels for CUDA devices, without one: interpreted, and cross-compiled for sm_90 and sm_80.
@@ -78,7 +80,7 @@ wheel: web
 WEB_STAMP := $(VENV)/.installed-web
 
 $(WEB_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),test-web]'
+	$(INSTALL) -e '.[$(EXTRAS),test-web]'
 	@touch $@
 
 # The page in headless Chromium, which must be installed.
@@ -87,7 +89,7 @@ test-web: $(WEB_STAMP) web
 
 # Solver instances, and the models against the other engines.
 bench: $(TORCH_STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check '$(TORCH)' -e '.[iree,bench]'
+	$(INSTALL) '$(TORCH)' -e '.[iree,bench]'
 	$(BIN)/python -m benchmarks.solver --output benchmarks/results/solver.json
 	$(BIN)/python -m benchmarks.suite --output benchmarks/results/suite.json \
 	  --plot benchmarks/results/suite.svg
@@ -109,7 +111,7 @@ bench-smoke: $(STAMP)
 DOCS_STAMP := $(VENV)/.installed-docs
 
 $(DOCS_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS),docs]'
+	$(INSTALL) -e '.[$(EXTRAS),docs]'
 	@touch $@
 
 # The documentation as a site in build/site, which asks no other host for anything. Warnings are errors,

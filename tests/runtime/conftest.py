@@ -7,8 +7,8 @@ from tests.runtime.runtime_plans import TARGET
 
 
 @pytest.fixture(scope="session")
-def builder(tmp_path_factory):
-    return Builder(TARGET.isa, tmp_path_factory.mktemp("kernels"))
+def builder(cache_folder):
+    return Builder(TARGET.isa, cache_folder)
 
 
 @pytest.fixture

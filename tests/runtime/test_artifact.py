@@ -30,9 +30,8 @@ MEMBERS = ("library.so", "plan.json", "report.json", "weights.safetensors", "sou
 
 
 @pytest.fixture(scope="module")
-def content(tmp_path_factory):
+def content(tmp_path_factory, builder):
     """The bytes of an artifact."""
-    from korch.measure.compiler import Builder
     from korch.runtime.build import Origin, build
 
     folder = tmp_path_factory.mktemp("artifact")
@@ -41,7 +40,7 @@ def content(tmp_path_factory):
         plan.graph,
         plan.steps,
         plans.TARGET,
-        Builder(plans.TARGET.isa, folder / "cache"),
+        builder,
         Origin(ModelRecord("/models/m.onnx", "0" * 64), {"status": "optimal", "gap": float("inf")}),
     )
     archive_of(replace(built, report=Report(seconds=1.5))).write(folder / "plan.korch")

@@ -63,12 +63,12 @@ print("ended", interrupted, flush=True)
 
 
 @pytest.fixture(scope="module")
-def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def artifact(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Path:
     """Return the artifact of a plan that runs as tasks of four threads."""
     graph = network()
     target = detect_target(4, find_compiler().identity)
     folder = tmp_path_factory.mktemp("plan")
-    builder = Builder(target.isa, folder / "cache")
+    builder = Builder(target.isa, cache_folder)
     Executable(build(graph, steps_of(graph, target), target, builder, parts=2)).save(folder / "m.korch")
     return folder / "m.korch"
 
@@ -119,24 +119,27 @@ print("right", flush=True)
 """
 
 
-def slowed(step: PlanStep[Kernel], log: Path) -> PlanStep[Kernel]:
-    """Return a kernel that sleeps before each task, or before its part of each thread, and writes to a file then."""
+HEADERS = "#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n"
+
+
+def slowed(step: PlanStep[Kernel]) -> PlanStep[Kernel]:
+    """Return a kernel that sleeps before each task, or before its part of each thread, and writes to $TEST_LOG then."""
     function = r"(_team\(void\* const\* buffers, korch::Member& own\)|_task\(int stage, .*\)) \{"
-    sleep = f' {{ usleep(60000); if (FILE* log = fopen("{log}", "a")) fputc(1, log), fclose(log);'
+    sleep = ' { usleep(60000); if (FILE* log = fopen(getenv("TEST_LOG"), "a")) fputc(1, log), fclose(log);'
     source = re.sub(function, lambda found: found[1] + sleep, step.kernel.source)
-    return replace(step, kernel=replace(step.kernel, source=f"#include <stdio.h>\n#include <unistd.h>\n{source}"))
+    return replace(step, kernel=replace(step.kernel, source=f"{HEADERS}{source}"))
 
 
 @pytest.mark.parametrize("parts", [0, 2])
-def test_an_interrupt_ends_a_long_run_between_tasks(parts: int, tmp_path: Path) -> None:
+def test_an_interrupt_ends_a_long_run_between_tasks(parts: int, tmp_path: Path, cache_folder: Path) -> None:
     graph, target, log = network(), detect_target(2, find_compiler().identity), tmp_path / "log"
-    builder, steps = Builder(target.isa, tmp_path / "cache"), steps_of(graph, target)
+    builder, steps = Builder(target.isa, cache_folder), steps_of(graph, target)
     x = np.random.default_rng(0).standard_normal((1, 32, 21, 18), np.float32)
     np.savez(tmp_path / "expected.npz", *Executable(build(graph, steps, target, builder))(x))
-    slow = [slowed(step, log) for step in steps]
+    slow = [slowed(step) for step in steps]
     Executable(build(graph, slow, target, builder, parts=parts)).save(tmp_path / "m.korch")
     command = [sys.executable, "-c", SLOW, str(tmp_path / "m.korch"), str(tmp_path / "expected.npz")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TEST_LOG": str(log)}
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
     ) as process:

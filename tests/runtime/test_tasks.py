@@ -91,14 +91,14 @@ def graph():
 
 
 @pytest.fixture(scope="module")
-def built(graph, tmp_path_factory):
+def built(graph, cache_folder):
     """Return a function from threads and tasks of each thread to an executable; without tasks, to one with joins."""
     found = {}
 
     def make(threads, parts):
         if (threads, parts) not in found:
             target = detect_target(threads, find_compiler().identity)
-            builder = Builder(target.isa, tmp_path_factory.getbasetemp() / "task-kernels")
+            builder = Builder(target.isa, cache_folder)
             found[threads, parts] = Executable(build(graph, steps_of(graph, target), target, builder, parts=parts))
         return found[threads, parts]
 
@@ -129,10 +129,10 @@ def test_a_plan_for_other_threads_runs_without_queues(built):
     assert all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
 
 
-def test_each_plan_of_a_library_runs_its_own_queues(tmp_path):
+def test_each_plan_of_a_library_runs_its_own_queues(cache_folder):
     """Of the second plan, the images are larger."""
     target = detect_target(2, find_compiler().identity)
-    builder, graphs = Builder(target.isa, tmp_path), [network(), network(rows=64)]
+    builder, graphs = Builder(target.isa, cache_folder), [network(), network(rows=64)]
     plans_of = [
         [Executable(build(own, steps_of(own, target), target, builder, parts=parts)) for own in graphs]
         for parts in (0, 3)
