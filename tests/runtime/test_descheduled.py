@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,31 +75,35 @@ def artifact(tmp_path_factory: pytest.TempPathFactory, cache_folder: Path) -> Pa
     return folder / "m.korch"
 
 
-def started(artifact: Path, way: str, seconds: float) -> subprocess.Popen[str]:
-    """Return a process that runs the plan for some seconds, when it has begun."""
+@contextmanager
+def started(artifact: Path, way: str, seconds: float) -> Iterator[subprocess.Popen[str]]:
+    """Yield a process that runs the plan for some seconds, when it has begun; kill it if the test fails."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", SCRIPT, str(artifact), way, str(seconds)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None and process.stdout.readline() == "begun\n"
-    return process
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == "begun\n"
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("way", ["one core", "fork"])
 def test_threads_that_share_a_core_or_are_forked_end(artifact: Path, way: str) -> None:
-    process = started(artifact, way, 0.5)
-    assert process.communicate(timeout=120)[0] == "ended 0\n"
-    assert process.returncode == 0
+    with started(artifact, way, 0.5) as process:
+        assert process.communicate(timeout=120)[0] == "ended 0\n"
+        assert process.returncode == 0
 
 
 def test_a_stopped_process_goes_on(artifact: Path) -> None:
     """As with a quota of CPU time, all threads lose their cores again and again."""
-    process = started(artifact, "stop", 1.0)
-    for _ in range(40):
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(0.015)
-        process.send_signal(signal.SIGCONT)
-        time.sleep(0.005)
-    assert process.communicate(timeout=120)[0] == "ended 0\n"
+    with started(artifact, "stop", 1.0) as process:
+        for _ in range(40):
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.015)
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.005)
+        assert process.communicate(timeout=120)[0] == "ended 0\n"
 
 
 SLOW = """
@@ -156,8 +162,9 @@ def test_an_interrupt_ends_a_long_run_between_tasks(parts: int, tmp_path: Path, 
 
 
 def test_an_interrupt_ends_a_run_and_the_next_is_right(artifact: Path) -> None:
-    process, end = started(artifact, "interrupt", 1.0), time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < end:
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.1)
-    assert process.communicate(timeout=1)[0] == "ended 3\n"
+    end = time.monotonic() + 120
+    with started(artifact, "interrupt", 1.0) as process:
+        while process.poll() is None and time.monotonic() < end:
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.1)
+        assert process.communicate(timeout=1)[0] == "ended 3\n"
