@@ -29,6 +29,7 @@ from korch.pipeline import Progress, Watch, optimize_model
 from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import onnx_source
 from korch.ranges.samples import Bound, static
+from korch.report.progress import shown
 from korch.runtime import ranged, shaped
 from korch.runtime.artifact import read_format
 from korch.runtime.cuda.executable import CudaExecutable
@@ -62,7 +63,7 @@ def optimize(
     superopt: float | None = None,
     shapes: Shapes | Sequence[Shapes] | None = None,
     strict: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **options: Any,
 ) -> AnyExecutable | ModuleExecutable:
     """Optimize a model for this machine.
@@ -80,7 +81,8 @@ def optimize(
         shapes: for unknown dimensions: shapes by input name or sizes by dimension name; a size may be a `range` of
             sizes. A sequence of such bindings gives one executable with a plan for each.
         strict: use only rewrites and algorithms that keep the order of operations, except within reductions.
-        progress: called with a stage's name and a line of text.
+        progress: whether to show the current step and the remaining time on stderr, or a function that is called with a
+            stage's name and a line of text. By default they are shown on a terminal and in a notebook.
         **options: further fields of `korch.options.Options`.
 
     Returns:
@@ -99,17 +101,29 @@ def optimize(
         superopt_s=superopt,
         **options,
     )
+    with shown(progress, budget) as tell:
+        return _optimized(model, (example_inputs, example_kwargs), record, shapes, tell)
+
+
+def _optimized(
+    model: Any,
+    examples: tuple[Any, Mapping[str, Any] | None],
+    options: Options,
+    shapes: Shapes | Sequence[Shapes] | None,
+    progress: Progress,
+) -> AnyExecutable | ModuleExecutable:
+    """Optimize a model of either kind; `examples` are the arguments and the keyword arguments of a module."""
     if not _is_torch_model(model):
-        _check_onnx(model, has_examples=example_inputs is not None or bool(example_kwargs))
+        _check_onnx(model, has_examples=examples[0] is not None or bool(examples[1]))
         source = Path(model) if isinstance(model, os.PathLike) else model
-        return build(source, record, _bindings(shapes), progress)
+        return build(source, options, _bindings(shapes), progress)
     if shapes:
         raise OptionError("a module takes its shapes from the example inputs", where="option shapes")
     from korch.torch_module import optimize_module
 
-    if record.is_cuda and record.measure:
-        require_device(target)
-    return optimize_module(model, example_inputs, example_kwargs, record, progress)
+    if options.is_cuda and options.measure:
+        require_device(options.target)
+    return optimize_module(model, *examples, options, progress)
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:

@@ -1,8 +1,12 @@
 """Progress: one line that is updated on a terminal, and occasional lines elsewhere."""
 
 import io
+import sys
 
-from korch.report.progress import Bar
+import pytest
+
+from korch.errors import OptionError
+from korch.report.progress import Bar, is_rewritable, shown
 
 
 class Terminal(io.StringIO):
@@ -19,7 +23,8 @@ def test_a_terminal_shows_each_text_and_what_is_left() -> None:
     bar.tell("build", "timing the plan")
     now[0] = 121.0
     bar.show()
-    assert stream.getvalue().split("\r\x1b[K")[1:] == [
+    lines = [line.rstrip() for line in stream.getvalue().split("\r")]
+    assert [line for line in lines if line] == [
         "1/9 frontend [2 s, 18 s left]",
         "1/9 frontend [5 s, 15 s left]",
         "8/9 build [5 s, 15 s left]: timing the plan",
@@ -34,3 +39,41 @@ def test_a_log_has_a_line_every_ten_seconds() -> None:
         now[0] = float(second)
         bar.tell("orchestrate", f"text {second}")
     assert stream.getvalue().splitlines() == ["6/9 orchestrate [10 s]: text 10", "6/9 orchestrate [20 s]: text 20"]
+
+
+@pytest.mark.parametrize(
+    ("progress", "is_terminal", "is_shown"),
+    [(None, True, True), (None, False, False), (True, True, True), (False, True, False)],
+)
+def test_python_shows_progress_on_a_terminal_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, progress: bool | None, is_terminal: bool, is_shown: bool
+) -> None:
+    stream = Terminal() if is_terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with shown(progress, 20.0) as tell:
+        tell("build", "timing the plan")
+    assert ("timing the plan" in stream.getvalue()) == is_shown
+
+
+def test_a_function_is_called_and_other_values_are_refused() -> None:
+    told: list[tuple[str, str]] = []
+    with shown(lambda stage, text: told.append((stage, text)), None) as tell:
+        tell("build", "timing")
+    assert told == [("build", "timing")]
+    values: tuple[object, ...] = (1, "yes", [])
+    for value in values:
+        with pytest.raises(OptionError, match="progress"):
+            shown(value, None)  # type: ignore[arg-type]
+
+
+def test_stderr_of_a_notebook_is_rewritten_and_a_closed_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    assert not is_rewritable(stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    assert is_rewritable(stream)
+    stream.close()
+    assert not is_rewritable(stream)
+    monkeypatch.setattr(sys, "stderr", None)
+    with shown(True, None) as tell:
+        tell("build", "")

@@ -1,8 +1,9 @@
 """The pipeline from a model to its executable; `stages.STAGES` is the list of its stages."""
 
 from korch.pipeline.optimize import Watch, front, optimize_model, plan_model, run_until
-from korch.pipeline.run import Progress, Run, few_collections
+from korch.pipeline.run import Run, few_collections
 from korch.pipeline.stages import STAGES, PipelineStage
+from korch.report.progress import Progress
 
 __all__ = [
     "STAGES",

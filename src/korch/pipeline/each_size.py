@@ -18,12 +18,13 @@ from korch.deadline import Deadline
 from korch.errors import InaccurateError, InfeasibleError, InvalidGraphError
 from korch.options import Options
 from korch.pipeline.optimize import Watch, build_run, optimize_run, plan_run
-from korch.pipeline.run import Progress, Run, Template
+from korch.pipeline.run import Run, Template
 from korch.pipeline.source import Source
 from korch.ranges.exact import all_sizes, count_sizes, exact_plans, has_free_windows, windowed_axes
 from korch.ranges.form import Dimension, Sizes
 from korch.ranges.lockstep import Samples
 from korch.ranges.samples import sample
+from korch.report.progress import Progress
 from korch.runtime.executable import Executable
 from korch.runtime.ranged import RangedExecutable, Ranges
 from korch.runtime.shaped import combine

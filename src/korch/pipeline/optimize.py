@@ -17,10 +17,11 @@ from korch.measure.cuda.meter import CudaMeter
 from korch.options import Options
 from korch.partition.block import Partition
 from korch.pipeline.build import search_report
-from korch.pipeline.run import Progress, Run, few_collections
+from korch.pipeline.run import Run, few_collections
 from korch.pipeline.stages import STAGES, PipelineStage
 from korch.primitive.graph import PrimitiveGraph
 from korch.report.dry_run import DryRun, dry_run
+from korch.report.progress import Progress
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.search.result import PlanName

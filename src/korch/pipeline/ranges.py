@@ -18,13 +18,14 @@ from korch.options import Options
 from korch.pipeline.each_size import has_time_for_each, optimize_each
 from korch.pipeline.fit_costs import fit_costs
 from korch.pipeline.optimize import Watch, optimize_run
-from korch.pipeline.run import Progress, Run
+from korch.pipeline.run import Run
 from korch.pipeline.source import Source
 from korch.primitive.graph import PrimitiveGraph
 from korch.ranges.form import Dimension, Sizes
 from korch.ranges.lockstep import HINT
 from korch.ranges.masked import Masked, masked
 from korch.ranges.samples import upper_sizes
+from korch.report.progress import Progress
 from korch.runtime.executable import Executable
 from korch.runtime.padding import padded_run
 from korch.runtime.ranged import RangedExecutable, Ranges

@@ -26,6 +26,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.provider.families import Families
 from korch.ranges.form import Sizes
 from korch.ranges.masked import Masked
+from korch.report.progress import Progress
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.search.ledger import Ledger
@@ -37,9 +38,6 @@ logger = logging.getLogger("korch.pipeline")
 
 PRIMITIVES_PER_KERNEL = 3
 """A lower estimate of the number of primitives in a kernel of a plan."""
-
-Progress = Callable[[str, str], None]
-"""Called with a stage's name and a line of text."""
 
 
 @dataclass(frozen=True)

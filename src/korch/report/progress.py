@@ -1,6 +1,6 @@
 """Progress on stderr: the current step, the time spent, and the rest of the budget.
 
-On a terminal it is one line that is rewritten every second. Elsewhere, as in a log, a line is
+On a terminal and in a notebook it is one line that is rewritten every second. Elsewhere, as in a log, a line is
 written every ten seconds, so a short command writes none.
 """
 
@@ -10,9 +10,16 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
+
+from korch.errors import OptionError
+
+Progress = Callable[[str, str], None]
+"""Called with a stage's name and a line of text."""
 
 STAGES = ("frontend", "fission", "saturate", "reference", "candidates", "orchestrate", "lower", "build", "save")
 """The stages of the pipeline in order, and the writing of the artifact; other stages are shown without a number."""
@@ -40,13 +47,13 @@ class Bar:
             stream: where lines are written; by default stderr.
             clock: returns the time in seconds.
         """
-        self._stream = stream or sys.stderr
+        self._stream: TextIO | None = stream or sys.stderr
         self._clock = clock
         self._begun_s = clock() if begun_s is None else begun_s
         self._budget_s = budget_s
         self._stage, self._text = "", ""
         self._lined_s = self._clock()
-        self._is_terminal = self._stream.isatty()
+        self._row = _row(self._stream) if is_rewritable(self._stream) else None  # a line of text that can be rewritten
         self._lock = threading.Lock()
         self._done = threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True)
@@ -60,8 +67,8 @@ class Bar:
     ) -> None:
         self._done.set()
         self._ticker.join()
-        if self._is_terminal:
-            self._write("\r\x1b[K")
+        if self._row is not None:
+            self._row.close()
 
     def tell(self, stage: str, text: str) -> None:
         """Show the start of a stage, or its newest line."""
@@ -73,14 +80,18 @@ class Bar:
         """Write the current line; in a log only if enough time has passed."""
         with self._lock:
             now_s = self._clock()
-            if not self._stage:
+            if not self._stage or self._stream is None:
                 return
             line = self.line(now_s)
-            if self._is_terminal:
-                self._write("\r\x1b[K" + line[: shutil.get_terminal_size().columns - 1])
-            elif now_s - self._lined_s >= LINE_SECONDS:
-                self._lined_s = now_s
-                self._write(line + "\n")
+            try:
+                if self._row is not None:
+                    self._row.set_description_str(line[: (shutil.get_terminal_size().columns or 80) - 1])
+                elif now_s - self._lined_s >= LINE_SECONDS:
+                    self._lined_s = now_s
+                    self._stream.write(line + "\n")
+                    self._stream.flush()
+            except (OSError, ValueError):  # the reader has closed it
+                self._done.set()
 
     def line(self, now_s: float) -> str:
         """Return the line for a time on the clock."""
@@ -98,9 +109,49 @@ class Bar:
         while not self._done.wait(TICK_SECONDS):
             self.show()
 
-    def _write(self, text: str) -> None:
-        try:
-            self._stream.write(text)
-            self._stream.flush()
-        except (OSError, ValueError):  # the reader has closed it
-            self._done.set()
+
+def shown(progress: Progress | bool | None, budget_s: float | None) -> AbstractContextManager[Progress]:
+    """Return a context that gives the progress function of a pipeline.
+
+    Args:
+        progress: a function of a stage's name and a line of text; True for lines on stderr, False for none; None for
+            a line on a terminal or in a notebook only.
+        budget_s: the budget in seconds, which begins now.
+
+    Raises:
+        OptionError: `progress` is something else.
+    """
+    if callable(progress):
+        return nullcontext(progress)
+    if not (progress is None or isinstance(progress, bool)):
+        expected = "True, False, or a function that is called with a stage's name and a line of text"
+        raise OptionError(f"{progress!r} shows no progress", where="option progress", expected=expected)
+    is_wanted = is_rewritable(sys.stderr) if progress is None else progress
+    return _told(budget_s) if is_wanted else nullcontext(_ignore)
+
+
+@contextmanager
+def _told(budget_s: float | None) -> Iterator[Progress]:
+    with Bar(budget_s) as bar:
+        yield bar.tell
+
+
+def _ignore(stage: str, text: str) -> None:
+    """Show nothing."""
+
+
+def is_rewritable(stream: TextIO | None) -> bool:
+    """Return whether a line in a stream can be rewritten: it is a terminal, or the errors of a notebook."""
+    try:
+        return stream is not None and (stream.isatty() or ("ipykernel" in sys.modules and stream is sys.stderr))
+    except ValueError:  # it is closed
+        return False
+
+
+def _row(stream: TextIO | None) -> Any:
+    """Return a line of text that can be rewritten."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a notebook without widgets has a line of text
+        from tqdm.auto import tqdm
+
+    return tqdm(bar_format="{desc}", file=stream, leave=False, nrows=shutil.get_terminal_size().lines)
