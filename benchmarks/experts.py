@@ -25,7 +25,8 @@ import onnx
 
 from benchmarks.models.experts import BLOCKS, FORMS, module_of, onnx_of, tokens_of
 from benchmarks.suite import KEPT, machine
-from korch.api import load, optimize
+from korch.api import optimize
+from korch.loading import load
 from korch.options import Options
 from korch.records import plain
 from korch.report.compare import RunnerSpec, Settings, compare

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.suite import TRANSFORMERS, load, machine
-from korch.api import load as load_artifact
 from korch.api import optimize
+from korch.loading import load as load_artifact
 from korch.numerics import max_error
 from korch.report.peers.inputs import random_inputs
 

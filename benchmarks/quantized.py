@@ -31,8 +31,9 @@ from benchmarks.models import build
 from benchmarks.models.exported import export_model
 from benchmarks.models.narrow import in_bfloat16, in_float16, with_int4_weights, with_int8_weights
 from benchmarks.suite import KEPT, machine, quotients
-from korch.api import load, optimize
+from korch.api import optimize
 from korch.cli.bench import bench
+from korch.loading import load
 from korch.options import Options
 from korch.records import plain
 

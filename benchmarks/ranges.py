@@ -31,8 +31,9 @@ import onnx
 from benchmarks.models.exported import export_model
 from benchmarks.models.yolox import build_yolox
 from benchmarks.suite import machine
-from korch.api import load, optimize
+from korch.api import optimize
 from korch.limits import SearchLimits
+from korch.loading import load
 from korch.pipeline.fit_costs import kernel_ns
 from korch.ranges.form import Sizes
 from korch.ranges.plan import RangePlan

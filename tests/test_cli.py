@@ -21,12 +21,12 @@ import onnx
 import pytest
 
 from benchmarks.models import build
-from korch.api import load
 from korch.cli import main, parse_shapes
 from korch.cli.parser import PRINTED
 from korch.errors import OptionError
 from korch.extras import install_command
 from korch.limits import SearchLimits
+from korch.loading import load
 from korch.measure.record import from_text
 from korch.options import Options
 from korch.pipeline import STAGES
@@ -139,7 +139,7 @@ def test_more_threads_than_cores_are_a_warning_when_an_artifact_is_loaded(
 ) -> None:
     load(artifact)
     assert not caplog.records
-    monkeypatch.setattr("korch.api.usable_cores", lambda: 0)
+    monkeypatch.setattr("korch.loading.usable_cores", lambda: 0)
     load(artifact)
     (record,) = caplog.records
     assert "was built for 1 threads, which share the 0 cores" in record.getMessage()
@@ -151,7 +151,7 @@ def test_a_forged_plan_is_one_error(artifact: Path, monkeypatch: pytest.MonkeyPa
     forged = replace(step, inputs=(replace(step.inputs[0], layout="?"), *step.inputs[1:]))
     plan = replace(executable.plan, steps=(forged, *executable.plan.steps[1:]))
     monkeypatch.setattr(Executable, "plan", plan)
-    monkeypatch.setattr("korch.api.load", lambda path: executable)
+    monkeypatch.setattr("korch.loading.load", lambda path: executable)
     for more in ([], ["--kernel", "0"]):
         code = main(["explain", str(artifact), *more])
         error = capsys.readouterr().err

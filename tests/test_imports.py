@@ -48,7 +48,7 @@ ORDER = (
     ("pipeline",),
     ("host",),
     ("torch_module",),
-    ("api", "cli"),
+    ("api", "cli", "loading"),
     ("torch_backend", "onnx_backend"),
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

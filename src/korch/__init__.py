@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from korch.ablation import Ablation
-    from korch.api import load, optimize
+    from korch.api import optimize
     from korch.errors import KorchError
     from korch.limits import SearchLimits
+    from korch.loading import load
     from korch.options import Options
     from korch.provider.provider import register_provider
     from korch.runtime.executable import Executable
@@ -39,7 +40,7 @@ __all__ = [
 
 _HOMES = {
     "optimize": "korch.api",
-    "load": "korch.api",
+    "load": "korch.loading",
     "Options": "korch.options",
     "SearchLimits": "korch.limits",
     "Ablation": "korch.ablation",

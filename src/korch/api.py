@@ -1,9 +1,8 @@
-"""The Python interface: `optimize` and `load`, which return executables."""
+"""The Python interface to optimize a model."""
 
 from __future__ import annotations
 
 import inspect
-import logging
 import operator
 import os
 import sys
@@ -16,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from korch.backend import builder_of
-from korch.cores import usable_cores
 from korch.deadline import Deadline
-from korch.errors import InputError, ModelError, OptionError, UnprovidedError, UnsupportedError
+from korch.errors import ModelError, OptionError, UnprovidedError, UnsupportedError
 from korch.frontend.onnx import ModelSource
-from korch.host import executable as host_executable
 from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
 from korch.measure.cuda.device import require_device
@@ -28,12 +25,11 @@ from korch.options import Options, default_threads, unknown_option
 from korch.pipeline import Progress, Watch, optimize_model
 from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import onnx_source
-from korch.ranges.samples import Bound, static
+from korch.ranges.binding import Bound, static
 from korch.report.progress import shown
-from korch.runtime import ranged, shaped
-from korch.runtime.artifact import read_format
+from korch.runtime import shaped
+from korch.runtime.combine import combine
 from korch.runtime.cuda.executable import CudaExecutable
-from korch.runtime.cuda.program import FORMAT as CUDA_FORMAT
 from korch.runtime.executable import Executable
 from korch.runtime.ranged import RangedExecutable
 from korch.runtime.shaped import ShapedExecutable
@@ -42,8 +38,6 @@ if TYPE_CHECKING:
     import torch
 
     from korch.torch_module import ModuleExecutable
-
-logger = logging.getLogger("korch.api")
 
 AnyExecutable = Executable | CudaExecutable | HostedExecutable | ShapedExecutable
 """The executables of an ONNX model: with one plan for the CPU, with a plan for a CUDA device, with parts that
@@ -243,7 +237,7 @@ def build(
             hint="Build an artifact for each binding",
         )
     shaped.check_different(native)
-    return ShapedExecutable(*shaped.combine(native, builder_of(options)))
+    return ShapedExecutable(*combine(native, builder_of(options)))
 
 
 def _build_ranges(
@@ -288,35 +282,3 @@ def _is_torch_model(model: object) -> bool:
     from korch.frontend.torch import is_torch_model
 
     return is_torch_model(model)
-
-
-def load(path: str | os.PathLike[str]) -> AnyExecutable:
-    """Load an artifact that `save` or `korch optimize` wrote.
-
-    Raises:
-        InputError: `path` is not a path.
-        ArtifactError: the artifact is damaged, or built for another machine.
-        UnsupportedError: the artifact is for a CUDA device and there is none, or a part of it runs in
-            ONNX Runtime, which can't run it here.
-    """
-    if not isinstance(path, str | os.PathLike):
-        raise InputError(f"{path!r} is not a path", expected="the name of a file that `save` or `korch optimize` wrote")
-    kind = read_format(path)
-    if kind == CUDA_FORMAT:
-        return CudaExecutable.load(path)
-    kinds: dict[str, type[Executable | HostedExecutable | ShapedExecutable]] = {
-        host_executable.FORMAT: HostedExecutable,
-        shaped.FORMAT: ShapedExecutable,
-        ranged.FORMAT: RangedExecutable,
-    }
-    executable = kinds.get(kind, Executable).load(path)
-    threads = executable.threads
-    if threads > (cores := usable_cores()):
-        logger.warning(
-            "%s was built for %d threads, which share the %d cores that this process "
-            "may use: it will be slow here. Optimize the model on this machine",
-            path,
-            threads,
-            cores,
-        )
-    return executable

@@ -21,7 +21,8 @@ from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.frontend.torch import Exported, Trees, export_module
 from korch.frontend.torch.free import FreeModule
-from korch.host import HostedExecutable, optimize_with_host
+from korch.host.executable import HostedExecutable
+from korch.host.optimize import optimize_with_host
 from korch.options import Options
 from korch.pipeline import Progress, optimize_model
 from korch.pipeline.ranges import optimize_ranges

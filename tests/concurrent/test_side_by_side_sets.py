@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from korch.candidate.candidate import Candidate, Lane, LanePart, Offer, make_group
+from korch.candidate.candidate import Candidate, Offer, make_group
+from korch.candidate.lane import Lane, LanePart
 from korch.concurrent.lanes import measured_sizes
 from korch.concurrent.plan import ConcurrentKernel, concurrent_order, first_choice, verify_concurrent, waits_for
 from korch.concurrent.side_by_side import _Search, described, side_by_side

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from korch.candidate.candidate import Candidate, Group, Lane, LanePart, Refusal, make_group, make_layout_change
+from korch.candidate.candidate import Candidate, Group, Refusal, make_group, make_layout_change
+from korch.candidate.lane import Lane, LanePart
 from korch.candidate.layout import Layout
 from korch.measure.compiler import Builder
 from korch.primitive import reference

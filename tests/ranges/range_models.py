@@ -13,9 +13,10 @@ from korch.frontend.onnx import load_model
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
+from korch.ranges.binding import Bound, binding_of, dimensions_of
 from korch.ranges.form import Factor, Sizes
 from korch.ranges.masked import Masked, masked
-from korch.ranges.samples import LEAST_PLANNED, Bound, binding_of, dimensions_of
+from korch.ranges.samples import LEAST_PLANNED
 from korch.report.peers.inputs import random_arrays
 from korch.runtime.padding import OutputCut, Padded
 

@@ -8,10 +8,11 @@ from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import SliceAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import DType, ValueType
+from korch.ranges.binding import dimensions_of
 from korch.ranges.counterpart import counterparts
 from korch.ranges.exact import all_sizes, count_sizes, exact_plans, has_free_windows
 from korch.ranges.form import Dimension
-from korch.ranges.samples import dimensions_of, sample
+from korch.ranges.samples import sample
 from korch.runtime.padding import size_at
 from tests.ranges.range_models import bert, primitives, pyramid, vit
 

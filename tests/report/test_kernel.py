@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from korch.candidate.candidate import Lane, LanePart
+from korch.candidate.lane import Lane, LanePart
 from korch.errors import OptionError
 from korch.measure.calibrate import MemoryLevel, Rates
 from korch.report.kernel import kernel_text, limit_of, nearest_rival, operations, rival_row, slowest, why

@@ -6,6 +6,7 @@ import os
 import pickle
 import platform
 import random
+import subprocess
 import sys
 import zipfile
 from dataclasses import replace
@@ -43,7 +44,7 @@ def content(tmp_path_factory, builder):
         builder,
         Origin(ModelRecord("/models/m.onnx", "0" * 64), {"status": "optimal", "gap": float("inf")}),
     )
-    archive_of(replace(built, report=Report(seconds=1.5))).write(folder / "plan.korch")
+    archive_of(built.with_report(Report(seconds=1.5))).write(folder / "plan.korch")
     return (folder / "plan.korch").read_bytes()
 
 
@@ -56,7 +57,7 @@ def path(tmp_path, content):
 
 def message(path):
     with pytest.raises(ArtifactError) as caught:
-        Executable.load(path)
+        _ = Executable.load(path).report
     text = str(caught.value)
     assert text.startswith(f"{path}: ")
     assert "\n" not in text
@@ -348,9 +349,9 @@ def test_a_save_through_a_link_writes_what_it_points_to(path, tmp_path):
 
 def test_what_json_has_no_word_for_is_refused_before_anything_is_written(path, content):
     executable = Executable.load(path)
-    executable.report = Report(rejected=object())
     with pytest.raises(TypeError, match="a object can't be written as JSON"):
-        executable.save(path)
+        executable.report = Report(rejected=object())
+    executable.save(path)
     assert path.read_bytes() == content
 
 
@@ -395,6 +396,33 @@ def test_a_forged_report_is_refused(forged, path):
             assert f": report.json: it can't be read: report.{name}" in str(error)
         else:
             assert plain(getattr(found, name)) in (forged, float(forged) if forged == 7 else value)
+
+
+RUN = """
+import sys
+import numpy as np
+import korch
+
+executable = korch.load(sys.argv[1])
+executable(*(np.zeros(i.shape, i.dtype) for i in executable.get_inputs()))
+print(*sys.modules)
+"""
+
+
+def test_loading_and_running_imports_neither_onnx_nor_the_optimizer(path):
+    names = subprocess.run([sys.executable, "-c", RUN, path], check=True, capture_output=True, text=True).stdout.split()
+    assert "korch.runtime.executable" in names
+    assert {"onnx", "ortools", "pandas", "tqdm"}.isdisjoint(names)
+    folders = {name.split(".")[1] for name in names if name.startswith("korch.")}
+    assert {"frontend", "fission", "equivalence", "search", "measure", "tile", "provider", "pipeline"}.isdisjoint(
+        folders
+    )
+
+
+def test_executables_for_several_sizes_import_neither_onnx_nor_the_optimizer():
+    code = "import sys, korch.runtime.ranged; print(*sys.modules)"
+    names = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert {"onnx", "ortools", "korch.primitive.graph", "korch.measure", "korch.tile"}.isdisjoint(names)
 
 
 def test_the_report_of_another_version_is_refused(path):

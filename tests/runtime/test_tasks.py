@@ -24,9 +24,10 @@ from korch.provider.gemm import GemmProvider
 from korch.provider.generated import GeneratedProvider
 from korch.runtime import build as building
 from korch.runtime.build import build
+from korch.runtime.combine import combine
 from korch.runtime.executable import Executable
 from korch.runtime.program import PlanStep, bind_steps
-from korch.runtime.shaped import ShapedExecutable, combine
+from korch.runtime.shaped import ShapedExecutable
 from korch.target import detect_target
 from korch.tile.memory import places_in_memory
 from tests.runtime import runtime_plans as plans

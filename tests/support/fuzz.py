@@ -220,7 +220,7 @@ def _damage(rng: np.random.Generator, content: bytes) -> bytes:
 
 def _artifact(rng: np.random.Generator, folder: Path) -> str:
     """Check that a damaged artifact is refused, or still computes the same results."""
-    from korch.api import load
+    from korch.loading import load
 
     content, (arrays, expected) = _good_artifact(folder)
     path = folder / "damaged.korch"

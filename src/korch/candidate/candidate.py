@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from korch.candidate.lane import Lane
 from korch.candidate.layout import Layout
 from korch.primitive.body import number_body
 from korch.primitive.graph import Primitive, PrimitiveGraph
@@ -109,31 +110,6 @@ class Group:
 
 ALL_PAIRS = 6
 """The number of products of bfloat16 parts by which matrix units multiply two float32 numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class LanePart:
-    """One kernel of a lane: its provider, its variant, and the number of outputs that it writes."""
-
-    provider: str
-    variant: str
-    outputs: int
-
-    def __str__(self) -> str:
-        variant = f":{self.variant}" if self.variant else ""
-        return f"{self.provider}{variant}" + (f"*{self.outputs}" if self.outputs > 1 else "")
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """The kernels that a part of the threads runs one after another."""
-
-    parts: tuple[LanePart, ...]
-    threads: int = 1
-
-    def __str__(self) -> str:
-        threads = f"{self.threads}: " if self.threads > 1 else ""
-        return threads + " + ".join(map(str, self.parts))
 
 
 @dataclass(frozen=True, slots=True)

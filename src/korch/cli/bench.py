@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from korch.api import build, load
+from korch.api import build
 from korch.errors import ArtifactError, ModelError, OptionError
 from korch.files import open_file
+from korch.loading import load
 from korch.options import Options
-from korch.ranges.samples import Bound
+from korch.ranges.binding import Bound
 from korch.report.compare import Comparison, RunnerSpec, Settings, compare
 from korch.report.explain import quality
 from korch.report.peers import get_peer
@@ -21,7 +22,7 @@ from korch.runtime import ranged
 from korch.runtime.artifact import read_format
 from korch.runtime.ranged import RangedExecutable
 from korch.runtime.record import ModelRecord
-from korch.runtime.report import HostedReport
+from korch.runtime.report import Report
 from korch.runtime.runnable import Runnable
 from korch.runtime.shaped import FORMAT, ShapedExecutable
 from korch.scratch import scratch_folder
@@ -81,7 +82,7 @@ def bench(
         inputs = random_inputs(path, seed=options.search.seed, shapes={**shapes, **known})
         runners = [RunnerSpec("korch", artifact)]
         runners += [RunnerSpec(name, path, get_peer(name).name) for name in against]
-        notes = (executable.facts(),) if isinstance(report, HostedReport) else tuple(quality(report))
+        notes = tuple(quality(report)) if isinstance(report, Report) else (executable.facts(),)
         settings = Settings(executable.threads, rounds, rest_ms=rest_ms, leave_out=True)
         del executable  # its weights and threads are not part of the comparison
         comparison = compare(runners, inputs, settings, progress=lambda text: say("compare", text))

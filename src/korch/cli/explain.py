@@ -27,7 +27,7 @@ PAGE_ROUNDS = 20
 
 def explain(parsed: argparse.Namespace) -> int:
     """Show the plan of an artifact."""
-    from korch.api import load
+    from korch.loading import load
 
     for option, output in (("--html", parsed.html), ("--onnx", parsed.onnx)):
         if output is not None:
@@ -51,7 +51,7 @@ def explain(parsed: argparse.Namespace) -> int:
 
 def _show(parsed: argparse.Namespace, executable: AnyExecutable) -> None:
     """Print or write the output that the flags of `korch explain` select."""
-    from korch.api import load
+    from korch.loading import load
     from korch.records import plain, to_json
     from korch.report.diff import differences, differences_page
     from korch.report.explain import describe

@@ -17,7 +17,7 @@ from korch.cli.shapes import parse_bindings
 from korch.errors import CompileError, MeasureError, OptionError
 from korch.files import check_output
 from korch.primitive.types import DType
-from korch.ranges.samples import static
+from korch.ranges.binding import static
 
 if TYPE_CHECKING:
     from korch.report.profile import Profile
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def run(parsed: argparse.Namespace) -> int:
     """Run an artifact on given or random inputs."""
-    from korch.api import load
+    from korch.loading import load
 
     if parsed.repeat < 0:
         raise OptionError(f"the value {parsed.repeat} is too small", "option --repeat", "at least 0")
@@ -85,7 +85,7 @@ def bench(parsed: argparse.Namespace) -> int:
 
 def profile(parsed: argparse.Namespace) -> int:
     """Time the kernels of an artifact in complete runs."""
-    from korch.api import load
+    from korch.loading import load
     from korch.records import to_json
     from korch.report.trace import trace
     from korch.runtime.executable import Executable

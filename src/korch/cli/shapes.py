@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from korch.errors import OptionError
-from korch.ranges.samples import Bound, static
+from korch.ranges.binding import Bound, static
 
 _SIZE = re.compile(r"([0-9]{1,18})(?:\.\.([0-9]{1,18})(?::([1-9][0-9]{0,17}))?)?").fullmatch
 """Matches a size, or a range of sizes with an optional step. It accepts only ASCII digits, unlike `str.isdigit`."""

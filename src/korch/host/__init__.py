@@ -3,8 +3,3 @@
 The host is ONNX Runtime, which supports data-dependent shapes, sequences, strings and control flow. If it
 refuses a part, the reference evaluator of ONNX runs it.
 """
-
-from korch.host.executable import HostedExecutable
-from korch.host.optimize import optimize_with_host
-
-__all__ = ["HostedExecutable", "optimize_with_host"]

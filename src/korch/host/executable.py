@@ -72,10 +72,7 @@ class HostedExecutable(Runnable):
 
     Attributes:
         parts: the segments.
-        report: how the plans of the segments were found; `save` stores it.
     """
-
-    report: HostedReport
 
     def __init__(
         self,
@@ -99,7 +96,12 @@ class HostedExecutable(Runnable):
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         self._constants, self._threads = dict(constants), threads
         self.parts = tuple(parts)
-        self.report = report
+        self._report = report
+
+    @property
+    def report(self) -> HostedReport:
+        """How the plans of the segments were found; `save` stores it."""
+        return self._report
 
     @property
     def threads(self) -> int:

@@ -25,9 +25,9 @@ from korch.ranges.form import Dimension, Sizes
 from korch.ranges.lockstep import Samples
 from korch.ranges.samples import sample
 from korch.report.progress import Progress
+from korch.runtime.combine import combine
 from korch.runtime.executable import Executable
 from korch.runtime.ranged import RangedExecutable, Ranges
-from korch.runtime.shaped import combine
 
 logger = logging.getLogger("korch.pipeline")
 

@@ -26,10 +26,10 @@ from korch.ranges.lockstep import HINT
 from korch.ranges.masked import Masked, masked
 from korch.ranges.samples import upper_sizes
 from korch.report.progress import Progress
+from korch.runtime.combine import combine
 from korch.runtime.executable import Executable
 from korch.runtime.padding import padded_run
 from korch.runtime.ranged import RangedExecutable, Ranges
-from korch.runtime.shaped import combine
 from korch.validation.standard import random_inputs
 
 LARGER_SHARE = 1.2

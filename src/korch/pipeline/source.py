@@ -9,8 +9,8 @@ from korch.fission import fission
 from korch.frontend.onnx import ModelSource, load_model, read_model
 from korch.frontend.operator import OperatorGraph
 from korch.primitive.graph import PrimitiveGraph
+from korch.ranges.binding import Bound, binding_of, dimensions_of
 from korch.ranges.form import Dimension, Sizes
-from korch.ranges.samples import Bound, binding_of, dimensions_of
 
 
 @dataclass(frozen=True)

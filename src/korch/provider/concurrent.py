@@ -22,7 +22,8 @@ from dataclasses import replace
 from itertools import accumulate
 
 from korch.alignment import align_up
-from korch.candidate.candidate import Candidate, Group, Lane, LanePart, Offer, Refusal
+from korch.candidate.candidate import Candidate, Group, Offer, Refusal
+from korch.candidate.lane import Lane, LanePart
 from korch.candidate.layout import Layout
 from korch.candidate.unite import split, unite
 from korch.primitive.graph import PrimitiveGraph

@@ -25,18 +25,21 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from korch.errors import ArtifactError
 from korch.files import open_file
 from korch.records import from_json, read_object, to_json
 from korch.runtime.machine import Requirements
 from korch.runtime.record import PlanRecord
-from korch.runtime.report import Report
 from korch.runtime.weights import CHUNK_BYTES, ReadAt, Weights, checksum
 from korch.scratch import scratch_folder
+
+if TYPE_CHECKING:
+    from korch.runtime.report import Report
 
 SCHEMA = 4
 FORMAT = "korch"
@@ -62,7 +65,8 @@ class Artifact:
         plan: the record of the plan.
         requirements: the library's requirements on the machine.
         sources: the sources by file name.
-        report: how the plan was found.
+        report_json: how the plan was found: the JSON text of a `Report`; empty if nothing is known.
+        path: the file that it was read from, for messages; "" if it was not read from a file with a name.
     """
 
     library: bytes
@@ -70,7 +74,24 @@ class Artifact:
     plan: PlanRecord
     requirements: Requirements
     sources: Mapping[str, str] = field(default_factory=dict)
-    report: Report = field(default_factory=Report)
+    report_json: bytes = b""
+    path: str = ""
+
+    @cached_property
+    def report(self) -> Report:
+        """How the plan was found. It is read when it is needed, because a run does not need it.
+
+        Raises:
+            ArtifactError: it can't be read.
+        """
+        from korch.runtime.report import Report  # imports most of the optimizer
+
+        with _named(self.path):
+            return from_json(Report, self.report_json, REPORT) if self.report_json else Report()
+
+    def with_report(self, report: Report) -> Artifact:
+        """Return the artifact with another report."""
+        return replace(self, report_json=to_json(report).encode())
 
 
 def write_file(path: str | os.PathLike[str], write: Callable[[IO[bytes]], None]) -> None:
@@ -167,13 +188,20 @@ def read_archive(
         yield from _opened(path, format_name, schema, needed)
         return
     try:
-        with open_file(path) as stream:
+        with _named(str(path)), open_file(path) as stream:
             yield from _opened(stream, format_name, schema, needed)
-    except ArtifactError as error:
-        where = f"{path}: {error.where}" if error.where else str(path)
-        raise ArtifactError(error.what, where, error.expected, error.hint) from error
     except OSError as error:
         raise ArtifactError(f"it can't be read: {error.strerror or error}", where=str(path)) from error
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Add the path of a file to the errors of its content."""
+    try:
+        yield
+    except ArtifactError as error:
+        where = ": ".join(part for part in (path, error.where) if part)
+        raise ArtifactError(error.what, where, error.expected, error.hint) from error
 
 
 def _opened(stream: IO[bytes], format_name: str, schema: int, needed: Sequence[str]) -> Iterator[zipfile.ZipFile]:
@@ -215,7 +243,7 @@ def read_artifact(path: str | os.PathLike[str] | IO[bytes]) -> Artifact:
             schema, or needs another machine.
     """
     with read_archive(path, FORMAT, SCHEMA, (LIBRARY, WEIGHTS, PLAN, REPORT)) as archive:
-        return _artifact(archive)
+        return _artifact(archive, str(path) if isinstance(path, str | os.PathLike) else "")
 
 
 def archive_of(artifact: Artifact) -> Archive:
@@ -223,7 +251,7 @@ def archive_of(artifact: Artifact) -> Archive:
     members: dict[str, bytes | Weights] = {
         LIBRARY: artifact.library,
         PLAN: artifact.plan.to_json().encode(),
-        REPORT: to_json(artifact.report).encode(),
+        REPORT: artifact.report_json or to_json(artifact.report).encode(),
     }
     members |= {SOURCES + name: text.encode() for name, text in sorted(artifact.sources.items())}
     members[WEIGHTS] = artifact.weights
@@ -237,7 +265,7 @@ def _digest(chunks: Iterable[bytes | memoryview]) -> str:
     return digest.hexdigest()
 
 
-def _artifact(archive: zipfile.ZipFile) -> Artifact:
+def _artifact(archive: zipfile.ZipFile, path: str) -> Artifact:
     requirements = _requirements(_read_manifest(archive, FORMAT, SCHEMA))
     requirements.check()
     weights = read_weights(archive)
@@ -247,7 +275,8 @@ def _artifact(archive: zipfile.ZipFile) -> Artifact:
         plan=PlanRecord.from_json(archive.read(PLAN)),
         requirements=requirements,
         sources=read_texts(archive),
-        report=from_json(Report, archive.read(REPORT), REPORT),
+        report_json=archive.read(REPORT),
+        path=path,
     )
 
 

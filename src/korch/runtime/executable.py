@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import IO, Any, Self, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
@@ -23,6 +22,9 @@ from korch.runtime.library import Handle, Library, load_plans
 from korch.runtime.record import PlanRecord
 from korch.runtime.runnable import ArrayType, PlanExecutable, TensorInfo, Timing
 
+if TYPE_CHECKING:
+    from korch.runtime.report import Report
+
 T = TypeVar("T")
 
 
@@ -31,9 +33,6 @@ class Executable(PlanExecutable):
 
     It may be called from several threads; the calls wait for each other. Inputs are NumPy arrays, or any
     other arrays that support DLPack and are in the CPU's memory. Outputs are NumPy arrays.
-
-    Attributes:
-        report: how the plan was found; `save` stores it.
     """
 
     def __init__(self, artifact: Artifact, library: Library | None = None) -> None:
@@ -58,12 +57,20 @@ class Executable(PlanExecutable):
         self._inputs = tuple(map(ArrayType.of, self.get_inputs()))
         self._outputs = tuple((ArrayType.of(TensorInfo.of(tensor)), tensor.type.size_bytes) for tensor in plan.outputs)
         self._known_names = tuple(t.name for t in plan.inputs), tuple(t.name for t in plan.outputs)
-        self.report = artifact.report
 
     @property
     def artifact(self) -> Artifact:
         """The artifact that it was made from, with the current report."""
-        return replace(self._artifact, report=self.report)
+        return self._artifact
+
+    @property
+    def report(self) -> Report:
+        """How the plan was found; `save` stores it."""
+        return self._artifact.report
+
+    @report.setter
+    def report(self, report: Report) -> None:
+        self._artifact = self._artifact.with_report(report)
 
     @property
     def plan(self) -> PlanRecord:

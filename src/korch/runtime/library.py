@@ -13,9 +13,11 @@ from typing import Any
 from korch.errors import ArtifactError, ProviderError
 from korch.libraries import announce_onnxruntime, load_globally
 from korch.primitive.types import DType, ValueType
-from korch.runtime.source import PLAN_FUNCTIONS
 from korch.runtime.weights import Weights
 from korch.scratch import scratch_folder
+
+PLAN_FUNCTIONS = ("inputs", "outputs", "constants", "kernels", "arena_bytes", "create", "run", "run_timed", "destroy")
+"""The members of `korch_plan` in `korch.h`, in its order."""
 
 ABI_VERSION = 3
 ERROR_BYTES = 1024

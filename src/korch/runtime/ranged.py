@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -27,9 +27,11 @@ from korch.runtime.artifact import Archive, Artifact
 from korch.runtime.choice import PlanChoice
 from korch.runtime.executable import Executable
 from korch.runtime.padding import Fitting, PaddedPlan, size_at
-from korch.runtime.report import KernelCost
 from korch.runtime.runnable import ArrayType, Runnable, TensorInfo, Timing
 from korch.runtime.shaped import ShapedExecutable, Shared, read_shaped
+
+if TYPE_CHECKING:
+    from korch.runtime.report import KernelCost, ShapedReport
 
 FORMAT = "korch-ranged"
 RANGES = "ranges.json"
@@ -78,12 +80,6 @@ class RangedExecutable(ShapedExecutable):
         found = [PaddedPlan(e, plan) for e, plan in zip(self.executables, ranges.plans, strict=True)]
         self._served = sorted(found, key=lambda served: math.prod(served.plan.sizes))
         self._choice = PlanChoice(ranges.dimensions, [served.plan for served in self._served])
-        texts = [self._plan_text(plan).replace("up to", "at most", 1) for plan in ranges.plans]
-        reports = (executable.report for executable in self.executables)
-        costs = map(_kernel_costs, self.executables, ranges.plans)
-        self.report = replace(
-            self.report, plans=dict(zip(texts, reports, strict=True)), costs=dict(zip(texts, costs, strict=True))
-        )
         first, plan = self._largest
         self._described = [
             replace(info, shape=list(map(self._range_text, form)))
@@ -92,6 +88,17 @@ class RangedExecutable(ShapedExecutable):
         self._types = [ArrayType(i.name, (-1,) * len(i.shape), i.dtype) for i in self._described]
         self._offered = [info.name for info in self._described], [info.name for info in first.get_outputs()]
         self._fitting = lru_cache(MOST_REMEMBERED)(self._fit)
+
+    @property
+    def report(self) -> ShapedReport:
+        """The report of all plans, with their costs by size."""
+        plans = self.ranges.plans
+        texts = [self._plan_text(plan).replace("up to", "at most", 1) for plan in plans]
+        reports = (executable.report for executable in self.executables)
+        costs = map(_kernel_costs, self.executables, plans)
+        return replace(
+            super().report, plans=dict(zip(texts, reports, strict=True)), costs=dict(zip(texts, costs, strict=True))
+        )
 
     def facts(self) -> str:
         """Return a line about each plan."""
@@ -253,6 +260,8 @@ def _between(low: int | str, high: int | str) -> int | str:
 
 
 def _kernel_costs(executable: Executable, plan: RangePlan) -> tuple[KernelCost, ...]:
+    from korch.runtime.report import KernelCost
+
     numbers = [(i, step.provider) for i, step in enumerate(executable.plan.steps) if step.runs]
     return tuple(KernelCost(i, name, cost) for (i, name), cost in zip(numbers, plan.costs, strict=False))
 

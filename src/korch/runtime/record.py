@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from korch.candidate.candidate import Lane
+from korch.candidate.lane import Lane
 from korch.primitive.types import DType, ValueType
 from korch.records import from_json, to_json
 

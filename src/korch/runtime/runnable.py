@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -21,8 +21,10 @@ from korch.primitive.op import Array
 from korch.primitive.types import DType
 from korch.runtime.artifact import Archive
 from korch.runtime.record import ModelRecord, PlanRecord, TensorRecord
-from korch.runtime.report import Report
 from korch.runtime.text import executable_text, plan_facts
+
+if TYPE_CHECKING:
+    from korch.runtime.report import AnyReport, Report
 
 _ONNX_TYPE = {
     DType.F64: "double",
@@ -82,12 +84,12 @@ class Timing:
 
 
 class Runnable(ABC):
-    """A model that can run: call it with arrays, or use its `run` like that of an ONNX Runtime session.
+    """A model that can run: call it with arrays, or use its `run` like that of an ONNX Runtime session."""
 
-    Each subclass has a `report` of how it was made, which `save` stores.
-    """
-
-    report: Any
+    @property
+    @abstractmethod
+    def report(self) -> AnyReport:
+        """How it was made; `save` stores it."""
 
     @property
     @abstractmethod
@@ -245,7 +247,14 @@ class Runnable(ABC):
 class PlanExecutable(Runnable):
     """A runnable with a single plan."""
 
-    report: Report
+    @property
+    @abstractmethod
+    def report(self) -> Report:
+        """How the plan was found; `save` stores it."""
+
+    @report.setter
+    @abstractmethod
+    def report(self, report: Report) -> None: ...
 
     @property
     @abstractmethod

@@ -8,19 +8,17 @@ and `plans/*.korch`, which are artifacts without library, sources and weights.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from korch.errors import ArtifactError, InputError, OptionError
-from korch.measure.compiler import Builder
 from korch.primitive.op import Array
 from korch.records import read_object
 from korch.runtime.artifact import (
@@ -35,14 +33,14 @@ from korch.runtime.artifact import (
     read_texts,
     read_weights,
 )
-from korch.runtime.build import MAIN
 from korch.runtime.executable import Executable
 from korch.runtime.library import load_plans
 from korch.runtime.record import ModelRecord
-from korch.runtime.report import ShapedReport
 from korch.runtime.runnable import Runnable, TensorInfo, Timing
-from korch.runtime.source import print_plans, rename_plan
 from korch.runtime.weights import Weights
+
+if TYPE_CHECKING:
+    from korch.runtime.report import ShapedReport
 
 FORMAT = "korch-shaped"
 SCHEMA = 3
@@ -75,7 +73,6 @@ class ShapedExecutable(Runnable):
         format: the name of its file's format.
         executables: the plans.
         plans: the executables by the shapes of their inputs.
-        report: the report of all plans, with the sizes before and after sharing.
     """
 
     format = FORMAT
@@ -102,11 +99,17 @@ class ShapedExecutable(Runnable):
             )
             self.executables.append(Executable(whole, plan))
         self.plans: dict[Shapes, Executable] = {_shapes(e.artifact): e for e in self.executables}
+
+    @property
+    def report(self) -> ShapedReport:
+        """The report of all plans, with the sizes before and after sharing."""
+        from korch.runtime.report import ShapedReport  # not needed to load and run
+
         steps = [step.symbol for e in self.executables for step in e.plan.steps if step.runs]
-        self.report = ShapedReport(
+        return ShapedReport(
             plans={_text(shapes): e.report for shapes, e in self.plans.items()},
             weights_bytes=sum(e.plan.weights_bytes for e in self.executables),
-            shared_weights_bytes=shared.weights.size_bytes,
+            shared_weights_bytes=self._shared.weights.size_bytes,
             kernels=len(steps),
             shared_kernels=len(set(steps)),
         )
@@ -211,29 +214,6 @@ def check_different(executables: Sequence[Executable]) -> None:
         seen.add(shapes)
 
 
-def combine(executables: Sequence[Executable], builder: Builder) -> tuple[list[Artifact], Shared]:
-    """Combine executables of one model into plans of one library.
-
-    Args:
-        executables: the executables, each with its own library and weights.
-        builder: links their kernels, which are in its cache.
-
-    Raises:
-        CompileError: they can't be linked.
-    """
-    artifacts = [executable.artifact for executable in executables]
-    sources: dict[str, str] = {}
-    for i, artifact in enumerate(artifacts):
-        sources |= artifact.sources
-        sources[f"plan{i}.cpp"] = rename_plan(artifact.sources[MAIN], i)
-    sources[MAIN] = print_plans(len(artifacts))
-    libraries = {name for artifact in artifacts for name in artifact.plan.libraries}
-    units = [text for name, text in sources.items() if name.endswith(".cpp")]
-    library = builder.library(units, sorted(libraries - {"iomp5"})).read_bytes()
-    weights, places = _union([artifact.weights for artifact in artifacts])
-    return artifacts, Shared(library, sources, weights, places)
-
-
 def read_shaped(
     path: str | os.PathLike[str] | IO[bytes],
     kind: str = FORMAT,
@@ -268,30 +248,6 @@ def _shapes(artifact: Artifact) -> Shapes:
 def _part(union: Weights, chosen: Sequence[int]) -> Weights:
     """Return a selection of the weights, without a copy."""
     return Weights(tuple(union.types[i] for i in chosen), tuple(union.offsets[i] for i in chosen), union.block)
-
-
-def _union(all_weights: Sequence[Weights]) -> tuple[Weights, list[list[int]]]:
-    """Return all tensors without duplicates, and for each plan the indices of its tensors."""
-    place_of: dict[tuple[str, str], int] = {}
-    arrays: list[Array] = []
-    types = []
-    places: list[list[int]] = []
-    for weights in all_weights:
-        chosen = []
-        for i, type_ in enumerate(weights.types):
-            array = weights.array(i)
-            digest = hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
-            key = (str(type_), digest)
-            if key not in place_of:
-                place_of[key] = len(arrays)
-                arrays.append(array)
-                types.append(type_)
-            chosen.append(place_of[key])
-        places.append(chosen)
-    union = Weights.allocate(types)
-    for i, array in enumerate(arrays):
-        union.array(i)[...] = array
-    return union, places
 
 
 def _merged(described: Sequence[Sequence[TensorInfo]]) -> list[TensorInfo]:

@@ -19,11 +19,9 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
 from korch.provider.provider import Kernel, Threading
 from korch.provider.teams import team_refusal
+from korch.runtime.library import PLAN_FUNCTIONS
 from korch.runtime.program import Program, Slot, SlotPlace
 from korch.target import Target
-
-PLAN_FUNCTIONS = ("inputs", "outputs", "constants", "kernels", "arena_bytes", "create", "run", "run_timed", "destroy")
-"""The members of `korch_plan` in `korch.h`, in its order."""
 
 INCLUDE = re.compile(r'^#include "(korch[\w.]*)"', re.MULTILINE)
 """Matches an include of one of Korch's headers; the group is the header's name."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from korch.runtime.record import PlanRecord
-from korch.runtime.report import AnyReport, Report
+
+if TYPE_CHECKING:
+    from korch.runtime.report import AnyReport, Report
 
 MOST_TENSORS = 8
 """The most inputs, and the most outputs, that are listed, each on a line."""

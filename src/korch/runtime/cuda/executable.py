@@ -30,6 +30,7 @@ from korch.runtime.cuda.program import CudaProgram, PersistentRecord, StepProgra
 from korch.runtime.cuda.recompile import cubins_for
 from korch.runtime.cuda.schedule import STREAMS, Turn, schedule
 from korch.runtime.record import PlanRecord, TensorRecord
+from korch.runtime.report import Report
 from korch.runtime.runnable import PlanExecutable
 
 logger = logging.getLogger("korch.cuda")
@@ -65,9 +66,6 @@ class CudaExecutable(PlanExecutable):
     """A plan that runs on a CUDA device; call it with tensors or arrays.
 
     It may be called from several threads; the calls wait for each other.
-
-    Attributes:
-        report: how the plan was found; `save` stores it.
     """
 
     def __init__(self, program: CudaProgram) -> None:
@@ -81,7 +79,6 @@ class CudaExecutable(PlanExecutable):
         """
         torch = self._torch = require_torch()
         self._program = program
-        self.report = program.report
         self._lock = threading.Lock()
         major, minor = torch.cuda.get_device_capability(0)
         images = cubins_for(program, 10 * major + minor)
@@ -114,6 +111,15 @@ class CudaExecutable(PlanExecutable):
     def plan(self) -> PlanRecord:
         """The plan: its kernels in order, and all other facts recorded about it."""
         return self._program.plan
+
+    @property
+    def report(self) -> Report:
+        """How the plan was found; `save` stores it."""
+        return self._program.report
+
+    @report.setter
+    def report(self, report: Report) -> None:
+        self._program = replace(self._program, report=report)
 
     @property
     def sources(self) -> Mapping[str, str]:
@@ -184,7 +190,7 @@ class CudaExecutable(PlanExecutable):
 
     def archive(self) -> Archive:
         """Return the content of its file."""
-        return archive_of(replace(self._program, report=self.report))
+        return archive_of(self._program)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | IO[bytes]) -> Self:

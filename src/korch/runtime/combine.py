@@ -1,0 +1,64 @@
+"""Executables of one model for several shapes -> their plans in one library, without equal weights and kernels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from korch.measure.compiler import Builder
+from korch.primitive.op import Array
+from korch.runtime.artifact import Artifact
+from korch.runtime.build import MAIN
+from korch.runtime.executable import Executable
+from korch.runtime.shaped import Shared
+from korch.runtime.source import print_plans, rename_plan
+from korch.runtime.weights import Weights
+
+
+def combine(executables: Sequence[Executable], builder: Builder) -> tuple[list[Artifact], Shared]:
+    """Combine executables of one model into plans of one library.
+
+    Args:
+        executables: the executables, each with its own library and weights.
+        builder: links their kernels, which are in its cache.
+
+    Raises:
+        CompileError: they can't be linked.
+    """
+    artifacts = [executable.artifact for executable in executables]
+    sources: dict[str, str] = {}
+    for i, artifact in enumerate(artifacts):
+        sources |= artifact.sources
+        sources[f"plan{i}.cpp"] = rename_plan(artifact.sources[MAIN], i)
+    sources[MAIN] = print_plans(len(artifacts))
+    libraries = {name for artifact in artifacts for name in artifact.plan.libraries}
+    units = [text for name, text in sources.items() if name.endswith(".cpp")]
+    library = builder.library(units, sorted(libraries - {"iomp5"})).read_bytes()
+    weights, places = _union([artifact.weights for artifact in artifacts])
+    return artifacts, Shared(library, sources, weights, places)
+
+
+def _union(all_weights: Sequence[Weights]) -> tuple[Weights, list[list[int]]]:
+    """Return all tensors without duplicates, and for each plan the indices of its tensors."""
+    place_of: dict[tuple[str, str], int] = {}
+    arrays: list[Array] = []
+    types = []
+    places: list[list[int]] = []
+    for weights in all_weights:
+        chosen = []
+        for i, type_ in enumerate(weights.types):
+            array = weights.array(i)
+            digest = hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest()
+            key = (str(type_), digest)
+            if key not in place_of:
+                place_of[key] = len(arrays)
+                arrays.append(array)
+                types.append(type_)
+            chosen.append(place_of[key])
+        places.append(chosen)
+    union = Weights.allocate(types)
+    for i, array in enumerate(arrays):
+        union.array(i)[...] = array
+    return union, places
