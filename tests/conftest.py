@@ -42,7 +42,7 @@ def no_superoptimizer_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Faults(logging.Handler):
-    """Keeps what is logged of kernels that do not compile and of rules that raise errors."""
+    """Keeps what is logged of kernels that do not compile, and of rules and providers that raise errors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,9 +55,9 @@ class _Faults(logging.Handler):
 
 @pytest.fixture(autouse=True)
 def no_fault_is_survived(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test in which a kernel does not compile or a rule raises, unless it is meant to."""
+    """Fail a test in which a kernel does not compile, or a rule or a provider raises, unless it is meant to."""
     handler = _Faults()
-    names = ("korch.measure", "korch.validation", "korch.equivalence")
+    names = ("korch.measure", "korch.validation", "korch.equivalence", "korch.provider")
     loggers = [logging.getLogger(name) for name in names]
     for logger in loggers:
         logger.addHandler(handler)

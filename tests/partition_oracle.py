@@ -18,6 +18,7 @@ from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array, Category
 from korch.primitive.types import ValueType
+from korch.provider.faults import Faults
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel
 from korch.target import Target
@@ -69,6 +70,7 @@ class FakeMeter:
     def __init__(self) -> None:
         self.providers = (GeneratedProvider(), LinearProvider())
         self.target = Target()
+        self.faults = Faults()
         self.records: dict[str, Measured | Failed] = {}
         self.facts: dict[str, str] = {}
         self.broken: set[str] = set()

@@ -16,6 +16,7 @@ from korch.measure.toolchain import find_compiler
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.families import Families
+from korch.provider.faults import Faults
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, load_providers
 from korch.ranges.plan import RangePlan
 from korch.runtime.program import PlanStep
@@ -67,12 +68,12 @@ def has_kernels(options: Options, with_few_pairs: bool = False) -> Callable[[Gro
         return 0 < offer.pairs < ALL_PAIRS if with_few_pairs else True
 
     target = detect_target(options.threads, find_compiler().identity, matrix_units=not options.strict)
-    providers = load_providers()
+    providers, faults = load_providers(), Faults()
     known: dict[str, bool] = {}
 
     def has_kernel(group: Group) -> bool:
         if group.key not in known:
-            offers = (provider.offer(group, target) for provider in providers)
+            offers = (faults.offers(provider, group, target) for provider in providers)
             known[group.key] = any(not isinstance(found, Refusal) and any(map(counts, found)) for found in offers)
         return known[group.key]
 
@@ -89,10 +90,10 @@ def opaque_refusals(options: Options) -> Callable[[Group], str]:
         providers = load_providers(CUDA_ENTRY_POINT_GROUP)
     else:
         target, providers = detect_target(options.threads, find_compiler().identity), load_providers()
-    asked = [provider for provider in providers if getattr(provider, "runs_opaque", False)]
+    asked, faults = [provider for provider in providers if getattr(provider, "runs_opaque", False)], Faults()
 
     def refusal_of(group: Group) -> str:
-        found = [provider.offer(group, target) for provider in asked]
+        found = [faults.offers(provider, group, target) for provider in asked]
         reasons = [offers.reason for offers in found if isinstance(offers, Refusal)]
         return "; ".join(reasons) or NO_OPAQUE if len(reasons) == len(found) else ""
 

@@ -138,9 +138,7 @@ def test_a_rule_that_fails_is_dropped_there_and_reported(stage: str, caplog) -> 
     assert text.startswith("at exp: InvalidGraphError" if stage == "merge" else "at exp: IndexErr")
     assert f"exp-grows: 0 fired; failed, which is a fault of Korch: {text}" in str(report)
     assert f"the rule exp-grows failed {text}; it is not applied there" in caplog.messages
-    assert faults(Report(rules=report)) == [
-        f"a fault of Korch, please report it with the model: rule exp-grows failed {text}"
-    ]
+    assert faults(Report(rules=report)) == [f"a fault, please report it with the model: rule exp-grows failed {text}"]
 
 
 def test_a_deadline_ends_saturation() -> None:

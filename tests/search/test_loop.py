@@ -10,15 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from korch.candidate.candidate import Candidate, Group, Offer, make_group
+from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import enumerate_groups
 from korch.deadline import Deadline
-from korch.errors import InfeasibleError, ProviderError, UnprovidedError
+from korch.errors import InfeasibleError, UnprovidedError
 from korch.limits import SearchLimits
 from korch.measure.record import Failed, Measured
 from korch.options import Options
-from korch.primitive.graph import GraphBuilder, PrimitiveGraph
-from korch.primitive.types import ValueType
+from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Status
 from korch.program.solve import solve
 from korch.provider.generated import GeneratedProvider
@@ -403,21 +402,4 @@ def test_a_primitive_that_no_provider_runs_is_named_with_the_refusals() -> None:
     assert str(info.value) == (
         f"value %{output}: no provider runs {graph.primitives[-1].op} of type {graph.types[output]}. "
         "The providers say: generated: too large"
-    )
-
-
-def test_a_provider_that_raises_is_named_with_the_group() -> None:
-    class Broken(GeneratedProvider):
-        name = "broken"
-
-        def offer(self, group: Group, target: Target) -> list[Offer]:
-            raise KeyError("axis")
-
-    graph = GraphBuilder()
-    graph.output("y", graph.add("neg", [graph.input("x", ValueType.parse("f32[3,5]"))]))
-    whole = graph.freeze()
-    with pytest.raises(ProviderError) as info:
-        collect_candidates(whole, [make_group(whole, [0], [1])], Answers([Broken()], Target()))
-    assert str(info.value).startswith(
-        "provider 'broken': it raised KeyError ('axis') for the group of neg on f32[3,5]; expected offers"
     )

@@ -196,7 +196,7 @@ class Assembly:
         written = _layouts((*outputs, *(self.plain[v] for _, v in self.graph.inputs)))
         read = _layouts((*inputs, *(self.plain[v] for _, v in self.graph.outputs)))
         meter = self.ledger.meter
-        found = layout_changes(self.graph, Answers(meter.providers, meter.target), written, read)
+        found = layout_changes(self.graph, Answers(meter.providers, meter.target, meter.faults), written, read)
         self.ledger.look_up(found)
         return found
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from korch.candidate.candidate import Candidate, Group
 from korch.candidate.enumerate import EnumerationReport, enumerate_groups
 from korch.candidate.layout import layouts_by_kind
-from korch.candidate.shape import Compose, GroupShape, shapes_of
+from korch.candidate.shape import Compose, GroupShape
 from korch.deadline import Deadline
 from korch.explanation.baselines import has_layouts
 from korch.measure.meter import AnyMeter
@@ -90,7 +90,7 @@ def _enumerated(
     awaited: Collection[str] = (),
 ) -> _Enumerated:
     """Return a block with its groups, after asking the providers for all groups except the awaited ones."""
-    shapes = shapes_of(answers.providers)
+    shapes = answers.shapes()
     groups, enumeration = _groups(block.graph, options, shapes, may_be_fewer=not partition.is_whole, deadline=deadline)
     asked = []
     for group in _until(deadline, groups, enumeration):
@@ -149,7 +149,7 @@ def prepare_all(
     Raises:
         InfeasibleError: a primitive is in no candidate.
     """
-    answers = Answers(meter.providers, meter.target)  # shared, since blocks have many groups in common
+    answers = Answers(meter.providers, meter.target, meter.faults)  # shared, since blocks have many groups in common
     awaited = frozenset() if search is None else search.awaited
     found = [_enumerated(partition, block, answers, options, deadline, awaited) for block in partition.blocks]
     if search is not None:

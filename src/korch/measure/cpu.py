@@ -93,7 +93,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             weights_bytes: the bytes of the model's constants; a run reads all of them.
         """
         super().__init__(options, (*providers, InPlaceProvider()))
-        self.concurrent = ConcurrentProvider(providers)
+        self.concurrent = ConcurrentProvider(providers, self.faults)
         self._provider[self.concurrent.name] = self.concurrent
         self.target = detect_target(options.threads, find_compiler().identity, matrix_units=not options.strict)
         self.builder = Builder(self.target.isa, options.cache_folder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -20,7 +21,8 @@ from korch.measure.pace import Pace
 from korch.measure.record import Failed, Measured, Record, confirmed, is_lasting, is_worth_retrying, retried
 from korch.measure.uncompiled import Uncompiled
 from korch.options import Options
-from korch.provider.provider import Provider, faults_named
+from korch.provider.faults import Fault, Faults
+from korch.provider.provider import Provider
 
 logger = logging.getLogger("korch.measure")
 
@@ -48,6 +50,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         database: the records of earlier measurements.
         providers: the providers of kernels.
         uncompiled: by candidate, the kernels that the compiler refused.
+        faults: the errors that providers raised.
         tell: called with a text for each step that takes a while.
         expect_compiling: called with the predicted seconds to compile the kernels of a first plan.
         pace: the durations of compiling and timing.
@@ -65,6 +68,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         self._kernels: dict[str, K | Refusal] = {}
         self._sized: dict[str, K | Refusal] = {}
         self.uncompiled: dict[str, Uncompiled] = {}
+        self.faults = Faults()
         self._records: dict[str, Record] = {}
         self._retried: set[str] = set()  # candidates that hung in another session
         self._first: dict[str, Measured] = {}  # first records of candidates that `confirm` is timing again
@@ -139,9 +143,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         """Return the kernel that a candidate's provider builds."""
         if candidate.key not in self._kernels:
             provider = self._provider[candidate.provider]
-            with faults_named(provider, candidate.group):
-                built = provider.build(candidate.group, candidate.offer, self.target)
-            self._kernels[candidate.key] = built
+            self._kernels[candidate.key] = self.faults.kernel(provider, candidate.group, candidate.offer, self.target)
         return self._kernels[candidate.key]
 
     def timed_kernel(self, candidate: Candidate) -> K | Refusal:
@@ -150,8 +152,14 @@ class CandidateMeter(ABC, Generic[T, K]):
             return self.kernel(candidate)
         if candidate.key not in self._sized:
             built = self.kernel(candidate)
-            self._sized[candidate.key] = built if isinstance(built, Refusal) else self.sized(candidate, built)
+            if not isinstance(built, Refusal):
+                built = self.faults.survive(candidate.provider, candidate.group, partial(self.sized, candidate, built))
+            self._sized[candidate.key] = built
         return self._sized[candidate.key]
+
+    def refused(self, candidates: Sequence[Candidate]) -> list[Record | None]:
+        """Return the record of each candidate whose provider refuses to build it, None for the others."""
+        return [_refused(built) if isinstance(built := self.kernel(c), Refusal) else None for c in candidates]
 
     def measure(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> list[Record | None]:
         """Build and time candidates; records are stored in the database at once.
@@ -188,7 +196,7 @@ class CandidateMeter(ABC, Generic[T, K]):
         for key, candidate in todo.items():
             built = self.timed_kernel(candidate)
             if isinstance(built, Refusal):
-                self.keep(key, Failed("refused", built.reason))
+                self.keep(key, _refused(built))
             else:
                 kernels[key] = built
         for batch in _batches([todo[key] for key in kernels]):
@@ -209,6 +217,10 @@ class CandidateMeter(ABC, Generic[T, K]):
         self._records[key] = record
         if is_lasting(record):
             self.database.put_record(key, record)
+
+
+def _refused(refusal: Refusal) -> Failed:
+    return Failed("raised" if isinstance(refusal, Fault) else "refused", refusal.reason)
 
 
 def _batches(candidates: Sequence[Candidate]) -> list[list[Candidate]]:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-FailureKind = Literal["refused", "not compiled", "not created", "failed", "crashed", "hung", "killed"]
-"""The kinds of failures. "killed": the system ended the kernel's process or its compiler, most likely because
-memory ran out."""
+FailureKind = Literal["refused", "raised", "not compiled", "not created", "failed", "crashed", "hung", "killed"]
+"""The kinds of failures. "raised": the provider raised an error instead of building a kernel. "killed": the system
+ended the kernel's process or its compiler, most likely because memory ran out."""
 
 
 AGAIN = ", nor in an earlier session"
@@ -66,10 +66,11 @@ Record = Measured | Failed
 def is_lasting(record: Record) -> bool:
     """Return whether a record is also valid for later searches.
 
-    A kernel that the system killed, or whose runs were disturbed, may be measured successfully later.
+    A kernel that the system killed, or whose runs were disturbed, may be measured successfully later. An error of
+    a provider is to be reported by later searches too.
     """
     if isinstance(record, Failed):
-        return record.kind != "killed"
+        return record.kind not in ("killed", "raised")
     return not record.is_disturbed
 
 

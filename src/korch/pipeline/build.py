@@ -164,6 +164,7 @@ def _complete(report: Report, run: Run, validation: Validation, groupings: Group
         validation.described(report),
         disturbed=_disturbance(validation, run.meter),
         not_compiled=(*run.meter.uncompiled.values(), *validation.uncompiled()),
+        provider_faults=run.meter.faults.counts(),
         side_by_side=concurrent,
         rivals={step.candidate: report.rivals.get(step.candidate, ()) for step in plan.steps},
         programs=found_programs(run, won.steps),

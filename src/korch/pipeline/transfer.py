@@ -31,7 +31,7 @@ def transferred(run: Run, template: Template) -> Outcome:
         InfeasibleError: a kernel has no counterpart at this size.
     """
     begun_s, ledger, graph = time.monotonic(), run.ledger, run.joined.graph
-    answers = Answers(run.meter.providers, run.meter.target)
+    answers = Answers(run.meter.providers, run.meter.target, run.meter.faults)
     same = counterparts(template.graph, graph)
     options = [_options(step, graph, same, answers, ledger.meter) for step in template.steps]
     rivals = [c for own in options if len(own) > 1 for c in own]

@@ -28,6 +28,7 @@ from korch.candidate.layout import Layout
 from korch.candidate.unite import split, unite
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.content import content_version
+from korch.provider.faults import Faults
 from korch.provider.provider import Kernel, Provider, Threading, named_kernel
 from korch.provider.teams import team_refusal
 from korch.provider.tile_kernel import comment_of
@@ -44,13 +45,15 @@ class ConcurrentProvider:
 
     Args:
         providers: the other providers.
+        faults: gets the errors that they raise.
     """
 
     name = "concurrent"
     version = content_version("provider/gemm", "provider/conv", "provider/winograd", "provider/attention")
     group_shapes = ()
 
-    def __init__(self, providers: Sequence[Provider[Target, Kernel]]) -> None:
+    def __init__(self, providers: Sequence[Provider[Target, Kernel]], faults: Faults | None = None) -> None:
+        self._faults = faults or Faults()
         self._providers: Mapping[str, Provider[Target, Kernel]] = {p.name: p for p in providers}
         self._offers: dict[tuple[str, str, Target], Sequence[Offer] | Refusal] = {}
 
@@ -120,7 +123,7 @@ class ConcurrentProvider:
             alike = self._alike(part.provider, own, wanted, few)
             if isinstance(alike, Refusal):
                 return alike
-            kernel = self._providers[part.provider].build(own, alike, few)
+            kernel = self._faults.kernel(self._providers[part.provider], own, alike, few)
             if isinstance(kernel, Refusal):
                 return kernel
             refusal = team_refusal(kernel) if count > 1 else None
@@ -175,7 +178,7 @@ class ConcurrentProvider:
         if key not in self._offers:
             known = self._providers.get(provider)
             self._offers[key] = (
-                Refusal(f"there is no provider {provider}") if known is None else known.offer(group, few)
+                Refusal(f"there is no provider {provider}") if known is None else self._faults.offers(known, group, few)
             )
         return self._offers[key]
 

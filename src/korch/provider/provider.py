@@ -9,8 +9,7 @@ which kernels are measured first.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -19,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.content_name import content_name
-from korch.errors import KorchError, ProviderError
+from korch.errors import ProviderError
 from korch.tile.program import TileProgram
 from korch.tile.trim import Count
 
@@ -201,28 +200,6 @@ def load_providers(entry_point_group: str = ENTRY_POINT_GROUP) -> tuple[AnyProvi
             raise ProviderError("two providers have this name", where=f"provider {provider.name!r}")
         found[provider.name] = provider
     return tuple(found[name] for name in sorted(found))
-
-
-@contextmanager
-def faults_named(provider: AnyProvider, group: Group) -> Iterator[None]:
-    """Convert an unexpected exception of a provider into a `ProviderError` that names the provider and the group.
-
-    Raises:
-        ProviderError: the provider raised something other than a `KorchError`.
-    """
-    try:
-        yield
-    except KorchError:
-        raise
-    except Exception as error:
-        operations = ", ".join(primitive.op for primitive in group.body.primitives) or "a change of layout"
-        types = ", ".join(map(str, group.input_types))
-        raise ProviderError(
-            f"it raised {type(error).__name__} ({error}) for the group of {operations} on {types or 'no input'}",
-            where=f"provider {provider.name!r}",
-            expected="offers or a Refusal from `offer`, a kernel or a Refusal from `build`",
-            hint="Uninstall the package that registers it, or fix it",
-        ) from error
 
 
 def _made(where: str, make: Callable[[], AnyProvider]) -> AnyProvider:

@@ -142,12 +142,10 @@ def superopt_lines(report: Report) -> list[str]:
 
 
 def faults(report: Report) -> list[str]:
-    """Return a line for each error of a rule; the search went on without the rule."""
-    return [
-        f"a fault of Korch, please report it with the model: rule {rule.name} failed {error}"
-        for rule in report.rule_reports
-        for error in rule.failures
-    ]
+    """Return a line for each error of a rule or a provider; the search went on without what failed."""
+    rules = [f"rule {rule.name} failed {error}" for rule in report.rule_reports for error in rule.failures]
+    providers = [f"{text} ({counted(count, 'group')})" for text, count in report.provider_faults.items()]
+    return [f"a fault, please report it with the model: {line}" for line in (*rules, *providers)]
 
 
 def explain(plan: PlanRecord, report: Report) -> str:

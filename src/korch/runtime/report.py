@@ -324,6 +324,7 @@ class Report:
         disturbed: measurements that other processes disturbed.
         discrepancy: the difference of predicted and measured time, if it is large.
         not_compiled: kernels that the compiler rejected.
+        provider_faults: the number of groups for which a provider raised an error, by the error with one group.
         side_by_side: the concurrent kernels of the plan, if it has any.
         schedule: the times of the plan with joins and with tasks; None if they were not compared.
         rivals: by candidate of the plan, other candidates for the same primitives.
@@ -377,6 +378,7 @@ class Report:
     disturbed: Disturbance = field(default_factory=Disturbance)
     discrepancy: Discrepancy | None = None
     not_compiled: tuple[Uncompiled, ...] = ()
+    provider_faults: Mapping[str, int] = field(default_factory=dict)
     side_by_side: SideBySide | None = None
     schedule: ScheduleTimes | None = None
     rivals: Mapping[str, tuple[Rival, ...]] = field(default_factory=dict)

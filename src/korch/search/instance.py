@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_layout_change
 from korch.candidate.layout import Layout
+from korch.candidate.shape import Compose, GroupShape, shapes_of
 from korch.cuda.target import CudaTarget
 from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Computation, Port, PricedKernel, Problem
 from korch.program.verify import check_problem, verify_kernels
-from korch.provider.provider import AnyProvider, faults_named
+from korch.provider.faults import Faults
+from korch.provider.provider import AnyProvider
 from korch.target import Target
 
 
@@ -121,11 +123,13 @@ class Answers:
     Attributes:
         providers: the providers to ask.
         target: the machine.
+        faults: the errors that they raise.
         known: their offers or refusals so far, by the provider's name and the group's key.
     """
 
     providers: Sequence[AnyProvider]
     target: Target | CudaTarget
+    faults: Faults = field(default_factory=Faults)
     known: dict[tuple[str, str], Sequence[Offer] | Refusal] = field(default_factory=dict)
 
     def ask(self, group: Group) -> None:
@@ -133,13 +137,18 @@ class Answers:
         for _ in self.to(group):
             pass
 
+    def shapes(self) -> tuple[GroupShape | Compose, ...]:
+        """Return the kinds of groups that the providers ask for."""
+        asked = ((provider.name, shape) for provider in self.providers for shape in shapes_of([provider]))
+        found = (shape if isinstance(shape, GroupShape) else self.faults.composed(name, shape) for name, shape in asked)
+        return tuple(dict.fromkeys(found))
+
     def to(self, group: Group) -> Iterator[tuple[AnyProvider, Sequence[Offer] | Refusal]]:
         """Yield each provider with its answer for a group."""
         for provider in self.providers:
             key = (provider.name, group.key)
             if key not in self.known:
-                with faults_named(provider, group):
-                    self.known[key] = provider.offer(group, self.target)
+                self.known[key] = self.faults.offers(provider, group, self.target)
             yield provider, self.known[key]
 
 

@@ -198,6 +198,10 @@ class Ledger:
         self._take("measure", candidates, lambda: self.meter.measure(candidates, deadline))
         return [self.records.get(c.key) for c in candidates]
 
+    def build(self, candidates: Sequence[Candidate]) -> None:
+        """Build the sources of candidates; those that their providers refuse get a record."""
+        self._take("build", candidates, lambda: self.meter.refused(candidates))
+
     def confirm(self, candidates: Sequence[Candidate], deadline: Deadline = NEVER) -> None:
         """Time candidates again that were timed once; the longer of the two times is recorded."""
         self._take("confirm", candidates, lambda: self.meter.confirm(candidates, deadline))

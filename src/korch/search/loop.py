@@ -148,8 +148,13 @@ class Search:
         if self.options.measure:
             self.estimate()
             return self.prove()
-        prices = price(self.ledger, self.candidates)
-        plan = self._solve(prices.costs_ns, prices.is_measured, self.limits.round_seconds, 0.0)
+        is_refused = True
+        while is_refused:
+            prices = price(self.ledger, self.candidates)
+            plan = self._solve(prices.costs_ns, prices.is_measured, self.limits.round_seconds, 0.0)
+            chosen = [self.candidates[k] for k in plan.kernels]
+            self.ledger.build(chosen)
+            is_refused = any(map(self.ledger.has_failed, chosen))
         self.tried = {plan.kernels: None}
         self.bound_ns = plan.certificate.bound_ns
         self._report()
