@@ -19,19 +19,31 @@ if TYPE_CHECKING:
     from korch.ablation import Ablation
     from korch.api import optimize
     from korch.errors import KorchError
+    from korch.host.executable import HostedExecutable
     from korch.limits import SearchLimits
     from korch.loading import load
     from korch.options import Options
     from korch.provider.provider import register_provider
+    from korch.runtime.cuda.executable import CudaExecutable
     from korch.runtime.executable import Executable
+    from korch.runtime.ranged import RangedExecutable
+    from korch.runtime.runnable import Runnable
+    from korch.runtime.shaped import ShapedExecutable
+    from korch.torch_module import ModuleExecutable
 
 __version__ = "0.1.0.dev0"
 __all__ = [
     "Ablation",
+    "CudaExecutable",
     "Executable",
+    "HostedExecutable",
     "KorchError",
+    "ModuleExecutable",
     "Options",
+    "RangedExecutable",
+    "Runnable",
     "SearchLimits",
+    "ShapedExecutable",
     "__version__",
     "load",
     "optimize",
@@ -46,6 +58,12 @@ _HOMES = {
     "Ablation": "korch.ablation",
     "KorchError": "korch.errors",
     "Executable": "korch.runtime.executable",
+    "Runnable": "korch.runtime.runnable",
+    "ShapedExecutable": "korch.runtime.shaped",
+    "RangedExecutable": "korch.runtime.ranged",
+    "ModuleExecutable": "korch.torch_module",
+    "HostedExecutable": "korch.host.executable",
+    "CudaExecutable": "korch.runtime.cuda.executable",
     "register_provider": "korch.provider.provider",
 }
 

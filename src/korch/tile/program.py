@@ -56,7 +56,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """A matrix stored in panels of `width` columns: (r, c) is at [c / width][r / group][c % width][r % group]."""
+    """A matrix stored in panels of `width` columns: (r, c) is at `[c / width][r / group][c % width][r % group]`."""
 
     columns: int
     width: int
