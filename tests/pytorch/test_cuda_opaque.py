@@ -55,9 +55,8 @@ SOME_FORMS = {
     "TopK": {"test_top_k_uint64"},
     "ReduceMax": {"test_reduce_max_empty_set_bool"},
     "ReduceMin": set(),
-    "DFT": {"test_dft", "test_dft_axis", "test_dft_inverse", "test_dft_irfft_opset19"},
 }
-"""And those that are left to it in some; axes of DFT are inputs there that are known only later."""
+"""And those that are left to it in some."""
 
 SIGNED = {np.uint16: np.int16, np.uint32: np.int32, np.uint64: np.int64, np.bool_: np.int8}
 
@@ -282,17 +281,6 @@ def test_positions_of_maxima():
         (f(1, 2, 9), {"kernel_shape": [2]}),
     ):
         agree(*one("MaxPool", {"x": x}, outputs=2, **more), {"x": x})
-
-
-def test_spectra():
-    x = f(2, 12, 1)
-    for known, more in (({}, {}), ({"n": np.array(8)}, {"onesided": 1}), ({}, {"inverse": 1})):
-        given = ["x", *known]
-        agree(*one("DFT", {"x": x}, known, given=given, **more), {"x": x})
-    signal = f(2, 64, 1)
-    window = np.hanning(16).astype(np.float32)
-    known = {"s": np.array(8), "w": window, "n": np.array(16)}
-    agree(*one("STFT", {"x": signal}, known, opset=17, onesided=0), {"x": signal})
 
 
 @pytest.mark.parametrize("way", ["forward", "reverse", "bidirectional"])

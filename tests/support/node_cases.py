@@ -131,6 +131,8 @@ def with_constants(model: onnx.ModelProto, arrays: dict[str, Array]) -> onnx.Mod
         "Col2Im",
         "AffineGrid",
         "CumProd",
+        "DFT",
+        "STFT",
         "ScatterElements",
         "ScatterND",
     }

@@ -37,7 +37,7 @@ REASONS = (
     "  with *n*. ONNX Runtime's kernel keeps packed weights and the state in cache from step to step.",
     "- TopK, Unique, NonMaxSuppression and the like: they sort or search; no primitive does.",
     "  TopK along the last axis has a kernel of Korch, too.",
-    "- DFT, STFT, Det: a library's algorithm is better than any sum of products.",
+    "- Det: a library's algorithm is better than any sum of products.",
 )
 
 CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})

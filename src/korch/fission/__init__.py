@@ -13,6 +13,7 @@ from korch.fission import (
     reduction,
     resize,
     scan,
+    spectrum,
 )
 from korch.fission.rule import FissionRule, NotSplit
 from korch.fission.split import FissionReport, KeptWhole, split_operators
@@ -32,6 +33,7 @@ RULES: tuple[FissionRule, ...] = (
     *quantize.RULES,
     *integer.RULES,
     *scan.RULES,
+    *spectrum.RULES,
 )
 _BY_OPERATOR: dict[str, tuple[FissionRule, ...]] = {
     name: tuple(rule for rule in RULES if rule.operator == name)

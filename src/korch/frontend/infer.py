@@ -191,6 +191,12 @@ def infer_types(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: Known) 
     if node.op_type in LIKE_FIRST_INPUT and not node.domain:
         # ONNX infers nothing, or refuses an operator that a later opset redefines.
         return {node.output[0]: inputs[node.input[0]]}
+    if node.op_type == "STFT" and not any(attribute.name == "onesided" for attribute in node.attribute):
+        # ONNX infers the shape for 0, although the attribute's default is 1.
+        whole = onnx.NodeProto()
+        whole.CopyFrom(node)
+        whole.attribute.append(onnx.helper.make_attribute("onesided", 1))
+        node = whole
     imports = [onnx.helper.make_opsetid(*item) for item in known.opsets.items()]
     try:
         found: dict[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(

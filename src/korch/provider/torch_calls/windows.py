@@ -1,10 +1,9 @@
-"""Operators on windows, on images, and on spectra (Fourier transforms)."""
+"""Operators on windows and on images."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from korch.primitive.types import DType
 from korch.provider.torch_calls.node import Node, Row
 
 
@@ -75,54 +74,10 @@ def _max_unpool(node: Node) -> str | None:
     )
 
 
-def _spectrum(node: Node) -> str | None:
-    if node.given(1) and node.numbers(1) is None:
-        return None
-    if node.version >= 20:
-        where = node.numbers(2) if node.given(2) else [-2]
-    else:
-        where = [int(node.get("axis", 1))]
-    if where is None or node.type().dtype not in (DType.F32, DType.F64):
-        return None
-    axis, parts = where[0] % node.rank, node.shape()[-1]
-    length = (node.numbers(1) or [node.shape()[axis]])[0]
-    inverse, one_sided = node.get("inverse", 0), node.get("onesided", 0)
-    if axis == node.rank - 1 or (one_sided and (inverse or parts != 1)):
-        return None
-    x = node.inputs[0]
-    values = f"{x}.squeeze(-1)" if parts == 1 else f"torch.view_as_complex({x}.contiguous())"
-    function = "ifft" if inverse else "rfft" if one_sided else "fft"
-    spectrum = f"torch.fft.{function}({values}, {length}, {axis})"
-    return f"torch.view_as_real({spectrum}.resolve_conj()),"
-
-
-def _short_spectra(node: Node) -> str | None:
-    step = node.numbers(1)
-    size = node.numbers(3) if node.given(3) else None
-    if size is None and node.given(2):
-        size = [node.shape(2)[0]]
-    is_real = node.rank == 2 or node.shape()[-1] == 1
-    if step is None or size is None or node.type().dtype not in (DType.F32, DType.F64):
-        return None
-    one_sided = node.get("onesided", 1)
-    bins = size[0] // 2 + 1 if one_sided else size[0]
-    if not is_real or node.result().shape[-2] != bins:  # ONNX's shape inference ignores `onesided`
-        return None
-    x = node.inputs[0] if node.rank == 2 else f"{node.inputs[0]}.squeeze(-1)"
-    window = f" * {node.inputs[2]}" if node.given(2) else ""
-    function = "rfft" if one_sided else "fft"
-    return (
-        f"frames = {x}.unfold(1, {size[0]}, {step[0]}){window}\n"
-        f"torch.view_as_real(torch.fft.{function}(frames).resolve_conj()),"
-    )
-
-
 ROWS: dict[str, Row] = {
     "AffineGrid": _affine_grid,
     "Col2Im": _col_to_image,
-    "DFT": _spectrum,
     "GridSample": _grid,
     "MaxPool": _max_pool,
     "MaxUnpool": _max_unpool,
-    "STFT": _short_spectra,
 }
