@@ -41,6 +41,12 @@ def no_superoptimizer_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(find_programs, "end_of", lambda run: never if run.options.superopt_s is None else end_of(run))
 
 
+@pytest.fixture(autouse=True)
+def no_fresh_process_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time no plan in a process of its own, which takes a second; `test_fresh.py` does it through its module."""
+    monkeypatch.setattr("korch.pipeline.build.time_fresh", lambda *arguments: None)
+
+
 class _Faults(logging.Handler):
     """Keeps what is logged of kernels that do not compile, and of rules and providers that raise errors."""
 

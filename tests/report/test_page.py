@@ -21,7 +21,7 @@ from korch.report.profile import KernelTime, Profile
 from korch.report.threads import Threads, ThreadSpan, WatchedRun
 from korch.report.trace import trace
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
-from korch.runtime.report import GroupedKernel, GroupingRecord, OperatorRecord, Report, Rival
+from korch.runtime.report import GroupedKernel, GroupingRecord, OperatorRecord, Report, Rival, RunTimes
 from korch.search.result import Round
 
 FIRST = """graph(%0 "i0": f32[2,8]) -> (%1 "o0")
@@ -163,8 +163,9 @@ def test_the_data_of_a_plan(plan: PlanRecord) -> None:
 
 
 def test_the_headline_has_time_speed_up_and_gap(plan: PlanRecord) -> None:
-    report = replace(REPORT, status="feasible", measured_ms=8.912, predicted_ms=8.5, gap=0.284)
-    told = [("8.91 ms", "a run, measured; 2 threads"), ("28 %", "gap: the most that a longer search could still save")]
+    report = replace(REPORT, status="feasible", fresh=RunTimes(8.912, 8.5, 9.25), predicted_ms=8.5, gap=0.284)
+    gap = ("28 %", "gap between the sum of the kernels' times and its lower bound")
+    told = [("8.91 ms", "a run, measured (8.5 to 9.25); 2 threads"), gap]
     data = page_data(plan, report, {})
     assert data["headline"] == told
     assert [title for title, _ in data["facts"]] == ["Time of a run", "Search", "Work, memory, accuracy"]
@@ -176,8 +177,8 @@ def test_the_headline_has_time_speed_up_and_gap(plan: PlanRecord) -> None:
     peers = [Row(name, ms, ms, ms, 0.0, (int(1e6 * ms),)) for name, ms in times_ms.items()]
     with_peers = page_data(plan, report, {}, peers=peers)["headline"]
     assert with_peers == [told[0], ("2.50×", "as fast as ONNX Runtime"), told[1]]
-    unmeasured = page_data(plan, replace(report, measured_ms=None, gap=None), {})["headline"]
-    assert unmeasured == [("8.5 ms", "a run, predicted; 2 threads")]
+    unmeasured = page_data(plan, replace(report, fresh=None, plans=(), gap=None), {})["headline"]
+    assert unmeasured == [("8.5 ms", "the sum of the kernels, not measured; 2 threads")]
 
 
 def test_the_page_holds_all_and_fetches_nothing(plan: PlanRecord, monkeypatch) -> None:

@@ -30,10 +30,19 @@ from korch.runtime.build import model_record
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.runtime.padding import OutputCut, padded_inputs
-from korch.runtime.report import Disturbance, GroupingRecord, OperatorRecord, Report, ScheduleTimes, SideBySide
+from korch.runtime.report import (
+    Disturbance,
+    GroupingRecord,
+    OperatorRecord,
+    Report,
+    RunTimes,
+    ScheduleTimes,
+    SideBySide,
+)
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
 from korch.validation.discrepancy import examine
+from korch.validation.fresh import time_fresh
 from korch.validation.plan import Make, PlanEntry, Validation
 from korch.validation.schedule import with_fastest_schedule
 from korch.validation.standard import random_inputs
@@ -91,7 +100,9 @@ def build_plans(run: Run) -> None:
     executable = validation.winner
     if not isinstance(executable, Executable | CudaExecutable):
         raise AssertionError("an executable of another target")
-    executable.report = _complete(replace(report, discrepancy=discrepancy, schedule=times), run, validation, groupings)
+    fresh = _fresh_times(run, validation, end)
+    report = replace(report, discrepancy=discrepancy, schedule=times, fresh=fresh)
+    executable.report = _complete(report, run, validation, groupings)
     run.executable = executable
     if ranges is not None and isinstance(executable, Executable):
         run.executables = [(ranges.timed, executable)]
@@ -103,6 +114,15 @@ def build_plans(run: Run) -> None:
             if isinstance(found.winner, Executable):
                 found.winner.report = _complete(replace(report, predicted_ms=entry.predicted_ns / 1e6), run, found, {})
                 run.executables.append((sizes, found.winner))
+
+
+def _fresh_times(run: Run, validation: Validation, end: Deadline) -> RunTimes | None:
+    """Return the times of the chosen plan in a process of its own; None for plans of ranges and of GPUs."""
+    executable = validation.winner
+    is_timed = run.options.measure and not run.ledger.is_replayed
+    if not isinstance(executable, Executable) or run.masked is not None or not is_timed:
+        return None
+    return time_fresh(executable, validation.timed, validation.won.median_ns, end.left_s)
 
 
 def _schedule_of(run: Run) -> str:

@@ -32,6 +32,7 @@ from korch.runtime.executable import Executable
 from korch.search.ledger import Ledger
 from korch.superopt.find import FinderReport
 from korch.tile.program import TileProgram
+from korch.validation.fresh import FRESH_S
 from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES
 
 logger = logging.getLogger("korch.pipeline")
@@ -196,7 +197,7 @@ class Run:
         work_flop = sum(map(split.work_flop, split.primitives)) * (self.masked.share if self.masked is not None else 1)
         run_s = 3 * work_flop / meter.rates().rate_flop_per_s * meter.pace.slowness
         limits = self.options.search
-        return limits.end_safety * (build_s + limits.end_runs * run_s)
+        return limits.end_safety * (build_s + limits.end_runs * run_s) + FRESH_S
 
 
 @contextmanager

@@ -24,6 +24,11 @@ MOST_OUTPUTS = 8
 MOST_ROWS = 10
 """The most kernels that did not compile whose names are printed."""
 
+WHICH_TIME = (
+    "  Rely on the median of complete runs. If they were disturbed, rely on the expected time, which is made of the\n"
+    "  kernels' own samples. The sum is what the search minimizes and what the bound is for: it compares plans."
+)
+
 MOST_ROUNDS = 8
 """The most rounds of the search that are printed in the terminal, including the first and the last."""
 
@@ -38,10 +43,8 @@ def summary(name: str, report: Report) -> str:
     distinct = report.distinct_candidates
     share = 100 * report.measured_candidates / max(1, distinct)
     in_place = f"{counted(report.in_place, 'concatenation')} in place, " if report.in_place else ""
-    expected = "" if report.expected_ms is None else f"{milliseconds(report.expected_ms)} expected, "
     lines = [
-        f"{name}: {counted(report.kernels, 'kernel')}, {in_place}"
-        f"{milliseconds(report.measured_ms or 0.0)} measured, {expected}"
+        f"{name}: {counted(report.kernels, 'kernel')}, {in_place}{_run_time(report)}, "
         f"error {report.max_error:.1e} of the largest element, "
         f"arena {size_text(report.arena_bytes)}",
         *_won(report),
@@ -78,6 +81,16 @@ def summary(name: str, report: Report) -> str:
     return "\n".join([*lines, *uncompiled_lines(report), *warnings(report)])
 
 
+def _run_time(report: Report) -> str:
+    """Return the time of a run with its spread, and how it was measured."""
+    times = report.times
+    if times is None:
+        return "not timed"
+    how = "in a process of its own" if report.fresh else "in turn with other plans"
+    spread = f"{milliseconds(times.p10_ms)} to {milliseconds(times.p90_ms)}"
+    return f"{milliseconds(times.median_ms)} for a run ({spread}, {how}{', disturbed' * times.is_disturbed})"
+
+
 def _won(report: Report) -> list[str]:
     """Return a line about the search's own plan if another plan was kept."""
     found = next((row for row in report.plans if row.plan is PlanName.SEARCHED), None)
@@ -94,8 +107,8 @@ def _found(report: Report) -> str:
     bound = f"bound {milliseconds(report.lower_bound_ms)}"
     if report.untimed:
         return f"chosen by estimates, as no time was left to measure {report.untimed} of the plan's kernels; {bound}"
-    predicted = milliseconds(report.predicted_ms)
-    return f"{report.status}, {predicted} predicted, {bound}, gap {100 * (report.gap or 0.0):.1f} %"
+    total = milliseconds(report.predicted_ms)
+    return f"{report.status}, sum of the kernels {total}, {bound}, gap {100 * (report.gap or 0.0):.1f} %"
 
 
 def warnings(report: Report) -> list[str]:
@@ -277,7 +290,7 @@ def _plans(report: Report) -> str:
         return ""
     lines = [
         "whole plans, timed in turn (* is kept):",
-        f"  {'plan':14}{'kernels':>8}{'predicted':>12}{'expected':>12}{'its p10':>12}"
+        f"  {'plan':14}{'kernels':>8}{'sum':>12}{'expected':>12}{'its p10':>12}"
         f"{'its p90':>12}{'median':>12}{'p10':>12}{'p90':>12}{'error':>10}",
     ]
     for row in report.plans:
@@ -292,6 +305,7 @@ def _plans(report: Report) -> str:
         line += "".join(f"{'-' if ms is None else milliseconds(ms):>12}" for ms in times)
         note = f"  rejected: {row.refusal}" if row.refusal else ""
         lines.append(f"{line}{row.max_error:>10.1e}{note}")
+    lines.append(WHICH_TIME)
     return "\n".join(lines)
 
 

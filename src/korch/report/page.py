@@ -165,7 +165,8 @@ def _facts(plan: PlanRecord, report: Report) -> list[tuple[str, list[tuple[str, 
     if report.is_known:
         rates = report.machine
         time_rows = [
-            ("measured", milliseconds(report.measured_ms)),
+            ("measured, in turn with other plans", milliseconds(report.measured_ms)),
+            ("measured, in a process of its own", milliseconds(report.fresh.median_ms if report.fresh else None)),
             ("expected from the kernels' samples", milliseconds(report.expected_ms)),
             ("sum of the kernels' times", milliseconds(report.predicted_ms)),
             ("lower bound of that sum", milliseconds(report.lower_bound_ms)),
@@ -198,16 +199,18 @@ def _headline(plan: PlanRecord, report: Report, peers: Sequence[Row]) -> list[tu
     """Return the most important numbers, each with its meaning."""
     found = []
     threads = counted(plan.threads, "thread")
-    if report.measured_ms is not None:
-        found.append((f"{report.measured_ms:.3g} ms", f"a run, measured; {threads}"))
+    if times := report.times:
+        disturbed = ", disturbed by other processes" * times.is_disturbed
+        spread = f"{times.p10_ms:.3g} to {times.p90_ms:.3g}"
+        found.append((f"{times.median_ms:.3g} ms", f"a run, measured ({spread}{disturbed}); {threads}"))
     elif report.is_known:
-        found.append((f"{report.predicted_ms:.3g} ms", f"a run, predicted; {threads}"))
+        found.append((f"{report.predicted_ms:.3g} ms", f"the sum of the kernels, not measured; {threads}"))
     for row in peers:
         if row.name.startswith("onnxruntime"):
             ratio = float(_peer(row, peers)["ratio"])
             found.append((f"{ratio:.2f}×", "as fast as ONNX Runtime"))
     if report.gap is not None:
-        found.append((f"{100 * report.gap:.0f} %", "gap: the most that a longer search could still save"))
+        found.append((f"{100 * report.gap:.0f} %", "gap between the sum of the kernels' times and its lower bound"))
     return found
 
 

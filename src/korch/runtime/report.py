@@ -284,6 +284,23 @@ class ScheduleTimes:
     runs_tasks: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RunTimes:
+    """Times of runs of a plan.
+
+    Attributes:
+        median_ms: the median.
+        p10_ms: the 10th percentile.
+        p90_ms: the 90th percentile.
+        is_disturbed: whether too few runs were undisturbed by other processes, so that the times are estimates.
+    """
+
+    median_ms: float
+    p10_ms: float
+    p90_ms: float
+    is_disturbed: bool = False
+
+
 @dataclass(frozen=True)
 class Report:
     """How a plan was found. Without arguments it is the report of a plan of unknown origin.
@@ -315,8 +332,9 @@ class Report:
         machine: the rates of the machine.
         plan: the name of the plan that is kept; None before plans are built.
         plans: the results of all plans that were built.
-        measured_ms: the median time of a run of the plan; `expected_ms` is the time predicted from the
-            samples of its kernels.
+        measured_ms: the median time of a run of the plan, in turn with the other plans; `expected_ms` is the time
+            predicted from the samples of its kernels.
+        fresh: the times of runs of the artifact in a process of their own; None if there was no time for them.
         max_error: the largest error relative to the largest element; `rms_error` is relative to the
             root mean square. `given_error` and `given_rms_error` are the errors of the model as
             given, in its own types.
@@ -369,6 +387,7 @@ class Report:
     plan: PlanName | None = None
     plans: tuple[PlanResult, ...] = ()
     measured_ms: float | None = None
+    fresh: RunTimes | None = None
     expected_ms: float | None = None
     max_error: float = 0.0
     rms_error: float = 0.0
@@ -396,6 +415,17 @@ class Report:
     def is_known(self) -> bool:
         """Whether anything is known of a search."""
         return bool(self.status)
+
+    @property
+    def times(self) -> RunTimes | None:
+        """The times of runs to rely on: in a process of their own or, without these, in turn with other plans."""
+        if self.fresh is not None:
+            return self.fresh
+        for row in self.plans:
+            if row.plan is self.plan and row.measured_ms is not None:
+                spread = row.p10_ms or row.measured_ms, row.p90_ms or row.measured_ms
+                return RunTimes(row.measured_ms, *spread, row.is_disturbed)
+        return None
 
     @property
     def rule_reports(self) -> tuple[RuleReport, ...]:

@@ -33,10 +33,8 @@ def plan_facts(plan: PlanRecord, report: Report) -> str:
     name = plan.model.path.rpartition("/")[2] or "a model"
     where = "on a CUDA device" if "arch" in plan.target else f"on {counted(plan.threads, 'thread')}"
     parts = [f"{name}: {counted(plan.kernel_count, 'kernel')} {where}"]
-    if report.measured_ms is not None:
-        parts.append(f"measured {report.measured_ms:.3f} ms")
-    if report.is_known:
-        parts.append(f"predicted {report.predicted_ms:.3f} ms")
+    if times := report.times:
+        parts.append(f"{times.median_ms:.3f} ms measured{', disturbed' * times.is_disturbed}")
     if report.gap is not None:
         parts.append(f"gap {report.gap:.1%}")
     return ", ".join(parts)
