@@ -16,12 +16,12 @@ from typing import TypeAlias
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import inliner
 
 from korch.errors import ModelError, UnsupportedError
 from korch.files import open_file
 from korch.frontend.experts import gather_experts
-from korch.frontend.infer import REFUSALS, check_opsets, modernized
+from korch.frontend.functions import inline_functions
+from korch.frontend.infer import check_opsets, modernized
 from korch.frontend.names import has_legal_names, order_nodes
 from korch.frontend.operator import Operator, OperatorGraph
 from korch.frontend.propagate import Host, Propagation
@@ -141,7 +141,7 @@ def read_model(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> Loade
         UnsupportedError: as for `load_model`.
     """
     proto, name, folder = _read(model)
-    proto = modernized(_inlined(proto, name), name)
+    proto = modernized(inline_functions(proto, name), name)
     graph = proto.graph
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in proto.opset_import}
     check_opsets(opsets, name)
@@ -249,15 +249,6 @@ def _checked(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
     if not has_legal_names(proto.graph):
         raise ModelError("a name in it is no UTF-8 text", where=name, hint="Export or download it again")
     return proto
-
-
-def _inlined(proto: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    if not proto.functions:
-        return proto
-    try:
-        return inliner.inline_local_functions(proto, convert_version=True)
-    except REFUSALS as error:
-        raise ModelError(f"its functions can't be inlined ({' '.join(str(error).split())})", where=name) from error
 
 
 def _check_names(graph: onnx.GraphProto, outputs: Sequence[str], name: str) -> None:
