@@ -25,6 +25,7 @@ from korch.frontend.infer import check_opsets, modernized
 from korch.frontend.names import has_legal_names, order_nodes
 from korch.frontend.operator import Operator, OperatorGraph
 from korch.frontend.propagate import Host, Propagation
+from korch.frontend.recurrent import replace_batch_first
 from korch.frontend.segments import SegmentedModel, cut_segments
 from korch.frontend.shapes import bind_inputs, check_declared_outputs, is_number_tensor
 from korch.frontend.tensors import read_tensor
@@ -153,7 +154,8 @@ def read_model(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> Loade
     declared = [item for item in graph.input if item.name not in initializers]
     outputs = [item.name for item in graph.output]
     _check_names(graph, outputs, name)
-    nodes = order_nodes(graph.node, [*initializers, *(item.name for item in declared)], outputs, name)
+    given = list(replace_batch_first(graph.node))
+    nodes = order_nodes(given, [*initializers, *(item.name for item in declared)], outputs, name)
     used = {n for node in nodes for n in node.input} | set(outputs) | _captured(nodes)
     held = model.arrays if isinstance(model, HeldModel) else {}
     constants = {

@@ -26,42 +26,32 @@ def _recurrence(operator: str) -> Row:
         if node.given(4) or node.given(7):  # lengths of sequences, peepholes
             return None
         is_loop = operator == "GRU" and not node.get("linear_before_reset", 0)
-        if is_loop and node.shape()[int(node.get("layout", 0))] > MOST_STEPS:
+        if is_loop and node.shape()[0] > MOST_STEPS:
             return None
         lines = _begin(node, operator, count)
         if is_loop:
             lines += _loops(node, count, way)
         else:
             lines += _call(node, operator, count, way, is_relu)
-        return "\n".join([*lines, *_end(node)])
+        return "\n".join([*lines, "y, *last,"])
 
     return text
 
 
 def _begin(node: Node, operator: str, count: int) -> list[str]:
-    """Return statements that set the input x and the initial states h and c, with time as the first axis of x."""
-    is_batch_first = bool(node.get("layout", 0))
-    shape, hidden = node.shape(), node.shape(2)[2]
-    batch = shape[0] if is_batch_first else shape[1]
-    swap = ".transpose(0, 1)" if is_batch_first else ""
-    lines = [f"x = {node.inputs[0]}{swap}"]
+    """Return statements that set the input x and the initial states h and c; the frontend leaves layout 0 only."""
+    batch, hidden = node.shape()[1], node.shape(2)[2]
+    lines = [f"x = {node.inputs[0]}"]
     for name, i in (("h", 5), ("c", 6)):
         if name == "c" and operator != "LSTM":
             continue
         zeros = f"x.new_zeros({count}, {batch}, {hidden})"
-        lines.append(f"{name} = {node.given(i)}{swap}" if node.given(i) else f"{name} = {zeros}")
+        lines.append(f"{name} = {node.given(i)}" if node.given(i) else f"{name} = {zeros}")
     return lines
 
 
-def _end(node: Node) -> list[str]:
-    """Return the line that gives the outputs: y[steps, directions, batch, hidden] and the last states."""
-    if not node.get("layout", 0):
-        return ["y, *last,"]
-    return ["y.permute(2, 0, 1, 3), *(state.transpose(0, 1) for state in last),"]
-
-
 def _call(node: Node, operator: str, count: int, way: str, is_relu: bool) -> list[str]:
-    """Return statements that call PyTorch's recurrence."""
+    """Return statements that call PyTorch's recurrence and set y[steps, directions, batch, hidden] and `last`."""
     hidden, gates = node.shape(2)[2], _ORDER[operator]
     order = ", ".join(f"part[{g}]" for g in gates)
     lines = [
