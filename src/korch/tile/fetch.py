@@ -182,6 +182,8 @@ def _far(stage: Stage, pass_: Pass, large: Set[str]) -> dict[str, int]:
 
 def _streams(pass_: Pass, large: Set[str]) -> dict[str, int]:
     """Return the loads of a reduction whose iterations read consecutive lines of a large buffer, with the distance."""
+    if not pass_.axes:  # a window of one element, or a reduction of one
+        return {}
     inner = pass_.axes[-1]
     width = next((axis.extent for axis in pass_.axes if axis.name == pass_.vector), 0)
     found: dict[str, int] = {}
