@@ -116,6 +116,14 @@ CASES = [
     ("AveragePool", ["f32[1,2,8]"], {}, 19, {"kernel_shape": [3], "strides": [2], "ceil_mode": 1}),
     ("AveragePool", [X4], {}, 17, {"kernel_shape": [2, 2], "auto_pad": "SAME_UPPER"}),
     ("LpPool", [X4], {}, 18, {"kernel_shape": [2, 2], "p": 2}),
+    ("MaxPool", ["f32[1,3,4]"], {}, 20, {"kernel_shape": [1], "strides": [4]}),
+    ("AveragePool", ["f32[1,3,2,13]"], {}, 20, {"kernel_shape": [1, 1], "strides": [3, 3], "ceil_mode": 1}),
+    *(
+        (op, [text], {}, 20, {"kernel_shape": kernel, "strides": strides, "auto_pad": auto})
+        for op in ("AveragePool", "LpPool")
+        for text, kernel, strides in (("f32[1,2,9]", [1], [5]), ("f32[1,2,5,6,7]", [2, 1, 1], [5, 4, 5]))
+        for auto in ("SAME_UPPER", "SAME_LOWER")
+    ),
     ("GlobalAveragePool", [X4], {}, 17, {}),
     ("GlobalMaxPool", ["f32[1,3,5]"], {}, 17, {}),
     ("GlobalLpPool", [X4], {}, 17, {}),
@@ -139,6 +147,28 @@ CASES = [
     ),
     ("ConvTranspose", ["f32[1,2,5]", "f32[2,3,3]"], {}, 11, {"auto_pad": "SAME_UPPER", "strides": [2]}),
     ("ConvTranspose", ["f32[1,2,5]", "f32[2,3,3]"], {}, 11, {"output_shape": [10], "strides": [2]}),
+    *(
+        ("ConvTranspose", [x, w], {}, 20, {"output_shape": out, **attributes})
+        for x, w, out, attributes in (
+            ("f32[1,1,6]", "f32[1,1,3]", [5], {}),
+            ("f32[1,1,6]", "f32[1,1,1]", [5], {}),
+            ("f32[1,2,6]", "f32[2,3,3]", [4], {"auto_pad": "SAME_UPPER"}),
+            ("f32[1,2,6]", "f32[2,3,3]", [5], {"auto_pad": "SAME_LOWER"}),
+            ("f32[2,4,5,4]", "f32[4,1,3,2]", [4, 6], {"group": 2, "strides": [1, 2], "dilations": [2, 1]}),
+            ("f32[1,2,3,4,5]", "f32[2,1,1,2,3]", [2, 3, 9], {"strides": [1, 1, 2], "output_padding": [0, 0, 1]}),
+        )
+    ),
+    ("ConvTranspose", ["f32[1,1,4]", "f32[1,1,2]"], {}, 20, {"auto_pad": "SAME_LOWER", "strides": [3]}),
+    *(
+        (
+            "ConvTranspose",
+            ["f32[1,1,4]", "f32[1,1,3]"],
+            {},
+            20,
+            {"auto_pad": auto, "strides": [2], "output_padding": [1]},
+        )
+        for auto in ("SAME_UPPER", "SAME_LOWER")
+    ),
     ("MatMul", ["f32[3]", "f32[3]"], {}, 17, {}),
     ("MatMul", ["f32[2,5,3]", "f32[3]"], {}, 17, {}),
     ("MatMul", ["f32[3]", "f32[2,3,4]"], {}, 17, {}),

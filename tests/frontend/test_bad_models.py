@@ -105,6 +105,17 @@ def test_each_fault_has_one_clear_error_with_model_and_node(nodes, error, compla
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("op", ["AveragePool", "LpPool", "MaxPool"])
+@pytest.mark.parametrize(
+    ("width", "attributes"),
+    [(3, {"pads": [0, 1, 0, 0], "strides": [2, 3]}), (2, {"ceil_mode": 1}), (4, {"auto_pad": "VALID"})],
+)
+def test_windows_larger_than_the_padded_image_are_refused(op, width, attributes):
+    node = helper.make_node(op, ["x"], ["y"], kernel_shape=[1, 5], **attributes)
+    with pytest.raises(ModelError, match=rf"\({op}\): its window spans 5 elements of axis 3, which has [24] with pads"):
+        load_model(chain([node], {"x": (1, [1, 2, 3, width])}, ["y"], opset=20))
+
+
 def test_an_unknown_domain_is_unsupported_and_named():
     model = chain([_node(domain="my.own")], X, ["y"])
     model.opset_import.append(helper.make_opsetid("my.own", 1))

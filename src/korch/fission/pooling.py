@@ -20,7 +20,7 @@ from korch.primitive.verbs import Shape
 def _pool(c: Context, op: str, value: ValueId, window: Window) -> ValueId | NotSplit:
     """Emit a pooling primitive whose output has the operator's shape.
 
-    The last window may end beyond the padded axis, with ceil_mode or if there is only one window.
+    With ceil_mode the last window may end beyond the padded axis.
     Elements beyond the image are not counted, like padding.
 
     By the standard a window that contains only padding has no maximum ("maximum number of elements
@@ -28,10 +28,14 @@ def _pool(c: Context, op: str, value: ValueId, window: Window) -> ValueId | NotS
     finite number, `onnx.reference` 0.
     """
     shape = c.output_type().shape
-    if min(window.pads_begin, default=0) < 0 or min(c.attributes.integers("pads", (0,))) < 0:
+    if min(c.attributes.integers("pads", (0,))) < 0:
         return NotSplit("negative pads")
     if 0 in c.shape(value):
         return NotSplit("an empty input")
+    cut = tuple(max(0, -begin) for begin in window.pads_begin)  # auto_pad SAME, with strides longer than windows
+    sizes = tuple(n - left for n, left in zip(c.shape(value)[2:], cut, strict=True))
+    value = c.slice(value, (0, 0, *cut), (*c.shape(value)[:2], *sizes))
+    window = replace(window, pads_begin=tuple(max(0, begin) for begin in window.pads_begin))
     window = replace(window, pads_end=reach(window, c.shape(value)[2:], shape[2:]))
     attributes = PoolAttributes(window.kernel, window.strides, window.pads_begin, window.pads_end, window.dilations)
     result = c.add(op, value, attributes=attributes)

@@ -17,8 +17,8 @@ import onnx.version_converter
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.indices import check_elements
 from korch.frontend.names import captured_names, node_label
-from korch.frontend.pools import drop_late_windows
 from korch.frontend.shapes import check_size, dtype_of, type_name
+from korch.frontend.windows import correct_windows
 from korch.primitive.op import Array
 from korch.primitive.ops.opaque import onnx_type
 from korch.primitive.types import DType, ValueType
@@ -212,7 +212,7 @@ def infer_types(node: onnx.NodeProto, schema: onnx.defs.OpSchema, known: Known) 
             where=f"{model}: {node_label(node)}",
             expected=", ".join(f"{n!r}: {types.get(n, 'constant')}" for n in node.input if n) + " to be legal",
         ) from error
-    drop_late_windows(node, inputs.get(node.input[0]) if node.input else None, found)
+    correct_windows(node, inputs, found, f"{model}: {node_label(node)}")
     return found
 
 
