@@ -1,10 +1,14 @@
+import tracemalloc
+
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from korch.errors import ModelError, UnsupportedError
+from korch.fission import fission
 from korch.frontend.onnx import load_model, load_segments
+from korch.primitive.reference import run
 from tests.support.models import chain
 
 F = TensorProto.FLOAT
@@ -205,6 +209,25 @@ def test_external_data_is_mapped(external):
     np.testing.assert_array_equal(graph.constants["w"], np.arange(6).reshape(2, 3))
 
 
+@pytest.mark.parametrize("name", ["INT4", "UINT4", "INT2", "UINT2", "FLOAT4E2M1"])
+@pytest.mark.parametrize("entries", [{"offset": "0", "length": "{}"}, {"offset": "5"}, {}])
+def test_external_data_of_few_bits_is_unpacked(name, entries, tmp_path):
+    kind = getattr(TensorProto, name)
+    numbers = np.array([[0, 1, 1], [1, 0, 1], [1, 1, 0]]).astype(helper.tensor_dtype_to_np_dtype(kind))  # an odd count
+    weights, scale = numpy_helper.from_array(numbers, "w"), np.array([0.5, 2, 3], np.float32)
+    (tmp_path / "w.bin").write_bytes(bytes(int(entries.get("offset", 0))) + weights.raw_data)
+    for key, value in {"location": "w.bin", **entries}.items():
+        weights.external_data.add(key=key, value=value.format(len(weights.raw_data)))
+    weights.ClearField("raw_data")
+    weights.data_location = TensorProto.EXTERNAL
+    nodes = [_node("DequantizeLinear", ["w", "s"], ["d"], axis=1), _node("Add", ["x", "d"])]
+    model = chain(nodes, {"x": (1, [3, 3])}, ["y"], {"s": scale}, opset=25)
+    model.graph.initializer.append(weights)
+    onnx.save(model, tmp_path / "m.onnx")
+    found = run(fission(load_model(tmp_path / "m.onnx")), {"x": np.zeros((3, 3), np.float32)})["y"]
+    np.testing.assert_array_equal(found, numbers.astype(np.float32) * scale)
+
+
 def test_missing_external_data_names_tensor_and_file(external):
     (external / "w.bin").unlink()
     with pytest.raises(ModelError, match=r"tensor 'w': its external data is missing.*'w\.bin'"):
@@ -333,6 +356,17 @@ def test_other_models_are_named(name, content, text, tmp_path):
     path.write_bytes(content)
     with pytest.raises(ModelError, match=text):
         load_model(path)
+
+
+def test_reading_takes_memory_in_proportion_to_the_file(tmp_path):
+    path = tmp_path / "m.onnx"
+    path.write_bytes(_good())
+    tracemalloc.start()
+    try:
+        load_model(path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_file_that_is_too_long_for_a_model_is_not_parsed(tmp_path):

@@ -1,8 +1,8 @@
 """Reads the tensors of a model file as NumPy arrays.
 
-External data is memory-mapped, not read. The model gives its location, and models may come from
-untrusted sources: a location outside of the model's folder, by an absolute path, by `..` or
-through a symbolic link, is refused.
+External data is memory-mapped, not read, unless its elements have fewer than 8 bits. The model gives its
+location, and models may come from untrusted sources: a location outside of the model's folder, by an absolute
+path, by `..` or through a symbolic link, is refused.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from korch.errors import ModelError, UnsupportedError
 from korch.files import open_file
 from korch.primitive.op import Array
 
+PACKED_BITS = {"INT2": 2, "UINT2": 2, "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
+"""The bits of an element, for types whose elements are not stored in whole bytes."""
+
 
 def read_tensor(tensor: onnx.TensorProto, folder: Path | None, model: str) -> Array:
     """Return a tensor's elements.
@@ -32,7 +35,7 @@ def read_tensor(tensor: onnx.TensorProto, folder: Path | None, model: str) -> Ar
     Raises:
         ModelError: the tensor is damaged, or its external data is missing, too short, or outside
             the model's folder.
-        UnsupportedError: external data of a type that is not stored in whole bytes.
+        UnsupportedError: external data that is text.
     """
     where = f"{model}: tensor {tensor.name!r}"
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -84,7 +87,8 @@ def _external(tensor: onnx.TensorProto, folder: Path | None, where: str) -> Arra
     dtype, shape = _type_of(tensor, where), tuple(tensor.dims)
     if min(shape, default=0) < 0:
         raise ModelError(f"its shape is {shape}", where=where)
-    size_bytes = math.prod(shape) * dtype.itemsize
+    bits = PACKED_BITS.get(onnx.TensorProto.DataType.Name(tensor.data_type), 8 * dtype.itemsize)
+    size_bytes = -(-math.prod(shape) * bits // 8)
     try:
         offset = int(entries.get("offset") or 0)
         length = int(entries.get("length") or size_bytes)
@@ -103,6 +107,11 @@ def _external(tensor: onnx.TensorProto, folder: Path | None, where: str) -> Arra
         )
     if not length:
         return np.zeros(shape, dtype)
+    if bits < 8:
+        packed = np.memmap(path, np.uint8, "r", offset, (length,)).tobytes()
+        inside = onnx.TensorProto(data_type=tensor.data_type, dims=shape, raw_data=packed)
+        unpacked: Array = onnx.numpy_helper.to_array(inside)
+        return unpacked
     return np.memmap(path, dtype, "r", offset, shape if shape else (1,)).reshape(shape)
 
 
@@ -111,8 +120,8 @@ def _type_of(tensor: onnx.TensorProto, where: str) -> np.dtype[Any]:
         dtype: np.dtype[Any] = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
     except (KeyError, ValueError) as error:
         raise ModelError(f"there is no element type {tensor.data_type}", where=where) from error
-    name = onnx.TensorProto.DataType.Name(tensor.data_type)
-    if dtype.kind == "O" or name in ("INT4", "UINT4", "INT2", "UINT2", "FLOAT4E2M1"):
+    if dtype.kind == "O":
+        name = onnx.TensorProto.DataType.Name(tensor.data_type)
         raise UnsupportedError(f"external data of type {name} can't be read", where=where)
     return dtype
 
