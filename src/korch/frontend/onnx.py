@@ -189,7 +189,7 @@ def _read(model: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto,
         with open_file(path) as stream:
             if os.fstat(stream.fileno()).st_size > LARGEST_PROTOBUF:
                 raise _too_long(str(path))
-            content = stream.read(LARGEST_PROTOBUF + 1)  # bounded, because some files report no size, such as a device
+            content = stream.read()
     except OSError as error:
         reason = error.strerror or str(error)
         raise ModelError(f"the model can't be read ({reason})", where=str(path)) from error
