@@ -23,7 +23,7 @@ ORDER = (
         "records",
         "scratch",
     ),
-    ("ablation", "limits"),
+    ("ablation", "inputs", "limits"),
     ("options", "target"),
     ("primitive",),
     ("numerics",),

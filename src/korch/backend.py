@@ -126,7 +126,7 @@ def maker(
     """
     from korch.runtime.build import Origin
 
-    origin = Origin(model, certificate, options)
+    origin = Origin(model, certificate, options.recorded)
     parts = options.search.task_parts if runs_tasks else 0
     if options.is_cuda:
 

@@ -66,5 +66,5 @@ def _noun(kind: type) -> str:
 
 def _is_of(value: object, kind: type) -> bool:
     if kind not in _KINDS:
-        return isinstance(value, kind)
+        return isinstance(value, typing.get_origin(kind) or kind)
     return isinstance(value, _KINDS[kind][0]) and (kind is bool or not isinstance(value, bool))

@@ -160,6 +160,7 @@ class Standard:
         expected: the outputs in exact arithmetic.
         given: the errors of the model as given, run operator by operator in its own types.
         own: the worst of these errors and of those of runs with other roundings.
+        overflows: whether an output of the model in its own types has an infinity or NaN.
         tolerance: the error that any plan may have.
         user: the tolerance that the user has set; None if there is none.
     """
@@ -190,6 +191,7 @@ class Standard:
         self.tolerance = least_tolerance(planned, precision == "tf32") if tolerance is None else tolerance
         self.expected = reference.run(model, inputs)
         self._own = reference.run(model, inputs, exact=False)
+        self.overflows = not all(np.isfinite(a).all() for a in self._own.values() if a.dtype.kind not in "iub")
         self.given = differences(self._own, self.expected, self._own)
         self.own = {name: _finite(error) for name, error in self.given.items()}
         if precision in ROUNDED_FACTORS:

@@ -143,6 +143,14 @@ class Options:
             "bfloat16, or twice the error of the model in its own types, whichever is largest)"
         },
     )
+    inputs: Path | Mapping[str, Any] | None = field(
+        default=None,
+        metadata={
+            "help": "a file .npz with an array for each input of the model, on which plans are compared with the "
+            "model; in Python also arrays by name (default: random normal numbers, smaller if the model's own outputs "
+            "are infinite otherwise, and integers 0 and 1)"
+        },
+    )
     error: float = field(
         default=0.0,
         metadata={
@@ -189,7 +197,7 @@ class Options:
     ablation: Ablation = field(default_factory=Ablation)
 
     def __post_init__(self) -> None:
-        for name in ("cache_folder", "ledger", "replay", "calibrate"):
+        for name in ("cache_folder", "ledger", "replay", "calibrate", "inputs"):
             value = getattr(self, name)
             if isinstance(value, str | os.PathLike):
                 object.__setattr__(self, name, Path(value))
@@ -232,6 +240,11 @@ class Options:
     def has_superopt(self) -> bool:
         """Whether the superoptimizer searches; its programs reorder operations, and their speed must be measured."""
         return self.superopt_s != 0 and self.measure and not self.strict and not self.is_cuda
+
+    @property
+    def recorded(self) -> Options:
+        """The options without arrays, as artifacts and ledgers record them."""
+        return replace(self, inputs=None) if isinstance(self.inputs, Mapping) else self
 
     def for_search(self, number: int) -> Options:
         """Return the options for search `number` of several.

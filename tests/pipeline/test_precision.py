@@ -290,7 +290,7 @@ WRONG_FILES = [
     ({"x": np.ones((1, 2)), "z": np.ones(2)}, "the model has no input 'z'; expected arrays x"),
     ({"x": np.ones((3, 1, 3))}, "array 'x' has shape [3, 1, 3]; expected [samples, 1, 2], or [1, 2] of one sample"),
     ({"x": NOT_FINITE}, "array 'x' has a NaN or an infinity; expected finite numbers"),
-    ({"x": np.array([["a", "b"]])}, "array 'x' is of type <U1; expected f32"),
+    ({"x": np.array([["a", "b"]])}, "array 'x' is of type <U1; expected float32"),
     (
         {"x": np.ones((0, 1, 2))},
         "the numbers of samples are {'x': 0}; expected the same number of each input, at least 1",

@@ -78,7 +78,7 @@ def lazily() -> Iterator[Offer]:
         ([Offer((PLAIN,), (Layout.plain(3),))], "ProviderError (an offer's layouts do not fit the group"),
         ([Offer((PLAIN,), (PLAIN,), work_flop=-1)], "ProviderError (an offer has a negative number of operations"),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_an_error_of_offer_is_a_refusal(offers: Any, text: str, caplog: pytest.LogCaptureFixture) -> None:
     group = negation()
@@ -124,7 +124,7 @@ def test_an_error_of_a_function_for_groups_loses_its_groups() -> None:
     assert "AssertionError (composed)" in line and line.endswith("for groups of its own")
 
 
-@pytest.mark.parametrize("built", [ZeroDivisionError("rows"), None], ids=str)
+@pytest.mark.parametrize("built", [ZeroDivisionError("rows"), None], ids=["error", "none"])
 def test_an_error_of_build_excludes_the_candidate_in_this_search_only(built: Any, cache_folder: Path) -> None:
     group = negation()
     candidate = Candidate(group, "broken", Offer((PLAIN,), (PLAIN,)))

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from korch.backend import open_meter
 from korch.candidate.enumerate import enumerate_groups
+from korch.inputs import random_arrays
 from korch.measure.cpu import CpuMeter
 from korch.options import Options
 from korch.primitive.op import Array
 from korch.provider.provider import Kernel
 from korch.ranges.form import Sizes
 from korch.ranges.masked import Masked
-from korch.report.peers.inputs import random_arrays
 from korch.runtime.program import PlanStep
 from korch.runtime.trim import trim_steps
 from korch.search.instance import Answers, collect_candidates

@@ -16,6 +16,7 @@ from korch.backend import open_meter
 from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import enumerate_groups
 from korch.candidate.layout import Layout
+from korch.inputs import random_arrays
 from korch.options import Options
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
@@ -25,7 +26,6 @@ from korch.ranges.filled import ends
 from korch.ranges.masked import Masked
 from korch.ranges.needed import Ends
 from korch.ranges.served import Served, likely_needs
-from korch.report.peers.inputs import random_arrays
 from korch.runtime import trim
 from korch.runtime.padding import OutputCut
 from korch.runtime.program import PlanStep

@@ -6,8 +6,8 @@ import itertools
 
 import numpy as np
 
+from korch.inputs import random_arrays
 from korch.primitive import reference
-from korch.report.peers.inputs import random_arrays
 from korch.runtime.padding import OutputCut
 from korch.target import has_matrix_units
 from tests.ranges.range_models import masked_model, model, padded, primitives, weight

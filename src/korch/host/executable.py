@@ -64,6 +64,26 @@ class NativePart:
 Part = HostPart | NativePart
 
 
+def accepted(inputs: Sequence[TensorInfo], arrays: Sequence[Any]) -> dict[str, Any]:
+    """Return the values of a model's inputs by name.
+
+    Raises:
+        InputError: an array has another shape or type.
+    """
+    return {
+        info.name: value if info.dtype == np.dtype(object) else ArrayType.of(info).accept(value)
+        for info, value in zip(inputs, arrays, strict=True)
+    }
+
+
+def run_part(part: Part, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the outputs of a segment by name, for the values that are known before it."""
+    if isinstance(part, HostPart):
+        return part.engine.run({item.name: known[item.name] for item in part.model.graph.input})
+    results = part.executable(*(known[name] for name in part.inputs))
+    return dict(zip(part.outputs, results, strict=True))
+
+
 class HostedExecutable(Runnable):
     """Runs segments one after another, with arrays in host memory between them.
 
@@ -130,16 +150,9 @@ class HostedExecutable(Runnable):
     def compute(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """Run the segments in order; each reads inputs, constants and the outputs of earlier segments."""
         self.check_count(arrays)
-        known: dict[str, Any] = dict(self._constants)
-        for info, value in zip(self.get_inputs(), arrays, strict=True):
-            known[info.name] = value if info.dtype == np.dtype(object) else ArrayType.of(info).accept(value)
+        known = {**self._constants, **accepted(self.get_inputs(), arrays)}
         for part in self.parts:
-            if isinstance(part, HostPart):
-                feeds = {item.name: known[item.name] for item in part.model.graph.input}
-                known |= part.engine.run(feeds)
-            else:
-                results = part.executable(*(known[name] for name in part.inputs))
-                known |= dict(zip(part.outputs, results, strict=True))
+            known |= run_part(part, known)
         return tuple(known[name] for name, _ in self._outputs)
 
     def archive(self) -> Archive:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from korch.frontend.onnx import load_segments
 from korch.frontend.operator import OperatorGraph
 from korch.frontend.segments import HostSegment, SegmentedModel
 from korch.host.engine import HostEngine
-from korch.host.executable import HostedExecutable, HostPart, NativePart, Part
+from korch.host.executable import HostedExecutable, HostPart, NativePart, Part, accepted, describe, run_part
+from korch.inputs import named_arrays, where_of
 from korch.measure.cuda.device import require_torch
 from korch.options import Options
 from korch.pipeline import Progress, optimize_model
@@ -97,19 +99,23 @@ def _build(
     ]
     parts: list[Part] = []
     reports: list[Report] = []
+    known = _given(segmented, options)
     left = sum(not isinstance(segment, HostSegment) for segment in segmented.segments)
     for segment, engine in zip(segmented.segments, engines, strict=True):
         if isinstance(segment, HostSegment):
             if engine is None:
                 raise AssertionError("a host segment has no engine")
             parts.append(HostPart(segment.model, engine, segment.nodes))
+            known |= run_part(parts[-1], known) if known else {}
             continue
+        own = replace(options.for_search(len(reports)), inputs={n: known[n] for n in segment.inputs} if known else None)
         try:
-            executable = optimize_model(segment, options.for_search(len(reports)), None, tell, deadline.shared(left))
+            executable = optimize_model(segment, own, None, tell, deadline.shared(left))
             left -= 1
         except UnprovidedError as error:
             raise _CannotRunError(_blamed(segment, error)) from error
         parts.append(NativePart(executable, segment.inputs, segment.outputs))
+        known |= run_part(parts[-1], known) if known else {}
         reports.append(executable.report)
     hosted = tuple(
         HostNodeRecord(node, reason, part.engine.name)
@@ -121,6 +127,19 @@ def _build(
         tell("host", f"{item.engine} runs {item.node}: {item.reason}")
     report = HostedReport(hosted, tuple(reports), time.monotonic() - begun_s, source)
     return HostedExecutable(segmented.inputs, segmented.outputs, parts, segmented.constants, options.threads, report)
+
+
+def _given(segmented: SegmentedModel, options: Options) -> dict[str, Any]:
+    """Return the user's inputs and the constants, from which the inputs of all segments follow; {} without inputs.
+
+    Raises:
+        KorchError: the inputs do not fit the model.
+    """
+    if options.inputs is None:
+        return {}
+    infos = [describe(name, proto) for name, proto in segmented.inputs]
+    arrays = named_arrays(options.inputs, [info.name for info in infos], where_of(options.inputs))
+    return {**segmented.constants, **accepted(infos, [arrays[info.name] for info in infos])}
 
 
 def _refused(segmented: SegmentedModel, options: Options) -> dict[str, str]:

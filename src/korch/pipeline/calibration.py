@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from korch.errors import OptionError
+from korch.inputs import converted, named_arrays
 from korch.limits import SearchLimits
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
@@ -55,17 +55,8 @@ def calibration_of(graph: PrimitiveGraph, path: Path | None, limits: SearchLimit
 
 def _read(graph: PrimitiveGraph, path: Path, most: int) -> list[Feeds]:
     where = f"option calibrate, {path}"
-    try:
-        # np.load also reads files of one array, and of pickled objects.
-        with zipfile.ZipFile(path), np.load(path) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
-        raise OptionError(f"the file can't be read: {error}", where, "a file .npz, as numpy.savez writes it") from error
     types = {name: graph.types[value] for name, value in graph.inputs}
-    if missing := [name for name in types if name not in arrays]:
-        raise OptionError(f"there is no array {missing[0]!r}", where, f"arrays {', '.join(types)}")
-    if other := [name for name in arrays if name not in types]:
-        raise OptionError(f"the model has no input {other[0]!r}", where, f"arrays {', '.join(types)}")
+    arrays = named_arrays(path, types, where)
     stacks = {name: _stack(name, array, types[name], where) for name, array in arrays.items()}
     counts = {name: len(stack) for name, stack in stacks.items()}
     if len(set(counts.values())) != 1 or not min(counts.values()):
@@ -84,10 +75,6 @@ def _stack(name: str, array: Array, type_: ValueType, where: str) -> Array:
             where,
             f"[samples{''.join(f', {n}' for n in type_.shape)}], or {list(type_.shape)} of one sample",
         )
-    kinds = ("f", "iu", "b")
-    wanted = next((kind for kind in kinds if type_.dtype.numpy.kind in kind), "f")
-    if array.dtype.kind not in wanted + ("iu" if wanted == "f" else ""):
-        raise OptionError(f"array {name!r} is of type {array.dtype}", where, f"{type_.dtype.value}")
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise OptionError(f"array {name!r} has a NaN or an infinity", where, "finite numbers")
-    return array.astype(type_.dtype.numpy)
+    return converted(name, array, type_.dtype.numpy, where)

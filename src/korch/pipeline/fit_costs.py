@@ -9,12 +9,12 @@ import numpy as np
 
 from korch.cores import short_slices
 from korch.deadline import Deadline
+from korch.inputs import random_arrays
 from korch.limits import SearchLimits
 from korch.primitive.op import Array
 from korch.ranges.cost import Cost, TimedSizes, fit
 from korch.ranges.form import Dimension, Sizes
 from korch.ranges.plan import RangePlan
-from korch.report.peers.inputs import random_arrays
 from korch.runtime.executable import Executable
 
 

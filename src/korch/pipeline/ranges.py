@@ -11,7 +11,8 @@ import numpy as np
 
 from korch.backend import builder_of
 from korch.deadline import Deadline
-from korch.errors import InaccurateError, UnprovidedError, UnsupportedError
+from korch.errors import InaccurateError, OptionError, UnprovidedError, UnsupportedError
+from korch.inputs import Arrays, converted, named_arrays, where_of
 from korch.limits import SearchLimits
 from korch.numerics import Standard
 from korch.options import Options
@@ -20,17 +21,17 @@ from korch.pipeline.fit_costs import fit_costs
 from korch.pipeline.optimize import Watch, optimize_run
 from korch.pipeline.run import Run
 from korch.pipeline.source import Source
-from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.op import Array
 from korch.ranges.form import Dimension, Sizes
 from korch.ranges.lockstep import HINT
-from korch.ranges.masked import Masked, masked
+from korch.ranges.masked import masked
 from korch.ranges.samples import upper_sizes
 from korch.report.progress import Progress
 from korch.runtime.combine import combine
 from korch.runtime.executable import Executable
 from korch.runtime.padding import padded_run
 from korch.runtime.ranged import RangedExecutable, Ranges
-from korch.validation.standard import random_inputs
+from korch.validation.standard import GIVE_INPUTS, standard_of
 
 LARGER_SHARE = 1.2
 """A larger plan gets this many times an equal share of the time: its kernels take longer, and serve more sizes."""
@@ -59,17 +60,46 @@ def optimize_ranges(
         InaccurateError: a plan's results differ from the model's at one of the sizes.
         KorchError: as `optimize_model`.
     """
+    given, options = _given(source, options), replace(options, inputs=None)
     try:
         if has_time_for_each(source, options, deadline):
-            return optimize_each(source, options, progress, deadline, watch)
-        found, ranges = _plans(source, options, progress, deadline, watch)
+            executable = optimize_each(source, options, progress, deadline, watch)
+        else:
+            found, ranges = _plans(source, options, progress, deadline, watch)
+            executable = RangedExecutable(*combine(found, builder_of(options)), ranges)
     except UnprovidedError as error:
         raise UnsupportedError(
             f"a part of the model runs on the host, which takes no ranges of sizes ({error})",
             where="option --shape",
             hint=HINT,
         ) from error
-    return RangedExecutable(*combine(found, builder_of(options)), ranges)
+    if given is not None:
+        sizes = executable.sizes_of([array.shape for array in given.values()])
+        model = source.primitives(sizes)
+        _compare(
+            standard_of(model, model, replace(options, inputs=given)),
+            executable(*given.values()),
+            _text(source.dimensions, sizes),
+        )
+    return executable
+
+
+def _given(source: Source, options: Options) -> Arrays | None:
+    """Return the inputs that the user gives, which may have any sizes of the ranges; None if there are none.
+
+    Raises:
+        OptionError: their names, ranks or element types are not the model's, or an array is too large.
+    """
+    if options.inputs is None:
+        return None
+    where, model = where_of(options.inputs), source.primitives(tuple(d.high for d in source.dimensions))
+    types = {name: model.types[value] for name, value in model.inputs}
+    arrays = named_arrays(options.inputs, types, where)
+    for name, type_ in types.items():
+        shape = arrays[name].shape
+        if len(shape) != type_.rank or any(n > most for n, most in zip(shape, type_.shape, strict=True)):
+            raise OptionError(f"array {name!r} has shape {list(shape)}", where, f"at most {list(type_.shape)}")
+    return {name: converted(name, arrays[name], type_.dtype.numpy, where) for name, type_ in types.items()}
 
 
 def _plans(
@@ -108,9 +138,11 @@ def _plans(
             if k >= limits.checked_sizes and not _has_time(end):
                 break
             progress("build", f"comparing with the model at {_text(dimensions, checked)}")
-            standard = _standard(source.primitives(checked), options)
+            model = source.primitives(checked)
+            standard = standard_of(model, model, options)
             for _, executable in executables:
-                _compare(standard, executable, whole, checked, dimensions)
+                outputs = padded_run(executable, whole.plan, checked, list(standard.inputs.values()))
+                _compare(standard, outputs, _text(dimensions, checked))
         plans += [replace(plan, costs=own) for plan, own in zip(served, costs, strict=True)]
     return found, Ranges(dimensions, tuple(plans))
 
@@ -199,27 +231,20 @@ def _is_near(sizes: Sizes, others: Sizes) -> bool:
     return all(max(n, m) <= NEAR_SIZES * min(n, m) for n, m in zip(sizes, others, strict=True))
 
 
-def _standard(model: PrimitiveGraph, options: Options) -> Standard:
-    return Standard(model, random_inputs(model, options.search.seed), model, options.tolerance, options.search.seed)
-
-
-def _compare(
-    standard: Standard, executable: Executable, whole: Masked, sizes: Sizes, dimensions: Sequence[Dimension]
-) -> None:
-    """Compare a plan with the model at some sizes.
+def _compare(standard: Standard, outputs: Sequence[Array], at: str) -> None:
+    """Compare a plan's outputs with the model's.
 
     Raises:
-        InaccurateError: the results differ.
+        InaccurateError: they differ.
     """
-    arrays = list(standard.inputs.values())
-    outputs = padded_run(executable, whole.plan, sizes, arrays)
     errors, wrong = standard.judge(dict(zip(standard.expected, outputs, strict=True)))
     if wrong:
         raise InaccurateError(
-            f"at {_text(dimensions, sizes)} the error of output {wrong[0]!r} is {errors[wrong[0]].of_largest:.2e} "
-            "of its largest element",
+            f"at {at} the error of output {wrong[0]!r} is {errors[wrong[0]].of_largest:.2e} of its largest element",
             where="option --shape",
-            hint="Give the sizes that you need, separated by commas, or report this with the model",
+            hint=GIVE_INPUTS
+            if standard.overflows
+            else "Give the sizes that you need, separated by commas, or report this with the model",
         )
 
 

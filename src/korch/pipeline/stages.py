@@ -61,7 +61,7 @@ from korch.validation.standard import standard_of
 
 logger = logging.getLogger("korch.pipeline")
 
-NOT_REPLAYED = ("cache_folder", "ledger", "replay", "on_interrupt", "budget_s", "host", "calibrate")
+NOT_REPLAYED = ("cache_folder", "ledger", "replay", "on_interrupt", "budget_s", "host", "calibrate", "inputs")
 """Options that may differ between a search and its replay."""
 
 HALF = {"float16": DType.F16, "bfloat16": DType.BF16}
@@ -262,7 +262,7 @@ def search_plans(run: Run) -> Outcome:
 def _ledger(run: Run) -> Ledger:
     """Return the ledger of the search: a new one, or the one that is replayed."""
     options = run.options
-    values = plain(options)
+    values = plain(options.recorded)
     values |= values.pop("search") | values.pop("ablation")
     about = {f"option {name}": value for name, value in values.items() if name not in NOT_REPLAYED}
     about["target"] = run.meter.database.target

@@ -1,40 +1,90 @@
-"""Random inputs of a model, and the exact results for them."""
+"""Inputs on which plans are compared with the model, and the exact results for them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from korch.errors import UnprovidedError
+from korch.inputs import Tensors, given_arrays, random_arrays
 from korch.numerics import Standard
 from korch.options import Options
+from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array, Category
-from korch.report.peers.inputs import random_arrays
+
+GIVE_INPUTS = "Give inputs that the model is made for with --inputs FILE.npz (inputs= in Python)"
+
+SMALLEST = -20
+"""The power of two to which random inputs are scaled down at most."""
 
 
 def standard_of(
     model: PrimitiveGraph, planned: PrimitiveGraph, options: Options, given: Mapping[str, Array] | None = None
 ) -> Standard:
-    """Return the exact results for random inputs; a model whose reference fails on them is refused.
+    """Return the exact results for the user's inputs or random ones; a model whose reference fails on them is refused.
+
+    Random inputs are scaled down if that makes more elements of the model's own outputs finite.
 
     Args:
         model: the model as given.
         planned: the graph that plans are for, with the same inputs and outputs.
-        options: tolerance and seed; without a tolerance, the error budget (if any) is the tolerance.
-        given: inputs that are not random, by name.
+        options: inputs, tolerance and seed; without a tolerance, the error budget (if any) is the tolerance.
+        given: inputs that are not random, by name, unless the user gives some.
 
     Raises:
+        OptionError: the user's inputs do not fit the model.
         UnprovidedError: the reference of an opaque operator fails on the inputs.
     """
-    inputs = {**random_inputs(model, options.search.seed), **(given or {})}
+    seed = options.search.seed
     tolerance = options.tolerance if options.tolerance is not None else options.error or None
+    if options.inputs is not None:
+        inputs = given_arrays(options.inputs, _tensors(model))
+    else:
+        inputs = {**random_inputs(model, seed), **(given or {})}
     try:
-        return Standard(model, inputs, planned, tolerance, options.search.seed, precision=options.precision)
+        standard = Standard(model, inputs, planned, tolerance, seed, precision=options.precision)
+        if options.inputs is None and not given and standard.overflows:
+            inputs = _scaled(inputs, _scale(model, inputs))
+            standard = Standard(model, inputs, planned, tolerance, seed, precision=options.precision)
+        return standard
     except Exception as error:
         if not has_opaque(model):
             raise
         text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UnprovidedError(f"the reference of an opaque operator fails on random inputs: {text[:200]}") from error
+        kind, hint = ("the given", "") if options.inputs is not None else ("random", GIVE_INPUTS)
+        raise UnprovidedError(
+            f"the reference of an opaque operator fails on {kind} inputs: {text[:200]}", hint=hint
+        ) from error
+
+
+def _scale(model: PrimitiveGraph, inputs: Mapping[str, Array]) -> float:
+    """Return a power of two that makes as many elements of the outputs finite as the smallest one does.
+
+    It is a quarter of the largest such power, so that plans do not overflow if they compute in another order.
+    """
+
+    def infinite(power: int) -> int:
+        found = reference.run(model, _scaled(inputs, 2.0**power), exact=False)
+        return sum(int((~np.isfinite(array)).sum()) for array in found.values() if array.dtype.kind not in "iub")
+
+    least = infinite(SMALLEST)
+    low, high = SMALLEST, 0  # the outputs have more infinite elements at `high`, unless no scale helps
+    if infinite(high) <= least:
+        return 1.0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if infinite(middle) <= least else (low, middle)
+    return 2.0 ** max(low - 2, SMALLEST)
+
+
+def _scaled(inputs: Mapping[str, Array], scale: float) -> dict[str, Array]:
+    """Return inputs with scaled floats; integers are indices."""
+    return {
+        name: array if array.dtype.kind in "iub" else (array * scale).astype(array.dtype)
+        for name, array in inputs.items()
+    }
 
 
 def has_opaque(graph: PrimitiveGraph) -> bool:
@@ -44,5 +94,9 @@ def has_opaque(graph: PrimitiveGraph) -> bool:
 
 def random_inputs(graph: PrimitiveGraph, seed: int) -> dict[str, Array]:
     """Return seeded random inputs: floats with a standard normal distribution, and integers 0 and 1."""
+    return random_arrays(_tensors(graph), seed)
+
+
+def _tensors(graph: PrimitiveGraph) -> Tensors:
     types = {name: graph.types[value] for name, value in graph.inputs}
-    return random_arrays({name: (type_.shape, type_.dtype.numpy) for name, type_ in types.items()}, seed)
+    return {name: (type_.shape, type_.dtype.numpy) for name, type_ in types.items()}

@@ -23,7 +23,7 @@ from korch.primitive.op import Array
 from korch.runtime.program import PlanStep
 from korch.runtime.runnable import PlanExecutable
 from korch.validation.plan import Make, PlanEntry, Result, Validation
-from korch.validation.standard import has_opaque
+from korch.validation.standard import GIVE_INPUTS, has_opaque
 from korch.validation.timing import Until, time_all
 
 logger = logging.getLogger("korch.validation")
@@ -102,7 +102,7 @@ def validate_plans(
     timed = _validate_in_turn(_distinct(entries), attempt, timed_arrays, until)
     able = [result for result in timed if result.is_right and result.executable is not None]
     if not able:
-        raise _no_plan(timed, graph)
+        raise _no_plan(timed, graph, standard)
     won = min(able, key=lambda result: result.rank_ns)
     if won.executable is None:
         raise InfeasibleError("the winning plan has no executable")
@@ -114,7 +114,7 @@ def build_units(executable: PlanExecutable) -> float:
     return BUILD_KERNELS + len(executable.plan.steps) + executable.plan.weights_bytes / WEIGHTS_BYTES
 
 
-def _no_plan(results: Sequence[Result], graph: PrimitiveGraph) -> KorchError:
+def _no_plan(results: Sequence[Result], graph: PrimitiveGraph, standard: Standard) -> KorchError:
     """Return the error for the case that no plan has correct results."""
     kind: type[KorchError] = InfeasibleError
     if has_opaque(graph):  # opaque operators may refuse inconsistent random inputs
@@ -123,7 +123,9 @@ def _no_plan(results: Sequence[Result], graph: PrimitiveGraph) -> KorchError:
         kind = InaccurateError
     return kind(
         "no plan computes what the reference does: " + "; ".join(f"{r.entry.name}: {r.refusal}" for r in results),
-        hint="Set --tolerance above what the model needs, or report this with the model",
+        hint=GIVE_INPUTS
+        if standard.overflows
+        else "Set --tolerance above what the model needs, or report this with the model",
     )
 
 
@@ -132,11 +134,10 @@ def _refusal(errors: Differences, names: Sequence[str], standard: Standard) -> s
     if not names:
         return ""
     name = max(names, key=lambda n: errors[n].of_largest - standard.allowed(n))
-    own = (
-        ""
-        if standard.user is not None
-        else (f", where the model in its own types errs by up to {standard.own[name].of_largest:.1e}")
-    )
+    own = f"errs by up to {standard.own[name].of_largest:.1e}"
+    if standard.overflows:
+        own = "gives infinities or NaN"
+    own = "" if standard.user is not None else f", where the model in its own types {own}"
     return (
         f"its error is {errors[name].of_largest:.2e} of the largest element of output {name!r}, "
         f"more than {standard.allowed(name):.1e}{own}"

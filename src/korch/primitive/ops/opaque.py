@@ -83,9 +83,9 @@ def _infer(inputs: Sequence[ValueType], attributes: OpaqueAttributes) -> ValueTy
 def _reference(inputs: Sequence[Array], attributes: OpaqueAttributes) -> Array:
     # An opaque operator runs in its own types, even if all other primitives run in float64.
     types = [ValueType.parse(text) for text in attributes.inputs]
-    feeds = {f"x{i}": x.astype(type_.dtype.numpy) for i, (x, type_) in enumerate(zip(inputs, types, strict=True))}
     evaluator = ReferenceEvaluator(opaque_model(attributes))
     with np.errstate(all="ignore"):
+        feeds = {f"x{i}": x.astype(type_.dtype.numpy) for i, (x, type_) in enumerate(zip(inputs, types, strict=True))}
         result = evaluator.run([f"y{attributes.output}"], feeds)[0]
     out: Array = result
     return out

@@ -1,8 +1,4 @@
-"""ONNX model -> random inputs, the same for each engine and each run.
-
-Floats have a standard normal distribution. Booleans and integers are 0 or 1, which are valid token
-IDs and indices in any model.
-"""
+"""ONNX model or executable -> random inputs."""
 
 from __future__ import annotations
 
@@ -13,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from korch.errors import ModelError, OptionError
+from korch.inputs import random_arrays
 from korch.report.peers.peer import Arrays
 
 if TYPE_CHECKING:
@@ -101,24 +98,6 @@ def with_fixed_shapes(model_path: Path, inputs: Arrays, folder: Path) -> Path:
     path = folder / model_path.name
     onnx.save(model, str(path))
     return path
-
-
-def random_arrays(tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], seed: int = 0) -> Arrays:
-    """Make an array for each named shape and element type, in their order.
-
-    Raises:
-        OptionError: the seed is negative.
-    """
-    if seed < 0:
-        raise OptionError(f"the value {seed} is out of range", "option --seed", "at least 0")
-    rng = np.random.default_rng(seed)
-    arrays: Arrays = {}
-    for name, (shape, dtype) in tensors.items():
-        if np.dtype(dtype).kind in "iub":
-            arrays[name] = rng.integers(0, 2, shape).astype(dtype)
-        else:
-            arrays[name] = rng.standard_normal(shape).astype(dtype)
-    return arrays
 
 
 def random_feeds(tensors: Sequence[TensorInfo], seed: int = 0) -> Arrays:
