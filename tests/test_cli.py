@@ -21,8 +21,9 @@ import onnx
 import pytest
 
 from benchmarks.models import build
-from korch.cli import main, parse_shapes
+from korch.cli import main
 from korch.cli.parser import PRINTED
+from korch.cli.shapes import parse_shapes
 from korch.errors import OptionError
 from korch.extras import install_command
 from korch.limits import SearchLimits
@@ -97,7 +98,7 @@ def test_optimize_prints_json(folder: Path, cache_folder: Path, tmp_path: Path, 
     assert report["artifact"] == str(out) and out.is_file()
 
 
-def test_run_and_explain(artifact: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_run_and_explain(artifact: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out.npz"
     assert main(["run", str(artifact), "--random", "--output", str(out), "--repeat", "3"]) == 0
     printed = capsys.readouterr().out
@@ -114,6 +115,11 @@ def test_run_and_explain(artifact: Path, tmp_path: Path, capsys: Capture) -> Non
     assert capsys.readouterr().out.startswith("kernel 0 of ")
     assert main(["explain", str(artifact), "--kernel", "99"]) == 1
     assert "there is no kernel 99" in capsys.readouterr().err
+    monkeypatch.setattr("korch.report.page.page", lambda *arguments: "<html>")  # needs a bundle that Node.js makes
+    both = [tmp_path / "plan.onnx", tmp_path / "plan.html"]
+    assert main(["explain", str(artifact), "--no-run", "--onnx", str(both[0]), "--html", str(both[1])]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[0] for line in lines] == [str(path) for path in both if path.stat().st_size > 0]
     assert main(["explain", str(artifact), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"]
 
@@ -576,6 +582,39 @@ def test_a_terminal_that_knows_no_unicode_gets_all_the_rest(artifact: Path) -> N
     assert done.returncode == 0 and "kernels" in done.stdout, done.stderr
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_no_error(closed: str, artifact: Path, tmp_path: Path) -> None:
+    out = tmp_path / "y.npz"
+    command = f"{sys.executable} -m korch.cli run {artifact} --random --output {out} {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert out.stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        ("KeyboardInterrupt", 130, "interrupted; measurements are kept, and the same command continues from them"),
+        ("MemoryError", 1, "there is not enough memory"),
+    ],
+)
+def test_an_interrupt_of_imports_and_little_memory_are_one_line(
+    error: str, code: int, said: str, tmp_path: Path
+) -> None:
+    text = f"""
+import sys
+from korch.cli import main
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "korch.api":
+            raise {error}
+sys.meta_path.insert(0, Finder())
+sys.exit(main(["optimize", "m.onnx", "-o", "m.korch"]))
+"""
+    done = subprocess.run([sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, f"korch: {said}\n")
+
+
 def test_a_full_disk_behind_stdout_is_one_clear_error(artifact: Path) -> None:
     command = [sys.executable, "-m", "korch.cli", "explain", str(artifact), "--json"]
     with Path("/dev/full").open("w") as full:
@@ -638,7 +677,7 @@ def test_an_interrupted_search_goes_on(folder: Path, tmp_path: Path, calibrated:
 def test_what_a_command_started_ends_with_it() -> None:
     text = """
 import argparse, time
-from korch import cli
+from korch.cli import command as module, main
 from korch.report.peers.process import WorkerProcess
 def command(_):
     with WorkerProcess("engine", 1) as worker:
@@ -646,8 +685,8 @@ def command(_):
         time.sleep(60)
 parser = argparse.ArgumentParser()
 parser.set_defaults(verbose=False, command=command, parser=parser)
-cli.make_parser = lambda: parser
-raise SystemExit(cli.main([]))
+module.make_parser = lambda: parser
+raise SystemExit(main([]))
 """
     with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

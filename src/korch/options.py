@@ -202,6 +202,12 @@ class Options:
             if isinstance(value, str | os.PathLike):
                 object.__setattr__(self, name, Path(value))
         check_fields(self, _RANGES)
+        if "$" in str(self.cache_folder):
+            raise OptionError(
+                f"the value is {str(self.cache_folder)!r}, and the system's loader replaces names such as $ORIGIN",
+                where="option cache_folder",
+                expected="a path without $",
+            )
         if self.ledger and self.replay:
             raise OptionError("a replay writes no ledger", "option ledger", hint="Remove --ledger or --replay")
         _check_threads(self.threads)

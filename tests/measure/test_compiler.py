@@ -58,7 +58,7 @@ def test_sources_that_only_call_kernels_are_optimized_less(fresh, monkeypatch):
 
     def note(command, folder, stop=None):
         if "-c" in command:
-            source = Path(command[command.index("-c") + 1]).read_text()
+            source = (folder / command[command.index("-c") + 1]).read_text()
             levels[source] = [flag for flag in command if flag.startswith("-O")][-1]
 
     monkeypatch.setattr(compiler, "run_compiler", note)

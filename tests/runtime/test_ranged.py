@@ -15,7 +15,8 @@ import onnxruntime
 import pytest
 
 import korch
-from korch.cli import main, parse_bindings
+from korch.cli import main
+from korch.cli.shapes import parse_bindings
 from korch.errors import ArtifactError, InaccurateError, InputError, KorchError, OptionError, UnsupportedError
 from korch.ranges.mask import Masks, Value
 from korch.runtime.ranged import RangedExecutable
@@ -149,6 +150,15 @@ def test_it_is_saved_and_loaded(executable: RangedExecutable, tmp_path: Path, ca
     assert loaded.ranges == executable.ranges
     assert main(["run", str(path), "--random"]) == 0
     assert "y: f32[2, 24, 6]" in capsys.readouterr().out
+    assert main(["run", str(path), "--random", "--shape", "n=17"]) == 0
+    assert "y: f32[2, 17, 6]" in capsys.readouterr().out
+    for size, kernel in (("n=17", "0"), ("n=2", "0")):
+        assert main(["explain", str(path), "--kernel", kernel, "--shape", size]) == 0
+        assert capsys.readouterr().out.startswith("kernel 0")
+    assert main(["explain", str(path), "--kernel", "0"]) == 1
+    assert f"korch: {path}: it has several plans; expected --shape and one size of n=1..24" in capsys.readouterr().err
+    assert main(["explain", str(path), "--kernel", "0", "--shape", "n=25"]) == 1
+    assert "expected n= and one of 1..24" in capsys.readouterr().err
     assert main(["explain", str(path)]) == 0
     text = capsys.readouterr().out
     assert "inputs of at most n=24, timed at n=" in text

@@ -18,7 +18,8 @@ import onnxruntime
 import pytest
 
 import korch
-from korch.cli import main, parse_bindings
+from korch.cli import main
+from korch.cli.shapes import parse_bindings
 from korch.errors import ArtifactError, InputError, ModelError, OptionError, UnsupportedError
 from korch.measure.toolchain import find_compiler
 from korch.runtime.shaped import ShapedExecutable
@@ -106,7 +107,7 @@ def test_inputs_are_described_with_the_planned_sizes(executable) -> None:
     assert executable.get_outputs()[0].shape == ["1|2", "5|8|1", WIDTH]
     lines = repr(executable).splitlines()
     assert lines[0] == "<ShapedExecutable 4 plans by shape"
-    assert re.match(rf"  \(?1x5x{WIDTH}, .*: a model: \d+ kernels? on 1 thread, measured ", lines[1])
+    assert re.match(rf"  \(?1x5x{WIDTH}, .*: a model: \d+ kernels? on 1 thread, [\d.]+ ms measured", lines[1])
     assert lines[5] == f"  input 'x': tensor(float) ['1|2', '5|8|1', {WIDTH}]"
 
 
@@ -317,6 +318,10 @@ def test_the_command_line_builds_explains_and_runs_it(
     assert "y: f32[1, 8, 48]" in capsys.readouterr().out
     assert main(["run", str(out), "--random"]) == 0
     assert "y: f32[1, 5, 48]" in capsys.readouterr().out
+    assert main(["run", str(out), "--random", "--shape", "x=1x8x48"]) == 0
+    assert "y: f32[1, 8, 48]" in capsys.readouterr().out
+    assert main(["explain", str(out), "--shape", "x=1x8x48"]) == 0
+    assert "what it computes (layouts)" in capsys.readouterr().out
     bench = ["bench", str(out), "--model", str(model), "--against", "", "--rounds", "1"]
     assert main([*bench, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["bindings"]

@@ -13,6 +13,8 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
+from korch.cli.select import inputs_at
+from korch.cli.shapes import parse_shapes
 from korch.errors import InputError, OptionError
 from korch.files import open_file
 
@@ -43,12 +45,12 @@ def writing(path: Path, where: str) -> Iterator[None]:
 
 
 def read_feeds(parsed: argparse.Namespace, executable: Runnable) -> dict[str, Array]:
-    """Return the inputs of `korch run` by name: from files, or random ones."""
+    """Return the inputs of `korch run` by name: from files, or random ones of the shapes of `--shape`."""
     from korch.report.peers.inputs import random_feeds
 
     feeds: dict[str, Array] = {}
     if parsed.random:
-        inputs = executable.example_inputs()
+        inputs = inputs_at(executable, parse_shapes(parsed.shape))
         _require_static(inputs)
         feeds = dict(random_feeds(inputs, parsed.seed))
     for text in parsed.input:

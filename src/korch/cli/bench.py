@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from korch.api import build
+from korch.cli.select import plan_at, sizes_of
 from korch.errors import ArtifactError, ModelError, OptionError
 from korch.files import open_file
 from korch.loading import load
@@ -76,7 +77,7 @@ def bench(
             raise ModelError("there is no such file", where=str(path))
         described, report = executable.get_inputs(), executable.report
         if isinstance(executable, RangedExecutable):
-            sizes = _sizes(executable, shapes)
+            sizes = sizes_of(executable, shapes)
             described, report = executable.inputs_at(sizes), executable.serving(sizes)[0].report
         known = {tensor.name: tensor.shape for tensor in described if -1 not in tensor.shape}
         inputs = random_inputs(path, seed=options.search.seed, shapes={**shapes, **known})
@@ -119,28 +120,6 @@ def _refuse_options(artifact: Path, options: Options) -> None:
             )
 
 
-def _sizes(executable: RangedExecutable, shapes: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    """Return the size of each dimension of an executable for ranges, in steps, as given by shapes.
-
-    Raises:
-        OptionError: the shapes do not give a size for a dimension, or one that is out of its range.
-    """
-    sizes = []
-    for dimension in executable.ranges.dimensions:
-        shape = shapes.get(dimension.name, ())
-        axis = dimension.axis or 0
-        size = shape[axis] if axis < len(shape) else -1
-        steps = dimension.steps_of(size)
-        if steps is None:
-            raise OptionError(
-                f"it does not give {str(dimension)!r} a size of its range",
-                where="option --shape",
-                expected=f"{dimension.name}= and one of {dimension.range_text}",
-            )
-        sizes.append(steps)
-    return tuple(sizes)
-
-
 def bindings_of(
     subject: Path, given: Sequence[Mapping[str, tuple[Bound, ...]]]
 ) -> Sequence[Mapping[str, tuple[Bound, ...]]]:
@@ -161,26 +140,10 @@ def bindings_of(
 
 
 def _load(path: Path, shapes: Mapping[str, Sequence[int]]) -> Runnable:
-    """Return the executable of an artifact; if it has several plans, the one that takes the shapes."""
+    """Return the executable of an artifact; if it has a plan for each of several shapes, the one for these."""
     executable: Runnable = load(path)
-    if isinstance(executable, RangedExecutable) or not isinstance(executable, ShapedExecutable):
-        return executable
-    plans = list(executable.plans.values())
-    types = [{t.name: t.shape for t in plan.plan.inputs} for plan in plans]
-    wanted = {name: tuple(shape) for name, shape in shapes.items()}
-    fits = [plan for plan, known in zip(plans, types, strict=True) if wanted.items() <= known.items()]
-    if len(fits) != 1:
-        raise OptionError(
-            f"{len(fits)} plans of {path} take these shapes",
-            "option --shape",
-            "those of one: " + " or ".join(map(shapes_text, types)),
-        )
-    return fits[0]
-
-
-def shapes_text(shapes: Mapping[str, Sequence[int]]) -> str:
-    """Return shapes by name, in the form of the option --shape."""
-    return " ".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items())
+    is_shaped = isinstance(executable, ShapedExecutable) and not isinstance(executable, RangedExecutable)
+    return plan_at(executable, shapes, path) if is_shaped else executable
 
 
 def _recorded_model(record: ModelRecord, artifact: Path) -> Path:

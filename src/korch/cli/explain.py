@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from korch.cli.arrays import writing
 from korch.cli.run import profiled, watched_threads
+from korch.cli.select import plan_at
+from korch.cli.shapes import parse_shapes
 from korch.errors import ArtifactError, KorchError, OptionError
 from korch.files import check_output, open_file
 
 if TYPE_CHECKING:
-    from korch.api import AnyExecutable
     from korch.report.compare import Row
-    from korch.runtime.cuda.executable import CudaExecutable
-    from korch.runtime.executable import Executable
+    from korch.runtime.runnable import PlanExecutable, Runnable
 
 LARGEST_PROTOBUF = 1 << 30
 """The weights of a larger model are written to a separate file."""
@@ -49,59 +49,52 @@ def explain(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _show(parsed: argparse.Namespace, executable: AnyExecutable) -> None:
-    """Print or write the output that the flags of `korch explain` select."""
+def _show(parsed: argparse.Namespace, executable: Runnable) -> None:
+    """Write the files and print the text that the flags of `korch explain` select."""
     from korch.loading import load
     from korch.records import plain, to_json
-    from korch.report.diff import differences, differences_page
     from korch.report.explain import describe
     from korch.report.explain import explain as explanation_of
     from korch.report.kernel import kernel_text
     from korch.runtime.runnable import PlanExecutable
 
+    def plan(of: Runnable, path: Path) -> PlanExecutable:
+        return plan_at(of, parse_shapes(parsed.shape), path)
+
     if parsed.other is not None:
-        pair = (_one_plan(executable, parsed.artifact), _one_plan(load(parsed.other), parsed.other))
-        first, second = ((one.plan, one.report) for one in pair)
-        if parsed.html is None:
-            print(differences(first, second))
-        else:
-            _write_html(parsed.html, differences_page(first, second))
-    elif parsed.onnx is not None:
-        _write_plan_onnx(parsed, executable)
-    elif parsed.html is not None:
-        _write_page(parsed, _one_plan(executable, parsed.artifact))
-    elif parsed.kernel is not None:
-        one = _one_plan(executable, parsed.artifact)
+        _compare(parsed, plan(executable, parsed.artifact), plan(load(parsed.other), parsed.other))
+        return
+    is_one = isinstance(executable, PlanExecutable) or bool(parsed.shape)
+    if parsed.onnx is not None:
+        _write_plan_onnx(parsed, plan(executable, parsed.artifact))
+    if parsed.html is not None:
+        _write_page(parsed, plan(executable, parsed.artifact))
+    if parsed.kernel is not None:
+        one = plan(executable, parsed.artifact)
         print(kernel_text(one.plan, one.report, parsed.kernel))
-    elif not isinstance(executable, PlanExecutable):
-        name, report = str(parsed.artifact), executable.report
-        print(to_json({"artifact": name, **plain(report)}) if parsed.json else describe(name, report))
     elif parsed.json:
-        print(executable.plan.to_json(), end="")
+        record = plan(executable, parsed.artifact).plan.to_json() if is_one else ""
+        print(record or to_json({"artifact": str(parsed.artifact), **plain(executable.report)}), end="")
+    elif parsed.onnx is None and parsed.html is None:
+        only = plan(executable, parsed.artifact) if is_one else None
+        print(explanation_of(only.plan, only.report) if only else describe(str(parsed.artifact), executable.report))
+
+
+def _compare(parsed: argparse.Namespace, first: PlanExecutable, second: PlanExecutable) -> None:
+    """Print or write the differences of two plans."""
+    from korch.report.diff import differences, differences_page
+
+    for option, value in (("--onnx", parsed.onnx), ("--kernel", parsed.kernel), ("--json", parsed.json or None)):
+        if value is not None:
+            raise OptionError("it is not for two plans", f"option {option}", expected="one artifact")
+    pair = (first.plan, first.report), (second.plan, second.report)
+    if parsed.html is None:
+        print(differences(*pair))
     else:
-        print(explanation_of(executable.plan, executable.report))
+        _write_html(parsed.html, differences_page(*pair))
 
 
-def _one_plan(executable: AnyExecutable, path: Path) -> Executable | CudaExecutable:
-    """Return an executable if it has one plan.
-
-    Raises:
-        OptionError: it has several plans, or parts that run on the host.
-    """
-    from korch.runtime.cuda.executable import CudaExecutable
-    from korch.runtime.executable import Executable
-
-    if isinstance(executable, Executable | CudaExecutable):
-        return executable
-    raise OptionError(
-        "it has several plans or parts on the host",
-        where=str(path),
-        expected="an artifact of one plan",
-        hint="Optimize the model for one shape",
-    )
-
-
-def _write_plan_onnx(parsed: argparse.Namespace, executable: AnyExecutable) -> None:
+def _write_plan_onnx(parsed: argparse.Namespace, executable: PlanExecutable) -> None:
     import onnx
 
     from korch.report.plan_onnx import plan_model
@@ -110,7 +103,7 @@ def _write_plan_onnx(parsed: argparse.Namespace, executable: AnyExecutable) -> N
 
     if not isinstance(executable, Executable):
         raise OptionError(
-            "only a plan for the CPU is written as ONNX", str(parsed.artifact), expected="an artifact of one plan"
+            "only a plan for the CPU is written as ONNX", str(parsed.artifact), expected="an artifact for the CPU"
         )
     model = plan_model(executable.plan, executable.artifact.weights.array)
     with writing(parsed.onnx, "option --onnx"):
@@ -118,7 +111,7 @@ def _write_plan_onnx(parsed: argparse.Namespace, executable: AnyExecutable) -> N
     print(f"{parsed.onnx}: {counted(len(model.functions), 'kernel')} as functions")
 
 
-def _write_page(parsed: argparse.Namespace, executable: Executable | CudaExecutable) -> None:
+def _write_page(parsed: argparse.Namespace, executable: PlanExecutable) -> None:
     from korch.report.compare import read_rows
     from korch.report.page import page
     from korch.runtime.executable import Executable

@@ -21,6 +21,9 @@ SHAPE_HELP = (
     "separated by commas, give one artifact with a plan for each; LOW..HIGH gives one for all sizes of a range"
 )
 
+PLAN_HELP = "for several plans: the shape of an input, or the size of a dimension by its name; repeatable"
+
+
 ARTIFACT_HELP = "what `korch optimize` has written"
 
 _SATURATE = ("target", "budget_s", "strict", "precision", "cache_folder")
@@ -86,6 +89,7 @@ def _add_run(commands: Commands) -> None:
         "--input", action="append", default=[], metavar="NAME=x.npy", help="an input from a file; repeatable"
     )
     parser.add_argument("--random", action="store_true", help="use seeded random inputs")
+    parser.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224", help=PLAN_HELP)
     parser.add_argument("--output", type=Path, metavar="out.npz", help="where to write the outputs")
     parser.add_argument("--repeat", type=int, default=0, metavar="N", help="time N runs")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs")
@@ -121,6 +125,7 @@ def _add_explain(commands: Commands) -> None:
     parser.add_argument("artifact", type=Path, metavar="OUT.korch", help=ARTIFACT_HELP)
     parser.add_argument("other", type=Path, nargs="?", metavar="OTHER.korch", help="compare with this plan")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224", help=PLAN_HELP)
     parser.add_argument("--kernel", type=int, metavar="NUMBER", help="show one kernel, its time and its rivals")
     parser.add_argument(
         "--html", type=Path, metavar="report.html", help="write a page with graph, roofline, timeline and sources"
@@ -144,6 +149,7 @@ def _add_profile(commands: Commands) -> None:
     parser = commands.add_parser("profile", help="time the kernels of an artifact in complete runs")
     parser.add_argument("artifact", type=Path, metavar="OUT.korch", help=ARTIFACT_HELP)
     parser.add_argument("--rounds", type=int, default=30, metavar="N", help="runs of the plan")
+    parser.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224", help=PLAN_HELP)
     parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs")
     parser.add_argument("--json", action="store_true", help="print all kernels as JSON")
     parser.add_argument(

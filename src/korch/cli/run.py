@@ -13,7 +13,8 @@ import numpy as np
 
 from korch.cli.arrays import read_feeds, write_arrays, writing
 from korch.cli.flags import options_of
-from korch.cli.shapes import parse_bindings
+from korch.cli.select import plan_at
+from korch.cli.shapes import parse_bindings, parse_shapes
 from korch.errors import CompileError, MeasureError, OptionError
 from korch.files import check_output
 from korch.primitive.types import DType
@@ -29,6 +30,8 @@ def run(parsed: argparse.Namespace) -> int:
     """Run an artifact on given or random inputs."""
     from korch.loading import load
 
+    if parsed.shape and not parsed.random:
+        raise OptionError("it is for random inputs only", "option --shape", hint="Add --random, or leave it out")
     if parsed.repeat < 0:
         raise OptionError(f"the value {parsed.repeat} is too small", "option --repeat", "at least 0")
     if parsed.output is not None:
@@ -53,7 +56,8 @@ def run(parsed: argparse.Namespace) -> int:
 def bench(parsed: argparse.Namespace) -> int:
     """Compare a model or an artifact with other engines."""
     from korch.cli.bench import bench as compared
-    from korch.cli.bench import bindings_of, shapes_text
+    from korch.cli.bench import bindings_of
+    from korch.cli.select import shapes_text
     from korch.report.progress import Bar
 
     engines = [name for name in parsed.against.split(",") if name]
@@ -92,14 +96,9 @@ def profile(parsed: argparse.Namespace) -> int:
 
     if parsed.rounds < 1:
         raise OptionError(f"the value {parsed.rounds} is too small", where="option --rounds", expected="at least 1")
-    executable = load(parsed.artifact)
+    executable = plan_at(load(parsed.artifact), parse_shapes(parsed.shape), parsed.artifact)
     if not isinstance(executable, Executable):
-        raise OptionError(
-            "it has several plans or parts on the host",
-            where=str(parsed.artifact),
-            expected="an artifact of one plan",
-            hint="Optimize the model for one shape",
-        )
+        raise OptionError("it is for a CUDA device", where=str(parsed.artifact), expected="an artifact for the CPU")
     if parsed.trace is not None:
         check_output(parsed.trace, "--trace", [parsed.artifact])
     found = profiled(executable, parsed.rounds, parsed.seed)
@@ -121,6 +120,8 @@ def watched_threads(
     """Return the activity of threads in runs and ""; or None and the reason why it is not known."""
     from korch.report.threads import watch_threads
 
+    if executable.is_one_of_several:
+        return None, "they can be watched for an artifact of one plan only"
     try:
         return watch_threads(parsed.artifact, executable.plan.threads, rounds, seed), ""
     except (CompileError, MeasureError) as error:

@@ -228,7 +228,7 @@ class Builder:
             text.write_text(source)
             flags = (*self.flags, "-O1") if ONLY_CALLS in source else self.flags
             run_compiler(
-                [*self.compiler.command, *flags, *self._include(source), "-c", str(text), "-o", str(temporary)],
+                [*self.compiler.command, *flags, *self._include(source), "-c", text.name, "-o", temporary.name],
                 temporary.parent,
                 stop,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -44,7 +45,7 @@ class CompilerRefusedError(CompileError):
 
 
 def run_compiler(command: Sequence[str], folder: Path, stop: Deadline | None = None) -> None:
-    """Run a compiler that puts its temporary files into a folder."""
+    """Run a compiler in a folder, which also gets its temporary files."""
     code, said = _call(command, folder, stop or Deadline())
     # If the system killed the compiler proper, the driver prints that and exits normally.
     if code == -signal.SIGXCPU or (code and "CPU time limit exceeded" in said):
@@ -52,10 +53,16 @@ def run_compiler(command: Sequence[str], folder: Path, stop: Deadline | None = N
     if code < 0 or (code and ": Killed" in said):
         raise KilledError("the system killed the compiler, most likely because memory ran out")
     if code:
-        lines = [line for line in said.splitlines() if "error" in line] or ["no message"]
-        refusal = CompilerRefusedError("; ".join(lines[:3]))
+        refusal = CompilerRefusedError(_cause(said))
         refusal.output = said
         raise refusal
+
+
+def _cause(said: str) -> str:
+    """Return the lines of a compiler's output that say why it failed; a linker's summary comes after the cause."""
+    lines = [line for line in said.splitlines() if re.search("error|cannot find|undefined reference", line)]
+    lines.sort(key=lambda line: "linker command failed" in line or line.startswith("collect2"))
+    return "; ".join(lines[:3] or said.splitlines()[-1:] or ["no message"])
 
 
 def _call(command: Sequence[str], folder: Path, stop: Deadline) -> tuple[int, str]:
@@ -71,7 +78,9 @@ def _call(command: Sequence[str], folder: Path, stop: Deadline) -> tuple[int, st
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            env={**os.environ, "TMPDIR": str(folder)},
+            cwd=folder,
+            # Assemblers can't read some characters of paths, so paths are relative. Messages are read in English.
+            env={**os.environ, "TMPDIR": ".", "LC_ALL": "C"},
         ) as process:
             try:
                 _limit_computing(process.pid)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 from korch.errors import CompileError
 from korch.extras import install_command
@@ -89,9 +90,10 @@ def find_compiler() -> Compiler:
     Raises:
         CompileError: no compiler works.
     """
-    named = os.environ.get("CXX")
+    named = os.environ.get("CXX", "").strip()
     if named:
-        compiler = _try(tuple(shlex.split(named)))
+        program, *arguments = shlex.split(named)
+        compiler = _try((str(Path(program).absolute()) if "/" in program else program, *arguments))
         if compiler is None:
             raise CompileError(f"{named!r} does not run", where="environment variable CXX", expected="a C++ compiler")
         return compiler

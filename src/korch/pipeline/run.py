@@ -197,7 +197,8 @@ class Run:
         work_flop = sum(map(split.work_flop, split.primitives)) * (self.masked.share if self.masked is not None else 1)
         run_s = 3 * work_flop / meter.rates().rate_flop_per_s * meter.pace.slowness
         limits = self.options.search
-        return limits.end_safety * (build_s + limits.end_runs * run_s) + FRESH_S
+        is_ample = self.options.budget_s is None or self.options.budget_s >= 10 * FRESH_S
+        return limits.end_safety * (build_s + limits.end_runs * run_s) + FRESH_S * is_ample
 
 
 @contextmanager

@@ -33,6 +33,9 @@ class Executable(PlanExecutable):
 
     It may be called from several threads; the calls wait for each other. Inputs are NumPy arrays, or any
     other arrays that support DLPack and are in the CPU's memory. Outputs are NumPy arrays.
+
+    Attributes:
+        is_one_of_several: whether it is one of several plans that share a library, and can't be saved alone.
     """
 
     def __init__(self, artifact: Artifact, library: Library | None = None) -> None:
@@ -48,7 +51,7 @@ class Executable(PlanExecutable):
         """
         artifact.requirements.check()
         plan = artifact.plan
-        self._is_one_of_several = library is not None
+        self.is_one_of_several = library is not None
         if library is None:
             (library,) = load_plans(artifact.library, plan.libraries)
         _check_interface(library, artifact)
@@ -146,7 +149,7 @@ class Executable(PlanExecutable):
         Raises:
             ArtifactError: it is one of several plans that share a library.
         """
-        if self._is_one_of_several:
+        if self.is_one_of_several:
             raise ArtifactError(
                 "one of several plans can't be saved without the others", hint="Save the executable that has them all"
             )
