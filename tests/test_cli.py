@@ -568,6 +568,49 @@ def test_shapes_are_read() -> None:
             parse_shapes([text])
 
 
+def test_a_stage_without_enough_memory_is_named(
+    folder: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise MemoryError("no 6 GiB")
+
+    monkeypatch.setattr("korch.validation.standard.Standard", fail)
+    assert main(["optimize", str(folder / "mlp.onnx"), "-o", str(folder / "never.korch")]) == 1
+    text = r"^korch: .*mlp\.onnx: the memory of this process does not suffice for the stage 'reference' \(no 6 GiB\)"
+    assert re.search(text, capsys.readouterr().err, re.MULTILINE)
+
+
+NAME = "a\x1b[31mred\x07b\x9b1m"
+ESCAPED = r"a\x1b[31mred\x07b\x9b1m"
+
+
+@pytest.mark.parametrize(
+    "place", ["node", "operator", "domain", "input", "output", "weights", "dimension", "attribute"]
+)
+def test_escape_codes_in_names_do_not_reach_the_terminal(place: str, tmp_path: Path, capsys: Capture) -> None:
+    given = {"operator": "Softmax", "domain": "", "attribute": "axis"} | {place: NAME}
+    x, y, w = (given.get(key, key) for key in ("input", "output", "weights"))
+    nodes = [
+        onnx.helper.make_node("Add", [x, w], ["t"]),
+        onnx.helper.make_node(given["operator"], ["t"], [y], given.get("node", ""), domain=given["domain"]),
+    ]
+    nodes[1].attribute.append(onnx.helper.make_attribute(given["attribute"], 1))
+    graph = onnx.helper.make_graph(
+        nodes,
+        "g",
+        [onnx.helper.make_tensor_value_info(x, 1, [2, given.get("dimension", 3)])],
+        [onnx.helper.make_empty_tensor_value_info(y)],
+        [onnx.numpy_helper.from_array(np.ones((), np.float64 if place == "weights" else np.float32), w)],
+    )
+    opsets = [onnx.helper.make_opsetid(domain, 18) for domain in {"", given["domain"]}]
+    path = tmp_path / "m.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets), path)
+    main(["fission", str(path)])
+    printed = "".join(capsys.readouterr())
+    assert ESCAPED in printed
+    assert not set(printed) & {"\x1b", "\x07", "\x9b"}
+
+
 def test_a_reader_that_stops_reading_is_no_error(folder: Path) -> None:
     command = [sys.executable, "-m", "korch.cli", "fission", str(folder / "mlp.onnx")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

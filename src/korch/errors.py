@@ -30,7 +30,7 @@ class KorchError(Exception):
         head = f"{self.where}: {self.what}" if self.where else self.what
         expected = f"; expected {self.expected}" if self.expected else ""
         hint = f". {self.hint}" if self.hint else ""
-        return f"{head}{expected}{hint}"
+        return printable(f"{head}{expected}{hint}")
 
 
 class ModelError(KorchError):
@@ -83,6 +83,14 @@ class ArtifactError(KorchError):
 
 class ReplayError(KorchError):
     """A ledger does not match the search that it is replayed for."""
+
+
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters as hexadecimal codes, since names of a model may contain any."""
+    return text.translate(_CONTROLS)
 
 
 def quoted(names: Iterable[object]) -> str:

@@ -12,13 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from difflib import get_close_matches
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from korch.cli.parser import make_parser
-from korch.errors import KorchError
+from korch.errors import KorchError, printable
 from korch.options import MOVED, moved_option
 
 logger = logging.getLogger("korch.cli")
@@ -33,6 +34,26 @@ def run_command(arguments: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # print "?" for characters that can't be encoded
             stream.reconfigure(errors="replace")
+    with redirect_stdout(_Printed(sys.stdout)), redirect_stderr(_Printed(sys.stderr)):
+        return _run(arguments)
+
+
+class _Printed:
+    """A stream on which control characters are escaped, except those of layout and at the start of a progress line."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        start = "\r" if text.startswith("\r") else ""
+        self._stream.write(start + printable(text.removeprefix(start)))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     parsed, unknown = make_parser().parse_known_args(arguments)
     parsed.begun_s = time.monotonic() - (_age_s() if arguments is None else 0.0)
     logging.basicConfig(

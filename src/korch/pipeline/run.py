@@ -14,6 +14,7 @@ from korch.assembly.segments import Outcome
 from korch.assembly.task import BlockTask
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
+from korch.errors import KorchError
 from korch.frontend.onnx import ModelSource
 from korch.frontend.operator import OperatorGraph
 from korch.measure.meter import AnyMeter
@@ -127,10 +128,17 @@ class Run:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Report the start of a stage, and measure its time."""
+        """Report the start of a stage, and measure its time; name it if the memory does not suffice."""
         begun = time.monotonic()
         self.progress(name, "")
-        yield
+        try:
+            yield
+        except MemoryError as error:
+            raise KorchError(
+                f"the memory of this process does not suffice for the stage {name!r} ({error or 'no size known'})",
+                where=self.operators.name if hasattr(self, "operators") else "",
+                hint="Give it more, for example with `ulimit -v`, or optimize for smaller inputs",
+            ) from error
         self.stage_seconds[name] = time.monotonic() - begun
         logger.debug("%s took %.2f s", name, self.stage_seconds[name])
 

@@ -50,7 +50,7 @@ def standard_of(
             standard = Standard(model, inputs, planned, tolerance, seed, precision=options.precision)
         return standard
     except Exception as error:
-        if not has_opaque(model):
+        if isinstance(error, MemoryError) or not has_opaque(model):
             raise
         text = (str(error).strip().splitlines() or [type(error).__name__])[0]
         kind, hint = ("the given", "") if options.inputs is not None else ("random", GIVE_INPUTS)
