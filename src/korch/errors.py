@@ -96,3 +96,11 @@ def printable(text: str) -> str:
 def quoted(names: Iterable[object]) -> str:
     """Return names in quotes, separated by commas, as messages list them."""
     return ", ".join(map(repr, names)) or "none"
+
+
+def excerpt(said: object, most: int = 300) -> str:
+    """Return what other software said on one line; a text of more than `most` characters ends at a word, with "..."."""
+    text = " ".join(str(said).split()) or type(said).__name__
+    if len(text) <= most:
+        return text
+    return text[: most - 3].rpartition(" ")[0].rstrip(".,;:") + " ..."

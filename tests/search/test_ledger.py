@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,9 @@ from korch.options import Options
 from korch.partition.block import find_blocks
 from korch.partition.join import join
 from korch.partition.split import split_segments
+from korch.pipeline import optimize
+from korch.pipeline.run import Run
+from korch.pipeline.stages import PipelineStage
 from korch.search.ledger import Ledger
 from tests.partition_oracle import FakeMeter
 
@@ -109,3 +113,23 @@ def test_a_model_is_optimized_again_from_the_ledger(
         np.testing.assert_array_equal(found, expected)
     with pytest.raises(ReplayError, match=r"the ledger is of a search with option gap 0\.005; here it is 0\.5"):
         korch.optimize(model, replay=path, **{**options, "search": SearchLimits(gap=0.5, max_primitives=4)})
+
+
+@pytest.mark.parametrize("wrong", ["null", "3", '{"a": 1}', "[1, 2]", '[["begin"]'])
+def test_a_line_that_is_no_entry_is_named(wrong: str, tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    path.write_text(wrong + "\n")
+    with pytest.raises(ReplayError, match=r"line 1: .* is not an entry of a ledger"):
+        Ledger(Silent(), OPTIONS.search, replay=path)
+
+
+def test_an_answer_of_another_type_is_a_damaged_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(run: Run) -> None:
+        raise TypeError("'<' not supported between instances of 'str' and 'float'")
+
+    monkeypatch.setattr(optimize, "STAGES", (PipelineStage("frontend", fails, lambda run: None, lambda run: ""),))
+    run = Run(replace(OPTIONS, replay=Path("a.ledger")), {}, lambda stage, text: None)
+    with pytest.raises(ReplayError, match=r"^a\.ledger: an answer of the ledger can't be used"):
+        optimize.run_until(run, "frontend")
+    with pytest.raises(TypeError, match="not supported"):
+        optimize.run_until(Run(OPTIONS, {}, lambda stage, text: None), "frontend")

@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
-from korch.errors import CompileError, ProviderError, UnsupportedError
+from korch.errors import CompileError, ProviderError, UnsupportedError, excerpt
 
 logger = logging.getLogger("korch.cuda")
 
@@ -69,7 +69,7 @@ def build_engine(network: bytes, allow_tf32: bool) -> bytes:
     parser = library.OnnxParser(definition, log)
     if not parser.parse(network):
         said = "; ".join(parser.get_error(i).desc() for i in range(parser.num_errors))
-        raise CompileError(f"TensorRT does not take the network: {said[:300]}")
+        raise CompileError(f"TensorRT does not take the network: {excerpt(said)}")
     config = builder.create_builder_config()
     config.set_flag(library.BuilderFlag.DISABLE_TIMING_CACHE)
     config.max_aux_streams = 0  # the plan itself runs its branches concurrently

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnx.version_converter
 
-from korch.errors import ModelError, UnsupportedError
+from korch.errors import ModelError, UnsupportedError, excerpt
 from korch.frontend.indices import check_elements
 from korch.frontend.names import captured_names, node_label
 from korch.frontend.shapes import check_size, dtype_of, type_name
@@ -73,7 +73,7 @@ def modernized(proto: onnx.ModelProto, model: str) -> onnx.ModelProto:
         return onnx.version_converter.convert_version(proto, OLDEST_OPSET)
     except REFUSALS as error:
         raise UnsupportedError(
-            f"it uses opset {version}, and ONNX can't convert it: " + " ".join(str(error).split())[:200],
+            f"it uses opset {version}, and ONNX can't convert it: " + excerpt(error),
             where=model,
             expected=f"at least {OLDEST_OPSET}",
             hint="Export the model again with a newer opset",

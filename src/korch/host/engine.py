@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from korch.errors import ProviderError, UnsupportedError
+from korch.errors import ProviderError, UnsupportedError, excerpt
 from korch.frontend.names import node_label
 
 RUNTIME, REFERENCE = "ONNX Runtime", "onnx.reference"
@@ -154,4 +154,4 @@ def _is_standard(node: onnx.NodeProto, opsets: Mapping[str, int]) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return " ".join((str(error).splitlines() or [type(error).__name__])[0].split())[:300]
+    return excerpt((str(error).splitlines() or [type(error).__name__])[0])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from korch.deadline import Deadline
-from korch.errors import InaccurateError, OptionError
+from korch.errors import InaccurateError, OptionError, ReplayError, excerpt
 from korch.files import check_output
 from korch.frontend.onnx import ModelSource
 from korch.frontend.operator import OperatorGraph
@@ -54,11 +55,28 @@ def run_until(
     names = [stage.name for stage in STAGES]
     for stage in STAGES[names.index(first) : names.index(last) + 1]:
         if stage.name not in skip:
-            with run.stage(stage.name):
+            with run.stage(stage.name), _damaged_ledgers(options.replay):
                 stage.run(run)
                 stage.check(run)
             if watch is not None:
                 watch(stage, run)
+
+
+@contextmanager
+def _damaged_ledgers(replay: Path | None) -> Iterator[None]:
+    """Report errors that unusable answers of a ledger cause.
+
+    Raises:
+        ReplayError: an answer of the ledger can't be used.
+    """
+    try:
+        yield
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if replay is None:
+            raise
+        hint = "Write the ledger again: korch optimize --ledger FILE"
+        what = f"an answer of the ledger can't be used ({type(error).__name__}: {excerpt(error)})"
+        raise ReplayError(what, where=str(replay), hint=hint) from error
 
 
 def _files_of(model: ModelSource | OperatorGraph | None) -> list[Path]:

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 
 from korch.candidate.candidate import Group, Offer, Refusal
+from korch.errors import excerpt
 from korch.extras import install_command
 from korch.libraries import ONNXRUNTIME, announce_onnxruntime, find_onnxruntime
 from korch.primitive.graph import Constant, Primitive
@@ -127,7 +128,7 @@ def _session_error(model: bytes) -> str | None:
     try:
         onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - its exceptions share no other base class
-        return " ".join(str(error).split())[:300]
+        return excerpt(error)
     return None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from korch.candidate.candidate import Candidate
+from korch.errors import excerpt
 from korch.explanation.counterfactual import Grouping, Groupings
 from korch.measure.record import Failed, Measured
 from korch.report.kernel import operations_of
@@ -57,7 +58,7 @@ def _grouping(row: Grouping) -> GroupingRecord:
 def _row(candidate: Candidate, ledger: Ledger) -> Rival:
     record = ledger.known(candidate)
     inputs, outputs = (", ".join(map(str, layouts)) for layouts in (candidate.offer.inputs, candidate.offer.outputs))
-    failure = f"{record.kind}: {record.message}"[:120] if isinstance(record, Failed) else ""
+    failure = excerpt(f"{record.kind}: {record.message}", 120) if isinstance(record, Failed) else ""
     cost_ns = ledger.cost_ns(candidate)[0]
     layouts = f"({inputs}) -> ({outputs})"
     return Rival(candidate.provider, candidate.offer.variant, layouts, cost_ns, isinstance(record, Measured), failure)

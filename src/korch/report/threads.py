@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from korch.child import child_command
-from korch.errors import MeasureError
+from korch.errors import MeasureError, excerpt
 from korch.libraries import find_library
 from korch.measure.compiler import Builder
 from korch.report.task_spans import TaskRun, TaskSpan
@@ -168,7 +168,7 @@ def watch_threads(artifact: Path, threads: int, rounds: int, seed: int = 0) -> T
         raise MeasureError(f"the process that records threads fails: {error}") from error
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise MeasureError(f"the process that records threads fails: {last[:200]}")
+        raise MeasureError(f"the process that records threads fails: {excerpt(last)}")
     answer = json.loads(done.stdout)
     tasks = (TaskRun(tuple(TaskSpan(bool(span[0]), *span[1:]) for span in spans)) for spans in answer["tasks"] if spans)
     return Threads(threads, tuple(map(read_run, answer["runs"])), tuple(tasks))

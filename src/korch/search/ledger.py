@@ -352,7 +352,7 @@ def _entries(path: Path) -> Iterator[list[Any]]:
 def _entry(line: str, where: str) -> list[Any]:
     try:
         kind, digest, answer = json.loads(line)
-    except ValueError:
+    except (ValueError, TypeError):
         hint = "Write the ledger again: korch optimize --ledger FILE"
         raise ReplayError(f"{line[:40]!r} is not an entry of a ledger", where, hint=hint) from None
     return [kind, digest, answer]

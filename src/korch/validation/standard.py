@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from korch.errors import UnprovidedError
+from korch.errors import UnprovidedError, excerpt
 from korch.inputs import Tensors, given_arrays, random_arrays
 from korch.numerics import Standard
 from korch.options import Options
@@ -55,7 +55,7 @@ def standard_of(
         text = (str(error).strip().splitlines() or [type(error).__name__])[0]
         kind, hint = ("the given", "") if options.inputs is not None else ("random", GIVE_INPUTS)
         raise UnprovidedError(
-            f"the reference of an opaque operator fails on {kind} inputs: {text[:200]}", hint=hint
+            f"the reference of an opaque operator fails on {kind} inputs: {excerpt(text)}", hint=hint
         ) from error
 
 

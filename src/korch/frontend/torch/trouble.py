@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from korch.errors import KorchError, UnsupportedError
+from korch.errors import KorchError, UnsupportedError, excerpt
 
 _SWITCHES = ("train", "training", "dropout_p", "p", "dropout")
 """Arguments that can turn an operator's random numbers off."""
@@ -90,7 +90,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def _first_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return (lines[0] if lines else "no reason given").rstrip(".")[:300]
+    return excerpt(lines[0] if lines else "no reason given").rstrip(".")
 
 
 def _user_line(text: str) -> str:

@@ -27,6 +27,7 @@ from korch.cuda.flags import library_flags
 from korch.cuda.layout import TORCH_TYPES, strided
 from korch.cuda.module import load_call
 from korch.cuda.network import with_constants
+from korch.errors import excerpt
 from korch.primitive.types import DType
 
 SAMPLES = 9
@@ -55,7 +56,7 @@ def serve() -> None:
 
             torch.zeros(1, device="cuda")
         except Exception as error:  # noqa: BLE001 - whatever it is, there is no device
-            say(unready=str(error)[:300])
+            say(unready=excerpt(error))
             return
         _serve_task(torch, task, say)
         torch.cuda.empty_cache()  # the executable's process needs the memory
@@ -70,7 +71,7 @@ def _serve_task(torch: Any, task: dict[str, Any], say: Callable[..., None]) -> N
                 for sample in _time(torch, job, task["l2_bytes"], task["allow_tf32"]):
                     say(sample=[number, sample])
         except Exception as error:  # noqa: BLE001 - one kernel's failure is not the others'
-            say(failed=[number, "failed", str(error).strip()[:300] or type(error).__name__])
+            say(failed=[number, "failed", excerpt(error)])
             if not _is_sound(torch):
                 os._exit(1)  # another process continues with the others
 
