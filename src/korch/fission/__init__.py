@@ -1,5 +1,7 @@
 """Fission: splits the operators of a model into primitives."""
 
+from collections.abc import Mapping
+
 from korch.fission import (
     activation,
     elementwise,
@@ -16,9 +18,11 @@ from korch.fission import (
     spectrum,
 )
 from korch.fission.rule import FissionRule, NotSplit
-from korch.fission.split import FissionReport, KeptWhole, split_operators
-from korch.frontend.operator import OperatorGraph
+from korch.fission.split import FissionReport, KeptWhole, evaluate_operator, split_operators
+from korch.frontend.operator import Operator, OperatorGraph
 from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.op import Array
+from korch.primitive.types import ValueType
 
 RULES: tuple[FissionRule, ...] = (
     *elementwise.RULES,
@@ -51,4 +55,18 @@ def fission_with_report(graph: OperatorGraph) -> tuple[PrimitiveGraph, FissionRe
     return split_operators(graph, _BY_OPERATOR)
 
 
-__all__ = ["RULES", "FissionReport", "FissionRule", "KeptWhole", "NotSplit", "fission", "fission_with_report"]
+def evaluate(operator: Operator, types: Mapping[str, ValueType], arrays: Mapping[str, Array]) -> list[Array] | None:
+    """Return the outputs of an operator whose inputs are known; None if it can't be split into primitives."""
+    return evaluate_operator(operator, types, arrays, _BY_OPERATOR)
+
+
+__all__ = [
+    "RULES",
+    "FissionReport",
+    "FissionRule",
+    "KeptWhole",
+    "NotSplit",
+    "evaluate",
+    "fission",
+    "fission_with_report",
+]

@@ -10,14 +10,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from korch.errors import InvalidGraphError, ModelError
 from korch.fission.context import Context
 from korch.fission.opaque import keep_whole
 from korch.fission.rule import FissionRule, NotSplit, Result
 from korch.frontend.operator import Operator, OperatorGraph
 from korch.frontend.shapes import check_size
+from korch.primitive import reference
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
-from korch.primitive.types import ValueId
+from korch.primitive.op import Array, Category
+from korch.primitive.types import ValueId, ValueType
+
+MOST_KNOWN = 4096
+"""The most elements of an array whose contents rules may read when an operator is evaluated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,50 @@ def split_operators(
         if primitive.op == "opaque":
             check_size(found.types[primitive.output], origin)
     return found, report
+
+
+def evaluate_operator(
+    operator: Operator,
+    types: Mapping[str, ValueType],
+    arrays: Mapping[str, Array],
+    rules: Mapping[str, tuple[FissionRule, ...]],
+) -> list[Array] | None:
+    """Return the outputs of an operator whose inputs are known, computed by the primitives' interpreter.
+
+    Floats are computed in float64 and rounded once. Where elements are only moved, nothing is rounded; and integers
+    that result from floats, as in a quantization, depend on the roundings of the operator's own types.
+
+    Args:
+        operator: the operator.
+        types: the types of its inputs and outputs.
+        arrays: its inputs by name.
+        rules: the rules for each type of operator.
+
+    Returns:
+        One array for each output, an empty one for an omitted output; None if no rule splits the operator.
+    """
+    builder, names = GraphBuilder(folds=False), [name for name in operator.outputs if name]
+    feeds = {name: arrays[name] for name in dict.fromkeys(operator.inputs) if name}
+    large = {name for name, array in feeds.items() if array.size > MOST_KNOWN}
+    values = {
+        name: builder.input(name, types[name]) if name in large else builder.constant(array)
+        for name, array in feeds.items()
+    }
+    context = Context(operator, builder, values, types, frozenset(names))
+    if isinstance(_find(operator, rules), NotSplit) or _split(context, rules, values):
+        return None
+    for name in names:
+        builder.output(name, values[name])
+    graph = builder.freeze()
+    is_exact = all(types[name].dtype.is_float for name in names) and any(
+        p.row.category not in (Category.LAYOUT, Category.BROADCAST) for p in graph.primitives
+    )
+    with np.errstate(all="ignore"):
+        found = reference.run(graph, {name: feeds[name] for name in large}, exact=is_exact)
+        return [
+            found[name].astype(types[name].dtype.numpy, copy=False) if name else np.zeros(0)
+            for name in operator.outputs
+        ]
 
 
 def _split(c: Context, rules: Mapping[str, tuple[FissionRule, ...]], values: dict[str, ValueId]) -> str:

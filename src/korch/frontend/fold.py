@@ -1,4 +1,4 @@
-"""Folds nodes whose inputs are all known into constants, by ONNX's own reference evaluator."""
+"""Folds nodes whose inputs are all known, and that are not split into primitives, by ONNX's reference evaluator."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
+from korch import fission
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.attributes import NodeAttributes
 from korch.frontend.contributed import define_contributed
@@ -164,12 +165,12 @@ class Propagation:
         if node.op_type == "If" and not node.domain and node.input[0] in self.constants:
             return take_branch(node, bool(self.constants[node.input[0]].reshape(-1)[0]))
         self._widen_stored(node)
-        if self._fold(node, schema):
-            return []
         if node.op_type in COMPOSITES:
             parts = expand_composite(node, self.opsets, self.types, self.constants)
             if parts is not None:
                 return parts
+        if self._fold(node, schema):
+            return []
         self._keep(node, schema, read)
         return []
 
@@ -216,7 +217,7 @@ class Propagation:
             return True
         if any(_size_bytes(proto) > LIMIT_BYTES for proto in types.values()):
             return False
-        results = evaluate(node, self.opsets, self.constants)
+        results = self._split(node, types) or evaluate(node, self.opsets, self.constants)
         if results is None or not all(
             _agrees(types.get(name), array) for name, array in zip(node.output, results, strict=True) if name
         ):
@@ -225,6 +226,16 @@ class Propagation:
             if name:
                 self.set_constant(name, array)
         return True
+
+    def _split(self, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> Sequence[Array] | None:
+        """Return the outputs of a node computed by primitives; None if there are none for it or for its types."""
+        try:
+            found = {name: static_type(types.get(name), name, node, self.model) for name in node.output if name}
+        except UnsupportedError:
+            return None
+        if not all(name in self.types for name in node.input if name):
+            return None
+        return fission.evaluate(self._operator(node, node.output), {**self.types, **found}, self.constants)
 
     def _widen_stored(self, node: onnx.NodeProto) -> None:
         """Widen a dequantization's constants of fewer than 8 bits to bytes; later stages pack them again."""
@@ -279,18 +290,12 @@ class Propagation:
                 if name in read:
                     raise
                 outputs.append("")
-        self._add(
-            Operator(
-                node.name or next(filter(None, node.output), ""),
-                node.op_type,
-                node.domain,
-                self.opsets[node.domain],
-                tuple(node.input),
-                tuple(outputs),
-                NodeAttributes(node),
-                node,
-            )
-        )
+        self._add(self._operator(node, outputs))
+
+    def _operator(self, node: onnx.NodeProto, outputs: Sequence[str]) -> Operator:
+        name = node.name or next(filter(None, node.output), "")
+        version, inputs = self.opsets[node.domain], tuple(node.input)
+        return Operator(name, node.op_type, node.domain, version, inputs, tuple(outputs), NodeAttributes(node), node)
 
     def _add(self, operator: Operator) -> None:
         self.operators.append(operator)

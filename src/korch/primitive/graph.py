@@ -218,7 +218,13 @@ class GraphBuilder:
         keep: maps a new constant, which may be large, to an equal one to store in its place.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, folds: bool = True) -> None:
+        """Begin a graph.
+
+        Args:
+            folds: compute primitives of constants when they are added, in the types of the graph.
+        """
+        self._is_folding = folds
         self.keep: Callable[[Constant], Constant] = lambda constant: constant
         self._types: list[ValueType] = []
         self._parent: list[int] = []
@@ -284,7 +290,8 @@ class GraphBuilder:
             type_ = row.infer([self._types[value] for value in found], attributes)
         except TypeMismatchError as error:
             raise InvalidGraphError(str(error), where=origin or f"primitive {op}") from error
-        if all(value in self._constants for value in found) and self._folds(op, found, type_):
+        is_known = self._is_folding and all(value in self._constants for value in found)
+        if is_known and self._folds(op, found, type_):
             return self.constant(self._fold(row, found, attributes, type_))
         value = self._new_value(type_)
         self._primitives[key] = (value, origin)

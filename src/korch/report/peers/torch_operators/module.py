@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
+from korch import fission
 from korch.errors import UnsupportedError
 from korch.frontend.fold import evaluate
 from korch.frontend.onnx import load_model
-from korch.frontend.operator import Operator
+from korch.frontend.operator import Operator, OperatorGraph
 from korch.report.peers.peer import Array, Arrays
 from korch.report.peers.torch_operators import TRANSLATORS
 from korch.report.peers.torch_operators.node import OperatorNode, TensorFunction
@@ -69,7 +70,7 @@ def load_module(model_path: Path, shapes: Mapping[str, Sequence[int]]) -> OnnxMo
     constants = dict(graph.constants)
     translated = []
     for operator in graph.operators:
-        if all(name in constants for name in operator.inputs if name) and _fold(operator, constants):
+        if all(name in constants for name in operator.inputs if name) and _fold(operator, graph, constants):
             continue
         if operator.domain or operator.op_type not in TRANSLATORS:
             raise UnsupportedError(
@@ -85,9 +86,11 @@ def load_module(model_path: Path, shapes: Mapping[str, Sequence[int]]) -> OnnxMo
     return OnnxModule(graph.inputs, graph.outputs, steps, weights)
 
 
-def _fold(operator: Operator, constants: dict[str, Array]) -> bool:
+def _fold(operator: Operator, graph: OperatorGraph, constants: dict[str, Array]) -> bool:
     """Evaluate an operator whose inputs are constants, which the frontend did not fold; return whether it succeeded."""
-    results = evaluate(operator.node, {operator.domain: operator.version}, constants)
+    results = fission.evaluate(operator, graph.types, constants) or evaluate(
+        operator.node, {operator.domain: operator.version}, constants
+    )
     constants |= dict(zip(operator.outputs, results or (), strict=False))
     return results is not None
 

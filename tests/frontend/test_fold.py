@@ -1,0 +1,117 @@
+"""Constants that the frontend computes, compared with NumPy by the operators' definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from korch.frontend import load_model
+from korch.primitive.op import Array
+from korch.testing.tolerance import assert_same
+from tests.support.node_cases import _arrays, _results, node_cases
+
+CUBIC = np.array([[[[0, 3, 1, 2], [5, 1, 4, 4], [2, 2, 0, 1]]]], np.float32)
+X = np.linspace(-2, 3, 24, dtype=np.float32).reshape(2, 3, 4)
+IMAGE = np.linspace(-1, 2, 24, dtype=np.float32).reshape(1, 6, 2, 2)
+
+
+def folded(op: str, arrays: Sequence[Array], opset: int, outputs: int = 1, **attributes: object) -> list[Array]:
+    """Return the constants into which a node with constant inputs is folded."""
+    names = [f"s{i}" for i in range(outputs)]
+    node = helper.make_node(op, [f"c{i}" for i in range(len(arrays))], names, **attributes)
+    stored = [onnx.numpy_helper.from_array(array, f"c{i}") for i, array in enumerate(arrays)]
+    graph = helper.make_graph([node], "g", [], [helper.make_empty_tensor_value_info(n) for n in names], stored)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    constants = load_model(model).constants
+    return [constants[name] for name in names]
+
+
+def softmax(x: Array, axis: int) -> Array:
+    """Return the operator before opset 13: the axes from `axis` on are flattened."""
+    rows = np.exp(x.astype(np.float64).reshape(int(np.prod(x.shape[:axis])), -1))
+    return (rows / rows.sum(1, keepdims=True)).reshape(x.shape)
+
+
+@pytest.mark.parametrize("opset", [7, 11, 12])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_softmax_flattens_axes_before_opset_13(opset: int, axis: int) -> None:
+    assert_same(folded("Softmax", [X], opset, axis=axis)[0], softmax(X, axis), terms=24)
+    assert_same(folded("LogSoftmax", [X], opset, axis=axis)[0], np.log(softmax(X, axis)), terms=24)
+
+
+@pytest.mark.parametrize("opset", [9, 13, 15])
+def test_batch_normalization_of_all_opsets(opset: int) -> None:
+    scale, bias, mean, variance = (np.arange(1, 7, dtype=np.float32) / d for d in (3, 4, 5, 6))
+    column = [a.astype(np.float64)[:, None, None] for a in (scale, bias, mean, variance)]
+    wanted = column[0] * (IMAGE - column[2]) / np.sqrt(column[3] + 1e-5) + column[1]
+    found = folded("BatchNormalization", [IMAGE, scale, bias, mean, variance], opset)[0]
+    assert_same(found, wanted, terms=8)
+
+
+@pytest.mark.parametrize(("axis", "p"), [(0, 1), (1, 1), (2, 1), (1, 2)])
+def test_a_normalization_by_the_sum_of_absolute_values(axis: int, p: int) -> None:
+    norm = np.linalg.norm(X.astype(np.float64), p, axis, keepdims=True)
+    assert_same(folded("LpNormalization", [X], 22, p=p, axis=axis)[0], X / norm, terms=8)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_a_normalization_over_neighbouring_channels(size: int) -> None:
+    x, wanted = IMAGE.astype(np.float64), np.empty(IMAGE.shape)
+    for c in range(6):
+        window = x[:, max(0, c - (size - 1) // 2) : c + size // 2 + 1]
+        wanted[:, c] = x[:, c] / (2 + 0.5 / size * (window**2).sum(1)) ** 0.25
+    assert_same(folded("LRN", [IMAGE], 13, size=size, alpha=0.5, beta=0.25, bias=2.0)[0], wanted, terms=8)
+
+
+def test_a_cubic_resize_to_one_row_reads_the_first_row() -> None:
+    none = np.array([], np.float32)
+    sizes, mode = np.array([1, 1, 1, 4]), {"mode": "cubic", "coordinate_transformation_mode": "pytorch_half_pixel"}
+    (found,) = folded("Resize", [CUBIC, none, none, sizes], 13, **mode)  # pixel 0 of one row is at 0, not in the middle
+    assert_same(found, CUBIC[:, :, :1], terms=8)
+
+
+def test_integers_are_exact() -> None:
+    big, one = np.array([2**62 + 1, -(2**62) - 3]), np.array([1])
+    assert folded("Add", [big, one], 14)[0].tolist() == [2**62 + 2, -(2**62) - 2]
+    assert folded("Sub", [big, one], 14)[0].dtype == np.int64
+    assert folded("Div", [np.array([-7, 7]), np.array([2])], 14)[0].tolist() == [-3, 3]
+    large = np.arange(3 * 2048).reshape(3, 2048) + 2**60
+    assert np.array_equal(folded("Transpose", [large], 13)[0], large.T)
+
+
+def test_float16_is_rounded_once() -> None:
+    x = np.full((2, 8), 60000, np.float16)  # the sum is larger than the largest float16
+    assert folded("ReduceMean", [x, np.array([1])], 18, keepdims=0)[0].tolist() == [60000, 60000]
+
+
+def test_moved_elements_keep_their_bits() -> None:
+    x = np.array([[np.nan, -0.0, 1e-45], [np.inf, 3, -np.inf]], np.float32)
+    x.view(np.uint32)[0, 0] = 0x7FC12345
+    (found,) = folded("Transpose", [x], 13)
+    assert np.array_equal(found.view(np.uint32), x.view(np.uint32).T)
+
+
+def foldable(case) -> bool:
+    """Return whether a case has tensors of types that Korch computes with, and a result that is not random."""
+    inputs, _ = case.data_sets[0]
+    types = [item.type.tensor_type.elem_type for item in case.model.graph.output]
+    is_random = case.name.startswith(("test_training_dropout", "test_bernoulli"))
+    is_tensor = _arrays(inputs, [item.name for item in case.model.graph.input]) is not None
+    return is_tensor and not is_random and not {0, 8, *range(17, 27)}.intersection(types)
+
+
+@pytest.mark.parametrize("case", [c for c in node_cases() if foldable(c)][::9], ids=lambda case: case.name)
+def test_a_case_of_onnx_as_constants(case) -> None:
+    inputs, expected = case.data_sets[0]
+    arrays = _arrays(inputs, [item.name for item in case.model.graph.input])
+    model = onnx.ModelProto()
+    model.CopyFrom(case.model)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+    constants = load_model(model).constants
+    for item, wanted in zip(model.graph.output, _results(expected), strict=True):
+        if item.name in constants:  # a dequantized weight is not folded
+            assert_same(constants[item.name], wanted, terms=64, name=item.name)
