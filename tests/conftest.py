@@ -2,6 +2,8 @@
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -25,6 +27,10 @@ settings.register_profile(
     "korch", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("korch")
+
+# A shell ignores interrupts in background jobs, and children inherit that: tests that interrupt them would wait.
+if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(trylast=True)  # the order is shuffled before
