@@ -91,7 +91,7 @@ def ablate(name: str, folder: Path, budget_s: float | None, rounds: int, variant
     model, kept = folder / f"{name}.onnx", folder / "rows.json"
     if not model.exists():
         model.write_bytes(build(name).SerializeToString())
-    rows: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    rows: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
 
     def artifact(variant: str) -> Path:
         return folder / f"{variant.replace(' ', '-')}.korch"

@@ -44,7 +44,7 @@ def main() -> int:
     args = parser.parse_args()
     rows = []
     if args.output and args.output.exists():
-        rows = json.loads(args.output.read_text())["rows"]
+        rows = json.loads(args.output.read_text("utf-8"))["rows"]
     counts = [int(count) for count in args.busy.split(",")]
     for name in args.models.split(","):
         todo = [n for n in counts if (name, n) not in {(r["model"], r["busy"]) for r in rows}]

@@ -55,7 +55,7 @@ def main() -> None:
     args = parser.parse_args()
     rows: dict[str, Any] = {}
     if args.output and args.output.exists():
-        rows = json.loads(args.output.read_text())["blocks"]
+        rows = json.loads(args.output.read_text("utf-8"))["blocks"]
     for name in args.blocks.split(","):
         for tokens in map(int, args.tokens.split(",")):
             key = f"{name}-{tokens}"

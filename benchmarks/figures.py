@@ -29,7 +29,7 @@ ENGINES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "inductor": "I
 
 def results(file: str) -> dict[str, Any]:
     """Return the rows of a file in `benchmarks/results`, by model."""
-    models: dict[str, Any] = json.loads((ROOT / "benchmarks/results" / file).read_text())["models"]
+    models: dict[str, Any] = json.loads((ROOT / "benchmarks/results" / file).read_text("utf-8"))["models"]
     return models
 
 
@@ -101,7 +101,7 @@ def main() -> None:
     """Update all pages of `PAGES`."""
     for name in PAGES:
         path = ROOT / name
-        path.write_text(with_figures(name, path.read_text()))
+        path.write_text(with_figures(name, path.read_text("utf-8")))
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def _path(folder: Path, quick: bool, name: str, precision: str, batch: int) -> P
 
 def _is_whole(path: Path) -> bool:
     """Return whether a row exists and all of its engines were tried."""
-    return path.exists() and json.loads(path.read_text())["is_whole"]
+    return path.exists() and json.loads(path.read_text("utf-8"))["is_whole"]
 
 
 def configurations(quick: bool, persistent: bool = False) -> list[tuple[str, str, int]]:
@@ -479,9 +479,9 @@ def _describe(executable: Any, seconds: float) -> dict[str, Any]:
 def collect(folder: Path, quick: bool, persistent: bool = False) -> dict[str, Any]:
     """Return all rows of a folder, with the last line of the tests."""
     paths = [_path(folder, quick, *item) for item in configurations(False, persistent)]
-    rows = [json.loads(path.read_text()) for path in paths if path.exists()]
+    rows = [json.loads(path.read_text("utf-8")) for path in paths if path.exists()]
     tests = folder / "tests.txt"
-    lines = tests.read_text().strip().splitlines() if tests.exists() else []
+    lines = tests.read_text("utf-8").strip().splitlines() if tests.exists() else []
     return {"tests": lines[-1] if lines else "not run", "cpu_cores": os.cpu_count(), "rows": rows}
 
 

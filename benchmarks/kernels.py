@@ -92,7 +92,7 @@ def join_products(rows: Sequence[Row]) -> None:
 
 def _known_rows(path: Path) -> list[Row]:
     """Return the rows of a file of results, if there is one."""
-    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows: list[Row] = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
     return rows
 
 

@@ -65,4 +65,4 @@ def draw(rows: dict[str, Any], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(json.loads(Path(sys.argv[1]).read_text())["models"], Path(sys.argv[2]))
+    draw(json.loads(Path(sys.argv[1]).read_text("utf-8"))["models"], Path(sys.argv[2]))

@@ -51,7 +51,7 @@ def main() -> int:
             rows[name] = measure(name, folder, args)
         print(f"{name}: {text(rows[name])}", flush=True)
         if args.output:
-            known = json.loads(args.output.read_text())["models"] if args.output.exists() else {}
+            known = json.loads(args.output.read_text("utf-8"))["models"] if args.output.exists() else {}
             args.output.write_text(json.dumps({"machine": machine(), "models": known | rows}, indent=1) + "\n")
     return int(any(np.median(row["quotients"]) < GOAL or max(row["errors"]) > args.error for row in rows.values()))
 

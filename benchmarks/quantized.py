@@ -85,7 +85,7 @@ def main() -> int:
     args = parser.parse_args()
     rows: dict[str, Any] = {}
     if args.output and args.output.exists():
-        rows = json.loads(args.output.read_text())["models"]
+        rows = json.loads(args.output.read_text("utf-8"))["models"]
     for name in args.models.split(","):
         if name not in rows:
             rows[name] = measure(name, args)

@@ -201,7 +201,7 @@ def _artifact(
         reports = {plan.sizes: executable.report for plan, executable in searches} or {(): found.report}
         timed = sum(report.timed_kernels for report in reports.values())
         about.write_text(json.dumps({"seconds": time.monotonic() - begun_s, "timed": timed}))
-    return load(artifact), json.loads(about.read_text())
+    return load(artifact), json.loads(about.read_text("utf-8"))
 
 
 def _run(executable: Any, feeds: Feeds) -> Any:

@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8, help="of interleaved runs")
     parser.add_argument("--output", type=Path, help="rows that it has are kept")
     args = parser.parse_args()
-    known = json.loads(args.output.read_text())["models"] if args.output and args.output.exists() else {}
+    known = json.loads(args.output.read_text("utf-8"))["models"] if args.output and args.output.exists() else {}
     rows: dict[str, dict[str, Any]] = known
     for name in args.models.split(","):
         with tempfile.TemporaryDirectory() as folder:

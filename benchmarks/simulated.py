@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="measured times that it has are used again")
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
-    known = json.loads(args.output.read_text())["models"] if args.output and args.output.exists() else {}
+    known = json.loads(args.output.read_text("utf-8"))["models"] if args.output and args.output.exists() else {}
     rows: dict[str, Any] = known
     for name in args.models.split(","):
         with tempfile.TemporaryDirectory() as folder:

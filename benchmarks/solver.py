@@ -81,7 +81,7 @@ def machine() -> dict[str, Any]:
     cpu = platform.processor()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        names = [line for line in info.read_text("utf-8").splitlines() if line.startswith("model name")]
         cpu = names[0].partition(":")[2].strip() if names else cpu
     return {
         "cpu": cpu,

@@ -155,7 +155,7 @@ def _in_process(name: str, args: argparse.Namespace) -> dict[str, Any] | None:
             command += ["--artifacts", str(args.artifacts)]
         if subprocess.run(command, check=False).returncode:
             return None
-        row: dict[str, Any] = json.loads(output.read_text())
+        row: dict[str, Any] = json.loads(output.read_text("utf-8"))
         return row
 
 
@@ -261,7 +261,7 @@ def machine() -> dict[str, Any]:
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "cpu": names[0] if names else platform.machine(),

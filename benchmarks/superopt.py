@@ -316,7 +316,7 @@ def prepare(folder: Path, name: str, batch: int, seconds: float, labels: Sequenc
             del executable
         plan = korch.load(out).plan
         found = [step.variant for step in plan.steps if step.variant.startswith("found")]
-        facts[label] = {**json.loads(kept.read_text()), "found kernels": len(found), "kernels": len(plan.steps)}
+        facts[label] = {**json.loads(kept.read_text("utf-8")), "found kernels": len(found), "kernels": len(plan.steps)}
         if name in MODELS:
             facts[label]["plan"] = [f"{step.provider} {step.variant}".strip() for step in plan.steps]
         del plan
@@ -374,7 +374,7 @@ def blocks(args: argparse.Namespace, names: Sequence[str], batches: Sequence[int
 def keep_rows(rows: Iterator[dict[str, Any]], path: Path) -> None:
     """Write each row when it is measured; it replaces an earlier row of the same name and batch on this machine."""
     for row in rows:
-        before = json.loads(path.read_text()) if path.exists() else {}
+        before = json.loads(path.read_text("utf-8")) if path.exists() else {}
         about, key = machine(), (row["block"], row["batch"])
         is_same = before.get("cpu") == about["cpu"] and before.get("isa") == about["isa"]
         kept = [r for r in before.get("result", ()) if is_same and (r["block"], r["batch"]) != key]

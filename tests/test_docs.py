@@ -38,7 +38,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 
 def blocks(page: Path, language: str) -> list[str]:
     """Return a page's blocks of code in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def name_of(page: Path) -> str:
@@ -47,7 +47,7 @@ def name_of(page: Path) -> str:
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as Markdown's table of contents makes them."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     words = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings)
     return {re.sub(r"[-\s]+", "-", word) for word in words}
@@ -56,7 +56,7 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     broken = []
-    for link in re.findall(r"\]\(([^)\s:]+)\)", page.read_text()):
+    for link in re.findall(r"\]\(([^)\s:]+)\)", page.read_text("utf-8")):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
         if not target.exists() or (anchor and anchor not in anchors(target)):
@@ -66,7 +66,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_files_that_are_named_exist(page: Path) -> None:
-    text = page.read_text()
+    text = page.read_text("utf-8")
     named = re.findall(r"`((?:src|tests|docs|benchmarks|web)/[\w/.-]+)`", text)
     made = {"benchmarks/results/suite.json"}
     assert [name for name in named if name not in made and not (ROOT / name).exists()] == []
@@ -77,7 +77,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
     listed = re.findall(r"^ +- .*?([\w/-]+\.md)$", navigation, re.MULTILINE)
     pages = [str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]]
     assert sorted(listed) == sorted(pages)
@@ -88,14 +88,14 @@ def test_what_the_reference_names_exists(page: Path) -> None:
     """The site's builder passes over a member that does not exist."""
     entries = re.findall(
         r"^::: ([\w.]+)$(?:\n    options:\n(?:      (?!members).*\n)*      members: \[(.*)\])?",
-        page.read_text(),
+        page.read_text("utf-8"),
         re.MULTILINE,
     )
     missing = []
     for module, members in entries:
         path = ROOT / "src" / module.replace(".", "/")
         source = path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
-        tree = ast.parse(source.read_text())
+        tree = ast.parse(source.read_text("utf-8"))
         known = {getattr(node, "name", "") for node in tree.body}
         missing += [f"{module}.{m}" for m in members.split(", ") if members and m not in known]
     assert missing == []
@@ -114,20 +114,22 @@ def option_table() -> str:
 
 
 def test_all_options_are_listed() -> None:
-    page = (ROOT / "docs" / "reference" / "options.md").read_text()
+    page = (ROOT / "docs" / "reference" / "options.md").read_text("utf-8")
     listed = re.search(r"^\| flag \|.*?(?=\n\n)", page, re.MULTILINE | re.DOTALL)
     assert listed is not None and listed[0] == option_table()
 
 
 def test_the_architecture_lists_every_folder() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     source = ROOT / "src" / "korch"
     folders = [folder.parent.name for folder in source.glob("*/__init__.py")]
     assert [name for name in folders if f"`{name}/`" not in text] == []
 
 
 def test_the_commands_of_the_documentation_exist() -> None:
-    shown = {name for page in PAGES for name in re.findall(r"^(?:\| `)?korch (\w+)", page.read_text(), re.MULTILINE)}
+    shown = {
+        name for page in PAGES for name in re.findall(r"^(?:\| `)?korch (\w+)", page.read_text("utf-8"), re.MULTILINE)
+    }
     usage = make_parser().format_help()
     assert {"optimize", "run", "bench", "explain", "doctor"} <= shown
     assert [name for name in shown if not re.search(rf"^ +{name}\b", usage, re.MULTILINE)] == []
@@ -135,17 +137,17 @@ def test_the_commands_of_the_documentation_exist() -> None:
 
 def test_the_page_of_errors_has_every_class() -> None:
     classes = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, KorchError)}
-    page = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text("utf-8")
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == classes - {"KorchError"}
 
 
 def test_the_readme_has_at_most_700_words() -> None:
-    text = re.sub(r"\]\([^)]*\)", "]", (ROOT / "README.md").read_text())
+    text = re.sub(r"\]\([^)]*\)", "]", (ROOT / "README.md").read_text("utf-8"))
     assert len([word for word in text.split() if re.search(r"\w", word)]) <= 700
 
 
 def test_the_change_log_has_at_most_40_short_unreleased_lines() -> None:
-    unreleased = (ROOT / "CHANGELOG.md").read_text().partition("## Unreleased\n")[2].partition("\n## ")[0]
+    unreleased = (ROOT / "CHANGELOG.md").read_text("utf-8").partition("## Unreleased\n")[2].partition("\n## ")[0]
     lines = unreleased.strip().splitlines()
     assert 0 < len(lines) <= 40 and [line for line in lines if not line.startswith("- ") or len(line) > 300] == []
 
@@ -157,7 +159,7 @@ def test_the_flags_of_the_documentation_exist() -> None:
         (page.name, flag.replace("--no-", "--"))
         for page in PAGES
         if page.name not in others
-        for flag in re.findall(r"(?:`|korch [^`\n#]*? )(--[a-z][a-z-]+)", page.read_text())
+        for flag in re.findall(r"(?:`|korch [^`\n#]*? )(--[a-z][a-z-]+)", page.read_text("utf-8"))
     }
     (commands,) = [action for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction)]
     actions = [action for command in commands.choices.values() for action in command._actions]
@@ -237,14 +239,14 @@ def test_the_provider_of_the_documentation_works(
 
 
 def test_the_guide_to_rules_shows_a_mark_as_the_test_has_it() -> None:
-    guide = (ROOT / "docs" / "add-an-equivalence.md").read_text()
+    guide = (ROOT / "docs" / "add-an-equivalence.md").read_text("utf-8")
     (mark,) = re.findall(r"^ +(\"[\w-]+\": \".*\",)$", guide, re.MULTILINE)
-    marks = (ROOT / "tests" / "equivalence" / "test_finite_field.py").read_text()
+    marks = (ROOT / "tests" / "equivalence" / "test_finite_field.py").read_text("utf-8")
     assert mark in marks and "NO_POLYNOMIALS" in marks and "NO_POLYNOMIALS" in guide
 
 
 def test_users_pages_and_internals_are_apart() -> None:
-    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\n\n")[0]
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2].partition("\n\n")[0]
     users, internals = navigation.split("  - Internals:\n")
     assert users.startswith("  - Using Korch:\n") and "start.md" in users
     for page in ("architecture.md", "method.md", "add-a-provider.md", "reference/tiles.md"):
@@ -259,7 +261,7 @@ def test_no_page_claims_more_than_a_bound() -> None:
         ROOT / "src/korch/__init__.py",
         *(ROOT / "src/korch/cli").glob("*.py"),
     )
-    assert [name_of(page) for page in pages if "provably" in page.read_text().lower()] == []
+    assert [name_of(page) for page in pages if "provably" in page.read_text("utf-8").lower()] == []
 
 
 def network(rng: np.random.Generator) -> onnx.ModelProto:
@@ -344,6 +346,6 @@ def group_of(op: str, type_: str):
 
 
 def test_the_operator_of_the_documentation_is_the_one_in_the_source() -> None:
-    source = (ROOT / "src" / "korch" / "fission" / "activation.py").read_text()
+    source = (ROOT / "src" / "korch" / "fission" / "activation.py").read_text("utf-8")
     function, line = blocks(ROOT / "docs" / "add-an-operator.md", "python")
     assert function in source and line.strip() in source

@@ -79,7 +79,7 @@ def test_imports_point_left() -> None:
         if own in ("__init__", "testing"):
             continue
         parts.add(own)
-        if found := wrong_imports(own, path.read_text()):
+        if found := wrong_imports(own, path.read_text("utf-8")):
             wrong[str(path.relative_to(SOURCE))] = found
     assert wrong == {}
     assert parts == RANK.keys()
@@ -102,7 +102,7 @@ def test_what_points_right_is_seen(own: str, text: str, wrong: set[str]) -> None
 def test_a_public_class_has_a_name_of_its_own() -> None:
     places: dict[str, list[str]] = {}
     for path in SOURCE.rglob("*.py"):
-        for node in ast.parse(path.read_text()).body:
+        for node in ast.parse(path.read_text("utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -18,7 +18,7 @@ from korch.extras import DISTRIBUTION, install_command
 from korch.provider.provider import load_providers
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 BUNDLE = Path("src/korch/report/web/libraries.js")
 FOLDERS = ("src", "docs", "benchmarks", "web")
 TEXTS = sorted(
@@ -43,7 +43,9 @@ WRONG = re.compile(
 
 
 def test_no_text_says_to_install_korch_from_an_index() -> None:
-    found = {f"{path.relative_to(ROOT)}: {match[0]}" for path in TEXTS for match in WRONG.finditer(path.read_text())}
+    found = {
+        f"{path.relative_to(ROOT)}: {match[0]}" for path in TEXTS for match in WRONG.finditer(path.read_text("utf-8"))
+    }
     assert found == set()
 
 
@@ -96,7 +98,7 @@ def test_the_command_for_an_extra_names_its_packages(monkeypatch: pytest.MonkeyP
 
 def test_every_extra_that_a_hint_names_exists() -> None:
     assert PROJECT["name"] == DISTRIBUTION
-    sources = [path.read_text() for path in TEXTS if path.suffix == ".py"]
+    sources = [path.read_text("utf-8") for path in TEXTS if path.suffix == ".py"]
     named = {
         name for text in sources for name in re.findall(r"""(?:install_command|\bmissing)\(["']([\w-]+)["']""", text)
     }

@@ -147,7 +147,7 @@ def test_an_unknown_option_is_named_with_the_one_that_may_be_meant(name: str, me
 
 def test_each_limit_is_documented_and_read() -> None:
     source = Path(limits.__file__).parent
-    texts = [path.read_text() for path in source.rglob("*.py") if path.name != "limits.py"]
+    texts = [path.read_text("utf-8") for path in source.rglob("*.py") if path.name != "limits.py"]
     names = [field.name for field in fields(SearchLimits)]
     assert [name for name in names if not re.search(rf"^        {name}: ", SearchLimits.__doc__ or "", re.M)] == []
     read = set(re.findall(r"\w+", "".join([*texts, inspect.getsource(SearchLimits.segment_limit)])))

@@ -34,7 +34,7 @@ def test_functions_have_at_most_6_parameters() -> None:
     found = {
         f"{path.relative_to(SOURCE)}: {name}"
         for path in SOURCE.rglob("*.py")
-        for name in functions_of_many_parameters(path.read_text())
+        for name in functions_of_many_parameters(path.read_text("utf-8"))
     }
     assert found == MORE_PARAMETERS
     assert functions_of_many_parameters("def f(a, b, c, d, e, f, g): ...") == ["f"]
@@ -45,14 +45,14 @@ def test_functions_have_at_most_60_lines() -> None:
     found = {
         f"{path.relative_to(SOURCE)}: {name}"
         for path in SOURCE.rglob("*.py")
-        for name in long_functions(path.read_text())
+        for name in long_functions(path.read_text("utf-8"))
     }
     assert found == set()
 
 
 def test_files_have_at_most_500_lines() -> None:
     paths = [path for path in SOURCE.rglob("*") if path.suffix in {".py", ".h", ".cpp"}]
-    assert [path.name for path in paths if len(path.read_text().splitlines()) > MOST_LINES_OF_A_FILE] == []
+    assert [path.name for path in paths if len(path.read_text("utf-8").splitlines()) > MOST_LINES_OF_A_FILE] == []
 
 
 def test_a_long_function_is_found() -> None:

@@ -18,7 +18,7 @@ NOT_CLEAN_YET: set[str] = set()
 
 def rejected() -> re.Pattern[str]:
     """Return a pattern of the left column of the glossary's table of words."""
-    table = (ROOT / "docs" / "glossary.md").read_text().partition("## Words to avoid")[2]
+    table = (ROOT / "docs" / "glossary.md").read_text("utf-8").partition("## Words to avoid")[2]
     cells = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)[1:]
     terms = [term for cell in cells for term in cell.split(", ")]
     gap = r"\s+(?:\S+\s+){0,4}"
@@ -58,7 +58,7 @@ def text_of_page(source: str) -> Iterator[tuple[int, str]]:
 
 def found_in(path: Path) -> list[str]:
     """Return the rejected words of a file, each with its line."""
-    source = path.read_text()
+    source = path.read_text("utf-8")
     texts = {".py": texts_of_python, ".h": texts_of_cpp, ".md": text_of_page}[path.suffix]
     return [
         f"{path.relative_to(ROOT)}:{line + text[: match.start()].count(chr(10))}: {match[0]!r}"

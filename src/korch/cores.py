@@ -113,6 +113,6 @@ def _quota(folder: Path) -> Iterator[float]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text("utf-8")
     except OSError:
         return ""

@@ -145,7 +145,7 @@ def _cpuinfo() -> tuple[frozenset[str], str]:
     flags: frozenset[str] = frozenset()
     model = platform.processor() or platform.machine()
     path = Path("/proc/cpuinfo")
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features") and not flags:
             flags = frozenset(value.split())
@@ -157,11 +157,11 @@ def _cpuinfo() -> tuple[frozenset[str], str]:
 def _cache_bytes(level: int, otherwise: int) -> int:
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         try:
-            if int((folder / "level").read_text()) != level:
+            if int((folder / "level").read_text("utf-8")) != level:
                 continue
-            if (folder / "type").read_text().strip() == "Instruction":
+            if (folder / "type").read_text("utf-8").strip() == "Instruction":
                 continue
-            text = (folder / "size").read_text().strip()
+            text = (folder / "size").read_text("utf-8").strip()
         except (OSError, ValueError):
             continue
         unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}.get(text[-1:], 1)

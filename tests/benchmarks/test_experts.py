@@ -51,7 +51,7 @@ def test_the_table_has_the_fastest_form_that_is_right() -> None:
 
 
 def test_the_page_has_the_table_of_the_results() -> None:
-    rows = json.loads((ROOT / "benchmarks/results/experts.json").read_text())["blocks"]
-    page = (ROOT / "docs/benchmarks.md").read_text()
+    rows = json.loads((ROOT / "benchmarks/results/experts.json").read_text("utf-8"))["blocks"]
+    page = (ROOT / "docs/benchmarks.md").read_text("utf-8")
     for line in experts.table(rows).splitlines():
         assert line in page

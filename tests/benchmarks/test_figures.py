@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(("name", "tables"), [("README.md", 1), ("docs/benchmarks.md", 2), ("docs/comparison.md", 1)])
 def test_the_tables_are_those_of_the_results(name: str, tables: int) -> None:
-    text = (ROOT / name).read_text()
+    text = (ROOT / name).read_text("utf-8")
     assert text == with_figures(name, text), "run python -m benchmarks.figures"
     made = PAGES[name][1]()
     assert len(made) == tables
@@ -26,7 +26,7 @@ def test_the_tables_are_those_of_the_results(name: str, tables: int) -> None:
 
 @pytest.mark.parametrize("file", MACHINES)
 def test_the_means_are_those_of_the_results(file: str) -> None:
-    text = (ROOT / "docs/benchmarks.md").read_text()
+    text = (ROOT / "docs/benchmarks.md").read_text("utf-8")
     means = re.findall(r": ([\d.]+x) \(geometric mean; least ([\d.]+x)\)", table(results(file)))
     assert len(means) == 2
     for mean, least in means:

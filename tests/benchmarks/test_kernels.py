@@ -23,11 +23,11 @@ def test_rows_of_tables_that_are_not_measured_stay(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", arguments)
     assert kernels.main() == 0
     assert asked == [("candy", ("pair",))]
-    found = {row["key"]: row["korch_us"] for row in json.loads(path.read_text())["rows"]}
+    found = {row["key"]: row["korch_us"] for row in json.loads(path.read_text("utf-8"))["rows"]}
     assert found == {"a": 1.0, "c": 1.0}
     path.unlink()
     assert kernels.main() == 0
-    assert [row["key"] for row in json.loads(path.read_text())["rows"]] == ["c"]
+    assert [row["key"] for row in json.loads(path.read_text("utf-8"))["rows"]] == ["c"]
 
 
 def test_a_pointwise_convolution_is_the_product_that_computes_the_same() -> None:

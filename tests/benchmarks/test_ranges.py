@@ -31,7 +31,7 @@ def test_a_range_is_compared_with_exact_plans_and_engines(tmp_path: Path, monkey
     flags = ["--models", "small", "--budget", "4", "--sizes", "1", "--exact", "1", "--rounds", "1", "--pairs", "4"]
     monkeypatch.setattr("sys.argv", ["ranges", *flags, "--folder", str(tmp_path), "--output", str(output)])
     assert ranges.main() in (0, 1)
-    found = json.loads(output.read_text())["models"]["small"]
+    found = json.loads(output.read_text("utf-8"))["models"]["small"]
     assert {2, 8, 32} < {row["size"] for row in found["sizes"]}
     assert [row["size"] for row in found["sizes"] if "exact" in row["quotients"]] == [8]
     assert found["search"].keys() == found["search_quotients"].keys() == {"seconds", "timed"}

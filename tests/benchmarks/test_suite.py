@@ -11,7 +11,7 @@ RESULTS = Path(suite.__file__).parent / "results" / "suite.json"
 
 
 def test_engines_of_the_kept_results_are_compared_by_default() -> None:
-    models = json.loads(RESULTS.read_text())["models"].values()
+    models = json.loads(RESULTS.read_text("utf-8"))["models"].values()
     kept = {row["name"] for model in models for row in model["comparison"]["rows"]}
     assert kept - {"korch"} == set(suite.AGAINST.split(","))
 

@@ -40,7 +40,9 @@ def test_every_rule_has_a_firing_example() -> None:
 def test_every_reason_has_a_refusing_example() -> None:
     folder = Path(rules_package.__file__).parent
     written = {
-        reason for path in folder.glob("*.py") for reason in re.findall(r'Refusal\(\s*"([^"]+)"', path.read_text())
+        reason
+        for path in folder.glob("*.py")
+        for reason in re.findall(r'Refusal\(\s*"([^"]+)"', path.read_text("utf-8"))
     }
     assert written == {reason for _, reason, _ in REFUSING}
 

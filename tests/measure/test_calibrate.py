@@ -16,7 +16,7 @@ CORES = len(os.sched_getaffinity(0))
 
 @pytest.fixture(scope="module")
 def timer(builder):
-    return builder.library([(NATIVE_FOLDER / "korch_timer.cpp").read_text()])
+    return builder.library([(NATIVE_FOLDER / "korch_timer.cpp").read_text("utf-8")])
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_this_machine_has_rates(timer, quick):
 
 def resident_bytes():
     """What is resident now: the counters of `statm` may lag behind."""
-    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+    for line in Path("/proc/self/smaps_rollup").read_text("utf-8").splitlines():
         if line.startswith("Rss:"):
             return int(line.split()[1]) * 1024
     raise AssertionError("no Rss in smaps_rollup")

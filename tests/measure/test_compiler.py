@@ -58,7 +58,7 @@ def test_sources_that_only_call_kernels_are_optimized_less(fresh, monkeypatch):
 
     def note(command, folder, stop=None):
         if "-c" in command:
-            source = (folder / command[command.index("-c") + 1]).read_text()
+            source = (folder / command[command.index("-c") + 1]).read_text("utf-8")
             levels[source] = [flag for flag in command if flag.startswith("-O")][-1]
 
     monkeypatch.setattr(compiler, "run_compiler", note)
@@ -266,7 +266,7 @@ def has_ended(process: int) -> bool:
     """Wait until a process that was killed has ended: a busy machine may take its time."""
     for _ in range(1200):  # a process that is left alone sleeps for 600 s
         try:
-            stat = Path(f"/proc/{process}/stat").read_text()
+            stat = Path(f"/proc/{process}/stat").read_text("utf-8")
         except (FileNotFoundError, ProcessLookupError):
             return True
         if stat.rpartition(")")[2].split()[0] in "ZX":
@@ -280,7 +280,7 @@ def test_compilers_are_stopped_with_all_that_they_started(fresh, tmp_path):
     whole = fresh.compile([GOOD])
     fresh.compiler = slow
     assert fresh.compile([GOOD, OTHER, BAD], OverAfter(8)) == [*whole, None, None]
-    for line in (tmp_path / "started").read_text().split():
+    for line in (tmp_path / "started").read_text("utf-8").split():
         assert has_ended(int(line))
     assert not [path for path in fresh.folder.iterdir() if path.stem.startswith("tmp")]
 

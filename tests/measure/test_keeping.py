@@ -105,7 +105,7 @@ def test_a_kernel_that_does_not_compile_is_counted_in_each_session(tmp_path, mon
             assert record.kind == "not compiled" and "missing" in record.message
             (row,) = meter.uncompiled.values()
         assert row.candidate == str(candidate) and row.message == record.message
-        text = Path(row.file).read_text()
+        text = Path(row.file).read_text("utf-8")
         assert "f32[4] = exp(%0)" in text and "error: " in text and "missing();" in text
         assert ("a kernel does not compile: " in caplog.text) == (session == "the first")
         caplog.clear()

@@ -48,7 +48,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Builder:
 
 @pytest.fixture(scope="module")
 def timer(builder: Builder) -> Path:
-    return builder.library([(NATIVE_FOLDER / "korch_timer.cpp").read_text()])
+    return builder.library([(NATIVE_FOLDER / "korch_timer.cpp").read_text("utf-8")])
 
 
 def test_what_goes_wrong_in_a_kernel_stays_there(builder: Builder, timer: Path) -> None:

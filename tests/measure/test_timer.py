@@ -43,7 +43,7 @@ def children() -> set[str]:
     found: set[str] = set()
     for task in Path(f"/proc/{os.getpid()}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that ends
-            found.update(task.read_text().split())
+            found.update(task.read_text("utf-8").split())
     return found
 
 
@@ -59,7 +59,7 @@ def sources():
 
 @pytest.fixture(scope="module")
 def libraries(builder):
-    own = (NATIVE_FOLDER / "korch_timer.cpp").read_text()
+    own = (NATIVE_FOLDER / "korch_timer.cpp").read_text("utf-8")
     return builder.library([sources()]), builder.library([own])
 
 

@@ -41,7 +41,7 @@ time_kernels([Job("stays", False, (BufferSpec(64, "u8"),))], setup)
 
 @pytest.fixture(scope="module")
 def libraries(builder):
-    own = (NATIVE_FOLDER / "korch_timer.cpp").read_text()
+    own = (NATIVE_FOLDER / "korch_timer.cpp").read_text("utf-8")
     return builder.library([SOURCE]), builder.library([own])
 
 

@@ -18,7 +18,7 @@ def package(tmp_path, monkeypatch):
 
 
 def edit(path):
-    path.write_text((path.read_text() if path.exists() else "") + "\n")
+    path.write_text((path.read_text("utf-8") if path.exists() else "") + "\n")
     content._digest.cache_clear()
 
 

@@ -453,7 +453,7 @@ def test_kernels_for_matrix_units_compile(units, tmp_path):
     files = [str(tmp_path / "kernels.cpp"), "-o", str(tmp_path / "kernels.s")]
     done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:2000]
-    assert "tdpbf16ps" in (tmp_path / "kernels.s").read_text()
+    assert "tdpbf16ps" in (tmp_path / "kernels.s").read_text("utf-8")
 
 
 def test_operands_are_packed_before_they_are_split(units, rng):

@@ -196,7 +196,7 @@ def test_what_a_kernel_forgets_to_write_is_seen(install, target, builder, rng):
 
 def test_korchs_own_providers_are_registered():
     project = Path(__file__).parents[2] / "pyproject.toml"
-    table = project.read_text().partition('[project.entry-points."korch.providers"]')[2]
+    table = project.read_text("utf-8").partition('[project.entry-points."korch.providers"]')[2]
     rows = [line.partition(" = ") for line in table.partition("\n[")[0].strip().splitlines()]
     for name, _, place in rows:
         module, _, member = place.strip('"').partition(":")

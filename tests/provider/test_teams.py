@@ -395,7 +395,7 @@ def test_what_can_not_run_in_a_team_is_refused(target: Target) -> None:
 def test_headers_of_kernels_open_no_regions() -> None:
     others = {"korch_timer.cpp", "korch_threads.cpp", "korch_runtime.h", "korch_concurrent.h", "korch_team.h"}
     for path in NATIVE_FOLDER.iterdir():
-        assert path.name in others or "#pragma omp" not in path.read_text()
+        assert path.name in others or "#pragma omp" not in path.read_text("utf-8")
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])

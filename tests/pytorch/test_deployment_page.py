@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "deploy.md"
 def test_the_page_from_its_first_step_to_its_last(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache_folder: Path
 ) -> None:
-    text = PAGE.read_text()
+    text = PAGE.read_text("utf-8")
     (python,) = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     (program,) = re.findall(r"^```c\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)

@@ -180,7 +180,7 @@ def test_what_a_killed_engine_has_started_ends_with_it(tmp_path, monkeypatch):
 
     def read(worker, timeout_s):  # time begins to run out when there is something to end
         for _ in range(1200):
-            if path.exists() and path.read_text():
+            if path.exists() and path.read_text("utf-8"):
                 break
             threading.Event().wait(0.05)
         return read_line(worker, timeout_s)
@@ -189,10 +189,10 @@ def test_what_a_killed_engine_has_started_ends_with_it(tmp_path, monkeypatch):
     spec = RunnerSpec("fake_peers:COMPILING", path, label="compiling")
     with pytest.raises(MeasureError, match=r"no answer to 'prepare' within 0\.2 s"):
         compare([spec], INPUTS, Settings(1, 1, prepare_timeout_s=0.2))
-    pid = int(path.read_text())
+    pid = int(path.read_text("utf-8"))
     state = Path(f"/proc/{pid}/stat")
     for _ in range(100):  # the system may need a moment to bury it
-        if not state.exists() or state.read_text().split(") ")[1][0] == "Z":
+        if not state.exists() or state.read_text("utf-8").split(") ")[1][0] == "Z":
             return
         threading.Event().wait(0.05)
     pytest.fail(f"process {pid} still runs")

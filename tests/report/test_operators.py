@@ -12,7 +12,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "operators.md"
 
 def test_the_page_is_up_to_date() -> None:
     found = format_page(supported_operators())
-    assert PAGE.read_text() == found, "python -m tests.support.operators_page > docs/operators.md"
+    assert PAGE.read_text("utf-8") == found, "python -m tests.support.operators_page > docs/operators.md"
 
 
 def test_at_least_120_operators_are_split() -> None:

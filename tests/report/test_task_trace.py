@@ -84,7 +84,7 @@ def test_a_real_run_has_tasks_waits_and_a_critical_path(artifact: Path, tmp_path
     events = []
     for _ in range(TRIES):
         assert main(["profile", str(artifact), "--rounds", "3", "--trace", str(out)]) == 0
-        if events := [e for e in json.loads(out.read_text())["traceEvents"] if e["pid"] == 2]:
+        if events := [e for e in json.loads(out.read_text("utf-8"))["traceEvents"] if e["pid"] == 2]:
             break
     rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert rows == {0: "critical path", **{n + 1: f"thread {n}" for n in range(4)}}

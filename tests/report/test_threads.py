@@ -67,7 +67,7 @@ def test_a_trace_has_a_row_for_each_thread(artifact: Path, tmp_path: Path, capsy
     out = tmp_path / "trace.json"
     assert main(["profile", str(artifact), "--rounds", "5", "--trace", str(out)]) == 0
     assert "longest" in capsys.readouterr().out
-    found = json.loads(out.read_text())
+    found = json.loads(out.read_text("utf-8"))
     rows = {e["tid"]: e["args"]["name"] for e in found["traceEvents"] if e["name"] == "thread_name"}
     assert rows == {0: "kernels", 1: "thread 0", 2: "thread 1"}
     spans = [e for e in found["traceEvents"] if e["ph"] == "X"]
@@ -95,6 +95,6 @@ def test_a_run_that_fails_is_told_and_the_trace_has_kernels_only(
     finally:
         find_compiler.cache_clear()
     assert "threads are not shown" in capsys.readouterr().err
-    found = json.loads(out.read_text())
+    found = json.loads(out.read_text("utf-8"))
     assert found["otherData"]["threads"].startswith("Threads are not shown: ")
     assert {e["tid"] for e in found["traceEvents"] if e["ph"] == "X"} == {0}

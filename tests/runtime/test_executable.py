@@ -233,7 +233,7 @@ def test_each_step_has_a_state_of_its_own_that_is_destroyed_with_the_executable(
     assert not path.exists()
     del executable
     gc.collect()
-    assert path.read_text() == "destroyed\n" * 2
+    assert path.read_text("utf-8") == "destroyed\n" * 2
 
 
 def test_a_kernel_that_cant_be_set_up_is_named_and_the_others_are_destroyed(make_executable, tmp_path):
@@ -243,7 +243,7 @@ def test_a_kernel_that_cant_be_set_up_is_named_and_the_others_are_destroyed(make
     with pytest.raises(ProviderError) as caught:
         make_executable(replace(plan, steps=steps))
     assert str(caught.value) == "executable: it can't be set up: kernel k_bad: no such primitive. Build it again"
-    assert path.read_text() == "destroyed\n"
+    assert path.read_text("utf-8") == "destroyed\n"
 
 
 def test_a_kernel_that_gives_no_reason_is_named_too(make_executable):

@@ -123,7 +123,7 @@ def test_memory_does_not_grow_with_runs_of_random_sizes(executable: RangedExecut
 
 
 def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text("utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_without_costs_the_smallest_plan_runs(executable: RangedExecutable) -> None:

@@ -89,7 +89,7 @@ def test_the_manifest_says_what_is_needed_and_seals_the_rest(pack, tmp_path):
     folder = tmp_path / "folder"
     folder.mkdir()  # an empty one is taken
     found = unpack(pack(plans.blocked_constant()), folder)
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
     files = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
     assert files == {"manifest.json", *manifest["sha256"]}
     assert {"library.so", "korch.h", "weights.bin", "plans/0.json", "sources/main.cpp"} < files
@@ -158,7 +158,7 @@ def test_a_library_of_the_system_is_named(pack, tmp_path):
     found = unpack(pack(linked(source, ("m",))), tmp_path / "folder")
     assert found.missing == ("m",)
     assert "  m must be installed where it runs" in found.to_text().splitlines()
-    assert json.loads((tmp_path / "folder" / "manifest.json").read_text())["libraries"] == ["m"]
+    assert json.loads((tmp_path / "folder" / "manifest.json").read_text("utf-8"))["libraries"] == ["m"]
 
 
 @pytest.mark.parametrize("is_file", [True, False])
@@ -174,7 +174,7 @@ def test_what_is_there_is_kept(pack, tmp_path, is_file):
     assert str(caught.value) == (
         f"option FOLDER: {folder} exists and is not an empty folder. Choose another name, or remove it first"
     )
-    assert (folder if is_file else folder / "own").read_text() == "kept"
+    assert (folder if is_file else folder / "own").read_text("utf-8") == "kept"
 
 
 @pytest.mark.parametrize("name", ["../own.cpp", "/own.cpp", "a/own.cpp", ".."])

@@ -186,7 +186,7 @@ def read_exclusions(path: Path) -> dict[str, str]:
         ValueError: a line has no reason.
     """
     found = {}
-    for line in path.read_text().splitlines():
+    for line in path.read_text("utf-8").splitlines():
         if not line.strip() or line.startswith("#"):
             continue
         pattern, _, reason = line.partition(":")
@@ -224,7 +224,7 @@ def format_table(korch: Iterable[Outcome], runtime: Iterable[Outcome]) -> str:
 
 def _load(path: Path) -> dict[str, Outcome]:
     found = {}
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in path.read_text("utf-8").splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError, TypeError):  # a line that was cut short
             outcome = Outcome(**json.loads(line))
             found[outcome.name] = outcome

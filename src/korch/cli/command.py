@@ -119,7 +119,7 @@ def _ended_by_signal() -> Iterator[None]:
 def _age_s() -> float:
     """Return the age of this process: the time for its start counts as part of a budget."""
     try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        fields = Path("/proc/self/stat").read_text("utf-8").rpartition(")")[2].split()
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError, IndexError, ValueError):  # the system is not Linux
         return 0.0

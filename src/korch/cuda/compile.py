@@ -126,7 +126,7 @@ class CubinCompiler:
 
     def _kept(self, symbol: str) -> Cubin | None:
         try:
-            data = json.loads((self.folder / f"{symbol}.json").read_text())
+            data = json.loads((self.folder / f"{symbol}.json").read_text("utf-8"))
             image = (self.folder / f"{symbol}.cubin").read_bytes()
             if hashlib.sha256(image).hexdigest() != data.pop("sha256"):
                 raise ValueError("its bytes have changed")

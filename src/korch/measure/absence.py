@@ -38,7 +38,7 @@ class Absence:
             if task in self._others:
                 continue
             try:
-                found[task] = int((TASKS / str(task) / "schedstat").read_text().split()[1])
+                found[task] = int((TASKS / str(task) / "schedstat").read_text("utf-8").split()[1])
             except (OSError, ValueError, IndexError):  # it has ended, or the kernel does not count
                 continue
         return found

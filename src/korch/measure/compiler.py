@@ -73,7 +73,7 @@ class Builder:
         if isa == "avx512_bf16":
             own = (*own, "-DKORCH_BF16_ON_VECTORS")
         self.flags = (*FLAGS, *own, *ISA_COMPILER_FLAGS[isa], *self.compiler.openmp)
-        headers = "".join(p.read_text() for p in sorted(NATIVE_FOLDER.iterdir()) if p.is_file())
+        headers = "".join(p.read_text("utf-8") for p in sorted(NATIVE_FOLDER.iterdir()) if p.is_file())
         stamp = (self.compiler.identity, *self.flags, headers)
         self._salt = hashlib.sha256("\n".join(stamp).encode()).hexdigest()
         self._precompiled: set[str] = set()
@@ -199,8 +199,8 @@ class Builder:
         try:
             self._headers.mkdir(exist_ok=True)
             for path in sorted(NATIVE_FOLDER.glob("*.h"), key=lambda path: path.name == header):
-                copy, text = self._headers / path.name, path.read_text()
-                if not copy.exists() or copy.read_text() != text:
+                copy, text = self._headers / path.name, path.read_text("utf-8")
+                if not copy.exists() or copy.read_text("utf-8") != text:
                     _write_atomically(copy, text)
             self._cached(self._headers / f"{header}.gch", make)
         except (OSError, CompileError) as error:
@@ -338,7 +338,7 @@ def _temporary_folder() -> Path:
 
 def _is_sealed(path: Path, seal: Path) -> bool:
     try:
-        return hashlib.sha256(path.read_bytes()).hexdigest() == seal.read_text().strip()
+        return hashlib.sha256(path.read_bytes()).hexdigest() == seal.read_text("utf-8").strip()
     except OSError:
         return False
 

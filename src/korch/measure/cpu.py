@@ -101,7 +101,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         folder = self.builder.folder.parent
         self.database = Database(folder, self.target.fingerprint)
         self.pace = Pace(self.database.fact(PACE_FACT))
-        timer = (NATIVE_FOLDER / "korch_timer.cpp").read_text()
+        timer = (NATIVE_FOLDER / "korch_timer.cpp").read_text("utf-8")
         with self.pace.noting("compile", 2 * self.builder.count_missing([timer])):
             self._timer = self.builder.library([timer])
         self.calibration = self._calibrate()

@@ -69,7 +69,7 @@ def page(
     """
     data = page_data(plan, report, sources, run_ns, peers, threads)
     script = "".join(map(_web, SCRIPTS))
-    text = (files("korch.report") / "page.html").read_text()
+    text = (files("korch.report") / "page.html").read_text("utf-8")
     # "<" is escaped, because "</script" would end the element.
     packed = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     parts = {

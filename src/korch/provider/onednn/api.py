@@ -222,7 +222,7 @@ def _by_key(tags: Iterable[str]) -> dict[tuple[int, str], list[str]]:
 def _header_text(folder: Path) -> str:
     for name in ("oneapi/dnnl/dnnl_types.h", "dnnl_types.h"):
         if (folder / name).exists():
-            text = (folder / name).read_text()
+            text = (folder / name).read_text("utf-8")
             if "dnnl_format_tag_t" in text:
                 return text
     raise ImportError(f"oneDNN's headers in {folder} are incomplete")

@@ -110,7 +110,7 @@ class WorkerProcess:
         So the libraries of an engine are not counted, but its copies of weights are.
         """
         try:
-            lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+            lines = Path(f"/proc/{self._process.pid}/status").read_text("utf-8").splitlines()
         except OSError:
             return None
         kib = [int(line.split()[1]) for line in lines if line.startswith("RssAnon:")]
@@ -191,6 +191,6 @@ class WorkerProcess:
 def _busy_ns(path: Path) -> int:
     """Return the time for which a thread ran or waited for a core; 0 if it has just ended."""
     try:
-        return sum(map(int, path.read_text().split()[:2]))
+        return sum(map(int, path.read_text("utf-8").split()[:2]))
     except (FileNotFoundError, ProcessLookupError):
         return 0
