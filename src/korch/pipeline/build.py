@@ -34,6 +34,7 @@ from korch.runtime.report import (
     Disturbance,
     GroupingRecord,
     OperatorRecord,
+    PrecisionRecord,
     Report,
     RunTimes,
     ScheduleTimes,
@@ -191,11 +192,19 @@ def _complete(report: Report, run: Run, validation: Validation, groupings: Group
         groupings=groupings.get(won.name, ()),
         kernels=plan.kernel_count,
         in_place=len(plan.steps) - plan.kernel_count,
-        precision=run.precision.record(o for s in plan.steps for o in s.origins) if run.precision else None,
+        precision=_precision(run, validation),
         flop=sum(step.work_flop for step in plan.steps),
         arena_bytes=plan.arena_bytes,
         seconds=time.monotonic() - run.started_s,
     )
+
+
+def _precision(run: Run, validation: Validation) -> PrecisionRecord | None:
+    """Return how the kept plan uses the error budget: another plan than the searched one may have been kept."""
+    if run.precision is None:
+        return None
+    record = run.precision.record(origin for step in validation.winner.plan.steps for origin in step.origins)
+    return replace(record, error=max(record.error, validation.won.max_error or 0.0))
 
 
 def search_report(run: Run) -> Report:

@@ -45,6 +45,9 @@ CALL_NS = 500
 
 _LEVELS = ("L1", "L2", "L3")
 
+_LARGE = ("Conv", "Gemm", "MatMul", "QLinear", "Attention", "LSTM", "GRU", "RNN")
+"""Operators by which a kernel is named, if it runs one of them."""
+
 
 def slowest(plan: PlanRecord, report: Report) -> list[tuple[int, tuple[str, ...]]]:
     """Return the most expensive kernels, each with texts about its cost, its limit and its nearest rival."""
@@ -277,6 +280,15 @@ def origins_of(step: StepRecord) -> tuple[list[str], list[str]]:
     """Return the model's operators that a kernel runs a part of, and the rules that it uses."""
     operators = [origin for origin in step.origins if origin and not rule_of(origin)]
     return operators, sorted({rule for origin in step.origins if (rule := rule_of(origin))})
+
+
+def layer_of(step: StepRecord) -> str:
+    """Return the operator of the model that a kernel is best known by, and the number of the others; "" if none."""
+    names, _ = origins_of(step)
+    if not names:
+        return ""
+    main = next((name for name in names if name.startswith(_LARGE)), names[0])
+    return main + (f" +{len(names) - 1}" if len(names) > 1 else "")
 
 
 def _source(step: StepRecord) -> str:

@@ -23,6 +23,7 @@ from korch.report.kernel import (
     found_lines,
     grouping_row,
     groupings_of,
+    layer_of,
     operations,
     origins_of,
     port_bytes,
@@ -223,6 +224,8 @@ def _kernel(number: int, plan: PlanRecord, report: Report, run_ns: Sequence[floa
         "provider": step.provider,
         "variant": step.variant,
         "operations": operations(step),
+        "layer": layer_of(step),
+        "is_float": any(port.type.startswith(("f", "bf")) for port in step.inputs if port.place != "CONSTANT"),
         "primitives": step.primitives,
         "origins": origins,
         "rules": rules,
@@ -282,7 +285,7 @@ def _source(writers: Mapping[tuple[int, str], int], port: PortRecord) -> int | N
 def _kernel_graph(plan: PlanRecord) -> dict[str, Any]:
     writers = _writers(plan)
     nodes = [
-        {"id": f"k{n}", "label": f"{n} {operations(step, LONGEST_LABEL)}", "kernels": [n]}
+        {"id": f"k{n}", "label": f"{n} {layer_of(step) or operations(step, LONGEST_LABEL)}", "kernels": [n]}
         for n, step in enumerate(plan.steps)
     ]
     edges = {

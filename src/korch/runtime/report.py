@@ -237,7 +237,7 @@ class PrecisionRecord:
 
     Attributes:
         budget: the largest allowed error, relative to the largest element of each output.
-        error: the error of the plan, on inputs that were not used for calibration.
+        error: the largest error of the plan in its check, and on inputs that were not used for calibration.
         source: where the inputs for calibration came from.
         offered: the number of less precise products that the search could choose from.
         forms: the less precise products of the plan.

@@ -10,33 +10,38 @@ function chart(id, config) {
 const decade = (value) => Math.abs(Math.log10(value) % 1) < 1e-6 ? (value < 1 ? String(value) : count(value)) : "";
 const thin = { color: (at) => decade(at.tick?.value ?? 1) ? color("--line") : "transparent" };
 const axis = (text, more = {}) => ({ title: { display: true, text }, ...more });
-const pick = (points) => (event, found) => {
-  if (found.length && found[0].datasetIndex === 0) select(points[found[0].index].number);
+const pick = (...sets) => (event, found) => {
+  if (found.length && sets[found[0].datasetIndex]) select(sets[found[0].datasetIndex][found[0].index].number);
 };
 
 function roofline() {
   const points = kernels.filter((k) => k.measured && k.us > 0 && k.bytes > 0 && k.flop > 0)
-    .map((k) => ({ x: k.flop / k.bytes, y: k.flop / k.us / 1e3, number: k.number, r: k.us }));
+    .map((k) => ({ x: k.flop / k.bytes, y: k.flop / k.us / 1e3, number: k.number, r: k.us, isFloat: k.is_float }));
   const left = kernels.length - points.length;
-  byId("roof-note").textContent = left ? `${left} of ${counted(kernels.length, "kernel")} without floating-point operations, `
-    + "or that were not measured, are not shown." : "";
+  const [floats, others] = [true, false].map((isFloat) => points.filter((p) => p.isFloat === isFloat));
+  byId("roof-note").textContent = [
+    left ? `${left} of ${counted(kernels.length, "kernel")} without operations, or that were not measured, are not shown.` : "",
+    others.length ? "The roof is for float32; kernels that read integers may exceed it." : "",
+  ].join(" ").trim();
   const roof = data.roof.map(([x, y]) => ({ x, y }));
   const largest = Math.max(...points.map((p) => p.r), 1e-9);
   chart("roofline", {
     type: "scatter",
     data: { datasets: [
-      { label: "kernels", data: points, backgroundColor: color("--accent"),
-        pointRadius: points.map((p) => 3 + 9 * Math.sqrt(p.r / largest)) },
-      { label: "what the machine can do", data: roof, showLine: true, pointRadius: 0,
+      ...[["kernels", floats, "--accent"], ["kernels that read integers", others, "--good"]].map(([label, own, name]) => ({
+        label, data: own, backgroundColor: color(name),
+        pointRadius: own.map((p) => 3 + 9 * Math.sqrt(p.r / largest)) })),
+      { label: "what the machine can do with float32", data: roof, showLine: true, pointRadius: 0,
         borderColor: color("--warm"), borderWidth: 2 },
     ] },
     options: {
-      onClick: pick(points),
+      onClick: pick(floats, others),
       scales: {
         x: axis("FLOP per byte", { type: "logarithmic", grid: thin, ticks: { callback: decade, maxRotation: 0, autoSkip: false } }),
         y: axis("GFLOP/s", { type: "logarithmic", grid: thin, ticks: { callback: decade, autoSkip: false } }),
       },
-      plugins: { tooltip: { callbacks: { label: (at) => at.raw.number === undefined ? ""
+      plugins: { legend: { labels: { filter: (item, all) => all.datasets[item.datasetIndex].data.length > 0 } },
+        tooltip: { callbacks: { label: (at) => at.raw.number === undefined ? ""
         : `kernel ${at.raw.number}: ${at.raw.y.toFixed(1)} GFLOP/s` } } },
     },
   });

@@ -56,7 +56,7 @@ function facts() {
   byId("rules").hidden = !data.rules.length;
   if (data.plans.length) {
     byId("plans").append(table(
-      ["plan", "kernels", "predicted", "median", "10–90 %", "error", "outcome"],
+      ["plan", "kernels", "sum", "median", "10–90 %", "error", "outcome"],
       data.plans.map((row) => [
         row.plan, row.kernels,
         `${row.is_measured === false ? "≥ " : ""}${row.predicted_ms.toFixed(3)} ms`,
@@ -104,7 +104,7 @@ const columns = [
   ["bytes", (k) => k.bytes, (k) => size(k.bytes)],
   ["FLOP", (k) => k.flop, (k) => count(k.flop)],
   ["provider", (k) => k.provider, (k) => k.provider],
-  ["computes", (k) => k.operations, (k) => k.operations],
+  ["computes", (k) => k.operations, (k) => k.layer ? `${k.layer}: ${k.operations}` : k.operations],
 ];
 let order = { column: 1, up: false };
 
