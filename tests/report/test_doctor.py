@@ -55,7 +55,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 def test_a_compiler_that_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing:
-        def __init__(self, isa: str) -> None:
+        def __init__(self, isa: str, folder: object) -> None:
             raise CompileError("no omp.h")
 
     monkeypatch.setattr(doctor, "Builder", Failing)

@@ -53,7 +53,7 @@ def run_compiler(command: Sequence[str], folder: Path, stop: Deadline | None = N
     if code < 0 or (code and ": Killed" in said):
         raise KilledError("the system killed the compiler, most likely because memory ran out")
     if code:
-        refusal = CompilerRefusedError(_cause(said))
+        refusal = CompilerRefusedError(_cause(said), hint="`korch doctor` checks the compiler")
         refusal.output = said
         raise refusal
 

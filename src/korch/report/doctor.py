@@ -19,6 +19,7 @@ from korch.measure.cuda.device import detect_cuda_target
 from korch.measure.toolchain import Compiler, find_compiler
 from korch.options import default_cache_folder, default_threads
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, ENTRY_POINT_GROUP, load_providers
+from korch.scratch import scratch_folder
 from korch.target import Target, detect_target
 
 OK, MISSING, FAIL = "ok", "--", "FAIL"
@@ -71,7 +72,8 @@ def _machine() -> Iterator[Diagnosis]:
 
 def _try_out(compiler: Compiler, target: Target) -> Diagnosis:
     try:
-        Builder(target.isa).library([_PROBE])
+        with scratch_folder() as folder:  # not the cache, which may have a library from before something was removed
+            Builder(target.isa, folder).library([_PROBE])
     except KorchError as error:
         hint = "Install its OpenMP library, or another compiler and name it in $CXX"
         text = f"{compiler.version} can't build a library with OpenMP: {error}. {hint}"
