@@ -6,6 +6,7 @@ from onnx import TensorProto, helper, numpy_helper
 from korch.errors import ModelError, OptionError, UnsupportedError
 from korch.fission import fission
 from korch.frontend import format_operators, load_model
+from korch.frontend.onnx import load_segments
 from korch.primitive.reference import run
 from tests.support.models import chain, one_operator
 
@@ -66,16 +67,43 @@ def test_nodes_in_any_order():
     assert [operator.op_type for operator in graph.operators] == ["Abs", "Neg"]
 
 
-def test_an_initializer_that_is_listed_as_an_input_is_a_constant():
-    model = chain(
-        [helper.make_node("Add", ["x", "w"], ["y"])],
-        {"x": (F, [3]), "w": (F, [3])},
-        ["y"],
-        {"w": np.ones(3, np.float32)},
-    )
-    graph = load_model(model)
-    assert graph.inputs == ("x",)
-    assert set(graph.constants) == {"w"}
+def _listed(node, array, version=8):
+    """Return a model whose initializer w is also an input."""
+    elem_type = helper.np_dtype_to_tensor_dtype(array.dtype)
+    model = chain([node], {"x": (F, [1, 1, 2, 3]), "w": (elem_type, array.shape)}, ["y"], {"w": array})
+    model.ir_version = version
+    return model
+
+
+ADD = helper.make_node("Add", ["x", "w"], ["y"])
+ONES = np.ones(3, np.float32)
+
+
+def test_an_initializer_that_is_listed_as_an_input_can_be_given():
+    graph = load_model(_listed(ADD, ONES))
+    assert graph.inputs == ("x", "w") and not graph.constants
+    assert graph.types["w"].shape == (3,)
+    np.testing.assert_array_equal(graph.defaults["w"], ONES)
+
+
+@pytest.mark.parametrize(
+    ("node", "array", "version"),
+    [
+        (ADD, ONES, 3),
+        (ADD, np.ones((1 << 14, 1, 1, 3), np.float32), 8),
+        (helper.make_node("Gather", ["x", "w"], ["y"], axis=2), np.array([1, 0]), 8),
+        (helper.make_node("Resize", ["x", "", "w"], ["y"]), np.array([1, 1, 2, 2], np.float32), 8),
+    ],
+)
+def test_old_large_whole_and_shaping_initializers_are_constants(node, array, version):
+    graph = load_model(_listed(node, array, version))
+    assert graph.inputs == ("x",) and not graph.defaults
+
+
+def test_an_initializer_that_is_an_input_can_be_given_to_the_host():
+    segmented = load_segments(_listed(helper.make_node("Add", ["x", "w"], ["y"]), ONES), forced={"y": "a test"})
+    assert [name for name, _ in segmented.inputs] == ["x", "w"]
+    assert set(segmented.defaults) == set(segmented.segments[0].inputs) - {"x"} == {"w"}
 
 
 def test_an_output_may_be_an_input_or_a_constant():

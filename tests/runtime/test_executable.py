@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from korch.candidate.layout import Layout
+from korch.cli import main
 from korch.errors import ArtifactError, InputError, ProviderError
 from korch.provider.provider import Kernel
 from korch.runtime.executable import Executable
+from korch.runtime.record import ModelRecord
 from tests.runtime import runtime_plans as plans
 
 
@@ -50,6 +52,26 @@ def test_run_is_a_drop_in_for_a_session_of_onnx_runtime(make_executable):
     assert first.dtype == np.float32
     assert second.name == "y"
     assert [tensor.name for tensor in executable.get_outputs()] == ["difference", "negative"]
+
+
+def test_inputs_with_a_default_may_be_left_out(make_executable, tmp_path, capsys):
+    x, y, default = np.arange(8, dtype=np.float32), np.ones(8, np.float32), np.full(8, 3, np.float32)
+    executable = make_executable(plans.several_outputs(), model=ModelRecord().with_defaults({"y": default}))
+    executable.save(tmp_path / "plan.korch")
+    np.save(tmp_path / "x.npy", x)
+    loaded = Executable.load(tmp_path / "plan.korch")
+    assert [info.name for info in loaded.get_overridable_initializers()] == ["y"]
+    assert "'y': tensor(float) [8], has a default" in repr(loaded)
+    usual, given = [x - default, -(x + default)], [x - y, -(x + y)]
+    for found in (loaded(x), loaded(x=x), loaded.run(None, {"x": x}), loaded.bind(x)()):
+        assert_same(found, usual)
+    for found in (loaded(x, y), loaded(y=y, x=x), loaded.run(None, {"x": x, "y": y}), loaded.bind(x, y)()):
+        assert_same(found, given)
+    assert main(["run", str(tmp_path / "plan.korch"), f"--input=x={tmp_path / 'x.npy'}", "--repeat", "1"]) == 0
+    with pytest.raises(InputError, match=r"called with 0 arrays; expected 2: 'x', 'y', or 1 without 'y'"):
+        loaded()
+    with pytest.raises(InputError, match="input 'x' is missing: only 'y' is given"):
+        loaded(y=y)
 
 
 def test_bound_arrays_are_read_and_written_at_each_run(make_executable):

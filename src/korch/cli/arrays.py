@@ -48,11 +48,11 @@ def read_feeds(parsed: argparse.Namespace, executable: Runnable) -> dict[str, Ar
     """Return the inputs of `korch run` by name: from files, or random ones of the shapes of `--shape`."""
     from korch.report.peers.inputs import random_feeds
 
-    feeds: dict[str, Array] = {}
+    feeds: dict[str, Array] = dict(executable.defaults)
     if parsed.random:
-        inputs = inputs_at(executable, parse_shapes(parsed.shape))
+        inputs = [t for t in inputs_at(executable, parse_shapes(parsed.shape)) if t.name not in feeds]
         _require_static(inputs)
-        feeds = dict(random_feeds(inputs, parsed.seed))
+        feeds |= random_feeds(inputs, parsed.seed)
     for text in parsed.input:
         known = [t.name for t in executable.get_inputs() if text.startswith(f"{t.name}=")]
         name = known[0] if known else text.partition("=")[0]

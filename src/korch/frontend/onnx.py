@@ -7,9 +7,10 @@ then one walk over the nodes infers static types, folds constants and expands co
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,8 +18,9 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
-from korch.errors import ModelError, UnsupportedError
+from korch.errors import ModelError, UnsupportedError, quoted
 from korch.files import open_file
+from korch.frontend.defaults import choose_defaults, with_type
 from korch.frontend.experts import gather_experts
 from korch.frontend.functions import inline_functions
 from korch.frontend.infer import check_opsets, modernized
@@ -30,6 +32,8 @@ from korch.frontend.segments import SegmentedModel, cut_segments
 from korch.frontend.shapes import bind_inputs, check_declared_outputs, is_number_tensor
 from korch.frontend.tensors import read_tensor
 from korch.primitive.op import Array
+
+logger = logging.getLogger("korch.frontend")
 
 LARGEST_PROTOBUF = (1 << 31) - 1
 """The most bytes of a serialized model."""
@@ -82,12 +86,24 @@ def load_model(model: ModelSource | LoadedModel, shapes: Mapping[str, Sequence[i
         UnsupportedError: the model is valid, but uses a feature that Korch can't run.
     """
     loaded = model if isinstance(model, LoadedModel) else read_model(model)
+    try:
+        return _load(loaded, shapes)
+    except UnsupportedError as error:
+        if not loaded.defaults:
+            raise
+        found = _load(loaded.without_defaults(), shapes)
+        logger.warning("%s: %s are constants, not inputs: %s", loaded.name, quoted(loaded.defaults), error)
+        return found
+
+
+def _load(loaded: LoadedModel, shapes: Mapping[str, Sequence[int]] | None) -> OperatorGraph:
     types, constants = dict(bind_inputs(loaded.declared, shapes or {}, loaded.name)), dict(loaded.constants)
     nodes = gather_experts(loaded.name, loaded.opsets, types, loaded.nodes, constants, loaded.outputs)
     walk = Propagation(loaded.name, loaded.opsets, types, constants, loaded.outputs)
     walk.walk(nodes)
     check_declared_outputs(loaded.declared_outputs, walk.types, loaded.name)
-    return _pruned(loaded.name, walk, [item.name for item in loaded.declared], loaded.outputs)
+    found = _pruned(loaded.name, walk, [item.name for item in loaded.declared], loaded.outputs)
+    return replace(found, defaults=loaded.defaults)
 
 
 def load_segments(
@@ -114,12 +130,18 @@ def load_segments(
     walk.walk(nodes)
     check_declared_outputs(loaded.declared_outputs, walk.types, loaded.name)
     inputs = [item.name for item in loaded.declared]
-    return cut_segments(loaded.name, walk, inputs, loaded.outputs, loaded.ir_version)
+    return replace(cut_segments(loaded.name, walk, inputs, loaded.outputs, loaded.ir_version), defaults=loaded.defaults)
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A model that was read, with its names checked and its nodes in order."""
+    """A model that was read, with its names checked and its nodes in order.
+
+    Attributes:
+        declared: its inputs; those with a default are among them.
+        constants: elements by name.
+        defaults: elements of the inputs that need not be given, by name.
+    """
 
     name: str
     ir_version: int
@@ -129,6 +151,12 @@ class LoadedModel:
     outputs: list[str]
     nodes: list[onnx.NodeProto]
     constants: dict[str, Array]
+    defaults: dict[str, Array]
+
+    def without_defaults(self) -> LoadedModel:
+        """Return the model with constants in place of the inputs that have a default."""
+        declared = [item for item in self.declared if item.name not in self.defaults]
+        return replace(self, declared=declared, constants=self.constants | self.defaults, defaults={})
 
 
 def read_model(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> LoadedModel:
@@ -151,11 +179,10 @@ def read_model(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> Loade
             f"the initializer {graph.sparse_initializer[0].values.name!r} is sparse", where=name, hint="Store it dense"
         )
     initializers = {tensor.name: tensor for tensor in graph.initializer}
-    declared = [item for item in graph.input if item.name not in initializers]
     outputs = [item.name for item in graph.output]
     _check_names(graph, outputs, name)
     given = list(replace_batch_first(graph.node))
-    nodes = order_nodes(given, [*initializers, *(item.name for item in declared)], outputs, name)
+    nodes = order_nodes(given, [*initializers, *(item.name for item in graph.input)], outputs, name)
     used = {n for node in nodes for n in node.input} | set(outputs) | _captured(nodes)
     held = model.arrays if isinstance(model, HeldModel) else {}
     constants = {
@@ -163,7 +190,15 @@ def read_model(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> Loade
         for n, tensor in initializers.items()
         if n in used
     }
-    return LoadedModel(name, proto.ir_version, opsets, declared, list(graph.output), outputs, nodes, constants)
+    defaults = choose_defaults(proto, constants, name)
+    declared = [
+        with_type(item, defaults.get(item.name))
+        for item in graph.input
+        if item.name not in initializers or item.name in defaults
+    ]
+    constants = {n: array for n, array in constants.items() if n not in defaults}
+    version = proto.ir_version
+    return LoadedModel(name, version, opsets, declared, list(graph.output), outputs, nodes, constants, defaults)
 
 
 def _captured(nodes: Sequence[onnx.NodeProto]) -> set[str]:

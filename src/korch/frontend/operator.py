@@ -57,10 +57,11 @@ class OperatorGraph:
     Attributes:
         name: where the model came from, for messages.
         operators: in an order in which they can run.
-        inputs: names of the model's inputs, without those that have a default value.
+        inputs: names of the model's inputs.
         outputs: names of the model's outputs.
         types: the type of each value that an operator, input or output of the graph uses.
         constants: the values known at build time; large ones may be mapped from a file.
+        defaults: elements of the inputs that need not be given at run time, by name.
     """
 
     name: str
@@ -69,6 +70,7 @@ class OperatorGraph:
     outputs: tuple[str, ...]
     types: Mapping[str, ValueType]
     constants: Mapping[str, Array]
+    defaults: Mapping[str, Array] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return format_operators(self)

@@ -7,7 +7,7 @@ segment that the values it reads allow, so that there are few segments.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -54,6 +54,7 @@ class SegmentedModel:
         outputs: name and type of each output; the type is None if it is unknown.
         segments: in an order in which they can run.
         constants: outputs that are known at build time.
+        defaults: elements of the inputs that need not be given at run time, by name.
     """
 
     name: str
@@ -61,6 +62,7 @@ class SegmentedModel:
     outputs: tuple[tuple[str, onnx.TypeProto | None], ...]
     segments: tuple[Segment, ...]
     constants: Mapping[str, Array]
+    defaults: Mapping[str, Array] = field(default_factory=dict)
 
 
 def cut_segments(

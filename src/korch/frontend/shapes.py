@@ -25,7 +25,7 @@ def bind_inputs(
     others.
 
     Args:
-        declared: the model's inputs without a default value, as ValueInfoProtos.
+        declared: the model's inputs, as ValueInfoProtos.
         shapes: shapes by input name; also sizes, as shapes of one number, by dimension name.
         model: the model's name, for messages.
 

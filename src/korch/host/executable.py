@@ -149,8 +149,7 @@ class HostedExecutable(Runnable):
 
     def compute(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """Run the segments in order; each reads inputs, constants and the outputs of earlier segments."""
-        self.check_count(arrays)
-        known = {**self._constants, **accepted(self.get_inputs(), arrays)}
+        known = {**self._constants, **accepted(self.get_inputs(), self.complete(arrays))}
         for part in self.parts:
             known |= run_part(part, known)
         return tuple(known[name] for name, _ in self._outputs)

@@ -68,7 +68,7 @@ def optimize_with_host(
         refused = _refused(segmented, options)
         if not refused:
             try:
-                return _build(segmented, source, options, tell, begun_s, deadline)
+                return _build(segmented, source.with_defaults(segmented.defaults), options, tell, begun_s, deadline)
             except _CannotRunError as error:
                 refused = error.nodes
         if not refused.keys() - host.keys():

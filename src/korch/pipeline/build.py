@@ -30,6 +30,7 @@ from korch.runtime.build import model_record
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.runtime.padding import OutputCut, padded_inputs
+from korch.runtime.record import ModelRecord
 from korch.runtime.report import (
     Disturbance,
     GroupingRecord,
@@ -83,7 +84,8 @@ def build_plans(run: Run) -> None:
     certificate = outcome.found.certificate
     del chosen, everything, outcome, plans
     run.release()  # candidates that no plan uses may need much memory
-    model = model_record(run.model) if isinstance(run.model, str | Path) else None
+    model = model_record(run.model) if isinstance(run.model, str | Path) else ModelRecord()
+    model = model.with_defaults(run.operators.defaults)
     ranges = run.masked.plan if run.masked is not None else None
     families = run.template.families if run.template is not None else None
     make_any = partial(

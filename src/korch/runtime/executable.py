@@ -106,6 +106,7 @@ class Executable(PlanExecutable):
         Raises:
             InputError: an array has another shape or type or would be copied, or there are too few or too many.
         """
+        arrays = tuple(self.complete(arrays))
         inputs = self._accept(arrays)
         for found, array, type_ in zip(inputs, arrays, self._inputs, strict=True):
             given = array if isinstance(array, np.ndarray) else type_.accept(array)  # a copy shares no memory
@@ -174,8 +175,8 @@ class Executable(PlanExecutable):
         return self._known_names
 
     def _accept(self, arrays: Sequence[Any]) -> list[Array]:
-        if len(arrays) != len(self._inputs):  # checked first, because check_count looks up names for its message
-            self.check_count(arrays)
+        if len(arrays) != len(self._inputs):  # checked first, because most calls give all
+            arrays = self.complete(arrays)
         return [type_.accept(array) for type_, array in zip(self._inputs, arrays, strict=True)]
 
     def _allocate(self) -> tuple[Array, ...]:

@@ -190,13 +190,12 @@ class RangedExecutable(ShapedExecutable):
 
     def plan_for(self, arrays: Sequence[Any]) -> Executable:
         """Return the executable that runs arrays of these shapes after padding."""
-        self.check_count(arrays)
-        return self.serving(self.sizes_of(tuple(map(np.shape, arrays))))[0]
+        return self.serving(self.sizes_of(tuple(map(np.shape, self.complete(arrays)))))[0]
 
     def compute(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
         """Run the fastest plan for these arrays, with padding and cutting."""
-        if len(arrays) != len(self._types):  # checked first, because check_count looks up names for its message
-            self.check_count(arrays)
+        if len(arrays) != len(self._types):  # checked first, because most calls give all
+            arrays = self.complete(arrays)
         accepted = [type_.accept(array) for type_, array in zip(self._types, arrays, strict=True)]
         return self._fitting(tuple(array.shape for array in accepted)).run(accepted)
 

@@ -6,10 +6,13 @@ or the solver. `to_json` and `from_json` are inverse to each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from korch.candidate.lane import Lane
+from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
 from korch.records import from_json, to_json
 
@@ -100,10 +103,21 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """The model that the plan was built from: its file (or "") and the file's SHA-256 (or "")."""
+    """The model that the plan was built from.
+
+    Attributes:
+        path: its file, or "".
+        sha256: the file's SHA-256, or "".
+        defaults: the elements of the inputs that need not be given, by name, in base64.
+    """
 
     path: str = ""
     sha256: str = ""
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+    def with_defaults(self, arrays: Mapping[str, Array]) -> ModelRecord:
+        """Return the record with these elements of inputs."""
+        return replace(self, defaults={n: base64.b64encode(a.tobytes()).decode() for n, a in arrays.items()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,19 @@ the content of an archive. `PlanExecutable` adds what can be derived from a sing
 
 from __future__ import annotations
 
+import base64
 import io
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from korch.errors import InputError, quoted
+from korch.errors import ArtifactError, InputError, quoted
 from korch.primitive.op import Array
 from korch.primitive.types import DType
 from korch.runtime.artifact import Archive
@@ -105,6 +107,26 @@ class Runnable(ABC):
     def get_inputs(self) -> list[TensorInfo]:
         """Return descriptions of the model's inputs, in the order of a call's arguments."""
 
+    def get_overridable_initializers(self) -> list[TensorInfo]:
+        """Return descriptions of the inputs that have a default and need not be given, as ONNX Runtime does."""
+        return [info for info in self.get_inputs() if info.name in self.defaults]
+
+    @cached_property
+    def defaults(self) -> Mapping[str, Array]:
+        """The elements of the inputs that need not be given, by name.
+
+        Raises:
+            ArtifactError: they do not fit the inputs.
+        """
+        infos = {info.name: info for info in self.get_inputs()}
+        try:
+            return {
+                name: np.frombuffer(base64.b64decode(text), infos[name].dtype).reshape(infos[name].shape)
+                for name, text in self.model.defaults.items()
+            }
+        except (KeyError, ValueError) as error:
+            raise ArtifactError(f"the default of an input is damaged ({error})", hint="Build it again") from error
+
     def example_inputs(self) -> list[TensorInfo]:
         """Return descriptions of valid inputs with fixed shapes; several shapes may be possible."""
         return self.get_inputs()
@@ -117,7 +139,7 @@ class Runnable(ABC):
         """Run the model.
 
         Args:
-            arrays: one for each input, in the model's order.
+            arrays: one for each input, in the model's order; or one for each input without a default.
             named: instead of `arrays`, one for each input by its name.
 
         Returns:
@@ -135,8 +157,7 @@ class Runnable(ABC):
                 f"{len(arrays)} arrays are given by position and {quoted(list(named))} by name",
                 expected="all by position or all by name",
             )
-        _check_feeds(named, names)
-        return self.compute([named[name] for name in names])
+        return self.compute(self._fed(named, names))
 
     @abstractmethod
     def compute(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
@@ -173,7 +194,7 @@ class Runnable(ABC):
 
         Args:
             output_names: the outputs to return, in this order; None for all.
-            feeds: an array for each input, by name.
+            feeds: an array for each input, by name; those with a default may be missing.
             run_options: for ONNX Runtime only; must be None.
 
         Raises:
@@ -183,8 +204,7 @@ class Runnable(ABC):
         if run_options is not None:
             raise InputError("run_options is for ONNX Runtime only", expected="None")
         names, offered = self._names()
-        _check_feeds(feeds, names)
-        arrays = [feeds[name] for name in names]
+        arrays = self._fed(feeds, names)
         if output_names is None:
             return list(self.compute(arrays))
         wanted = list(output_names)
@@ -196,11 +216,25 @@ class Runnable(ABC):
     def _names(self) -> tuple[Sequence[str], Sequence[str]]:
         return [info.name for info in self.get_inputs()], [info.name for info in self.get_outputs()]
 
-    def check_count(self, arrays: Sequence[Any]) -> None:
-        """Raise `InputError` unless there are as many arrays as inputs."""
+    def _fed(self, feeds: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
+        _check_feeds(feeds, names, self.defaults)
+        return [feeds[name] if name in feeds else self.defaults[name] for name in names]
+
+    def complete(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Return an array for each input; if only the inputs without a default are given, with the defaults.
+
+        Raises:
+            InputError: there are too few or too many arrays.
+        """
         names, _ = self._names()
-        if len(arrays) != len(names):
-            raise InputError(f"it was called with {len(arrays)} arrays", expected=f"{len(names)}: {quoted(names)}")
+        needed = [name for name in names if name not in self.defaults]
+        if len(arrays) == len(names):
+            return arrays
+        if len(arrays) == len(needed):
+            given = {**self.defaults, **dict(zip(needed, arrays, strict=True))}
+            return [given[name] for name in names]
+        least = f", or {len(needed)} without {quoted(self.defaults)}" if self.defaults else ""
+        raise InputError(f"it was called with {len(arrays)} arrays", expected=f"{len(names)}: {quoted(names)}{least}")
 
     def stopwatch(self, arrays: Sequence[Any]) -> Callable[[], int]:
         """Return a function that runs the model once on these arrays and returns the nanoseconds."""
@@ -350,14 +384,14 @@ class ArrayType:
         return found
 
 
-def _check_feeds(feeds: object, names: Sequence[str]) -> None:
-    """Raise `InputError` unless `feeds` has an array for each of the names, and no others."""
+def _check_feeds(feeds: object, names: Sequence[str], defaults: Collection[str]) -> None:
+    """Raise `InputError` unless `feeds` has an array for each name without a default, and for no other names."""
     expected = f"an array for each of {quoted(names)}"
     if not isinstance(feeds, Mapping):
         raise InputError(f"the feeds are of type {type(feeds).__name__}", expected=f"a dict with {expected}")
     if unknown := [name for name in feeds if name not in names]:
         raise InputError(f"there is no input {unknown[0]!r}", expected=expected)
-    if missing := [name for name in names if name not in feeds]:
+    if missing := [name for name in names if name not in feeds and name not in defaults]:
         given = f"only {quoted(list(feeds))} is given" if feeds else "no input is given"
         raise InputError(f"input {missing[0]!r} is missing: {given}", expected=expected)
 

@@ -147,7 +147,7 @@ class ShapedExecutable(Runnable):
         Raises:
             InputError: there is no plan for these shapes.
         """
-        shapes = tuple(tuple(np.shape(a)) for a in arrays)
+        shapes = tuple(tuple(np.shape(a)) for a in self.complete(arrays))
         found = self.plans.get(shapes)
         if found is None:
             raise InputError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from korch.runtime.record import PlanRecord
@@ -20,6 +20,10 @@ class Described(Protocol):
     @property
     def report(self) -> AnyReport:
         """How its plans were found."""
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The elements of the inputs that need not be given."""
 
     def get_inputs(self) -> Sequence[Any]:
         """Return descriptions of the inputs."""
@@ -50,7 +54,8 @@ def executable_text(executable: Described, facts: str) -> str:
     lines = [f"<{type(executable).__name__} {facts}"]
     for kind, tensors in (("input", executable.get_inputs()), ("output", executable.get_outputs())):
         for tensor in tensors[:MOST_TENSORS]:
-            lines.append(f"  {kind} {tensor.name!r}: {tensor.type} {tensor.shape}")
+            default = ", has a default" if kind == "input" and tensor.name in executable.defaults else ""
+            lines.append(f"  {kind} {tensor.name!r}: {tensor.type} {tensor.shape}{default}")
         if len(tensors) > MOST_TENSORS:
             lines.append(f"  and {counted(len(tensors) - MOST_TENSORS, f'more {kind}')}")
     return "\n".join(lines) + ">"

@@ -229,9 +229,8 @@ class CudaExecutable(PlanExecutable):
 
     def _accept(self, arrays: Sequence[Any]) -> list[Any]:
         torch = self._torch
-        self.check_count(arrays)
         found = []
-        for array, record in zip(arrays, self.plan.inputs, strict=True):
+        for array, record in zip(self.complete(arrays), self.plan.inputs, strict=True):
             tensor = array
             if isinstance(array, np.ndarray | np.generic):
                 tensor = _from_numpy(torch, np.asarray(array), record.dtype)
