@@ -9,6 +9,9 @@ still the same tensors with the same contents.
 
 A graph runs in PyTorch if Korch can't run it, or can't reproduce its effects: gradients, random
 numbers, writes to inputs, and results that share memory. A `KorchFallbackWarning` then says so, once.
+
+PyTorch cuts programs at nn.RNN, nn.LSTM and nn.GRU and runs them itself, without a word. So loading this module sets
+`torch._dynamo.config.allow_rnn`, which PyTorch offers to no backend alone.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.symbolic_convert import TensorifyState
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from korch.errors import KorchError, OptionError
 from korch.frontend.torch import export_call
@@ -29,6 +35,8 @@ from korch.torch_module import ModuleExecutable, build_module, build_ranged
 
 STATIC = "_dynamo_static_input_type"
 """The key in a placeholder's tensor_dict with which PyTorch marks a parameter or a buffer."""
+
+torch._dynamo.config.allow_rnn = True
 
 DEFAULT_MAX_SHAPES = 8
 
@@ -69,6 +77,7 @@ def korch(
             f"there is no mode {mode!r}", where="torch.compile", expected="none", hint="Pass options instead"
         )
     record, limits = _options(options or {})
+    _fix_floats(graph)
     compiled = CompiledGraph(graph, record, limits)
     if reason := _why_not(graph, example_inputs):
         compiled.give_up(reason)
@@ -214,6 +223,22 @@ class CompiledGraph:
         if text not in SAID:
             SAID.add(text)
             warnings.warn(text, kind, stacklevel=4)
+
+
+def _fix_floats(graph: Any) -> None:
+    """Trace a graph again if it reads Python's floats, so that they are constants on which PyTorch guards.
+
+    With dynamic shapes, PyTorch passes the floats of a program, such as the epsilon of a normalization, as tensors.
+
+    Raises:
+        TensorifyScalarRestartAnalysis: it reads floats; PyTorch catches this, and traces it again.
+    """
+    memos = (getattr(node.meta.get("example_value"), "item_memo", None) for node in inputs_of(graph))
+    symbols = [memo.node._expr for memo in memos if isinstance(memo, torch.SymFloat)]
+    if names := [symbol.name for symbol in symbols if symbol.is_Symbol and symbol_is_type(symbol, SymT.FLOAT)]:
+        for name in names:
+            TensorifyState.specialize(name)
+        raise TensorifyScalarRestartAnalysis
 
 
 def _noted(weights: Mapping[int, Any]) -> tuple[tuple[int, Any, int, int], ...]:

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from korch import torch_backend
+from korch.errors import KorchError
+from korch.frontend.torch import export_module
 from korch.frontend.torch.graph import default_high
 from korch.runtime.ranged import RangedExecutable
 from korch.torch_backend import KorchFallbackWarning, KorchShapesWarning
@@ -146,6 +148,53 @@ def test_sizes_that_are_computed_are_right(quick: dict[str, Any]) -> None:
             found, number = compiled(x)
         torch.testing.assert_close(found, x * 2)
         assert number == 3 * n + 1
+
+
+class Floats(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.LayerNorm(6), nn.Dropout(0.3), nn.ELU(0.7), nn.RMSNorm(6, eps=1e-3))
+        self.norms = nn.Sequential(nn.BatchNorm1d(4), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4))
+        self.temperature = 1.7
+
+    def forward(self, x: Any) -> Any:
+        return torch.softmax(self.norms(self.layers(x)) / self.temperature, -1)
+
+
+def test_floats_of_a_graph_with_dynamic_shapes_are_constants(made: list[Any], quick: dict[str, Any]) -> None:
+    module, x = Floats().eval(), torch.randn(3, 4, 6)
+    torch._dynamo.mark_static(x)
+    compiled = torch.compile(module, backend="korch", options=quick, dynamic=True)
+    same(compiled, module, x)
+    module.temperature = 0.6
+    same(compiled, module, x)
+    assert [len(graph.plans) for graph in made] == [1, 1]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.lstm, self.rnn = nn.GRU(4, 3), nn.LSTM(3, 3), nn.RNN(3, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.rnn(self.lstm(self.gru(x)[0])[0])
+
+
+def test_recurrent_modules_are_compiled(made: list[Any], quick: dict[str, Any]) -> None:
+    module = Recurrent().eval()
+    same(torch.compile(module, backend="korch", options=quick), module, torch.randn(3, 2, 4))
+    assert [len(graph.plans) for graph in made] == [1]
+
+
+class Branch(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return x + 1 if x.sum() > 0 else x * 2
+
+
+def test_what_pytorch_prints_about_a_failed_export_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KorchError, match="depends on the values of a tensor"):
+        export_module(Branch().eval(), (torch.ones(3),))
+    assert capsys.readouterr() == ("", "")
 
 
 def test_threads_build_one_plan(quick: dict[str, Any]) -> None:

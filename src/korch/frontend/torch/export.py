@@ -8,11 +8,12 @@ state that outlives the call.
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,7 +202,7 @@ def _refuse_random(program: Any, name: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress the exporter's own log messages and warnings."""
+    """Suppress the exporter's own log messages, warnings, and the graphs that it prints when it fails."""
     loggers = [
         logging.getLogger(n)
         for n in (
@@ -216,7 +217,7 @@ def _quiet() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
