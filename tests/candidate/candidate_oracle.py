@@ -80,6 +80,9 @@ class Oracle:
                     found |= set(self._with_outputs(set(chosen)))
         for p, primitive in enumerate(self.graph.primitives):
             found.add(((p,), (primitive.output,)))
+        operator = [p for p in self.solid if self.graph.primitives[p].row.category is Category.OPAQUE]
+        if len(operator) > 1 and self._is_operator(set(operator)):
+            found.add((tuple(operator), tuple(sorted(self.graph.primitives[p].output for p in operator))))
         return found
 
     def _is_free(self, p: int) -> bool:

@@ -53,8 +53,7 @@ def test_all_subsets_with_products_alternatives_and_an_operator_of_several_outpu
         found = keys(graph, options)
         assert found == Oracle(graph, options).groups(), seed
         operator = {p for p, row in enumerate(graph.primitives) if row.op == "opaque"}
-        fits = min(options.search.max_outputs, options.search.max_primitives) >= 3
-        assert (tuple(sorted(operator)) in {p for p, _ in found}) == fits
+        assert tuple(sorted(operator)) in {p for p, _ in found}, "whatever the limits"
 
 
 def chain(*ops: str, shape: str = "f32[4,6]") -> PrimitiveGraph:

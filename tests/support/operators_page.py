@@ -37,10 +37,12 @@ REASONS = (
     "  with *n*. ONNX Runtime's kernel keeps packed weights and the state in cache from step to step.",
     "- TopK, Unique, NonMaxSuppression and the like: they sort or search; no primitive does.",
     "  TopK along the last axis has a kernel of Korch, too.",
+    "- Loop, Scan: if the number of iterations or a shape depends on data. All others are split: one iteration has",
+    "  a plan of its own, and a short loop becomes its iterations.",
     "- Det: a library's algorithm is better than any sum of products.",
 )
 
-CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+CONTROL_FLOW = frozenset({"If"})
 CONSTANT = frozenset({"Constant", "Shape", "Size"})
 UNSUPPORTED = frozenset({"Gradient"})
 NO_STATIC_TENSOR = frozenset(

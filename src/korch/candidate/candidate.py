@@ -281,7 +281,7 @@ def make_group(graph: PrimitiveGraph, primitives: Iterable[int], outputs: Sequen
     chosen = tuple(sorted(primitives))
     rows = [graph.primitives[p] for p in chosen]
     weights = {v for p in rows if p.row.category is Category.LINEAR for v in p.inputs}
-    is_opaque = all(p.row.category is Category.OPAQUE for p in rows)
+    is_opaque = all(p.op == "opaque" for p in rows)
 
     def is_inside(value: int) -> bool:
         """Whether a constant is part of the body; operands of linear primitives never are."""

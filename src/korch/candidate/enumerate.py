@@ -45,7 +45,7 @@ from korch.candidate.shape import COMMON, Compose, GroupShape
 from korch.deadline import Deadline
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
-from korch.primitive.op import Category
+from korch.primitive.op import Category, OutputOfSeveral
 from korch.primitive.ops.opaque import OpaqueAttributes
 
 BUDGET = "budget"
@@ -121,6 +121,9 @@ def enumerate_groups(
         if len(keys) > most:
             return (), EnumerationReport(sets, len(keys), tuple(sorted(hit)))
     keys |= dict.fromkeys(((p,), (row.output,)) for p, row in enumerate(graph.primitives))
+    operators = _whole(graph)
+    keys |= dict.fromkeys(operators)
+    needed.update(operators)
     groups: dict[Key, Group] = {}
     if len(keys) <= most:
         is_late = deadline.is_over
@@ -129,6 +132,16 @@ def enumerate_groups(
         hit.add(BUDGET)
     report = EnumerationReport(sets, max(len(keys), len(groups)), tuple(sorted(hit)), frozenset(needed))
     return (tuple(groups.values()) if report.groups <= most else ()), report
+
+
+def _whole(graph: PrimitiveGraph) -> list[Key]:
+    """Return the groups of all outputs of an operator or loop that several primitives compute, whatever the limits."""
+    found: dict[object, dict[int, int]] = {}
+    for p, primitive in enumerate(graph.primitives):
+        if isinstance(primitive.attributes, OutputOfSeveral):
+            operator = (primitive.op, primitive.inputs, primitive.attributes.without_output)
+            found.setdefault(operator, {}).setdefault(primitive.output, p)
+    return [(tuple(sorted(own.values())), tuple(sorted(own))) for own in found.values() if len(own) > 1]
 
 
 def _add_composed(
@@ -420,14 +433,14 @@ class _Space:
         primitive = self.graph.primitives[p]
         if not isinstance(primitive.attributes, OpaqueAttributes):
             return 0
-        node = primitive.attributes.node_alone
+        node = primitive.attributes.without_output
         return sum(
             1 << q
             for q, other in enumerate(self.graph.primitives)
             if q != p
             and isinstance(other.attributes, OpaqueAttributes)
             and other.inputs == primitive.inputs
-            and other.attributes.node_alone == node
+            and other.attributes.without_output == node
         )
 
     def input_count(self, mask: int) -> int:

@@ -9,6 +9,7 @@ from korch.fission import (
     integer,
     layout,
     linear,
+    loop,
     normalization,
     pooling,
     quantize,
@@ -38,6 +39,7 @@ RULES: tuple[FissionRule, ...] = (
     *integer.RULES,
     *scan.RULES,
     *spectrum.RULES,
+    *loop.RULES,
 )
 _BY_OPERATOR: dict[str, tuple[FissionRule, ...]] = {
     name: tuple(rule for rule in RULES if rule.operator == name)

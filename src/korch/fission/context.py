@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from korch.frontend.attributes import NodeAttributes
 from korch.frontend.operator import Operator
-from korch.primitive.graph import GraphBuilder
+from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.op import NONE, Array, Attributes, Category
 from korch.primitive.ops import OPS
 from korch.primitive.types import ValueId, ValueType
@@ -19,6 +19,7 @@ class Context(Verbs):
     Attributes:
         operator: the operator.
         builder: the primitive graph so far.
+        iteration: the primitives of one iteration of a loop; None for any other operator.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Context(Verbs):
     ) -> None:
         super().__init__(builder, operator.label)
         self.operator = operator
+        self.iteration: PrimitiveGraph | None = None
         self._values, self._types, self._read = values, types, read
 
     @property

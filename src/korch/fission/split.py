@@ -83,6 +83,8 @@ def split_operators(
     kept: list[KeptWhole] = []
     for operator in graph.operators:
         context = Context(operator, builder, values, graph.types, read)
+        if operator.iteration is not None:
+            context.iteration = split_operators(operator.iteration.graph, rules)[0]
         reason = _split(context, rules, values)
         if reason:
             kept.append(KeptWhole(operator.label, operator.op_type, reason))

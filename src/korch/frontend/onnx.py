@@ -25,7 +25,7 @@ from korch.frontend.experts import gather_experts
 from korch.frontend.functions import inline_functions
 from korch.frontend.infer import check_opsets, modernized
 from korch.frontend.names import has_legal_names, order_nodes
-from korch.frontend.operator import Operator, OperatorGraph
+from korch.frontend.operator import OperatorGraph
 from korch.frontend.propagate import Host, Propagation
 from korch.frontend.recurrent import replace_batch_first
 from korch.frontend.segments import SegmentedModel, cut_segments
@@ -102,7 +102,7 @@ def _load(loaded: LoadedModel, shapes: Mapping[str, Sequence[int]] | None) -> Op
     walk = Propagation(loaded.name, loaded.opsets, types, constants, loaded.outputs)
     walk.walk(nodes)
     check_declared_outputs(loaded.declared_outputs, walk.types, loaded.name)
-    found = _pruned(loaded.name, walk, [item.name for item in loaded.declared], loaded.outputs)
+    found = walk.graph([item.name for item in loaded.declared], loaded.outputs)
     return replace(found, defaults=loaded.defaults)
 
 
@@ -301,20 +301,3 @@ def _check_names(graph: onnx.GraphProto, outputs: Sequence[str], name: str) -> N
             if item in seen:
                 raise ModelError(f"two {kind}s are called {item!r}", where=name)
             seen.add(item)
-
-
-def _pruned(name: str, walk: Propagation, inputs: Sequence[str], outputs: Sequence[str]) -> OperatorGraph:
-    """Return the graph without the operators and values that no output needs."""
-    needed, kept = set(outputs), list[Operator]()
-    for operator in reversed(walk.operators):
-        if needed.intersection(operator.outputs):
-            needed.update(operator.inputs)
-            kept.append(operator)
-    kept.reverse()
-    constants: dict[str, Array] = {n: a for n, a in walk.constants.items() if n in needed}
-    for output in outputs:
-        if output not in walk.types:
-            raise UnsupportedError(f"the output {output!r} has elements of type {constants[output].dtype}", where=name)
-    visible = needed.union(inputs, *(operator.outputs for operator in kept))
-    types = {n: t for n, t in walk.types.items() if n in visible}
-    return OperatorGraph(name, tuple(kept), tuple(inputs), tuple(outputs), types, constants)

@@ -32,6 +32,7 @@ class Operator:
         outputs: names of values; "" where one is left out or nothing reads it.
         attributes: the attributes that the node sets.
         node: the node as ONNX wrote it, for operators that are kept whole.
+        iteration: one iteration of a loop with a known number of iterations, whose inputs `inputs` then names.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Operator:
     outputs: tuple[str, ...]
     attributes: NodeAttributes
     node: onnx.NodeProto = field(repr=False)
+    iteration: Iteration | None = field(default=None, repr=False)
 
     @property
     def label(self) -> str:
@@ -74,6 +76,39 @@ class OperatorGraph:
 
     def __str__(self) -> str:
         return format_operators(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A tensor of which each iteration of a loop reads or writes one slice.
+
+    Attributes:
+        axis: the axis along which the slices follow each other.
+        is_backward: whether the first iteration has the last slice.
+    """
+
+    axis: int
+    is_backward: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Iteration:
+    """A loop with a known number of iterations.
+
+    Attributes:
+        graph: one iteration: from the states, the slices and the other values that the loop reads, to the next
+            states and the slices of its results.
+        trips: the number of iterations.
+        states: the number of states.
+        reads: per input with slices, where they are; an input may have more slices than there are iterations.
+        writes: per result with slices, where they are.
+    """
+
+    graph: OperatorGraph
+    trips: int
+    states: int
+    reads: tuple[Stream, ...]
+    writes: tuple[Stream, ...]
 
 
 def format_operators(graph: OperatorGraph) -> str:

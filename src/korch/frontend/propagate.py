@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +17,14 @@ from korch.frontend.contributed import define_contributed
 from korch.frontend.expand import COMPOSITES, embed_captured, expand_composite, take_branch
 from korch.frontend.fold import LIMIT_BYTES, constant_of, evaluate
 from korch.frontend.infer import Known, find_schema, infer_types, static_type
+from korch.frontend.loops import read_loop
 from korch.frontend.names import captured_names, node_label
-from korch.frontend.operator import Operator
-from korch.frontend.shapes import dtype_of
+from korch.frontend.operator import Iteration, Operator, OperatorGraph
+from korch.frontend.shapes import check_size, dtype_of
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
+
+logger = logging.getLogger("korch.frontend")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,6 +163,8 @@ class Propagation:
         if defined is not None:
             return defined
         schema = find_schema(node, self.opsets, self.model)
+        if node.op_type in ("Loop", "Scan") and not node.domain and self._loop(node):
+            return []
         captured = sorted(set(captured_names(node)))
         if captured and not (node.op_type == "If" and node.input[0] in self.constants):
             node = self._closed(node, captured)
@@ -189,6 +195,59 @@ class Propagation:
                 hint="Store the tensor dense",
             )
         self.set_constant(node.output[0], array)
+
+    def inner(self, types: dict[str, ValueType], constants: dict[str, Array], outputs: Sequence[str]) -> Propagation:
+        """Return a new walk for the nodes of a subgraph; the arguments are as in `__init__`."""
+        return Propagation(self.model, self.opsets, types, constants, outputs)
+
+    def graph(self, inputs: Sequence[str], outputs: Sequence[str]) -> OperatorGraph:
+        """Return the graph of a finished walk without the operators and values that no output needs."""
+        needed, kept = set(outputs), list[Operator]()
+        for operator in reversed(self.operators):
+            if needed.intersection(operator.outputs):
+                needed.update(operator.inputs)
+                kept.append(operator)
+        kept.reverse()
+        constants: dict[str, Array] = {n: a for n, a in self.constants.items() if n in needed}
+        for output in outputs:
+            if output not in self.types:
+                raise UnsupportedError(
+                    f"the output {output!r} has elements of type {constants[output].dtype}", where=self.model
+                )
+        visible = needed.union(inputs, *(operator.outputs for operator in kept))
+        types = {n: t for n, t in self.types.items() if n in visible}
+        return OperatorGraph(self.model, tuple(kept), tuple(inputs), tuple(outputs), types, constants)
+
+    def _loop(self, node: onnx.NodeProto) -> bool:
+        """Add the operator of a loop with a known number of iterations; return whether it is one."""
+        read = [name for name in (*node.input, *captured_names(node)) if name]
+        if all(name in self.constants for name in read):
+            return False  # it is computed now, if its results are small
+        try:
+            inputs, loop = read_loop(self, node)
+        except UnsupportedError as error:
+            logger.info("%s stays one operator: %s", node_label(node), error)
+            return False
+        found = [loop.graph.types[name] for name in loop.graph.outputs]
+        for i, (type_, stream) in enumerate(zip(found[loop.states :], loop.writes, strict=True), loop.states):
+            shape = (*type_.shape[: stream.axis], loop.trips, *type_.shape[stream.axis :])
+            found[i] = ValueType(shape, type_.dtype)
+            check_size(found[i], f"{self.model}: {node_label(node)}")
+        self.types |= {name: type_ for name, type_ in zip(node.output, found, strict=False) if name}
+        self._add(self._operator(node, node.output, inputs, loop))
+        return True
+
+    def _operator(
+        self,
+        node: onnx.NodeProto,
+        outputs: Sequence[str],
+        inputs: Sequence[str] | None = None,
+        loop: Iteration | None = None,
+    ) -> Operator:
+        name = node.name or next(filter(None, node.output), "")
+        version, read = self.opsets[node.domain], tuple(node.input if inputs is None else inputs)
+        attributes = NodeAttributes(node)
+        return Operator(name, node.op_type, node.domain, version, read, tuple(outputs), attributes, node, loop)
 
     def _closed(self, node: onnx.NodeProto, captured: Sequence[str]) -> onnx.NodeProto:
         for name in captured:
@@ -291,11 +350,6 @@ class Propagation:
                     raise
                 outputs.append("")
         self._add(self._operator(node, outputs))
-
-    def _operator(self, node: onnx.NodeProto, outputs: Sequence[str]) -> Operator:
-        name = node.name or next(filter(None, node.output), "")
-        version, inputs = self.opsets[node.domain], tuple(node.input)
-        return Operator(name, node.op_type, node.domain, version, inputs, tuple(outputs), NodeAttributes(node), node)
 
     def _add(self, operator: Operator) -> None:
         self.operators.append(operator)

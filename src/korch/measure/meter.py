@@ -86,6 +86,11 @@ class CandidateMeter(ABC, Generic[T, K]):
     ) -> None:
         self.close()
 
+    def add_provider(self, provider: Provider[T, K]) -> None:
+        """Let a provider build kernels that is made for one model."""
+        self.providers = (*self.providers, provider)
+        self._provider[provider.name] = provider
+
     def close(self) -> None:
         """Close the database, and stop concurrent work."""
         self.database.close()

@@ -38,6 +38,7 @@ from korch.pipeline import texts
 from korch.pipeline.build import build_plans
 from korch.pipeline.calibration import calibration_of
 from korch.pipeline.find_programs import ProgramSearch
+from korch.pipeline.loops import plan_loops
 from korch.pipeline.precision import Form, Kernels, Precision, find_forms, with_forms
 from korch.pipeline.quantized import in_bytes, is_quantized
 from korch.pipeline.run import Run, Template
@@ -203,6 +204,7 @@ def collect_candidates(run: Run) -> None:
     run.meter = run.resources.enter_context(open_meter(run.options, run.weights_bytes))
     deadline = run.deadline.less(1 - run.options.search.enumerate_share)
     run.ledger = _ledger(run)
+    plan_loops(run)
     if run.template is None:
         search = ProgramSearch(run)
         run.tasks = prepare_all(run.partition, run.joined, run.meter, run.options, deadline, search)

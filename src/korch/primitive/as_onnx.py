@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -24,10 +25,12 @@ from korch.primitive.ops.layout import (
     TransposeAttributes,
 )
 from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
+from korch.primitive.ops.loop import LoopAttributes
 from korch.primitive.ops.opaque import OpaqueAttributes, onnx_type
 from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes
 from korch.primitive.ops.stored import StoredAttributes
 from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts
+from korch.primitive.reference import body_of
 from korch.primitive.types import DType, ValueType
 
 OPSET = 20
@@ -91,11 +94,13 @@ class OnnxNodes:
     Attributes:
         body: the graph.
         where: the graph's name in messages.
+        prefix: what the names of values begin with.
     """
 
-    def __init__(self, body: PrimitiveGraph, where: str) -> None:
+    def __init__(self, body: PrimitiveGraph, where: str, prefix: str = "") -> None:
         self.body = body
         self.where = where
+        self.prefix = prefix
         self.made: list[onnx.NodeProto] = []
         self.names = {value: name for name, value in body.inputs}
         self.count = 0
@@ -118,7 +123,7 @@ class OnnxNodes:
     def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
         """Add a node; return the name of its output."""
         self.count += 1
-        name = f"t{self.count}"
+        name = f"{self.prefix}t{self.count}"
         self.made.append(helper.make_node(op, list(inputs), [name], **attributes))
         return name
 
@@ -194,6 +199,8 @@ class OnnxNodes:
                 return self.stored(p.attributes, inputs, types)
             case OpaqueAttributes():
                 return self.opaque(p.attributes, inputs)
+            case LoopAttributes():
+                return self.loop(p.attributes, inputs)
         raise UnsupportedError(f"{p.op} has no ONNX form", where=self.where)
 
     def without_attributes(self, op: str, inputs: Sequence[str], types: Sequence[ValueType]) -> str:
@@ -303,6 +310,41 @@ class OnnxNodes:
         rows = self.add("Unsqueeze", [inputs[0], self.integers([1])])
         return self.add("Squeeze", [self.add("MatMul", [rows, matrices]), self.integers([1])])
 
+    def loop(self, at: LoopAttributes, inputs: Sequence[str]) -> str:
+        """Add a loop as a Scan, whose body reads the values that all iterations need from outside."""
+        self.count += 1
+        end = at.states + len(at.reads_backward)
+        body = OnnxNodes(body_of(at.body), self.where, f"{self.prefix}t{self.count}_")
+        inside = [f"{body.prefix}i{i}" for i in range(end)]
+        body.names = {v: name for (_, v), name in zip(body.body.inputs, (*inside, *inputs[end:]), strict=True)}
+        outputs = [f"{body.prefix}o{i}" for i in range(len(at.outputs))]
+        body.body = replace(body.body, outputs=tuple(zip(outputs, (v for _, v in body.body.outputs), strict=True)))
+
+        def described(names: Sequence[str], side: Sequence[ValueType]) -> list[onnx.ValueInfoProto]:
+            given = zip(names, side, strict=False)
+            return [helper.make_tensor_value_info(name, onnx_type(t.dtype), t.shape) for name, t in given]
+
+        sliced = list(inputs[at.states : end])
+        if not sliced:  # a Scan has at least one input with slices
+            sliced.append(self.literal(np.zeros(at.trips), DType.F64))
+        ends = [described(names, side) for names, side in zip((inside, outputs), at.body_types(), strict=True)]
+        names = [f"{self.prefix}t{self.count}_{i}" for i in range(len(outputs))]
+        if not at.reads_backward:
+            ends[0] += described([f"{body.prefix}unread"], [ValueType((), DType.F64)])
+        node = helper.make_node(
+            "Scan",
+            [*inputs[: at.states], *sliced],
+            names,
+            body=helper.make_graph(body.nodes(), "body", *ends),
+            num_scan_inputs=len(sliced),
+            scan_input_directions=list(map(int, at.reads_backward)) or [0],
+        )
+        if at.writes_backward:
+            backward = list(map(int, at.writes_backward))
+            node.attribute.append(helper.make_attribute("scan_output_directions", backward))
+        self.made.append(node)
+        return names[at.output]
+
     def opaque(self, at: OpaqueAttributes, inputs: Sequence[str]) -> str:
         """Add the node of an opaque primitive, as the model has it."""
         if at.domain:
@@ -314,7 +356,7 @@ class OnnxNodes:
         names = [unique.get(name, "") for name in node.input]
         node.ClearField("input")
         node.input.extend(names)
-        outputs = [f"t{self.count}_{i}" if name else "" for i, name in enumerate(node.output)]
+        outputs = [f"{self.prefix}t{self.count}_{i}" if name else "" for i, name in enumerate(node.output)]
         node.ClearField("output")
         node.output.extend(outputs)
         self.made.append(node)

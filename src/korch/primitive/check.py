@@ -5,8 +5,9 @@ from __future__ import annotations
 from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import TypeMismatchError, require_arity
-from korch.primitive.reference import first_alternatives
-from korch.primitive.text import format_primitive
+from korch.primitive.ops.loop import LoopAttributes
+from korch.primitive.reference import body_of, first_alternatives
+from korch.primitive.text import format_primitive, is_written_out
 
 
 def no_unbound_value(graph: PrimitiveGraph) -> None:
@@ -58,7 +59,28 @@ def outputs_computable(graph: PrimitiveGraph) -> None:
     first_alternatives(graph)
 
 
-CHECKS = (no_unbound_value, given_values_have_no_producer, types_agree, no_equal_primitives, outputs_computable)
+def loop_bodies_agree(graph: PrimitiveGraph) -> None:
+    """Check that the body of each loop is a valid graph of the types that the loop gives it, with its own constants."""
+    for p, primitive in enumerate(graph.primitives):
+        if not isinstance(primitive.attributes, LoopAttributes):
+            continue
+        body = body_of(primitive.attributes.body)
+        check_graph(body)
+        ends = tuple(tuple(body.types[value] for _, value in side) for side in (body.inputs, body.outputs))
+        if ends != primitive.attributes.body_types():
+            _fail(graph, p, "its body has other inputs or outputs")
+        if any(not is_written_out(constant) for constant in body.constants.values()):
+            _fail(graph, p, "its body has a constant whose elements are not written out")
+
+
+CHECKS = (
+    no_unbound_value,
+    given_values_have_no_producer,
+    types_agree,
+    no_equal_primitives,
+    outputs_computable,
+    loop_bodies_agree,
+)
 
 
 def check_graph(graph: PrimitiveGraph) -> None:

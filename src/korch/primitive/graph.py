@@ -407,7 +407,7 @@ class GraphBuilder:
         if op == "cast" and type_.rank > 1:
             constant = self._constants[inputs[0]]
             return constant.is_uniform or constant.type.size_bytes >= type_.size_bytes
-        return op != "opaque"
+        return op not in ("opaque", "loop")
 
     def _fold(self, row: Op, inputs: Sequence[int], attributes: Attributes, type_: ValueType) -> Array:
         arrays = [self._constants[value].array for value in inputs]

@@ -7,9 +7,9 @@ generic tests are parametrized over the table (`korch.primitive.ops.OPS`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,22 @@ class Attributes:
 
 
 NONE = Attributes()
+
+
+class OutputOfSeveral:
+    """Attributes of a primitive that computes one output of several; the others are computed by primitives like it.
+
+    Attributes:
+        output: the position of the output.
+    """
+
+    __slots__ = ()
+    output: int
+
+    @property
+    def without_output(self) -> Self:
+        """These attributes with `output` normalized, so that they are equal for all outputs."""
+        return replace(self, output=0)  # type: ignore[type-var]
 
 
 class TypeMismatchError(ValueError):

@@ -8,14 +8,17 @@ program that rounds differently.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from korch.errors import InputError, InvalidGraphError
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Array, Category
+from korch.primitive.ops.loop import LoopAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
+from korch.primitive.text import parse_graph
 from korch.primitive.types import UNIT_ROUNDOFF, DType
 
 NOISE = 4
@@ -106,6 +109,43 @@ def apply(graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Arra
         return result.astype(type_.dtype.numpy)
 
 
+def run_loop(inputs: Sequence[Array], loop: LoopAttributes, roundings: np.random.Generator | None = None) -> Array:
+    """Compute the output of a loop that its attributes name.
+
+    Args:
+        inputs: the loop's inputs; floats that are wider than their types are computed exactly.
+        loop: the loop.
+        roundings: as for `run`.
+    """
+    body = body_of(loop.body)
+    end = loop.states + len(loop.reads_backward)
+    states, sliced, others = list(inputs[: loop.states]), inputs[loop.states : end], inputs[end:]
+    exact = any(
+        array.dtype != body.types[value].dtype.numpy for array, (_, value) in zip(inputs, body.inputs, strict=True)
+    )
+    stacks: list[list[Array]] = [[] for _ in loop.writes_backward]
+    for trip in range(loop.trips):
+        slices = [
+            array[loop.slice_of(trip, is_backward)]
+            for array, is_backward in zip(sliced, loop.reads_backward, strict=True)
+        ]
+        given = {name: array for (name, _), array in zip(body.inputs, (*states, *slices, *others), strict=True)}
+        found = list(run(body, given, exact=exact, roundings=roundings).values())
+        states, written = found[: loop.states], found[loop.states :]
+        for stack, array in zip(stacks, written, strict=True):
+            stack.append(array)
+    if loop.output < loop.states:
+        return states[loop.output]
+    place = loop.output - loop.states
+    return np.stack(stacks[place][:: -1 if loop.writes_backward[place] else 1])
+
+
+@lru_cache(64)
+def body_of(text: str) -> PrimitiveGraph:
+    """Return the graph of one iteration of a loop from its text form."""
+    return parse_graph(text)
+
+
 def _apply_rounded(
     graph: PrimitiveGraph, primitive: Primitive, values: Mapping[int, Array], rng: np.random.Generator
 ) -> Array:
@@ -114,6 +154,8 @@ def _apply_rounded(
     The error of a sum of n terms is sqrt(n) times the error of one term.
     """
     category, result_type = primitive.row.category, graph.types[primitive.output]
+    if isinstance(primitive.attributes, LoopAttributes):
+        return run_loop([values[v] for v in primitive.inputs], primitive.attributes, rng)
     is_rounded = result_type.dtype.is_float and primitive.op not in EXACT
     if not is_rounded or category in (Category.LAYOUT, Category.BROADCAST, Category.OPAQUE):
         return apply(graph, primitive, values, exact=False)

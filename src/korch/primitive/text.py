@@ -144,10 +144,15 @@ def _scalar_text(value: Any) -> str:
     return _literal(item)
 
 
+def is_written_out(constant: Constant) -> bool:
+    """Return whether the text form has a constant's elements."""
+    return constant.is_uniform or constant.array.size <= INLINE_ELEMENTS
+
+
 def _elements(constant: Constant) -> str:
     if constant.is_uniform:
         return f"uniform={_scalar_text(constant.scalar)}"
-    if constant.array.size <= INLINE_ELEMENTS:
+    if is_written_out(constant):
         items = ", ".join(_scalar_text(x) for x in constant.array.reshape(-1))
         return f"elements=[{items}]"
     return f"digest={constant.digest}"

@@ -21,4 +21,4 @@ def node_of(primitive: Primitive) -> OpaqueAttributes:
 
 def is_one_node(primitives: Sequence[Primitive]) -> bool:
     """Return whether all opaque primitives compute outputs of the same node from the same inputs."""
-    return len({(node_of(p).node_alone, p.inputs) for p in primitives}) == 1
+    return len({(node_of(p).without_output, p.inputs) for p in primitives}) == 1

@@ -1,7 +1,7 @@
 """The closed table of primitive operations."""
 
 from korch.primitive.op import Op
-from korch.primitive.ops import elementwise, gathered, layout, linear, opaque, reduce, stored, winograd
+from korch.primitive.ops import elementwise, gathered, layout, linear, loop, opaque, reduce, stored, winograd
 
 OPS: dict[str, Op] = {
     row.name: row
@@ -14,5 +14,6 @@ OPS: dict[str, Op] = {
         *gathered.ROWS,
         *winograd.ROWS,
         *opaque.ROWS,
+        *loop.ROWS,
     )
 }

@@ -7,18 +7,18 @@ provider may run all of them in one kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from korch.primitive.op import Array, Attributes, Category, Op, Sample, no_flop, require
+from korch.primitive.op import Array, Attributes, Category, Op, OutputOfSeveral, Sample, no_flop, require
 from korch.primitive.types import DType, ValueType
 
 
 @dataclass(frozen=True, slots=True)
-class OpaqueAttributes(Attributes):
+class OpaqueAttributes(OutputOfSeveral, Attributes):
     """An ONNX node as data.
 
     Attributes:
@@ -39,11 +39,6 @@ class OpaqueAttributes(Attributes):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     output: int
-
-    @property
-    def node_alone(self) -> OpaqueAttributes:
-        """These attributes with `output` normalized, so that they are equal for all outputs of a node."""
-        return replace(self, output=0)
 
 
 def onnx_type(dtype: DType) -> int:

@@ -1,0 +1,101 @@
+"""A loop with a fixed number of iterations, whose body is a primitive graph.
+
+Its inputs are the initial states, then tensors of which each iteration reads one slice along the first axis, then
+values that all iterations read. Its outputs are the final states, then tensors of which each iteration writes one slice
+along the first axis. A loop with several outputs becomes several primitives that differ only in `output`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from korch.primitive.op import Array, Attributes, Category, Op, OutputOfSeveral, Sample, no_flop, require
+from korch.primitive.types import ValueType
+
+
+@dataclass(frozen=True, slots=True)
+class LoopAttributes(OutputOfSeveral, Attributes):
+    """The body of a loop and how it is applied.
+
+    Attributes:
+        body: the text form of the graph of one iteration. Its inputs are the states, the slices and the other values;
+            its outputs are the next states and the slices of the results. All of its constants are written out.
+        trips: the number of iterations, at least 1.
+        states: the number of states.
+        reads_backward: for each input with slices, whether the first iteration reads the last slice.
+        writes_backward: the same for each output with slices.
+        inputs: the types of the loop's inputs, as text.
+        outputs: the types of all of its outputs, as text.
+        output: the position of the output that this primitive computes.
+    """
+
+    body: str
+    trips: int
+    states: int
+    reads_backward: tuple[bool, ...]
+    writes_backward: tuple[bool, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    output: int
+
+    def slice_of(self, trip: int, is_backward: bool) -> int:
+        """Return the number of the slice that an iteration reads or writes."""
+        return self.trips - 1 - trip if is_backward else trip
+
+    def body_types(self) -> tuple[tuple[ValueType, ...], tuple[ValueType, ...]]:
+        """Return the types of the inputs and the outputs of one iteration."""
+        sliced = range(self.states, self.states + len(self.reads_backward))
+        inputs = [_slice(text) if i in sliced else ValueType.parse(text) for i, text in enumerate(self.inputs)]
+        outputs = [_slice(t) if i >= self.states else ValueType.parse(t) for i, t in enumerate(self.outputs)]
+        return tuple(inputs), tuple(outputs)
+
+
+def _slice(text: str) -> ValueType:
+    whole = ValueType.parse(text)
+    return ValueType(whole.shape[1:], whole.dtype)
+
+
+def _infer(inputs: Sequence[ValueType], attributes: LoopAttributes) -> ValueType:
+    given, states, trips = tuple(map(str, inputs)), attributes.states, attributes.trips
+    require(given == attributes.inputs, f"loop: inputs are {given}, not {attributes.inputs}")
+    require(0 <= attributes.output < len(attributes.outputs), f"loop: there is no output {attributes.output}")
+    require(given[:states] == attributes.outputs[:states], "loop: a state changes its type")
+    require(len(attributes.outputs) == states + len(attributes.writes_backward), "loop: outputs and slices differ")
+    read = attributes.inputs[states : states + len(attributes.reads_backward)]
+    lengths = {ValueType.parse(text).shape[:1] for text in (*read, *attributes.outputs[states:])}
+    require(trips > 0 and lengths <= {(trips,)}, f"loop: {trips} iterations over axes of {sorted(lengths)}")
+    return ValueType.parse(attributes.outputs[attributes.output])
+
+
+def _reference(inputs: Sequence[Array], attributes: LoopAttributes) -> Array:
+    from korch.primitive.reference import run_loop  # the interpreter of graphs uses this table
+
+    return run_loop(inputs, attributes)
+
+
+_BODY = (
+    'graph(%0 "i0": f32[2], %1 "i1": f32[2]) -> (%2 "o0", %3 "o1")\n'
+    "%2: f32[2] = mul(%0, %1)\n%3: f32[2] = add(%2, %0)\n"
+)
+
+
+def _sample(trips: int, output: int) -> Sample:
+    types = ("f32[2]", "f32[3,2]")
+    return Sample(types, LoopAttributes(_BODY, trips, 1, (False,), (True,), types, types, output))
+
+
+ROWS: tuple[Op, ...] = (
+    Op(
+        name="loop",
+        category=Category.OPAQUE,
+        arity=None,
+        attributes=LoopAttributes,
+        infer=_infer,
+        reference=_reference,
+        work_flop=no_flop,
+        source="ONNX Scan, opset 9; ONNX Loop with a fixed number of iterations",
+        samples=(_sample(3, 0), _sample(3, 1)),
+        refusals=(_sample(4, 0), _sample(3, 2)),
+    ),
+)

@@ -1,0 +1,78 @@
+"""Loops of a plan: their kernels compute what ONNX Runtime computes, on one thread, on several, and with libraries."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+import korch
+from korch.ablation import Ablation
+from korch.candidate.candidate import Refusal, make_group
+from korch.fission import fission
+from korch.frontend.onnx import load_model
+from korch.runtime.loop import ALONE, APART, TEAM, LoopPlan, LoopProvider, loop_key
+from tests.support.loops import STEP, loop_inputs, loop_model, scan
+
+LARGE = scan(
+    "(float[2,100,60] a, float[2,100,60] v) => (float[2,100,60] b, float[2,100,60] u)"
+    "{ o = MatMul(a, m) p = Mul(o, eighth) q = Add(p, v) b = Tanh(q) e = Exp(b) f = ReduceSum(e, last) u = Div(e, f) }",
+    "(float[2,100,60] s0, float[10,2,100,60] x, float[60,60] m) => (float[2,100,60] s, float[10,2,100,60] y)",
+    "num_scan_inputs = 1, scan_output_directions = [1]",
+)
+
+
+def assert_right(model, threads=1, tmp_path=None):
+    """Check an executable of a model, and return the variants of its loops."""
+    feeds = loop_inputs(model)
+    executable = korch.optimize(model, measure=False, ablation=Ablation(baselines=False, host=False), threads=threads)
+    if tmp_path is not None:
+        executable.save(tmp_path / "loops.korch")
+        executable = korch.load(tmp_path / "loops.korch")
+    expected = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+    for _ in range(2):
+        for array, right in zip(executable.run(None, feeds), expected, strict=True):
+            assert array.shape == right.shape
+            np.testing.assert_allclose(array, right, rtol=1e-4, atol=1e-5)
+    return [step.variant for step in executable.plan.steps if step.provider == "loop"]
+
+
+def test_loops_of_all_kinds_run_natively(tmp_path):
+    names = ("backward", "axes", "product", "shift", "constant", "number", "swap", "several", "nested")
+    model, *others = map(loop_model, names)
+    for i, other in enumerate(others):
+        model = onnx.compose.merge_models(model, other, [], prefix2=f"p{i}_")
+    variants = assert_right(model, tmp_path=tmp_path)
+    assert sorted(text.split(":")[0] for text in variants) == ["40 iterations alone"] * len(names)
+
+
+@pytest.mark.parametrize(("mode", "threads"), [(ALONE, 1), (ALONE, 2), (TEAM, 2), (APART, 2)])
+def test_a_loop_runs_in_each_mode(mode, threads, monkeypatch):
+    monkeypatch.setattr(LoopPlan, "modes", (mode,))
+    (variant,) = assert_right(onnx.parser.parse_model(LARGE), threads)
+    assert variant.startswith(f"10 iterations {mode}: ")
+
+
+def test_an_operator_with_a_state_of_its_own_runs_in_each_iteration():
+    text = scan(STEP + "{ p = Add(a, v) n = LpNormalization(p) b = Mul(n, half) u = Neg(n) }")
+    (variant,) = assert_right(onnx.parser.parse_model(text))
+    assert variant.startswith("40 iterations")
+
+
+def group_of(model):
+    graph = fission(load_model(model))
+    places = [p for p, row in enumerate(graph.primitives) if row.op == "loop"]
+    return make_group(graph, places, [graph.primitives[p].output for p in places])
+
+
+def test_the_provider_refuses_a_loop_without_a_plan():
+    group = group_of(loop_model("product"))
+    key = loop_key(group)
+    assert not isinstance(key, Refusal)
+    for plans, reason in (({}, "have no plan"), ({key: Refusal("too large")}, "too large")):
+        assert reason in LoopProvider(plans).offer(group, None).reason
+
+
+def test_the_provider_refuses_what_is_no_loop():
+    graph = fission(load_model(loop_model("single")))
+    group = make_group(graph, [0], [graph.primitives[0].output])
+    assert LoopProvider({}).offer(group, None) == Refusal("it is not one loop")
