@@ -13,15 +13,17 @@ from korch.primitive.ops.opaque import opaque_model
 from korch.provider.generated import GeneratedProvider
 from korch.provider.opaque import node_of
 from korch.provider.provider import Kernel, Threading
-from korch.provider.top import program_of
+from korch.provider.top import top_program
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
 from korch.tile.check import check_program
 from korch.tile.parse import parse_program
 from korch.tile.reference import run_program
+from korch.tile.staging import Machine
 from korch.tile.text import format_program
 from tests.provider.test_onnxruntime import opaque_group
 
 PROVIDER = GeneratedProvider()
+MACHINE = Machine(16, 2)
 COUNT = np.array([2])
 
 
@@ -62,9 +64,9 @@ def test_it_computes_what_the_operator_does(target, builder, rng):
     checked = check_offers(PROVIDER, GROUPS, target, builder, rng)
     assert {kernel.threading for _, _, kernel in checked} == {Threading.CALLER, Threading.TEAM}
     for group, _, kernel in checked:
-        assert kernel.program == program_of(group)
-        assert check_program(program_of(group)) == ()
-        assert parse_program(format_program(program_of(group))) == program_of(group)
+        assert kernel.program == top_program(group, MACHINE)
+        assert check_program(top_program(group, MACHINE)) == ()
+        assert parse_program(format_program(top_program(group, MACHINE))) == top_program(group, MACHINE)
 
 
 def test_ties_keep_their_order_and_nan_is_greatest(target, builder, rng):
@@ -81,7 +83,7 @@ def test_ties_keep_their_order_and_nan_is_greatest(target, builder, rng):
         order = {p.output: node_of(p).output for p in group.body.primitives}
         wanted = [expected[order[value]] for _, value in group.body.outputs]
         found = run_kernel(kernel, group, offer, [x], builder, library=library)
-        interpreted = run_program(program_of(group), [x.reshape(-1)])
+        interpreted = run_program(top_program(group, MACHINE), [x.reshape(-1)])
         for array, own, reference in zip(found, interpreted, wanted, strict=True):
             np.testing.assert_array_equal(array, reference)
             np.testing.assert_array_equal(own, reference.reshape(-1))

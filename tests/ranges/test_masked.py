@@ -153,6 +153,39 @@ def test_axes_that_are_merged_and_split_again() -> None:
     assert max(worst_error(source, shapes, whole, (n,)) for n in range(1, 12)) < EXACT
 
 
+CHOSEN = """
+g (float[n, 5] x, int64[n, 2] i) => (float[n, 2] y)
+{
+    y = GatherElements <axis = 1> (x, i)
+}
+"""
+
+
+RUNNING = """
+g (float[n, 4] x) => (float[n, 4] y, float[n, 4] z)
+<int64 zero = {0}, int64 one = {1}>
+{
+    e = Exp(x)
+    y = CumSum <reverse = 1, exclusive = 1> (e, zero)
+    c = CumSum(x, zero)
+    z = CumSum <reverse = 1> (c, one)
+}
+"""
+
+
+def test_running_sums() -> None:
+    source, shapes = model(RUNNING), {"n": (range(1, 9),)}
+    whole = masked_model(source, shapes)
+    assert max(worst_error(source, shapes, whole, (n,)) for n in range(1, 9)) < EXACT
+    assert worst_error(source, shapes, whole, (3,), without_masks=True) > 0.01
+
+
+def test_chosen_elements() -> None:
+    source, shapes = model(CHOSEN), {"n": (range(1, 9),)}
+    whole = masked_model(source, shapes)
+    assert max(worst_error(source, shapes, whole, (n,)) for n in range(1, 9)) < EXACT
+
+
 SOFT = """
 g (float[n, n] x) => (float[n, 3] y, float[n, n] p)
 <int64[1] zero = {0}, float none = {0}>
@@ -189,7 +222,6 @@ REFUSED = {
     ),
     "TopK has no rule": one("<int64[1] k = {2}> { y, i = TopK <axis = 0> (x, k) }"),
     "padded with its own elements": one('<int64[4] p = {1, 0, 1, 0}> { y = Pad <mode = "reflect"> (x, p) }'),
-    "its attributes depend on the size": one("<int64 a = {0}> { y = CumSum(x, a) }"),
     "the elements of a constant depend on the size": one(
         "<int64 z = {0}, int64 o = {1}, int64[1] a = {1}> { s = Shape(x) n = Gather(s, z) r = Range(z, n, o) "
         "d = Sub(n, r) f = Cast <to = 1> (d) c = Unsqueeze(f, a) y = Add(x, c) }"

@@ -15,7 +15,6 @@ from korch.fission import (
     quantize,
     reduction,
     resize,
-    scan,
     spectrum,
 )
 from korch.fission.rule import FissionRule, NotSplit
@@ -37,7 +36,6 @@ RULES: tuple[FissionRule, ...] = (
     *resize.RULES,
     *quantize.RULES,
     *integer.RULES,
-    *scan.RULES,
     *spectrum.RULES,
     *loop.RULES,
 )

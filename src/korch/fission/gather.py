@@ -1,9 +1,7 @@
 """Fission of gathers and scatters, with constant indices or along a short axis.
 
-Constant indices become `take` primitives. If the indices of `GatherElements` are known only at run time, each index is
-compared with all positions of the axis, the elements at other positions are replaced by the lowest number, and the
-maximum is taken, which is exact for every number. So the routing of a mixture of experts, which gathers the chosen ones
-of a few probabilities, becomes primitives. `OneHot` compares in the same way.
+Constant indices become `take` primitives. `OneHot`, and a scatter by indices that are known only at run time, compare
+each index with all positions of the axis.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from korch.fission.context import Context, axis_of
 from korch.fission.rule import FissionRule, NotSplit, Result, rule
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import MOST_INDICES
-from korch.primitive.types import DType, ValueId, ValueType
+from korch.primitive.types import DType, ValueId
 from korch.primitive.verbs import lit
 
 MOST_PLACES = 256
@@ -85,31 +83,11 @@ def _gather(c: Context) -> Result:
 
 
 def _gather_elements(c: Context) -> Result:
-    if c.array(1) is None:
-        return _selected(c)
     x, indices = c.input(0), _indices(c)
     positions = indices if isinstance(indices, NotSplit) else _element_positions(c, indices)
     if isinstance(positions, NotSplit):
         return positions
     return _taken(c, c.reshape(x, (math.prod(c.shape(x)),)), 0, positions)
-
-
-def _selected(c: Context) -> Result:
-    """Gather elements along a short axis by indices that are known only at run time."""
-    x, index = c.input(0), c.input(1)
-    shape, rank, dtype = c.shape(index), c.rank(x), c.dtype(x)
-    axis = axis_of(c.attributes.integer("axis", 0), rank)
-    size = c.shape(x)[axis]
-    if not _is_short(shape, size) or not (c.is_float(x) or dtype in _LEAST):
-        return NotSplit("indices are computed at run time")
-    for i in range(rank):
-        if i != axis:
-            x = c.slice_axis(x, i, 0, shape[i])
-    lead = (*shape[: axis + 1], size, *shape[axis + 1 :])  # the positions follow the axis of indices
-    data = c.broadcast(c.reshape(x, (*shape[:axis], 1, size, *shape[axis + 1 :])), lead)
-    is_chosen = _is_at_place(c, index, axis + 1, size)
-    rest = c.full(-np.inf if c.is_float(x) else _LEAST[dtype], ValueType(lead, dtype))
-    return c.reshape(c.reduce("max", c.add("where", is_chosen, data, rest), (axis + 1,)), shape)
 
 
 _LEAST = {DType.I32: -(1 << 31), DType.I64: -(1 << 63)}

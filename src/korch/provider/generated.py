@@ -1,4 +1,4 @@
-"""Kernels that Korch generates itself: for any group without a linear or an opaque primitive, and for `TopK`.
+"""Kernels that Korch generates itself: for groups without linear and opaque primitives, and for operators of `WHOLE`.
 
 The group is lowered to a tile program and printed as C++. Groups with matrix products are only run by programs
 that the superoptimizer finds.
@@ -6,18 +6,20 @@ that the superoptimizer finds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.candidate.shape import FUSED, Compose, GroupShape
 from korch.primitive.op import Category
 from korch.provider.content import content_version
+from korch.provider.elements import elements_program, offer_elements
 from korch.provider.offers import keeps_some, offered_layouts
+from korch.provider.opaque import operator_of
 from korch.provider.provider import Kernel
+from korch.provider.running import offer_running, running_program
 from korch.provider.tile_kernel import kernel_of
-from korch.provider.top import is_top, offer_top
-from korch.provider.top import program_of as top_program
+from korch.provider.top import offer_top, top_program
 from korch.superopt.find import Finder, FoundProgram
 from korch.target import Target
 from korch.tile.cpp.text import C_TYPE
@@ -31,6 +33,15 @@ FOUND = "found"
 
 LEAST_STREAM_BYTES = 16 << 20
 """Outputs of fewer bytes are always written through the caches, however small the caches are."""
+
+
+WHOLE: dict[str, tuple[Callable[[Group], tuple[Offer, ...] | Refusal], Callable[[Group, Machine], TileProgram]]] = {
+    "TopK": (offer_top, top_program),
+    "GatherElements": (offer_elements, elements_program),
+    "CumSum": (offer_running, running_program),
+    "CumProd": (offer_running, running_program),
+}
+"""The offers and the program of each operator that has kernels although it is not split."""
 
 
 class GeneratedProvider:
@@ -61,8 +72,8 @@ class GeneratedProvider:
         """Offer the group in each suitable layout, and the programs that the superoptimizer found for it."""
         if self.finder is not None and group.body.linear:
             return self._found(group, self.finder)
-        if is_top(group):
-            return offer_top(group)
+        if (operator := operator_of(group.body.primitives)) in WHOLE:
+            return WHOLE[operator][0](group)
         for primitive in group.body.primitives:
             if primitive.row.category in (Category.LINEAR, Category.OPAQUE):
                 return Refusal(f"{primitive.op} is not generated")
@@ -114,8 +125,8 @@ class GeneratedProvider:
         found = self.found(group, offer)
         if found is not None:
             return found.program
-        if is_top(group):
-            return top_program(group)
+        if (operator := operator_of(group.body.primitives)) in WHOLE:
+            return WHOLE[operator][1](group, machine)
         return lower(group.body, offer.inputs, offer.outputs, machine, offer.variant == "keep")
 
     def build(self, group: Group, offer: Offer, target: Target) -> Kernel | Refusal:

@@ -5,32 +5,22 @@ The operator is not split into primitives, so that this kernel competes with ONN
 
 from __future__ import annotations
 
-import onnx
-
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.types import DType, ValueType
-from korch.provider.opaque import is_one_node, node_of
+from korch.provider.opaque import attributes_of, node_of
 from korch.tile.program import Axis, Buffer, Level, Stage, TileProgram
 from korch.tile.sort import Top
+from korch.tile.staging import Machine
 
 ORDERED = (DType.F32, DType.F64, DType.I64, DType.I32, DType.I16, DType.I8, DType.U32, DType.U16, DType.U8)
 """Element types whose values kernels can compare; 16-bit floats are stored as integers and can't be compared so."""
-
-
-def is_top(group: Group) -> bool:
-    """Return whether a group consists of outputs of a single `TopK`."""
-    primitives = group.body.primitives
-    if not primitives or any(not isinstance(p.attributes, OpaqueAttributes) for p in primitives):
-        return False
-    return node_of(primitives[0]).op_type == "TopK" and not node_of(primitives[0]).domain and is_one_node(primitives)
 
 
 def offer_top(group: Group) -> tuple[Offer, ...] | Refusal:
     """Offer a `TopK` along the last axis, in plain layouts, so that each row is contiguous."""
     node = node_of(group.body.primitives[0])
     rows = ValueType.parse(node.inputs[0])
-    axis = _given(node).get("axis", -1)
+    axis = attributes_of(node).get("axis", -1)
     if axis % max(rows.rank, 1) != rows.rank - 1:
         return Refusal("it is not along the last axis")
     if rows.dtype not in ORDERED:
@@ -42,7 +32,7 @@ def offer_top(group: Group) -> tuple[Offer, ...] | Refusal:
     return (Offer(*group.plain_layouts),)
 
 
-def program_of(group: Group) -> TileProgram:
+def top_program(group: Group, machine: Machine) -> TileProgram:
     """Return the program of the offer: each task processes one row."""
     body = group.body
     primitives = {p.output: p for p in body.primitives}
@@ -57,11 +47,6 @@ def program_of(group: Group) -> TileProgram:
         buffers.append(Buffer(f"o{i}", Level.OUTPUT, body.types[value].dtype, body.types[value].size))
     rows = body.types[source].size // size
     count = body.types[body.outputs[0][1]].shape[-1]
-    is_largest = bool(_given(node).get("largest", 1))
+    is_largest = bool(attributes_of(node).get("largest", 1))
     top = Top(f"i{group.position[source]}", rows, size, count, is_largest, names[0], names[1])
     return TileProgram(tuple(buffers), (Stage((Axis("g0", rows),), (), top),))
-
-
-def _given(node: OpaqueAttributes) -> dict[str, int]:
-    attributes = onnx.NodeProto.FromString(bytes.fromhex(node.node)).attribute
-    return {item.name: item.i for item in attributes}

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import onnx
 
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
@@ -30,12 +29,12 @@ from korch.primitive.ops.layout import (
     TransposeAttributes,
 )
 from korch.primitive.ops.linear import ConvAttributes
-from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes, window_extent
 from korch.primitive.types import DType
 from korch.ranges.form import Axis, Factor, axis_of, is_free, prefix
 from korch.ranges.mask import DEQUANTIZES, Fill, Value, plain
-from korch.ranges.site import Site, fixed
+from korch.ranges.site import Site, fixed, result_of
+from korch.ranges.whole import loop, whole
 
 Rule = Callable[[Site], Value]
 
@@ -48,21 +47,13 @@ def rule_of(op: str, category: Category) -> Rule | None:
     return _elementwise if category is Category.ELEMENTWISE else RULES.get(op)
 
 
-def _result(site: Site, form: Sequence[Axis], fills: Sequence[Fill | None] = ()) -> Value:
-    """Add the primitive and return its value."""
-    site.check(form)
-    verbs = site.masks.verbs
-    id_ = verbs.add(site.step.op, *(value.id for value in site.operands), attributes=site.attributes)
-    return plain(id_, tuple(form), fills)
-
-
 def _elementwise(site: Site) -> Value:
     site.same_attributes()
     form: list[Axis] = [None] * len(site.output)
     for value in site.operands:
         form = [site.join(a, b) for a, b in zip(form, value.form, strict=True)]
     fills = [_elementwise_fill(site, axis) if is_free(form[axis]) else None for axis in range(len(form))]
-    result = _result(site, form, fills)
+    result = result_of(site, form, fills)
     computed = [v for v in site.operands if site.masks.verbs.builder.constant_of(v.id) is None]
     if site.step.op in DEQUANTIZES and len(computed) == 1:
         _note_maker(site, result, computed[0])
@@ -128,7 +119,7 @@ def _broadcast(site: Site) -> Value:
             raise site.refusal(f"axis {axis - lead} is broadcast at some of the sizes only")
         form.append(value.form[axis - lead] if is_kept else None)
         fills.append(value.fills[axis - lead] if is_kept else None)
-    result = _result(site, form, fills)
+    result = result_of(site, form, fills)
     return Value(result.id, result.form, result.fills, value.part)
 
 
@@ -140,7 +131,7 @@ def _transpose(site: Site) -> Value:
 
 def _moved(site: Site, form: Sequence[Axis], fills: Sequence[Fill | None]) -> Value:
     """Return the result of a transpose or reshape, recorded so that a mask can be put before this primitive."""
-    result = _result(site, form, fills)
+    result = result_of(site, form, fills)
     _note_maker(site, result, site.operands[0])
     return result
 
@@ -194,7 +185,7 @@ def _reduce(site: Site) -> Value:
         fill if fill is not None and not fill.is_soft and (is_extreme or fill.number == 0) else None
         for fill in value.fills
     ]
-    result = _result(site, form, keeps)
+    result = result_of(site, form, keeps)
     return Value(result.id, result.form, result.fills, (name, value.id))
 
 
@@ -227,7 +218,7 @@ def _matmul(site: Site) -> Value:
         is_one = [set(site.inputs[k][axis]) == {1} for k in (0, 1)]
         sides = [value.form[axis] for value, one in zip((a, b), is_one, strict=True) if not one]
         batch.append(() if not sides else site.join(sides[0], sides[-1]))
-    return _result(site, (*batch, a.form[-2], b.form[-1]))
+    return result_of(site, (*batch, a.form[-2], b.form[-1]))
 
 
 def _mask_contraction(site: Site) -> None:
@@ -257,7 +248,7 @@ def _conv(site: Site) -> Value:
         begin, end = attributes.pads_begin[i], attributes.pads_end[i]
         more = begin + end - window_extent(kernel[i], dilation) + stride
         spatial.append(_windows(site, 2 + i, stride, more))
-    return _result(site, (site.operands[0].form[0], site.operands[1].form[0], *spatial))
+    return result_of(site, (site.operands[0].form[0], site.operands[1].form[0], *spatial))
 
 
 def _pool(site: Site) -> Value:
@@ -284,7 +275,7 @@ def _pool(site: Site) -> Value:
         over += [lead + i] if reaches_over else []
         spatial.append(_windows(site, lead + i, stride, counts[0]))
     site.mask(0, over, number)
-    result = _result(site, (*site.operands[0].form[:lead], *spatial))
+    result = result_of(site, (*site.operands[0].form[:lead], *spatial))
     # Kernels that split operands of products would recompute products of infinities element by element, so use 0.
     return result if math.isfinite(number) else site.masks.filled(result, over, 0)
 
@@ -321,7 +312,7 @@ def _concat(site: Site) -> Value:
         known = {site.fill(k, axis) for k in range(count) if axis != along or is_free(parts[k])}
         form.append(joined)
         fills.append(known.pop() if len(known) == 1 else None)
-    return _result(site, form, fills)
+    return result_of(site, form, fills)
 
 
 def _concatenated(site: Site, along: int, parts: Sequence[tuple[Factor, ...]]) -> Axis:
@@ -356,7 +347,7 @@ def _pad(site: Site) -> Value:
             padded.append(axis)
         form.append((Factor(site.output[axis][0], along.then(before + after)),))
     site.mask(0, padded, attributes.value)
-    return _result(site, form)
+    return result_of(site, form)
 
 
 def _slice(site: Site) -> Value:
@@ -389,7 +380,7 @@ def _slice(site: Site) -> Value:
 
 def _sliced(site: Site, form: list[Axis], fills: list[Fill | None], lasts: list[tuple[int, int]]) -> Value:
     if not lasts:
-        return _result(site, form, fills)
+        return result_of(site, form, fills)
     site.check(form)
     verbs, attributes, value = site.masks.verbs, site.attributes, site.operands[0]
     if not isinstance(attributes, SliceAttributes) or verbs.dtype(value.id) is DType.BOOL:
@@ -445,7 +436,7 @@ def _take(site: Site) -> Value:
     counts = {a.repeats if isinstance(a, TakeAttributes) else 0 for a in site.step.attributes}
     if is_free(factors) and len(counts) == 1 and 0 not in counts:
         repeated = axis_of((*factors, Factor(counts.pop())))
-        return _result(site, [repeated if i == axis else a for i, a in enumerate(value.form)], value.fills)
+        return result_of(site, [repeated if i == axis else a for i, a in enumerate(value.form)], value.fills)
     site.same_attributes()
     if is_free(factors):
         along = prefix(factors)
@@ -453,26 +444,7 @@ def _take(site: Site) -> Value:
         if max(attributes.indices, default=0) >= lowest:
             raise site.refusal("it takes elements of a free axis that it does not have at the smallest size")
     form = [axis_of([Factor(len(attributes.indices))]) if i == axis else a for i, a in enumerate(value.form)]
-    return _result(site, form, [None if i == axis else fill for i, fill in enumerate(value.fills)])
-
-
-def _opaque(site: Site) -> Value:
-    attributes = site.attributes_as(OpaqueAttributes)
-    is_free_here = any(is_free(axis) for value in site.operands for axis in value.form)
-    if not is_free_here and all(fixed(vector) for shape in (*site.inputs, site.output) for vector in shape):
-        site.same_attributes()
-        return _result(site, [axis_of([Factor(vector[0])]) for vector in site.output])
-    if attributes.op_type != "Gather" or attributes.domain:
-        raise site.refusal(f"{attributes.op_type} has no rule for ranges of sizes")
-    node = onnx.NodeProto.FromString(bytes.fromhex(attributes.node))
-    axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
-    rank = len(site.inputs[0])
-    axis += rank if axis < 0 else 0
-    if len(site.operands) != 2 or is_free(site.factors(0, axis)) or not fixed(site.inputs[0][axis]):
-        raise site.refusal("indices into a free axis are computed at run time")
-    site.mask(1, range(len(site.inputs[1])), 0)  # invalid indices must point into the table, too
-    data, indices = site.operands
-    return _result(site, (*data.form[:axis], *indices.form, *data.form[axis + 1 :]))
+    return result_of(site, form, [None if i == axis else fill for i, fill in enumerate(value.fills)])
 
 
 RULES: dict[str, Rule] = {
@@ -491,5 +463,6 @@ RULES: dict[str, Rule] = {
     "reduce_prod": _reduce,
     "reduce_max": _reduce,
     "reduce_min": _reduce,
-    "opaque": _opaque,
+    "loop": loop,
+    "opaque": whole,
 }

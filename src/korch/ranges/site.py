@@ -11,7 +11,7 @@ from korch.primitive.op import Attributes
 from korch.primitive.types import DType
 from korch.ranges.form import Axis, Extent, Factor, Sizes, axis_of, is_free, prefix
 from korch.ranges.lockstep import AmbiguousError, LockStep, Lockstep, Samples, refusal
-from korch.ranges.mask import Fill, Masks, Value
+from korch.ranges.mask import Fill, Masks, Value, plain
 
 AnyAttributes = TypeVar("AnyAttributes", bound=Attributes)
 
@@ -148,3 +148,11 @@ def _shape_of(lockstep: Lockstep, step: LockStep, k: int) -> tuple[Sizes, ...]:
     if operand.constants:
         return tuple(zip(*(constant.type.shape for constant in operand.constants), strict=True))
     return lockstep.shapes[operand.value]
+
+
+def result_of(site: Site, form: Sequence[Axis], fills: Sequence[Fill | None] = ()) -> Value:
+    """Add the primitive to the masked graph and return its value."""
+    site.check(form)
+    verbs = site.masks.verbs
+    id_ = verbs.add(site.step.op, *(value.id for value in site.operands), attributes=site.attributes)
+    return plain(id_, tuple(form), fills)

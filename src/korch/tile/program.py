@@ -427,7 +427,7 @@ class Stage:
     @property
     def work(self) -> int:
         """Points of all loop nests, and elements that are ordered: a measure of how much there is to do."""
-        nests = ((*(loop.axis for loop in loops), *step.axes) for loops, step in self.leaves)
+        nests = ((*(loop.axis for loop in loops if loop.only is None), *step.axes) for loops, step in self.leaves)
         points = sum(math.prod(axis.extent for axis in nest) for nest in nests)
         return self.tasks * points + (self.sort.work if self.sort is not None else 0)
 

@@ -5,23 +5,26 @@ from __future__ import annotations
 from korch.provider.torch_calls.node import WIDE_UNSIGNED, Node, Row, dtype_text
 
 
-def _cumulative_product(node: Node) -> str | None:
-    axes = node.numbers(1)
-    if axes is None or node.type().dtype in WIDE_UNSIGNED:
-        return None
-    axis = axes[0] % max(1, node.rank)
-    lines = [f"y = {node.inputs[0]}"]
-    flip = f"y = y.flip({axis})"
-    if node.get("reverse", 0):
-        lines.append(flip)
-    if node.get("exclusive", 0):
-        rest = f"y.narrow({axis}, 0, {max(0, node.shape()[axis] - 1)})"
-        one = f"torch.ones_like(y.narrow({axis}, 0, {min(1, node.shape()[axis])}))"
-        lines.append(f"y = torch.cat(({one}, {rest}), {axis})")
-    lines.append(f"y = torch.cumprod(y, {axis}, dtype=y.dtype)")
-    if node.get("reverse", 0):
-        lines.append(flip)
-    return "\n".join([*lines, "y,"])
+def _running(combine: str, first: str) -> Row:
+    def row(node: Node) -> str | None:
+        axes = node.numbers(1)
+        if axes is None or node.type().dtype in WIDE_UNSIGNED:
+            return None
+        axis = axes[0] % max(1, node.rank)
+        lines = [f"y = {node.inputs[0]}"]
+        flip = f"y = y.flip({axis})"
+        if node.get("reverse", 0):
+            lines.append(flip)
+        if node.get("exclusive", 0):
+            rest = f"y.narrow({axis}, 0, {max(0, node.shape()[axis] - 1)})"
+            begin = f"torch.{first}_like(y.narrow({axis}, 0, {min(1, node.shape()[axis])}))"
+            lines.append(f"y = torch.cat(({begin}, {rest}), {axis})")
+        lines.append(f"y = torch.{combine}(y, {axis}, dtype=y.dtype)")
+        if node.get("reverse", 0):
+            lines.append(flip)
+        return "\n".join([*lines, "y,"])
+
+    return row
 
 
 def _determinant(node: Node) -> str:
@@ -59,7 +62,8 @@ def _bit_cast(node: Node) -> str:
 
 ROWS: dict[str, Row] = {
     "BitCast": _bit_cast,
-    "CumProd": _cumulative_product,
+    "CumProd": _running("cumprod", "ones"),
+    "CumSum": _running("cumsum", "zeros"),
     "Det": _determinant,
     "Einsum": _einsum,
     "EyeLike": _eye,

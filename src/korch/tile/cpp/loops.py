@@ -153,10 +153,9 @@ class LoopPrinter(OpPrinter):
 
     @property
     def _lanes(self) -> int:
-        """The elements per vector register: four bytes, or two 16-bit numbers, take the space of one float."""
+        """The elements per vector register: four bytes, two 16-bit numbers or half of a 64-bit integer per float."""
         widest = max(4 if op.dtype.is_float else op.dtype.size_bytes for op in self.pass_.ops)
-        is_narrow = self.across is None and widest < BYTES_PER_LANE
-        return BYTES_PER_LANE // widest * self.out.lanes if is_narrow else self.out.lanes
+        return self.out.lanes if self.across is not None else max(1, BYTES_PER_LANE * self.out.lanes // widest)
 
     def _loop(self, axis: Axis, ranges: Ranges | None = None) -> None:
         name, begin, end = axis.name, "0", loop_end(axis, axis.extent)
