@@ -231,7 +231,6 @@ def test_ranges_are_read() -> None:
     ("shapes", "text"),
     [
         ({"batch": 1, "n": range(1, 9, 2)}, "'n' has sizes that are no multiples of 2"),
-        ({"batch": range(5), "n": 4}, "the range of 'batch' begins at 0; expected a range that begins at 1 or more"),
         ({"batch": 1, "n": range(4, 4)}, r"'n' is range\(4, 4\).* sizes that grow"),
         ({"batch": 1, "n": range(4, 1, -1)}, "sizes that grow"),
         ([{"batch": 1, "n": range(1, 9)}, {"batch": 2, "n": 3}], "there are ranges of sizes and several bindings"),

@@ -18,20 +18,13 @@ def dimensions_of(shapes: Mapping[str, Sequence[Bound]]) -> tuple[Dimension, ...
     """Return the dimensions that a binding leaves free.
 
     Raises:
-        OptionError: a range begins below 1, or has sizes that are not multiples of its step.
+        OptionError: a range has sizes that are not multiples of its step.
     """
     found = []
     for name, shape in shapes.items():
         for axis, bound in enumerate(shape):
             if isinstance(bound, range):
                 step = bound.step
-                if bound.start < 1:
-                    raise OptionError(
-                        f"the range of {name!r} begins at {bound.start}",
-                        where="option --shape",
-                        expected="a range that begins at 1 or more",
-                        hint="Tensors without elements have a plan of their own, as --shape n=0",
-                    )
                 if step < 1 or bound.start % step:
                     raise OptionError(
                         f"{name!r} has sizes that are no multiples of {step}",
