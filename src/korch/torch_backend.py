@@ -16,10 +16,12 @@ PyTorch cuts programs at nn.RNN, nn.LSTM and nn.GRU and runs them itself, withou
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -27,16 +29,26 @@ from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
+from korch.deadline import Deadline
 from korch.errors import KorchError, OptionError
 from korch.frontend.torch import export_call
-from korch.frontend.torch.graph import BoundGraph, FreeGraph, free_graph, inputs_of, like
+from korch.frontend.torch.graph import BoundGraph, FreeGraph, free_graph, inputs_of, like, shapes_of
 from korch.options import Options, unknown_option
+from korch.report.progress import Progress, shown
 from korch.torch_module import ModuleExecutable, build_module, build_ranged
 
 STATIC = "_dynamo_static_input_type"
 """The key in a placeholder's tensor_dict with which PyTorch marks a parameter or a buffer."""
 
 torch._dynamo.config.allow_rnn = True
+
+logger = logging.getLogger("korch.torch_backend")
+
+DEFAULT_BUDGET_S = 30.0
+"""The budget of a search, if none is given."""
+
+MOST_BUDGETS = 4
+"""No search of a graph is begun after the earlier ones have taken this many times the budget."""
 
 DEFAULT_MAX_SHAPES = 8
 
@@ -77,6 +89,13 @@ def korch(
             f"there is no mode {mode!r}", where="torch.compile", expected="none", hint="Pass options instead"
         )
     record, limits = _options(options or {})
+    if record.budget_s is None:
+        record = replace(record, budget_s=DEFAULT_BUDGET_S)
+        _warn_once(
+            f"each graph is searched for {DEFAULT_BUDGET_S:g} s; torch.compile(..., options={{'budget': SECONDS}}) "
+            "gives another budget",
+            logger.warning,
+        )
     _fix_floats(graph)
     compiled = CompiledGraph(graph, record, limits)
     if reason := _why_not(graph, example_inputs):
@@ -132,8 +151,10 @@ class CompiledGraph:
         self._graph, self._options, self._limits = graph, options, limits
         self._static = [STATIC in (node.meta.get("tensor_dict") or {}) for node in inputs_of(graph)]
         self._plans: dict[Any, _Plan | None] = {}
-        self._ranged: _Plan | None = None
-        self._is_begun = False
+        self._ranges: list[_Plan] = []
+        self._seen: list[list[Any]] = []  # the shapes of the calls for which ranges were searched
+        self._has_range = True
+        self._spent_s = 0.0
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any) -> Any:
@@ -153,8 +174,8 @@ class CompiledGraph:
 
     @property
     def plans(self) -> list[ModuleExecutable]:
-        """The executables so far: the one for ranges of sizes, if there is one, and those for one set of shapes."""
-        return [plan.executable for plan in (self._ranged, *self._plans.values()) if plan is not None]
+        """The executables so far: those for ranges of sizes, and those for one set of shapes."""
+        return [plan.executable for plan in (*self._ranges, *self._plans.values()) if plan is not None]
 
     def give_up(self, reason: str) -> None:
         """Run the whole graph in PyTorch from now on, and say why."""
@@ -163,38 +184,53 @@ class CompiledGraph:
 
     def _plan(self, args: Sequence[Any]) -> _Plan | None:
         """Return the plan for a call; None if the call runs in PyTorch."""
-        if not self._is_begun:
-            with self._lock:
-                if not self._is_begun:
-                    self._ranged = self._for_ranges(args)
-                    self._is_begun = True
-        if self._ranged is not None and self._ranged.free is not None and self._ranged.free.takes(args):
-            return self._ranged
         key = tuple(map(_key, args))
-        if key not in self._plans:
-            with self._lock:
-                if key not in self._plans:
-                    self._plans[key] = self._for_shapes(args)
-        return self._plans[key]
+        if (plan := self._ranged(args)) is not None or key in self._plans:
+            return plan or self._plans[key]
+        with self._lock:
+            if (plan := self._ranged(args)) is None and key not in self._plans:
+                self._search(key, args)
+        return self._ranged(args) or self._plans[key]
+
+    def _ranged(self, args: Sequence[Any]) -> _Plan | None:
+        """Return the plan for ranges that include the sizes of a call; None if there is none."""
+        return next((plan for plan in self._ranges if plan.free is not None and plan.free.takes(args)), None)
+
+    def _search(self, key: Any, args: Sequence[Any]) -> None:
+        """Search a plan for a call: for ranges of sizes if possible, else for its shapes."""
+        begun_s, budget_s = time.monotonic(), self._options.budget_s
+        deadline = Deadline.after(budget_s, begun_s)
+        with shown(None, budget_s) as progress:
+            plan = None
+            if self._has_range and all(plan.free is not None and plan.free.splits(args) for plan in self._ranges):
+                plan = self._for_ranges(args, progress, deadline)
+            if plan is not None:
+                self._ranges.append(plan)
+            else:
+                self._plans[key] = self._for_shapes(args, progress, deadline)
+        self._spent_s += time.monotonic() - begun_s
 
     def _weights(self, args: Sequence[Any]) -> dict[int, Any]:
         return {i: arg for i, (arg, static) in enumerate(zip(args, self._static, strict=True)) if static}
 
-    def _for_ranges(self, args: Sequence[Any]) -> _Plan | None:
+    def _for_ranges(self, args: Sequence[Any], progress: Progress, deadline: Deadline) -> _Plan | None:
         """Return a plan for all sizes of the symbolic dimensions; None if there are none or no such plan exists."""
         weights = self._weights(args)
         try:
-            free = free_graph(self._graph, args, weights, self._limits.size)
+            free = free_graph(self._graph, args, weights, self._limits.size, self._seen)
+            self._seen.append(shapes_of(args))
+            self._has_range = free is not None
             if free is None:
                 return None
-            return _Plan(build_ranged(free.module, self._options), _noted(weights), free)
+            return _Plan(build_ranged(free.module, self._options, progress, deadline), _noted(weights), free)
         except OptionError:
             raise
         except KorchError as error:
-            self._warn(f"gets a plan for each shape: {error}", KorchShapesWarning)
+            self._has_range = False
+            self._warn(f"gets a plan for each shape: {_reason(error)}", KorchShapesWarning)
             return None
 
-    def _for_shapes(self, args: Sequence[Any]) -> _Plan | None:
+    def _for_shapes(self, args: Sequence[Any], progress: Progress, deadline: Deadline) -> _Plan | None:
         """Return a plan for inputs with these shapes; None if they run in PyTorch."""
         if len(self._plans) >= self._limits.shapes:
             self._say(
@@ -202,16 +238,23 @@ class CompiledGraph:
                 "the option max_shapes allows more"
             )
             return None
+        budget_s = self._options.budget_s or 0.0
+        if self._spent_s > MOST_BUDGETS * budget_s:
+            self._say(
+                f"the searches for its shapes have taken {MOST_BUDGETS} times the budget of {budget_s:g} s; "
+                "a larger budget allows more"
+            )
+            return None
         weights = self._weights(args)
         try:
             with torch.inference_mode(False), torch.no_grad():
                 example = [like(a) for a, s in zip(args, self._static, strict=True) if not s]
                 exported = export_call(BoundGraph(self._graph, weights, {}), example, {}, "graph")
-            return _Plan(build_module(exported, self._options), _noted(weights))
+            return _Plan(build_module(exported, self._options, progress, deadline), _noted(weights))
         except OptionError:
             raise
         except KorchError as error:
-            self._say(str(error))
+            self._say(_reason(error))
             return None
 
     def _say(self, reason: str) -> None:
@@ -219,10 +262,18 @@ class CompiledGraph:
 
     def _warn(self, what: str, kind: type[UserWarning]) -> None:
         count = sum(node.op.startswith("call") for node in self._graph.graph.nodes)
-        text = f"a graph with {count} operations {what}"
-        if text not in SAID:
-            SAID.add(text)
-            warnings.warn(text, kind, stacklevel=4)
+        _warn_once(what, lambda text: warnings.warn(f"a graph with {count} operations {text}", kind, stacklevel=5))
+
+
+def _warn_once(text: str, warn: Callable[[str], None]) -> None:
+    if text not in SAID:
+        SAID.add(text)
+        warn(text)
+
+
+def _reason(error: KorchError) -> str:
+    """Return an error as one line, without advice: what can't be compiled runs in PyTorch."""
+    return " ".join(str(replace(error, hint="")).split())
 
 
 def _fix_floats(graph: Any) -> None:

@@ -154,8 +154,10 @@ def optimize_module(
     return build_module(export_module(module, args, both), options, progress)
 
 
-def build_ranged(free: FreeModule, options: Options, progress: Progress | None = None) -> ModuleExecutable:
-    """Optimize a module for all sizes of its dynamic dimensions.
+def build_ranged(
+    free: FreeModule, options: Options, progress: Progress | None = None, deadline: Deadline | None = None
+) -> ModuleExecutable:
+    """Optimize a module for all sizes of its dynamic dimensions, until `deadline`, by default the budget from now on.
 
     Raises:
         KorchError: the module can't be optimized, or not for all sizes.
@@ -166,7 +168,7 @@ def build_ranged(free: FreeModule, options: Options, progress: Progress | None =
         lambda sizes: (free.at(sizes).model, {}),
     )
     threads = torch.get_num_threads()
-    deadline = Deadline.after(options.budget_s, time.monotonic())
+    deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
     try:
         flat = optimize_ranges(source, options, progress or (lambda stage, text: None), deadline)
     finally:
@@ -174,8 +176,10 @@ def build_ranged(free: FreeModule, options: Options, progress: Progress | None =
     return ModuleExecutable(flat, free.at(tuple(d.high for d in free.dimensions)).trees)
 
 
-def build_module(exported: Exported, options: Options, progress: Progress | None = None) -> ModuleExecutable:
-    """Optimize an exported module.
+def build_module(
+    exported: Exported, options: Options, progress: Progress | None = None, deadline: Deadline | None = None
+) -> ModuleExecutable:
+    """Optimize an exported module, until `deadline`, by default the budget from now on.
 
     Raises:
         KorchError: the module can't be optimized.
@@ -183,11 +187,11 @@ def build_module(exported: Exported, options: Options, progress: Progress | None
     threads = torch.get_num_threads()
     flat: Any
     try:
-        flat = optimize_model(exported.model, options, {}, progress)
+        flat = optimize_model(exported.model, options, {}, progress, deadline)
     except (UnsupportedError, UnprovidedError):
         if not options.ablation.host:
             raise
-        flat = optimize_with_host(exported.model.stored(), options, {}, progress)
+        flat = optimize_with_host(exported.model.stored(), options, {}, progress, deadline)
     finally:
         # PyTorch may use the same OpenMP library, whose number of threads the measurements change.
         torch.set_num_threads(threads)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,16 +18,6 @@ def _seed() -> None:
     import torch
 
     torch.manual_seed(0)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_registry() -> Iterator[None]:
-    """Let PyTorch's exporter read its translations once: it takes a second, in each export."""
-    from torch.onnx._internal.exporter._registration import ONNXRegistry
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
-        yield
 
 
 @pytest.fixture(scope="session")

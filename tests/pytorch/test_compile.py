@@ -70,18 +70,53 @@ def test_a_graph_break_gives_two_graphs(made: list[Any], quick: dict[str, Any]) 
     assert [len(graph.plans) for graph in made] == [1, 1]
 
 
+def backwards(x: Any) -> Any:
+    return x.flip(0) * 2
+
+
 def test_other_shapes_get_plans_up_to_a_limit(made: list[Any], quick: dict[str, Any]) -> None:
-    module = nn.Linear(7, 5).eval()
-    options = {**quick, "max_shapes": 2}
-    compiled = torch.compile(module, backend="korch", options=options, dynamic=True)
-    with pytest.warns(KorchShapesWarning, match=r"inputs .*, axis 0 and .*, axis 1 have no upper end.*mark_dynamic"):
-        same(compiled, module, torch.randn(3, 2, 7))
+    compiled = torch.compile(backwards, backend="korch", options={**quick, "max_shapes": 2}, dynamic=True)
+    with pytest.warns(KorchShapesWarning, match=r"gets a plan for each shape: Slice .*begins at its end"):
+        same(compiled, backwards, torch.randn(3, 2))
     for n in (4, 3):
-        same(compiled, module, torch.randn(n, 2, 7))
+        same(compiled, backwards, torch.randn(n, 2))
     assert sum(len(graph.plans) for graph in made) == 2
     with torch.no_grad(), pytest.warns(KorchFallbackWarning, match="more than 2 different shapes"):
-        x = torch.randn(6, 2, 7)
-        torch.testing.assert_close(compiled(x), module(x))
+        x = torch.randn(6, 2)
+        torch.testing.assert_close(compiled(x), backwards(x))
+
+
+class Cached(nn.Module):
+    def forward(self, x: Any, keys: Any, values: Any) -> Any:
+        keys, values = torch.cat((keys, x), 1), torch.cat((values, x), 1)
+        return torch.softmax(x @ keys.transpose(1, 2), -1) @ values
+
+
+def step(length: int) -> tuple[Any, ...]:
+    x, *cache = torch.randn(2, 1, 4), torch.randn(2, length, 4), torch.randn(2, length, 4)
+    for tensor in cache:
+        torch._dynamo.mark_dynamic(tensor, 1)
+    return x, *cache
+
+
+def test_sizes_that_are_always_equal_are_one_dimension(made: list[Any], quick: dict[str, Any]) -> None:
+    """PyTorch gives each tensor of a cache a symbol of its own."""
+    module = Cached()
+    compiled = torch.compile(module, backend="korch", options={**quick, "max_size": 16})
+    for length in (5, 6, 11):
+        same(compiled, module, *step(length))
+    (graph,) = made
+    (plan,) = graph.plans
+    assert isinstance(plan.flat, RangedExecutable)
+    assert [d.range_text for d in plan.flat.ranges.dimensions] == ["2..16"]
+
+
+def test_dimensions_are_split_when_their_sizes_differ(made: list[Any], quick: dict[str, Any]) -> None:
+    compiled = torch.compile(torch.tanh, backend="korch", options={**quick, "max_size": 16}, dynamic=True)
+    for shape in ((3, 3), (4, 4), (2, 4), (3, 2)):
+        same(compiled, torch.tanh, torch.randn(shape))
+    texts = [[d.range_text for d in p.flat.ranges.dimensions] for graph in made for p in graph.plans]
+    assert texts == [["2..16"], ["2..4", "2..4"]]
 
 
 class Attention(nn.Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -111,8 +112,11 @@ def _plans(
     if len(columns) > 1:  # kernels compute the needed rows of several dimensions, and time is for one search
         columns = [column[:1] for column in columns]
     uppers = list(itertools.product(*columns))
-    found, plans = [], []
+    found, plans, fixed_s = [], [], 0.0
     for i, sizes in enumerate(uppers):
+        begun_s, left_s = time.monotonic(), deadline.left_s
+        if i and left_s is not None and left_s < fixed_s:
+            break  # the first plan serves these sizes, too
         progress("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}")
         whole = masked(dimensions, sizes, source.primitives)
         timed, *others = _timed(dimensions, columns, sizes, limits)
@@ -129,7 +133,8 @@ def _plans(
         end = deadline.shared(left if left == 1 else left / LARGER_SHARE)
         model, binding = source.bound(sizes)
         run = Run(options.for_search(i), binding, progress, model, given=end.less(limits.fit_share), masked=whole)
-        executables = optimize_run(run, watch).executables
+        run = optimize_run(run, watch)
+        executables = run.executables
         found += [executable for _, executable in executables]
         served = [replace(whole.plan, timed=at) for at, _ in executables]
         progress("build", f"timing {len(served)} plans at several sizes")
@@ -144,6 +149,7 @@ def _plans(
                 outputs = padded_run(executable, whole.plan, checked, list(standard.inputs.values()))
                 _compare(standard, outputs, _text(dimensions, checked))
         plans += [replace(plan, costs=own) for plan, own in zip(served, costs, strict=True)]
+        fixed_s = time.monotonic() - begun_s - run.stage_seconds["orchestrate"]
     return found, Ranges(dimensions, tuple(plans))
 
 

@@ -7,7 +7,10 @@ all weights they are copied once, when the executable packs them for its kernels
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -45,9 +48,10 @@ def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Seque
     try:
         # In bfloat16, PyTorch's optimizer would fold a batch normalization into float32 weights of a convolution.
         is_bfloat16 = any(tensor.dtype is torch.bfloat16 for tensor in program.state_dict.values())
-        translated = torch.onnx.export(
-            program, dynamo=True, verbose=False, optimize=not is_bfloat16, custom_translation_table=translations()
-        )
+        with _translations_read_once():
+            translated = torch.onnx.export(
+                program, dynamo=True, verbose=False, optimize=not is_bfloat16, custom_translation_table=translations()
+            )
     except Exception as error:  # third-party code may raise anything
         raise export_trouble(error, program, name) from error
     graph = translated.model.graph
@@ -60,6 +64,32 @@ def to_held_model(program: Any, name: str, inputs: Sequence[str], outputs: Seque
     _name_ends(graph, inputs, outputs)
     proto, arrays = _without_weights(translated.model)
     return HeldModel(proto, arrays, f"module {name}")
+
+
+@contextmanager
+def _translations_read_once() -> Iterator[None]:
+    """Let PyTorch read its translations of operators once: it takes a second, and an export begins with it."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    method = vars(ONNXRegistry)["from_torchlib"]
+
+    def own_copy(*args: Any, **kwargs: Any) -> Any:
+        registry = copy(_registry(method, args, tuple(kwargs.items())))
+        registry.functions = {target: list(found) for target, found in registry.functions.items()}
+        return registry
+
+    ONNXRegistry.from_torchlib = staticmethod(own_copy)
+    try:
+        yield
+    finally:
+        ONNXRegistry.from_torchlib = method
+
+
+@cache
+def _registry(method: Any, args: tuple[Any, ...], kwargs: tuple[tuple[str, Any], ...]) -> Any:
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    return method.__get__(None, ONNXRegistry)(*args, **dict(kwargs))
 
 
 def _without_weights(model: Any) -> tuple[Any, dict[str, Array]]:

@@ -17,8 +17,6 @@ MOST_ELEMENTS = 1 << 20
 """The default upper bound of a size is chosen so that the inputs with this size have at most this many elements
 together, unless the first call has more."""
 
-HINT = "torch._dynamo.mark_dynamic(tensor, axis, min=..., max=...) gives an axis a range"
-
 
 class BoundGraph(torch.nn.Module):  # type: ignore[misc]
     """A graph with its weights and some numbers bound, so that they are constants of the exported model."""
@@ -74,39 +72,53 @@ class FreeGraph:
         module: the module, which takes the input tensors that are not weights.
         axes: (position of an input, axis, number of a dimension) of each symbolic axis.
         tensors: the positions of the inputs that the module takes.
+        numbers: the inputs that are constants of the module and no weights, by position.
         returned: for a place in the result, the position of the input that is a size and returned there.
     """
 
     module: FreeModule
     axes: tuple[tuple[int, int, int], ...]
     tensors: tuple[int, ...]
+    numbers: Mapping[int, Any]
     returned: Mapping[int, int]
 
     def takes(self, args: Sequence[Any]) -> bool:
-        """Return whether all sizes of a call are within the ranges of the dimensions."""
+        """Return whether the sizes of a call are within the ranges of the dimensions, and its numbers are the same."""
         dimensions = self.module.dimensions
-        return all(
-            dimensions[number].low <= args[i].shape[axis] <= dimensions[number].high for i, axis, number in self.axes
-        )
+        is_within = all(dimensions[d].low <= args[i].shape[axis] <= dimensions[d].high for i, axis, d in self.axes)
+        return is_within and not self.splits(args) and all(args[i] == number for i, number in self.numbers.items())
+
+    def splits(self, args: Sequence[Any]) -> bool:
+        """Return whether axes of one dimension have different sizes in a call."""
+        return len({(d, args[i].shape[axis]) for i, axis, d in self.axes}) > len(self.module.dimensions)
 
     def result(self, found: Sequence[Any], args: Sequence[Any]) -> tuple[Any, ...]:
         """Return the result of a call: what the module has returned, with sizes taken from the arguments."""
         return tuple(args[self.returned[k]] if k in self.returned else value for k, value in enumerate(found))
 
 
-def free_graph(graph: Any, args: Sequence[Any], weights: Mapping[int, Any], most: int) -> FreeGraph | None:
+def free_graph(
+    graph: Any, args: Sequence[Any], weights: Mapping[int, Any], most: int, earlier: Sequence[Sequence[Any]] = ()
+) -> FreeGraph | None:
     """Return a graph for all sizes of its symbolic dimensions; None if it has none.
+
+    Axes without an upper bound are one dimension if they have equal sizes in all calls so far: PyTorch gives each
+    tensor of a cache a symbol of its own.
 
     Args:
         graph: a torch.fx.GraphModule.
-        args: the arguments of the first call.
+        args: the arguments of the call.
         weights: the constants among the arguments, by position.
-        most: the largest size of a dimension without an upper bound, unless the first call has a larger one.
+        most: the largest size of a dimension without an upper bound, unless the call has a larger one; if there are
+            several such dimensions, the largest product of their sizes.
+        earlier: for earlier calls, the shapes of all arguments.
 
     Raises:
-        UnsupportedError: the sizes can't be derived from the tensors, or several have no upper bound.
+        UnsupportedError: the sizes can't be derived from the tensors.
     """
     nodes, places = inputs_of(graph), dict[Any, list[tuple[int, int]]]()
+    numbers = dict[Any, Any]()  # the dimension of each symbol
+    calls = [shapes_of(args), *earlier]
     for i, node in enumerate(nodes):
         value = node.meta.get("example_value")
         if i in weights or not isinstance(value, torch.Tensor):
@@ -114,13 +126,15 @@ def free_graph(graph: Any, args: Sequence[Any], weights: Mapping[int, Any], most
         for axis, size in enumerate(value.shape):
             symbol = _symbol(size, f"input {node.name!r}, axis {axis}")
             if symbol is not None:
-                places.setdefault(symbol, []).append((i, axis))
+                is_bounded = largest(_bounds(size)) is not None
+                key = numbers.setdefault(symbol, symbol if is_bounded else tuple(shapes[i][axis] for shapes in calls))
+                places.setdefault(key, []).append((i, axis))
     if not places:
         return None
-    numbers = {symbol: number for number, symbol in enumerate(places)}
-    sizes = {i: numbers[symbol] for i, symbol in _size_inputs(nodes, numbers).items()}
-    dimensions = _dimensions(nodes, args, places, most)
-    axes = tuple((i, axis, numbers[symbol]) for symbol, own in places.items() for i, axis in own)
+    order = list(places)
+    axes = tuple((i, axis, order.index(key)) for key, own in places.items() for i, axis in own)
+    symbols = {i: _symbol(node.meta.get("example_value"), f"input {node.name!r}") for i, node in enumerate(nodes)}
+    sizes = {i: order.index(numbers[symbol]) for i, symbol in symbols.items() if symbol in numbers}
     examples = [like(arg) for arg in args]
     tensors = tuple(i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in weights)
     others = {i: arg for i, arg in enumerate(args) if not isinstance(arg, torch.Tensor) and i not in sizes}
@@ -133,7 +147,18 @@ def free_graph(graph: Any, args: Sequence[Any], weights: Mapping[int, Any], most
             known = {**others, **{i: wanted[number] for i, number in sizes.items()}}
             return export_call(BoundGraph(graph, weights, known), [given[i] for i in tensors], {}, "graph")
 
-    return FreeGraph(FreeModule(dimensions, at), axes, tensors, _returned(graph, nodes))
+    module = FreeModule(_dimensions(nodes, args, list(places.values()), most), at)
+    return FreeGraph(module, axes, tensors, others, _returned(graph, nodes))
+
+
+def shapes_of(args: Sequence[Any]) -> list[Any]:
+    """Return the shape of each argument, None for those that are no tensors."""
+    return [tuple(arg.shape) if isinstance(arg, torch.Tensor) else None for arg in args]
+
+
+def _bounds(size: Any) -> Any:
+    """Return the range of a symbolic size."""
+    return size.node.shape_env.var_to_range[size.node.expr]
 
 
 def _symbol(size: Any, where: str) -> Any:
@@ -141,42 +166,24 @@ def _symbol(size: Any, where: str) -> Any:
     if not isinstance(size, torch.SymInt) or size.node.expr.is_number:
         return None
     if not size.node.expr.is_Symbol:
-        raise UnsupportedError(f"its size is {size.node.expr}, which follows from another one", where, hint=HINT)
+        raise UnsupportedError(f"its size is {size.node.expr}, which follows from another one", where)
     return size.node.expr
 
 
-def _size_inputs(nodes: Sequence[Any], numbers: Mapping[Any, int]) -> dict[int, Any]:
-    """Return the symbols of the inputs that are numbers, by position."""
-    found = {}
-    for i, node in enumerate(nodes):
-        symbol = _symbol(node.meta.get("example_value"), f"input {node.name!r}")
-        if symbol is not None and symbol not in numbers:
-            raise UnsupportedError("it is a number that is no size of a tensor", f"input {node.name!r}")
-        if symbol is not None:
-            found[i] = symbol
-    return found
-
-
 def _dimensions(
-    nodes: Sequence[Any], args: Sequence[Any], places: Mapping[Any, Sequence[tuple[int, int]]], most: int
+    nodes: Sequence[Any], args: Sequence[Any], places: Sequence[Sequence[tuple[int, int]]], most: int
 ) -> tuple[Dimension, ...]:
-    """Return the dimension of each symbol, with the range that PyTorch knows or a default.
-
-    Raises:
-        UnsupportedError: several have no upper bound.
-    """
-    found, unbounded = [], []
-    for own in places.values():
+    """Return the dimension of each list of places, with the range that PyTorch knows or a default."""
+    sizes = [nodes[i].meta["example_value"].shape[axis] for ((i, axis), *_) in places]
+    unbounded = sum(largest(_bounds(size)) is None for size in sizes)
+    found = []
+    for own, size in zip(places, sizes, strict=True):
         (i, axis), *_ = own
-        size = nodes[i].meta["example_value"].shape[axis]
-        bounds = size.node.shape_env.var_to_range[size.node.expr]
-        high = largest(bounds)
+        high = largest(_bounds(size))
         if high is None:
-            unbounded.append(f"{nodes[i].name!r}, axis {axis}")
-            high = default_high(args, own, most)
-        found.append(Dimension(nodes[i].name, axis, max(1, int(bounds.lower)), high))
-    if len(unbounded) > 1:
-        raise UnsupportedError(f"the sizes of inputs {' and '.join(unbounded)} have no upper end", "graph", hint=HINT)
+            high = default_high(args, own, int(most ** (1 / unbounded)))
+        lows = [int(_bounds(nodes[k].meta["example_value"].shape[a]).lower) for k, a in own]
+        found.append(Dimension(nodes[i].name, axis, max(1, *lows), high))
     return tuple(found)
 
 
