@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.cuda.target import NOMINAL
+from korch.deadline import Deadline
 from korch.extras import install_command
 from korch.measure.compiler import Builder
 from korch.measure.meter import AnyMeter
@@ -32,12 +33,13 @@ if TYPE_CHECKING:
     from korch.runtime.executable import Executable
 
 
-def open_meter(options: Options, weights_bytes: int = 0) -> AnyMeter:
+def open_meter(options: Options, weights_bytes: int = 0, end: Deadline | None = None) -> AnyMeter:
     """Return the meter of the target that the options name; it is a context manager.
 
     Args:
         options: the target, threads, cache folder.
         weights_bytes: size of the model's constants; if it is large, they are not in a cache when a run begins.
+        end: when to give up a compiler whose result is needed.
 
     Raises:
         UnsupportedError: the target is not available.
@@ -48,7 +50,7 @@ def open_meter(options: Options, weights_bytes: int = 0) -> AnyMeter:
         return CudaMeter(options, load_providers(CUDA_ENTRY_POINT_GROUP))
     from korch.measure.cpu import CpuMeter
 
-    return CpuMeter(options, load_providers(), weights_bytes)
+    return CpuMeter(options, load_providers(), weights_bytes, end)
 
 
 def builder_of(options: Options) -> Builder:

@@ -14,6 +14,7 @@ import ctypes
 import os
 import platform
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,6 +39,19 @@ def usable_cores(root: Path = Path("/")) -> int:
         root: the root of the system's files.
     """
     return max(1, min([len(os.sched_getaffinity(0)), *map(int, _quotas(root))]))
+
+
+def slowness(seconds: float = 0.05) -> float:
+    """Return how many times as long work on all cores takes now as on an idle machine, at least 1.
+
+    Args:
+        seconds: how long one thread computes to find this out.
+    """
+    begun_s, before_s, cores = time.monotonic(), time.thread_time(), usable_cores()
+    while time.thread_time() < before_s + seconds:
+        pass
+    busy = cores * (time.monotonic() - begun_s) / (time.thread_time() - before_s) - 1  # the other threads
+    return max(1.0, (busy + cores) / cores) if busy >= cores else 1.0
 
 
 def machine_cores() -> int:

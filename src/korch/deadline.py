@@ -14,10 +14,18 @@ class Deadline:
 
     Attributes:
         at_s: the time, None for no limit.
+        whole: the deadline of which this one is a part.
+        share: the fraction of the remaining time of `whole` that this deadline was given.
     """
 
-    def __init__(self, at_s: float | None = None, told: threading.Event | None = None) -> None:
-        self.at_s = at_s
+    def __init__(
+        self,
+        at_s: float | None = None,
+        told: threading.Event | None = None,
+        whole: Deadline | None = None,
+        share: float = 1.0,
+    ) -> None:
+        self.at_s, self.share, self.whole = at_s, share, whole or self
         self._told = told or threading.Event()
 
     @staticmethod
@@ -28,16 +36,22 @@ class Deadline:
     def until(self, at_s: float | None) -> Deadline:
         """Return a deadline at `at_s` or at this one, whichever is earlier; it is stopped together with this one."""
         limits = [limit for limit in (self.at_s, at_s) if limit is not None]
-        return Deadline(min(limits, default=None), self._told)
+        return Deadline(min(limits, default=None), self._told, self.whole, self.share)
 
     def before(self, seconds: float) -> Deadline:
         """Return a deadline `seconds` earlier than this one; it is stopped together with this one."""
         return self.until(None if self.at_s is None else self.at_s - seconds)
 
+    def later(self, seconds: float) -> Deadline:
+        """Return a deadline `seconds` later than this one; it is stopped together with this one."""
+        return Deadline(None if self.at_s is None else self.at_s + seconds, self._told, self.whole, self.share)
+
     def less(self, share: float) -> Deadline:
         """Return a deadline that leaves `share` of the remaining time unused; it is stopped together with this one."""
         left_s = self.left_s
-        return self.until(None if left_s is None else time.monotonic() + (1 - share) * left_s)
+        found = self.until(None if left_s is None else time.monotonic() + (1 - share) * left_s)
+        found.share *= 1 - share
+        return found
 
     def shared(self, parts: float) -> Deadline:
         """Return the deadline for the first of several parts that share the remaining time equally."""

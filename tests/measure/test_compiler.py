@@ -347,6 +347,27 @@ def test_a_compiler_that_never_ends_is_stopped_and_may_be_asked_again(fresh, mon
     assert fresh.compile([GOOD]) == [CompileFailure("the compiler did not end within 0.3 s", True)]
 
 
+def test_a_compiler_that_hangs_is_given_up_at_the_end_unless_it_has_worked(tmp_path):
+    builder = Builder("generic", tmp_path, Deadline.after(1.5, time.monotonic()))
+    compiles, builder.compiler = builder.compiler, scripted("import time; time.sleep(60)")
+    with pytest.raises(CompileError, match=r"^the compiler did not end in time. `korch doctor` checks it"):
+        builder.library([GOOD])
+    with pytest.raises(CompileError, match="no time was left to start the compiler"):
+        builder.library([GOOD])
+    late = Builder("generic", tmp_path / "late", Deadline.after(5.0, time.monotonic()))
+    late.compiler = compiles
+    late.library([GOOD])
+    late._end = Deadline.after(-1.0, time.monotonic())
+    assert number(late.library([OTHER]), "korch_test_other") == 42
+
+
+def test_short_kernels_count_as_less_work_than_long_ones(fresh):
+    short, long = '#include "korch_tile.h"\n' + GOOD, '#include "korch_contract.h"\n' + 9000 * " " + OTHER
+    assert 0 < fresh.missing_work([short]) < 0.1 and fresh.missing_work([long, long]) == 1.0
+    fresh.compile([short])
+    assert fresh.missing_work([short]) == 0
+
+
 def test_a_compiler_that_is_gone_is_said(fresh):
     fresh.compiler = Compiler(("/nowhere/c++",), "gone", ())
     (found,) = fresh.compile([GOOD])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -145,3 +146,15 @@ def test_only_few_sizes_of_windows_have_plans_each_if_there_is_time() -> None:
     assert not has_time(pyramid(), {"size": (range(8, 41, 4),)}, 1.0)
     text = "g (float[n, 6] x) => (float[n, 6] y) { y = MatMul(x, w) }"
     assert not has_time(model(text, w=weight(6, 6)), {"n": (range(1, 9),)})
+
+
+def test_the_budget_or_the_number_of_sizes_for_a_plan_each_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    source = onnx_source(pyramid(), {"size": (range(8, 41, 4),)})
+    assert not has_time_for_each(source, Options(budget_s=5.0), Deadline.after(5.0, time.monotonic()))
+    told = re.search(r"all 9 sizes.*for a plan for each, give a budget of (\d+) s, or fewer sizes", caplog.text)
+    assert told is not None and has_time_for_each(source, Options(), Deadline.after(float(told[1]), time.monotonic()))
+    caplog.clear()
+    source = onnx_source(pyramid(), {"size": (range(8, 321, 4),)})
+    for budget_s in (20.0, None):
+        assert not has_time_for_each(source, Options(budget_s=budget_s), Deadline.after(budget_s, time.monotonic()))
+    assert [m.rpartition("; ")[2] for m in caplog.messages] == 2 * ["for a plan for each, give at most 64 sizes"]

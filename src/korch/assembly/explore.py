@@ -142,7 +142,7 @@ def _estimate_first(
     found: dict[BlockInterface, Exploration] = {}
     for b in range(len(search.blocks)):
         own = [one for one in interfaces if one.key[0] == b]
-        left = list(own)
+        left = own[: 1 if search.ledger.is_over(search.deadline) else None]
         _estimate(search, left, estimated_ns, math.inf)
         for one in own:
             if one not in estimated_ns:

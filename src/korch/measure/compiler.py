@@ -38,6 +38,9 @@ ONEDNN_HEADER = "korch_onednn.h"
 PRECOMPILED = {ONEDNN_HEADER: 2, "korch_contract.h": 16, "korch_tile.h": 24}
 """Headers that are precompiled if at least this number of missing sources include them; then this saves time."""
 
+LATE_S = 20.0
+"""A compiler that has worked before gets this many seconds after the end, because the machine may just be busy."""
+
 ONLY_CALLS = "// Compiled with -O1: it calls kernels, and is no faster at higher levels, which take twice as long."
 """A source that contains this line is compiled with -O1."""
 
@@ -51,7 +54,7 @@ class CompileFailure:
 
     Attributes:
         message: the first errors that the compiler printed.
-        was_killed: the system killed or did not start the compiler, so the source may be correct.
+        was_killed: the compiler was killed or did not start, so the source may be correct.
         output: all that the compiler printed.
     """
 
@@ -63,7 +66,15 @@ class CompileFailure:
 class Builder:
     """Compiles and links into a cache folder."""
 
-    def __init__(self, isa: str, cache_folder: Path | None = None) -> None:
+    def __init__(self, isa: str, cache_folder: Path | None = None, end: Deadline | None = None) -> None:
+        """Find the compiler.
+
+        Args:
+            isa: the instruction set.
+            cache_folder: where results are kept.
+            end: when to give up a compiler whose result is needed; `LATE_S` later if one has worked before.
+        """
+        self._end, self._has_worked = end or Deadline(), False
         self.compiler = find_compiler()
         self.isa = isa
         self.folder = usable_folder(cache_folder or default_cache_folder()) / KERNELS
@@ -102,7 +113,8 @@ class Builder:
 
         Args:
             sources: the texts.
-            deadline: when to kill the compilers; a text that is not compiled by then gives None.
+            deadline: when to kill the compilers; a text that is not compiled by then gives None. Without it, the
+                texts are needed: a compiler that does not end gives a failure.
             tell: called with the number of texts that are done.
 
         Raises:
@@ -112,11 +124,11 @@ class Builder:
         # A separate deadline, so that the compilers can be stopped when this thread is interrupted.
         stop = Deadline(None if deadline is None else deadline.at_s)
         for header in self._slow_headers(sources):
-            self._precompile(header)
+            self._precompile(header, stop)
         pool = ThreadPoolExecutor(usable_cores())
         try:
             found: list[Path | CompileFailure | None] = []
-            waiting = [pool.submit(self._object, source, stop) for source in sources]
+            waiting = [pool.submit(self._object, source, stop, is_needed=deadline is None) for source in sources]
             for future in waiting:
                 while not future.done() and not (deadline is not None and deadline.is_over):
                     with contextlib.suppress(TimeoutError):
@@ -150,7 +162,7 @@ class Builder:
                 *map(str, files),
                 *flags,
             ]
-            run_compiler(command, temporary.parent)
+            self._run(command, temporary)
 
         return self._cached(target, make)
 
@@ -163,7 +175,8 @@ class Builder:
         objects = self.compile(sources)
         for found in objects:
             if isinstance(found, CompileFailure):
-                raise CompileError(f"the compiler refused a source: {found.message}", hint="`korch doctor` checks it")
+                what = found.message if found.was_killed else f"the compiler refused a source: {found.message}"
+                raise CompileError(what, hint="`korch doctor` checks it")
         return self.link([p for p in objects if isinstance(p, Path)], libraries)
 
     def _slow_headers(self, sources: Sequence[str]) -> list[str]:
@@ -175,14 +188,24 @@ class Builder:
             if header not in self._precompiled and sum(f'"{header}"' in source for source in missing) >= least
         ]
 
-    def count_missing(self, sources: Iterable[str]) -> int:
-        """Return how many of some texts were not compiled before."""
-        return sum(not self._target(source).exists() for source in dict.fromkeys(sources))
+    def missing_work(self, sources: Iterable[str]) -> float:
+        """Return the work to compile those texts that were not compiled before; the unit is a long kernel.
+
+        Kernels of elementwise operations are short and include one header only.
+        """
+        missing = (source for source in dict.fromkeys(sources) if not self._target(source).exists())
+        return sum(min(1.0, 0.05 + len(s) / 10_000 + (0 if '"korch_tile.h"' in s else 0.6)) for s in missing)
 
     def _target(self, source: str) -> Path:
         return self.folder / f"{self._key(source)}.o"
 
-    def _precompile(self, header: str) -> None:
+    def _run(self, command: Sequence[str], target: Path, stop: Deadline | None = None) -> None:
+        """Run a compiler that writes `target`, until `stop` or the end."""
+        end = self._end.later(LATE_S if self._has_worked else 0.0)
+        run_compiler(command, target.parent, end if stop is None else stop.until(end.at_s))
+        self._has_worked = True
+
+    def _precompile(self, header: str, stop: Deadline | None = None) -> None:
         """Precompile a header that takes long to compile in each source that includes it.
 
         The result is stored next to a copy of the header, where only GCC searches for it. All other headers are
@@ -194,7 +217,7 @@ class Builder:
 
         def make(temporary: Path) -> None:
             command = [*self.compiler.command, *self.flags, *self._include(header), "-x", "c++-header"]
-            run_compiler([*command, str(self._headers / header), "-o", str(temporary)], temporary.parent)
+            self._run([*command, str(self._headers / header), "-o", str(temporary)], temporary, stop)
 
         try:
             self._headers.mkdir(exist_ok=True)
@@ -219,26 +242,25 @@ class Builder:
             found.append(f"-I{headers}")
         return found
 
-    def _object(self, source: str, stop: Deadline | None = None) -> Path | CompileFailure | None:
-        """Return the object of a text; None if the compiler was stopped."""
+    def _object(
+        self, source: str, stop: Deadline | None = None, *, is_needed: bool = False
+    ) -> Path | CompileFailure | None:
+        """Return the object of a text; if the compiler was stopped, a failure for a needed text, or else None."""
         target = self._target(source)
 
         def make(temporary: Path) -> None:
             text = temporary.with_suffix(".cpp")
             text.write_text(source)
             flags = (*self.flags, "-O1") if ONLY_CALLS in source else self.flags
-            run_compiler(
-                [*self.compiler.command, *flags, *self._include(source), "-c", text.name, "-o", temporary.name],
-                temporary.parent,
-                stop,
-            )
+            command = [*self.compiler.command, *flags, *self._include(source), "-c", text.name, "-o", temporary.name]
+            self._run(command, temporary, stop)
 
         try:
             return self._cached(target, make)
         except _CacheError:
             raise  # the cache failed; the source may be correct
-        except StoppedError:
-            return None
+        except StoppedError as error:
+            return CompileFailure(error.what, was_killed=True) if is_needed else None
         except CompileError as error:
             output = error.output if isinstance(error, CompilerRefusedError) else ""
             return CompileFailure(error.what, isinstance(error, KilledError), output)

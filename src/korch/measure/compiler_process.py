@@ -69,7 +69,7 @@ def _call(command: Sequence[str], folder: Path, stop: Deadline) -> tuple[int, st
     """Return a compiler's exit code and output; its elapsed time has a generous limit, as the machine may be busy."""
     limit = Deadline.after(PATIENCE * COMPILE_SECONDS, time.monotonic())
     if stop.is_over:
-        raise StoppedError("the compiler was not started: there is no time left")
+        raise StoppedError("no time was left to start the compiler")
     try:
         with subprocess.Popen(
             command,
@@ -90,7 +90,7 @@ def _call(command: Sequence[str], folder: Path, stop: Deadline) -> tuple[int, st
                         break
                     except subprocess.TimeoutExpired:
                         if stop.is_over:
-                            raise StoppedError("the compiler was stopped") from None
+                            raise StoppedError("the compiler did not end in time") from None
                         if limit.is_over:
                             raise
             except BaseException:

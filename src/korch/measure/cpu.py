@@ -15,7 +15,7 @@ from korch.deadline import Deadline
 from korch.libraries import needed_libraries
 from korch.measure import uncompiled
 from korch.measure.calibrate import FACT, Calibration, Rates, Work, calibrate
-from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure
+from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, usable_folder
 from korch.measure.database import Database
 from korch.measure.meter import BATCH, CandidateMeter
 from korch.measure.operations import gathered_indices, has_windows, operations
@@ -74,6 +74,18 @@ NOTHING = Measured(0, (0,), is_confirmed=True)
 """The record of an in-place candidate, for which no kernel runs."""
 
 
+def usual_pace(options: Options) -> tuple[Pace, bool]:
+    """Return the durations of work in earlier runs, and whether the machine was calibrated, from the cache folder."""
+    if not options.cache_folder.is_dir():
+        return Pace(None), False
+    target = detect_target(options.threads, find_compiler().identity, matrix_units=not options.strict)
+    database = Database(usable_folder(options.cache_folder), target.fingerprint)
+    try:
+        return Pace(database.fact(PACE_FACT)), database.fact(FACT) is not None
+    finally:
+        database.close()
+
+
 class CpuMeter(CandidateMeter[Target, Kernel]):
     """Builds kernels with the machine's compiler and times them in a separate process.
 
@@ -84,25 +96,32 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             to the next. Then kernels are timed, and their bounds computed, with cold weights.
     """
 
-    def __init__(self, options: Options, providers: Sequence[Provider[Target, Kernel]], weights_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        options: Options,
+        providers: Sequence[Provider[Target, Kernel]],
+        weights_bytes: int = 0,
+        end: Deadline | None = None,
+    ) -> None:
         """Open the database.
 
         Args:
             options: has the number of threads and the cache folder.
             providers: the providers of kernels.
             weights_bytes: the bytes of the model's constants; a run reads all of them.
+            end: when to give up a compiler whose result is needed.
         """
         super().__init__(options, (*providers, InPlaceProvider()))
         self.concurrent = ConcurrentProvider(providers, self.faults)
         self._provider[self.concurrent.name] = self.concurrent
         self.target = detect_target(options.threads, find_compiler().identity, matrix_units=not options.strict)
-        self.builder = Builder(self.target.isa, options.cache_folder)
+        self.builder = Builder(self.target.isa, options.cache_folder, end)
         self.failures = self.builder.folder.parent / "not-compiled"
         folder = self.builder.folder.parent
         self.database = Database(folder, self.target.fingerprint)
         self.pace = Pace(self.database.fact(PACE_FACT))
         timer = (NATIVE_FOLDER / "korch_timer.cpp").read_text("utf-8")
-        with self.pace.noting("compile", 2 * self.builder.count_missing([timer])):
+        with self.pace.noting("compile", 2 * self.builder.missing_work([timer])):
             self._timer = self.builder.library([timer])
         self.calibration = self._calibrate()
         self.reads_weights_from_memory = weights_bytes > self.calibration.kept_bytes
@@ -241,7 +260,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
     ) -> list[tuple[Candidate, Path]]:
         """Return the candidates of a batch that are compiled in time, with their objects; record other failures."""
         sources = [kernels[c.key].source for c in batch]
-        missing = self.builder.count_missing(sources)
+        missing = self.builder.missing_work(sources)
         timing_s = self._timing_s(len(batch))
         objects = []
         with self.pace.noting("compile", missing):
@@ -267,8 +286,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         """Return the predicted seconds to compile the candidates that are not compiled yet."""
         built = [self.timed_kernel(c) for c in candidates]
         kernels = [kernel for kernel in built if isinstance(kernel, Kernel)]
-        missing = self.builder.count_missing([kernel.source for kernel in kernels])
-        return self.pace.predict_s("compile", missing)
+        return self.pace.predict_s("compile", self.builder.missing_work([kernel.source for kernel in kernels]))
 
     def _timing_s(self, kernels: int) -> float:
         """Return the least predicted time for timing kernels: process starts, a first run of each, and a round."""

@@ -8,12 +8,14 @@ generated again for the extents of the other sizes.
 from __future__ import annotations
 
 import logging
+import math
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
 from korch.alignment import ceil_div
 from korch.backend import builder_of
+from korch.cores import slowness
 from korch.deadline import Deadline
 from korch.errors import InaccurateError, InfeasibleError, InvalidGraphError
 from korch.options import Options
@@ -31,9 +33,9 @@ from korch.runtime.ranged import RangedExecutable, Ranges
 
 logger = logging.getLogger("korch.pipeline")
 
-PRIMITIVE_S, CODE_S = 0.009, 0.07
-"""Seconds per primitive: to make and check a plan with the kernels of another size's plan, and to compile the code
-that all plans share."""
+PLAN_S, PRIMITIVE_S, CODE_S = 0.85, 0.009, 0.07
+"""Seconds to make and check a plan with the kernels of another size's plan: at least, and per primitive; and per
+primitive to compile the code that all plans share."""
 
 TOGETHER = 8
 """The number of sizes whose kernels are determined before any of them is compiled, so that they share more code."""
@@ -63,13 +65,16 @@ def has_time_for_each(source: Source, options: Options, deadline: Deadline) -> b
     if not has_free_windows(Samples(dimensions, ends, (largest, source.primitives(ends[1])))):
         return False
     rest_s = rest_seconds(len(largest.primitives), count)
-    has_time = deadline.left_s is None or rest_s <= (1 - SEARCH_SHARE) * deadline.left_s
-    if has_time and count <= limits.exact_sizes:
+    left_s = deadline.left_s
+    if count <= limits.exact_sizes and (left_s is None or rest_s <= (1 - SEARCH_SHARE) * left_s):
         return True
-    reason = f"a budget of {rest_s / (1 - SEARCH_SHARE):.0f} s" if not has_time else f"exact_sizes={count}"
+    remedy = f"at most {limits.exact_sizes} sizes"
+    if count <= limits.exact_sizes and left_s is not None:
+        spent_s = (options.budget_s or left_s) - left_s
+        remedy = f"a budget of {math.ceil(spent_s + rest_s / (1 - SEARCH_SHARE))} s, or fewer sizes"
     logger.warning(
-        f"one plan with masks serves all {count} sizes, and may take several times as long as a plan for one size: "
-        f"give {reason}, or fewer sizes"
+        f"one plan with masks serves all {count} sizes, and may take several times as long as a plan for one size; for "
+        f"a plan for each, give {remedy}"
     )
     return False
 
@@ -121,7 +126,7 @@ def optimize_each(
 
 def rest_seconds(primitives: int, sizes: int) -> float:
     """Return the seconds for the plans of all sizes except the first."""
-    return primitives * (CODE_S + PRIMITIVE_S * (sizes - 1))
+    return slowness() * (PLAN_S * sizes + primitives * (CODE_S + PRIMITIVE_S * (sizes - 1)))
 
 
 def _first_end(deadline: Deadline, rest_s: float) -> Deadline:

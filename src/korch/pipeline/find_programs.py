@@ -77,7 +77,7 @@ def end_of(run: Run) -> Deadline:
     """Return the deadline of the superoptimizer."""
     given_s, limits = run.options.superopt_s, run.options.search
     if given_s is None and run.options.budget_s is not None:
-        return run.deadline.less(1 - limits.superopt_share)
+        return run.build_deadline.less(1 - limits.superopt_share)
     return run.deadline.until(time.monotonic() + (limits.superopt_seconds if given_s is None else given_s))
 
 

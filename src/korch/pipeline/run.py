@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,7 @@ from korch.numerics import Standard
 from korch.options import Options
 from korch.partition.block import Partition
 from korch.partition.join import Joined
+from korch.pipeline.least import Least
 from korch.pipeline.precision import Precision
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.families import Families
@@ -40,6 +42,10 @@ logger = logging.getLogger("korch.pipeline")
 
 PRIMITIVES_PER_KERNEL = 3
 """A lower estimate of the number of primitives in a kernel of a plan."""
+
+
+LATE_SHARE, LATE_S = 0.1, 1.0
+"""How much later than the budget a compiler is given up: a part of the budget, and seconds."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,9 @@ class Run:
         masked: the model's primitives for all sizes up to these, if the executable is for a range.
         template: the plan of another size whose kernels are used, instead of a search.
         keep: called with the plan that the search found, if other sizes use its kernels.
-        end_s: predicted seconds to build, check and write the plan.
+        end_s: predicted seconds to build, check and write the plan; before there are candidates, also to compile it.
         least_s: the least sufficient budget, if the given budget is too short.
+        timing_s: the budget that suffices to time the kernels of a first plan, if the given budget is too short for it.
         resources: closed when the run ends.
         stage_seconds: seconds of each stage that has ended.
         operators: the model, set by "frontend".
@@ -103,6 +110,7 @@ class Run:
     keep: Callable[[Template], None] | None = None
     end_s: float = 0.0
     least_s: float | None = None
+    timing_s: float | None = None
     resources: ExitStack = field(default_factory=ExitStack)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     operators: OperatorGraph = field(init=False)
@@ -178,23 +186,49 @@ class Run:
         share = self.options.search.side_by_side_share if self.looks_side_by_side else 0.0
         return self.build_deadline.before(share * budget_s)
 
-    def check_budget(self, compile_s: float) -> None:
-        """Warn if the budget is too short for a first plan, and report the least sufficient budget.
+    @property
+    def last_deadline(self) -> Deadline:
+        """The time at which a compiler that has never ended is given up; an interrupt does not change it."""
+        budget_s, at_s = self.options.budget_s, self.deadline.at_s
+        if budget_s is None or at_s is None:
+            return Deadline()
+        allowed_s = max(budget_s, self.least_s or 0.0)
+        return Deadline(at_s + allowed_s - budget_s + LATE_SHARE * allowed_s + LATE_S)
 
-        Args:
-            compile_s: predicted seconds to compile the kernels of a first plan.
-        """
-        budget_s, left_s = self.options.budget_s, self.deadline.left_s
-        if self.least_s is not None or budget_s is None or left_s is None or compile_s + self.end_s <= left_s:
+    def expect(self, least: Least) -> None:
+        """Reserve the time of the last stages, and warn if the budget is less than the least."""
+        budget_s, left_s, self.end_s = self.options.budget_s, self.deadline.whole.left_s, least.compile_s + least.end_s
+        is_small = self.template is not None or self.keep is not None  # its part of the budget follows from its size
+        needed_s = least.total_s / self.deadline.share
+        if is_small or budget_s is None or left_s is None or needed_s <= left_s:
             return
         spent_s = budget_s - left_s
-        self.least_s = spent_s + compile_s + self.end_s
+        self.least_s = math.ceil(spent_s + needed_s)
+        parts = "" if self.deadline.share == 1 else " for one of several plans"
+        logger.warning(
+            f"the budget of {budget_s:g} s is too short: the least is about {self.least_s:.0f} s ({spent_s:.0f} until "
+            f"now;{parts} {least.search_s:.0f} to find a plan by estimates, {least.compile_s:.0f} to compile its "
+            f"kernels, {least.end_s:.0f} to build and check it)"
+        )
+
+    def check_budget(self, compile_s: float) -> None:
+        """Say which budget suffices if no time is left to time the kernels of a first plan.
+
+        Args:
+            compile_s: predicted seconds to compile these kernels.
+        """
+        budget_s, left_s = self.options.budget_s, self.deadline.left_s
+        needed_s = compile_s + self.end_s
+        if self.least_s or self.timing_s or budget_s is None or left_s is None or needed_s <= left_s:
+            return
+        # The search for candidates takes a part of any budget, so a longer one leaves only the rest of it.
+        spent_s = budget_s - left_s
+        self.timing_s = max(spent_s + needed_s, needed_s / (1 - self.options.search.enumerate_share))
         timed = self.ledger.timed_kernels
         known = f"the measured times of {timed} kernels and by " if timed else ""
         logger.warning(
-            f"the budget of {budget_s:g} s is too short: the least is about {self.least_s:.0f} s ({spent_s:.0f} until "
-            f"now, {compile_s:.0f} to compile a first plan's kernels, {self.end_s:.0f} to build and check it); the "
-            f"plan is chosen by {known}estimates"
+            f"no time is left to time all kernels of a first plan, so it is chosen by {known}estimates; a budget of "
+            f"about {self.timing_s:.0f} s suffices"
         )
 
     def predict_end_s(self) -> float:

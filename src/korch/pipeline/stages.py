@@ -38,6 +38,7 @@ from korch.pipeline import texts
 from korch.pipeline.build import build_plans
 from korch.pipeline.calibration import calibration_of
 from korch.pipeline.find_programs import ProgramSearch
+from korch.pipeline.least import least_of
 from korch.pipeline.loops import plan_loops
 from korch.pipeline.precision import Form, Kernels, Precision, find_forms, with_forms
 from korch.pipeline.quantized import in_bytes, is_quantized
@@ -101,6 +102,8 @@ def split_operators(run: Run) -> None:
     given = _with_gathers(given, multiplied, options)
     run.split = in_bytes(given, has_kernels(options) if multiplies else None, run.deadline, multiplied)
     run.quantized = lower_products(given) if is_narrow else None
+    if options.budget_s is not None and not options.is_cuda:
+        run.expect(least_of(run.split, options, is_range=run.masked is not None))
     if options.error:
         _find_forms(run)
 
@@ -126,7 +129,7 @@ def _find_forms(run: Run) -> None:
         raise OptionError("less precise types are for models of fixed sizes", "option error", hint="Remove --error")
     found = calibration_of(graph, options.calibrate, options.search)
     kernels = Kernels(has_kernels(options), has_kernels(options, with_few_pairs=True))
-    end = run.deadline.less(1 - options.search.rewrite_share)
+    end = run.build_deadline.less(1 - options.search.rewrite_share)
     forms = find_forms(graph, found.samples, options.error, kernels, end, options.search)
     expected = [reference.run(graph, feeds) for feeds in found.checks]
     run.precision = Precision(options.error, forms, found.checks, expected, found.source, options.search)
@@ -145,7 +148,7 @@ def add_alternatives(run: Run) -> None:
     because a cut could separate what they match.
     """
     options, split = run.options, run.split
-    deadline = run.deadline.less(1 - options.search.rewrite_share)
+    deadline = run.build_deadline.less(1 - options.search.rewrite_share)
     limit = options.search.segment_limit(len(split.primitives))
     rules = _rules(options)
     spill = Spill(options.cache_folder if options.cache_folder.is_dir() else None, options.search)
@@ -201,8 +204,8 @@ def compute_reference(run: Run) -> None:
 
 def collect_candidates(run: Run) -> None:
     """Set the candidates of each block, and the meter that builds and times them."""
-    run.meter = run.resources.enter_context(open_meter(run.options, run.weights_bytes))
-    deadline = run.deadline.less(1 - run.options.search.enumerate_share)
+    run.meter = run.resources.enter_context(open_meter(run.options, run.weights_bytes, run.last_deadline))
+    deadline = run.build_deadline.less(1 - run.options.search.enumerate_share)
     run.ledger = _ledger(run)
     plan_loops(run)
     if run.template is None:

@@ -117,6 +117,8 @@ def build_units(executable: PlanExecutable) -> float:
 def _no_plan(results: Sequence[Result], graph: PrimitiveGraph, standard: Standard) -> KorchError:
     """Return the error for the case that no plan has correct results."""
     kind: type[KorchError] = InfeasibleError
+    if all(r.is_uncompiled for r in results):
+        return CompileError(results[0].refusal, hint="`korch doctor` checks the compiler")
     if has_opaque(graph):  # opaque operators may refuse inconsistent random inputs
         kind = UnprovidedError
     elif any(r.error is not None for r in results):

@@ -1,0 +1,76 @@
+"""The least budget, estimated before a search."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+
+from korch.deadline import Deadline
+from korch.options import Options
+from korch.pipeline import Run
+from korch.pipeline.least import Least, least_of
+from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.types import DType, ValueType
+
+LEAST = Least(search_s=4.0, compile_s=3.0, end_s=2.0)
+
+
+def run(budget_s: float, given: Deadline | None = None) -> Run:
+    return Run(Options(budget_s=budget_s), {}, lambda stage, text: None, given=given)
+
+
+def chain(kinds: int, repeats: int) -> PrimitiveGraph:
+    builder = GraphBuilder()
+    value = builder.input("x", ValueType((4, 4), DType.F32))
+    for _ in range(repeats):
+        for op in ("exp", "tanh", "neg", "abs")[:kinds]:
+            value = builder.add(op, [value])
+    builder.output("y", value)
+    return builder.freeze()
+
+
+def test_a_budget_that_is_too_short_is_announced_with_one_that_suffices(caplog: pytest.LogCaptureFixture) -> None:
+    short = run(5.0)
+    short.expect(LEAST)
+    assert short.least_s == 10.0  # the least is rounded up
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert "the budget of 5 s is too short: the least is about 10 s (0 until now" in caplog.text
+    caplog.clear()
+    follows = run(short.least_s)
+    follows.expect(LEAST)
+    assert follows.least_s is None and not caplog.records
+    assert short.end_s == follows.end_s == 5.0
+
+
+def test_the_least_of_several_plans_counts_all_of_them() -> None:
+    now_s = time.monotonic()
+    first = run(20.0, Deadline.after(20.0, now_s).shared(3))
+    first.expect(LEAST)
+    assert first.least_s == 28.0
+    enough = run(28.0, Deadline.after(28.0, now_s).shared(3))
+    enough.expect(LEAST)
+    assert enough.least_s is None
+
+
+def test_a_compiler_may_take_as_long_as_was_announced() -> None:
+    begun_s = time.monotonic()
+    short, enough = run(5.0, Deadline(begun_s + 5.0)), run(30.0, Deadline(begun_s + 30.0))
+    for own, least_s in ((short, 10.0), (enough, 30.0)):
+        own.expect(LEAST)
+        assert least_s < (own.last_deadline.at_s or 0.0) - begun_s <= 1.1 * least_s + 2
+
+
+def test_more_kinds_of_primitives_and_an_empty_cache_take_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("korch.pipeline.least.slowness", lambda: 1.0)
+    options = Options(cache_folder=tmp_path)
+    few, many, long = (least_of(graph, options) for graph in (chain(1, 1), chain(4, 1), chain(4, 100)))
+    assert few.compile_s < many.compile_s < long.compile_s < 100 * many.compile_s
+    assert few.search_s > 3 and few.search_s < long.search_s  # the machine is not calibrated
+    assert least_of(chain(1, 1), options, is_range=True).end_s > few.end_s
+    monkeypatch.setattr("korch.pipeline.least.slowness", lambda: 2.0)
+    assert least_of(chain(1, 1), options).total_s == pytest.approx(2 * few.total_s)
