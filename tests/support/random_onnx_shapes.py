@@ -104,7 +104,20 @@ def _pool(rng: Rng, x: Array, opset: int) -> Part | None:
         found["count_include_pad"] = 1
     if op == "LpPool":
         found["p"] = _pick(rng, 1, 2, 3)
-    return Part(op, found)
+    return None if _has_no_window(found, x.shape[2:]) else Part(op, found)
+
+
+def _has_no_window(found: dict[str, Any], sizes: tuple[int, ...]) -> bool:
+    """Return whether a window is larger than a padded axis: ONNX Runtime computes something then."""
+    if found.get("auto_pad", "").startswith("SAME"):
+        return False
+    rank, kernel = len(sizes), found["kernel_shape"]
+    pads, dilations, strides = (
+        found.get(k, [n] * 2 * rank) for k, n in (("pads", 0), ("dilations", 1), ("strides", 1))
+    )
+    left = [n + pads[i] + pads[rank + i] - (kernel[i] - 1) * dilations[i] - 1 for i, n in enumerate(sizes)]
+    most = [strides[i] if found.get("ceil_mode") else 1 for i in range(rank)]  # rounded up, a window may hang over
+    return any(n and rest <= -over for n, rest, over in zip(sizes, left, most, strict=True))
 
 
 def _global_pool(rng: Rng, x: Array, opset: int) -> Part | None:
