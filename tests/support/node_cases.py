@@ -144,4 +144,8 @@ def with_constants(model: onnx.ModelProto, arrays: dict[str, Array]) -> onnx.Mod
         for name in list(node.input)[first:]:
             if name in arrays and name not in {t.name for t in copy.graph.initializer}:
                 copy.graph.initializer.append(onnx.numpy_helper.from_array(arrays[name], name))
+    constants = {tensor.name for tensor in copy.graph.initializer}
+    kept = [value for value in copy.graph.input if value.name not in constants]
+    del copy.graph.input[:]
+    copy.graph.input.extend(kept)
     return copy
