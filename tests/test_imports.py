@@ -47,6 +47,8 @@ ORDER = (
     ("backend",),
     ("pipeline",),
     ("host",),
+    ("torch_tensors",),
+    ("torch_check",),
     ("torch_module",),
     ("api", "cli", "loading"),
     ("torch_backend", "onnx_backend"),

@@ -14,6 +14,10 @@ MORE_PARAMETERS = {
     "primitive/ops/layout.py: _row",
     "frontend/torch/quantized.py: quantize",
     "frontend/torch/quantized.py: dequantize",
+    "frontend/torch/decompose.py: _average_pool",
+    "frontend/torch/decompose.py: _max_pool",
+    "frontend/torch/missing.py: _bags",
+    "frontend/torch/missing.py: _projected_lstm",
 }
 
 

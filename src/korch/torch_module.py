@@ -11,12 +11,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import ml_dtypes
 import numpy as np
 import torch
 
 from korch.deadline import Deadline
-from korch.errors import InputError, UnprovidedError, UnsupportedError
+from korch.errors import UnprovidedError, UnsupportedError
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.frontend.torch import Exported, Trees, export_module
@@ -34,6 +33,8 @@ from korch.runtime.ranged import RangedExecutable
 from korch.runtime.record import PlanRecord
 from korch.runtime.report import Report
 from korch.runtime.runnable import TensorInfo, Timing
+from korch.torch_check import check_module
+from korch.torch_tensors import as_array, as_tensor
 
 
 class ModuleExecutable:
@@ -171,6 +172,8 @@ def build_ranged(
     deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
     try:
         flat = optimize_ranges(source, options, progress or (lambda stage, text: None), deadline)
+        for sizes in (tuple(d.low for d in free.dimensions), tuple(d.high for d in free.dimensions)):
+            check_module(free.at(sizes), options, flat)
     finally:
         torch.set_num_threads(threads)
     return ModuleExecutable(flat, free.at(tuple(d.high for d in free.dimensions)).trees)
@@ -179,13 +182,14 @@ def build_ranged(
 def build_module(
     exported: Exported, options: Options, progress: Progress | None = None, deadline: Deadline | None = None
 ) -> ModuleExecutable:
-    """Optimize an exported module, until `deadline`, by default the budget from now on.
+    """Optimize an exported module until `deadline`, by default the budget from now on; compare it with the module.
 
     Raises:
-        KorchError: the module can't be optimized.
+        KorchError: the module can't be optimized, or PyTorch exported something else.
     """
     threads = torch.get_num_threads()
     flat: Any
+    check_module(exported, options)
     try:
         flat = optimize_model(exported.model, options, {}, progress, deadline)
     except (UnsupportedError, UnprovidedError):
@@ -195,6 +199,8 @@ def build_module(
     finally:
         # PyTorch may use the same OpenMP library, whose number of threads the measurements change.
         torch.set_num_threads(threads)
+    if not options.is_cuda:
+        check_module(exported, options, flat)
     return ModuleExecutable(flat, exported.trees)
 
 
@@ -207,34 +213,6 @@ def run_tensors(flat: Any, tensors: Sequence[Any]) -> tuple[Array, ...]:
     names = [tensor.name for tensor in flat.get_inputs()]
     results: tuple[Array, ...] = flat(*(as_array(t, n) for t, n in zip(tensors, names, strict=True)))
     return results
-
-
-def as_array(tensor: Any, name: str) -> Any:
-    """Return a PyTorch tensor's memory as an array; other objects are returned unchanged.
-
-    Raises:
-        InputError: it is not a dense tensor in the memory of the CPU.
-    """
-    if not isinstance(tensor, torch.Tensor):
-        return tensor
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        raise InputError(
-            f"it lies on {tensor.device}, stored as {tensor.layout}",
-            where=f"input {name!r}",
-            expected="a dense tensor on the CPU",
-            hint="Call tensor.cpu() first",
-        )
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    if plain.dtype is torch.bfloat16:
-        return plain.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-    return plain.numpy()
-
-
-def as_tensor(array: Array) -> Any:
-    """Return an array's memory as a PyTorch tensor."""
-    if array.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(array)
 
 
 def _example(example: Any) -> tuple[tuple[Any, ...] | None, dict[str, Any]]:

@@ -15,17 +15,21 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch._dynamo.convert_frame import compile_lock
+from torch.utils import _pytree as pytree
 
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.onnx import HeldModel
 from korch.frontend.torch.convert import to_held_model
+from korch.frontend.torch.decompose import decompositions
 from korch.frontend.torch.experts import experts_as_batches
+from korch.frontend.torch.samples import ModuleInputs, samples
 from korch.frontend.torch.tree import Arguments, Results, Trees
-from korch.frontend.torch.trouble import export_trouble, random_operator
+from korch.frontend.torch.trouble import export_trouble, path_of, random_operator
 
 TRACING = compile_lock
 """Tracing changes global state of PyTorch, and torch.compile traces too, so both take this lock."""
@@ -38,10 +42,13 @@ class Exported:
     Attributes:
         model: the model, with one input per tensor of a call and one output per distinct tensor of its result.
         trees: the forms of its arguments and of its results.
+        samples: returns inputs with the results of the module itself, as in `korch.frontend.torch.samples`; it takes
+            the seconds after which no further inputs are made.
     """
 
     model: HeldModel
     trees: Trees
+    samples: Callable[[float], Iterator[ModuleInputs]]
 
 
 class _Flat(torch.nn.Module):  # type: ignore[misc]
@@ -107,10 +114,21 @@ def export_call(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], nam
     with TRACING, _quiet(), torch.no_grad(), experts_as_batches(flat):
         program = _traced(flat, tensors, name)
         _refuse_random(program, name)
+        _refuse_complex(program, name)
         if not results or not results[-1].names:
             raise ModelError("it returns no tensor", where=f"module {name}")
         held = to_held_model(program, name, arguments.names(module), results[-1].names)
-    return Exported(held, Trees(arguments, results[-1]))
+    trees = Trees(arguments, results[-1])
+    return Exported(held, trees, partial(samples, program, tensors, partial(_run, module, trees)))
+
+
+def _run(module: Any, trees: Trees, tensors: Sequence[Any]) -> list[Any]:
+    """Call a module; return the distinct tensors of its result."""
+    args, kwargs = trees.arguments.nest([tensor.detach().clone() for tensor in tensors])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        leaves = pytree.tree_leaves(module(*args, **kwargs))
+    return [leaves[trees.results.tensors.index(k)] for k in range(len(trees.results.names))]
 
 
 def _callable(
@@ -170,7 +188,7 @@ def _traced(flat: _Flat, tensors: Sequence[Any], name: str) -> Any:
     flat.training = False
     try:
         program = torch.export.export(flat, tuple(own), strict=False)
-        return program.run_decompositions({})
+        return program.run_decompositions(decompositions())
     except Exception as error:  # third-party code may raise anything
         raise export_trouble(error, None, name) from error
 
@@ -198,6 +216,20 @@ def _refuse_random(program: Any, name: str) -> None:
             expected="a module that only returns values",
             hint="Return the new value instead",
         )
+
+
+def _refuse_complex(program: Any, name: str) -> None:
+    """Refuse inputs and results of complex numbers, which ONNX's operators do not have."""
+    ends = {*program.graph_signature.user_inputs, *program.graph_signature.user_outputs}
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        if node.name in ends and isinstance(value, torch.Tensor) and value.is_complex():
+            raise UnsupportedError(
+                f"the {'input' if node.op == 'placeholder' else 'result'} {node.name!r} has complex numbers",
+                where=f"module {name}{path_of(node)}",
+                expected="real numbers",
+                hint="Pass and return real and imaginary parts: torch.view_as_complex, torch.view_as_real",
+            )
 
 
 @contextmanager

@@ -58,10 +58,11 @@ def inputs_of(graph: Any) -> list[Any]:
 
 
 def like(arg: Any) -> Any:
-    """Return a new tensor of the same shape, strides and type; an argument that is not a tensor is returned itself."""
+    """Return zeros of the same shape, strides and type; an argument that is not a tensor is returned itself."""
     if not isinstance(arg, torch.Tensor):
         return arg
-    return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device=arg.device)
+    length = 1 + sum((n - 1) * step for n, step in zip(arg.shape, arg.stride(), strict=True)) if arg.numel() else 0
+    return torch.zeros(length, dtype=arg.dtype, device=arg.device).as_strided(arg.shape, arg.stride())
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,7 +53,7 @@ def random_operator(program: Any) -> tuple[str, str] | None:
     for node in program.graph.nodes:
         tags = getattr(node.target, "tags", ())
         if torch.Tag.nondeterministic_seeded in tags and not _is_off(node):
-            return str(node.target), _path(node)
+            return str(node.target), path_of(node)
     return None
 
 
@@ -70,11 +70,11 @@ def _path_of_operator(operator: str, program: Any) -> str:
     base = operator.split(".")[-1].strip("_")
     for node in nodes:
         if node.op == "call_function" and base in str(node.target):
-            return _path(node)
+            return path_of(node)
     return ""
 
 
-def _path(node: Any) -> str:
+def path_of(node: Any) -> str:
     """Return where in the module a node comes from: ": encoder.layer.0"."""
     stack = node.meta.get("nn_module_stack") or {}
     paths = [path for path, _ in stack.values() if path and path != "module"]

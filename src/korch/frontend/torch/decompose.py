@@ -1,0 +1,224 @@
+"""Computes operators that PyTorch's ONNX exporter translates wrongly by other operators of PyTorch.
+
+Each function has the signature of its operator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from korch.frontend.torch.missing import MISSING, signbit
+
+aten = torch.ops.aten
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return functions of tensors by the operator that they compute, for `ExportedProgram.run_decompositions`."""
+    return _WRONG | MISSING
+
+
+def _attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """A row whose keys are all masked gives 0; the exporter gives NaN or the mean of the values."""
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    root = math.sqrt(scale)
+    scores = (query * root) @ (key.transpose(-2, -1) * root)
+    if is_causal:
+        attn_mask = query.new_ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    if attn_mask is None:
+        return scores.softmax(-1) @ value
+    seen = attn_mask
+    if attn_mask.dtype is torch.bool:
+        attn_mask = torch.where(attn_mask, 0.0, torch.finfo(query.dtype).min).to(query.dtype)
+    else:
+        seen = attn_mask > -torch.inf
+    result = (scores + attn_mask).softmax(-1) @ value
+    # Each row of a causal mask has its first column.
+    return result if is_causal else torch.where(seen.any(-1, keepdim=True), result, 0.0)
+
+
+def _scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
+    """The exporter computes a sum for a mean."""
+    if reduce != "mean":
+        return NotImplemented
+    ones = torch.ones_like(src)
+    count = (torch.ones_like(x) if include_self else torch.zeros_like(x)).scatter_add(dim, index, ones)
+    total = aten.scatter_reduce.two(x, dim, index, src, "sum", include_self=include_self)
+    mode = None if x.is_floating_point() else "floor"
+    return torch.div(total, count.clamp(min=1), rounding_mode=mode).to(x.dtype)
+
+
+def _cross_entropy(
+    x: Any, target: Any, weight: Any = None, reduction: int = 1, ignore_index: int = -100, label_smoothing: float = 0.0
+) -> Any:
+    """The exporter ignores the smoothing of labels, and takes probabilities for labels."""
+    classes = 0 if x.dim() == 1 else 1
+    logs, count = x.log_softmax(classes), x.shape[classes]
+    weights = None if weight is None else weight.reshape([-1] + [1] * (x.dim() - classes - 1))
+    weighted = logs if weights is None else logs * weights
+    if target.is_floating_point():
+        target = target * (1 - label_smoothing) + label_smoothing / count
+        losses = -(weighted * target).sum(classes)
+        return (losses, losses.sum() / (x.numel() // count), losses.sum())[reduction]
+    kind = ("none", "mean", "sum")[reduction]
+    loss = torch.nn.functional.nll_loss(logs, target, weight, ignore_index=ignore_index, reduction=kind)
+    if label_smoothing == 0:
+        return loss
+    kept = target != ignore_index
+    smooth = torch.where(kept, -weighted.sum(classes), 0.0)
+    if reduction:
+        smooth = smooth.sum()
+    if reduction == 1:
+        ones = kept if weight is None else torch.where(kept, weight[torch.where(kept, target, 0)], 0.0)
+        smooth = smooth / ones.sum()
+    return loss * (1 - label_smoothing) + smooth * (label_smoothing / count)
+
+
+def _multilabel_margin(x: Any, target: Any, reduction: int = 1) -> Any:
+    """The labels of a row end at the first negative one."""
+    is_label = (target < 0).cumsum(-1) == 0
+    labels = torch.where(is_label, target, 0)
+    is_wanted = ((labels.unsqueeze(-1) == torch.arange(x.shape[-1])) & is_label.unsqueeze(-1)).any(-2)
+    margins = (1 - x.gather(-1, labels).unsqueeze(-1) + x.unsqueeze(-2)).clamp(min=0)
+    counted = is_label.unsqueeze(-1) & ~is_wanted.unsqueeze(-2)
+    losses = torch.where(counted, margins, 0.0).sum((-2, -1)) / x.shape[-1]
+    return (losses, losses.mean(), losses.sum())[reduction]
+
+
+def _average_pool(
+    x: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+    rank: int = 2,
+) -> Any:
+    """The exporter ignores the divisor."""
+    if divisor_override is None:
+        return NotImplemented
+    kernel, strides, x, _ = _padded(x, rank, (kernel_size, stride, padding, (1,)), 0.0, ceil_mode=ceil_mode)
+    pool = (aten.avg_pool2d, aten.avg_pool3d)[rank - 2].default
+    return pool(x, kernel, strides) * (math.prod(kernel) / divisor_override)
+
+
+def _max_pool(
+    x: Any,
+    kernel_size: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+    rank: int = 2,
+) -> tuple[Any, Any]:
+    """ONNX's places count through the whole tensor; those of windows of one element are computed differently."""
+    sizes = kernel_size, stride, padding, dilation
+    kernel, strides, windows, starts = _padded(x, rank, sizes, -torch.inf, ceil_mode=ceil_mode)
+    dilations = _each(dilation, rank)
+    for axis, (k, s, d) in enumerate(zip(kernel, strides, dilations, strict=True), x.dim() - rank):
+        windows = windows.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
+    flat = windows.flatten(-rank)
+    best, places = flat.argmax(-1), flat.new_zeros((), dtype=torch.int64)
+    for axis in range(rank):
+        inner = math.prod(kernel[axis + 1 :])
+        shape = [1] * rank
+        shape[axis] = -1
+        own = best // inner % kernel[axis] * dilations[axis] - starts[axis]
+        own = own + (torch.arange(windows.shape[axis - 2 * rank]) * strides[axis]).reshape(shape)
+        places = places * x.shape[axis - rank] + own
+    return flat.amax(-1), places
+
+
+def _padded(
+    x: Any, rank: int, sizes: Sequence[Sequence[int]], fill: float, *, ceil_mode: bool
+) -> tuple[list[int], list[int], Any, list[int]]:
+    """Return the lengths and the steps of a pool's windows, the padded input, and the padding before each axis.
+
+    Args:
+        x: the input.
+        rank: how many axes the windows have.
+        sizes: the lengths, steps, paddings and dilations of the windows.
+        fill: the value of the padding.
+        ceil_mode: whether a last window may be incomplete.
+    """
+    kernel, strides, pads, dilations = (_each(v, rank) for v in (sizes[0], sizes[1] or sizes[0], *sizes[2:]))
+    ends: list[int] = []
+    for n, k, s, p, d in zip(x.shape[-rank:], kernel, strides, pads, dilations, strict=True):
+        reach = d * (k - 1) + 1
+        count = (n + 2 * p - reach + (s - 1 if ceil_mode else 0)) // s + 1
+        count -= ceil_mode and (count - 1) * s >= n + p
+        ends = [p, (count - 1) * s + reach - n - p, *ends]
+    return kernel, strides, torch.constant_pad_nd(x, ends, fill), pads
+
+
+def _each(values: Sequence[int], rank: int) -> list[int]:
+    return list(values) * rank if len(values) == 1 else list(values)
+
+
+def _sign(x: Any) -> Any:
+    """The sign of NaN is 0 in PyTorch, and NaN in ONNX."""
+    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype) if x.is_floating_point() else NotImplemented
+
+
+def _arc_tangent(y: Any, x: Any) -> Any:
+    """The exporter has another sign where y is 0, and NaN where both are 0 or infinite."""
+    y, x = torch.broadcast_tensors(y, x)
+    up, across = y.abs(), x.abs()
+    ratio = torch.where(up == across, torch.where(up == 0, 0.0, 1.0), up / across)
+    ratio = torch.where(torch.isnan(x + y) & ~(torch.isinf(x) & torch.isinf(y)), torch.nan, ratio)
+    angle = torch.atan(ratio)
+    angle = torch.where(signbit(x), math.pi - angle, angle)
+    return torch.where(signbit(y), -angle, angle).to(y.dtype)
+
+
+def _cross(x: Any, y: Any, dim: int | None = None) -> Any:
+    """The axis is the first of size 3 by default; the exporter takes the last axis."""
+    x, y = torch.broadcast_tensors(x, y)
+    return torch.linalg.cross(x, y, dim=list(x.shape).index(3) if dim is None else dim)
+
+
+def _hamming(n: int, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, **options: Any) -> Any:
+    """ONNX's window has other coefficients."""
+    options = {"dtype": torch.get_default_dtype()} | {k: v for k, v in options.items() if v is not None}
+    places = torch.arange(n, **options) * (2 * math.pi / max(1, n if periodic else n - 1))
+    return (alpha - beta * torch.cos(places)) if n != 1 else torch.ones(1, **options)
+
+
+_WRONG: dict[Any, Callable[..., Any]] = {
+    aten.scaled_dot_product_attention.default: _attention,
+    aten.scatter_reduce.two: _scatter_reduce,
+    aten.avg_pool2d.default: _average_pool,
+    aten.avg_pool3d.default: partial(_average_pool, rank=3),
+    aten.max_pool1d_with_indices.default: partial(_max_pool, rank=1),
+    aten.max_pool2d_with_indices.default: _max_pool,
+    aten.max_pool3d_with_indices.default: partial(_max_pool, rank=3),
+    aten.multilabel_margin_loss.default: _multilabel_margin,
+    aten.sign.default: _sign,
+    aten.signbit.default: signbit,
+    aten.atan2.default: _arc_tangent,
+    aten.arctan2.default: _arc_tangent,
+    aten.cross.default: _cross,
+    aten.cross_entropy_loss.default: _cross_entropy,
+    aten.hamming_window.default: _hamming,
+    aten.hamming_window.periodic: _hamming,
+    aten.hamming_window.periodic_alpha: _hamming,
+    aten.hamming_window.periodic_alpha_beta: _hamming,
+}
+"""Operators that the exporter translates wrongly."""
