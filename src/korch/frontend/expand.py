@@ -12,6 +12,7 @@ import onnx
 from onnx import inliner
 
 from korch.frontend.infer import array_type_proto, type_proto
+from korch.frontend.names import subgraphs
 from korch.primitive.op import Array
 from korch.primitive.types import ValueType
 
@@ -94,20 +95,18 @@ def _rename(node: onnx.NodeProto, table: Mapping[str, str]) -> None:
     # Names are unique across nested graphs, so one table serves all of them.
     node.input[:] = [table.get(name, name) for name in node.input]
     node.output[:] = [table.get(name, name) for name in node.output]
-    for attribute in node.attribute:
-        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            for inner in graph.node:
-                _rename(inner, table)
-            for item in graph.output:
-                item.name = table.get(item.name, item.name)
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            _rename(inner, table)
+        for item in graph.output:
+            item.name = table.get(item.name, item.name)
 
 
 def embed_captured(node: onnx.NodeProto, captured: Sequence[str], constants: Mapping[str, Array]) -> onnx.NodeProto:
     """Return a copy of a node whose subgraphs contain the constants that they read from outside."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
-    for attribute in copy.attribute:
-        for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            for name in captured:
-                graph.initializer.append(onnx.numpy_helper.from_array(constants[name], name))
+    for graph in subgraphs(copy):
+        for name in captured:
+            graph.initializer.append(onnx.numpy_helper.from_array(constants[name], name))
     return copy

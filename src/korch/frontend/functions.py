@@ -15,6 +15,7 @@ from onnx import inliner
 
 from korch.errors import ModelError, UnsupportedError, quoted
 from korch.frontend.infer import REFUSALS
+from korch.frontend.names import subgraphs
 
 MOST_NODES = 1 << 16
 """The most nodes that the calls of functions may become; nested calls can double them at each level."""
@@ -65,9 +66,8 @@ def _all_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
     """Yield nodes and those of their subgraphs."""
     for node in nodes:
         yield node
-        for attribute in node.attribute:
-            for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                yield from _all_nodes(graph.node)
+        for graph in subgraphs(node):
+            yield from _all_nodes(graph.node)
 
 
 def _levels(functions: Mapping[Key, onnx.FunctionProto], name: str) -> list[dict[Key, onnx.FunctionProto]]:

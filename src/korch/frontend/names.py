@@ -34,11 +34,16 @@ def has_legal_names(graph: onnx.GraphProto) -> bool:
     )
 
 
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs that are attributes of a node, such as the branches of an If."""
+    for attribute in node.attribute:
+        yield from [attribute.g] if attribute.HasField("g") else attribute.graphs
+
+
 def captured_names(node: onnx.NodeProto) -> Iterator[str]:
     """Yield the names that a node's subgraphs read from outside."""
-    for attribute in node.attribute:
-        for graph in [attribute.g] if attribute.HasField("g") else list(attribute.graphs):
-            yield from _free(graph)
+    for graph in subgraphs(node):
+        yield from _free(graph)
 
 
 def _free(graph: onnx.GraphProto) -> Iterator[str]:

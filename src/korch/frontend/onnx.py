@@ -24,7 +24,7 @@ from korch.frontend.defaults import choose_defaults, with_type
 from korch.frontend.experts import gather_experts
 from korch.frontend.functions import inline_functions
 from korch.frontend.infer import check_opsets, modernized
-from korch.frontend.names import has_legal_names, order_nodes
+from korch.frontend.names import has_legal_names, order_nodes, subgraphs
 from korch.frontend.operator import OperatorGraph
 from korch.frontend.propagate import Host, Propagation
 from korch.frontend.recurrent import replace_batch_first
@@ -204,10 +204,9 @@ def read_model(model: str | Path | bytes | onnx.ModelProto | HeldModel) -> Loade
 def _captured(nodes: Sequence[onnx.NodeProto]) -> set[str]:
     from_inside: set[str] = set()
     for node in nodes:
-        for attribute in node.attribute:
-            for graph in [attribute.g] if attribute.HasField("g") else list(attribute.graphs):
-                from_inside |= {n for inner in graph.node for n in inner.input}
-                from_inside |= {item.name for item in graph.output} | _captured(graph.node)
+        for graph in subgraphs(node):
+            from_inside |= {n for inner in graph.node for n in inner.input}
+            from_inside |= {item.name for item in graph.output} | _captured(graph.node)
     return from_inside
 
 

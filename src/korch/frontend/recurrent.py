@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
+from korch.frontend.names import subgraphs
+
 RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 
 SWAPPED_INPUTS = (0, 5, 6)
@@ -26,14 +28,13 @@ def replace_batch_first(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodePr
         ONNX, LSTM, GRU and RNN of opset 14, attribute `layout`.
     """
     for node in nodes:
-        if any(attribute.HasField("g") or attribute.graphs for attribute in node.attribute):
+        if next(subgraphs(node), None) is not None:
             copy = onnx.NodeProto()
             copy.CopyFrom(node)
-            for attribute in copy.attribute:
-                for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-                    inner = list(replace_batch_first(graph.node))
-                    del graph.node[:]
-                    graph.node.extend(inner)
+            for graph in subgraphs(copy):
+                inner = list(replace_batch_first(graph.node))
+                del graph.node[:]
+                graph.node.extend(inner)
             yield copy
         elif _is_batch_first(node):
             yield from _transposed(node)
