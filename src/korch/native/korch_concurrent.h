@@ -3,23 +3,15 @@
 
 #include <stddef.h>
 
+#include "korch_parts.h"
 #include "korch_wait.h"
 
 extern "C" void omp_set_num_threads(int);
 
 namespace korch_concurrent {
 
-constexpr int MOST = 64;  // buffers of a part
-
-// A kernel, and the number of its first slot. `create` and `destroy` are null if it has no state. `team` is null if it
-// has no function that several threads call.
-struct Part {
-  int (*run)(void*, void* const*);
-  int (*team)(void* const*, korch::Member&);
-  void* (*create)(int, char*, size_t);
-  void (*destroy)(void*);
-  int first_slot;
-};
+using korch_parts::MOST;
+using korch_parts::Part;
 
 // A buffer of a part: one of the whole kernel's buffers, from a byte offset on.
 struct Slot {
@@ -41,25 +33,13 @@ struct OneThread {
 
 template <int PARTS>
 void destroy(const Part (&parts)[PARTS], void* pointer) {
-  void** states = static_cast<void**>(pointer);
-  if (states == nullptr) return;
-  for (int i = 0; i < PARTS; ++i)
-    if (states[i] != nullptr) parts[i].destroy(states[i]);
-  delete[] states;
+  korch_parts::destroy(parts, PARTS, pointer);
 }
 
 template <int PARTS>
 void* create(const Part (&parts)[PARTS], char* error, size_t error_size) {
   const OneThread one;
-  void** states = new void*[PARTS]();
-  for (int i = 0; i < PARTS; ++i) {
-    if (parts[i].create == nullptr) continue;
-    states[i] = parts[i].create(1, error, error_size);
-    if (states[i] != nullptr) continue;
-    destroy(parts, states);
-    return nullptr;
-  }
-  return states;
+  return korch_parts::create(parts, PARTS, 1, error, error_size);
 }
 
 // Run the parts of a lane, parts[from] to parts[end - 1], one after another, as one of the lane's threads. `slot_count`

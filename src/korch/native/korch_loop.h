@@ -5,28 +5,21 @@
 #include <stddef.h>
 #include <string.h>
 
-#include "korch_team.h"
+#include "korch_parts.h"
 
 #pragma GCC visibility push(hidden)
 
 namespace korch_loop {
 
-constexpr int MOST = 64;  // buffers of a part
+using korch_parts::MOST;
+using korch_parts::Part;
+
 constexpr int DATA = -1, NONE = -2;
 
 // Memory: one of the whole kernel's buffers from a byte offset on, or the kernel's own data, or none.
 struct Place {
   int buffer;
   size_t offset;
-};
-
-// A kernel, and the number of its first slot; see `korch_concurrent.h`.
-struct Part {
-  int (*run)(void*, void* const*);
-  int (*team)(void* const*, korch::Member&);
-  void* (*create)(int, char*, size_t);
-  void (*destroy)(void*);
-  int first_slot;
 };
 
 // A buffer of a part: a tensor of the iteration from a byte offset on; `each` bytes lie between those of two threads.
@@ -91,24 +84,12 @@ struct Loop {
   Table<Copy> copies;
 };
 
-inline void destroy(const Loop& loop, void* pointer) {
-  void** created = static_cast<void**>(pointer);
-  if (created == nullptr) return;
-  for (int i = 0; i < loop.parts.count; ++i)
-    if (created[i] != nullptr) loop.parts.rows[i].destroy(created[i]);
-  delete[] created;
+inline void destroy(const Loop& loop, void* created) {
+  korch_parts::destroy(loop.parts.rows, loop.parts.count, created);
 }
 
 inline void* create(const Loop& loop, int threads, char* error, size_t error_size) {
-  void** created = new void*[loop.parts.count + 1]();
-  for (int i = 0; i < loop.parts.count; ++i) {
-    if (loop.parts.rows[i].create == nullptr) continue;
-    created[i] = loop.parts.rows[i].create(threads, error, error_size);
-    if (created[i] != nullptr) continue;
-    destroy(loop, created);
-    return nullptr;
-  }
-  return created;
+  return korch_parts::create(loop.parts.rows, loop.parts.count, threads, error, error_size);
 }
 
 // Run all iterations as one of the threads. If `is_apart`, this is the only one, and parts may use threads of their own.

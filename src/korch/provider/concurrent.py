@@ -29,13 +29,11 @@ from korch.candidate.unite import split, unite
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.content import content_version
 from korch.provider.faults import Faults
+from korch.provider.parts import MOST_BUFFERS, Parts
 from korch.provider.provider import Kernel, Provider, Threading, named_kernel
 from korch.provider.teams import team_refusal
 from korch.provider.tile_kernel import comment_of
 from korch.target import Target
-
-MOST_BUFFERS = 64
-"""The most buffers of one part; `korch_concurrent.h` has the same number."""
 
 Lanes = tuple[Lane, ...]
 
@@ -187,37 +185,32 @@ def _print(
     group: Group, groups: Sequence[Group], kernels: Sequence[Kernel], lanes: Lanes, threads: int, comment: str
 ) -> Kernel:
     """Return the kernel that runs other kernels in lanes, in one parallel region of `threads` threads."""
-    names: dict[str, str] = {}
-    for kernel in kernels:
-        names.setdefault(kernel.symbol, f"NAME_{len(names)}")
-    sources = {k.symbol: k.source.replace(k.symbol, names[k.symbol]) for k in kernels}
+    parts = Parts.of(kernels)
     position = group.position
     workspace = len(group.inputs) + len(group.outputs)
-    parts: list[str] = []
+    rows: list[str] = []
     slots: list[str] = []
     output, offset = len(group.inputs), 0
     for own, kernel in zip(groups, kernels, strict=True):
-        name = names[kernel.symbol]
-        state = f"{name}_create, {name}_destroy" if kernel.has_state else "nullptr, nullptr"
-        team = f"{name}_team" if kernel.threading is Threading.TEAM else "nullptr"
-        parts.append(f"{{{name}_run, {team}, {state}, {len(slots)}}}")
+        rows.append(parts.row(kernel, len(slots)))
         slots += [f"{{{position[value]}, 0}}" for value in own.inputs]
         slots += [f"{{{output + i}, 0}}" for i in range(len(own.outputs))]
         output += len(own.outputs)
         if kernel.workspace_bytes:
             slots.append(f"{{{workspace}, {offset}}}")
             offset += align_up(kernel.workspace_bytes)
-    has_state = any(kernel.has_state for kernel in kernels)
     head = "".join(f"// {line}\n" for line in comment.splitlines())
-    libraries = tuple(dict.fromkeys(name for kernel in kernels for name in kernel.libraries))
-    opens = tuple(dict.fromkeys(name for kernel in kernels for name in kernel.opens))
     threading = Threading.CALLER if _is_alone(lanes) else Threading.TEAM
-    if has_state or libraries or any(kernel.threading is Threading.OWN for kernel in kernels):
+    if parts.has_state or parts.libraries or any(kernel.threading is Threading.OWN for kernel in kernels):
         threading = Threading.OWN
-    tables = _tables(parts, slots, lanes, threads, has_state)
-    text = "\n".join((head, *sources.values(), *tables))
+    tables = _tables(rows, slots, lanes, threads, parts.has_state)
     return named_kernel(
-        text, has_state=has_state, workspace_bytes=offset, libraries=libraries, opens=opens, threading=threading
+        "\n".join((head, *parts.sources, *tables)),
+        has_state=parts.has_state,
+        workspace_bytes=offset,
+        libraries=parts.libraries,
+        opens=parts.opens,
+        threading=threading,
     )
 
 

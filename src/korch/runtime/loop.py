@@ -19,14 +19,12 @@ from korch.content_name import content_name
 from korch.primitive.op import Array
 from korch.primitive.ops.loop import LoopAttributes
 from korch.provider.content import content_version
+from korch.provider.parts import MOST_BUFFERS, Parts
 from korch.provider.provider import Kernel, Threading, named_kernel
 from korch.provider.teams import team_refusal
 from korch.provider.tile_kernel import comment_of
 from korch.runtime.program import Program, Slot, SlotPlace
 from korch.target import Target
-
-MOST_BUFFERS = 64
-"""The most buffers of a kernel of an iteration; `korch_loop.h` has the same number."""
 
 ALONE, TEAM, APART = "alone", "team", "apart"
 """How iterations run: on the calling thread, on threads that run all kernels together, or by kernels with threads."""
@@ -217,21 +215,14 @@ class _Printer:
 
     def kernel(self, mode: str, comment: str, threads: int) -> Kernel:
         """Return the kernel."""
-        kernels = [kernel for kernel, _ in self.plan.kernels]
-        names = {symbol: f"NAME_{i}" for i, symbol in enumerate(dict.fromkeys(k.symbol for k in kernels))}
-        sources = {k.symbol: k.source.replace(k.symbol, names[k.symbol]) for k in kernels}
+        parts = Parts.of([kernel for kernel, _ in self.plan.kernels])
         slots = [self.slot(slot) for _, own in self.plan.kernels for slot in own]
         ends = [len(own) for _, own in self.plan.kernels]
-        parts = [_part(k, names[k.symbol], sum(ends[:i])) for i, k in enumerate(kernels)]
+        rows = [parts.row(kernel, sum(ends[:i])) for i, kernel in enumerate(parts.kernels)]
         first, outputs = len(self.program.inputs), self.program.outputs
         copies = [f"{{{first + i}, {self.slot(s)}, {outputs[i][1].size_bytes}}}" for i, s in self.program.copies]
-        tables = [("Part", "parts", parts), ("Slot", "slots", slots), *self.tables(), ("Copy", "copies", copies)]
-        has_state = any(kernel.has_state for kernel in kernels)
-        lines = [
-            "".join(f"// {line}\n" for line in comment.splitlines()),
-            *sources.values(),
-            '#include "korch_loop.h"\n',
-        ]
+        tables = [("Part", "parts", rows), ("Slot", "slots", slots), *self.tables(), ("Copy", "copies", copies)]
+        lines = ["".join(f"// {line}\n" for line in comment.splitlines()), *parts.sources, '#include "korch_loop.h"\n']
         lines.append(f"alignas(64) static const unsigned char NAME_data[] = {{{_list(b''.join(self.data)) or '0'}}};")
         lines += (
             f"static const korch_loop::{kind} NAME_{name}[] = {{{', '.join((*rows, '{}'))}}};"
@@ -239,21 +230,15 @@ class _Printer:
         )
         members = ", ".join(f"{{NAME_{name}, {len(rows)}}}" for _, name, rows in tables)
         lines.append(f"static const korch_loop::Loop NAME_loop = {{{self.loop.trips}, NAME_data, {members}}};\n")
-        lines += _functions(mode, self.tensors, threads, has_state)
+        lines += _functions(mode, self.tensors, threads, parts.has_state)
         return named_kernel(
             "\n".join(lines),
-            has_state=has_state,
+            has_state=parts.has_state,
             workspace_bytes=max(1, self.used_bytes),
-            libraries=tuple(dict.fromkeys(name for kernel in kernels for name in kernel.libraries)),
-            opens=tuple(dict.fromkeys(name for kernel in kernels for name in kernel.opens)),
+            libraries=parts.libraries,
+            opens=parts.opens,
             threading={ALONE: Threading.CALLER, TEAM: Threading.TEAM, APART: Threading.OWN}[mode],
         )
-
-
-def _part(kernel: Kernel, name: str, first_slot: int) -> str:
-    team = f"{name}_team" if kernel.threading is Threading.TEAM else "nullptr"
-    state = f"{name}_create, {name}_destroy" if kernel.has_state else "nullptr, nullptr"
-    return f"{{{name}_run, {team}, {state}, {first_slot}}}"
 
 
 def _functions(mode: str, tensors: int, threads: int, has_state: bool) -> Iterator[str]:
