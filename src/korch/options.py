@@ -238,6 +238,11 @@ class Options:
         return self.target != "cpu"
 
     @property
+    def allowed_error(self) -> float | None:
+        """The largest error that a check allows: `tolerance` or, without one, the error budget; None without both."""
+        return self.tolerance if self.tolerance is not None else self.error or None
+
+    @property
     def allows_tf32(self) -> bool:
         """Whether float32 products may round their factors to 11 bits."""
         return self.precision == "tf32"

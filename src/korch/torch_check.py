@@ -6,7 +6,7 @@ The inputs are the example inputs and others that reach masks, empty rows and bo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -60,7 +60,7 @@ def check_module(exported: Exported, options: Options, flat: Any = None) -> None
         found = None if flat is None else flat(*inputs)
         if found is not None and all(map(_is_near, found, wanted)):
             continue
-        standard = None if graph() is None else _standard(graph(), inputs, options)
+        standard = _standard(graph(), inputs, options)
         names = [value.name for value in exported.model.proto.graph.output]
         if standard is not None and (text := _discrepancy(names, wanted, wanted, standard)):
             raise UnsupportedError(
@@ -76,20 +76,20 @@ def check_module(exported: Exported, options: Options, flat: Any = None) -> None
             )
 
 
-def _is_small(exported: Exported, graph: Any) -> bool:
+def _is_small(exported: Exported, graph: Callable[[], PrimitiveGraph | None]) -> bool:
     """Return whether the primitives of a module can be interpreted in little time."""
-    if sum(array.nbytes for array in exported.model.arrays.values()) > MOST_BYTES or graph() is None:
+    if sum(array.nbytes for array in exported.model.arrays.values()) > MOST_BYTES or (found := graph()) is None:
         return False
-    return bool(sum(map(graph().work_flop, graph().primitives)) <= MOST_FLOP)
+    return sum(map(found.work_flop, found.primitives)) <= MOST_FLOP
 
 
-def _standard(graph: PrimitiveGraph | None, inputs: Sequence[Array], options: Options) -> Standard:
+def _standard(graph: PrimitiveGraph | None, inputs: Sequence[Array], options: Options) -> Standard | None:
+    """Return the exact results of the primitives for some inputs; None if a part of the module has none."""
     if graph is None:
-        raise AssertionError("there is no graph")
-    tolerance = options.tolerance if options.tolerance is not None else options.error or None
+        return None
     given = {name: array for (name, _), array in zip(graph.inputs, inputs, strict=True)}
     with np.errstate(all="ignore"):
-        return Standard(graph, given, graph, tolerance, options.search.seed, precision=options.precision)
+        return Standard(graph, given, graph, options.allowed_error, options.search.seed, precision=options.precision)
 
 
 def _is_near(found: Array, wanted: Array) -> bool:

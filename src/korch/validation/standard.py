@@ -38,16 +38,15 @@ def standard_of(
         UnprovidedError: the reference of an opaque operator fails on the inputs.
     """
     seed = options.search.seed
-    tolerance = options.tolerance if options.tolerance is not None else options.error or None
     if options.inputs is not None:
         inputs = given_arrays(options.inputs, _tensors(model))
     else:
         inputs = {**random_inputs(model, seed), **(given or {})}
     try:
-        standard = Standard(model, inputs, planned, tolerance, seed, precision=options.precision)
+        standard = Standard(model, inputs, planned, options.allowed_error, seed, precision=options.precision)
         if options.inputs is None and not given and standard.overflows:
             inputs = _scaled(inputs, _scale(model, inputs))
-            standard = Standard(model, inputs, planned, tolerance, seed, precision=options.precision)
+            standard = Standard(model, inputs, planned, options.allowed_error, seed, precision=options.precision)
         return standard
     except Exception as error:
         if isinstance(error, MemoryError) or not has_opaque(model):
