@@ -1,7 +1,9 @@
-"""A process that has run a plan forks: the child and the parent can both run the plan again."""
+"""OpenMP's threads outlive a plan, and are missing in a forked child; both must not harm a later run."""
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -12,6 +14,7 @@ import pytest
 from korch.host.engine import HostEngine
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.provider.onnxruntime import OnnxRuntimeProvider
+from korch.runtime.artifact import archive_of
 from tests.runtime import runtime_plans as plans
 
 SIZE = 1 << 16
@@ -66,6 +69,29 @@ def exit_code_of_child(work: Callable[[], None]) -> int:
         finally:
             os._exit(1)
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+LOAD_AND_DROP = """
+import gc, sys, time
+import numpy as np
+import korch
+
+for _ in range(20):
+    executable = korch.load(sys.argv[1])
+    executable(np.ones(executable.get_inputs()[0].shape, np.float32))
+    del executable
+    gc.collect()
+    time.sleep(0.001)
+"""
+
+
+def test_threads_outlive_the_only_library_that_uses_openmp(make_artifact, tmp_path):
+    path = tmp_path / "plan.korch"
+    archive_of(make_artifact(parallel_plan())).write(path)
+    # Threads that spin, in a process in which no other library has loaded OpenMP
+    environment = {**os.environ, "OMP_WAIT_POLICY": "active"}
+    done = subprocess.run([sys.executable, "-c", LOAD_AND_DROP, path], env=environment, check=False)
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize("operator", [None, "Elu"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
+import os
 import struct
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +36,15 @@ class _Tensor(ctypes.Structure):
         ("rank", ctypes.c_int64),
         ("shape", ctypes.POINTER(ctypes.c_int64)),
         ("size_bytes", ctypes.c_int64),
+    )
+
+
+class _SymbolPlace(ctypes.Structure):
+    _fields_ = (
+        ("library", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("symbol", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
     )
 
 
@@ -210,6 +220,7 @@ def _load(content: bytes, libraries: Iterable[str]) -> ctypes.CDLL:
             path = folder / "library.so"
             path.write_bytes(content)
             native = ctypes.CDLL(str(path))
+        _keep_openmp(native)
     except (OSError, ValueError) as error:
         raise ArtifactError(
             f"its library can't be loaded: {error}", hint="`korch doctor` says what is missing"
@@ -217,6 +228,21 @@ def _load(content: bytes, libraries: Iterable[str]) -> ctypes.CDLL:
     # At the end of the process, the system unloads all libraries in the right order.
     weakref.finalize(native, _ctypes.dlclose, native._handle).atexit = False
     return native
+
+
+def _keep_openmp(native: ctypes.CDLL) -> None:
+    """Keep the OpenMP library that a library calls loaded until the process ends.
+
+    Its threads outlive the plans that they ran, and wait for the next region in its code.
+
+    Raises:
+        OSError: it can't be opened again.
+    """
+    place = _SymbolPlace()
+    if hasattr(native, "omp_get_max_threads"):
+        address = ctypes.cast(native.omp_get_max_threads, ctypes.c_void_p)
+        if ctypes.CDLL(None).dladdr(address, ctypes.byref(place)):
+            ctypes.CDLL(os.fsdecode(place.library))  # `ctypes` never closes what it opens
 
 
 def _check_size(content: bytes) -> None:
