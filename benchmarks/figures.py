@@ -2,7 +2,8 @@
 
     python -m benchmarks.figures
 
-The figures come from the files in `benchmarks/results`; a test fails if a table differs from them.
+A page marks the place of a table by a comment, `<!-- table: NAME -->`. The figures come from the files in
+`benchmarks/results`; a test fails if a table differs from them.
 """
 
 from __future__ import annotations
@@ -10,32 +11,62 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.experts import BLOCKS, best_of
 from benchmarks.models import PAPER
 from benchmarks.models.transformers import NAMES
-from benchmarks.suite import quotients, table
+from benchmarks.suite import quotients
 
 ROOT = Path(__file__).parent.parent
-MACHINES = {"suite.json": "matrix units", "suite-avx512.json": "AVX-512"}
-CPUS = {"suite.json": "Xeon with AMX", "suite-avx512.json": "EPYC"}
-GROUPS = {"five models of the paper": PAPER, "four transformers": NAMES}
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+SUITES = {"suite.json": "Xeon with AMX", "suite-avx512.json": "EPYC"}
 ENGINES = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "inductor": "Inductor", "iree": "IREE"}
+KERNELS = {
+    "convolution": "convolutions",
+    "depthwise": "depthwise convolutions",
+    "product": "matrix products",
+    "winograd": "Winograd convolutions",
+    "pair": "depthwise and pointwise convolution in one kernel",
+}
 
 
 def results(file: str) -> dict[str, Any]:
     """Return the rows of a file in `benchmarks/results`, by model."""
-    models: dict[str, Any] = json.loads((ROOT / "benchmarks/results" / file).read_text("utf-8"))["models"]
+    found: dict[str, Any] = json.loads((RESULTS / file).read_text("utf-8"))
+    models: dict[str, Any] = found.get("models") or found["blocks"]
     return models
 
 
-def suite_table(file: str) -> str:
-    """Return the table of all models from one file, which has the results of one machine."""
-    return table(results(file)).partition("\n\n")[0] + "\n"
+def rows_of(file: str) -> list[dict[str, Any]]:
+    """Return the rows of a file in `benchmarks/results` that has a list of them."""
+    rows: list[dict[str, Any]] = json.loads((RESULTS / file).read_text("utf-8"))["rows"]
+    return rows
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown; all columns but the first are aligned to the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def spread(values: Any) -> str:
+    """Return the median with the 10th and 90th percentile."""
+    low, middle, high = np.percentile(values, [10, 50, 90])
+    return f"{middle:.2f} ({low:.2f}–{high:.2f})"
+
+
+def against_best(row: dict[str, Any]) -> tuple[str, Any]:
+    """Return the engine that is fastest beside Korch, and its times divided by Korch's."""
+    found = quotients(row)
+    best = min(found, key=lambda name: float(np.median(found[name])))
+    return ENGINES.get(best, best), found[best]
 
 
 def medians(file: str) -> dict[str, dict[str, float]]:
@@ -47,61 +78,155 @@ def medians(file: str) -> dict[str, dict[str, float]]:
     return found
 
 
+def fastest(file: str) -> dict[str, float]:
+    """Return by model the median of the fastest other engine's time divided by Korch's."""
+    found = medians(file).values()
+    models = dict.fromkeys(model for values in found for model in values)
+    return {model: min(values[model] for values in found if model in values) for model in models}
+
+
 def summary() -> str:
-    """Return the table of the README: mean, least and largest quotient of each engine on each machine."""
-    head = " | ".join(f"{cpu}: mean | worst | best" for cpu in CPUS.values())
-    lines = [f"| engine's time / Korch's | {head} |", "|---|" + "---:|" * (3 * len(CPUS))]
+    """Return the mean, least and largest quotient of each engine on each machine."""
+    head = ["engine's time / Korch's", *(f"{cpu}: mean | worst | best" for cpu in SUITES.values())]
     rows: dict[str, list[str]] = {title: [] for title in ("fastest of these", *ENGINES.values())}
-    for file in CPUS:
-        found = medians(file)
-        models = {model for values in found.values() for model in values}
-        fastest = [min(v[model] for v in found.values() if model in v) for model in models]
-        groups = [fastest, *(list(found[engine].values()) for engine in ENGINES)]
+    for file in SUITES:
+        groups = [fastest(file), *medians(file).values()]
         for cells, values in zip(rows.values(), groups, strict=True):
-            cells += [f"{v:.2f}" for v in (statistics.geometric_mean(values), min(values), max(values))]
-    lines += [f"| {title} | {' | '.join(cells)} |" for title, cells in rows.items()]
-    return "\n".join(lines) + "\n"
+            found = values.values()
+            cells += [f"{v:.2f}" for v in (statistics.geometric_mean(found), min(found), max(found))]
+    return markdown(" | ".join(head).split(" | "), [[title, *cells] for title, cells in rows.items()])
 
 
 def ranges() -> str:
-    """Return the table of `docs/comparison.md`: the least and largest median quotient of each engine."""
-    columns = [(file, group) for file in MACHINES for group in GROUPS]
-    head = (f"{group}, {MACHINES[file]}" for file, group in columns)
-    lines = [f"| engine's time over Korch's | {' | '.join(head)} |", "|---|" + "---:|" * len(columns)]
+    """Return the least and largest median quotient of each engine, by machine and kind of model."""
+    groups = {"the paper's models": PAPER, "transformers": NAMES}
+    columns = [(file, group) for file in SUITES for group in groups]
+    rows = []
     for engine, title in ENGINES.items():
-        cells = []
-        for file, group in columns:
-            rows = medians(file)[engine]
-            values = [rows[model] for model in GROUPS[group] if model in rows]
-            cells.append(f"{min(values):.2f} to {max(values):.2f}" if values else "–")
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        found = [[medians(file)[engine].get(model) for model in groups[group]] for file, group in columns]
+        known = [[value for value in values if value is not None] for values in found]
+        rows.append([title, *(f"{min(values):.2f} to {max(values):.2f}" if values else "–" for values in known)])
+    return markdown(["engine's time over Korch's", *(f"{group}, {SUITES[file]}" for file, group in columns)], rows)
 
 
-PAGES: dict[str, tuple[str, Callable[[], list[str]]]] = {
-    "README.md": (r"engine's time / ", lambda: [summary()]),
-    "docs/benchmarks.md": (r"model \| onnxruntime", lambda: [suite_table(file) for file in MACHINES]),
-    "docs/comparison.md": (r"engine's time over ", lambda: [ranges()]),
+def suite(file: str) -> str:
+    """Return the quotients of each model, with the bound's gap and the seconds of the search."""
+    rows = []
+    for model, row in results(file).items():
+        found, report = quotients(row), row["report"]
+        cells = [spread(found[engine]) if engine in found else "–" for engine in ENGINES]
+        rows.append([model, *cells, f"{100 * (report['gap'] or 0):.0f} %", f"{report['seconds']:.0f} s"])
+    best = fastest(file)
+    for title, names in (("mean against the fastest, the paper's models", PAPER), ("the same, transformers", NAMES)):
+        known = [best[name] for name in names if name in best]
+        cell = f"{statistics.geometric_mean(known):.2f}, least {min(known):.2f}"
+        rows.append([title, cell, *[""] * (len(ENGINES) + 1)])
+    return markdown(["model", *ENGINES.values(), "gap", "search"], rows)
+
+
+def kernels() -> str:
+    """Return the geometric means of oneDNN's time divided by Korch's, by kind of kernel and machine."""
+    files = {"kernels.json": "EPYC", "kernels-amx.json": "Xeon with AMX", "kernels-avx512.json": "the Xeon without AMX"}
+    columns = []
+    for file in files:
+        found = defaultdict(list)
+        for row in rows_of(file):
+            found[row["table"]].append(row["onednn_us"] / row["korch_us"])
+        columns.append(found)
+    means = [[f"{statistics.geometric_mean(found[kind]):.2f}" for found in columns] for kind in KERNELS]
+    rows = [[title, *cells] for title, cells in zip(KERNELS.values(), means, strict=True)]
+    return markdown(["oneDNN's time / Korch's", *files.values()], rows)
+
+
+def busy() -> str:
+    """Return the quotients of the fastest other engine beside busy processes."""
+    rows = []
+    for file, cpu in (("busy.json", "Xeon"), ("busy-avx512.json", "EPYC")):
+        cells = defaultdict(list)
+        for row in rows_of(file):
+            cells[row["model"]].append(spread(against_best({"comparison": row})[1]))
+        rows += [[f"{model}, {cpu}", *found] for model, found in cells.items()]
+    return markdown(["fastest other engine / Korch", "alone", "1 busy process", "2 busy processes"], rows)
+
+
+def quantized() -> str:
+    """Return the quotients of the fastest other engine for models of few bits, by machine."""
+    rows = []
+    for kind, prefix in (("quantized", "int8, "), ("narrow", "")):
+        machines = [results(f"{kind}{suffix}.json") for suffix in ("", "-amx")]
+        for model in machines[0]:
+            found = [against_best(machine[model]) if model in machine else ("", None) for machine in machines]
+            cells = [f"{spread(times)} {engine}" if engine else "–" for engine, times in found]
+            rows.append([f"{prefix}{model}", *cells])
+    return markdown(["fastest other engine / Korch", "EPYC, AVX2", "Xeon with AMX"], rows)
+
+
+def precision() -> str:
+    """Return how much faster plans with an error budget are."""
+    rows = [
+        [model, spread(row["quotients"]), f"{max(row['errors']):.1e}"]
+        for model, row in results("precision-amx.json").items()
+    ]
+    return markdown(["model", "float32 / with `--error 1e-2`", "largest error"], rows)
+
+
+def experts() -> str:
+    """Return the quotients of the fastest other engine for mixtures of experts."""
+    rows = []
+    for key, row in results("experts.json").items():
+        name, _, tokens = key.partition("-")
+        found = {
+            engine: best
+            for engine in ("onnxruntime", "openvino", "eager", "inductor")
+            if (best := best_of(row, engine))
+        }
+        engine = min(found, key=lambda name: float(np.median(found[name][1])))
+        form, times = found[engine]
+        cell = f"{spread(times)} {ENGINES.get(engine, engine)}, {form}"
+        rows.append([f"{name}, {tokens}", f"{row['chosen']} of {BLOCKS[name].experts}", cell])
+    return markdown(["block, tokens", "experts", "fastest other engine / Korch"], rows)
+
+
+def budgets() -> str:
+    """Return the seconds that commands took, and their budgets."""
+    rows = []
+    for row in rows_of("budget.json"):
+        least = "–" if row["least_s"] is None else f"{row['least_s']:.1f} s"
+        cells = [f"{row['budget_s']:.0f} s", f"{row['busy']}", least, f"{row['seconds']:.1f} s"]
+        rows.append([row["model"], *cells])
+    return markdown(["model", "budget", "busy processes", "announced least", "taken"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "summary": summary,
+    "ranges": ranges,
+    "suite, Xeon": lambda: suite("suite.json"),
+    "suite, EPYC": lambda: suite("suite-avx512.json"),
+    "kernels": kernels,
+    "busy": busy,
+    "quantized": quantized,
+    "precision": precision,
+    "experts": experts,
+    "budgets": budgets,
 }
 
 
-def with_figures(name: str, text: str) -> str:
-    """Return the text of a page with its tables regenerated from the results.
+def with_figures(text: str) -> str:
+    """Return the text of a page with its tables made again from the results.
 
-    Args:
-        name: the page, a key of `PAGES`.
-        text: the text of the page.
+    Raises:
+        KeyError: a comment names a table that does not exist.
     """
-    start, make = PAGES[name]
-    tables = make()
-    return re.sub(rf"^\| {start}(?:.*\n)(?:\|.*\n)+", lambda _: tables.pop(0), text, flags=re.MULTILINE)
+    pattern = r"(<!-- table: (.*) -->\n\n)(?:\|.*\n)*"
+    return re.sub(pattern, lambda found: found[1] + TABLES[found[2]](), text)
 
 
 def main() -> None:
-    """Update all pages of `PAGES`."""
-    for name in PAGES:
-        path = ROOT / name
-        path.write_text(with_figures(name, path.read_text("utf-8")))
+    """Update all pages."""
+    for path in PAGES:
+        text = path.read_text("utf-8")
+        if (made := with_figures(text)) != text:
+            path.write_text(made, "utf-8")
 
 
 if __name__ == "__main__":
