@@ -5,8 +5,8 @@
                                   [--folder build/ablation] [--output FILE.json]
 
 A model is optimized in these variants: the joint choice; rewrites chosen before the kernels, by the
-cost of their operations (`rewrites="first"`); no rewrites; all families of rewrites but one; no kernels
-side by side; and fewer layouts (`layouts`). All searches share one cache, so a kernel has the same
+cost of their operations (`rewrites="first"`); no rewrites; all families of rewrites but one; and
+fewer layouts (`layouts`). All searches share one cache, so a kernel has the same
 measured time in each of them. Afterwards all plans are timed interleaved in one run. A family is skipped
 if the joint search applied none of its rules. Variants whose results are in the folder are not searched
 again, so an interrupted run can be continued.
@@ -121,7 +121,6 @@ def ablate(name: str, folder: Path, budget_s: float | None, rounds: int, variant
     for family, rules in FAMILIES.items():
         if any(rule.name in rows[JOINT]["fired"] for rule in rules):
             add(f"without {family}", rules=f"-{family}")
-    add("one after the other", side_by_side=False)
     add("no blocked layouts", layouts="last")
     add("one layout", layouts="plain")
     # The joint search has the most candidates, so it is repeated when the cache has the measurements of all others.

@@ -73,7 +73,7 @@ def plan(name: str, mode: str, seconds: float) -> dict[str, Any]:
         options = Options(
             search=SearchLimits(partition=mode),
             measure=False,
-            ablation=Ablation(baselines=False, side_by_side=False),
+            ablation=Ablation(baselines=False),
             budget_s=seconds,
             threads=2,
             cache_folder=Path(folder),

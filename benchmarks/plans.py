@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.suite import load
-from korch.ablation import Ablation
 from korch.candidate.candidate import Refusal
 from korch.measure.compiler import Builder
 from korch.measure.cpu import CpuMeter
@@ -35,9 +34,7 @@ def searched(name: str, folder: Path, budget_s: float) -> Plan:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.pickle"
     if not path.exists():
-        path.write_bytes(
-            pickle.dumps(_search(name, Options(threads=2, budget_s=budget_s, ablation=Ablation(side_by_side=False))))
-        )
+        path.write_bytes(pickle.dumps(_search(name, Options(threads=2, budget_s=budget_s))))
     plan: Plan = pickle.loads(path.read_bytes())
     return plan
 

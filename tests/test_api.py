@@ -68,8 +68,7 @@ def test_without_baselines_one_plan_is_built(cache_folder: Path, network) -> Non
 
 
 def test_other_groupings_of_each_kernels_primitives_are_told(cache_folder: Path) -> None:
-    alone = korch.Ablation(side_by_side=False)
-    report = korch.optimize(build("mlp"), threads=1, cache_folder=cache_folder, search=FEW, ablation=alone).report
+    report = korch.optimize(build("mlp"), threads=1, cache_folder=cache_folder, search=FEW).report
     assert len(report.groupings) == report.kernels
     for number, rows in enumerate(report.groupings):
         assert all(number in row.instead for row in rows)

@@ -40,7 +40,6 @@ ORDER = (
     ("search",),
     ("explanation",),
     ("assembly",),
-    ("concurrent",),
     ("events",),
     ("runtime",),
     ("validation", "report"),

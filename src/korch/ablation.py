@@ -23,8 +23,6 @@ class Ablation:
             kernels, by the cost of their operations.
         layouts: "any" allows all layouts of values; "last" only plain and channels-last layouts;
             "plain" only the plain layout.
-        side_by_side: whether independent short kernels may run concurrently, each on some of the
-            threads (on CPUs only).
         contract_chains: whether a chain of elementwise primitives without a branch always stays in
             one candidate.
         baselines: whether the best plan is compared end to end with the fully split, the plain-layout
@@ -41,7 +39,6 @@ class Ablation:
     rules: str = "all"
     rewrites: Literal["joint", "first"] = "joint"
     layouts: Literal["any", "last", "plain"] = "any"
-    side_by_side: bool = True
     contract_chains: bool = True
     baselines: bool = True
     fitted_costs: bool = True

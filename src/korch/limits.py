@@ -77,9 +77,6 @@ class SearchLimits:
 
         rewrite_share: `pipeline`: share of the budget after which no more alternatives are added.
         enumerate_share: share of the remaining budget after which no more candidates are added.
-        side_by_side_share: share of the budget that is reserved for concurrent kernels, rival plans and explanations.
-        side_by_side_seconds: longest search for kernels that run concurrently.
-        least_side_by_side_seconds: with less time, this search is skipped.
         check_share: share of the remaining time reserved to check the error of a plan and to search again.
         timed_sizes: number of the sizes that a plan serves at which its kernels are timed, at most 4.
         variants_share: share of the time of a search reserved for plans for other sizes.
@@ -214,17 +211,6 @@ class SearchLimits:
         grouping_seconds: time of the solve for one grouping.
         groupings_seconds: time of the solves for all groupings.
 
-        concurrent_kernel_ns: `concurrent`: longer kernels do not run concurrently with others.
-        concurrent_variants: other variants of a kernel that are measured on some of the threads.
-        concurrent_start_ns: estimated time of a set of concurrent kernels beyond that of its longest lane.
-        concurrent_gain_ns: least estimated gain of a set.
-        concurrent_pairs: pairs proposed per kernel.
-        concurrent_filled: sets proposed per kernel that fill the other threads.
-        concurrent_rounds: choices whose sets are measured.
-        concurrent_solve_seconds: time of one choice.
-        concurrent_solve_share: share of the remaining time for one choice.
-        concurrent_last_seconds: time of one choice, if no time remains.
-        concurrent_gap: gap at which a choice ends.
 
     Raises:
         OptionError: a value is out of range.
@@ -254,9 +240,6 @@ class SearchLimits:
 
     rewrite_share: float = 0.25
     enumerate_share: float = 0.5
-    side_by_side_share: float = 0.1
-    side_by_side_seconds: float = 60.0
-    least_side_by_side_seconds: float = 2.0
     check_share: float = 0.25
     timed_sizes: int = 4
     variants_share: float = 0.3
@@ -378,18 +361,6 @@ class SearchLimits:
     groupings: int = 6
     grouping_seconds: float = 1.0
     groupings_seconds: float = 5.0
-
-    concurrent_kernel_ns: int = 500_000
-    concurrent_variants: int = 3
-    concurrent_start_ns: int = 500
-    concurrent_gain_ns: int = 200
-    concurrent_pairs: int = 6
-    concurrent_filled: int = 1
-    concurrent_rounds: int = 5
-    concurrent_solve_seconds: float = 8.0
-    concurrent_solve_share: float = 0.2
-    concurrent_last_seconds: float = 1.0
-    concurrent_gap: float = 0.01
 
     def __post_init__(self) -> None:
         check_fields(self, _RANGES)

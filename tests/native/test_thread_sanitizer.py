@@ -1,4 +1,4 @@
-"""ThreadSanitizer finds no race in task queues, barriers and lanes; if a wait is removed, it finds one."""
+"""ThreadSanitizer finds no race in task queues and barriers; if a wait is removed, it finds one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from korch.measure.toolchain import find_compiler
 SOURCE = r"""
 #include <pthread.h>
 #include <stdio.h>
-#include "korch_concurrent.h"
+#include "korch_wait.h"
 
 constexpr int THREADS = 3, TURNS = 400;
 static long first[6], second[6], sums[THREADS];
@@ -47,7 +47,7 @@ static const int64_t EXTENTS[] = {6};
 static korch::Count met[THREADS], ended[THREADS];
 static korch::Team team{met, THREADS, 1000};
 
-// A kernel of two stages, in lanes of two threads and of one.
+// A kernel of two stages.
 static int sum(void* const* buffers, korch::Member& own) {
   long* const at = static_cast<long*>(buffers[0]);
   at[own.me] += 1;
@@ -57,10 +57,6 @@ static int sum(void* const* buffers, korch::Member& own) {
   at[own.me] += other;
   return 0;
 }
-static const korch_concurrent::Part PARTS[] = {
-    {nullptr, sum, nullptr, nullptr, 0}, {nullptr, sum, nullptr, nullptr, 1}};
-static const korch_concurrent::Slot SLOTS[] = {{0, 0}, {0, 2 * sizeof(long)}};
-static const int ENDS[] = {1, 2}, COUNTS[] = {2, 1};
 
 static void* work(void* number) {
   const long me = reinterpret_cast<long>(number);
@@ -70,7 +66,7 @@ static void* work(void* number) {
     korch_tasks::run_queue(0, int(me), nullptr, nullptr, EXTENTS, ended, before, team);
     own.meet();
     void* const buffers[] = {sums};
-    korch_concurrent::run_lanes(PARTS, SLOTS, ENDS, COUNTS, nullptr, buffers, own);
+    sum(buffers, own);
     own.meet();
   }
   return nullptr;

@@ -22,7 +22,6 @@ from korch.options import Options
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.types import ValueType
 from korch.provider import provider as providers
-from korch.provider.concurrent import ConcurrentProvider
 from korch.provider.generated import GeneratedProvider
 from korch.report.explain import faults, summary
 from korch.search.instance import Answers, collect_candidates
@@ -147,13 +146,6 @@ def test_an_error_in_leaving_out_what_a_size_needs_excludes_the_candidate(cache_
         served = Candidate(group, "broken", offer, served=object())  # type: ignore[arg-type]
         assert isinstance(meter.timed_kernel(served), Refusal)
         assert len(meter.faults.counts()) == 1
-
-
-def test_an_error_in_a_part_of_concurrent_kernels_is_a_refusal() -> None:
-    group = negation()
-    candidate = Candidate(group, "broken", Offer((PLAIN,), (PLAIN,)))
-    beside = ConcurrentProvider([Broken(LookupError("no"))])  # type: ignore[list-item]
-    assert isinstance(beside.propose(group.body, [[candidate]], Target(threads=2)), Refusal)
 
 
 def test_a_model_is_optimized_although_a_provider_raises(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from korch.numerics import Difference
 from korch.report.explain import explain, summary
 from korch.report.kernel import operations
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
-from korch.runtime.report import Disturbance, OutputError, PlanResult, Report, RunTimes, ScheduleTimes, SideBySide
+from korch.runtime.report import Disturbance, OutputError, PlanResult, Report, RunTimes, ScheduleTimes
 from korch.search.result import PlanName, Round
 
 NORM = """graph(%0 "i0": f32[2,8]) -> (%4 "o0")
@@ -284,11 +284,3 @@ def test_the_times_of_both_schedules_are_told() -> None:
         times = ScheduleTimes(joins_ms=1.1, tasks_ms=1.0, runs_tasks=runs_tasks)
         text = summary("a.korch", replace(REPORT, plan=PlanName.SEARCHED, schedule=times))
         assert text.splitlines()[-1] == expected
-
-
-def test_kernels_side_by_side_are_told() -> None:
-    text = summary("a.korch", replace(REPORT, plan=PlanName.SEARCHED, side_by_side=SideBySide(3, 7, 0.011)))
-    assert text.splitlines()[-1] == (
-        "side by side: 3 sets of concurrent kernels with 7 kernels of the optimum, each on a part of the threads, "
-        "0.0110 ms predicted; the bound holds for plans whose kernels run one after the other"
-    )

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from korch.candidate.lane import Lane, LanePart
 from korch.errors import OptionError
 from korch.measure.calibrate import MemoryLevel, Rates
-from korch.report.kernel import kernel_text, limit_of, nearest_rival, operations, rival_row, slowest, why
+from korch.report.kernel import kernel_text, limit_of, nearest_rival, rival_row, slowest, why
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 from korch.runtime.report import GroupedKernel, GroupingRecord, Report, Rival
 from korch.search.result import PlanName
@@ -150,17 +149,3 @@ def test_all_of_one_kernel(plan: PlanRecord) -> None:
         with pytest.raises(OptionError) as info:
             kernel_text(plan, Report(), number)
         assert str(info.value) == f"option --kernel: there is no kernel {number}; expected 0 to 3"
-
-
-def test_kernels_side_by_side_are_told_by_lane(step: StepRecord) -> None:
-    body = """# constant i1
-graph(%0 "i0": f32[4,4], %1 "i1": f32[4,4]) -> (%2 "o0", %4 "o1", %3 "o2", %5 "o3")
-%2: f32[4,4] = matmul(%0, %1)
-%3: f32[4,4] = exp(%0)
-%4: f32[4,4] = tanh(%3)
-%5: f32[4,4] = neg(%0)
-"""
-    lanes = (Lane((LanePart("gemm", "", 1),)), Lane((LanePart("toy", "", 2), LanePart("toy", "", 1))))
-    beside = replace(step, provider="concurrent", lanes=lanes, primitives=body)
-    assert operations(beside) == "matmul | exp tanh + neg"
-    assert operations(replace(beside, lanes=())) == "matmul exp tanh neg"

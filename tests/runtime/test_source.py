@@ -43,7 +43,7 @@ def test_the_main_source_depends_on_nothing_but_the_plan(target):
 
 def test_the_artifacts_sources_compile_alone(make_artifact, tmp_path):
     artifact = make_artifact(plans.state())
-    names = ("", "_apart", "_concurrent", "_cores", "_interrupts", "_oversubscription", "_team", "_wait")
+    names = ("", "_apart", "_cores", "_interrupts", "_oversubscription", "_team", "_wait")
     headers = [f"korch{name}.h" for name in names]
     assert sorted(artifact.sources) == ["k_state.cpp", *headers, "main.cpp"]
     for name, text in artifact.sources.items():

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from korch.candidate.lane import Lane
 from korch.candidate.layout import Layout
 from korch.primitive.body import number_body
 from korch.primitive.graph import Primitive, PrimitiveGraph
@@ -129,7 +128,6 @@ class Offer:
         is_loop_nest: whether it runs the primitives in loops, so that its time can be estimated from
             their operations.
         found_ns: the time that the superoptimizer estimates for a program that it has found; 0 for all other offers.
-        lanes: if several kernels run concurrently, the kernels of each part of the threads; () for all other offers.
     """
 
     inputs: tuple[Layout, ...]
@@ -141,7 +139,6 @@ class Offer:
     is_in_place: bool = False
     is_loop_nest: bool = False
     found_ns: int = 0
-    lanes: tuple[Lane, ...] = ()
 
 
 @dataclass(frozen=True)

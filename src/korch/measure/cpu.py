@@ -24,7 +24,6 @@ from korch.measure.record import Failed, FailureKind, Measured, Record
 from korch.measure.timer import SCRATCH, BufferSpec, Job, Setup, time_kernels
 from korch.measure.toolchain import find_compiler
 from korch.options import Options
-from korch.provider.concurrent import ConcurrentProvider
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider
 from korch.schedule.contraction import is_of_bytes
@@ -90,7 +89,6 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
     """Builds kernels with the machine's compiler and times them in a separate process.
 
     Attributes:
-        concurrent: the provider of kernels that run several others concurrently, each on one thread.
         failures: the folder for the compiler's output on kernels that do not compile.
         reads_weights_from_memory: whether a model's weights don't remain in the caches from one run
             to the next. Then kernels are timed, and their bounds computed, with cold weights.
@@ -112,8 +110,6 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
             end: when to give up a compiler whose result is needed.
         """
         super().__init__(options, (*providers, InPlaceProvider()))
-        self.concurrent = ConcurrentProvider(providers, self.faults)
-        self._provider[self.concurrent.name] = self.concurrent
         self.target = detect_target(options.threads, find_compiler().identity, matrix_units=not options.strict)
         self.builder = Builder(self.target.isa, options.cache_folder, end)
         self.failures = self.builder.folder.parent / "not-compiled"

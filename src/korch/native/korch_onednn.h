@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "korch_concurrent.h"
+#include "korch_team.h"
 
 namespace korch_onednn {
 
@@ -230,7 +230,7 @@ class Builder {
     check(dnnl_primitive_attr_set_post_ops(attributes_, post_ops_), "attributes");
     if (failed_ == nullptr) check(describe(&made_), part);
     if (failed_ == nullptr && omp_get_max_threads() > 1) {
-      const korch_concurrent::OneThread one;
+      const korch::OneThread one;
       if (describe(&state_->alone_desc) != dnnl_success) state_->alone_desc = nullptr;
     }
     if (failed_ == nullptr) check(dnnl_primitive_create(&state_->primitive, made_), "primitive");

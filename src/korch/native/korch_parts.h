@@ -1,5 +1,4 @@
-// Kernels ("parts") that another kernel runs: in lanes (`korch_concurrent.h`), or in each iteration of a loop
-// (`korch_loop.h`).
+// Kernels ("parts") that another kernel runs, in each iteration of a loop (`korch_loop.h`).
 #pragma once
 
 #include <stddef.h>

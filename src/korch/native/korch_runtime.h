@@ -317,7 +317,7 @@ int run_apart(handle *h, int64_t i, korch::Oversubscription *oversubscription, i
     crew team(h, nullptr);
     runner<IS_TIMED> steps{h, team, {}, kernel_ns, start};
     if (oversubscription && oversubscription->is_here()) {
-        const korch_concurrent::OneThread one;
+        const korch::OneThread one;
         steps.run(i, i + 1);
         return team.failed_step();
     }

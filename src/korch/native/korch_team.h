@@ -1,5 +1,5 @@
 // Threads that run a kernel together. Each thread calls the kernel's function with its own `Member`, so that a kernel does
-// not depend on where the threads come from: a region that the kernel opens itself, a plan, or a lane.
+// not depend on where the threads come from: a region that the kernel opens itself, or a plan.
 #pragma once
 
 #include <stdint.h>
@@ -10,6 +10,7 @@ extern "C" {
 int omp_get_thread_num(void);
 int omp_get_num_threads(void);
 int omp_get_max_threads(void);
+void omp_set_num_threads(int);
 }
 
 #pragma GCC visibility push(hidden)
@@ -22,8 +23,7 @@ struct Team;
 struct Member {
   long me = 0, threads = 1;
   void (*meet_others)(Member&) = nullptr;
-  Team* team = nullptr;  // this and the members below are used by `korch_wait.h`
-  long first = 0;        // the number in the team of the first of these threads
+  Team* team = nullptr;  // this and `turn` are used by `korch_wait.h`
   uint32_t turn = 0;     // how many barriers the team's threads have passed
 
   // A barrier: wait for all threads. Their writes before it are visible afterwards.
@@ -43,6 +43,18 @@ inline long share_units(long count, long unit, long me, long threads) {
   const long first = unit * share((count + unit - 1) / unit, me, threads);
   return first < count ? first : count;
 }
+
+// While an object exists, OpenMP reports one thread, so that libraries use only one. This affects the calling thread only
+// and, within a parallel region, no longer than the region.
+struct OneThread {
+  const int before = omp_get_max_threads();
+  OneThread() {
+    if (before != 1) omp_set_num_threads(1);
+  }
+  ~OneThread() {
+    if (before != 1) omp_set_num_threads(before);
+  }
+};
 
 // Run a kernel's function in a new parallel region.
 inline int run_region(int threads, int (*run)(void* const*, Member&), void* const* buffers) {

@@ -115,21 +115,21 @@ struct Team {
 
 inline void meet_team(Member& own) {
   Team& team = *own.team;
-  Count* const counts = team.counts + own.first;
+  Count* const counts = team.counts;
   const uint32_t turn = ++own.turn;
   if (own.me != 0) {
     counts[own.me].set(turn);
     counts[0].wait_for(turn, team.look_ns);
     return;
   }
-  const bool leads = own.first == 0 && team.waited != nullptr;
+  const bool is_told = team.waited != nullptr;
   for (long i = 1; i < own.threads; ++i) {
     if (counts[i].is_at(turn)) continue;
-    const int64_t since_ns = leads ? now_ns() : 0;
+    const int64_t since_ns = is_told ? now_ns() : 0;
     counts[i].wait_for(turn, team.look_ns);
-    if (leads) team.waited(team, since_ns);
+    if (is_told) team.waited(team, since_ns);
   }
-  if (leads && own.threads == team.threads) team.all_came(team);
+  if (is_told) team.all_came(team);
   counts[0].set(turn);
 }
 
@@ -142,7 +142,7 @@ inline uint32_t begin_turns(Team& team) {
 }
 
 inline Member member(Team& team, long me, long threads, uint32_t turn) {
-  return {me, threads, meet_team, &team, 0, turn};
+  return {me, threads, meet_team, &team, turn};
 }
 
 }  // namespace korch

@@ -12,7 +12,6 @@ from korch.assembly.task import BlockTask
 from korch.assembly.trace import changed_rounds
 from korch.backend import maker
 from korch.candidate.candidate import Candidate
-from korch.concurrent.side_by_side import described
 from korch.deadline import Deadline
 from korch.limits import SearchLimits
 from korch.measure.expect import expect
@@ -39,7 +38,6 @@ from korch.runtime.report import (
     Report,
     RunTimes,
     ScheduleTimes,
-    SideBySide,
 )
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
@@ -91,7 +89,7 @@ def build_plans(run: Run) -> None:
     make_any = partial(
         maker, graph, meter, options, model=model, certificate=certificate, ranges=ranges, families=families
     )
-    schedule = ledger.recorded_choice("schedule") or _schedule_of(run)
+    schedule = ledger.recorded_choice("schedule") or run.schedule
     make = make_any(runs_tasks=schedule == "tasks")
     write_s = meter.pace.predict_s("build", run.weights_bytes / WEIGHTS_BYTES)
     end = run.deadline.before(limits.end_safety * write_s)
@@ -126,20 +124,6 @@ def _fresh_times(run: Run, validation: Validation, end: Deadline) -> RunTimes | 
     if not isinstance(executable, Executable) or run.masked is not None or not is_timed:
         return None
     return time_fresh(executable, validation.timed, validation.won.median_ns, end.left_s)
-
-
-def _schedule_of(run: Run) -> str:
-    """Return the schedule: "joins", "tasks", or "fastest" to time both ways.
-
-    By default both are timed if a plan for one size runs on several CPU threads and times are measured. For a range
-    it is "joins": kernels that leave out elements that smaller sizes do not need are not run as tasks, and a range
-    has many plans to build.
-    """
-    options = run.options
-    if options.schedule != "auto":
-        return options.schedule
-    is_range = run.masked is not None or run.template is not None or run.keep is not None
-    return "joins" if is_range or options.is_cuda or not options.measure or options.threads == 1 else "fastest"
 
 
 def _with_schedule(
@@ -181,14 +165,11 @@ def masked_trial(masked: Masked, standard: Standard, graph: PrimitiveGraph, limi
 def _complete(report: Report, run: Run, validation: Validation, groupings: Groupings) -> Report:
     """Return the report of a search, completed with the results of the chosen plan."""
     won, plan = validation.won.entry, validation.winner.plan
-    sets, together = described(won.steps)
-    concurrent = SideBySide(sets, together, won.predicted_ns / 1e6) if sets else None
     return replace(
         validation.described(report),
         disturbed=_disturbance(validation, run.meter),
         not_compiled=(*run.meter.uncompiled.values(), *validation.uncompiled()),
         provider_faults=run.meter.faults.counts(),
-        side_by_side=concurrent,
         rivals={step.candidate: report.rivals.get(step.candidate, ()) for step in plan.steps},
         programs=found_programs(run, won.steps),
         groupings=groupings.get(won.name, ()),

@@ -44,6 +44,9 @@ PRIMITIVES_PER_KERNEL = 3
 """A lower estimate of the number of primitives in a kernel of a plan."""
 
 
+TASKS_SHARE = 0.1
+"""The largest part of the budget that is reserved to build and time a plan as tasks, too."""
+
 LATE_SHARE, LATE_S = 0.1, 1.0
 """How much later than the budget a compiler is given up: a part of the budget, and seconds."""
 
@@ -166,25 +169,23 @@ class Run:
         return self.given or Deadline.after(self.options.budget_s, self.started_s)
 
     @property
-    def looks_side_by_side(self) -> bool:
-        """Whether sets of kernels that run concurrently are searched for."""
+    def schedule(self) -> str:
+        """The schedule: "joins", "tasks", or "fastest" to time both ways.
+
+        By default both are timed if a plan for one size runs on several CPU threads and times are measured. For a
+        range it is "joins": kernels that leave out elements that smaller sizes do not need are not run as tasks, and
+        a range has many plans to build.
+        """
         options = self.options
-        is_wanted = options.ablation.side_by_side and options.measure and self.masked is None
-        return is_wanted and not options.is_cuda and options.threads > 1
+        if options.schedule != "auto":
+            return options.schedule
+        is_range = self.masked is not None or self.template is not None or self.keep is not None
+        return "joins" if is_range or options.is_cuda or not options.measure or options.threads == 1 else "fastest"
 
     @property
     def build_deadline(self) -> Deadline:
         """The time at which building, checking and writing the plan must start."""
         return self.deadline.before(self.end_s)
-
-    @property
-    def first_deadline(self) -> Deadline:
-        """The time at which the search for a sequential plan must end."""
-        budget_s = self.options.budget_s
-        if budget_s is None:
-            return self.deadline
-        share = self.options.search.side_by_side_share if self.looks_side_by_side else 0.0
-        return self.build_deadline.before(share * budget_s)
 
     @property
     def last_deadline(self) -> Deadline:
@@ -238,9 +239,10 @@ class Run:
         build_s = meter.pace.predict_s("build", kernels + 2 * self.weights_bytes / WEIGHTS_BYTES)
         work_flop = sum(map(split.work_flop, split.primitives)) * (self.masked.share if self.masked is not None else 1)
         run_s = 3 * work_flop / meter.rates().rate_flop_per_s * meter.pace.slowness
-        limits = self.options.search
-        is_ample = self.options.budget_s is None or self.options.budget_s >= 10 * FRESH_S
-        return limits.end_safety * (build_s + limits.end_runs * run_s) + FRESH_S * is_ample
+        limits, budget_s = self.options.search, self.options.budget_s or math.inf
+        tasks_s = limits.build_safety * build_s if self.schedule == "fastest" else 0.0
+        end_s = limits.end_safety * (build_s + limits.end_runs * run_s) + min(tasks_s, TASKS_SHARE * budget_s)
+        return end_s + FRESH_S * (budget_s >= 10 * FRESH_S)
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def search_variants(run: Run, others: tuple[Sizes, ...]) -> list[tuple[Sizes, St
     options = replace(run.options, ablation=replace(run.options.ablation, baselines=False))
     groups = frozenset(candidate.group.key for candidate in run.best_plan)
     for i, sizes in enumerate(others):
-        end = run.first_deadline.shared(len(others) - i)
+        end = run.build_deadline.shared(len(others) - i)
         if end.is_over:
             break
         run.progress("orchestrate", f"the best plan of what was measured at size {'x'.join(map(str, sizes))}")

@@ -7,7 +7,6 @@ which is searched once.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ from korch.assembly.segments import Outcome, Segmented, search_segments
 from korch.assembly.task import prepare_all
 from korch.backend import has_kernels, open_meter
 from korch.candidate.candidate import Refusal, make_group
-from korch.concurrent.side_by_side import side_by_side
 from korch.deadline import Deadline, stopped_by_interrupt
 from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import integers, select_rules
@@ -27,7 +25,6 @@ from korch.explanation.extract import extract
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.frontend.operator import OperatorGraph
-from korch.measure.cpu import CpuMeter
 from korch.options import Options
 from korch.partition.block import find_blocks
 from korch.partition.join import join
@@ -228,7 +225,6 @@ def orchestrate(run: Run) -> None:
         run.outcome = search_plans(run)
         if run.keep is not None:
             run.keep(_template(run))
-        run.outcome = _with_side_by_side(run)
         if run.masked is not None:
             run.variants = search_variants(run, run.masked.others)
 
@@ -246,7 +242,7 @@ def search_plans(run: Run) -> Outcome:
     def tell(b: int, entry: Round) -> None:
         run.progress("orchestrate", texts.round_line(run.tasks, b, entry))
 
-    precision, deadline = run.precision, run.first_deadline
+    precision, deadline = run.precision, run.build_deadline
     if precision is not None:
         deadline = deadline.less(run.options.search.check_share)
     if run.masked is not None and run.masked.others:
@@ -257,10 +253,10 @@ def search_plans(run: Run) -> Outcome:
         if precision is not None:
             precision.curve = outcome.curve
         if precision is None or not precision.check(
-            run.joined.graph, outcome.plans[PlanName.SEARCHED], not run.first_deadline.is_over
+            run.joined.graph, outcome.plans[PlanName.SEARCHED], not run.build_deadline.is_over
         ):
             return outcome
-        deadline = run.first_deadline
+        deadline = run.build_deadline
         run.progress("orchestrate", f"the error is {precision.error:.1e}; searched again with another sum of errors")
 
 
@@ -272,33 +268,6 @@ def _ledger(run: Run) -> Ledger:
     about = {f"option {name}": value for name, value in values.items() if name not in NOT_REPLAYED}
     about["target"] = run.meter.database.target
     return Ledger(run.meter, options.search, write_to=options.ledger, replay=options.replay, about=about)
-
-
-def _with_side_by_side(run: Run) -> Outcome:
-    """Return the outcome with faster variants of two plans that run kernels concurrently.
-
-    The two plans are the best one, and the one without found programs.
-    """
-    outcome, ledger = run.outcome, run.ledger
-    if not (run.looks_side_by_side and isinstance(ledger.meter, CpuMeter)):
-        return outcome
-    end = run.build_deadline.until(time.monotonic() + run.options.search.side_by_side_seconds)
-    if (ledger.left_s(end) or 0.0) < run.options.search.least_side_by_side_seconds:
-        return outcome
-    plans = dict(outcome.plans)
-    for name, new in ((PlanName.WITHOUT_FOUND, PlanName.WITHOUT_FOUND), (PlanName.SEARCHED, PlanName.SIDE_BY_SIDE)):
-        steps = plans.get(name)
-        found = None if steps is None else side_by_side(run.joined.graph, steps, ledger, end)
-        if steps is None or found is None:
-            continue
-        before_ns, after_ns = (sum(ledger.cost_ns(c)[0] for c in plan) for plan in (steps, found))
-        run.progress(
-            "orchestrate",
-            f"side by side: {len(found)} kernels instead of {len(steps)}, "
-            f"{after_ns / 1e6:.3f} ms instead of {before_ns / 1e6:.3f} ms",
-        )
-        plans = {**plans, name: found} if new == name else {new: found, **plans}
-    return replace(outcome, plans=plans)
 
 
 def check_plans(run: Run) -> None:

@@ -64,12 +64,6 @@ def summary(name: str, report: Report) -> str:
             f"segments: {report.partition.segments}, {report.partition.different} of them different; the "
             "bound holds for plans in which no kernel crosses a cut"
         )
-    if beside := report.side_by_side:
-        lines.append(
-            f"side by side: {counted(beside.kernels, 'set')} of concurrent kernels with {beside.parts} kernels of the "
-            f"optimum, each on a part of the threads, {milliseconds(beside.predicted_ms)} predicted; "
-            "the bound holds for plans whose kernels run one after the other"
-        )
     if times := report.schedule:
         chosen, other = ("tasks", "joins") if times.runs_tasks else ("joins", "tasks")
         texts = {"tasks": milliseconds(times.tasks_ms), "joins": milliseconds(times.joins_ms)}

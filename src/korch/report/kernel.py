@@ -11,13 +11,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from korch.candidate.candidate import make_group
 from korch.candidate.layout import Layout
-from korch.candidate.unite import split
 from korch.equivalence.rule import rule_of
 from korch.errors import OptionError
 from korch.measure.calibrate import Rates
-from korch.primitive.text import parse_graph
 from korch.primitive.types import ValueType
 from korch.report.picture import picture
 from korch.report.units import count_text, cut, size_text, time_text
@@ -298,23 +295,8 @@ def _source(step: StepRecord) -> str:
 
 
 def operations(step: StepRecord, most: int = MOST_OPERATIONS) -> str:
-    """Return the names of a kernel's operations in order; consecutive equal names are counted.
-
-    For concurrent kernels, | separates lanes, and + separates the kernels that a lane runs one after another.
-    The text of a lane with several threads begins with their number.
-    """
-    if not step.lanes:
-        return operations_of(step.primitives, most)
-    text = "".join(f"{line}\n" for line in step.primitives.splitlines() if line[:1] != "#")
-    graph = parse_graph(text)
-    group = make_group(graph, range(len(graph.primitives)), [v for _, v in graph.outputs])
-    parts = iter(split(group, [part.outputs for lane in step.lanes for part in lane.parts]))
-    names = [
-        (f"{lane.threads}: " if lane.threads > 1 else "")
-        + " + ".join(operations_of(next(parts).text) for _ in lane.parts)
-        for lane in step.lanes
-    ]
-    return cut(" | ".join(names), most)
+    """Return the names of a kernel's operations in order; consecutive equal names are counted."""
+    return operations_of(step.primitives, most)
 
 
 def operations_of(primitives: str, most: int = MOST_OPERATIONS) -> str:

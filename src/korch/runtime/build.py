@@ -237,7 +237,6 @@ def step_record(graph: PrimitiveGraph, step: PlanStep[Any], slots: Sequence[Slot
         size_bytes=step.candidate.size_bytes,
         work_flop=sum(body.work_flop(primitive) for primitive in body.primitives),
         workspace_bytes=step.kernel.workspace_bytes,
-        lanes=offer.lanes,
     )
 
 

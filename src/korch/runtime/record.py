@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from korch.candidate.lane import Lane
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
 from korch.records import from_json, to_json
@@ -76,7 +75,6 @@ class StepRecord:
         size_bytes: bytes that it must read and write.
         work_flop: floating-point operations of its primitives.
         workspace_bytes: size of its scratch memory.
-        lanes: for kernels that run concurrently, the kernels of each lane.
     """
 
     symbol: str
@@ -93,7 +91,6 @@ class StepRecord:
     size_bytes: int
     work_flop: int
     workspace_bytes: int
-    lanes: tuple[Lane, ...] = ()
 
     @property
     def runs(self) -> bool:

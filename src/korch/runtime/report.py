@@ -255,21 +255,6 @@ class PrecisionRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
-    """Concurrent kernels of a plan.
-
-    Attributes:
-        kernels: the number of sets of concurrent kernels.
-        parts: the number of kernels in these sets.
-        predicted_ms: the predicted time of the plan.
-    """
-
-    kernels: int
-    parts: int
-    predicted_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class ScheduleTimes:
     """Times of a plan in which all threads join after each kernel, and in which threads wait for tasks only.
 
@@ -343,7 +328,6 @@ class Report:
         discrepancy: the difference of predicted and measured time, if it is large.
         not_compiled: kernels that the compiler rejected.
         provider_faults: the number of groups for which a provider raised an error, by the error with one group.
-        side_by_side: the concurrent kernels of the plan, if it has any.
         schedule: the times of the plan with joins and with tasks; None if they were not compared.
         rivals: by candidate of the plan, other candidates for the same primitives.
         groupings: for each kernel of the plan, other groupings of its primitives.
@@ -398,7 +382,6 @@ class Report:
     discrepancy: Discrepancy | None = None
     not_compiled: tuple[Uncompiled, ...] = ()
     provider_faults: Mapping[str, int] = field(default_factory=dict)
-    side_by_side: SideBySide | None = None
     schedule: ScheduleTimes | None = None
     rivals: Mapping[str, tuple[Rival, ...]] = field(default_factory=dict)
     groupings: tuple[tuple[GroupingRecord, ...], ...] = ()

@@ -54,7 +54,7 @@ def print_main(
     sections = (
         native_text("korch.h"),
         ONLY_CALLS,
-        "".join(f'#include "korch_{name}.h"\n' for name in ("concurrent", "interrupts", "oversubscription")),
+        "".join(f'#include "korch_{name}.h"\n' for name in ("interrupts", "oversubscription")),
         native_text("korch_plan.h"),
         _declarations(program.kernels, tasked),
         "namespace plan {\n",

@@ -1,1 +1,0 @@
-"""Plans whose kernels run at the same time on parts of the threads."""
