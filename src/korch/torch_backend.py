@@ -249,7 +249,7 @@ class CompiledGraph:
         try:
             with torch.inference_mode(False), torch.no_grad():
                 example = [like(a) for a, s in zip(args, self._static, strict=True) if not s]
-                exported = export_call(BoundGraph(self._graph, weights, {}), example, {}, "graph")
+                exported = export_call(BoundGraph(self._graph, weights, {}, {}), example, {}, "graph")
             return _Plan(build_module(exported, self._options, progress, deadline), _noted(weights))
         except OptionError:
             raise

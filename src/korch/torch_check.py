@@ -47,7 +47,7 @@ def check_module(exported: Exported, options: Options, flat: Any = None) -> None
     @cache
     def graph() -> PrimitiveGraph | None:
         try:
-            found = fission(load_model(exported.model))
+            found = fission(load_model(exported.model, exported.shapes))
         except UnsupportedError:  # a part of it runs on the host
             return None
         return None if has_opaque(found) else found

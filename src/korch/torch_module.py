@@ -16,8 +16,6 @@ import torch
 
 from korch.deadline import Deadline
 from korch.errors import UnprovidedError, UnsupportedError
-from korch.fission import fission
-from korch.frontend.onnx import load_model
 from korch.frontend.torch import Exported, Trees, export_module
 from korch.frontend.torch.free import FreeModule
 from korch.host.executable import HostedExecutable
@@ -163,11 +161,8 @@ def build_ranged(
     Raises:
         KorchError: the module can't be optimized, or not for all sizes.
     """
-    source = Source(
-        free.dimensions,
-        lambda sizes: fission(load_model(free.at(sizes).model)),
-        lambda sizes: (free.at(sizes).model, {}),
-    )
+    model = free.exported.model
+    source = Source.of(model, free.dimensions, lambda sizes: free.at(sizes).shapes)
     threads = torch.get_num_threads()
     deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
     try:
@@ -176,7 +171,7 @@ def build_ranged(
             check_module(free.at(sizes), options, flat)
     finally:
         torch.set_num_threads(threads)
-    return ModuleExecutable(flat, free.at(tuple(d.high for d in free.dimensions)).trees)
+    return ModuleExecutable(flat, free.exported.trees)
 
 
 def build_module(

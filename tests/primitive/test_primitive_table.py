@@ -3,6 +3,7 @@ import pytest
 
 from korch.primitive.op import NONE, Category, Op, TypeMismatchError, require_arity
 from korch.primitive.ops import OPS
+from korch.primitive.ops.layout import TakeAttributes
 from korch.primitive.types import DType, ValueType, row_major_strides
 from korch.testing.samples import random_arrays
 
@@ -108,3 +109,8 @@ def test_attributes_of_another_kind_are_refused():
     for function in (lambda: row.infer(types, NONE), lambda: row.reference([np.zeros((2, 3))], NONE)):
         with pytest.raises(TypeMismatchError, match=r"transpose takes TransposeAttributes, not Attributes\(\)"):
             function()
+
+
+def test_indices_that_repeat_nothing_have_no_count() -> None:
+    indices = {(0, 0, 1, 1): 2, (0, 1, 2): 1, (1, 2): 0, (0, 2, 2): 0, (): 0}
+    assert {own: TakeAttributes(0, own).repeats for own in indices} == indices

@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 import korch  # noqa: E402
 from korch.errors import InputError, UnsupportedError  # noqa: E402
+from korch.frontend.torch import export  # noqa: E402
 from korch.runtime.ranged import RangedExecutable  # noqa: E402
 
 
@@ -34,11 +35,13 @@ def exported(**bounds: int):
     return torch.export.export(Attention().eval(), call(5), dynamic_shapes=({1: length}, {1: length}))
 
 
-def test_all_sizes_of_a_dynamic_dimension_run(cache_folder) -> None:
+def test_all_sizes_of_a_dynamic_dimension_run_after_one_export(cache_folder, monkeypatch) -> None:
+    exports, translate = [], export.to_held_model
+    monkeypatch.setattr(export, "to_held_model", lambda *args: exports.append(args) or translate(*args))
     program = exported(min=1, max=20)
     limits = korch.SearchLimits(range_least=16)
     found = korch.optimize(program, measure=False, threads=1, superopt=0, search=limits, cache_folder=cache_folder)
-    assert isinstance(found.flat, RangedExecutable)
+    assert isinstance(found.flat, RangedExecutable) and len(exports) == 1
     module = program.module()
     for length in range(1, 21):
         given, wanted = call(length), module(*call(length))
@@ -50,6 +53,17 @@ def test_all_sizes_of_a_dynamic_dimension_run(cache_folder) -> None:
         found(*call(21))
     with pytest.raises(InputError, match="is 4; expected 3"):
         found(call(3)[0], call(4)[1])
+
+
+def test_a_number_that_is_a_free_size_is_no_result() -> None:
+    class Counted(torch.nn.Module):
+        def forward(self, x):
+            return x + 1, x.shape[0]
+
+    length = torch.export.Dim("length", min=1, max=20)
+    program = torch.export.export(Counted(), (torch.ones(5),), dynamic_shapes=({0: length},))
+    with pytest.raises(UnsupportedError, match="returns a number that is computed from sizes"):
+        korch.optimize(program)
 
 
 def test_a_dimension_without_a_largest_size_is_refused(cache_folder) -> None:

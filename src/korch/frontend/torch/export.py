@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,8 @@ from korch.frontend.torch.trouble import export_trouble, path_of, random_operato
 TRACING = compile_lock
 """Tracing changes global state of PyTorch, and torch.compile traces too, so both take this lock."""
 
+NO_AXES: Mapping[tuple[int, int], Any] = {}
+
 
 @dataclass(frozen=True, eq=False)
 class Exported:
@@ -42,13 +44,22 @@ class Exported:
     Attributes:
         model: the model, with one input per tensor of a call and one output per distinct tensor of its result.
         trees: the forms of its arguments and of its results.
-        samples: returns inputs with the results of the module itself, as in `korch.frontend.torch.samples`; it takes
-            the seconds after which no further inputs are made.
+        program: the ExportedProgram that it was translated from.
+        tensors: the tensors of the example call.
+        run: calls the module; returns the distinct tensors of its result.
+        shapes: the shapes of the model's inputs by name, if the model leaves sizes open.
     """
 
     model: HeldModel
     trees: Trees
-    samples: Callable[[float], Iterator[ModuleInputs]]
+    program: Any
+    tensors: Sequence[Any]
+    run: Callable[[Sequence[Any]], list[Any]]
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def samples(self, limit_s: float) -> Iterator[ModuleInputs]:
+        """Yield inputs with the results of the module itself; no further inputs are made after `limit_s` seconds."""
+        return samples(self.program, self.tensors, self.run, limit_s)
 
 
 class _Flat(torch.nn.Module):  # type: ignore[misc]
@@ -93,7 +104,13 @@ def export_module(model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, A
     return export_call(module, args, kwargs, type(model).__name__)
 
 
-def export_call(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Exported:
+def export_call(
+    module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    name: str,
+    free: Mapping[tuple[int, int], Any] = NO_AXES,
+) -> Exported:
     """Return a module as ONNX, for calls like the given one, without checking that it is in evaluation mode.
 
     Args:
@@ -101,6 +118,8 @@ def export_call(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], nam
         args: positional arguments of an example call.
         kwargs: its keyword arguments.
         name: the module's name, for messages.
+        free: the torch.export.Dim of each axis that may have other sizes than in the example call, by the number of
+            the tensor and the axis.
 
     Raises:
         ModelError: it returns no tensor.
@@ -112,14 +131,14 @@ def export_call(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], nam
     flat = _Flat(module, arguments, results.append)
     require_cpu([*module.parameters(), *module.buffers(), *tensors], name)
     with TRACING, _quiet(), torch.no_grad(), experts_as_batches(flat):
-        program = _traced(flat, tensors, name)
+        program = _traced(flat, tensors, name, free)
         _refuse_random(program, name)
         _refuse_complex(program, name)
         if not results or not results[-1].names:
             raise ModelError("it returns no tensor", where=f"module {name}")
         held = to_held_model(program, name, arguments.names(module), results[-1].names)
     trees = Trees(arguments, results[-1])
-    return Exported(held, trees, partial(samples, program, tensors, partial(_run, module, trees)))
+    return Exported(held, trees, program, tensors, partial(_run, module, trees))
 
 
 def _run(module: Any, trees: Trees, tensors: Sequence[Any]) -> list[Any]:
@@ -182,12 +201,13 @@ def require_cpu(tensors: Sequence[Any], name: str) -> None:
             )
 
 
-def _traced(flat: _Flat, tensors: Sequence[Any], name: str) -> Any:
+def _traced(flat: _Flat, tensors: Sequence[Any], name: str, free: Mapping[tuple[int, int], Any]) -> Any:
     # Two arguments that are the same tensor would be traced as one input; views keep them distinct.
     own = [tensor.detach().view_as(tensor) for tensor in tensors]
+    axes = (tuple({axis: free[k, axis] for k, axis in free if k == i} for i in range(len(own))),) if free else None
     flat.training = False
     try:
-        program = torch.export.export(flat, tuple(own), strict=False)
+        program = torch.export.export(flat, tuple(own), strict=False, dynamic_shapes=axes)
         return program.run_decompositions(decompositions())
     except Exception as error:  # third-party code may raise anything
         raise export_trouble(error, None, name) from error

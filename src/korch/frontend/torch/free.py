@@ -1,9 +1,9 @@
-"""Exports an ExportedProgram with dynamic dimensions as ONNX for any of their sizes."""
+"""Exports modules with dynamic dimensions as ONNX, once for all of their sizes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,22 +13,62 @@ from korch.errors import UnsupportedError
 from korch.frontend.torch.export import Exported, export_call
 from korch.ranges.form import Dimension, Sizes
 
-MOST_KEPT = 16
-"""For how many choices of sizes exported modules are cached; they share the module's weights."""
 
-
+@dataclass(frozen=True, eq=False)
 class FreeModule:
-    """A module that takes tensors of several sizes.
+    """A module that takes tensors of several sizes, exported once for all of them.
 
     Attributes:
         dimensions: the free dimensions, each named by the first input that has it and its axis there.
-        at: returns the module as ONNX for one size of each dimension; raises what `export_module` does.
+        axes: the number of the dimension of each free axis, by the number of a tensor and the axis.
+        exported: the module as an ONNX model that leaves these sizes open.
     """
 
-    def __init__(self, dimensions: tuple[Dimension, ...], at: Callable[[Sizes], Exported]) -> None:
-        """Store the free dimensions and the function, whose last results are cached."""
-        self.dimensions = dimensions
-        self.at = lru_cache(MOST_KEPT)(at)
+    dimensions: tuple[Dimension, ...]
+    axes: Mapping[tuple[int, int], int]
+    exported: Exported
+
+    @staticmethod
+    def exporting(
+        dimensions: tuple[Dimension, ...],
+        axes: Mapping[tuple[int, int], int],
+        call: tuple[Any, Sequence[Any], Mapping[str, Any], str],
+    ) -> FreeModule:
+        """Return an exported module.
+
+        Args:
+            dimensions: the free dimensions.
+            axes: as the attribute.
+            call: a module, the arguments of an example call, and its name, as for `export_call`.
+
+        Raises:
+            UnsupportedError: PyTorch can't export it for all sizes.
+            ModelError: it returns no tensor.
+        """
+        module, args, kwargs, name = call
+        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        free = {key: n for key, n in axes.items() if dimensions[n].low < dimensions[n].high}
+        for (k, axis), n in axes.items():
+            leaves[places[k]] = resized(leaves[places[k]], axis, dimensions[n].high)
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        symbols = [
+            torch.export.Dim(f"size{n}", min=d.low, max=d.high) if d.low < d.high else None
+            for n, d in enumerate(dimensions)
+        ]
+        return FreeModule(
+            dimensions, axes, export_call(module, args, kwargs, name, {key: symbols[n] for key, n in free.items()})
+        )
+
+    def at(self, sizes: Sizes) -> Exported:
+        """Return the module for one size of each dimension."""
+        tensors = list(self.exported.tensors)
+        for (k, axis), n in self.axes.items():
+            tensors[k] = resized(tensors[k], axis, sizes[n])
+        names = [value.name for value in self.exported.model.proto.graph.input]
+        return replace(
+            self.exported, tensors=tensors, shapes={n: tuple(t.shape) for n, t in zip(names, tensors, strict=True)}
+        )
 
     @staticmethod
     def of(program: Any) -> FreeModule | None:
@@ -44,8 +84,9 @@ class FreeModule:
         numbers: dict[Any, int] = {}
         dimensions: list[Dimension] = []
         axes: dict[tuple[int, int], int] = {}
-        for leaf, node in enumerate(inputs):
-            shape = getattr(node.meta.get("val"), "shape", ())
+        tensors = [node for node in inputs if isinstance(node.meta.get("val"), torch.Tensor)]
+        for k, node in enumerate(tensors):
+            shape = node.meta["val"].shape
             for axis, size in enumerate(shape):
                 if not isinstance(size, torch.SymInt):
                     continue
@@ -56,16 +97,15 @@ class FreeModule:
                 if symbol not in numbers:
                     numbers[symbol] = len(dimensions)
                     dimensions.append(Dimension(node.name, axis, int(bounds.lower), _largest(bounds, where)))
-                axes[leaf, axis] = numbers[symbol]
+                axes[k, axis] = numbers[symbol]
 
-        def at(sizes: Sizes) -> Exported:
-            leaves, spec = pytree.tree_flatten(program.example_inputs)
-            for (leaf, axis), number in axes.items():
-                leaves[leaf] = resized(leaves[leaf], axis, sizes[number])
-            args, kwargs = pytree.tree_unflatten(leaves, spec)
-            return export_call(program.module(), args, kwargs, "ExportedProgram")
-
-        return FreeModule(tuple(dimensions), at) if dimensions else None
+        if not dimensions:
+            return None
+        args, kwargs = program.example_inputs
+        found = FreeModule.exporting(tuple(dimensions), axes, (program.module(), args, kwargs, "ExportedProgram"))
+        if any(isinstance(leaf, torch.SymInt) for leaf in found.exported.trees.results.leaves):
+            raise UnsupportedError("it returns a number that is computed from sizes", "module")
+        return found
 
 
 def _largest(bounds: Any, where: str) -> int:

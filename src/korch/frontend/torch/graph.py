@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from korch.errors import UnsupportedError
-from korch.frontend.torch.export import Exported, export_call
-from korch.frontend.torch.free import FreeModule, largest, resized
-from korch.ranges.form import Dimension, Sizes
+from korch.frontend.torch.free import FreeModule, largest
+from korch.ranges.form import Dimension
 
 MOST_ELEMENTS = 1 << 20
 """The default upper bound of a size is chosen so that the inputs with this size have at most this many elements
@@ -21,16 +20,19 @@ together, unless the first call has more."""
 class BoundGraph(torch.nn.Module):  # type: ignore[misc]
     """A graph with its weights and some numbers bound, so that they are constants of the exported model."""
 
-    def __init__(self, graph: Any, weights: Mapping[int, Any], numbers: Mapping[int, int]) -> None:
+    def __init__(
+        self, graph: Any, weights: Mapping[int, Any], numbers: Mapping[int, Any], sizes: Mapping[int, tuple[int, int]]
+    ) -> None:
         """Bind some inputs.
 
         Args:
             graph: a torch.fx.GraphModule.
             weights: the weights, by position among the graph's inputs.
             numbers: the numbers, also by position.
+            sizes: the inputs that are sizes, also by position: the number of an input that is not bound, and an axis.
         """
         super().__init__()
-        self.graph, self._numbers = graph, dict(numbers)
+        self.graph, self._numbers, self._sizes = graph, numbers, sizes
         names = [node.name for node in inputs_of(graph)]
         self._of = {i: f"weight_{names[i]}" for i in weights}
         self._count = len(names)
@@ -42,14 +44,10 @@ class BoundGraph(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, *dynamic: Any) -> Any:
         """Run the graph with the inputs that are not bound."""
+        bound = {i: getattr(self, name) for i, name in self._of.items()} | dict(self._numbers)
+        bound |= {i: dynamic[k].shape[axis] for i, (k, axis) in self._sizes.items()}
         rest = iter(dynamic)
-        return self.graph(*(self._bound(i) if self._is_bound(i) else next(rest) for i in range(self._count)))
-
-    def _is_bound(self, i: int) -> bool:
-        return i in self._of or i in self._numbers
-
-    def _bound(self, i: int) -> Any:
-        return getattr(self, self._of[i]) if i in self._of else self._numbers[i]
+        return self.graph(*(bound[i] if i in bound else next(rest) for i in range(self._count)))
 
 
 def inputs_of(graph: Any) -> list[Any]:
@@ -135,21 +133,19 @@ def free_graph(
     order = list(places)
     axes = tuple((i, axis, order.index(key)) for key, own in places.items() for i, axis in own)
     symbols = {i: _symbol(node.meta.get("example_value"), f"input {node.name!r}") for i, node in enumerate(nodes)}
-    sizes = {i: order.index(numbers[symbol]) for i, symbol in symbols.items() if symbol in numbers}
-    examples = [like(arg) for arg in args]
     tensors = tuple(i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor) and i not in weights)
+    firsts = {symbol: places[key][0] for symbol, key in numbers.items()}
+    sizes = {i: (tensors.index(firsts[s][0]), firsts[s][1]) for i, s in symbols.items() if s in firsts}
     others = {i: arg for i, arg in enumerate(args) if not isinstance(arg, torch.Tensor) and i not in sizes}
-
-    def at(wanted: Sizes) -> Exported:
-        given = list(examples)
-        with torch.inference_mode(False), torch.no_grad():
-            for i, axis, number in axes:
-                given[i] = resized(given[i], axis, wanted[number])
-            known = {**others, **{i: wanted[number] for i, number in sizes.items()}}
-            return export_call(BoundGraph(graph, weights, known), [given[i] for i in tensors], {}, "graph")
-
-    module = FreeModule(_dimensions(nodes, args, list(places.values()), most), at)
-    return FreeGraph(module, axes, tensors, others, _returned(graph, nodes))
+    returned = _returned(graph, nodes)
+    bound = BoundGraph(graph, weights, others, sizes)
+    with torch.inference_mode(False), torch.no_grad():
+        module = FreeModule.exporting(
+            _dimensions(nodes, args, list(places.values()), most),
+            {(tensors.index(i), axis): number for i, axis, number in axes},
+            (bound, [like(args[i]) for i in tensors], {}, "graph"),
+        )
+    return FreeGraph(module, axes, tensors, others, returned)
 
 
 def shapes_of(args: Sequence[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ largest and the least index, negative numbers and zeros. Inputs that the module 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -140,14 +140,22 @@ def samples(
 def uses_of(program: Any, tensors: Sequence[Any]) -> list[InputUse]:
     """Return how a program uses its inputs."""
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    return [
-        _use(nodes[name], tensor)
+    pairs = [
+        (nodes[name], tensor)
         for name, tensor in zip(program.graph_signature.user_inputs, tensors, strict=True)
         if isinstance(tensor, torch.Tensor)
     ]
+    known = {
+        size.node.expr: int(n)
+        for node, tensor in pairs
+        for size, n in zip(node.meta["val"].shape, tensor.shape, strict=True)
+        if isinstance(size, torch.SymInt)
+    }
+    return [_use(node, tensor, known) for node, tensor in pairs]
 
 
-def _use(start: Any, given: Any) -> InputUse:
+def _use(start: Any, given: Any, known: Mapping[Any, int]) -> InputUse:
+    """Return the uses of an input, given the numbers of symbolic sizes."""
     sizes, negatives = set[int](), set[int]()
     is_mask = given.is_floating_point()
     todo, seen = [start], {start}
@@ -161,7 +169,9 @@ def _use(start: Any, given: Any) -> InputUse:
                 continue
             is_mask &= user.target is aten.add.Tensor and any("softmax" in str(u.target) for u in user.users)
             tensors = [n.meta["val"] for n in user.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
-            sizes |= {int(n) for tensor in tensors for n in tensor.shape}
+            sizes |= {
+                int(n.node.expr.xreplace(known)) if isinstance(n, torch.SymInt) else n for t in tensors for n in t.shape
+            }
             defaults = [a.default_value for a in getattr(getattr(user.target, "_schema", None), "arguments", ())]
             negatives |= {a for a in (*user.args, *defaults) if type(a) is int and a < 0}
     is_mask |= given.is_floating_point() and bool((given <= LOW).any())

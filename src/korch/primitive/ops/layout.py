@@ -66,7 +66,7 @@ class TakeAttributes(Attributes):
     def repeats(self) -> int:
         """How many times in a row each element is taken, in order from the first; 0 if the indices differ from this."""
         count = self.indices.count(0)
-        return count if self.indices == tuple(i // count for i in range(len(self.indices))) else 0
+        return count if count and self.indices == tuple(i // count for i in range(len(self.indices))) else 0
 
 
 def pad_source(index: int, size: int, before: int, mode: str) -> int:
