@@ -208,10 +208,14 @@ class _Line:
 
     def crossing(self) -> list[float]:
         """Return the cost of a cut at each place; infinity between the outputs of one opaque operator."""
-        found: list[float] = list(self.shared)
+        crossed = np.array(self.shared, np.float64)
         for i in range(self.count):
-            for end in range(i + 1, self.last[i] + 1):
-                found[end] += self.price(i, end)
+            start = i + 1
+            for reader in sorted(self.readers[i]):  # between two readers the price is the same
+                if start <= reader:
+                    crossed[start : reader + 1] += self.price(i, start)
+                    start = reader + 1
+        found: list[float] = crossed.tolist()
         first: dict[object, int] = {}
         for i, p in enumerate(self.order):
             primitive = self.graph.primitives[p]
