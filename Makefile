@@ -102,7 +102,9 @@ conformance: $(STAMP)
 fuzz: $(STAMP)
 	$(BIN)/python -m tests.support.fuzz_kernels --rounds 200
 	$(BIN)/python -m tests.support.fuzz --cases 5000
-	$(BIN)/python -m tests.support.fuzz --graphs 1000
+	$(BIN)/python -m tests.support.fuzz --graphs 2000
+	$(BIN)/python -m tests.support.fuzz --modules 300
+	$(BIN)/python -m tests.support.fuzz --ranges 200
 
 # Each benchmark model: optimized, checked and run.
 bench-smoke: $(STAMP)

@@ -11,11 +11,12 @@ import onnx
 import pytest
 
 from korch.errors import ModelError
-from tests.support import fuzz, fuzz_graphs
-from tests.support.fuzz import run_case, run_cases, run_graphs
+from tests.support import fuzz, fuzz_graphs, fuzz_ranges, fuzz_whole
+from tests.support.fuzz import run_case, run_cases, run_random
 from tests.support.fuzz_graphs import batches, opset_of
 from tests.support.fuzz_models import mutate
 from tests.support.random_onnx import OPSETS, model_of, random_onnx
+from tests.support.references import settled
 
 SAMPLE = range(90)
 
@@ -31,7 +32,7 @@ def test_a_sample_gives_the_right_result_or_one_clear_error(tmp_path: Path, cali
 
 def test_a_case_is_the_same_whenever_it_is_made() -> None:
     pytest.importorskip("onnxruntime")
-    made = [random_onnx(np.random.default_rng(5), OPSETS[0], "g", fuzz_graphs.onnx_runtime) for _ in range(2)]
+    made = [random_onnx(np.random.default_rng(5), OPSETS[0], "g", settled) for _ in range(2)]
     first, again = (model_of([graph], OPSETS[0]).SerializeToString() for graph in made if graph is not None)
     assert first == again
     assert mutate(np.random.default_rng(5), first) == mutate(np.random.default_rng(5), first)
@@ -94,10 +95,56 @@ def test_a_late_case_is_a_finding(monkeypatch, tmp_path: Path) -> None:
 def test_random_graphs_agree_with_onnx_runtime(tmp_path: Path, cache_folder: Path) -> None:
     pytest.importorskip("onnxruntime")
     (tmp_path / "cache").symlink_to(cache_folder)
-    outcomes = [*run_graphs(1, range(8), tmp_path), *run_graphs(1, range(8, 128), tmp_path, built=False)]
+    outcomes = [
+        *run_random("graphs", 1, range(8), tmp_path),
+        *run_random("graphs", 1, range(8, 128), tmp_path, every=0),
+    ]
     assert [o for o in outcomes if o.outcome == "finding"] == []
     assert [o.case for o in outcomes] == list(range(128))
     assert sum(o.outcome == "right" and not o.message for o in outcomes) > 110
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("form", "cases"),
+    [("graphs", range(40)), pytest.param("modules", range(4), marks=pytest.mark.long), ("ranges", range(15, 19))],
+)
+def test_random_models_are_right_when_they_are_interpreted(form: str, cases: range, tmp_path: Path) -> None:
+    for name in ("onnxruntime", "torch")[: 1 + (form != "graphs")]:
+        pytest.importorskip(name)
+    outcomes = list(run_random(form, 0, cases, tmp_path, every=0))
+    assert [o for o in outcomes if o.outcome == "finding"] == []
+    assert [o.case for o in outcomes] == list(cases)
+    assert sum(o.outcome == "right" and not o.message for o in outcomes) >= len(cases) // 3
+
+
+def test_a_range_of_which_one_size_is_wrong_is_a_finding(monkeypatch, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    right = fuzz_ranges._interpreted
+
+    def interpret(source: Any, sizes: Any, feeds: Any) -> Any:
+        first, *others = right(source, sizes, feeds)
+        return [*([a] for a in (0 * first[0] - 7,)), *others]
+
+    monkeypatch.setattr(fuzz_ranges, "_interpreted", interpret)
+    outcomes = list(run_random("ranges", 0, range(11, 12), tmp_path, every=0))
+    assert [(o.outcome, o.message[:7]) for o in outcomes] == [("finding", "wrong: ")]
+
+
+def test_a_budget_that_is_not_met_is_an_error(monkeypatch, tmp_path: Path) -> None:
+    class Late:
+        def save(self, path: Path) -> None:
+            monkeypatch.setattr(fuzz_whole.time, "monotonic", lambda: 1e9)
+
+    monkeypatch.setattr(fuzz_whole.korch, "optimize", lambda *_, **__: Late())
+    with pytest.raises(fuzz_whole.OverrunError, match="of 15 s"):
+        fuzz_whole.loaded(b"", folder=tmp_path)
+
+
+def test_reasons_of_refusals_are_counted_without_names_and_numbers() -> None:
+    assert fuzz._reason("Pad g7_1, option --shape n=3..9: size [1, 2] of 'x'") == fuzz._reason(
+        "Pad g9_3, option --shape n=1..4: size [5, 7] of 'y'"
+    )
 
 
 def test_random_graphs_that_are_wrong_or_refused_are_findings(monkeypatch, tmp_path: Path) -> None:
@@ -111,7 +158,7 @@ def test_random_graphs_that_are_wrong_or_refused_are_findings(monkeypatch, tmp_p
 
     answers["g1_"], answers["g2_"] = "ModelError: refused", [np.zeros((77,))]
     monkeypatch.setattr(fuzz_graphs, "_optimize_and_run", run)
-    found = {o.case: o for o in run_graphs(1, range(8), tmp_path)}
+    found = {o.case: o for o in run_random("graphs", 1, range(8), tmp_path)}
     assert {c for c, o in found.items() if o.outcome == "finding"} == {1, 2}
     assert found[1].message.startswith("refused: ") and "ModelError" in found[1].message
     assert found[2].message.startswith("wrong: ") and "float64[77] instead" in found[2].message

@@ -297,3 +297,10 @@ def test_axes_that_are_masked_at_one_place_share_a_mask() -> None:
     valid = first.array((6, 10))[0, 0]
     height, width = (factors[0].at((6, 10)) for factors in first.axes.values())
     assert valid[:height, :width].all() and valid.sum() == height * width
+
+
+def test_elements_that_are_taken_may_leave_out_the_first_one() -> None:
+    source = model("g (float[n, 4] x) => (float[n, 2] y) <int64[2] i = {2, 1}> { y = Gather <axis = 1> (x, i) }")
+    shapes = {"n": (range(1, 9),)}
+    whole = masked_model(source, shapes)
+    assert max(worst_error(source, shapes, whole, (n,)) for n in range(1, 9)) == 0

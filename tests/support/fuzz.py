@@ -1,10 +1,13 @@
 """Fuzzes Korch with hostile models, artifacts and caches: each must give the right result or one clear error.
 
     python -m tests.support.fuzz [--cases 5000] [--seed 0] [--jobs 2] [--folder build/fuzz]
-    python -m tests.support.fuzz --graphs 1000 [--seed 0] ...
+    python -m tests.support.fuzz --graphs 2000 [--every 20] [--seed 0] ...
+    python -m tests.support.fuzz --modules 300 ...
+    python -m tests.support.fuzz --ranges 200 ...
 
-The second form draws random graphs of operators that ONNX Runtime runs (`fuzz_graphs.py`): each is
-optimized, built, run and compared with ONNX Runtime and with `onnx.reference`.
+The other forms draw random graphs (`fuzz_graphs.py`), modules of PyTorch (`fuzz_modules.py`), and graphs and modules
+with free axes (`fuzz_ranges.py`), whose results are compared with those of ONNX Runtime, `onnx.reference` and PyTorch.
+Most are interpreted; one of `--every` is optimized within a budget, saved, loaded and run.
 
 Case n of a seed is always the same. Cases run in child processes with limits on time and memory. A
 child that dies or hangs is a finding, and another child continues after that case. The folder keeps the
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import resource
 import signal
 import sys
@@ -32,9 +36,10 @@ import onnx
 
 from korch.errors import KorchError
 from korch.primitive.lowering import lower_products
-from tests.support.fuzz_graphs import BATCH, batches, check_batch, difference, judge, onnx_runtime
+from tests.support.fuzz_graphs import BATCH, Verdict, batches, check_batch, judge
 from tests.support.fuzz_models import mutate
 from tests.support.random_onnx import OPSETS, model_of, random_onnx
+from tests.support.references import difference, settled
 from tests.support.workers import answer_lines, run_in_workers
 
 LIMIT_SECONDS = 60
@@ -53,8 +58,11 @@ BUILT = 10
 KINDS = ("mutation", "operators", "artifact", "cache")
 WEIGHTS = (0.55, 0.3, 0.1, 0.05)
 
-FINE = ("right", "disputed")
-"""The verdicts on a random graph that are not findings."""
+FINE = ("right", "disputed", "unsupported")
+"""The verdicts on random graphs and modules that are not findings."""
+
+FORMS = ("cases", "graphs", "modules", "ranges")
+"""What the cases are: hostile ones, or random models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +71,8 @@ class Outcome:
 
     Attributes:
         case: the number of the case.
-        kind: mutation, operators, artifact, cache or graph; any if its process failed.
-        outcome: right, disputed, refused (one clear error), or finding.
+        kind: mutation, operators, artifact, cache, graphs, modules or ranges; any if its process failed.
+        outcome: right, disputed, refused or unsupported (one clear error), or finding.
         message: the error, or what is wrong.
     """
 
@@ -124,11 +132,11 @@ def _mutation(rng: np.random.Generator, folder: Path) -> str:
 def _operators(rng: np.random.Generator, folder: Path) -> str:
     """Check a random graph of operators, in the same way as the graphs of `--graphs`."""
     opset = int(rng.choice(OPSETS))
-    graph = random_onnx(rng, opset, "g", onnx_runtime)
+    graph = random_onnx(rng, opset, "g", settled)
     if graph is None:
         return "right"
     (folder / "last.onnx").write_bytes(model_of([graph], opset).SerializeToString())
-    verdict, message = judge({0: graph}, opset, folder, built=rng.integers(BUILT) == 0)[0]
+    verdict, message = judge({0: graph}, opset, folder, built=False)[0]
     if verdict not in FINE:
         raise _WrongError(f"{verdict}: {message}")
     return "right"
@@ -195,7 +203,7 @@ def _good_artifact(folder: Path) -> tuple[bytes, Any]:
 
     rng, graph = np.random.default_rng(1), None
     while graph is None or len(graph.nodes) < 3:
-        graph = random_onnx(rng, OPSETS[-1], "g", onnx_runtime)
+        graph = random_onnx(rng, OPSETS[-1], "g", settled)
     model = model_of([graph], OPSETS[-1])
     executable: Any = optimize(model, measure=False, threads=1, cache_folder=folder / "cache")
     path = folder / "good.korch"
@@ -283,39 +291,64 @@ def limit(seconds: float) -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def run_graphs(seed: int, cases: range, folder: Path, *, built: bool = True) -> Iterator[Outcome]:
-    """Check random graphs in this process, batch by batch; a graph that hangs ends its batch."""
-    for batch in batches(cases):
+def run_random(form: str, seed: int, cases: range, folder: Path, *, every: int = 1) -> Iterator[Outcome]:
+    """Check random models in this process, batch by batch; one that hangs ends its batch.
+
+    Args:
+        form: graphs, modules or ranges.
+        seed: the seed; it determines a model together with the case's number.
+        cases: the numbers of the models.
+        folder: the folder for models and for the cache of kernels.
+        every: one of this number of batches is optimized and run, the others are interpreted; 0 for none.
+    """
+    check = _check_of(form)
+    for batch in _parts(form, cases):
         done = batch.start
+        built = every > 0 and batch.start // (BATCH if form == "graphs" else 1) % every == 0
         try:
             with limit(LIMIT_SECONDS * 2):
-                for verdict in check_batch(seed, batch, folder, built=built):
-                    is_fine = verdict.verdict in FINE
-                    text = f"{verdict.verdict}: {' '.join(verdict.operators)}: {verdict.message}"
-                    yield Outcome(
-                        verdict.case,
-                        "graph",
-                        verdict.verdict if is_fine else "finding",
-                        text if verdict.message else "",
-                    )
+                for verdict in check(seed, batch, folder, built=built):
+                    if verdict.verdict in FINE:
+                        yield Outcome(verdict.case, form, verdict.verdict, verdict.message)
+                    else:
+                        yield Outcome(verdict.case, form, "finding", f"{verdict.verdict}: {verdict.message}")
                     done = verdict.case + 1
         except _LateError:
             for case in range(done, batch.stop):
-                yield Outcome(case, "graph", "finding", "hang: it or one beside it took too long")
+                yield Outcome(case, form, "finding", "hang: it or one beside it took too long")
 
 
-def _work(seed: int, folder: Path, scratch: Path, *, graphs: bool) -> None:
+def _check_of(form: str) -> Callable[..., Iterator[Verdict]]:
+    """Return the function that yields verdicts; only that of modules needs PyTorch."""
+    if form == "graphs":
+        return check_batch
+    if form == "ranges":
+        from tests.support.fuzz_ranges import check_range
+
+        return check_range
+    from tests.support.fuzz_modules import check_module
+
+    return check_module
+
+
+def _parts(form: str, cases: range) -> list[range]:
+    """Return the cases that are run together."""
+    return batches(cases) if form == "graphs" else [range(i, i + 1) for i in cases]
+
+
+def _work(seed: int, folder: Path, scratch: Path, *, form: str, every: int) -> None:
     """Run the ranges of cases that the lines of the standard input name."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    whole_s = LIMIT_SECONDS + (20 if graphs else 3) * CHUNK + 60  # the only limit that stops native code that hangs
+    is_random = form != "cases"
+    whole_s = LIMIT_SECONDS + (20 if is_random else 3) * CHUNK + 60  # the only limit that stops native code that hangs
     resource.setrlimit(resource.RLIMIT_CPU, (whole_s, whole_s))
-    if not graphs:
+    if not is_random:
         _seeds()  # so that this time does not count for the first case
 
     def run(line: str) -> list[dict[str, Any]]:
         cases = range(*map(int, line.split(":")))
-        if graphs:
-            return [asdict(outcome) for outcome in run_graphs(seed, cases, folder)]
+        if is_random:
+            return [asdict(outcome) for outcome in run_random(form, seed, cases, folder, every=every)]
         outcomes = [run_case(seed, case, scratch) for case in cases]
         for outcome in outcomes:
             if outcome.outcome == "finding":
@@ -331,15 +364,16 @@ def _keep(scratch: Path, folder: Path, outcome: Outcome) -> None:
             (folder / f"{outcome.case}-{name}").write_bytes((scratch / name).read_bytes())
 
 
-def run_cases(seed: int, cases: range, jobs: int, folder: Path, *, graphs: bool = False) -> Iterator[Outcome]:
-    """Run cases, or random graphs, in child processes; yield the result of each."""
+def run_cases(
+    seed: int, cases: range, jobs: int, folder: Path, *, form: str = "cases", every: int = 1
+) -> Iterator[Outcome]:
+    """Run cases of one of `FORMS` in child processes; yield the result of each."""
     folder.mkdir(parents=True, exist_ok=True)
-    parts = batches(cases) if graphs else [range(i, i + 1) for i in cases]
-    lines = [f"{part.start}:{part.stop}" for part in parts]
+    lines = [f"{part.start}:{part.stop}" for part in _parts(form, cases)]
     command = [sys.executable, "-m", "tests.support.fuzz", "--work", "--seed", str(seed), "--folder", str(folder)]
-    command += ["--graphs", str(len(cases))] if graphs else []
-    limit_s = PATIENCE * LIMIT_SECONDS * (3 if graphs else 2)
-    life = CHUNK // BATCH if graphs else CHUNK
+    command += [f"--{form}", str(len(cases)), "--every", str(every)]
+    limit_s = PATIENCE * LIMIT_SECONDS * (2 if form == "cases" else 3)
+    life = CHUNK // BATCH if form == "graphs" else CHUNK
     for line, answer, failure in run_in_workers(lines, command, jobs, limit_s, life):
         first, last = map(int, line.split(":"))
         yield from (Outcome(**row) for row in answer or ())
@@ -350,30 +384,43 @@ def run_cases(seed: int, cases: range, jobs: int, folder: Path, *, graphs: bool 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cases; return 1 if there is a finding."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.fuzz")
-    parser.add_argument("--cases", type=int, default=5000)
-    parser.add_argument("--graphs", type=int, help="check this number of random graphs instead")
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--cases", type=int, help="hostile cases; by default, 5000 of them")
+    for form in FORMS[1:]:
+        forms.add_argument(f"--{form}", type=int, help=f"check this number of random {form} instead")
+    parser.add_argument("--every", type=int, default=20, help="optimize and run one of this number of batches; 0: none")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("build/fuzz"))
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
+    form = next((form for form in FORMS if getattr(args, form) is not None), "cases")
     if args.work:
         with tempfile.TemporaryDirectory(dir=args.folder) as scratch:
-            _work(args.seed, args.folder, Path(scratch), graphs=args.graphs is not None)
+            _work(args.seed, args.folder, Path(scratch), form=form, every=args.every)
         return 0
-    begun_s = time.monotonic()
+    begun_s, count = time.monotonic(), getattr(args, form) or 5000
     counts: Counter[tuple[str, str]] = Counter()
-    count = args.cases if args.graphs is None else args.graphs
-    cases, graphs = range(args.first, args.first + count), args.graphs is not None
-    for outcome in run_cases(args.seed, cases, args.jobs, args.folder, graphs=graphs):
+    reasons: Counter[str] = Counter()
+    cases = range(args.first, args.first + count)
+    for outcome in run_cases(args.seed, cases, args.jobs, args.folder, form=form, every=args.every):
         counts[outcome.kind, outcome.outcome] += 1
+        if outcome.outcome == "unsupported":
+            reasons[_reason(outcome.message)] += 1
         if outcome.outcome == "finding":
             print(f"case {outcome.case} ({outcome.kind}): {outcome.message}", flush=True)
+    for reason, cases_of in reasons.most_common():
+        print(f"{cases_of:5} unsupported: {reason}")
     for (kind, what), cases_of in sorted(counts.items()):
-        print(f"{kind:10} {what:8} {cases_of}")
+        print(f"{kind:10} {what:11} {cases_of}")
     print(f"{count} cases of seed {args.seed}, {time.monotonic() - begun_s:.0f} s")
     return int(any(what == "finding" for _, what in counts))
+
+
+def _reason(message: str) -> str:
+    """Return a message without the names and numbers of its case."""
+    return re.sub(r"'[^']*'|\[[^]]*\]|\b[\w.]*\d\S*", "...", message)[:200]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Random small modules of PyTorch, compared with eager mode.
 
 A module is a sequence of random steps: layers of `torch.nn` and functions, on sequences of vectors or on images, with
-masks, indices, residual sums, and dead ends. Most are interpreted as they are exported; one of some is built and run.
+masks, indices, residual sums, and dead ends. Most are interpreted as they are exported; one of some is optimized,
+saved, loaded and run.
 
 - right: the results agree with PyTorch's;
 - wrong: they differ;
@@ -11,7 +12,7 @@ masks, indices, residual sums, and dead ends. Most are interpreted as they are e
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,10 @@ import torch
 from torch import nn
 from torch.nn import functional as nnf
 
+from tests.support import references
+from tests.support.fuzz_graphs import Verdict
+from tests.support.fuzz_whole import loaded
 from tests.support.torch_calls import difference, exported_results
-
-BUILT = 10
-"""One of this number of modules is built and run."""
-
-FAR = 1e-3
-"""The largest difference of an executable's results, relative to the largest element or to 1."""
 
 Step = Callable[[np.random.Generator, Any], tuple[nn.Module | None, Callable[..., Any]]]
 
@@ -39,12 +37,17 @@ class RandomModule(nn.Module):  # type: ignore[misc]
         inputs: the tensors that it takes: data, a mask of booleans and indices of its axis before the last.
     """
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        """Draw the steps; each is tried on the data, and left out if it does not fit."""
+    def __init__(self, rng: np.random.Generator, least: int = 1) -> None:
+        """Draw the steps; each is tried on the data, and left out if it does not fit.
+
+        Args:
+            rng: the source of all choices.
+            least: the least batch size and length.
+        """
         super().__init__()
         torch.manual_seed(int(rng.integers(1 << 31)))
         is_image = rng.integers(2) == 0
-        n, c, length = (int(rng.integers(1, most)) for most in (4, 7, 9))
+        n, c, length = (int(rng.integers(low, most)) for low, most in ((least, 4), (1, 7), (least, 9)))
         shape = (n, 2 * c, length, int(rng.integers(1, 9))) if is_image else (n, length, 2 * c)
         mask = torch.from_numpy(rng.integers(0, 2, (shape[0], shape[-2])).astype(bool))
         mask[0] = bool(rng.integers(2))
@@ -299,28 +302,26 @@ _SEQUENCES: tuple[Step, ...] = (_attention, _heads, _encoder, _recurrent, _convo
 _IMAGES: tuple[Step, ...] = (_convolution_2d, _pool_2d, _channels, _resize)
 
 
-def check_module(seed: int, case: int, folder: Path) -> tuple[str, str]:
-    """Draw a module and compare it with PyTorch.
+def check_module(seed: int, cases: range, folder: Path, *, built: bool = False) -> Iterator[Verdict]:
+    """Draw modules, compare them with PyTorch, and yield a verdict on each.
 
     Args:
         seed: the seed; it determines a module together with the case's number.
-        case: the number of the case.
+        cases: the numbers of the cases.
         folder: the folder for the cache of kernels.
-
-    Returns:
-        The verdict and, if it is not "right", the steps of the module and what is wrong.
+        built: whether the modules are optimized and run; otherwise the exported models are interpreted.
     """
-    rng = np.random.default_rng((seed, case, 11))
-    module = RandomModule(rng).eval()
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        wanted = module(*module.inputs)
-        steps = " ".join(module.names)
-        try:
-            text = _built(module, wanted, folder) if case % BUILT == 0 else _compared(module, wanted)
-        except Exception as error:  # noqa: BLE001 - whatever it is, PyTorch has a result
-            return "refused", f"{steps}: {type(error).__name__}: {error}"[:500]
-    return ("wrong", f"{steps}: {text}") if text else ("right", "")
+    for case in cases:
+        module = RandomModule(np.random.default_rng((seed, case, 11))).eval()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            wanted = module(*module.inputs)
+            try:
+                text = _built(module, wanted, folder) if built else _compared(module, wanted)
+                verdict = "wrong" if text else "right"
+            except Exception as error:  # noqa: BLE001 - whatever it is, PyTorch has a result
+                verdict, text = "refused", f"{type(error).__name__}: {error}"[:500]
+        yield Verdict(case, verdict, f"{' '.join(module.names)}: {text}" if text else "")
 
 
 def _compared(module: RandomModule, wanted: Any) -> str:
@@ -328,18 +329,6 @@ def _compared(module: RandomModule, wanted: Any) -> str:
 
 
 def _built(module: RandomModule, wanted: Any, folder: Path) -> str:
-    from korch.api import optimize
-
-    executable: Any = optimize(module, module.inputs, measure=False, threads=1, cache_folder=folder / "cache")
-    found = executable(*module.inputs)
-    finite = torch.isfinite(wanted)
-    if not torch.equal(torch.isfinite(found), finite):
-        return "infinities or NaN differ"
-    error = (found - wanted)[finite].abs().amax() if finite.any() else torch.tensor(0.0)
-    size = wanted[finite].abs().amax().clamp(min=1) if finite.any() else 1
-    return f"error {float(error):.3g} of {float(size):.3g}" if error > FAR * size else ""
-
-
-def run_modules(seed: int, cases: Sequence[int], folder: Path) -> dict[int, tuple[str, str]]:
-    """Return the verdicts on modules by case."""
-    return {case: check_module(seed, case, folder) for case in cases}
+    executable = loaded(module, module.inputs, folder=folder)
+    (found,) = executable(*(tensor.numpy() for tensor in module.inputs))
+    return references.difference(found, wanted.numpy())

@@ -18,6 +18,9 @@ from onnx import helper, numpy_helper
 
 from korch.primitive.op import Array
 from tests.support import random_onnx_shapes as shapes
+from tests.support.random_onnx_bodies import in_functions
+from tests.support.random_onnx_families import draw_fragment
+from tests.support.random_onnx_fragment import Fragment
 from tests.support.random_onnx_shapes import OPSETS, Part
 
 MOST_ELEMENTS = 1 << 13
@@ -25,6 +28,9 @@ LARGEST = 1e3
 """Later nodes do not read values with larger elements, unless these are exact."""
 
 TRIES = 12
+FRAGMENTS = 0.35
+"""The share of fragments of several nodes, or of operators with several outputs or bodies."""
+
 DTYPES = (np.float32, np.float64, np.float16, np.int32, np.int64)
 DTYPE_WEIGHTS = (0.84, 0.04, 0.04, 0.04, 0.04)
 SIZES = (1, 1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17)
@@ -136,26 +142,58 @@ class Drawn:
         expected: the result of ONNX Runtime, which runs node by node.
         operators: the types of the nodes.
         is_special: whether the input is a float tensor with NaN or infinities.
+        is_folded: whether the inputs are constants, so that the whole graph is folded.
+        defaults: the constants that are inputs with these defaults.
+        others: the constants that are inputs with other defaults, so that they must be given.
+        calls: the seed of the choice which nodes are calls of local functions; None for none.
+        other: the result of `onnx.reference` if it differs from ONNX Runtime's and no third opinion decides.
     """
 
     feeds: dict[str, Array]
     is_special: bool
+    is_folded: bool = False
+    defaults: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    calls: int | None = None
+    other: Any = None
     nodes: list[Any] = field(default_factory=list)
     constants: list[Any] = field(default_factory=list)
     output: str = ""
     expected: Any = None
     operators: list[str] = field(default_factory=list)
 
+    @property
+    def given(self) -> dict[str, Array]:
+        """The inputs of a run."""
+        others = {c.name: numpy_helper.to_array(c) for c in self.constants if c.name in self.others}
+        return others if self.is_folded else self.feeds | others
+
+    @property
+    def values(self) -> dict[str, Array]:
+        """All inputs, with those that a run need not be given."""
+        defaults = {c.name: numpy_helper.to_array(c) for c in self.constants if c.name in self.defaults}
+        return self.given | defaults
+
 
 def model_of(graphs: list[Drawn], opset: int) -> onnx.ModelProto:
     """Return one model that contains several independent graphs."""
-    inputs = [_info(n, a) for g in graphs for n, a in g.feeds.items()]
+    inputs = [_info(n, a) for g in graphs for n, a in g.given.items()]
+    constants = [_other(c) if c.name in g.others else c for g in graphs for c in g.constants]
+    for g in graphs:
+        inputs += [_info(c.name, numpy_helper.to_array(c)) for c in g.constants if c.name in g.defaults]
+        constants += [numpy_helper.from_array(a, n) for n, a in g.feeds.items()] if g.is_folded else []
     outputs = [helper.make_empty_tensor_value_info(g.output) for g in graphs]
-    graph = helper.make_graph(
-        [n for g in graphs for n in g.nodes], "fuzz", inputs, outputs, [c for g in graphs for c in g.constants]
-    )
+    graph = helper.make_graph([n for g in graphs for n in g.nodes], "fuzz", inputs, outputs, constants)
     imports = [helper.make_opsetid("", opset)]
-    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    seeds = [g.calls for g in graphs if g.calls is not None]
+    return in_functions(np.random.default_rng(seeds[0]), model) if seeds else model
+
+
+def _other(constant: Any) -> Any:
+    """Return a constant of the same type and shape with other elements."""
+    array = numpy_helper.to_array(constant)
+    return numpy_helper.from_array(array * np.float32(0.5) + np.float32(1), constant.name)
 
 
 def _info(name: str, array: Array) -> Any:
@@ -164,7 +202,7 @@ def _info(name: str, array: Array) -> Any:
 
 
 Run = Callable[[onnx.ModelProto, dict[str, Array]], list[Array] | None]
-"""Runs a model and returns its outputs; None if it can't run the model."""
+"""Runs a model; returns its output, or two arrays if references differ; None if the model can't be run."""
 
 
 def random_onnx(rng: np.random.Generator, opset: int, prefix: str, run: Run) -> Drawn | None:
@@ -186,14 +224,23 @@ def random_onnx(rng: np.random.Generator, opset: int, prefix: str, run: Run) -> 
             made = _node(rng, known, source, f"{prefix}_{step}", opset, run)
             if made is None:
                 continue
-            node, constants, result, is_exact = made
-            drawn.nodes.append(node)
-            drawn.constants += constants
-            drawn.operators.append(node.op_type)
-            name = node.output[0]
-            known[name] = (result, is_exact)
+            fragment, results, is_exact = made
+            drawn.nodes += fragment.nodes
+            drawn.constants += fragment.constants
+            drawn.operators += [node.op_type for node in fragment.nodes]
+            name = f"{prefix}_{step}"
+            known[name] = (results[0], is_exact)
+            drawn.other = results[1] if len(results) > 1 else None
+            break
+        if drawn.other is not None:
             break
     drawn.output, drawn.expected = name, known[name][0]
+    drawn.is_folded = rng.random() < 0.2
+    if rng.random() < 0.1:
+        floats = [c for c in drawn.constants if c.data_type == onnx.TensorProto.FLOAT]
+        drawn.defaults = tuple(c.name for c in floats if len(c.dims) == 1 or rng.integers(2))  # vectors may be sizes
+        drawn.others = tuple(c.name for c in floats if c.name not in drawn.defaults)
+    drawn.calls = int(rng.integers(1 << 30)) if rng.random() < 0.15 else None
     return drawn if drawn.nodes else None
 
 
@@ -217,22 +264,50 @@ def _input(rng: np.random.Generator) -> Array:
 
 def _node(
     rng: np.random.Generator, known: dict[str, tuple[Array, bool]], source: str, out: str, opset: int, run: Run
-) -> tuple[Any, list[Any], Array, bool] | None:
-    """Draw a node that ONNX Runtime runs; None if this fails.
+) -> tuple[Fragment, list[Array], bool] | None:
+    """Draw a node, or a fragment of several, that the references run; None if this fails.
 
-    Return the node, its constants, its result and whether the result is exact.
+    Return it, its result or the two that the references give, and whether the result is exact.
     """
     x, is_exact = known[source]
     finite = x[np.isfinite(x)] if x.dtype.kind == "f" else x
     if np.abs(finite).max(initial=0) > LARGEST and not is_exact:
         return None
+    feeds = {source: x}
     try:
-        part = _draw(rng, x, is_exact, opset, known, source)
+        if rng.random() < FRAGMENTS:
+            is_tame = is_exact and finite.size == x.size and np.abs(finite).max(initial=0) < 99
+            fragment = draw_fragment(rng, x, opset, source, out, is_exact=is_tame)
+            is_exact = False
+        else:
+            part = _draw(rng, x, is_exact, opset, known, source)
+            fragment, is_exact = (None, False) if part is None else _fragment(part, known, feeds, source, out, is_exact)
     except (ValueError, IndexError, ZeroDivisionError, OverflowError):  # there is nothing to choose from
         return None
-    if part is None:
+    if fragment is None:
         return None
-    feeds, constants, names = {source: x}, [], [""] * (1 + max(part.at, *part.inputs, 0))
+    graph = helper.make_graph(
+        fragment.nodes,
+        "one",
+        [_info(n, a) for n, a in feeds.items()],
+        [helper.make_empty_tensor_value_info(out)],
+        fragment.constants,
+    )
+    imports = [helper.make_opsetid("", opset)]
+    results = run(helper.make_model(graph, opset_imports=imports, ir_version=10), feeds)
+    if results is None or not isinstance(results[0], np.ndarray):
+        return None
+    result = results[0]
+    if result.size > MOST_ELEMENTS or result.dtype.kind not in "fiub" or not result.ndim:
+        return None
+    return fragment, results, is_exact
+
+
+def _fragment(
+    part: Part, known: dict[str, tuple[Array, bool]], feeds: dict[str, Array], source: str, out: str, is_exact: bool
+) -> tuple[Fragment, bool]:
+    """Return a node with its constants, and whether its result is exact; values that it reads are added to feeds."""
+    constants, names = [], [""] * (1 + max(part.at, *part.inputs, 0))
     names[part.at] = source
     for position, item in part.inputs.items():
         if isinstance(item, str):
@@ -243,17 +318,7 @@ def _node(
             names[position] = f"{out}_{position}"
             constants.append(numpy_helper.from_array(np.asarray(item), names[position]))
     node = helper.make_node(part.op, names, [out], **part.attributes)
-    graph = helper.make_graph(
-        [node], "one", [_info(n, a) for n, a in feeds.items()], [helper.make_empty_tensor_value_info(out)], constants
-    )
-    imports = [helper.make_opsetid("", opset)]
-    results = run(helper.make_model(graph, opset_imports=imports, ir_version=10), feeds)
-    if results is None or not isinstance(results[0], np.ndarray):
-        return None
-    result = results[0]
-    if result.size > MOST_ELEMENTS or result.dtype.kind not in "fiub" or not result.ndim:
-        return None
-    return node, constants, result, is_exact and part.op in EXACT
+    return Fragment([node], constants), is_exact and part.op in EXACT
 
 
 def _draw(
