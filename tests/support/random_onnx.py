@@ -141,7 +141,7 @@ class Drawn:
         output: the name of the output.
         expected: the result of ONNX Runtime, which runs node by node.
         operators: the types of the nodes.
-        is_special: whether the input is a float tensor with NaN or infinities.
+        is_special: whether a value is a float tensor with NaN or infinities.
         is_folded: whether the inputs are constants, so that the whole graph is folded.
         defaults: the constants that are inputs with these defaults.
         others: the constants that are inputs with other defaults, so that they must be given.
@@ -230,6 +230,7 @@ def random_onnx(rng: np.random.Generator, opset: int, prefix: str, run: Run) -> 
             drawn.operators += [node.op_type for node in fragment.nodes]
             name = f"{prefix}_{step}"
             known[name] = (results[0], is_exact)
+            drawn.is_special |= results[0].dtype.kind == "f" and not np.isfinite(results[0]).all()
             drawn.other = results[1] if len(results) > 1 else None
             break
         if drawn.other is not None:
