@@ -304,3 +304,38 @@ def test_elements_that_are_taken_may_leave_out_the_first_one() -> None:
     shapes = {"n": (range(1, 9),)}
     whole = masked_model(source, shapes)
     assert max(worst_error(source, shapes, whole, (n,)) for n in range(1, 9)) == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bounds"),
+    [
+        (range(4, 9), (1, -2, 3)),  # 1 or 2 elements: the sizes that are compared fit several functions
+        (range(4, 31), (1, -2, 3)),
+        (range(4, 9), (-3, 99, 3)),
+        (range(3, 9), (0, -2, 1)),
+        (range(1, 7), (0, -2, 1)),  # none at size 1
+        (range(1, 7), (-2, 99, 2)),  # the first element instead of the last but one at size 1
+        (range(1, 7), (-1, 1, 1)),  # one at size 1, none at others
+    ],
+)
+def test_a_slice_of_a_free_axis_is_right_at_all_sizes_or_refused(sizes: range, bounds: tuple[int, int, int]) -> None:
+    numbers = ", ".join(f"int64[1] {name} = {{{n}}}" for name, n in zip("abc", bounds, strict=True))
+    text = f"g (float[n, 2] x) => (float[k, 2] y) <{numbers}, int64[1] zero = {{0}}> {{ y = Slice(x, a, b, zero, c) }}"
+    source, shapes = model(text), {"n": (sizes,)}
+    if sizes[0] == 1:
+        with pytest.raises(UnsupportedError, match=r"at the smallest size|that the smallest size has"):
+            masked_model(source, shapes)
+        return
+    whole = masked_model(source, shapes)
+    assert max(worst_error(source, shapes, whole, (n,)) for n in sizes) == 0
+
+
+@pytest.mark.parametrize("window", ["[2, 2]", "[3, 3], pads = [1, 1, 1, 1]", "[3, 3], ceil_mode = 1"])
+@pytest.mark.parametrize("sizes", [range(16, 65), range(16, 65, 4), range(16, 129, 8), range(224, 641, 32)])
+def test_windows_of_image_sizes_in_any_steps(window: str, sizes: range) -> None:
+    """With even sizes only, a pad of one more column makes no difference, so both numbers of windows are right."""
+    text = f"{{ y = MaxPool <kernel_shape = {window}, strides = [2, 2]> (x) }}"
+    source, shapes = model(f"g (float[1, 1, h, 16] x) => (float[1, 1, a, b] y) {text}"), {"h": (sizes,)}
+    whole = masked_model(source, shapes)
+    places = {0, 1, 2, len(sizes) // 2, len(sizes) - 1}
+    assert max(worst_error(source, shapes, whole, (sizes[i] // sizes.step,)) for i in places) == 0

@@ -269,18 +269,19 @@ def _pool(site: Site) -> Value:
         sizes = list(zip(site.inputs[0][lead + i], site.output[lead + i], strict=True))
         fits = range(-span, span + 2 * stride)
         counts = [more for more in fits if all((n + more) // stride == m for n, m in sizes)]
-        if len(counts) != 1:
+        windows = [_windows(site, lead + i, stride, more) for more in counts]
+        if site.explained([factor.extent for (factor,) in windows if factor.extent is not None]) is None:
             raise site.ambiguous("the number of its windows does not follow from the sizes that are compared")
         reaches_over = counts[0] - stride + span - attributes.pads_begin[i] > 0
         over += [lead + i] if reaches_over else []
-        spatial.append(_windows(site, lead + i, stride, counts[0]))
+        spatial.append(windows[0])
     site.mask(0, over, number)
     result = result_of(site, (*site.operands[0].form[:lead], *spatial))
     # Kernels that split operands of products would recompute products of infinities element by element, so use 0.
     return result if math.isfinite(number) else site.masks.filled(result, over, 0)
 
 
-def _windows(site: Site, axis: int, stride: int, more: int) -> Axis:
+def _windows(site: Site, axis: int, stride: int, more: int) -> tuple[Factor, ...]:
     """Return the axis of floor((n + more) / stride) windows over an axis of n elements.
 
     If windows reach beyond the end, the operand must be masked: elements that are not valid act as the pad.
@@ -412,21 +413,25 @@ def _part(
     behind = {n - 1 - s for n, s in zip(given, start, strict=True)}
     if along is None or not fixed(step):
         raise site.refusal("it takes a part of an axis whose valid elements are not its first ones")
+    lowest = along.at([d.low for d in site.samples.dimensions])
     if set(size) == {1} and not fixed(start) and len(behind) == 1 and len(factors) == 1:
+        if min(behind) >= lowest:
+            raise site.refusal(f"it takes an element that the free axis of {lowest} at the smallest size does not have")
         return behind.pop()
     if not fixed(start) or step[0] < 1:
         raise site.refusal("it takes a part of a free axis that begins at its end")
     if fixed(size):
-        lowest = along.at([d.low for d in site.samples.dimensions])
         if start[0] + step[0] * (size[0] - 1) >= lowest:
             raise site.refusal(f"it takes {size[0]} elements of a free axis, which has {lowest} at the smallest size")
         return axis_of([Factor(size[0])])
     # The slice drops `start` elements at the beginning, and at the end the number that explains its sizes.
-    for dropped in range(given[0]):
-        rest = along.then(step[0] - 1 - start[0] - dropped, step[0])
-        if tuple(map(rest.at, site.samples.sizes)) == size:
-            return (Factor(size[0], rest),)
-    raise site.refusal("it takes a part of a free axis that no number of elements at its end explains")
+    ends = [along.then(step[0] - 1 - start[0] - dropped, step[0]) for dropped in range(given[0])]
+    rest = site.explained([end for end in ends if tuple(map(end.at, site.samples.sizes)) == size])
+    if rest is None:
+        raise site.refusal("it takes a part of a free axis that no number of elements at its end explains")
+    if rest.at([d.low for d in site.samples.dimensions]) < 0:
+        raise site.refusal(f"it drops more elements of a free axis than the {lowest} that the smallest size has")
+    return (Factor(size[0], rest),)
 
 
 def _take(site: Site) -> Value:

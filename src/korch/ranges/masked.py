@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from korch.errors import UnsupportedError
 from korch.primitive.graph import Constant, GraphBuilder, PrimitiveGraph
 from korch.primitive.ops import OPS
 from korch.ranges.form import Dimension, Factor, Form, Hidden, Sizes, extent, is_free, sizes_input
@@ -61,9 +62,21 @@ def masked(dimensions: tuple[Dimension, ...], largest: Sizes, primitives: Callab
         UnsupportedError: there is no rule that makes a node correct for all sizes.
     """
     try:
-        return _Walk(align(sample(dimensions, largest, primitives))).run()
+        found = _Walk(align(sample(dimensions, largest, primitives))).run()
     except AmbiguousError:
-        return _Walk(align(sample(dimensions, largest, primitives, MANY))).run()
+        found = _Walk(align(sample(dimensions, largest, primitives, MANY))).run()
+    lowest = tuple(d.low for d in dimensions)  # it is no sample if it is 1
+    graph = primitives(lowest)
+    for (name, value), form in zip(graph.outputs, found.plan.outputs, strict=True):
+        shape = tuple(math.prod(factor.at(lowest) for factor in axis) for axis in form)
+        if shape != graph.types[value].shape:
+            raise UnsupportedError(
+                f"output {name!r} has shape {list(graph.types[value].shape)} at the smallest size, but {list(shape)} "
+                "by the rule for the others",
+                where=f"option --shape {', '.join(f'{d}={d.range_text}' for d in dimensions)}",
+                hint="Begin the range at a larger size",
+            )
+    return found
 
 
 class _Walk:

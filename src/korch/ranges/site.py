@@ -88,6 +88,21 @@ class Site:
         if len(set(self.step.attributes)) > 1:
             raise self.refusal("its attributes depend on the size")
 
+    def explained(self, extents: Sequence[Extent]) -> Extent | None:
+        """Return the first of the extents that explain an axis's sizes in all samples; None if there are none.
+
+        Raises:
+            AmbiguousError: they differ at some size of the range.
+        """
+        if len(extents) > 1:
+            dimension = self.samples.dimensions[number := extents[0].dimension]
+            period = math.lcm(*(extent.over for extent in extents))  # they differ in each period or never
+            for n in range(dimension.low, min(dimension.high, dimension.low + period) + 1):
+                sizes = [n if i == number else 0 for i in range(number + 1)]
+                if len({extent.at(sizes) for extent in extents}) > 1:
+                    raise self.ambiguous("its number of elements does not follow from the sizes that are compared")
+        return extents[0] if extents else None
+
     def concrete(self, axis: Axis, vector: Sizes) -> tuple[Factor, ...]:
         """Return an axis's factors; if all elements along it are equal (None), any factors that match its size."""
         if axis is not None:
