@@ -23,9 +23,9 @@ import numpy as np
 
 from benchmarks.plans import Plan, executable, for_threads, searched
 from benchmarks.suite import MODELS, machine
+from korch.backend import TASK_PARTS
 from korch.cores import usable_cores
 from korch.events.kernels import has_tasks
-from korch.limits import DEFAULT_LIMITS
 from korch.report.peers.inputs import random_feeds
 from korch.runtime.executable import Executable
 
@@ -59,7 +59,7 @@ def main() -> None:
 def compare(plan: Plan, threads: int, seconds: float) -> dict[str, Any]:
     """Return the number of runs with equal results, of kernels, and of kernels with tasks; and the times."""
     made = plan if threads <= 2 else for_threads(plan, threads)
-    runs = {"joins": executable(made), "tasks": executable(made, DEFAULT_LIMITS.task_parts)}
+    runs = {"joins": executable(made), "tasks": executable(made, TASK_PARTS)}
     if threads == 1:
         runs = {name: _on_one_thread(run) for name, run in runs.items()}
     run_kernels = [step.kernel for step in made[1] if step.kernel.symbol]

@@ -32,11 +32,11 @@ import numpy as np
 from benchmarks.core_costs import measure_costs
 from benchmarks.plans import Plan, executable, for_threads, run_times_ns, searched
 from benchmarks.suite import machine
+from korch.backend import TASK_PARTS
 from korch.events.fetched import CachedLines
 from korch.events.kernels import has_tasks, segments_of
 from korch.events.schedule import schedule_segment
 from korch.events.simulate import DEFAULT_COSTS, CoreCosts
-from korch.limits import DEFAULT_LIMITS
 from korch.report.peers.inputs import random_feeds
 from korch.runtime.build import uses_of
 from korch.runtime.program import bind_steps
@@ -81,7 +81,7 @@ def measure(plan: Plan, counts: Sequence[int], seconds: float) -> dict[str, Any]
     runs = {("1", "joins"): executable((graph, steps, replace(target, threads=1)))}
     for count in counts:
         made = plan if count == 2 else for_threads(plan, count)
-        for schedule, parts in zip(SCHEDULES, (0, DEFAULT_LIMITS.task_parts), strict=True):
+        for schedule, parts in zip(SCHEDULES, (0, TASK_PARTS), strict=True):
             runs[str(count), schedule] = executable(made, parts)
     arrays = list(random_feeds(runs["1", "joins"].get_inputs(), 0).values())
     taken: dict[tuple[str, str], list[float]] = {way: [] for way in runs}
@@ -130,7 +130,7 @@ def predict(plan: Plan, counts: Sequence[int], measured: Mapping[str, Any]) -> d
         segments += [[use] for use in uses if has_tasks(use.kernel) and use.step not in tasked]
         nearest = min(known, key=lambda n: abs(int(n) - threads), default=None)
         costs = CoreCosts(**known[nearest]) if nearest else DEFAULT_COSTS
-        parts = DEFAULT_LIMITS.task_parts if threads <= 8 else 1
+        parts = TASK_PARTS if threads <= 8 else 1
         cached = CachedLines(threads * target.l2_bytes)
         for own in sorted(segments, key=lambda own: own[0].step) if threads > 1 else []:
             segment = schedule_segment(own, target, parts, cached, costs)

@@ -29,7 +29,6 @@ from onnx import helper, numpy_helper
 import korch
 from benchmarks.suite import load, machine
 from korch.candidate.candidate import make_group
-from korch.limits import DEFAULT_LIMITS
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.report.compare import Comparison, RunnerSpec, Settings, compare
@@ -38,7 +37,7 @@ from korch.runtime.report import Report
 from korch.superopt.axes import named
 from korch.superopt.expressions import expressions
 from korch.superopt.find import search
-from korch.superopt.generate import BlockStep, GraphSearch, Rules, block_graphs
+from korch.superopt.generate import MARGIN, BlockStep, GraphSearch, Rules, block_graphs
 from korch.superopt.sizes import CacheMachine
 from korch.superopt.verify import verify
 from korch.tile.arithmetic import Float64
@@ -177,7 +176,7 @@ def exp_of_product() -> PrimitiveGraph:
 def _within_bound(search: GraphSearch) -> set[tuple[BlockStep, ...]]:
     """Return the block graphs whose work the bound allows, independent of the order in which they were found."""
     least = min((graph.work for graph in search.found), default=0)
-    return {graph.steps for graph in search.found if graph.work <= DEFAULT_LIMITS.superopt_margin * least}
+    return {graph.steps for graph in search.found if graph.work <= MARGIN * least}
 
 
 # Models of the six blocks

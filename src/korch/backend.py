@@ -25,6 +25,8 @@ from korch.runtime.record import ModelRecord
 from korch.target import detect_target
 from korch.validation.plan import Make
 
+TASK_PARTS = 2  # tasks into which the grid points of each thread are cut, so that readers begin when some are done
+
 NO_OPAQUE = f"no provider of such operators is installed; {install_command('onnxruntime')}"
 """The reason why an operator without a fission rule runs on the host, if no provider runs such operators."""
 
@@ -129,7 +131,7 @@ def maker(
     from korch.runtime.build import Origin
 
     origin = Origin(model, certificate, options.recorded)
-    parts = options.search.task_parts if runs_tasks else 0
+    parts = TASK_PARTS if runs_tasks else 0
     if options.is_cuda:
 
         def make_cuda(steps: Sequence[PlanStep[Any]]) -> CudaExecutable:

@@ -13,6 +13,8 @@ import pytest
 
 from benchmarks.models import build
 from benchmarks.models.transformer_block import build_transformer_block
+from korch.assembly import blocks
+from korch.assembly.explore import BATCH_SECONDS
 from korch.assembly.segments import Outcome, Segmented, search_segments
 from korch.assembly.task import BlockTask, prepare, prepare_all
 from korch.candidate.candidate import Candidate
@@ -22,7 +24,7 @@ from korch.equivalence.saturate import saturate
 from korch.errors import OptionError
 from korch.fission import fission
 from korch.frontend.onnx import load_model
-from korch.limits import DEFAULT_LIMITS, SearchLimits
+from korch.limits import SEGMENT_PRIMITIVES, WHOLE_PRIMITIVES, SearchLimits
 from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.partition.block import Partition, find_blocks
@@ -36,6 +38,7 @@ from korch.program.problem import Status
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel
 from korch.runtime.program import PlanStep, bind_steps
+from korch.search import loop, questions
 from korch.search.instance import Answers
 from korch.search.ledger import Ledger
 from tests.partition_oracle import FakeMeter, run_steps
@@ -204,16 +207,22 @@ def transformer(depth: int) -> PrimitiveGraph:
     return fission(load_model(model, {}))
 
 
-PATIENT = ("round_seconds", "combine_seconds", "block_seconds", "refine_seconds", "solver_seconds", "relax_seconds")
+PATIENT = {
+    loop: ("ROUND_SECONDS",),
+    questions: ("COMBINE_SECONDS", "RELAX_SECONDS"),
+    blocks: ("BLOCK_SECONDS", "REFINE_SECONDS"),
+}
 
 
-def test_depth_costs_no_further_candidates_programs_or_measurements() -> None:
+def test_depth_costs_no_further_candidates_programs_or_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     counts, measured = [], []
-    limits = OPTIONS.search  # on a busy machine, a solve that ends early would ask for other kernels
-    options = replace(OPTIONS, search=replace(limits, max_primitives=4, **dict.fromkeys(PATIENT, 600.0)))
+    for module, names in PATIENT.items():  # on a busy machine, a solve that ends early would ask for other kernels
+        for name in names:
+            monkeypatch.setattr(module, name, 600.0)
+    options = replace(OPTIONS, search=replace(OPTIONS.search, max_primitives=4, solver_seconds=600.0))
     for depth in (3, 6):
         meter = FakeMeter()
-        _, _, tasks, outcome = search(transformer(depth), DEFAULT_LIMITS.segment_primitives, meter, options)
+        _, _, tasks, outcome = search(transformer(depth), SEGMENT_PRIMITIVES, meter, options)
         assert outcome.partition is not None
         keys = {c.key for task in tasks for c in task.candidates}
         counts.append((len(tasks), sum(len(task.candidates) for task in tasks), len(keys), outcome.partition.programs))
@@ -236,9 +245,9 @@ def test_a_model_of_one_segment_is_searched_once() -> None:
 def test_a_second_model_with_the_same_blocks_needs_no_search() -> None:
     meter = FakeMeter()
     options = replace(OPTIONS, search=replace(OPTIONS.search, max_primitives=3))
-    first = search(transformer(3), DEFAULT_LIMITS.segment_primitives, meter, options)[3]
+    first = search(transformer(3), SEGMENT_PRIMITIVES, meter, options)[3]
     searches, measured = meter.searches, len(meter.records)
-    second = search(transformer(4), DEFAULT_LIMITS.segment_primitives, meter, options)[3]
+    second = search(transformer(4), SEGMENT_PRIMITIVES, meter, options)[3]
     assert (meter.searches, len(meter.records)) == (searches, measured)
     assert second.found.certificate.status in (Status.OPTIMAL, Status.FEASIBLE)
     assert len(second.plans["searched"]) > len(first.plans["searched"])
@@ -247,8 +256,8 @@ def test_a_second_model_with_the_same_blocks_needs_no_search() -> None:
 @pytest.mark.parametrize(
     ("partition", "primitives", "limit"),
     [
-        ("auto", DEFAULT_LIMITS.whole_primitives, None),
-        ("auto", DEFAULT_LIMITS.whole_primitives + 1, DEFAULT_LIMITS.segment_primitives),
+        ("auto", WHOLE_PRIMITIVES, None),
+        ("auto", WHOLE_PRIMITIVES + 1, SEGMENT_PRIMITIVES),
         ("off", 10_000, None),
         (40, 10, 40),
     ],
@@ -287,7 +296,7 @@ class AlmostOver(Deadline):
 
     @property
     def left_s(self) -> float:
-        return DEFAULT_LIMITS.explore_batch_seconds
+        return BATCH_SECONDS
 
     def less(self, share: float) -> Deadline:
         return self

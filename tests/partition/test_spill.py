@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from korch.limits import DEFAULT_LIMITS, SearchLimits
-from korch.partition.spill import Spill
+from korch.limits import SearchLimits
+from korch.partition.spill import SPILLED_BYTES, Spill
 from korch.primitive.graph import Constant, GraphBuilder, PrimitiveGraph
 from korch.primitive.types import DType, ValueType
 
-ROWS = DEFAULT_LIMITS.spilled_bytes // 32
+ROWS = SPILLED_BYTES // 32
 
 
 def graph(*arrays: np.ndarray) -> PrimitiveGraph:
@@ -44,7 +44,7 @@ def test_what_a_rule_computed_waits_in_a_file(tmp_path: Path) -> None:
 
 def test_a_constant_is_written_once_and_what_fits_is_kept(tmp_path: Path) -> None:
     source, found = graph(large(0)), graph(large(1), large(2))
-    spill = Spill(tmp_path, SearchLimits(kept_bytes=DEFAULT_LIMITS.spilled_bytes))
+    spill = Spill(tmp_path, SearchLimits(kept_bytes=SPILLED_BYTES))
     first, second = spill.take(found, source), spill.take(found, source)
     files = [c for c in first.constants.values() if in_file(c)]
     assert len(files) == 1

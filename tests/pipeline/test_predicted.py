@@ -13,7 +13,7 @@ from korch.candidate.enumerate import enumerate_groups
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.record import Failed, Measured
 from korch.options import Options
-from korch.pipeline.predicted import Predicted, at_sizes, predict, without_losers
+from korch.pipeline.predicted import PREDICTED_ERROR, Predicted, at_sizes, predict, without_losers
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.types import ValueType
 from korch.provider.generated import GeneratedProvider
@@ -74,7 +74,7 @@ def test_without_samples_nothing_is_predicted() -> None:
     (one,) = kernels("one")
     assert predict([one], (17,), SEEN, ledger((65, one, 100))) == Predicted({}, None)
     known = ledger((65, one, 100), (1, one, 100), (17, one, 100))
-    assert predict([one], (17,), SEEN, known) == Predicted({}, DEFAULT_LIMITS.predicted_error)
+    assert predict([one], (17,), SEEN, known) == Predicted({}, PREDICTED_ERROR)
     known.records[at_sizes(one, (1,)).key] = Failed("crashed", "")
     assert predict([one], (17,), SEEN, known) == Predicted({}, None)
     plain = replace(one, served=None)

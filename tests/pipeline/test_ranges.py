@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from korch.limits import DEFAULT_LIMITS
 from korch.pipeline.ranges import _timed
 from korch.ranges.form import Dimension
 
@@ -22,4 +21,4 @@ def test_sizes_at_which_kernels_are_timed_are_apart(
     ranges: list[tuple[int, int]], upper: tuple[int, ...], expected: list[tuple[int, ...]]
 ) -> None:
     dimensions = [Dimension(f"d{i}", None, low, high) for i, (low, high) in enumerate(ranges)]
-    assert _timed(dimensions, [(n,) for n in upper], upper, DEFAULT_LIMITS) == expected
+    assert _timed(dimensions, [(n,) for n in upper], upper) == expected

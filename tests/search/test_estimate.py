@@ -10,7 +10,7 @@ import pytest
 
 from korch.candidate.candidate import Candidate, Offer
 from korch.candidate.enumerate import enumerate_groups
-from korch.limits import DEFAULT_LIMITS, SearchLimits
+from korch.limits import SearchLimits
 from korch.measure.record import Measured
 from korch.options import Options
 from korch.primitive.graph import GraphBuilder
@@ -21,9 +21,10 @@ from korch.provider.generated import GeneratedProvider
 from korch.search.estimate import Experience, expected_improvement_ns, kinds
 from korch.search.instance import Answers, collect_candidates
 from korch.search.price import estimates_ns
+from korch.search.propose import ESTIMATE_SPREAD
 from korch.target import Target
 
-SPREAD = DEFAULT_LIMITS.estimate_spread
+SPREAD = ESTIMATE_SPREAD
 
 
 def improvement_ns(estimate_ns: float, slack_ns: float) -> float:

@@ -9,11 +9,11 @@ import pytest
 
 from korch.deadline import Deadline
 from korch.errors import CompileError
-from korch.limits import DEFAULT_LIMITS
 from korch.numerics import Difference
 from korch.validation import schedule
 from korch.validation.plan import PlanEntry, Result, Validation
 from korch.validation.schedule import with_fastest_schedule
+from korch.validation.validate import HEAVY_BYTES
 
 METER = SimpleNamespace(tell=lambda text: None, pace=SimpleNamespace(predict_s=lambda kind, units: 0.0))
 
@@ -82,7 +82,7 @@ def test_a_plan_that_is_large_or_late_or_does_not_compile_stays_as_it_is():
     over, soon = (Deadline.after(seconds, time.monotonic()) for seconds in (0.0, 60.0))
     slow = replace(validated(Plan(1)).won, times_ns=(5_000_000_000,))
     for joins, make, deadline in (
-        (Plan(1, weights_bytes=DEFAULT_LIMITS.heavy_bytes + 1), is_not_called, Deadline()),
+        (Plan(1, weights_bytes=HEAVY_BYTES + 1), is_not_called, Deadline()),
         (Plan(1), is_not_called, over),
         (Plan(1), fails, Deadline()),
     ):

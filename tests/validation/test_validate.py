@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from korch.deadline import Deadline
-from korch.limits import DEFAULT_LIMITS
 from korch.numerics import Difference
 from korch.validation import timing
 from korch.validation.plan import PlanEntry, Result
 from korch.validation.timing import Until
-from korch.validation.validate import _validate_in_turn
+from korch.validation.validate import HEAVY_BYTES, _validate_in_turn
 
 TIMES_NS = {"slow": 3_000_000, "fast": 100_000, "wrong": 0, "middle": 1_000_000}
 
@@ -55,7 +54,7 @@ def hold(names: tuple[str, ...], weights_bytes: int, until: Until | None = None)
 
 @pytest.mark.parametrize("names", [("slow", "fast", "wrong", "middle", "refused"), ("wrong", "middle", "slow", "fast")])
 def test_of_large_plans_two_are_in_memory_and_the_best_is_kept(names: tuple[str, ...]) -> None:
-    results = hold(names, DEFAULT_LIMITS.heavy_bytes + 1)
+    results = hold(names, HEAVY_BYTES + 1)
     assert list(results) == list(names)
     assert Fake.most == 2
     kept = [name for name, result in results.items() if result.executable is not None]

@@ -29,6 +29,10 @@ from korch.search.instance import PLAIN, Answers, Interface, layout_changes
 from korch.search.ledger import Ledger
 from korch.search.price import estimate_ns
 
+CHANGE_ROUNDS = 8  # how often the layout changes in a choice are measured
+PREFER_SECONDS = 2.0  # time of the choice of interfaces by estimates
+PREFER_GAP = 0.005  # gap at which that solve ends
+
 
 @dataclass(frozen=True)
 class SegmentChoice:
@@ -93,9 +97,8 @@ class Assembly:
             return estimated_ns[self.block_of[option.segment], option.interface]
 
         costs = [cost_ns(option) for option in choices] + [estimate_ns(self.ledger, c) for c in changes]
-        limits = self.ledger.limits
         solver = self._solver(choices, changes, cost_ns)
-        plan = self.ledger.solve(solver, costs, seconds=limits.prefer_seconds, gap=limits.prefer_gap)
+        plan = self.ledger.solve(solver, costs, seconds=PREFER_SECONDS, gap=PREFER_GAP)
         objective_ns = sum(costs[k] for k in plan.kernels)
         return self._in_order(choices, changes, plan.kernels, objective_ns, 0)
 
@@ -117,7 +120,7 @@ class Assembly:
 
         solver = self._solver(choices, changes, cost_ns)
         kernels: tuple[int, ...] = ()
-        for _ in range(self.ledger.limits.change_rounds):
+        for _ in range(CHANGE_ROUNDS):
             costs, flags = self._costs(choices, changes, cost_ns)
             gone = [count + i for i, c in enumerate(changes) if self.ledger.has_failed(c)]
             kernels = self.ledger.solve(solver, costs, is_measured=flags, seconds=seconds, excluded=gone).kernels

@@ -36,6 +36,14 @@ from korch.search.measure import confirm
 from korch.search.recall import Solved, keep_solved, recall_solved
 from korch.search.result import Orchestration, PlanName, Round
 
+BLOCK_MEASUREMENTS = 120  # candidates of a block measured before its first interface has a plan
+INTERFACE_MEASUREMENTS = 16  # more candidates measured for each further interface
+REFINE_MEASUREMENTS = 100  # more candidates when an interface is refined; twice as many for a repeated block
+BLOCK_SECONDS = 12.0  # time of the first search of one interface of a block
+REFINE_SECONDS = 24.0  # time of the refinement of one interface; twice as long for a repeated block
+BASELINE_SECONDS = 3.0  # time of the solve for one baseline of a block
+WHOLE_BASELINE_SECONDS = 10.0  # time of the solve for one baseline of a model that is one block
+
 logger = logging.getLogger("korch.orchestrate")
 
 OnRound = Callable[[int, Round], None]
@@ -183,10 +191,10 @@ class BlockSearch:
 
     def _find_first(self, one: BlockInterface, until_s: float | None) -> None:
         if not self.options.measure:
-            one.found = self._resumed(one, until_s, self.limits.interface_measurements).run()
+            one.found = self._resumed(one, until_s, INTERFACE_MEASUREMENTS).run()
             return
         one.found = self._recalled(one, SearchPhase.FIRST) or self._run(
-            one, SearchPhase.FIRST, until_s, self.limits.block_seconds, rounds=1
+            one, SearchPhase.FIRST, until_s, BLOCK_SECONDS, rounds=1
         )
 
     def _is_dispensable(self, one: BlockInterface) -> bool:
@@ -215,8 +223,8 @@ class BlockSearch:
                 one,
                 SearchPhase.REFINE,
                 self._share([gains[other] for other in order[place:]]),
-                twice * self.limits.refine_seconds,
-                measurements=twice * self.limits.refine_measurements,
+                twice * REFINE_SECONDS,
+                measurements=twice * REFINE_MEASUREMENTS,
             )
 
     def confirm(self, used: Collection[BlockInterface], steps: Sequence[Candidate], deadline: Deadline) -> bool:
@@ -306,7 +314,7 @@ class BlockSearch:
         if kept is None:
             exact = (c for c in task.candidates if task.errors.of.keys().isdisjoint(c.group.primitives))
             usable = [c for c in exact if not self.ledger.has_failed(c)]
-            seconds = self.limits.whole_baseline_seconds if self.is_whole else self.limits.baseline_seconds
+            seconds = WHOLE_BASELINE_SECONDS if self.is_whole else BASELINE_SECONDS
             kept = Solved(plain.found, baseline_plans(task.block.graph, usable, self.ledger, self.options, seconds))
             self._keep(plain, SearchPhase.BASELINES, kept)
         return dict(kept.plans)
@@ -344,7 +352,7 @@ class BlockSearch:
         """Search an interface of a block, and cache the result unless the time budget ended the search."""
         limit_s, began_s = time.monotonic() + most_seconds, self.trace.seconds
         until = limit_s if until_s is None else min(until_s, limit_s)
-        search = self._resumed(one, until, measurements or self.limits.interface_measurements)
+        search = self._resumed(one, until, measurements or INTERFACE_MEASUREMENTS)
         search.estimate()
         found = search.prove(rounds)
         is_budget = (until_s is not None and until_s <= limit_s) or self._is_over()
@@ -369,7 +377,7 @@ class BlockSearch:
 
     def _resumed(self, one: BlockInterface, until_s: float | None, measurements: int) -> Search:
         search = self.open(one)
-        most = max(self.limits.block_measurements, search.known + measurements)
+        most = max(BLOCK_MEASUREMENTS, search.known + measurements)
         search.resume(self.deadline.until(until_s), most)
         return search
 

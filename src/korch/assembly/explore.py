@@ -23,6 +23,20 @@ from korch.search.estimate import Kind
 from korch.search.measure import measure_some
 from korch.search.propose import Exploration
 
+ROUNDS = 12  # most rounds
+FIRST_CANDIDATES = 24  # candidates measured in the first round in addition to those of the plan
+CANDIDATES = 72  # the same in later rounds
+BLOCK_SHARE = 1 / 3  # largest share of a round's candidates that is from one block
+# From the third round on, an interface whose estimate is more than this many times that of the block's best is not
+# estimated again.
+NEAR = 1.3
+BATCH_SECONDS = 5.0  # a round is begun only if at least this time remains for it
+SOLVE_SECONDS = 0.7  # time of the solve of one interface by estimates
+GAP = 0.03  # gap at which that solve ends
+AHEAD = 48  # candidates that are compiled while the next round is chosen
+INTERFACES = 60  # with more interfaces, exploration is skipped: the programs need too much memory
+QUIET = 0.004  # a round that gains a smaller share is the last
+
 logger = logging.getLogger("korch.orchestrate")
 
 
@@ -37,7 +51,7 @@ def explore(search: BlockSearch, assembly: Assembly) -> bool:
     if search.is_kept():
         return True
     interfaces = [one for block in search.blocks for one in block[min(1, len(block) - 1) :]]
-    if len(interfaces) > search.limits.explore_interfaces:
+    if len(interfaces) > INTERFACES:
         return True
     try:
         return _explore(search, assembly, interfaces)
@@ -47,14 +61,13 @@ def explore(search: BlockSearch, assembly: Assembly) -> bool:
 
 def _explore(search: BlockSearch, assembly: Assembly, interfaces: list[BlockInterface]) -> bool:
     """Measure in rounds; return whether time is left for more."""
-    limits = search.limits
     before_ns: int | None = None
     estimated_ns: dict[BlockInterface, int] = {}
     solving_s = batch_s = 0.0
     uses: Counter[BlockInterface] = Counter()
-    for turn in range(limits.explore_rounds):
+    for turn in range(ROUNDS):
         left_s = search.ledger.left_s(search.deadline)
-        needed_s = solving_s + max(batch_s, limits.explore_batch_seconds)
+        needed_s = solving_s + max(batch_s, BATCH_SECONDS)
         if before_ns is not None and left_s is not None and left_s < needed_s:
             _explore_in_turn(search, uses)
             return False
@@ -63,7 +76,7 @@ def _explore(search: BlockSearch, assembly: Assembly, interfaces: list[BlockInte
         if turn == 0:
             early = _estimate_first(search, interfaces, estimated_ns)
         else:
-            _estimate(search, interfaces, estimated_ns, limits.explore_near if turn > 1 else math.inf)
+            _estimate(search, interfaces, estimated_ns, NEAR if turn > 1 else math.inf)
         if {one.key[0] for one in estimated_ns} != set(range(len(search.blocks))):
             return True  # a block has no plan; its first search reports the reason
         uses = _preferred(search, assembly, estimated_ns)
@@ -72,7 +85,7 @@ def _explore(search: BlockSearch, assembly: Assembly, interfaces: list[BlockInte
         found = _explorations(search, uses, early)
         # The first round also builds the programs, so its time is halved.
         solving_s = (search.ledger.now_s() - began_s) * (1 if turn else 0.5)
-        batch_s = _measure(search, uses, found, limits.explore_candidates if turn else limits.explore_first_candidates)
+        batch_s = _measure(search, uses, found, CANDIDATES if turn else FIRST_CANDIDATES)
         for one, exploration in found.items():
             search.open(one).try_plan(exploration.kernels)
         for one in uses.keys() - found.keys():
@@ -81,7 +94,7 @@ def _explore(search: BlockSearch, assembly: Assembly, interfaces: list[BlockInte
         total_ns = _total_ns(search, uses)
         is_known = len(found) == len(uses) and not any(exploration.unknown for exploration in found.values())
         is_known = is_known and before_ns is not None and total_ns is not None
-        if is_known and (total_ns or 0) > (1 - limits.explore_quiet) * (before_ns or 0):
+        if is_known and (total_ns or 0) > (1 - QUIET) * (before_ns or 0):
             return True
         before_ns = total_ns
     return True
@@ -108,10 +121,10 @@ def _explorations(
 
     Interfaces without a plan are skipped.
     """
-    found, limits = dict[BlockInterface, Exploration](), search.limits
+    found = dict[BlockInterface, Exploration]()
     for one in interfaces:
         try:
-            found[one] = known.get(one) or search.open(one).explore(limits.explore_solve_seconds, limits.explore_gap)
+            found[one] = known.get(one) or search.open(one).explore(SOLVE_SECONDS, GAP)
         except InfeasibleError as error:
             logger.info("block %d has no plan for its interface %d: %s", *one.key, error)
             continue
@@ -124,10 +137,10 @@ def _explore_in_turn(search: BlockSearch, uses: Counter[BlockInterface]) -> None
     costs_ns = {one: best.cost_ns if (best := search.open(one).best) else 0 for one in uses}
     for one in sorted(uses, key=lambda one: -uses[one] * costs_ns[one]):
         left_s = search.ledger.left_s(search.deadline)
-        if left_s is None or left_s < search.limits.explore_batch_seconds:
+        if left_s is None or left_s < BATCH_SECONDS:
             return
         found = _explorations(search, (one,))
-        _measure(search, uses, found, search.limits.explore_first_candidates)
+        _measure(search, uses, found, FIRST_CANDIDATES)
         for exploration in found.values():
             search.open(one).try_plan(exploration.kernels)
 
@@ -216,13 +229,13 @@ def _selected(
     taken: Counter[Kind | int] = Counter()
     for _, b, candidate in others:
         kind = search.ledger.experience.kinds_of(candidate)[0]
-        is_enough = taken[kind] == limits.same_kind or taken[b] >= limits.explore_block_share * most
+        is_enough = taken[kind] == limits.same_kind or taken[b] >= BLOCK_SHARE * most
         if candidate.key in todo or is_enough:
             continue
         if len(todo) < len(plans) + most:
             taken.update((kind, b))
             todo[candidate.key] = candidate
-        elif len(later) < limits.explore_ahead:
+        elif len(later) < AHEAD:
             later.append(candidate)
     return list(todo.values()), later
 

@@ -31,6 +31,11 @@ from korch.search.ledger import Ledger
 from korch.search.price import estimate_ns
 from korch.search.result import Orchestration, PlanName, Round
 
+CONFIRMATIONS = 6  # how often the kernels of a plan are measured again, and a plan is chosen again
+CONFIRM_SHARE = 0.06  # share of the budget that is reserved for these measurements
+CHOICES = 3  # how often segments choose their interfaces
+GROUPINGS_SECONDS = 5.0  # time of the solves for all groupings
+
 Uses = Counter[BlockInterface]
 """How often a plan uses each block in each interface."""
 
@@ -94,7 +99,7 @@ def search_segments(
     partition, tasks = model.partition, model.tasks
     assembly = Assembly(partition, model.joined, tasks, ledger, options)
     trace = SearchTrace(assembly.block_counts())
-    search = BlockSearch(tasks, ledger, options, deadline.less(ledger.limits.confirm_share), on_round, trace)
+    search = BlockSearch(tasks, ledger, options, deadline.less(CONFIRM_SHARE), on_round, trace)
     choice = _search(assembly, search, deadline)
     uses = assembly.uses(choice, search.blocks)
     made: dict[str, tuple[SegmentChoice, Steps]] = {
@@ -110,7 +115,7 @@ def search_segments(
     savings = add_savings([(search.savings(one), count) for one, count in uses.items()])
     described = None if partition.is_whole else _describe(partition, search, choice, uses)
     is_recalled = partition.is_whole and all(row.is_recalled for row in trace.searches)
-    end = deadline.until(time.monotonic() + ledger.limits.groupings_seconds)
+    end = deadline.until(time.monotonic() + GROUPINGS_SECONDS)
     groupings = {
         name: _groupings(assembly, search, *plan, plans[name], end)
         for name, plan in made.items()
@@ -129,7 +134,6 @@ def _curve(search: BlockSearch, choice: SegmentChoice, uses: Uses) -> Curve:
 
 def _search(assembly: Assembly, search: BlockSearch, deadline: Deadline) -> SegmentChoice:
     """Search all blocks; return the best choice of interfaces."""
-    limits = search.limits
     if search.is_whole:
         search.find_whole()
     else:
@@ -137,7 +141,7 @@ def _search(assembly: Assembly, search: BlockSearch, deadline: Deadline) -> Segm
         search.find_first(is_hurried=not has_time)
     choice = _choose(assembly, search)
     refined: set[BlockInterface] = set()
-    for _ in range(0 if search.is_whole else limits.choices):
+    for _ in range(0 if search.is_whole else CHOICES):
         used = assembly.uses(choice, search.blocks)
         todo = {one: count for one, count in used.items() if one not in refined}
         if not todo:
@@ -146,7 +150,7 @@ def _search(assembly: Assembly, search: BlockSearch, deadline: Deadline) -> Segm
         refined |= todo.keys()
         search.tighten()
         choice = _choose(assembly, search)
-    for _ in range(limits.confirmations):
+    for _ in range(CONFIRMATIONS):
         whole = _steps(assembly, search, choice, {one: one.result.steps for one in search.planned})
         if not search.confirm(assembly.uses(choice, search.blocks), whole, deadline):
             break

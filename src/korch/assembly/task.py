@@ -20,6 +20,9 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.search.infeasible import check_every_primitive_runs
 from korch.search.instance import EXACT, PLAIN, Answers, Errors, Interface, collect_candidates
 
+BLOCK_GROUPS = 6000  # most groups of a block; if there are more, the block is enumerated with smaller groups
+FEWEST_PRIMITIVES = 6  # the limit on the size of groups is not lowered below this
+
 KINDS = {"any": ("last", "blocked"), "last": ("last",), "plain": ()}
 """By the option `layouts`: the layouts besides the plain one, channels-last ("last") and channel-blocked."""
 
@@ -184,9 +187,9 @@ def _groups(
 
     limits = options.search
     size = limits.max_primitives
-    while may_be_fewer and size > limits.fewest_primitives:
-        groups, enumeration = enumerated(limits.block_groups)
-        if enumeration.groups <= limits.block_groups:
+    while may_be_fewer and size > FEWEST_PRIMITIVES:
+        groups, enumeration = enumerated(BLOCK_GROUPS)
+        if enumeration.groups <= BLOCK_GROUPS:
             return groups, enumeration
         size //= 2
     return enumerated(None)

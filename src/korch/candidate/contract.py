@@ -7,25 +7,26 @@ primitives, a kernel that ends between two of them only moves the tensor one mor
 
 from __future__ import annotations
 
-from korch.limits import SearchLimits
 from korch.primitive.component import strong_components
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.types import NARROW
 
+MAX_READERS = 3  # elementwise primitives with more readers are not attached to them: storing their output may be faster
+LAYOUT_GROWTH = 1.25  # layout primitives that enlarge a tensor by more than this factor are not attached to readers
+
 
 class Attachment:
     """Decides which primitives of a graph are attached to their readers."""
 
-    def __init__(self, graph: PrimitiveGraph, contract_chains: bool, limits: SearchLimits) -> None:
+    def __init__(self, graph: PrimitiveGraph, contract_chains: bool) -> None:
         """Initialize.
 
         Args:
             graph: the graph.
             contract_chains: whether chains are attached, too, and not only broadcasts and slices.
-            limits: limits for the primitives of chains.
         """
-        self.graph, self.contract_chains, self.limits = graph, contract_chains, limits
+        self.graph, self.contract_chains = graph, contract_chains
         self.outputs = {value for _, value in graph.outputs}
         self.in_cycle = _in_cycles(graph)
 
@@ -38,7 +39,7 @@ class Attachment:
         if self.costs_nothing(p):
             closed = (Category.LINEAR, Category.OPAQUE)
             return not any(reader.row.category in closed for reader in readers)
-        if not self.contract_chains or not 1 <= len(readers) <= self.limits.max_readers:
+        if not self.contract_chains or not 1 <= len(readers) <= MAX_READERS:
             return False
         if p in self.in_cycle:  # attached to its reader, it could close the cycle
             return False
@@ -52,7 +53,7 @@ class Attachment:
             return is_whole and (self._is_narrowed(p) or not self._continues_linear(p))
         if category is not Category.LAYOUT or len(readers) > 1:
             return False
-        return after[0].size <= self.limits.layout_growth * before.size
+        return after[0].size <= LAYOUT_GROWTH * before.size
 
     def costs_nothing(self, p: int) -> bool:
         """Whether a primitive only changes the positions at which a kernel reads elements."""

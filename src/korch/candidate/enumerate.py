@@ -48,6 +48,8 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category, OutputOfSeveral
 from korch.primitive.ops.opaque import OpaqueAttributes
 
+MAX_POOLS = 2  # largest number of reductions over windows in a candidate
+
 BUDGET = "budget"
 """The name of the deadline among the limits in reports."""
 
@@ -176,7 +178,7 @@ class _Space:
         contract_chains = options.ablation.contract_chains
         count = len(graph.primitives)
         self.outputs = {value for _, value in graph.outputs}
-        self.contraction = Attachment(graph, contract_chains, options.search)
+        self.contraction = Attachment(graph, contract_chains)
         self.is_free = [self.contraction.is_free(p) for p in range(count)]
         self.reads = [self._values_read(p) for p in range(count)]
         # Per primitive: its direct producers that are not free, through free ones; and the free ones attached to it.
@@ -334,7 +336,7 @@ class _Space:
         linear, opaque = mask & self.linear, mask & self.opaque
         if linear & (linear - 1) or (opaque and mask & ~opaque):
             return False
-        if (mask & self.pools).bit_count() > self.limits.max_pools:
+        if (mask & self.pools).bit_count() > MAX_POOLS:
             return False
         if (mask & self.byte_casts).bit_count() > self.limits.max_byte_casts:
             return False

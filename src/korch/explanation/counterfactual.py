@@ -27,6 +27,8 @@ from korch.program.problem import Port, Problem
 from korch.program.solve import solve
 from korch.search.instance import Instance
 
+GROUPING_SECONDS = 1.0  # time of the solve for one grouping
+
 logger = logging.getLogger("korch.orchestrate")
 
 
@@ -146,7 +148,7 @@ def _taken_apart(
     usable = sorted(near)
     part = replace(problem, kernels=tuple(problem.kernels[i] for i in usable), required=required, given=there)
     try:
-        plan = solve(part, seconds=options.search.grouping_seconds, limits=options.search)
+        plan = solve(part, seconds=GROUPING_SECONDS, limits=options.search)
     except InfeasibleError as error:
         logger.debug("a kernel can't be taken apart: %s", error)
         return ()

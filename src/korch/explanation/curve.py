@@ -12,6 +12,7 @@ from dataclasses import replace
 from korch.candidate.candidate import Candidate
 from korch.deadline import Deadline
 from korch.errors import InfeasibleError
+from korch.explanation.savings import SAVINGS_GAP, SAVINGS_SECONDS
 from korch.measure.record import Measured
 from korch.program.solve import Solver
 from korch.search.instance import Instance
@@ -46,12 +47,12 @@ def times_by_error(
             found.append(cost_ns)
             continue
         left_s = end.left_s
-        if left_s is not None and left_s < limits.savings_seconds:
+        if left_s is not None and left_s < SAVINGS_SECONDS:
             found.append(None)
             continue
         problem = replace(instance, candidates=measured, errors=replace(errors, most=most)).problem(ledger.cost_ns)
         try:
-            plan = Solver(problem, limits=limits).solve(seconds=limits.savings_seconds, gap=limits.savings_gap)
+            plan = Solver(problem, limits=limits).solve(seconds=SAVINGS_SECONDS, gap=SAVINGS_GAP)
         except InfeasibleError:
             found.append(None)
             continue

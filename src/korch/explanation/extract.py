@@ -14,6 +14,8 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Computation, Port, PricedKernel, Problem
 from korch.program.solve import solve
 
+EXTRACT_SECONDS = 60.0  # time of the choice of one alternative per value
+
 
 def extract(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
     """Return a graph without alternatives.
@@ -48,7 +50,7 @@ def extract(graph: PrimitiveGraph, options: Options) -> PrimitiveGraph:
     )
     if not problem.required:
         return graph
-    plan = solve(problem, seconds=options.search.extract_seconds, limits=options.search)
+    plan = solve(problem, seconds=EXTRACT_SECONDS, limits=options.search)
     if not plan.kernels:
         raise InfeasibleError(
             "no choice of rewrites was found in time", hint="Choose them with the kernels (Ablation(rewrites='joint'))"

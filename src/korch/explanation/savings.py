@@ -22,6 +22,9 @@ from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.recall import instance_key
 
+SAVINGS_SECONDS = 2.0  # time of the solve without one rule
+SAVINGS_GAP = 0.002  # gap at which it ends
+
 logger = logging.getLogger("korch.orchestrate")
 
 Savings = Mapping[str, int | None]
@@ -60,12 +63,12 @@ def rule_savings(
     saved: dict[str, int | None] = {}
     for rule in used:
         left_s = None if deadline is None else deadline.left_s
-        if left_s is not None and left_s < limits.savings_seconds:
+        if left_s is not None and left_s < SAVINGS_SECONDS:
             return saved
         excluded = [k for k, c in enumerate(measured) if any(wrote[p] == rule for p in c.group.primitives)]
         saved[rule] = None
         try:
-            plan = solver.solve(excluded=excluded, seconds=limits.savings_seconds, gap=limits.savings_gap)
+            plan = solver.solve(excluded=excluded, seconds=SAVINGS_SECONDS, gap=SAVINGS_GAP)
         except InfeasibleError as error:
             logger.debug("without %s: %s", rule, error)
             continue

@@ -17,8 +17,9 @@ import heapq
 from dataclasses import replace
 
 from korch.equivalence.rule import rule_of
-from korch.limits import DEFAULT_LIMITS
 from korch.primitive.graph import PrimitiveGraph
+
+SWEEPS = 8  # how often the choice of one alternative per value is repeated over all values
 
 BYTE_COST = 8
 """The cost of a byte that a primitive reads or writes, in floating-point operations."""
@@ -32,7 +33,7 @@ def estimated_cost(graph: PrimitiveGraph, p: int) -> int:
     return 1 + graph.work_flop(primitive) + BYTE_COST * size_bytes
 
 
-def choose(graph: PrimitiveGraph, sweeps: int = DEFAULT_LIMITS.sweeps) -> PrimitiveGraph:
+def choose(graph: PrimitiveGraph, sweeps: int = SWEEPS) -> PrimitiveGraph:
     """Return the graph with one alternative for each value, in an order in which it can run.
 
     Values keep their numbers, so some values have neither a producer nor a reader.

@@ -22,10 +22,13 @@ from itertools import accumulate, pairwise
 import numpy as np
 import numpy.typing as npt
 
-from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.elementwise import TRANSCENDENTAL_OPS
+
+LEAST_PERIOD = 8  # least number of primitives in one period of a repetition
+LEAST_REPETITION = 40  # shorter periods are combined into one unit, up to about this size
+NEAR_CUT = 1.6  # a period is cut at a place that costs at most this many times the cheapest place
 
 EFFORT = 0.06
 """The weight of searching the model in segments of the largest size, relative to moving each value once."""
@@ -94,19 +97,16 @@ def copied_primitives(graph: PrimitiveGraph) -> frozenset[int]:
     return frozenset(found)
 
 
-def choose_cuts(
-    graph: PrimitiveGraph, limit: int, sizes: Sequence[float] | None = None, limits: SearchLimits = DEFAULT_LIMITS
-) -> Cuts:
+def choose_cuts(graph: PrimitiveGraph, limit: int, sizes: Sequence[float] | None = None) -> Cuts:
     """Return the segments of a graph without alternatives.
 
     Args:
         graph: a graph in which each primitive comes after those that it reads, as fission numbers them.
         limit: largest size of a segment.
         sizes: per primitive, its contribution to a segment's size; 1 if not given.
-        limits: which repetitions are cut, and where.
     """
     line = _Line(graph, [min(limit, size) for size in sizes or [1.0] * len(graph.primitives)])
-    ends = _Cutter(line, limit, limits).ends(0, line.count)
+    ends = _Cutter(line, limit).ends(0, line.count)
     segments, prices = [], []
     for start, end in zip([0, *ends], ends, strict=False):
         segments.append(tuple(line.order[start:end]))
@@ -256,8 +256,8 @@ class _Run:
 class _Cutter:
     """Finds the ends of the segments in a part of the line."""
 
-    def __init__(self, line: _Line, limit: int, limits: SearchLimits) -> None:
-        self.line, self.limit, self.limits = line, limit, limits
+    def __init__(self, line: _Line, limit: int) -> None:
+        self.line, self.limit = line, limit
         self.crossing = line.crossing()
         self.signatures = line.signatures()
 
@@ -277,7 +277,7 @@ class _Cutter:
     def longest_run(self, low: int, high: int) -> _Run | None:
         """Return the repetition that saves most primitives; among equal ones, that of the least period."""
         best: tuple[int, int, int] = (0, 0, 0)  # saved, -period, start
-        for period in range(self.limits.least_period, (high - low) // 2 + 1):
+        for period in range(LEAST_PERIOD, (high - low) // 2 + 1):
             same = self.signatures[low : high - period] == self.signatures[low + period : high]
             edges = np.flatnonzero(np.diff(np.concatenate(([0], same, [0]))))
             units = (edges[1::2] - edges[::2] + period) // period
@@ -302,13 +302,13 @@ class _Cutter:
         A unit has as many periods as fit into the size `least_repetition`, but at least one.
         """
         size = self.line.size(start, start + period)
-        most = period * max(1, int(self.limits.least_repetition // size))
+        most = period * max(1, int(LEAST_REPETITION // size))
         places = range(start, min(start + period, end - period + 1))
         prices = {place: self.crossing[place + period] for place in places}
         least = min(prices.values(), default=_FAR)
         if least == _FAR:
             return None
-        near = [place for place in places if prices[place] <= self.limits.near_cut * least]
+        near = [place for place in places if prices[place] <= NEAR_CUT * least]
         place = min(near, key=lambda at: (-((end - at) // most), prices[at], at))
         units = (end - place) // most
         return _Run(place, most, units) if units >= 2 else None

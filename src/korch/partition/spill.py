@@ -19,6 +19,8 @@ from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.primitive.graph import Constant, PrimitiveGraph
 from korch.primitive.op import Array
 
+SPILLED_BYTES = 1 << 18  # smaller constants are never written to a file
+
 logger = logging.getLogger("korch.partition")
 
 
@@ -26,8 +28,7 @@ class Spill:
     """Decides which constants of one model are moved to files, and moves them."""
 
     def __init__(self, folder: Path | None = None, limits: SearchLimits = DEFAULT_LIMITS) -> None:
-        self.folder, self.limits = folder, limits
-        self.left_bytes = limits.kept_bytes
+        self.folder, self.left_bytes = folder, limits.kept_bytes
         self._moved: dict[str, Constant] = {}
 
     def take(self, graph: PrimitiveGraph, source: PrimitiveGraph) -> PrimitiveGraph:
@@ -41,7 +42,7 @@ class Spill:
 
     def keep(self, constant: Constant) -> Constant:
         """Return the constant itself, or an equal one in a file if it is large and the memory limit is reached."""
-        if constant.is_uniform or constant.array.nbytes < self.limits.spilled_bytes:
+        if constant.is_uniform or constant.array.nbytes < SPILLED_BYTES:
             return constant
         if constant.digest in self._moved:
             return self._moved[constant.digest]

@@ -16,27 +16,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.partition.choose import choose
 from korch.partition.cut import choose_cuts, constant_primitives, copied_primitives
 from korch.partition.segment import Segment, extract, whole_segment
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.text import format_attributes
 
+# What an alternative adds to the size of a segment, in primitives; less than 1, because it takes part in fewer
+# kernels.
+ALTERNATIVE_SHARE = 0.3
 
-def split_segments(graph: PrimitiveGraph, limit: int, limits: SearchLimits = DEFAULT_LIMITS) -> tuple[Segment, ...]:
+
+def split_segments(graph: PrimitiveGraph, limit: int) -> tuple[Segment, ...]:
     """Cut a graph into segments of at most `limit` primitives, in an order in which they can run.
 
     Primitives that depend on constants alone, and masks, do not count; every segment that reads one has its own copy.
-    An alternative counts as a fraction of a primitive (`limits.alternative_share`).
+    An alternative counts as a fraction of a primitive (`ALTERNATIVE_SHARE`).
 
     Args:
         graph: a graph. If it has no alternatives, its primitives must be in an order in which they can run.
         limit: most primitives in a segment.
-        limits: how segments are chosen.
     """
-    chosen = choose(graph, limits.sweeps)
-    cuts = choose_cuts(chosen, limit, _sizes(graph, chosen, limits.alternative_share), limits)
+    chosen = choose(graph)
+    cuts = choose_cuts(chosen, limit, _sizes(graph, chosen, ALTERNATIVE_SHARE))
     if len(cuts.segments) < 2:
         return (whole_segment(graph),)
     own_of_each = constant_primitives(chosen) | copied_primitives(chosen)

@@ -20,7 +20,7 @@ from korch.measure.record import Measured
 from korch.numerics import Standard
 from korch.partition.join import with_constants_of
 from korch.pipeline.find_programs import found_programs
-from korch.pipeline.run import Run
+from korch.pipeline.run import END_SAFETY, Run
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Status
 from korch.ranges.masked import Masked
@@ -92,12 +92,12 @@ def build_plans(run: Run) -> None:
     schedule = ledger.recorded_choice("schedule") or run.schedule
     make = make_any(runs_tasks=schedule == "tasks")
     write_s = meter.pace.predict_s("build", run.weights_bytes / WEIGHTS_BYTES)
-    end = run.deadline.before(limits.end_safety * write_s)
+    end = run.deadline.before(END_SAFETY * write_s)
     trial = Trial(graph, run.standard) if run.masked is None else masked_trial(run.masked, run.standard, graph, limits)
-    validation = validate_plans(trial, entries, meter, make, end, limits)
+    validation = validate_plans(trial, entries, meter, make, end)
     ledger.record_choice("plan", validation.won.entry.name)
     validation, times = _with_schedule(run, schedule, validation, make_any(runs_tasks=True), end)
-    discrepancy = None if ledger.is_replayed else examine(validation, meter, end, limits)
+    discrepancy = None if ledger.is_replayed else examine(validation, meter, end)
     executable = validation.winner
     if not isinstance(executable, Executable | CudaExecutable):
         raise AssertionError("an executable of another target")
@@ -111,7 +111,7 @@ def build_plans(run: Run) -> None:
             if end.is_over:
                 break
             trial = replace(trial, timed={**trial.timed, **ranges.hidden_at(sizes)})
-            found = validate_plans(trial, [entry], meter, make, end, limits)
+            found = validate_plans(trial, [entry], meter, make, end)
             if isinstance(found.winner, Executable):
                 found.winner.report = _complete(replace(report, predicted_ms=entry.predicted_ns / 1e6), run, found, {})
                 run.executables.append((sizes, found.winner))
@@ -130,11 +130,11 @@ def _with_schedule(
     run: Run, schedule: str, validation: Validation, make_tasks: Make, end: Deadline
 ) -> tuple[Validation, ScheduleTimes | None]:
     """Return the validation with the chosen schedule, and the times of both schedules if they were compared."""
-    times, limits = None, run.options.search
+    times = None
     if schedule == "fastest":
         # On a GPU the kernels may have other numbers of warps, which changes the order of summation.
         allowed = 2 * max(ROUNDING, validation.won.max_error or 0.0) if run.options.is_cuda else 0.0
-        validation, times = with_fastest_schedule(validation, run.meter, make_tasks, end, limits, allowed)
+        validation, times = with_fastest_schedule(validation, run.meter, make_tasks, end, allowed)
         schedule = "tasks" if times is not None and times.runs_tasks else "joins"
     run.ledger.record_choice("schedule", schedule)
     return validation, times

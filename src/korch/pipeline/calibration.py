@@ -16,6 +16,10 @@ from korch.primitive.op import Array
 from korch.primitive.types import ValueType
 from korch.validation.standard import random_inputs
 
+CALIBRATION_SAMPLES = 4  # random inputs for calibration
+CALIBRATION_CHECKS = 2  # inputs on which less precise plans are checked
+CALIBRATION_MOST = 16  # largest number of samples of a file that are used
+
 Feeds = Mapping[str, Array]
 
 RANDOM = "random normal inputs: ranges of real inputs may differ, so give some with --calibrate"
@@ -43,11 +47,11 @@ def calibration_of(graph: PrimitiveGraph, path: Path | None, limits: SearchLimit
     Raises:
         OptionError: the file can't be read, or does not have the model's inputs.
     """
-    count, checks = limits.calibration_samples, limits.calibration_checks
+    count, checks = CALIBRATION_SAMPLES, CALIBRATION_CHECKS
     rolled = [random_inputs(graph, limits.seed + 1 + i) for i in range(count + checks)]
     if path is None:
         return CalibrationInputs(rolled[:count], rolled[count:], RANDOM)
-    samples = _read(graph, path, limits.calibration_most)
+    samples = _read(graph, path, CALIBRATION_MOST)
     kept = max(1, len(samples) - checks)
     text = f"{path.name}, {len(samples)} sample{'s' * (len(samples) != 1)}"
     return CalibrationInputs(samples[:kept], samples[kept:] or rolled[:1], text)

@@ -21,6 +21,9 @@ from korch.superopt.find import Finder, FoundProgram
 from korch.superopt.groups import superopt_groups
 from korch.superopt.sizes import CacheMachine
 
+SHARE = 0.1  # the superoptimizer's share of a budget
+SECONDS = 20.0  # its time, without a budget
+
 
 @runtime_checkable
 class TakesPrograms(Protocol):
@@ -57,7 +60,7 @@ class ProgramSearch:
             if isinstance(provider, TakesPrograms):
                 provider.finder = finder = Finder(meter.database, machine, provider.version, limits)
                 work_flop = sum(map(run.split.work_flop, run.split.primitives))
-                groups = list(ranked(_groups(run.partition, limits), machine, work_flop, limits.superopt_gain))
+                groups = list(ranked(_groups(run.partition, limits), machine, work_flop))
                 new = [] if run.ledger.is_replayed else [group for group in groups if not finder.is_kept(group)]
                 beside = run.resources.enter_context(SearchBeside(new, machine, limits, deadline))
                 self._begun.append((finder, groups, beside))
@@ -75,10 +78,10 @@ class ProgramSearch:
 
 def end_of(run: Run) -> Deadline:
     """Return the deadline of the superoptimizer."""
-    given_s, limits = run.options.superopt_s, run.options.search
+    given_s = run.options.superopt_s
     if given_s is None and run.options.budget_s is not None:
-        return run.build_deadline.less(1 - limits.superopt_share)
-    return run.deadline.until(time.monotonic() + (limits.superopt_seconds if given_s is None else given_s))
+        return run.build_deadline.less(1 - SHARE)
+    return run.deadline.until(time.monotonic() + (SECONDS if given_s is None else given_s))
 
 
 def _groups(partition: Partition, limits: SearchLimits) -> Iterator[tuple[Group, int]]:

@@ -17,6 +17,10 @@ from korch.ranges.form import Dimension, Sizes
 from korch.ranges.plan import RangePlan
 from korch.runtime.executable import Executable
 
+FIT_SIZES = 9  # number of sizes at which these plans are timed
+FIT_SECONDS = 1.5  # time for these runs
+LEAST_FIT_ROUNDS = 3  # runs at each size even if no time remains
+
 
 def fit_costs(
     dimensions: Sequence[Dimension],
@@ -35,7 +39,7 @@ def fit_costs(
     times: list[list[tuple[Sizes, list[float]]]] = [[] for _ in plans]
     _, first = plans[0]
     bounds = [(d.low, min(n, d.high)) for d, n in zip(dimensions, first.sizes, strict=True)]
-    for sizes in sample_sizes(bounds, limits.fit_sizes):
+    for sizes in sample_sizes(bounds, FIT_SIZES):
         if deadline.is_over:
             break
         for own, row in zip(times, kernel_ns(plans, sizes, limits), strict=True):
@@ -73,7 +77,7 @@ def kernel_ns(plans: Sequence[tuple[Executable, RangePlan]], sizes: Sizes, limit
     begun_s = time.monotonic()
     with short_slices():
         for turn in range(limits.fit_rounds + 1):
-            if turn > limits.least_fit_rounds and time.monotonic() > begun_s + limits.fit_seconds:
+            if turn > LEAST_FIT_ROUNDS and time.monotonic() > begun_s + FIT_SECONDS:
                 break
             for (executable, _), arrays, own in zip(plans, feeds, rows, strict=True):
                 found = executable.time(arrays, 1).kernel_ns

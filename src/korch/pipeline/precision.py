@@ -42,6 +42,12 @@ from korch.primitive.verbs import Verbs
 from korch.runtime.report import FormRecord, PrecisionRecord, TimeByError
 from korch.search.instance import Errors
 
+FORM_SECONDS = 60.0  # time to determine the errors of forms; products without a known error then have no form
+FORM_SEARCHES = 3  # number of searches with a changed sum of errors, before the model is left as it is
+FORM_MOST = 0.9  # largest allowed error on a few inputs, as a part of the budget: on other inputs it is larger
+FORM_AIM = 0.8  # a changed sum of errors aims at this part of the budget
+FORM_NEAR = 0.6  # a plan that uses at least this part of the budget is not searched again
+
 Feeds = Mapping[str, Array]
 HasKernel = Callable[[Group], bool]
 Key = tuple[str, Attributes, str]
@@ -200,7 +206,7 @@ def find_forms(
         for form in _forms_of(graph, key, found, limits.form_bytes)
         if _is_multiplied(graph, form, kernels)
     ]
-    end = deadline.until(time.monotonic() + limits.form_seconds)
+    end = deadline.until(time.monotonic() + FORM_SECONDS)
     known, others = list[Form](), forms
     for half in HALVES:
         own = [form for form in forms if form.dtype is half]
@@ -447,14 +453,14 @@ class Precision:
             return False
         self.error = error_of(own, self.samples, self.expected)
         ratio, limits = self.error / self.budget, self.limits
-        is_last = len(self.tried) >= limits.form_searches
+        is_last = len(self.tried) >= FORM_SEARCHES
         self.tried.append(ratio)
-        changed = (limits.form_aim / max(ratio, 0.1)) ** 2
-        if ratio > limits.form_most:
+        changed = (FORM_AIM / max(ratio, 0.1)) ** 2
+        if ratio > FORM_MOST:
             self.factor = 0.0 if is_last else min(self.factor, total) * changed
             return True
         is_over = is_last or not has_time or self.factor >= limits.form_slack
-        if ratio >= limits.form_near or is_over or max(self.tried) > limits.form_most:
+        if ratio >= FORM_NEAR or is_over or max(self.tried) > FORM_MOST:
             return False
         self.factor = min(limits.form_slack, self.factor * changed)
         return True

@@ -19,6 +19,13 @@ from korch.ranges.cost import TimedSizes, fit, line
 from korch.ranges.form import Sizes
 from korch.search.ledger import Ledger
 
+# Least relative error assumed for times predicted from other sizes: repeated measurements of one kernel differ by as
+# much.
+PREDICTED_ERROR = 0.03
+# A kernel is left out at another size if it is slower than the best one there even when its predicted time is lowered,
+# and that of the best one raised, by this many times the error.
+PREDICTED_MARGIN = 3.0
+
 logger = logging.getLogger("korch.pipeline")
 
 LEAST_SAMPLES = 2
@@ -64,7 +71,7 @@ def predict(candidates: Sequence[Candidate], sizes: Sizes, seen: Sequence[Sizes]
             errors.append(abs(cost.at(sizes) / known.time_ns - 1))
         else:
             times_ns[candidate.key] = round(cost.at(sizes))
-    return Predicted(times_ns, max(ledger.limits.predicted_error, statistics.median(errors)) if errors else None)
+    return Predicted(times_ns, max(PREDICTED_ERROR, statistics.median(errors)) if errors else None)
 
 
 def _sample(candidate: Candidate, sizes: Sizes, ledger: Ledger) -> TimedSizes | None:
@@ -77,7 +84,7 @@ def without_losers(candidates: Iterable[Candidate], predicted: Predicted, ledger
     candidates = tuple(candidates)
     if predicted.error is None:
         return candidates
-    most, least_ns = 1 + ledger.limits.predicted_margin * predicted.error, dict[tuple[str, Ports, Ports], float]()
+    most, least_ns = 1 + PREDICTED_MARGIN * predicted.error, dict[tuple[str, Ports, Ports], float]()
     for candidate in candidates:
         cost_ns, is_measured = ledger.cost_ns(candidate)
         if not is_measured and candidate.key not in predicted.times_ns:

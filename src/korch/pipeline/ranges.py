@@ -34,6 +34,11 @@ from korch.runtime.padding import padded_run
 from korch.runtime.ranged import RangedExecutable, Ranges
 from korch.validation.standard import GIVE_INPUTS, standard_of
 
+FIT_SHARE = 0.08  # share of the time of a search reserved to time its plans at several sizes
+CHECKED_FLOP = 4e10  # limits the sizes, except the largest, at which a plan is checked: most work of the model there
+CHECKED_SIZES = 3  # number of sizes at which a plan for a range is compared with the model even without time
+RANDOM_SIZES = 2  # how many of the sizes at which it is compared are random
+
 LARGER_SHARE = 1.2
 """A larger plan gets this many times an equal share of the time: its kernels take longer, and serve more sizes."""
 
@@ -119,8 +124,8 @@ def _plans(
             break  # the first plan serves these sizes, too
         progress("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}")
         whole = masked(dimensions, sizes, source.primitives)
-        timed, *others = _timed(dimensions, columns, sizes, limits)
-        share = min(1.0, limits.checked_flop / max(1, sum(map(whole.graph.work_flop, whole.graph.primitives))))
+        timed, *others = _timed(dimensions, columns, sizes)
+        share = min(1.0, CHECKED_FLOP / max(1, sum(map(whole.graph.work_flop, whole.graph.primitives))))
         first, *checks = _checked_sizes(dimensions, columns, sizes, share, limits)
         whole = replace(
             whole,
@@ -132,7 +137,7 @@ def _plans(
         left = len(uppers) - i
         end = deadline.shared(left if left == 1 else left / LARGER_SHARE)
         model, binding = source.bound(sizes)
-        run = Run(options.for_search(i), binding, progress, model, given=end.less(limits.fit_share), masked=whole)
+        run = Run(options.for_search(i), binding, progress, model, given=end.less(FIT_SHARE), masked=whole)
         run = optimize_run(run, watch)
         executables = run.executables
         found += [executable for _, executable in executables]
@@ -140,7 +145,7 @@ def _plans(
         progress("build", f"timing {len(served)} plans at several sizes")
         costs = fit_costs(dimensions, list(zip((e for _, e in executables), served, strict=True)), end, limits)
         for k, checked in enumerate(checks):
-            if k >= limits.checked_sizes and not _has_time(end):
+            if k >= CHECKED_SIZES and not _has_time(end):
                 break
             progress("build", f"comparing with the model at {_text(dimensions, checked)}")
             model = source.primitives(checked)
@@ -169,7 +174,7 @@ def _checked_sizes(
         upper: the upper sizes of this plan.
         share: the largest work of the model at one of the sizes, as a fraction of the work at the largest size; the
             last of the returned sizes may exceed it.
-        limits: the seed, and the number of random sizes.
+        limits: has the seed.
     """
     lows = _lows(dimensions, columns, upper)
     lowest = tuple(d.low for d in dimensions)
@@ -177,7 +182,7 @@ def _checked_sizes(
     rng = np.random.default_rng(limits.seed)
     corners = [lowest, tuple(max(low, n - 1) for low, n in zip(lows, upper, strict=True)), lows]
     corners.append(tuple(max(low, n // 2 + 1) for low, n in zip(lowest, upper, strict=True)))
-    for _ in range(limits.random_sizes):
+    for _ in range(RANDOM_SIZES):
         corners.append(tuple(int(rng.integers(low, n + 1)) for low, n in zip(lowest, upper, strict=True)))
     smaller = [_smaller(upper, lowest, upper, share, kept) for kept in range(len(upper))]
     smaller += [_smaller(n, lowest, upper, share, k % len(upper)) for k, n in enumerate(corners)]
@@ -210,9 +215,7 @@ def _lows(dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upp
     )
 
 
-def _timed(
-    dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes, limits: SearchLimits
-) -> list[Sizes]:
+def _timed(dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], upper: Sizes) -> list[Sizes]:
     """Return the sizes for which a plan's kernels are timed: in the middle of those that it serves, and smaller ones.
 
     With several dimensions, the geometric middle is used, since the work is a product of the sizes. Sizes that are
@@ -230,7 +233,7 @@ def _timed(
         sizes = tuple(between(*ends, share) for ends in zip(lows, highs, strict=True))
         if not any(_is_near(sizes, other) for other in found):
             found.append(sizes)
-    return found[: limits.timed_sizes]
+    return found
 
 
 def _is_near(sizes: Sizes, others: Sizes) -> bool:

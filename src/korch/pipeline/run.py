@@ -36,7 +36,12 @@ from korch.search.ledger import Ledger
 from korch.superopt.find import FinderReport
 from korch.tile.program import TileProgram
 from korch.validation.fresh import FRESH_S
+from korch.validation.timing import BUILD_SAFETY
 from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES
+
+ENUMERATE_SHARE = 0.5  # share of the remaining budget after which no more candidates are added
+END_RUNS = 8  # runs of the model assumed for the last stages, at a third of the machine's best rate
+END_SAFETY = 1.3  # the time reserved for the last stages is this many times their predicted time
 
 logger = logging.getLogger("korch.pipeline")
 
@@ -224,7 +229,7 @@ class Run:
             return
         # The search for candidates takes a part of any budget, so a longer one leaves only the rest of it.
         spent_s = budget_s - left_s
-        self.timing_s = max(spent_s + needed_s, needed_s / (1 - self.options.search.enumerate_share))
+        self.timing_s = max(spent_s + needed_s, needed_s / (1 - ENUMERATE_SHARE))
         timed = self.ledger.timed_kernels
         known = f"the measured times of {timed} kernels and by " if timed else ""
         logger.warning(
@@ -239,9 +244,9 @@ class Run:
         build_s = meter.pace.predict_s("build", kernels + 2 * self.weights_bytes / WEIGHTS_BYTES)
         work_flop = sum(map(split.work_flop, split.primitives)) * (self.masked.share if self.masked is not None else 1)
         run_s = 3 * work_flop / meter.rates().rate_flop_per_s * meter.pace.slowness
-        limits, budget_s = self.options.search, self.options.budget_s or math.inf
-        tasks_s = limits.build_safety * build_s if self.schedule == "fastest" else 0.0
-        end_s = limits.end_safety * (build_s + limits.end_runs * run_s) + min(tasks_s, TASKS_SHARE * budget_s)
+        budget_s = self.options.budget_s or math.inf
+        tasks_s = BUILD_SAFETY * build_s if self.schedule == "fastest" else 0.0
+        end_s = END_SAFETY * (build_s + END_RUNS * run_s) + min(tasks_s, TASKS_SHARE * budget_s)
         return end_s + FRESH_S * (budget_s >= 10 * FRESH_S)
 
 

@@ -30,6 +30,8 @@ from korch.runtime.trim import sized
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
 
+VARIANT_GAIN = 0.97  # a plan for another size is kept if its time there is at most this share of that of other plans
+
 logger = logging.getLogger("korch.pipeline")
 
 Steps = tuple[Candidate, ...]
@@ -119,7 +121,7 @@ def search_variants(run: Run, others: tuple[Sizes, ...]) -> list[tuple[Sizes, St
             continue
         steps = outcome.plans[PlanName.SEARCHED]
         least_ns = min(_cost_ns(plan, ledger) for plan in known)
-        if _cost_ns(steps, ledger) <= options.search.variant_gain * least_ns:
+        if _cost_ns(steps, ledger) <= VARIANT_GAIN * least_ns:
             found.append((sizes, steps))
     return found
 

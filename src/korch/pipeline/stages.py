@@ -39,7 +39,7 @@ from korch.pipeline.least import least_of
 from korch.pipeline.loops import plan_loops
 from korch.pipeline.precision import Form, Kernels, Precision, find_forms, with_forms
 from korch.pipeline.quantized import in_bytes, is_quantized
-from korch.pipeline.run import Run, Template
+from korch.pipeline.run import ENUMERATE_SHARE, Run, Template
 from korch.pipeline.served import search_variants, time_as_served
 from korch.pipeline.transfer import learn, transferred
 from korch.primitive import reference
@@ -57,6 +57,10 @@ from korch.search.ledger import Ledger
 from korch.search.result import PlanName, Round
 from korch.tile.check import check_program
 from korch.validation.standard import standard_of
+
+REWRITE_SHARE = 0.25  # share of the budget after which no more alternatives are added
+CHECK_SHARE = 0.25  # share of the remaining time reserved to check the error of a plan and to search again
+VARIANTS_SHARE = 0.3  # share of the time of a search reserved for plans for other sizes
 
 logger = logging.getLogger("korch.pipeline")
 
@@ -126,7 +130,7 @@ def _find_forms(run: Run) -> None:
         raise OptionError("less precise types are for models of fixed sizes", "option error", hint="Remove --error")
     found = calibration_of(graph, options.calibrate, options.search)
     kernels = Kernels(has_kernels(options), has_kernels(options, with_few_pairs=True))
-    end = run.build_deadline.less(1 - options.search.rewrite_share)
+    end = run.build_deadline.less(1 - REWRITE_SHARE)
     forms = find_forms(graph, found.samples, options.error, kernels, end, options.search)
     expected = [reference.run(graph, feeds) for feeds in found.checks]
     run.precision = Precision(options.error, forms, found.checks, expected, found.source, options.search)
@@ -145,7 +149,7 @@ def add_alternatives(run: Run) -> None:
     because a cut could separate what they match.
     """
     options, split = run.options, run.split
-    deadline = run.build_deadline.less(1 - options.search.rewrite_share)
+    deadline = run.build_deadline.less(1 - REWRITE_SHARE)
     limit = options.search.segment_limit(len(split.primitives))
     rules = _rules(options)
     spill = Spill(options.cache_folder if options.cache_folder.is_dir() else None, options.search)
@@ -158,7 +162,7 @@ def add_alternatives(run: Run) -> None:
         whole, report = saturate(
             split, strict=options.strict, rules=wide, keep=spill.keep, limits=limits, deadline=deadline
         )
-        segments = split_segments(whole, limit, options.search)
+        segments = split_segments(whole, limit)
     forms = run.precision.forms if run.precision else ()
     rewrite = partial(_rewrite, options=options, rules=rules, forms=forms, deadline=deadline)
     partition = find_blocks(whole, segments, rewrite, spill)
@@ -202,7 +206,7 @@ def compute_reference(run: Run) -> None:
 def collect_candidates(run: Run) -> None:
     """Set the candidates of each block, and the meter that builds and times them."""
     run.meter = run.resources.enter_context(open_meter(run.options, run.weights_bytes, run.last_deadline))
-    deadline = run.build_deadline.less(1 - run.options.search.enumerate_share)
+    deadline = run.build_deadline.less(1 - ENUMERATE_SHARE)
     run.ledger = _ledger(run)
     plan_loops(run)
     if run.template is None:
@@ -244,9 +248,9 @@ def search_plans(run: Run) -> Outcome:
 
     precision, deadline = run.precision, run.build_deadline
     if precision is not None:
-        deadline = deadline.less(run.options.search.check_share)
+        deadline = deadline.less(CHECK_SHARE)
     if run.masked is not None and run.masked.others:
-        deadline = deadline.less(run.options.search.variants_share)
+        deadline = deadline.less(VARIANTS_SHARE)
     while True:
         tasks = run.tasks if precision is None else precision.tasks(run.tasks, run.partition)
         outcome = search_segments(Segmented(run.partition, run.joined, tasks), run.ledger, run.options, deadline, tell)

@@ -33,6 +33,10 @@ from korch.program.problem import Certificate, Plan, Port, Problem, Status
 from korch.program.relax import Matrix, Relaxation, Relaxer
 from korch.program.verify import check_problem, ready_order, verify_plan
 
+FIRST_KERNELS = 500  # least number of kernels in the first restricted program
+GROWTH = 3  # each further restricted program has this many times the kernels of the last one
+IMPROVE_SHARE = 0.2  # share of the remaining time for a heuristic solve before each exact one
+
 _EVERYTHING_NS = 1 << 61
 """More than any plan costs."""
 
@@ -251,7 +255,7 @@ class _Search:
         usable[list(forbidden)] = False
         kernels = np.flatnonzero(usable[: len(self.costs_ns)])
         levels_ns = np.sort(slack_ns[kernels])
-        size = max(self.limits.first_kernels, 2 * len(self.problem.steps))
+        size = max(FIRST_KERNELS, 2 * len(self.problem.steps))
         delta_ns = _level(levels_ns, size)
         while not self._is_done():
             self._improve(usable & (slack_ns <= delta_ns))
@@ -268,7 +272,7 @@ class _Search:
             self.bound_ns = max(self.bound_ns, inside_ns if everything else min(inside_ns, outside_ns))
             if self._seconds_left() <= 0:
                 return
-            size = self.limits.growth * max(size, int(np.searchsorted(levels_ns, delta_ns, "right")))
+            size = GROWTH * max(size, int(np.searchsorted(levels_ns, delta_ns, "right")))
             grown_ns = max(delta_ns + 1, _level(levels_ns, size))
             enough_ns = self.best_ns - relaxation.bound_ns if self.best is not None else grown_ns
             delta_ns = max(delta_ns + 1, min(grown_ns, enough_ns))
@@ -308,7 +312,7 @@ class _Search:
         alive = alive.copy()
         alive[list(self.best)] = True
         alive[len(self.costs_ns) :] = True
-        self._without_cycles(alive, self.limits.improve_share * self._seconds_left())
+        self._without_cycles(alive, IMPROVE_SHARE * self._seconds_left())
 
     def _restricted(self, relaxation: Relaxation, usable: npt.NDArray[np.bool_], delta_ns: int) -> tuple[_Answer, int]:
         """Solve over the variables with a slack of at most δ; return also the δ used, reduced to what a proof needs."""

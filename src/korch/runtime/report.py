@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from korch.assembly.record import PartitionRecord
 from korch.equivalence.saturate import RuleReport, SaturationReport
-from korch.limits import DEFAULT_LIMITS
+from korch.limits import DISAGREEMENT
 from korch.measure.calibrate import Rates
 from korch.measure.uncompiled import Uncompiled
 from korch.numerics import Difference
@@ -212,7 +212,7 @@ class Discrepancy:
 def disagree(first_ns: float, second_ns: float) -> bool:
     """Return whether one of two times is more than 1.5 times the other."""
     low, high = sorted((first_ns, second_ns))
-    return high > DEFAULT_LIMITS.disagreement * low + CALL_NS
+    return high > DISAGREEMENT * low + CALL_NS
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,17 @@ from korch.search.ledger import Ledger
 from korch.search.measure import measure_some
 from korch.search.price import Prices, estimates_ns, price
 from korch.search.propose import Exploration, expected_improvements, near_optimal, of_each_kind, unmeasured
-from korch.search.questions import Questions
+from korch.search.questions import ROUND_GAP, Questions
 from korch.search.result import Orchestration, Round
 from korch.search.tried import PricedPlan, best_two, distinct_measured
+
+LEAST_PROOF_SECONDS = 1.0  # time of the last relaxation, if no time remains
+ESTIMATE_ROUNDS = 5  # rounds in which estimates choose the candidates to measure
+LEAST_IMPROVEMENT = 0.0005  # share of a plan's cost that measuring a candidate must be expected to gain in these rounds
+NOTICEABLE = 0.002  # share of a plan's cost that a round must gain to count for `patience`
+ROUND_SECONDS = 4.0  # time of one solve of a round
+ESTIMATE_GAP = 0.01  # gap at which a solve by estimates ends
+RUNNER_UP = 1.1  # the second plan is validated too if it costs at most this many times the best
 
 logger = logging.getLogger("korch.orchestrate")
 
@@ -112,7 +120,7 @@ class Search:
         best, second = self._best_two()
         if best is None or second is None or self._is_close(best):
             return ()
-        is_near = second.cost_ns <= self.limits.runner_up * best.cost_ns
+        is_near = second.cost_ns <= RUNNER_UP * best.cost_ns
         return tuple(self.candidates[k] for k in second.kernels) if is_near else ()
 
     def _is_close(self, best: PricedPlan | None) -> bool:
@@ -125,7 +133,7 @@ class Search:
         if best is None or before is None:
             return True
         gained_ns = before.cost_ns - best.cost_ns + self.bound_ns - bound_ns
-        return gained_ns > self.limits.noticeable * best.cost_ns
+        return gained_ns > NOTICEABLE * best.cost_ns
 
     def _room(self) -> int:
         """Return how many candidates may still be measured."""
@@ -151,7 +159,7 @@ class Search:
         is_refused = True
         while is_refused:
             prices = price(self.ledger, self.candidates)
-            plan = self._solve(prices.costs_ns, prices.is_measured, self.limits.round_seconds, 0.0)
+            plan = self._solve(prices.costs_ns, prices.is_measured, ROUND_SECONDS, 0.0)
             chosen = [self.candidates[k] for k in plan.kernels]
             self.ledger.build(chosen)
             is_refused = any(map(self.ledger.has_failed, chosen))
@@ -178,7 +186,7 @@ class Search:
 
     def _estimate(self) -> None:
         limits = self.limits
-        for _ in range(limits.estimate_rounds):
+        for _ in range(ESTIMATE_ROUNDS):
             has_plan = self.best is not None
             if not has_plan and not self._has_time():
                 break
@@ -206,7 +214,7 @@ class Search:
         """
         stopped, quiet, count = False, 0, 0
         self.questions.left_out = []
-        seconds, gap = self.limits.round_seconds, self.limits.round_gap
+        seconds, gap = ROUND_SECONDS, ROUND_GAP
         while not self._is_close(best := self.best) and count != most_rounds:
             count += 1
             if not self._has_time():
@@ -226,7 +234,7 @@ class Search:
                 break
             if not unknown:
                 # The solution is fully measured, so only the bound can still improve.
-                if plan.certificate.status is Status.OPTIMAL or seconds > self.limits.round_seconds:
+                if plan.certificate.status is Status.OPTIMAL or seconds > ROUND_SECONDS:
                     break
                 seconds, gap = self.options.search.solver_seconds, 0.0
         self.combine_measured()
@@ -264,13 +272,10 @@ class Search:
         """
         estimates = estimates_ns(self.ledger, self.candidates)
         plan = self._solve(
-            estimates,
-            None,
-            self.limits.round_seconds / 2 if seconds is None else seconds,
-            self.limits.estimate_gap if gap is None else gap,
+            estimates, None, ROUND_SECONDS / 2 if seconds is None else seconds, ESTIMATE_GAP if gap is None else gap
         )
         unknown = unmeasured(self.ledger, self.candidates, plan.kernels)
-        least_ns = self.limits.least_improvement * (plan.certificate.objective_ns or 0)
+        least_ns = LEAST_IMPROVEMENT * (plan.certificate.objective_ns or 0)
         own = {self.candidates[k].key for k in unknown}
         slack_ns = self.questions.relax_estimates(estimates)[1]
         others = expected_improvements(self.ledger, self.candidates, estimates, slack_ns, least_ns, own)
@@ -324,7 +329,7 @@ class Search:
         """
         self.combine_measured()
         costs_ns = price(self.ledger, self.candidates).costs_ns
-        self.bound_ns = self.questions.relax(costs_ns, self.limits.least_proof_seconds)[0]
+        self.bound_ns = self.questions.relax(costs_ns, LEAST_PROOF_SECONDS)[0]
         self._report()
         return self._result(stopped=True)
 
@@ -332,7 +337,7 @@ class Search:
         """Find a plan if there is none because every solution so far had a kernel that failed."""
         while self.best is None:
             estimates = estimates_ns(self.ledger, self.candidates)
-            plan = self._solve(estimates, None, self.limits.round_seconds, self.limits.estimate_gap)
+            plan = self._solve(estimates, None, ROUND_SECONDS, ESTIMATE_GAP)
             self._measure(plan.kernels, is_needed=True)
             self.tried[plan.kernels] = None
 

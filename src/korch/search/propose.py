@@ -13,6 +13,8 @@ from korch.candidate.candidate import Candidate
 from korch.search.estimate import Kind, expected_improvement_ns
 from korch.search.ledger import Ledger
 
+ESTIMATE_SPREAD = 0.45  # standard deviation of an estimate's error, in logarithms
+
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
@@ -58,7 +60,7 @@ def expected_improvements(
         key = candidates[k].key
         if key in ledger.records or key in left_out:
             continue
-        gain_ns = expected_improvement_ns(estimates_ns[k], slack, ledger.limits.estimate_spread)
+        gain_ns = expected_improvement_ns(estimates_ns[k], slack, ESTIMATE_SPREAD)
         if gain_ns > max(least_ns, found.get(key, (0.0, 0))[0]):
             found[key] = (gain_ns, k)
     return tuple(sorted(found.values(), key=lambda entry: (-entry[0], entry[1])))

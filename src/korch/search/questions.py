@@ -20,6 +20,12 @@ from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.price import Prices
 
+RELAX_SECONDS = 10.0  # time of one linear relaxation
+FIRST_SECONDS = 10.0  # time of a solve that has found no plan yet, however little time remains
+LAST_SECONDS = 0.5  # time of a later solve, if no time remains
+ROUND_GAP = 0.002  # gap at which a round's solve ends
+COMBINE_SECONDS = 3.0  # time of the solve over measured candidates only
+
 logger = logging.getLogger("korch.orchestrate")
 
 
@@ -73,14 +79,14 @@ class Questions:
         """
         left_s = self.ledger.left_s(self.deadline)
         if left_s is not None:
-            seconds = max(min(self.limits.last_seconds, seconds), min(seconds, left_s))
+            seconds = max(min(LAST_SECONDS, seconds), min(seconds, left_s))
         try:
             plan = self.ledger.solve(
                 self.solver,
                 costs_ns,
                 is_measured=is_measured,
                 seconds=seconds,
-                first_seconds=self.limits.first_seconds,
+                first_seconds=FIRST_SECONDS,
                 hint=hint,
                 lower_bound_ns=bound_ns,
                 excluded=[*self._failed(), *self.left_out],
@@ -93,7 +99,7 @@ class Questions:
         found = plan.certificate
         if found.status is Status.UNKNOWN:
             raise InfeasibleError(
-                f"the solver found no plan within {max(seconds, self.limits.first_seconds):.0f} s",
+                f"the solver found no plan within {max(seconds, FIRST_SECONDS):.0f} s",
                 hint="Raise SearchLimits.first_seconds, or lower SearchLimits.max_primitives",
             )
         logger.info(
@@ -107,13 +113,13 @@ class Questions:
 
     def solve_some(self, prices: Prices, numbers: Collection[int], hint: tuple[int, ...] | None = None) -> Plan:
         """Return the best plan that uses only some of the candidates."""
-        left_s, seconds = self.ledger.left_s(self.deadline), self.limits.combine_seconds
+        left_s, seconds = self.ledger.left_s(self.deadline), COMBINE_SECONDS
         return self.ledger.solve(
             self.solver,
             prices.costs_ns,
-            seconds=seconds if left_s is None else max(self.limits.last_seconds, min(seconds, left_s)),
+            seconds=seconds if left_s is None else max(LAST_SECONDS, min(seconds, left_s)),
             hint=hint,
-            gap=self.limits.round_gap,
+            gap=ROUND_GAP,
             excluded=[k for k in range(len(self.candidates)) if k not in numbers],
         )
 
@@ -121,7 +127,7 @@ class Questions:
         self, costs_ns: list[int], least_s: float = 1.0, left_out: Sequence[int] = ()
     ) -> tuple[int, dict[int, int]]:
         """Return the lower bound that the relaxation gives for some costs, and the slack of each candidate."""
-        left_s, most_s = self.ledger.left_s(self.deadline), self.limits.relax_seconds
+        left_s, most_s = self.ledger.left_s(self.deadline), RELAX_SECONDS
         seconds = most_s if left_s is None else max(least_s, min(most_s, left_s))
         return self.ledger.relax(self.solver, costs_ns, excluded=[*self._failed(), *left_out], seconds=seconds)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from korch.candidate.candidate import Candidate
+from korch.limits import DISAGREEMENT
 from korch.measure.record import Measured
 from korch.options import Options
 from korch.program.problem import Certificate
@@ -89,6 +90,6 @@ def recall_solved(ledger: Ledger, candidates: Sequence[Candidate], options: Opti
     if len(known) < len(steps):
         return None
     sums_ns = sorted((sum(record.time_ns for record in known), sum(found.costs_ns)))
-    if found.costs_ns and sums_ns[1] > ledger.limits.disagreement * sums_ns[0]:
+    if found.costs_ns and sums_ns[1] > DISAGREEMENT * sums_ns[0]:
         return None  # kernels were measured again since the plan was cached, with other times
     return Solved(found, plans, is_recalled=True)

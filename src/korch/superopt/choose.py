@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from korch.candidate.candidate import Group
-from korch.limits import DEFAULT_LIMITS
 from korch.primitive.op import Category
 from korch.superopt.sizes import BYTES_PER_NS, CYCLES_PER_NS, CacheMachine
+
+GAIN = 0.003  # least share of its own time, and of the model's, that a group must be able to save
 
 START_NS = 1000.0
 """The time that a kernel takes to start its threads and wait for the last one."""
@@ -34,7 +35,7 @@ class Gain:
     saved_ns: float
     least_ns: float
 
-    def is_worth_it(self, least: float = DEFAULT_LIMITS.superopt_gain) -> bool:
+    def is_worth_it(self, least: float = GAIN) -> bool:
         """Return whether the saved time is more than the share `least` of the total time."""
         return self.saved_ns > least * (self.saved_ns + self.least_ns)
 
@@ -59,10 +60,7 @@ def _flop_per_ns(machine: CacheMachine) -> float:
 
 
 def ranked(
-    groups: Iterable[tuple[Group, int]],
-    machine: CacheMachine,
-    work_flop: float = 0.0,
-    least: float = DEFAULT_LIMITS.superopt_gain,
+    groups: Iterable[tuple[Group, int]], machine: CacheMachine, work_flop: float = 0.0, least: float = GAIN
 ) -> Iterator[Group]:
     """Yield the groups that are worth a search, the best first, each once.
 

@@ -36,6 +36,8 @@ from korch.tile.parse import parse_program
 from korch.tile.program import TileProgram
 from korch.tile.text import format_program
 
+GROUP_SECONDS = 12.0  # time of the search for one group
+
 LATE = "no time is left for the superoptimizer"
 
 
@@ -229,7 +231,7 @@ def timed_search(
     group: Group, machine: CacheMachine, deadline: Deadline, limits: SearchLimits = DEFAULT_LIMITS
 ) -> tuple[Finding, bool]:
     """Search for a group until a deadline; return the finding, and whether more time would not change it."""
-    left_s, most_s = deadline.left_s, limits.superopt_group_seconds
+    left_s, most_s = deadline.left_s, GROUP_SECONDS
     seconds = most_s if left_s is None else min(most_s, left_s)
     if seconds <= 0:
         return Finding(reason=LATE), False
@@ -249,19 +251,13 @@ def search(
         limits: how many block graphs and programs.
     """
     begin = time.monotonic()
-    seconds = limits.superopt_group_seconds if seconds is None else seconds
+    seconds = GROUP_SECONDS if seconds is None else seconds
     try:
         computation = named(group.body)
     except NotNamedError as error:
         return Finding(reason=str(error))
     ways = expressions(computation)
-    rules = Rules(
-        most_steps=limits.superopt_steps,
-        first_steps=limits.superopt_first_steps,
-        margin=limits.superopt_margin,
-        tile_elements=machine.cache_bytes // 4,
-        seconds=seconds / 2,
-    )
+    rules = Rules(tile_elements=machine.cache_bytes // 4, seconds=seconds / 2)
     found = block_graphs(computation, ways, rules)
     return _Selection(group, machine, limits, computation, ways, found, begin, begin + seconds).run()
 
@@ -320,7 +316,7 @@ class _Selection:
             program = emit(computation, self.ways, graph, small_cut(computation, self.ways, graph), shapes)
         except (NotEmittedError, NotNamedError) as error:
             return str(error)
-        return verify(program, body, rounds=self.limits.superopt_rounds).reason
+        return verify(program, body).reason
 
     def _program(self, graph: BlockGraph, cut: SizedCut) -> FoundProgram | str:
         packed = self._packed(graph, cut)

@@ -20,10 +20,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from korch.limits import DEFAULT_LIMITS
 from korch.superopt.axes import Named, points
 from korch.superopt.expressions import Expression, Expressions
 from korch.superopt.unpruned import Unpruned
+
+STEPS = 14  # most steps of a block graph
+# Block graphs with at most this many steps are searched first; they give a time bound for the search of longer ones.
+FIRST_STEPS = 6
+MARGIN = 1.5  # block graphs that may take up to this many times the time of the best one are found too
 
 TRANSCENDENTAL = ("exp", "log", "sigmoid", "tanh", "erf", "sqrt")
 """Operations that take as long as several multiplications."""
@@ -112,9 +116,9 @@ class Rules:
         most_found: the most block graphs to return.
     """
 
-    most_steps: int = DEFAULT_LIMITS.superopt_steps
-    first_steps: int = DEFAULT_LIMITS.superopt_first_steps
-    margin: float = DEFAULT_LIMITS.superopt_margin
+    most_steps: int = STEPS
+    first_steps: int = FIRST_STEPS
+    margin: float = MARGIN
     tile_elements: int = 1 << 18
     by_expression: bool = True
     by_readers: bool = True

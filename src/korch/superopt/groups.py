@@ -18,6 +18,8 @@ from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, Transpo
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType
 
+PRODUCTS = 3  # most products in a group
+
 INSIDE = (Category.ELEMENTWISE, Category.BROADCAST, Category.REDUCE)
 
 
@@ -93,7 +95,7 @@ def _cone(graph: PrimitiveGraph, end: int, copies: bool, limits: SearchLimits) -
     rows = [graph.primitives[p] for p in found]
     products = sum(row.row.category is Category.LINEAR for row in rows)
     reductions = sum(row.row.category is Category.REDUCE for row in rows)
-    is_small = products <= limits.superopt_products and len(found) <= limits.superopt_primitives
+    is_small = products <= PRODUCTS and len(found) <= limits.superopt_primitives
     is_rich = products >= 2 or reductions >= (1 if products else 2)
     is_convex = not _reads_itself(graph, found, chosen)
     return found if is_small and is_rich and is_convex else None

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from korch.errors import InvalidGraphError
-from korch.limits import DEFAULT_LIMITS
 from korch.numerics import FACTOR, TOLERANCE, difference
 from korch.primitive import reference
 from korch.primitive.graph import Primitive, PrimitiveGraph
@@ -30,6 +29,8 @@ from korch.tile.arithmetic import Float64, Typed
 from korch.tile.check import check_program
 from korch.tile.program import Product, TileProgram
 from korch.tile.reference import run_program
+
+ROUNDS = 4  # computations over finite fields in which each is compared, two for each random input
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,7 @@ class Verdict:
     reason: str = ""
 
 
-def verify(
-    program: TileProgram, graph: PrimitiveGraph, seed: int = 0, rounds: int = DEFAULT_LIMITS.superopt_rounds
-) -> Verdict:
+def verify(program: TileProgram, graph: PrimitiveGraph, seed: int = 0, rounds: int = ROUNDS) -> Verdict:
     """Return whether a program computes a graph, inputs and outputs row-major and in order.
 
     Args:

@@ -17,22 +17,22 @@ import numpy as np
 from korch.candidate.candidate import Candidate
 from korch.cores import short_slices
 from korch.deadline import Deadline
-from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.meter import AnyMeter
 from korch.runtime.report import Discrepancy, Suspect, disagree
 from korch.validation.plan import Validation
 
+SUSPECT_RUNS = 5  # runs in which kernels are timed if the prediction for a plan is wrong
+SUSPECT_SHARE = 0.8  # kernels that explain this share of the difference are measured again
+SUSPECT_KERNELS = 24  # most kernels that are measured again
 
-def examine(
-    validation: Validation, meter: AnyMeter, deadline: Deadline, limits: SearchLimits = DEFAULT_LIMITS
-) -> Discrepancy | None:
+
+def examine(validation: Validation, meter: AnyMeter, deadline: Deadline) -> Discrepancy | None:
     """Return the difference between the winner's predicted and measured time; None if it is small.
 
     Args:
         validation: the fastest correct plan and its times.
         meter: measures kernels again.
         deadline: when to stop measuring.
-        limits: how many kernels are measured again, and how many runs are timed.
     """
     entry, measured_ns = validation.won.entry, float(validation.won.median_ns)
     known = [n for n, (_, is_measured) in enumerate(entry.costs) if is_measured]
@@ -41,17 +41,17 @@ def examine(
     if is_partly_known:
         if not known or deadline.is_over:
             return None
-        in_run_ns = _in_run_ns(validation, deadline, known, limits.suspect_runs)
+        in_run_ns = _in_run_ns(validation, deadline, known, SUSPECT_RUNS)
         measured_ns = sum(in_run_ns)
     predicted_ns = sum(costs_ns)
     if not disagree(predicted_ns, measured_ns):
         return None
     found: list[Suspect] = []
     if not deadline.is_over:
-        in_run_ns = in_run_ns or _in_run_ns(validation, deadline, known, limits.suspect_runs)
+        in_run_ns = in_run_ns or _in_run_ns(validation, deadline, known, SUSPECT_RUNS)
         of_known = zip(known, costs_ns, in_run_ns, strict=True)
         suspects = [Suspect(n, entry.steps[n].provider, alone_ns, alone_ns, ns) for n, alone_ns, ns in of_known]
-        found = [suspects[i] for i in explaining(costs_ns, in_run_ns, limits)]
+        found = [suspects[i] for i in explaining(costs_ns, in_run_ns)]
         found = _timed_again(found, entry.steps, meter, deadline)
     again_ns = predicted_ns + sum(s.again_ns - s.alone_ns for s in found)
     unknown = len(entry.costs) - len(known)
@@ -76,18 +76,16 @@ def _in_run_ns(validation: Validation, deadline: Deadline, numbers: Sequence[int
     return [float(medians_ns[n] * scale) for n in numbers]
 
 
-def explaining(
-    alone_ns: Sequence[float], in_run_ns: Sequence[float], limits: SearchLimits = DEFAULT_LIMITS
-) -> list[int]:
+def explaining(alone_ns: Sequence[float], in_run_ns: Sequence[float]) -> list[int]:
     """Return the indices of the kernels that explain most of a difference, in descending order of their part.
 
     A kernel explains a part of the difference if its times differ in the same direction as the sums.
     """
     differences_ns = np.subtract(in_run_ns, alone_ns)
     off_ns = np.maximum(0.0, differences_ns if differences_ns.sum() > 0 else -differences_ns)
-    order = np.argsort(-off_ns, kind="stable")[: limits.suspect_kernels]
+    order = np.argsort(-off_ns, kind="stable")[:SUSPECT_KERNELS]
     before = np.cumsum(off_ns[order]) - off_ns[order]
-    most_ns = limits.suspect_share * off_ns.sum()
+    most_ns = SUSPECT_SHARE * off_ns.sum()
     return [int(n) for n, so_far in zip(order, before, strict=True) if so_far < most_ns]
 
 

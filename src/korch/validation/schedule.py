@@ -10,14 +10,15 @@ import numpy as np
 
 from korch.deadline import Deadline
 from korch.errors import CompileError, InvalidGraphError, UnsupportedError
-from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.meter import AnyMeter
 from korch.numerics import difference
 from korch.primitive.op import Array
 from korch.runtime.report import ScheduleTimes
 from korch.validation.plan import Make, Validation
-from korch.validation.timing import Until, time_all
-from korch.validation.validate import build_units, steps_of
+from korch.validation.timing import LEAST_PLAN_ROUNDS, Until, time_all
+from korch.validation.validate import HEAVY_BYTES, build_units, steps_of
+
+TASKS_GAIN = 0.99  # a plan with tasks is kept if it takes at most this share of the time of the plan with joins
 
 logger = logging.getLogger("korch.validation")
 
@@ -26,12 +27,7 @@ RUNS = 6
 
 
 def with_fastest_schedule(
-    validation: Validation,
-    meter: AnyMeter,
-    make_tasks: Make,
-    deadline: Deadline,
-    limits: SearchLimits = DEFAULT_LIMITS,
-    allowed: float = 0.0,
+    validation: Validation, meter: AnyMeter, make_tasks: Make, deadline: Deadline, allowed: float = 0.0
 ) -> tuple[Validation, ScheduleTimes | None]:
     """Build the kernels of the winning plan as tasks, compare the results, and time both plans interleaved.
 
@@ -40,7 +36,6 @@ def with_fastest_schedule(
         meter: the meter that has compiled the kernels.
         make_tasks: builds an executable that runs tasks.
         deadline: when to end.
-        limits: the limits of the timing, and the gain that tasks must have.
         allowed: the allowed difference of an output, relative to its largest element; 0 if all bits must be equal.
 
     Returns:
@@ -48,10 +43,10 @@ def with_fastest_schedule(
         weights or no tasks, if its results differ with tasks, or if there was no time to build it with tasks.
     """
     won = validation.won
-    until = Until(deadline, lambda entry: 0.0, meter.tell, limits)
-    runs_s = RUNS * limits.least_plan_rounds * won.median_ns / 1e9
+    until = Until(deadline, lambda entry: 0.0, meter.tell)
+    runs_s = RUNS * LEAST_PLAN_ROUNDS * won.median_ns / 1e9
     build_s = meter.pace.predict_s("build", build_units(validation.winner)) + runs_s
-    if validation.winner.plan.weights_bytes > limits.heavy_bytes or until.leaves_out(won.entry, build_s):
+    if validation.winner.plan.weights_bytes > HEAVY_BYTES or until.leaves_out(won.entry, build_s):
         return validation, None
     try:
         executable = make_tasks(steps_of(won.entry, meter))
@@ -63,7 +58,7 @@ def with_fastest_schedule(
         return validation, None
     pair = [replace(won, executable=validation.winner), replace(won, executable=executable)]
     joins, tasks = time_all(pair, validation.timed, until)
-    is_faster = tasks.median_ns <= limits.tasks_gain * joins.median_ns
+    is_faster = tasks.median_ns <= TASKS_GAIN * joins.median_ns
     times = ScheduleTimes(joins.median_ns / 1e6, tasks.median_ns / 1e6, is_faster)
     return (replace(validation, winner=executable, won=tasks) if is_faster else validation), times
 

@@ -8,11 +8,18 @@ from dataclasses import dataclass, field, replace
 
 from korch.cores import short_slices
 from korch.deadline import Deadline
-from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.absence import Absence
 from korch.measure.record import summarize
 from korch.primitive.op import Array
 from korch.validation.plan import PlanEntry, Result
+
+PLAN_ROUNDS = 11  # rounds in which plans are timed in turn
+PLAN_SECONDS = 4.0  # time for these rounds
+LEAST_PLAN_ROUNDS = 3  # rounds even if no time remains
+SHORT_PLAN_SECONDS = 0.5  # plans whose `PLAN_ROUNDS` take less are short
+SHORT_PLAN_ROUNDS = 99  # most rounds of short plans
+DISTURBED_FACTOR = 3  # rounds and seconds are extended up to this factor while too few runs are undisturbed
+BUILD_SAFETY = 1.5  # a plan is built only if this many times its predicted duration remains
 
 
 @dataclass(frozen=True)
@@ -23,18 +30,16 @@ class Until:
         deadline: the time at which to stop.
         needed_s: returns the seconds needed to compile the kernels of a plan.
         tell: called with a line of text before each step.
-        limits: the limits on rounds and seconds.
     """
 
     deadline: Deadline = field(default_factory=Deadline)
     needed_s: Callable[[PlanEntry], float] = lambda entry: 0.0
     tell: Callable[[str], None] = lambda text: None
-    limits: SearchLimits = DEFAULT_LIMITS
 
     def leaves_out(self, entry: PlanEntry, build_s: float) -> bool:
         """Return whether there is no time left for a plan, if building a plan takes `build_s`."""
         left_s = self.deadline.left_s
-        return left_s is not None and left_s < self.limits.build_safety * (build_s + self.needed_s(entry))
+        return left_s is not None and left_s < BUILD_SAFETY * (build_s + self.needed_s(entry))
 
 
 def time_all(results: Sequence[Result], arrays: Sequence[Array], until: Until) -> list[Result]:
@@ -54,15 +59,15 @@ def _times(runners: Mapping[int, Callable[[], int]], until: Until) -> dict[int, 
     times: dict[int, list[tuple[int, int]]] = {i: [] for i in runners}
     for run in runners.values():
         run()
-    begun, limits, least = time.monotonic(), until.limits, until.limits.least_plan_rounds
-    for turn in range(limits.short_plan_rounds):
+    begun, least = time.monotonic(), LEAST_PLAN_ROUNDS
+    for turn in range(SHORT_PLAN_ROUNDS):
         seconds, is_hurried = time.monotonic() - begun, until.deadline.is_over
-        if turn >= least and (seconds > limits.disturbed_factor * limits.plan_seconds or is_hurried):
+        if turn >= least and (seconds > DISTURBED_FACTOR * PLAN_SECONDS or is_hurried):
             break
-        is_long = seconds > limits.short_plan_seconds
-        if turn >= limits.disturbed_factor * limits.plan_rounds and is_long:
+        is_long = seconds > SHORT_PLAN_SECONDS
+        if turn >= DISTURBED_FACTOR * PLAN_ROUNDS and is_long:
             break
-        is_enough = (turn >= limits.plan_rounds and is_long) or (turn >= least and seconds > limits.plan_seconds)
+        is_enough = (turn >= PLAN_ROUNDS and is_long) or (turn >= least and seconds > PLAN_SECONDS)
         if is_enough and all(not summarize(*zip(*own, strict=True)).is_disturbed for own in times.values() if own):
             break
         for i, run in runners.items():

@@ -15,7 +15,6 @@ from typing import Any
 from korch.candidate.candidate import Refusal
 from korch.deadline import Deadline
 from korch.errors import CompileError, InaccurateError, InfeasibleError, KorchError, UnprovidedError
-from korch.limits import SearchLimits
 from korch.measure.meter import AnyMeter
 from korch.numerics import Differences, Standard
 from korch.primitive.graph import PrimitiveGraph
@@ -33,6 +32,9 @@ BUILD_KERNELS = 10
 
 WEIGHTS_BYTES = 4e6
 """Packing or writing this many bytes of weights takes as long as building one kernel."""
+
+HEAVY_BYTES = 512 << 20
+"""Of plans with more weights than this, only two are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Trial:
 
 
 def validate_plans(
-    trial: Trial, entries: Sequence[PlanEntry], meter: AnyMeter, make: Make, deadline: Deadline, limits: SearchLimits
+    trial: Trial, entries: Sequence[PlanEntry], meter: AnyMeter, make: Make, deadline: Deadline
 ) -> Validation:
     """Build, check and time plans.
 
@@ -65,7 +67,6 @@ def validate_plans(
         meter: builds kernels.
         make: builds an executable.
         deadline: when to end; however, plans are built and run until one has correct results.
-        limits: the limits of the timing.
 
     Raises:
         InaccurateError: no plan is within the tolerance.
@@ -98,7 +99,7 @@ def validate_plans(
         """Return the seconds to compile the kernels that were not measured."""
         return meter.compile_s([c for c, (_, done) in zip(entry.steps, entry.costs, strict=True) if not done])
 
-    until = Until(deadline, needed_s, meter.tell, limits)
+    until = Until(deadline, needed_s, meter.tell)
     timed = _validate_in_turn(_distinct(entries), attempt, timed_arrays, until)
     able = [result for result in timed if result.is_right and result.executable is not None]
     if not able:
@@ -162,7 +163,7 @@ def _validate_in_turn(
             return Result(entry, None, refusal="the budget left no time to build it")
         return attempt(entry)
 
-    if not any(_weights_bytes(result) > until.limits.heavy_bytes for result in results):
+    if not any(_weights_bytes(result) > HEAVY_BYTES for result in results):
         for entry in entries[1:]:
             results.append(attempt_in_time(entry))
         return time_all(results, arrays, until)
