@@ -217,8 +217,8 @@ def with_figures(text: str) -> str:
     Raises:
         KeyError: a comment names a table that does not exist.
     """
-    pattern = r"(<!-- table: (.*) -->\n\n)(?:\|.*\n)*"
-    return re.sub(pattern, lambda found: found[1] + TABLES[found[2]](), text)
+    pattern = r"<!-- table: (.*) -->\n+(?:\|.*\n)*\n*"
+    return re.sub(pattern, lambda found: f"<!-- table: {found[1]} -->\n\n{TABLES[found[1]]()}\n", text)
 
 
 def main() -> None:

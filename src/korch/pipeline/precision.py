@@ -53,11 +53,8 @@ HasKernel = Callable[[Group], bool]
 Key = tuple[str, Attributes, str]
 """Products with equal keys have the same forms: operation, attributes and the digest of the weights."""
 
-UNITS = 10_000
-"""The error budget, in the integer units of the linear program."""
-
-FEW_ROWS = 8
-"""The most rows with which a product takes only as long as reading its weights."""
+UNITS = 10_000  # the error budget, in the integer units of the linear program
+FEW_ROWS = 8  # the most rows with which a product takes only as long as reading its weights
 
 HEADROOM = 1.3
 """The ratio of the range of bytes to that of the data in calibration: clipped data of other inputs has large errors."""
