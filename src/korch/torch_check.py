@@ -80,7 +80,7 @@ def _is_small(exported: Exported, graph: Callable[[], PrimitiveGraph | None]) ->
     """Return whether the primitives of a module can be interpreted in little time."""
     if sum(array.nbytes for array in exported.model.arrays.values()) > MOST_BYTES or (found := graph()) is None:
         return False
-    return sum(map(found.work_flop, found.primitives)) <= MOST_FLOP
+    return found.total_flop <= MOST_FLOP
 
 
 def _standard(graph: PrimitiveGraph | None, inputs: Sequence[Array], options: Options) -> Standard | None:

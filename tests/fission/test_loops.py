@@ -112,3 +112,10 @@ def test_an_old_scan_stays_one_operator():
     model.graph.node[0].input.insert(0, "")
     (kept,) = fission_with_report(load_model(model))[1].kept
     assert (kept.op_type, kept.reason) == ("Scan", "no rule for this opset")
+
+
+@pytest.mark.parametrize(("name", "flop"), [("scan", 40 * 18), ("shift", 0), ("nested", 40 * (6 + 40 * 12))])
+def test_a_loop_has_the_operations_of_its_iterations_once(name, flop):
+    graph = fission(load_model(loop_model(name)))
+    assert len(loops_of(graph)) == 2  # the state and the stacked results
+    assert graph.total_flop == flop

@@ -203,7 +203,7 @@ def search_report(run: Run) -> Report:
         lower_bound_ms=certificate.bound_ns / 1e6,
         gap=certificate.gap,
         primitives=len(split.primitives),
-        given_flop=sum(map(split.work_flop, split.primitives)),
+        given_flop=split.total_flop,
         alternatives=run.partition.rules.alternatives,
         sets=sum(enumeration.sets for enumeration in enumerations),
         groups=sum(enumeration.groups for enumeration in enumerations),

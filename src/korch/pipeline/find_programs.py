@@ -59,7 +59,7 @@ class ProgramSearch:
         for provider in meter.providers:
             if isinstance(provider, TakesPrograms):
                 provider.finder = finder = Finder(meter.database, machine, provider.version, limits)
-                work_flop = sum(map(run.split.work_flop, run.split.primitives))
+                work_flop = run.split.total_flop
                 groups = list(ranked(_groups(run.partition, limits), machine, work_flop))
                 new = [] if run.ledger.is_replayed else [group for group in groups if not finder.is_kept(group)]
                 beside = run.resources.enter_context(SearchBeside(new, machine, limits, deadline))

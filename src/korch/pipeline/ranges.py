@@ -125,7 +125,7 @@ def _plans(
         progress("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}")
         whole = masked(dimensions, sizes, source.primitives)
         timed, *others = _timed(dimensions, columns, sizes)
-        share = min(1.0, CHECKED_FLOP / max(1, sum(map(whole.graph.work_flop, whole.graph.primitives))))
+        share = min(1.0, CHECKED_FLOP / max(1, whole.graph.total_flop))
         first, *checks = _checked_sizes(dimensions, columns, sizes, share, limits)
         whole = replace(
             whole,

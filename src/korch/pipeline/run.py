@@ -242,7 +242,7 @@ class Run:
         meter, split = self.meter, self.split
         kernels = BUILD_KERNELS + len(split.primitives) / PRIMITIVES_PER_KERNEL
         build_s = meter.pace.predict_s("build", kernels + 2 * self.weights_bytes / WEIGHTS_BYTES)
-        work_flop = sum(map(split.work_flop, split.primitives)) * (self.masked.share if self.masked is not None else 1)
+        work_flop = split.total_flop * (self.masked.share if self.masked is not None else 1)
         run_s = 3 * work_flop / meter.rates().rate_flop_per_s * meter.pace.slowness
         budget_s = self.options.budget_s or math.inf
         tasks_s = BUILD_SAFETY * build_s if self.schedule == "fastest" else 0.0

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 
 from korch.errors import InvalidGraphError
-from korch.primitive.op import Array, Attributes, Category, Op, TypeMismatchError, require_arity
+from korch.primitive.op import Array, Attributes, Category, Op, OutputOfSeveral, TypeMismatchError, require_arity
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType, ValueId, ValueType
 
@@ -206,6 +206,15 @@ class PrimitiveGraph:
         """Return the floating-point operations of a primitive."""
         types = self.input_types(primitive)
         return primitive.row.work_flop(types, primitive.attributes, self.types[primitive.output])
+
+    @property
+    def total_flop(self) -> int:
+        """The floating-point operations of all primitives; an operator with several outputs counts once."""
+        distinct = {
+            (p.op, p.inputs, p.attributes.without_output) if isinstance(p.attributes, OutputOfSeveral) else i: p
+            for i, p in enumerate(self.primitives)
+        }
+        return sum(map(self.work_flop, distinct.values()))
 
 
 _Key = tuple[str, tuple[int, ...], Attributes]

@@ -221,7 +221,6 @@ def step_record(graph: PrimitiveGraph, step: PlanStep[Any], slots: Sequence[Slot
         )  # the workspace, if there is one, comes last
     ]
     origins = (graph.origins[p] for p in group.primitives) if graph.origins else ()
-    body = group.body
     return StepRecord(
         symbol=step.kernel.symbol,
         provider=step.candidate.provider,
@@ -235,7 +234,7 @@ def step_record(graph: PrimitiveGraph, step: PlanStep[Any], slots: Sequence[Slot
         bound_ns=float(step.bound_ns),
         is_measured=step.is_measured,
         size_bytes=step.candidate.size_bytes,
-        work_flop=sum(body.work_flop(primitive) for primitive in body.primitives),
+        work_flop=group.body.total_flop,
         workspace_bytes=step.kernel.workspace_bytes,
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from korch.primitive.op import Array, Attributes, Category, Op, OutputOfSeveral, Sample, no_flop, require
+from korch.primitive.op import Array, Attributes, Category, Op, OutputOfSeveral, Sample, require
 from korch.primitive.types import ValueType
 
 
@@ -74,6 +74,13 @@ def _reference(inputs: Sequence[Array], attributes: LoopAttributes) -> Array:
     return run_loop(inputs, attributes)
 
 
+def _flop(inputs: Sequence[ValueType], attributes: LoopAttributes, output: ValueType) -> int:
+    """Return the operations of all iterations, which compute all outputs together."""
+    from korch.primitive.reference import body_of
+
+    return attributes.trips * body_of(attributes.body).total_flop
+
+
 _BODY = (
     'graph(%0 "i0": f32[2], %1 "i1": f32[2]) -> (%2 "o0", %3 "o1")\n'
     "%2: f32[2] = mul(%0, %1)\n%3: f32[2] = add(%2, %0)\n"
@@ -93,7 +100,7 @@ ROWS: tuple[Op, ...] = (
         attributes=LoopAttributes,
         infer=_infer,
         reference=_reference,
-        work_flop=no_flop,
+        work_flop=_flop,
         source="ONNX Scan, opset 9; ONNX Loop with a fixed number of iterations",
         samples=(_sample(3, 0), _sample(3, 1)),
         refusals=(_sample(4, 0), _sample(3, 2)),
