@@ -49,6 +49,13 @@ inline void place_rows(int32_t* to, long count, long at, long part, long whole) 
 }
 KORCH_INLINE constexpr long larger(long a, long b) { return a > b ? a : b; }
 
+// The position of an index, which counts from the end if it is negative; the nearest position if there is none. Most indices
+// are positions: with a branch that is predicted, the load at the position does not wait for the comparisons.
+KORCH_INLINE long nearest(long index, long count) {
+  if (__builtin_expect(static_cast<unsigned long>(index) < static_cast<unsigned long>(count), 1)) return index;
+  return larger(0, smaller(index < 0 ? index + count : index, count - 1));
+}
+
 // The number of blocks of `unit` elements that hold n elements.
 constexpr long blocks(long n, long unit) { return (n + unit - 1) / unit; }
 

@@ -1,18 +1,18 @@
 """The offer and the tile program for a group with an opaque `GatherElements`: any axis, any element type.
 
-A task computes some rows of the result: it makes their indices positive, and a loop for each element runs the one
-iteration that its index chooses. An index out of range is replaced by the nearest position.
+A task computes some rows of the result. For each element a loop runs the one iteration that the index chooses. An index
+out of range is replaced by the nearest position.
 """
 
 from __future__ import annotations
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.primitive.types import DType, row_major_strides
+from korch.primitive.types import row_major_strides
 from korch.provider.opaque import attributes_of, node_of
 from korch.schedule.blocks import cut, flat
 from korch.tile.cpp.text import C_TYPE
 from korch.tile.index import ZERO, Expr, add, scale, var
-from korch.tile.program import Apply, At, Axis, Buffer, Level, Literal, Load, Loop, Pass, Stage, Store, TileProgram
+from korch.tile.program import At, Axis, Buffer, Level, Load, Loop, Pass, Stage, Store, TileProgram
 from korch.tile.staging import Machine
 
 COLUMNS = 1024
@@ -38,44 +38,20 @@ def elements_program(group: Group, machine: Machine) -> TileProgram:
     data, index = body.primitives[0].inputs
     x, i = (f"i{group.position[value]}" for value in (data, index))
     given, shape = body.types[data].shape, body.types[index].shape
-    rank, integer = len(shape), body.types[index].dtype
+    rank = len(shape)
     axis = attributes_of(node_of(body.primitives[0])).get("axis", 0) % rank
     last, before = shape[-1], shape[-2] if rank > 1 else 1
     v_outer, v = cut(last, min(last, COLUMNS), ("gv", "v"))
     r_outer, r = cut(before, min(before, max(1, ELEMENTS // last)), ("gr", "r"))
     grid = (*(Axis(f"g{d}", n) for d, n in enumerate(shape[:-2])), r_outer, v_outer)
     where = (*(var(f"g{d}") for d in range(rank - 2)), *([flat(r_outer, r)] if rank > 1 else []), flat(v_outer, v))
-    place = add(scale(var("r"), v.extent), var("v"))
 
     def offset(position: tuple[Expr, ...], sizes: tuple[int, ...]) -> Expr:
         return add(ZERO, *(scale(e, step) for e, step in zip(position, row_major_strides(sizes), strict=True)))
 
     chosen = offset((*where[:axis], var("k"), *where[axis + 1 :]), given)
     copied = Pass((), "", (Load("x0", body.types[data].dtype, x, chosen),), (Store("o0", offset(where, shape), "x0"),))
-    one = Loop(Axis("k", given[axis]), (), (copied,), At("place", place))
-    steps = (
-        Pass((r, v), "v", *_positions(integer, At(i, offset(where, shape)), At("place", place), given[axis])),
-        Loop(r, ("place",), (Loop(v, ("place",), (one,)),)),
-    )
+    one = Loop(Axis("k", given[axis]), (), (copied,), At(i, offset(where, shape)), is_nearest=True)
     buffers = [Buffer(f"i{n}", Level.INPUT, type_.dtype, type_.size) for n, type_ in enumerate(group.input_types)]
     buffers.append(Buffer("o0", Level.OUTPUT, body.types[data].dtype, body.types[index].size))
-    buffers.append(Buffer("place", Level.TILE, integer, r.extent * v.extent))
-    return TileProgram(tuple(buffers), (Stage(grid, steps),))
-
-
-def _positions(
-    integer: DType, index: At, place: At, size: int
-) -> tuple[tuple[Load | Literal | Apply, ...], tuple[Store]]:
-    """Return the operations and the store that convert an index to a position from the start of the axis."""
-    ops = (
-        Load("x0", integer, index.buffer, index.index),
-        Literal("x1", integer, 0),
-        Literal("x2", integer, size),
-        Literal("x3", integer, size - 1),
-        Apply("x4", DType.BOOL, "less", ("x0", "x1")),
-        Apply("x5", integer, "add", ("x0", "x2")),
-        Apply("x6", integer, "where", ("x4", "x5", "x0")),
-        Apply("x7", integer, "max", ("x6", "x1")),
-        Apply("x8", integer, "min", ("x7", "x3")),
-    )
-    return ops, (Store(place.buffer, place.index, "x8"),)
+    return TileProgram(tuple(buffers), (Stage(grid, (Loop(r, (), (Loop(v, (), (one,)),)),)),))

@@ -59,6 +59,7 @@ class _Binder:
         if isinstance(step, Loop):
             (axis,), inside = self.axes((step.axis,), scope)
             only = step.only and At(step.only.buffer, substitute(step.only.index, self.values, scope))
-            return Loop(axis, step.carried, tuple(self.step(inner, inside) for inner in step.body), only)
+            body = tuple(self.step(inner, inside) for inner in step.body)
+            return dataclasses.replace(step, axis=axis, body=body, only=only)
         axes, scope = self.axes(step.axes, scope)
         return map_step(dataclasses.replace(step, axes=axes), lambda expr: substitute(expr, self.values, scope))

@@ -387,8 +387,9 @@ class _Lines:
                 found.append(self.contract(line, depth + 1))
             elif line.take("loop"):
                 axis = line.axis()
-                only = line.place() if line.take("only") else None
-                found.append(Loop(axis, self.take(line, line.carried), self.steps(depth + 1), only))
+                is_nearest = line.take("nearest")
+                only = line.place() if is_nearest or line.take("only") else None
+                found.append(Loop(axis, self.take(line, line.carried), self.steps(depth + 1), only, is_nearest))
             else:
                 raise line.error("pass, contract or loop")
         return tuple(found)

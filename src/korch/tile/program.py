@@ -1,13 +1,12 @@
 """The tile program: the intermediate representation between a candidate and its source code.
 
-A program is a list of *stages* that run one after another, with a barrier between them. A stage has
-grid axes; each grid point is a *task*, which any thread may run. A task runs *steps* in order. A step
-is a *pass*, a loop nest in which values flow through tile operations from loads to stores or
-accumulators; a *contraction*, which adds products to a tile; or a *loop* around further steps, which
-carries tiles from iteration to iteration. Tiles are buffers of level TILE, private to a task; they stay
-in registers or in a core's cache, in the layout that their reader needs. The three levels correspond to
-Mirage's kernel, block and thread graphs. A size may be an expression in *parameters*, integers that are
-known at run time only; `korch.tile.bind` replaces them by numbers.
+A program is a list of *stages* that run one after another, with a barrier between them. A stage has grid axes; each
+grid point is a *task*, which any thread may run. A task runs *steps* in order. A step is a *pass*, a loop nest in
+which values flow through tile operations from loads to stores or accumulators; a *contraction*, which adds products
+to a tile; or a *loop* around further steps, which carries tiles from iteration to iteration. Tiles are buffers of
+level TILE, private to a task; they stay in registers or in a core's cache, in the layout that their reader needs. The
+three levels correspond to Mirage's kernel, block and thread graphs. A size may be an expression in *parameters*,
+integers that are known at run time only; `korch.tile.bind` replaces them by numbers.
 
 Two printers generate code from it, C++ (`korch.tile.cpp`) and Triton (`korch.tile.triton`); for tests,
 `korch.tile.reference` interprets it. The printers take programs of known sizes; the C++ printer also
@@ -382,14 +381,15 @@ class Loop:
         carried: tiles, written before the loop, that keep their elements from iteration to iteration;
             other tiles that an iteration writes are undefined when it ends.
         body: the steps of an iteration.
-        only: an element that holds the number of the only iteration to run; if it is out of range, none runs. If
-            this is None, all iterations run.
+        only: an element with the number of the only iteration to run; if this is None, all run.
+        is_nearest: if `only` is out of range, whether the nearest iteration runs, a negative one from the end, or none.
     """
 
     axis: Axis
     carried: tuple[str, ...]
     body: tuple[Step, ...]
     only: At | None = None
+    is_nearest: bool = False
 
 
 Step = Pass | Contract | Loop

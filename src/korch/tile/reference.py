@@ -105,12 +105,14 @@ class _Run:
                     _PassRun(self, step, points).run()
                 case Contract():
                     self.contract(step, Points(stage.grid, step.axes, tasks, fixed))
-                case Loop(axis, carried, body, only):
+                case Loop(axis, carried, body, only, is_nearest):
                     lost = sorted(written_by(body) - {*carried})
                     live = Points(stage.grid, (axis,), tasks, fixed)
                     runs = live.spread(live.live)
                     if only is not None:
                         turn_of = live.spread(self.load(live, only.buffer, only.index, ()))
+                        if is_nearest:
+                            turn_of = np.clip(np.where(turn_of < 0, turn_of + axis.extent, turn_of), 0, axis.extent - 1)
                         runs = runs & (turn_of == np.arange(axis.extent))
                     for turn in range(axis.extent):
                         self.forget(lost, tasks)

@@ -87,7 +87,7 @@ def format_contract(step: Contract) -> str:
 def format_loop(loop: Loop) -> str:
     """Return the first line of a loop in the text form."""
     carries = f" carries {', '.join(loop.carried)}" if loop.carried else ""
-    only = f" only {_at(loop.only)}" if loop.only else ""
+    only = f" {'nearest' if loop.is_nearest else 'only'} {_at(loop.only)}" if loop.only else ""
     return f"loop {_axis(loop.axis)}{only}{carries}"
 
 

@@ -19,10 +19,12 @@ def print_sort(step: Ordering, grid: tuple[Axis, ...]) -> str:
     return f"korch::sort_rows<{sizes}>({step.keys}, {step.order}, {step.group}, {step.count});"
 
 
-def loop_head(out: CppWriter, axis: Axis, only: At | None) -> str:
+def loop_head(out: CppWriter, axis: Axis, only: At | None, is_nearest: bool) -> str:
     """Return the head of a loop; if only one iteration is run, the condition under which it is."""
     if only is None:
         return f"for (long {axis.name} = 0; {axis.name} < {loop_end(axis, axis.extent)}; ++{axis.name})"
     value = f"{only.buffer}[{out.expr(only.index)}]"
     name = axis.name
+    if is_nearest:
+        return f"if ([[maybe_unused]] const long {name} = korch::nearest({value}, {number(axis.extent)}); true)"
     return f"if ([[maybe_unused]] const long {name} = {value}; {name} >= 0 && {name} < {number(axis.extent)})"

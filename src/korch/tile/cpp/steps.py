@@ -218,12 +218,12 @@ class StepPrinter:
                 case _Block():
                     self._contract(node, grid)
                 case (loop, body):
-                    self._for(loop.axis, loop.only)
+                    self._for(loop.axis, loop.only, loop.is_nearest)
                     self._print(body, (*grid, loop.axis))
                     self.out.close()
 
-    def _for(self, axis: Axis, only: At | None = None) -> None:
-        self.out.open(loop_head(self.out, axis, only))
+    def _for(self, axis: Axis, only: At | None = None, is_nearest: bool = False) -> None:
+        self.out.open(loop_head(self.out, axis, only, is_nearest))
 
     def _contract(self, block: _Block, grid: tuple[Axis, ...]) -> None:
         """Print the call of the micro-kernel; strides are its template arguments."""
