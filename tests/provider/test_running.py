@@ -60,6 +60,16 @@ def test_programs_are_legal(shape, lanes):
         np.testing.assert_array_equal(found.reshape(x.shape), sums - x if "exclusive" in flags else sums)
 
 
+@pytest.mark.parametrize(
+    ("shape", "tasks"), [((9, 1000), 2), ((9, 10), 1), ((9, 98304), 12), ((4, 9, 1000), 4), ((9, 20000), 4)]
+)
+def test_sequences_along_an_outer_axis_are_shared_equally(shape, tasks):
+    """A task has as many adjacent sequences as a cache holds results, and each thread has a task."""
+    program = running_program(group_of(shape, -2), Machine(16, 2))
+    (stage,) = program.stages
+    assert np.prod([axis.extent for axis in stage.grid]) == tasks
+
+
 def test_an_infinity_is_in_later_sums_only(target, builder):
     groups = [group_of((2, 4096), 1), group_of((4096, 2), 0), group_of((32, 200), 1)]
     built = [item for item in offers_of(PROVIDER, groups, target) if isinstance(item[2], Kernel)]
