@@ -13,6 +13,11 @@ import numpy.typing as npt
 ALIGNMENT = 64
 """The size in bytes of a cache line, and of the widest vector register."""
 HUGE_PAGE = 2 << 20
+SMALL = 4096
+"""The largest array, in bytes, for which it takes longer to align it than kernels then gain."""
+
+
+_byte_of = ctypes.c_char.from_buffer
 
 
 def ceil_div(number: int, divisor: int) -> int:
@@ -60,19 +65,22 @@ def short_lived_bytes(size_bytes: int) -> npt.NDArray[np.uint8]:
     Returns:
         uint8[size_bytes].
     """
-    return short_lived_array((size_bytes,), np.dtype(np.uint8), size_bytes)
+    block = np.empty(size_bytes + ALIGNMENT, np.uint8)
+    start = -address_of(block) % ALIGNMENT
+    return block[start : start + size_bytes]
 
 
 def short_lived_array(shape: tuple[int, ...], dtype: np.dtype[Any], size_bytes: int) -> npt.NDArray[Any]:
-    """Return an uninitialised dense array in aligned memory from the heap; `size_bytes` is its size."""
-    block = np.empty(size_bytes + ALIGNMENT, np.uint8)
-    return np.ndarray(shape, dtype, block, -address_of(block) % ALIGNMENT)
+    """Return an uninitialised dense array from the heap, in aligned memory unless its size is at most `SMALL` bytes."""
+    if size_bytes <= SMALL:
+        return np.empty(shape, dtype)
+    return short_lived_bytes(size_bytes).view(dtype).reshape(shape)
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
     """Return the address at which the memory of a dense array begins."""
     try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(array.data))  # a third of the fallback's time
+        return ctypes.addressof(_byte_of(array.data))  # a third of the fallback's time
     except (TypeError, ValueError, BufferError):  # read-only, empty, or a type without a buffer
         address: int = array.__array_interface__["data"][0]
         return address
