@@ -10,6 +10,7 @@ import pytest
 from onnx import helper
 
 from korch.frontend import load_model
+from korch.primitive.dispute import noted_disputes
 from korch.primitive.op import Array
 from korch.testing.tolerance import assert_same
 from tests.support.node_cases import _arrays, _results, node_cases
@@ -74,6 +75,79 @@ def test_a_cubic_resize_to_one_row_reads_the_first_row() -> None:
     assert_same(found, CUBIC[:, :, :1], terms=8)
 
 
+@pytest.mark.parametrize("opset", [7, 10, 11])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_hardmax_flattens_axes_before_opset_13(opset: int, axis: int) -> None:
+    rows = X.reshape(int(np.prod(X.shape[:axis])), -1)
+    wanted = np.arange(rows.shape[1]) == rows.argmax(1)[:, None]
+    assert np.array_equal(folded("Hardmax", [X], opset, axis=axis)[0], wanted.reshape(X.shape))
+
+
+@pytest.mark.parametrize("size", [4, 5])
+def test_an_unpooling_has_positions_in_the_output(size: int) -> None:
+    x = np.arange(1, 1 + size * size, dtype=np.float32).reshape(1, 1, size, size)
+    kept = x[:, :, 1:4:2, 1:4:2]
+    positions = (np.arange(size * size).reshape(x.shape))[:, :, 1:4:2, 1:4:2]
+    wanted = np.where(np.isin(x, kept), x, 0)
+    window = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    assert np.array_equal(folded("MaxUnpool", [kept, positions, np.array(x.shape)], 11, **window)[0], wanted)
+
+
+@pytest.mark.parametrize("corners", [0, 1])
+def test_a_cubic_grid_sample_repeats_the_border(corners: int) -> None:
+    torch = pytest.importorskip("torch")
+    grid = np.random.default_rng(1).uniform(-1.4, 1.4, (1, 3, 3, 2)).astype(np.float32)
+    given = torch.from_numpy(IMAGE), torch.from_numpy(grid)
+    wanted = torch.nn.functional.grid_sample(*given, "bicubic", "border", bool(corners)).numpy()
+    options = {"mode": "cubic", "padding_mode": "border", "align_corners": corners}
+    assert_same(folded("GridSample", [IMAGE, grid], 20, **options)[0], wanted, terms=64)
+
+
+def test_unique_elements_in_the_order_of_their_first_places() -> None:
+    elements = np.array([[2, 1, 1, 3], [4, 3, 5, 2]], np.float32)
+    values, first, inverse, counts = folded("Unique", [elements], 11, outputs=4, sorted=0)
+    assert values.tolist() == [2, 1, 3, 4, 5]
+    assert first.tolist() == [0, 1, 3, 4, 6]
+    assert inverse.tolist() == [0, 1, 1, 2, 3, 2, 4, 0]
+    assert counts.tolist() == [2, 2, 2, 1, 1]
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize(("operator", "gates", "outputs"), [("LSTM", 4, 3), ("GRU", 3, 2), ("RNN", 1, 2)])
+@pytest.mark.parametrize("layout", [0, 1])
+def test_recurrences_end_with_their_sequences(
+    operator: str, gates: int, outputs: int, direction: str, layout: int
+) -> None:
+    rng, count, lengths = np.random.default_rng(3), 1 + (direction == "bidirectional"), [4, 1, 3]
+    x, w, r = (rng.normal(size=n).astype(np.float32) for n in ((4, 3, 2), (count, 5 * gates, 2), (count, 5 * gates, 5)))
+    bias = rng.normal(size=(count, 10 * gates)).astype(np.float32)
+    options = {"hidden_size": 5, "direction": direction}
+    given = [x.swapaxes(0, 1) if layout else x, w, r, bias, np.array(lengths, np.int32)]
+    y, h, *_ = folded(operator, given, 14, outputs, layout=layout, **options)
+    y, h = (y.transpose(1, 2, 0, 3), h.swapaxes(0, 1)) if layout else (y, h)
+    for k, length in enumerate(lengths):  # a sequence alone needs no length
+        part = x[:length, k : k + 1]
+        alone = folded(operator, [part, w, r, bias], 14, outputs, **options)
+        assert_same(y[:length, :, k], alone[0][:, :, 0], terms=64)
+        assert_same(h[:, k], alone[1][:, 0], terms=64)
+        assert not y[length:, :, k].any()
+
+
+@pytest.mark.parametrize("length", [3, 4, 7, 8, 9, 11])
+def test_an_inverse_transform_of_half_a_spectrum(length: int) -> None:
+    half = np.random.default_rng(4).normal(size=(1, length // 2 + 1, 2)).astype(np.float32)
+    given = [half, np.array(length), np.array(1)]
+    (found,) = folded("DFT", given, 20, inverse=1, onesided=1)
+    assert_same(found[..., 0], np.fft.irfft(half[..., 0] + 1j * half[..., 1], length), terms=64)
+
+
+def test_a_random_constant_is_not_folded() -> None:
+    given = [X, np.array(0.5, np.float32), np.array(True)]
+    with noted_disputes() as disputes, pytest.raises(KeyError):  # no two references agree
+        folded("Dropout", given, 13, seed=1)
+    assert [dispute.is_decided for dispute in disputes.values()] == [False]
+
+
 def test_integers_are_exact() -> None:
     big, one = np.array([2**62 + 1, -(2**62) - 3]), np.array([1])
     assert folded("Add", [big, one], 14)[0].tolist() == [2**62 + 2, -(2**62) - 2]
@@ -110,6 +184,7 @@ def test_a_case_of_onnx_as_constants(case) -> None:
     arrays = _arrays(inputs, [item.name for item in case.model.graph.input])
     model = onnx.ModelProto()
     model.CopyFrom(case.model)
+    del model.graph.input[:]  # an initializer that is an input is not a constant
     model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
     constants = load_model(model).constants
     for item, wanted in zip(model.graph.output, _results(expected), strict=True):

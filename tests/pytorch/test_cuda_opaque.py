@@ -18,8 +18,8 @@ from korch.fission import fission, fission_with_report
 from korch.frontend.onnx import load_model
 from korch.primitive import reference
 from korch.primitive.ops.opaque import onnx_type, opaque_model
+from korch.primitive.torch_calls import TABLE
 from korch.primitive.types import DType
-from korch.provider.torch_calls import TABLE
 from korch.provider.torch_opaque import TorchOpaqueProvider
 from korch.testing.tolerance import assert_same
 from tests.support.node_cases import _arrays, _results, node_cases, with_constants

@@ -8,23 +8,6 @@ from typing import Any
 from korch.candidate.layout import Layout
 from korch.primitive.types import row_major_strides
 
-TORCH_TYPES = {
-    "f64": "float64",
-    "f32": "float32",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "i64": "int64",
-    "i32": "int32",
-    "i16": "int16",
-    "i8": "int8",
-    "u8": "uint8",
-    "bool": "int8",
-    "u64": "int64",
-    "u32": "int32",
-    "u16": "int16",
-}
-"""PyTorch's types with elements of the same size; which type it is matters only to PyTorch calls."""
-
 
 def strides_of(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
     """Return the stride of each axis in elements.

@@ -1,15 +1,21 @@
-"""Folds nodes whose inputs are all known, and that are not split into primitives, by ONNX's reference evaluator."""
+"""Folds nodes whose inputs are all known, and that are not split into primitives, by references that agree."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
-from onnx.reference import ReferenceEvaluator
 
+from korch import fission
+from korch.errors import UnsupportedError
+from korch.frontend.infer import static_type
+from korch.frontend.names import node_label
+from korch.frontend.operator import Operator
+from korch.primitive.agreed import agreed, opinions_of
+from korch.primitive.dispute import noted_disputes
 from korch.primitive.op import Array
+from korch.primitive.types import DType, ValueType
 
 # Larger results are computed at run time, because a constant must be stored and loaded.
 LIMIT_BYTES = 1 << 28
@@ -33,13 +39,19 @@ def constant_of(node: onnx.NodeProto) -> Array | None:
     return decoded if isinstance(value, list) else decoded.reshape(())
 
 
-def evaluate(node: onnx.NodeProto, opsets: Mapping[str, int], arrays: Mapping[str, Array]) -> Sequence[Array] | None:
-    """Return a node's outputs, or None if the evaluator can't compute them.
+def evaluate(
+    node: onnx.NodeProto,
+    opsets: Mapping[str, int],
+    arrays: Mapping[str, Array],
+    types: Mapping[str, onnx.TypeProto] | None = None,
+) -> Sequence[Array] | None:
+    """Return a node's outputs, or None if no reference computes them, or if references differ and none is in majority.
 
     Args:
         node: a NodeProto that reads constants only.
         opsets: the version of each domain.
         arrays: its inputs by name.
+        types: the types of its outputs, if they are known.
     """
     named = [name for name in dict.fromkeys(node.input) if name]
     inputs = [
@@ -49,17 +61,40 @@ def evaluate(node: onnx.NodeProto, opsets: Mapping[str, int], arrays: Mapping[st
         for name in named
     ]
     outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
+    for item in outputs:
+        if types is not None and item.name in types:
+            item.type.CopyFrom(types[item.name])
     model = onnx.helper.make_model(
         onnx.helper.make_graph([node], "fold", inputs, outputs),
         opset_imports=[onnx.helper.make_opsetid(*item) for item in opsets.items()],
+        ir_version=8,
     )
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
-        try:
-            found = ReferenceEvaluator(model).run(None, {name: arrays[name] for name in named})
-        except Exception:  # noqa: BLE001 - foreign code; the node then stays as it is
-            return None
-    if any(isinstance(item, list | dict) or item is None for item in found):
+    with noted_disputes() as disputes:
+        found = agreed(node_label(node), opinions_of(model, {name: arrays[name] for name in named}))
+    if found is None or not all(dispute.is_decided for dispute in disputes.values()):
         return None
-    results = iter(found)
+    if any(isinstance(item, list | dict) or item is None for item in found[0]):
+        return None
+    results = iter(found[0])
     return [np.asarray(next(results)) if name else np.zeros(0) for name in node.output]
+
+
+def evaluate_split(
+    operator: Operator, types: Mapping[str, onnx.TypeProto], arrays: Mapping[str, Array], model: str
+) -> Sequence[Array] | None:
+    """Return an operator's outputs, computed by primitives; None if there are none for it or for its types.
+
+    Args:
+        operator: the operator; its inputs are known.
+        types: the types of its outputs.
+        arrays: its inputs by name.
+        model: the model's name, for messages.
+    """
+    try:
+        found = {name: static_type(types.get(name), name, operator.node, model) for name in operator.outputs if name}
+        given = {
+            name: ValueType(tuple(arrays[name].shape), DType.of(arrays[name].dtype)) for name in operator.inputs if name
+        }
+    except (UnsupportedError, KeyError):
+        return None
+    return fission.evaluate(operator, {**given, **found}, arrays)

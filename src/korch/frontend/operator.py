@@ -6,8 +6,9 @@ computed. Operators are in an order in which they can run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import onnx
@@ -44,6 +45,12 @@ class Operator:
     attributes: NodeAttributes
     node: onnx.NodeProto = field(repr=False)
     iteration: Iteration | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(cls, node: onnx.NodeProto, version: int, outputs: Sequence[str]) -> Self:
+        """Return a node as an operator, with only some of its outputs ("" for the others)."""
+        name, inputs = node.name or next(filter(None, node.output), ""), tuple(node.input)
+        return cls(name, node.op_type, node.domain, version, inputs, tuple(outputs), NodeAttributes(node), node)
 
     @property
     def label(self) -> str:

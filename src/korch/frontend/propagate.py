@@ -5,21 +5,20 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
 
-from korch import fission
 from korch.errors import ModelError, UnsupportedError
 from korch.frontend.attributes import NodeAttributes
 from korch.frontend.contributed import define_contributed
 from korch.frontend.expand import COMPOSITES, embed_captured, expand_composite, take_branch
-from korch.frontend.fold import LIMIT_BYTES, constant_of, evaluate
+from korch.frontend.fold import LIMIT_BYTES, constant_of, evaluate, evaluate_split
 from korch.frontend.infer import Known, find_schema, infer_types, static_type
 from korch.frontend.loops import read_loop
 from korch.frontend.names import captured_names, node_label
-from korch.frontend.operator import Iteration, Operator, OperatorGraph
+from korch.frontend.operator import Operator, OperatorGraph
 from korch.frontend.shapes import check_size, dtype_of
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
@@ -234,20 +233,8 @@ class Propagation:
             found[i] = ValueType(shape, type_.dtype)
             check_size(found[i], f"{self.model}: {node_label(node)}")
         self.types |= {name: type_ for name, type_ in zip(node.output, found, strict=False) if name}
-        self._add(self._operator(node, node.output, inputs, loop))
+        self._add(replace(Operator.of(node, self.opsets[node.domain], node.output), inputs=inputs, iteration=loop))
         return True
-
-    def _operator(
-        self,
-        node: onnx.NodeProto,
-        outputs: Sequence[str],
-        inputs: Sequence[str] | None = None,
-        loop: Iteration | None = None,
-    ) -> Operator:
-        name = node.name or next(filter(None, node.output), "")
-        version, read = self.opsets[node.domain], tuple(node.input if inputs is None else inputs)
-        attributes = NodeAttributes(node)
-        return Operator(name, node.op_type, node.domain, version, read, tuple(outputs), attributes, node, loop)
 
     def _closed(self, node: onnx.NodeProto, captured: Sequence[str]) -> onnx.NodeProto:
         for name in captured:
@@ -262,9 +249,11 @@ class Propagation:
 
     def _fold(self, node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> bool:
         """Compute a node whose inputs are all known; return whether that was possible."""
+        if self._fold_shape(node):
+            return True
         is_known = all(name in self.constants for name in node.input if name)
         if not is_known or self._is_weight(node):
-            return self._fold_shape(node)
+            return False
         try:
             types = infer_types(node, schema, self._known)
         except ModelError:
@@ -276,7 +265,9 @@ class Propagation:
             return True
         if any(_size_bytes(proto) > LIMIT_BYTES for proto in types.values()):
             return False
-        results = self._split(node, types) or evaluate(node, self.opsets, self.constants)
+        operator = Operator.of(node, self.opsets[node.domain], node.output)
+        results = evaluate_split(operator, types, self.constants, self.model)
+        results = results or evaluate(node, self.opsets, self.constants, types)
         if results is None or not all(
             _agrees(types.get(name), array) for name, array in zip(node.output, results, strict=True) if name
         ):
@@ -285,16 +276,6 @@ class Propagation:
             if name:
                 self.set_constant(name, array)
         return True
-
-    def _split(self, node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> Sequence[Array] | None:
-        """Return the outputs of a node computed by primitives; None if there are none for it or for its types."""
-        try:
-            found = {name: static_type(types.get(name), name, node, self.model) for name in node.output if name}
-        except UnsupportedError:
-            return None
-        if not all(name in self.types for name in node.input if name):
-            return None
-        return fission.evaluate(self._operator(node, node.output), {**self.types, **found}, self.constants)
 
     def _widen_stored(self, node: onnx.NodeProto) -> None:
         """Widen a dequantization's constants of fewer than 8 bits to bytes; later stages pack them again."""
@@ -349,7 +330,7 @@ class Propagation:
                 if name in read:
                     raise
                 outputs.append("")
-        self._add(self._operator(node, outputs))
+        self._add(Operator.of(node, self.opsets[node.domain], outputs))
 
     def _add(self, operator: Operator) -> None:
         self.operators.append(operator)

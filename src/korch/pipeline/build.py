@@ -168,6 +168,7 @@ def _complete(report: Report, run: Run, validation: Validation, groupings: Group
     return replace(
         validation.described(report),
         disturbed=_disturbance(validation, run.meter),
+        disputes=tuple(run.disputes.values()),
         not_compiled=(*run.meter.uncompiled.values(), *validation.uncompiled()),
         provider_faults=run.meter.faults.counts(),
         rivals={step.candidate: report.rivals.get(step.candidate, ()) for step in plan.steps},

@@ -25,6 +25,7 @@ from korch.partition.block import Partition
 from korch.partition.join import Joined
 from korch.pipeline.least import Least
 from korch.pipeline.precision import Precision
+from korch.primitive.dispute import Disputes, noted_disputes
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.families import Families
 from korch.ranges.form import Sizes
@@ -89,6 +90,7 @@ class Run:
         timing_s: the budget that suffices to time the kernels of a first plan, if the given budget is too short for it.
         resources: closed when the run ends.
         stage_seconds: seconds of each stage that has ended.
+        disputes: the nodes on which references differed in these stages.
         operators: the model, set by "frontend".
         split: its primitives, set by "fission".
         quantized: a quantized model's original primitives, with which plans are compared: `split` may compute
@@ -121,6 +123,7 @@ class Run:
     timing_s: float | None = None
     resources: ExitStack = field(default_factory=ExitStack)
     stage_seconds: dict[str, float] = field(default_factory=dict)
+    disputes: Disputes = field(default_factory=dict)
     operators: OperatorGraph = field(init=False)
     split: PrimitiveGraph = field(init=False)
     quantized: PrimitiveGraph | None = field(init=False, default=None)
@@ -148,13 +151,15 @@ class Run:
         begun = time.monotonic()
         self.progress(name, "")
         try:
-            yield
+            with noted_disputes() as disputes:
+                yield
         except MemoryError as error:
             raise KorchError(
                 f"the memory of this process does not suffice for the stage {name!r} ({error or 'no size known'})",
                 where=self.operators.name if hasattr(self, "operators") else "",
                 hint="Give it more, for example with `ulimit -v`, or optimize for smaller inputs",
             ) from error
+        self.disputes |= disputes
         self.stage_seconds[name] = time.monotonic() - begun
         logger.debug("%s took %.2f s", name, self.stage_seconds[name])
 

@@ -1,6 +1,6 @@
 """Runs opaque operators on CUDA devices by calls of PyTorch that have the same semantics.
 
-Operators that are not in `korch.provider.torch_calls` are refused and run on the host.
+Operators that are not in `korch.primitive.torch_calls` are refused and run on the host.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import onnx
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.content_name import content_name
 from korch.cuda.kernel import CudaKernel, TorchCall
-from korch.cuda.layout import TORCH_TYPES
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Constant
 from korch.primitive.ops.opaque import OpaqueAttributes
+from korch.primitive.torch_calls import TABLE, Node
+from korch.primitive.torch_calls.node import TORCH_TYPES
 from korch.primitive.types import DType, ValueType
 from korch.provider.content import content_version
 from korch.provider.opaque import is_one_node, node_of
-from korch.provider.torch_calls import TABLE, Node
 
 
 class TorchOpaqueProvider:
     """Makes kernels that call PyTorch for opaque operators."""
 
     name = "torch-opaque"
-    version = content_version("provider/torch_calls")
+    version = content_version("primitive/torch_calls")
     group_shapes = ()
     runs_opaque = True
 
@@ -67,9 +67,9 @@ def _call(group: Group) -> str | Refusal:
         return Refusal(f"PyTorch has no {operator.op_type} of this form")
     first_name = body.inputs[0][0]
     lines: list[str] = []
-    for i, constant in node.constants.items():
+    for i, array in node.constants.items():
         if re.search(rf"\bc{i}\b", text):
-            lines += _known(f"c{i}", constant, first_name)
+            lines += _known(f"c{i}", Constant.of(array), first_name)
     *statements, result = text.splitlines()
     lines += [*statements, f"results = {result}"]
     number = {p.output: node_of(p).output for p in body.primitives}
@@ -101,7 +101,7 @@ def _node(group: Group, operator: OpaqueAttributes) -> Node:
         types=tuple(body.types[values[name]] if name else None for name in proto.input),
         outputs=tuple(ValueType.parse(text) if text else None for text in operator.outputs),
         attributes={a.name: onnx.helper.get_attribute_value(a) for a in proto.attribute},
-        constants={i: body.constants[value] for i, value in known.items()},
+        constants={i: body.constants[value].array for i, value in known.items()},
         version=operator.opset,
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from korch.equivalence.rule import rule_of
+from korch.primitive.dispute import Dispute
 from korch.report.costs import cost_lines
 from korch.report.kernel import operations, slowest
 from korch.report.units import count_text, cut, milliseconds, size_text, time_text
@@ -106,8 +107,8 @@ def _found(report: Report) -> str:
 
 
 def warnings(report: Report) -> list[str]:
-    """Return lines about reasons to doubt a plan or its times: disturbances by other processes, wrong predictions."""
-    lines = []
+    """Return lines about reasons to doubt a plan or its times: references that differ, disturbances, predictions."""
+    lines = dispute_lines(report.disputes)
     disturbed = report.disturbed
     if runs := disturbed.kernel_runs + disturbed.plan_runs:
         text = f"the machine was busy: {counted(runs, 'timed run')} without a core for all threads, dropped"
@@ -119,6 +120,11 @@ def warnings(report: Report) -> list[str]:
     if report.discrepancy is not None:
         lines.append(f"warning: {report.discrepancy.to_text()}")
     return lines
+
+
+def dispute_lines(disputes: Sequence[Dispute]) -> list[str]:
+    """Return lines about the nodes on which references differed."""
+    return [f"references differ: {dispute.text}" for dispute in disputes]
 
 
 def uncompiled_lines(report: Report) -> list[str]:
@@ -443,5 +449,6 @@ def describe(name: str, report: AnyReport) -> str:
     lines = [summary(f"native segment {number}", segment) for number, segment in enumerate(report.segments)]
     if report.host:
         lines.append(f"{counted(len(report.host), 'operator')} run on the host:")
-    lines += [f"    {item.node}: {item.engine}, because {item.reason}" for item in report.host]
+    lines += [f"    {item.node}: {item.engine}, because {item.reason} ({item.checked})" for item in report.host]
+    lines += dispute_lines(report.disputes)
     return "\n".join(lines)

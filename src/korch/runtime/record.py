@@ -118,6 +118,23 @@ class ModelRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class HostNodeRecord:
+    """A node that the host runs.
+
+    Attributes:
+        node: its name.
+        reason: why Korch does not run it.
+        engine: the engine that runs it.
+        checked: how the engine's result was checked, or why it was not.
+    """
+
+    node: str
+    reason: str
+    engine: str
+    checked: str = "not checked"
+
+
+@dataclass(frozen=True, slots=True)
 class WaitRecord:
     """The time that threads wait before one kernel for another one.
 

@@ -15,8 +15,9 @@ from korch.limits import DISAGREEMENT
 from korch.measure.calibrate import Rates
 from korch.measure.uncompiled import Uncompiled
 from korch.numerics import Difference
+from korch.primitive.dispute import Dispute
 from korch.ranges.cost import Cost
-from korch.runtime.record import ModelRecord
+from korch.runtime.record import HostNodeRecord, ModelRecord
 from korch.search.result import PlanName, Round
 from korch.superopt.find import FinderReport, FoundProgram
 
@@ -337,6 +338,7 @@ class Report:
         flop: the floating-point operations of the plan.
         arena_bytes: the size of the memory for intermediate values.
         seconds: the duration of the optimization.
+        disputes: the nodes on which references differed; plans were compared with the one that was followed.
         rejected: why the plans of a first search without `strict` were rejected; "" if they were not.
     """
 
@@ -392,6 +394,7 @@ class Report:
     flop: int = 0
     arena_bytes: int = 0
     seconds: float = 0.0
+    disputes: tuple[Dispute, ...] = ()
     rejected: str = ""
 
     @property
@@ -451,15 +454,6 @@ class ShapedReport:
     costs: Mapping[str, tuple[KernelCost, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class HostNodeRecord:
-    """A node that the host runs: its name, why Korch does not run it, and the engine that does."""
-
-    node: str
-    reason: str
-    engine: str
-
-
 @dataclass(frozen=True)
 class HostedReport:
     """The report of an executable with segments on the host.
@@ -467,12 +461,14 @@ class HostedReport:
     Attributes:
         host: the nodes that the host runs.
         segments: the reports of the native segments.
+        disputes: the nodes outside of native segments on which references differed.
         seconds: the time of the optimization.
         model: the model that it was built from.
     """
 
     host: tuple[HostNodeRecord, ...] = ()
     segments: tuple[Report, ...] = ()
+    disputes: tuple[Dispute, ...] = ()
     seconds: float = 0.0
     model: ModelRecord = field(default_factory=ModelRecord)
 

@@ -24,10 +24,11 @@ import onnx
 from korch.cuda.driver import CudaFunction
 from korch.cuda.engine import TensorRtEngine, build_engine
 from korch.cuda.flags import library_flags
-from korch.cuda.layout import TORCH_TYPES, strided
+from korch.cuda.layout import strided
 from korch.cuda.module import load_call
 from korch.cuda.network import with_constants
 from korch.errors import excerpt
+from korch.primitive.torch_calls.node import TORCH_TYPES
 from korch.primitive.types import DType
 
 SAMPLES = 9

@@ -6,13 +6,16 @@ provider may run all of them in one kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
+from korch.primitive.agreed import RUNTIME, agreed, opinions_of
+from korch.primitive.definitions import by_definition
 from korch.primitive.op import Array, Attributes, Category, Op, OutputOfSeveral, Sample, no_flop, require
 from korch.primitive.types import DType, ValueType
 
@@ -75,48 +78,20 @@ def _infer(inputs: Sequence[ValueType], attributes: OpaqueAttributes) -> ValueTy
     return ValueType.parse(attributes.outputs[attributes.output])
 
 
-def _gathered_elements(inputs: Sequence[Array], axis: int = 0) -> Array:
-    """Return the elements along an axis that indices choose; `onnx.reference` fails for more than 32 elements."""
-    data, index = inputs
-    size, axis = data.shape[axis], axis % data.ndim
-    part = data[tuple(slice(None) if i == axis else slice(n) for i, n in enumerate(index.shape))]
-    places = np.clip(np.where(index < 0, index + size, index), 0, size - 1).astype(np.int64)
-    return np.take_along_axis(part, places, axis)
-
-
-def _running(accumulate: Callable[..., Array], first: int) -> Callable[..., Array]:
-    def running(inputs: Sequence[Array], exclusive: int = 0, reverse: int = 0) -> Array:
-        axis = int(inputs[1].reshape(-1)[0])
-        x = np.moveaxis(inputs[0], axis, -1)[..., :: -1 if reverse else 1]
-        wide = x.astype(np.float64) if DType.of(x.dtype).is_float else x
-        if exclusive:
-            wide = np.concatenate([np.full((*x.shape[:-1], 1), first, wide.dtype), wide], -1)[..., : x.shape[-1]]
-        found = accumulate(wide, -1, dtype=wide.dtype).astype(x.dtype)
-        return np.moveaxis(found[..., :: -1 if reverse else 1], -1, axis)
-
-    return running
-
-
-_DEFINITIONS: dict[str, Callable[..., Array]] = {
-    "GatherElements": _gathered_elements,
-    "CumSum": _running(np.cumsum, 0),
-    "CumProd": _running(np.cumprod, 1),
-}
-"""Operators that are computed here, exactly and in any type that inputs have: by name, of inputs and attributes."""
-
-
 def _reference(inputs: Sequence[Array], attributes: OpaqueAttributes) -> Array:
-    if attributes.op_type in _DEFINITIONS and not attributes.domain:
-        node = onnx.NodeProto.FromString(bytes.fromhex(attributes.node))
-        given = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
-        return _DEFINITIONS[attributes.op_type](inputs, **given)
-    # An opaque operator runs in its own types, even if all other primitives run in float64.
-    types = [ValueType.parse(text) for text in attributes.inputs]
-    evaluator = ReferenceEvaluator(opaque_model(attributes))
-    with np.errstate(all="ignore"):
-        feeds = {f"x{i}": x.astype(type_.dtype.numpy) for i, (x, type_) in enumerate(zip(inputs, types, strict=True))}
-        result = evaluator.run([f"y{attributes.output}"], feeds)[0]
-    out: Array = result
+    model = opaque_model(attributes)
+    (node,), names = model.graph.node, [item.name for item in model.graph.output]
+    named = dict(zip((item.name for item in model.graph.input), inputs, strict=True))
+    found: Sequence[Any] | None = by_definition(node, [named[name] if name else None for name in node.input])
+    if found is None:
+        # Other references compute in the node's types, even if all other primitives run in float64.
+        types = [ValueType.parse(text).dtype.numpy for text in attributes.inputs]
+        with np.errstate(all="ignore"):
+            feeds = {name: x.astype(type_) for (name, x), type_ in zip(named.items(), types, strict=True)}
+        found, by = agreed(attributes.op_type, opinions_of(model, feeds)) or (None, ())
+        if found is None or by == (RUNTIME,):  # it runs the node in plans, so it can't be the only reference
+            found = ReferenceEvaluator(model).run(names, feeds)
+    out: Array = found[names.index(f"y{attributes.output}")]
     return out
 
 

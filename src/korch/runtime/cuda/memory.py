@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from korch.cuda.layout import TORCH_TYPES, strided
+from korch.cuda.layout import strided
+from korch.primitive.torch_calls.node import TORCH_TYPES
 from korch.runtime.cuda.program import BufferRecord, CudaProgram
 
 

@@ -5,8 +5,8 @@ Fission splits the other operators on quantized integers, and this one too if it
 
 from __future__ import annotations
 
+from korch.primitive.torch_calls.node import Node, Row, dtype_text
 from korch.primitive.types import DType
-from korch.provider.torch_calls.node import Node, Row, dtype_text
 
 _LIMITS = {DType.U8: (0, 255), DType.I8: (-128, 127)}
 

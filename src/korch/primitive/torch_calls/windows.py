@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from korch.provider.torch_calls.node import Node, Row
+from korch.primitive.torch_calls.node import Node, Row
 
 
 def _grid(node: Node) -> str | None:
@@ -64,12 +64,24 @@ def _max_pool(node: Node) -> str | None:
 
 
 def _max_unpool(node: Node) -> str | None:
-    if node.given(2):  # the positions then refer to a tensor of another shape
-        return None
-    out = node.result().shape
+    x, at, out = node.inputs[0], node.inputs[1], node.result().shape
+    if node.given(2):  # the positions then refer to a tensor of this shape
+        axes = node.rank - 2
+        kernel = [int(n) for n in node.get("kernel_shape", [])]
+        strides, pads = (
+            [int(n) for n in node.get(k, d)] for k, d in (("strides", [1] * axes), ("pads", [0] * 2 * axes))
+        )
+        if axes not in (1, 2, 3) or pads[:axes] != pads[axes:]:
+            return None
+        planes, begin = int(np.prod(out[:2])), [*out[:2], *[1] * axes]
+        return (
+            f"begin = {int(np.prod(out[2:]))} * torch.arange({planes}, device={at}.device).reshape({begin})\n"
+            f"at = {at} - begin\n"
+            f"torch.nn.functional.max_unpool{axes}d({x}, at, {kernel}, {strides}, {pads[:axes]}, {list(out)}),"
+        )
     return (
-        f"y = {node.inputs[0]}.new_zeros({int(np.prod(out))})\n"
-        f"y = y.scatter(0, {node.inputs[1]}.reshape(-1), {node.inputs[0]}.reshape(-1))\n"
+        f"y = {x}.new_zeros({int(np.prod(out))})\n"
+        f"y = y.scatter(0, {at}.reshape(-1), {x}.reshape(-1))\n"
         f"y.reshape({list(out)}),"
     )
 

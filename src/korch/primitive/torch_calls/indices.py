@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from korch.primitive.torch_calls.node import WIDE_UNSIGNED, Node, Row, positive
 from korch.primitive.types import DType
-from korch.provider.torch_calls.node import WIDE_UNSIGNED, Node, Row, positive
 
 
 def _gather(node: Node) -> str | None:

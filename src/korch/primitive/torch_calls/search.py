@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from korch.provider.torch_calls.node import Node, Row, ordered
+from korch.primitive.torch_calls.node import Node, Row, ordered
 
 
 def _top(node: Node) -> str | None:

@@ -6,9 +6,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from korch.cuda.layout import TORCH_TYPES
-from korch.primitive.graph import Constant
+from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
+
+TORCH_TYPES = {
+    "f64": "float64",
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "i64": "int64",
+    "i32": "int32",
+    "i16": "int16",
+    "i8": "int8",
+    "u8": "uint8",
+    "bool": "int8",
+    "u64": "int64",
+    "u32": "int32",
+    "u16": "int16",
+}
+"""PyTorch's types with elements of the same size; which type it is matters only to PyTorch calls."""
 
 WIDE_UNSIGNED = (DType.U16, DType.U32, DType.U64)
 """PyTorch calls get these types as signed integers: operators that depend on their order or value are refused."""
@@ -31,7 +47,7 @@ class Node:
     types: tuple[ValueType | None, ...]
     outputs: tuple[ValueType | None, ...]
     attributes: Mapping[str, Any]
-    constants: Mapping[int, Constant]
+    constants: Mapping[int, Array]
     version: int
 
     def get(self, name: str, default: Any) -> Any:
@@ -60,8 +76,8 @@ class Node:
 
     def numbers(self, i: int) -> list[int] | None:
         """Return the integers of a constant input; None if the input is not constant."""
-        constant = self.constants.get(i)
-        return None if constant is None else [int(n) for n in constant.array.reshape(-1)]
+        array = self.constants.get(i)
+        return None if array is None else [int(n) for n in array.reshape(-1)]
 
     @property
     def rank(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from korch.provider.torch_calls.node import Node, Row
+from korch.primitive.torch_calls.node import Node, Row
 
 _ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 """The ONNX positions of the gates in PyTorch's order: input, forget, cell, output; for a GRU: reset, update, new."""

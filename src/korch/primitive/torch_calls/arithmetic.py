@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from korch.provider.torch_calls.node import WIDE_UNSIGNED, Node, Row, dtype_text
+from korch.primitive.torch_calls.node import WIDE_UNSIGNED, Node, Row, dtype_text
 
 
 def _running(combine: str, first: str) -> Row:

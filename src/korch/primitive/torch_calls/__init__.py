@@ -6,8 +6,8 @@ have. The calls are captured in a CUDA graph: they must not wait for the device,
 host, or depend on the contents of a tensor.
 """
 
-from korch.provider.torch_calls import arithmetic, indices, integers, recurrences, search, windows
-from korch.provider.torch_calls.node import Node, Row
+from korch.primitive.torch_calls import arithmetic, indices, integers, recurrences, search, windows
+from korch.primitive.torch_calls.node import Node, Row
 
 TABLE: dict[str, Row] = {
     **search.ROWS,

@@ -1,0 +1,118 @@
+"""References that differ: two that agree decide, whatever their order; a dispute without a decision is noted as one."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import onnxruntime
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+from korch.primitive.agreed import NUMPY, REFERENCE, RUNTIME, TORCH, agreed, largest_difference, opinions_of
+from korch.primitive.definitions import by_definition
+from korch.primitive.dispute import noted_disputes
+from tests.support.models import feeds_of, one_operator
+
+ONE, TWO = [np.array([1.0, 2.0], np.float32)], [np.array([1.0, 3.0], np.float32)]
+
+
+def opinion(outputs):
+    def computed(like):
+        if isinstance(outputs, Exception):
+            raise outputs
+        return outputs
+
+    return computed
+
+
+@pytest.mark.parametrize(
+    ("outputs", "followed", "others"),
+    [
+        ([ONE, ONE, TWO], "ab", ""),
+        ([ONE, TWO, TWO], "bc", "a"),
+        ([ONE, TWO, ONE], "ac", "b"),
+        ([None, TWO, ValueError(), TWO], "bd", ""),
+        ([ONE], "a", ""),
+        ([ONE, TWO], "a", "b"),
+    ],
+)
+def test_two_that_agree_are_followed(outputs, followed, others) -> None:
+    with noted_disputes() as disputes:
+        found, names = agreed("Op", {name: opinion(o) for name, o in zip("abcd", outputs, strict=False)})
+    assert "".join(names) == followed
+    assert found is outputs["abcd".index(followed[0])]
+    assert ["".join(d.others) for d in disputes.values()] == [others] * bool(others)
+    assert all(d.is_decided == (len(followed) > 1) for d in disputes.values())
+
+
+def test_no_reference_is_asked_after_two_agree() -> None:
+    def fail(like):
+        raise AssertionError
+
+    assert agreed("Op", {"a": opinion(ONE), "b": opinion(ONE), "c": fail})[1] == ("a", "b")
+    assert agreed("Op", {"a": opinion(None), "b": fail}) is None
+
+
+def test_lines_for_users() -> None:
+    with noted_disputes() as outside, noted_disputes() as disputes:
+        agreed("Det d", {RUNTIME: opinion(ONE), REFERENCE: opinion(TWO), NUMPY: opinion(ONE)})
+        agreed("Det e", {RUNTIME: opinion(ONE), REFERENCE: opinion([np.zeros(3)])})
+    assert [d.text for d in disputes.values()] == [
+        "Det d: ONNX Runtime and NumPy agree and were followed; onnx.reference differs by 5.0e-01 of the largest",
+        "Det e: ONNX Runtime was followed; onnx.reference differs in shape or special numbers, "
+        "and no third reference decides",
+    ]
+    assert outside == disputes
+
+
+def test_a_reference_that_takes_too_long_is_given_up() -> None:
+    rows = np.eye(3, dtype=np.float32)
+    opinions = opinions_of(one_operator("NonZero", [rows]), feeds_of([rows]), limit_s=0)
+    with pytest.raises(TimeoutError):
+        opinions[REFERENCE](None)
+    assert sys.getprofile() is None
+    assert agreed("NonZero", opinions)[1] == (RUNTIME,)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "is_equal"),
+    [
+        ([1.0, 2.0], [1.0, 2.001], True),
+        ([1.0, 2.0], [1.0, 2.01], False),
+        ([np.nan, np.inf], [np.nan, np.inf], True),
+        ([np.nan, 1.0], [1.0, 1.0], False),
+        ([np.inf, 1.0], [-np.inf, 1.0], False),
+        ([1, 2], [1, 3], False),
+        (["a"], ["b"], False),
+        ([], [], True),
+        ([[1.0]], [1.0], False),
+    ],
+)
+def test_which_results_are_equal(a, b, is_equal) -> None:
+    assert (largest_difference([np.array(a)], [np.array(b)]) <= 1) == is_equal
+
+
+UNIQUE = np.random.default_rng(0).integers(0, 4, (3, 4)).astype(np.float32)
+
+
+@pytest.mark.parametrize("is_sorted", [0, 1])
+@pytest.mark.parametrize("attributes", [{}, {"axis": 0}, {"axis": 1}])
+def test_unique_elements(is_sorted: int, attributes) -> None:
+    model = one_operator("Unique", [UNIQUE], opset=11, outputs=4, sorted=is_sorted, **attributes)
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    expected = session.run(None, feeds_of([UNIQUE]))
+    for array, wanted in zip(by_definition(model.graph.node[0], [UNIQUE]), expected, strict=True):
+        np.testing.assert_array_equal(array, wanted)
+
+
+def test_the_references_of_a_node() -> None:
+    rows = np.random.default_rng(1).normal(size=(2, 3, 4)).astype(np.float32)
+    model = one_operator("Hardmax", [rows], opset=11, axis=0)  # before opset 13 all axes from `axis` on are one
+    found = opinions_of(model, feeds_of([rows]))
+    assert list(found) == [RUNTIME, REFERENCE, NUMPY, TORCH]
+    (right,), (wrong,) = found[RUNTIME](None), ReferenceEvaluator(model).run(None, feeds_of([rows]))
+    assert right.sum() == 1
+    assert wrong.sum() != 1
+    pytest.importorskip("torch")
+    assert np.array_equal(found[TORCH]([right])[0], right)
