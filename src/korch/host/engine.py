@@ -14,8 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from korch.errors import ProviderError, UnsupportedError, excerpt
 from korch.frontend.names import node_label
-
-RUNTIME, REFERENCE = "ONNX Runtime", "onnx.reference"
+from korch.primitive.agreed import REFERENCE, RUNTIME
 
 NOT_INSTALLED = "it is not installed"
 
@@ -34,23 +33,27 @@ class HostEngine:
     Attributes:
         name: the engine that runs it.
         refusal: why ONNX Runtime does not run it; "" if it does.
+        threads: the number of threads of ONNX Runtime.
+        avoided: why ONNX Runtime must not run it, although it can; "" if it may.
     """
 
-    def __init__(self, model: onnx.ModelProto, threads: int) -> None:
+    def __init__(self, model: onnx.ModelProto, threads: int, avoided: str = "") -> None:
         """Open the segment.
 
         Args:
             model: the segment; an input's type may be missing.
             threads: the number of threads of ONNX Runtime.
+            avoided: why ONNX Runtime must not run it; "" if it may.
 
         Raises:
             UnsupportedError: no engine accepts the segment.
         """
-        self._model, self._threads = model, threads
+        self._model, self.threads, self.avoided = model, threads, avoided
         self._outputs = [item.name for item in model.graph.output]
         self._types = {item.name: _byte_type(item) for item in model.graph.output}
         self._process = os.getpid()
-        self._session, self.refusal = open_session(model, threads)
+        self._session: Any
+        self._session, self.refusal = (None, avoided) if avoided else open_session(model, threads)
         self._evaluator = None if self._session is not None else _evaluator(model, self.refusal)
 
     @property
@@ -89,7 +92,7 @@ class HostEngine:
         """
         if self._process != os.getpid():
             _OF_PARENTS.append(self._session)
-            self._session, self.refusal = open_session(self._model, self._threads)
+            self._session, self.refusal = open_session(self._model, self.threads)
             self._process = os.getpid()
 
     def _named(self, results: Sequence[Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from korch.runtime.runnable import ArrayType, Runnable, TensorInfo
 from korch.runtime.weights import Weights
 
 FORMAT = "korch-hosted"
-SCHEMA = 3
+SCHEMA = 4
 PROGRAM = "program.json"
 
 
@@ -162,7 +162,7 @@ class HostedExecutable(Runnable):
             if isinstance(part, HostPart):
                 member = f"segments/{i}.onnx"
                 members[member] = part.model.SerializeToString()
-                segments.append({"host": member, "nodes": part.nodes})
+                segments.append({"host": member, "nodes": part.nodes, "avoided": part.engine.avoided})
             else:
                 member = f"segments/{i}.korch"
                 members[member] = part.executable.to_bytes()
@@ -211,7 +211,7 @@ def _read(archive: zipfile.ZipFile) -> tuple[Any, ...]:
         if "host" in segment:
             model = onnx.ModelProto.FromString(archive.read(segment["host"]))
             nodes = tuple((str(name), str(reason)) for name, reason in segment["nodes"])
-            parts.append(HostPart(model, HostEngine(model, threads), nodes))
+            parts.append(HostPart(model, HostEngine(model, threads, str(segment["avoided"])), nodes))
         else:
             kind = CudaExecutable if segment.get("cuda") else Executable
             native = kind.load(io.BytesIO(archive.read(segment["native"])))

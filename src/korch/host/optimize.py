@@ -17,18 +17,22 @@ from korch.fission import fission, fission_with_report
 from korch.frontend.onnx import load_segments
 from korch.frontend.operator import OperatorGraph
 from korch.frontend.segments import HostSegment, SegmentedModel
+from korch.host.check import SegmentValues
 from korch.host.engine import HostEngine
-from korch.host.executable import HostedExecutable, HostPart, NativePart, Part, accepted, describe, run_part
-from korch.inputs import named_arrays, where_of
+from korch.host.executable import HostedExecutable, HostPart, NativePart, Part
 from korch.measure.cuda.device import require_torch
 from korch.options import Options
 from korch.pipeline import Progress, optimize_model
+from korch.primitive.dispute import noted_disputes
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.runtime.build import model_record
-from korch.runtime.record import ModelRecord
-from korch.runtime.report import HostedReport, HostNodeRecord, Report
+from korch.runtime.record import HostNodeRecord, ModelRecord
+from korch.runtime.report import HostedReport
 
 logger = logging.getLogger("korch.host")
+
+CHECK_SHARE = 0.1
+"""The part of the remaining time after which each reference of a node is given up."""
 
 
 def optimize_with_host(
@@ -64,11 +68,13 @@ def optimize_with_host(
     host: dict[str, str] = {}
     source = model_record(model) if isinstance(model, str | Path) else ModelRecord()
     while True:
-        segmented = load_segments(model, shapes, host)
-        refused = _refused(segmented, options)
-        if not refused:
+        with noted_disputes() as disputes:
+            segmented = load_segments(model, shapes, host)
+            refused = _refused(segmented, options)
             try:
-                return _build(segmented, source.with_defaults(segmented.defaults), options, tell, begun_s, deadline)
+                if not refused:
+                    parts, hosted = _build(segmented, options, tell, deadline)
+                    break
             except _CannotRunError as error:
                 refused = error.nodes
         if not refused.keys() - host.keys():
@@ -78,6 +84,16 @@ def optimize_with_host(
                 hint="Replace them in the model, or cut the model before them",
             )
         host |= refused
+    segments = tuple(part.executable.report for part in parts if isinstance(part, NativePart))
+    of_segments = {dispute for segment in segments for dispute in segment.disputes}
+    report = HostedReport(
+        hosted,
+        segments,
+        tuple(dispute for dispute in disputes.values() if dispute not in of_segments),
+        seconds=time.monotonic() - begun_s,
+        model=source.with_defaults(segmented.defaults),
+    )
+    return HostedExecutable(segmented.inputs, segmented.outputs, parts, segmented.constants, options.threads, report)
 
 
 class _CannotRunError(Exception):
@@ -89,8 +105,8 @@ class _CannotRunError(Exception):
 
 
 def _build(
-    segmented: SegmentedModel, source: ModelRecord, options: Options, tell: Progress, begun_s: float, deadline: Deadline
-) -> HostedExecutable:
+    segmented: SegmentedModel, options: Options, tell: Progress, deadline: Deadline
+) -> tuple[list[Part], tuple[HostNodeRecord, ...]]:
     # Engines are opened first, so that a segment which no engine runs is refused before the search, which may
     # take hours.
     engines = [
@@ -98,48 +114,30 @@ def _build(
         for segment in segmented.segments
     ]
     parts: list[Part] = []
-    reports: list[Report] = []
-    known = _given(segmented, options)
+    hosted: list[HostNodeRecord] = []
+    values = SegmentValues(segmented, options)
     left = sum(not isinstance(segment, HostSegment) for segment in segmented.segments)
     for segment, engine in zip(segmented.segments, engines, strict=True):
         if isinstance(segment, HostSegment):
             if engine is None:
                 raise AssertionError("a host segment has no engine")
+            engine, checked = values.check(engine, segment.model, deadline.less(1 - CHECK_SHARE).left_s)
             parts.append(HostPart(segment.model, engine, segment.nodes))
-            known |= run_part(parts[-1], known) if known else {}
+            for (node, reason), text in zip(segment.nodes, checked, strict=True):
+                hosted.append(HostNodeRecord(node, reason, engine.name, text))
+                tell("host", f"{engine.name} runs {node}: {reason} ({text})")
             continue
-        own = replace(options.for_search(len(reports)), inputs={n: known[n] for n in segment.inputs} if known else None)
+        number = sum(isinstance(part, NativePart) for part in parts)
+        own = replace(options.for_search(number), inputs=values.given(segment.inputs))
         try:
             executable = optimize_model(segment, own, None, tell, deadline.shared(left))
             left -= 1
         except UnprovidedError as error:
             raise _CannotRunError(_blamed(segment, error)) from error
-        parts.append(NativePart(executable, segment.inputs, segment.outputs))
-        known |= run_part(parts[-1], known) if known else {}
-        reports.append(executable.report)
-    hosted = tuple(
-        HostNodeRecord(node, reason, part.engine.name)
-        for part in parts
-        if isinstance(part, HostPart)
-        for node, reason in part.nodes
-    )
-    for item in hosted:
-        tell("host", f"{item.engine} runs {item.node}: {item.reason}")
-    report = HostedReport(hosted, tuple(reports), time.monotonic() - begun_s, source)
-    return HostedExecutable(segmented.inputs, segmented.outputs, parts, segmented.constants, options.threads, report)
-
-
-def _given(segmented: SegmentedModel, options: Options) -> dict[str, Any]:
-    """Return the user's inputs and the constants, from which the inputs of all segments follow; {} without inputs.
-
-    Raises:
-        KorchError: the inputs do not fit the model.
-    """
-    if options.inputs is None:
-        return {}
-    infos = [describe(name, proto) for name, proto in segmented.inputs]
-    arrays = named_arrays(options.inputs, [info.name for info in infos], where_of(options.inputs))
-    return {**segmented.constants, **accepted(infos, [arrays[info.name] for info in infos])}
+        native = NativePart(executable, segment.inputs, segment.outputs)
+        parts.append(native)
+        values.run(native)
+    return parts, tuple(hosted)
 
 
 def _refused(segmented: SegmentedModel, options: Options) -> dict[str, str]:
