@@ -24,7 +24,7 @@ from torch.nn import functional as nnf
 from tests.support import references
 from tests.support.fuzz_graphs import Verdict
 from tests.support.fuzz_whole import loaded
-from tests.support.torch_calls import difference, exported_results
+from tests.support.torch_calls import exported_results
 
 Step = Callable[[np.random.Generator, Any], tuple[nn.Module | None, Callable[..., Any]]]
 
@@ -325,7 +325,7 @@ def check_module(seed: int, cases: range, folder: Path, *, built: bool = False) 
 
 
 def _compared(module: RandomModule, wanted: Any) -> str:
-    return difference(exported_results(module, module.inputs), wanted)
+    return references.difference(np.asarray(exported_results(module, module.inputs)), wanted.numpy())
 
 
 def _built(module: RandomModule, wanted: Any, folder: Path) -> str:

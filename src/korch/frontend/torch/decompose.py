@@ -53,6 +53,11 @@ def _attention(
     return result if is_causal else torch.where(seen.any(-1, keepdim=True), result, 0.0)
 
 
+def _squeeze(x: Any, dim: int) -> Any:
+    """An axis of several elements remains; the exporter removes it, which is illegal."""
+    return NotImplemented if not x.dim() or x.shape[dim] == 1 else x.clone()
+
+
 def _scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Any:
     """The exporter computes a sum for a mean."""
     if reduce != "mean":
@@ -203,6 +208,7 @@ def _hamming(n: int, periodic: bool = True, alpha: float = 0.54, beta: float = 0
 
 _WRONG: dict[Any, Callable[..., Any]] = {
     aten.scaled_dot_product_attention.default: _attention,
+    aten.squeeze.dim: _squeeze,
     aten.scatter_reduce.two: _scatter_reduce,
     aten.avg_pool2d.default: _average_pool,
     aten.avg_pool3d.default: partial(_average_pool, rank=3),
