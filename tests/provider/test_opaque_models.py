@@ -8,6 +8,8 @@ from onnx import TensorProto, helper, numpy_helper
 import korch
 from korch.ablation import Ablation
 from korch.limits import SearchLimits
+from korch.report.explain import describe
+from tests.support.models import one_operator
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -70,3 +72,19 @@ def test_operators_that_are_kept_whole_run_in_the_middle_of_a_model(cache_folder
     for found, expected in zip(executable.run(None, feeds), session.run(None, feeds), strict=True):
         assert found.dtype == expected.dtype
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_report_names_the_node_whose_references_differ(cache_folder):
+    """`onnx.reference` does not repeat the border in cubic interpolation; ONNX Runtime and PyTorch do."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(1)
+    image = rng.standard_normal((1, 2, 5, 4)).astype(np.float32)
+    grid = rng.uniform(-1.4, 1.4, (1, 3, 3, 2)).astype(np.float32)
+    model = one_operator("GridSample", [image, grid], opset=20, mode="cubic", padding_mode="border")
+    executable = korch.optimize(model, cache_folder=cache_folder, measure=False, inputs={"x0": image, "x1": grid})
+    (dispute,) = executable.report.disputes
+    assert dispute.node == "GridSample it"
+    assert (dispute.followed, dispute.others) == (("ONNX Runtime", "PyTorch"), ("onnx.reference",))
+    assert f"references differ: {dispute.text}" in describe("plan", executable.report)
+    right = torch.nn.functional.grid_sample(torch.from_numpy(image), torch.from_numpy(grid), "bicubic", "border", False)
+    np.testing.assert_allclose(executable(image, grid)[0], right, rtol=1e-4, atol=1e-5)

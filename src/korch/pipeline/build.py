@@ -21,7 +21,9 @@ from korch.numerics import Standard
 from korch.partition.join import with_constants_of
 from korch.pipeline.find_programs import found_programs
 from korch.pipeline.run import END_SAFETY, Run
+from korch.primitive.dispute import Dispute
 from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.program.problem import Status
 from korch.ranges.masked import Masked
 from korch.report.rivals import grouping_rows, rivals_of
@@ -168,7 +170,7 @@ def _complete(report: Report, run: Run, validation: Validation, groupings: Group
     return replace(
         validation.described(report),
         disturbed=_disturbance(validation, run.meter),
-        disputes=tuple(run.disputes.values()),
+        disputes=_disputes(run),
         not_compiled=(*run.meter.uncompiled.values(), *validation.uncompiled()),
         provider_faults=run.meter.faults.counts(),
         rivals={step.candidate: report.rivals.get(step.candidate, ()) for step in plan.steps},
@@ -180,6 +182,18 @@ def _complete(report: Report, run: Run, validation: Validation, groupings: Group
         flop=sum(step.work_flop for step in plan.steps),
         arena_bytes=plan.arena_bytes,
         seconds=time.monotonic() - run.started_s,
+    )
+
+
+def _disputes(run: Run) -> tuple[Dispute, ...]:
+    """Return the nodes on which references differed; those of opaque primitives name only an operator until here."""
+    nodes: dict[str, list[str]] = {}
+    for primitive, origin in zip(run.split.primitives, run.split.origins, strict=True):
+        if isinstance(primitive.attributes, OpaqueAttributes):
+            nodes.setdefault(primitive.attributes.op_type, []).append(origin)
+    return tuple(
+        replace(found, node=" or ".join(dict.fromkeys(nodes.get(found.node, [found.node]))))
+        for found in run.disputes.values()
     )
 
 
