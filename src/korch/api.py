@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import onnx
 
@@ -32,6 +32,7 @@ from korch.runtime.combine import combine
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.runtime.ranged import RangedExecutable
+from korch.runtime.runnable import Runnable
 from korch.runtime.shaped import ShapedExecutable
 
 if TYPE_CHECKING:
@@ -39,11 +40,38 @@ if TYPE_CHECKING:
 
     from korch.torch_module import ModuleExecutable
 
-AnyExecutable = Executable | CudaExecutable | HostedExecutable | ShapedExecutable
-"""The executables of an ONNX model: with one plan for the CPU, with a plan for a CUDA device, with parts that
-run in ONNX Runtime, and with several plans."""
-
 Shapes = Mapping[str, Sequence[int | range] | int | range]
+
+
+@overload
+def optimize(
+    model: str | os.PathLike[str] | bytes | onnx.ModelProto,
+    *,
+    target: str = "cpu",
+    threads: int | None = None,
+    budget: float | None = None,
+    superopt: float | None = None,
+    shapes: Shapes | Sequence[Shapes] | None = None,
+    strict: bool = False,
+    progress: Progress | bool | None = None,
+    **options: Any,
+) -> Runnable: ...
+
+
+@overload
+def optimize(
+    model: torch.nn.Module | torch.export.ExportedProgram,
+    example_inputs: Any = None,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+    target: str = "cpu",
+    threads: int | None = None,
+    budget: float | None = None,
+    superopt: float | None = None,
+    strict: bool = False,
+    progress: Progress | bool | None = None,
+    **options: Any,
+) -> ModuleExecutable: ...
 
 
 def optimize(
@@ -59,7 +87,7 @@ def optimize(
     strict: bool = False,
     progress: Progress | bool | None = None,
     **options: Any,
-) -> AnyExecutable | ModuleExecutable:
+) -> Runnable | ModuleExecutable:
     """Optimize a model for this machine.
 
     Args:
@@ -80,8 +108,8 @@ def optimize(
         **options: further fields of `korch.options.Options`.
 
     Returns:
-        The executable. Call it with arrays, or use its `run` like that of an ONNX Runtime session. The
-        executable of a PyTorch module is called like the module, with tensors.
+        The executable. Call it with arrays, or use its `run` like that of an ONNX Runtime session; outputs are NumPy
+        arrays. The executable of a PyTorch module is called like the module, with tensors, and returns what it returns.
 
     Raises:
         KorchError: the model, an option or the machine is not suitable; the message says what to do.
@@ -105,7 +133,7 @@ def _optimized(
     options: Options,
     shapes: Shapes | Sequence[Shapes] | None,
     progress: Progress,
-) -> AnyExecutable | ModuleExecutable:
+) -> Runnable | ModuleExecutable:
     """Optimize a model of either kind; `examples` are the arguments and the keyword arguments of a module."""
     if not _is_torch_model(model):
         _check_onnx(model, has_examples=examples[0] is not None or bool(examples[1]))
@@ -194,7 +222,7 @@ def build(
     progress: Progress | None = None,
     deadline: Deadline | None = None,
     watch: Watch | None = None,
-) -> AnyExecutable:
+) -> Runnable:
     """Optimize an ONNX model for one binding of its shapes, or for several.
 
     Args:

@@ -12,7 +12,7 @@ from korch.errors import InputError
 from korch.runtime.artifact import read_format
 
 if TYPE_CHECKING:
-    from korch.api import AnyExecutable
+    from korch.runtime.runnable import Runnable
 
 logger = logging.getLogger("korch.api")
 
@@ -26,7 +26,7 @@ _CLASSES = {
 """The module and the class of each format. Only the needed one is imported."""
 
 
-def load(path: str | os.PathLike[str]) -> AnyExecutable:
+def load(path: str | os.PathLike[str]) -> Runnable:
     """Load an artifact that `save` or `korch optimize` wrote.
 
     Raises:
@@ -39,7 +39,7 @@ def load(path: str | os.PathLike[str]) -> AnyExecutable:
         raise InputError(f"{path!r} is not a path", expected="the name of a file that `save` or `korch optimize` wrote")
     format_name = read_format(path)
     module, name = _CLASSES.get(format_name, _CLASSES["korch"])
-    executable: AnyExecutable = getattr(import_module(module), name).load(path)
+    executable: Runnable = getattr(import_module(module), name).load(path)
     if format_name == "korch-cuda":
         return executable
     threads = executable.threads

@@ -135,7 +135,7 @@ class Runnable(ABC):
     def get_outputs(self) -> list[TensorInfo]:
         """Return descriptions of the model's outputs, in the order in which a call returns them."""
 
-    def __call__(self, *arrays: Any, **named: Any) -> tuple[Any, ...]:
+    def __call__(self, *arrays: Any, **named: Any) -> tuple[Array, ...]:
         """Run the model.
 
         Args:
@@ -160,7 +160,7 @@ class Runnable(ABC):
         return self.compute(self._fed(named, names))
 
     @abstractmethod
-    def compute(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    def compute(self, arrays: Sequence[Any]) -> tuple[Array, ...]:
         """Return the model's outputs; `arrays` has one array for each input. It raises the errors of `__call__`."""
 
     @abstractmethod
@@ -189,7 +189,9 @@ class Runnable(ABC):
     def __repr__(self) -> str:
         return executable_text(self, self.facts())
 
-    def run(self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], run_options: None = None) -> list[Any]:
+    def run(
+        self, output_names: Sequence[str] | None, feeds: Mapping[str, Any], run_options: None = None
+    ) -> list[Array]:
         """Run the model like `onnxruntime.InferenceSession.run`.
 
         Args:
