@@ -249,3 +249,13 @@ def test_shapes_that_contradict_the_operators_name_the_node():
     )
     with pytest.raises(ModelError, match=r"node 'm' \(MatMul\): the types of its inputs"):
         load_model(model)
+
+
+def test_a_scale_of_an_image_is_a_constant_and_other_defaults_are_inputs() -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+        g (float[1, 1, 2, 2] x, float[4] scales, float[1] more) => (float[1, 1, 4, 4] y)
+        <float[4] scales = {1, 1, 2, 2}, float[1] more = {3}>
+        { r = Resize <mode = "nearest"> (x, , scales) y = Add(r, more) }"""
+    graph = load_model(onnx.parser.parse_model(text))
+    assert {name: array.tolist() for name, array in graph.defaults.items()} == {"more": [3.0]}
+    assert graph.types["y"].shape == (1, 1, 4, 4)

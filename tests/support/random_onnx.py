@@ -240,7 +240,8 @@ def random_onnx(rng: np.random.Generator, opset: int, prefix: str, run: Run) -> 
     if rng.random() < 0.1:
         floats = [c for c in drawn.constants if c.data_type == onnx.TensorProto.FLOAT]
         drawn.defaults = tuple(c.name for c in floats if len(c.dims) == 1 or rng.integers(2))  # vectors may be sizes
-        drawn.others = tuple(c.name for c in floats if c.name not in drawn.defaults)
+        if not {"If", "Loop", "Scan"} & set(drawn.operators):  # these may make all defaults constants
+            drawn.others = tuple(c.name for c in floats if c.name not in drawn.defaults)
     drawn.calls = int(rng.integers(1 << 30)) if rng.random() < 0.15 else None
     return drawn if drawn.nodes else None
 

@@ -1,8 +1,8 @@
 """Chooses the initializers that are also inputs of a model: a caller may give other elements for them.
 
 Up to IR version 3 every initializer had to be listed as an input, and some exporters still list all weights.
-ONNX Runtime then treats weights as unknown, which is slow. So only floats count as meant to be given, and only
-if all of them together are small; the others are constants, as their defaults may decide shapes.
+ONNX Runtime then treats weights as unknown, which is slow. So only floats count as meant to be given, without scales of
+images, and only if all of them together are small; the others are constants, as their defaults may decide shapes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def choose_defaults(proto: onnx.ModelProto, arrays: Mapping[str, Array], name: s
     listed = [item.name for item in proto.graph.input if item.name in arrays]
     if proto.ir_version < FIRST_VERSION or not listed:
         return {}
-    found = {n: arrays[n] for n in listed if arrays[n].dtype in {dtype.numpy for dtype in FLOATS}}
+    scales = {name for node in proto.graph.node if node.op_type in ("Resize", "Upsample") for name in node.input[1:]}
+    floats = {dtype.numpy for dtype in FLOATS}
+    found = {n: arrays[n] for n in listed if arrays[n].dtype in floats and n not in scales}
     size_bytes = sum(array.nbytes for array in found.values())
     if size_bytes > MOST_BYTES:
         logger.info(
