@@ -54,8 +54,7 @@ def check_module(exported: Exported, options: Options, flat: Any = None) -> None
 
     if flat is None and not _is_small(exported, graph):
         return
-    limit_s = SECONDS if options.budget_s is None else min(SECONDS, SHARE * options.budget_s)
-    for sample in exported.samples(limit_s):
+    for sample in exported.samples(limit_s(options)):
         inputs, wanted = ([as_array(t, "a tensor") for t in side] for side in (sample.inputs, sample.outputs))
         found = None if flat is None else flat(*inputs)
         if found is not None and all(map(_is_near, found, wanted)):
@@ -74,6 +73,11 @@ def check_module(exported: Exported, options: Options, flat: Any = None) -> None
                 where=exported.model.name,
                 hint="Set strict=True, or tolerance= above what the module needs, or report this with the module",
             )
+
+
+def limit_s(options: Options) -> float:
+    """Return the seconds after which a comparison takes no further inputs."""
+    return SECONDS if options.budget_s is None else min(SECONDS, SHARE * options.budget_s)
 
 
 def _is_small(exported: Exported, graph: Callable[[], PrimitiveGraph | None]) -> bool:

@@ -31,7 +31,7 @@ from korch.runtime.ranged import RangedExecutable
 from korch.runtime.record import PlanRecord
 from korch.runtime.report import Report
 from korch.runtime.runnable import TensorInfo, Timing
-from korch.torch_check import check_module
+from korch.torch_check import check_module, limit_s
 from korch.torch_tensors import as_array, as_tensor
 
 
@@ -166,7 +166,8 @@ def build_ranged(
     threads = torch.get_num_threads()
     deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
     try:
-        flat = optimize_ranges(source, options, progress or (lambda stage, text: None), deadline)
+        tell = progress or (lambda stage, text: None)
+        flat = optimize_ranges(source, options, tell, deadline.before(2 * limit_s(options)))
         for sizes in (tuple(d.low for d in free.dimensions), tuple(d.high for d in free.dimensions)):
             check_module(free.at(sizes), options, flat)
     finally:
@@ -186,6 +187,7 @@ def build_module(
     flat: Any
     check_module(exported, options)
     try:
+        deadline = (deadline or Deadline.after(options.budget_s, time.monotonic())).before(limit_s(options))
         flat = optimize_model(exported.model, options, {}, progress, deadline)
     except (UnsupportedError, UnprovidedError):
         if not options.ablation.host:

@@ -69,8 +69,9 @@ def test_more_kinds_of_primitives_and_an_empty_cache_take_longer(
     monkeypatch.setattr("korch.pipeline.least.slowness", lambda: 1.0)
     options = Options(cache_folder=tmp_path)
     few, many, long = (least_of(graph, options) for graph in (chain(1, 1), chain(4, 1), chain(4, 100)))
-    assert few.compile_s < many.compile_s < long.compile_s < 100 * many.compile_s
+    assert few.compile_s < many.compile_s == long.compile_s  # equal kernels are compiled once
+    assert many.end_s < long.end_s
     assert few.search_s > 3 and few.search_s < long.search_s  # the machine is not calibrated
-    assert least_of(chain(1, 1), options, is_range=True).end_s > few.end_s
+    assert least_of(chain(1, 1), options, compared=(1.0, 0.5)).end_s > few.end_s
     monkeypatch.setattr("korch.pipeline.least.slowness", lambda: 2.0)
     assert least_of(chain(1, 1), options).total_s == pytest.approx(2 * few.total_s)

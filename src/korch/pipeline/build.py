@@ -147,11 +147,11 @@ def masked_trial(masked: Masked, standard: Standard, graph: PrimitiveGraph, limi
 
     Args:
         masked: the model for the range.
-        standard: the exact results of the model at `masked.checked`.
+        standard: the exact results of the model at the first of `masked.checked`.
         graph: the graph of the plans.
         limits: has the seed.
     """
-    plan, sizes = masked.plan, masked.checked
+    plan, sizes = masked.plan, masked.checked[0]
     given = padded_inputs(plan, sizes, list(standard.inputs.values()))
     timed = {**random_inputs(graph, limits.seed), **plan.hidden_at(plan.timed)}
     cuts = [OutputCut.of(form, sizes) for form in plan.outputs]

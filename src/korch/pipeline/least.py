@@ -6,12 +6,14 @@ depends on the number of different kernels most. Durations are scaled by the sha
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from korch.cores import slowness
 from korch.measure.cpu import usual_pace
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.op import Category
 from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES
 
 CALIBRATION_S = 3.0
@@ -20,8 +22,16 @@ CALIBRATION_S = 3.0
 SEARCH_S, PRIMITIVE_S = 0.4, 0.003
 """Seconds to find candidates and to solve the program: at least, and per primitive."""
 
-KIND_KERNELS, PRIMITIVE_KERNELS = 0.3, 0.012
-"""The work to compile a plan, as a number of long kernels: per kind of primitive, and per primitive."""
+KIND_KERNELS: Mapping[Category, float] = {
+    Category.LINEAR: 1.0,
+    Category.REDUCE: 0.3,
+    Category.OPAQUE: 0.3,
+    Category.ELEMENTWISE: 0.2,
+    Category.LAYOUT: 0.14,
+    Category.BROADCAST: 0.1,
+}
+"""The work to compile a plan, as a number of long kernels, per kind of primitive; primitives of one kind have the same
+operation, attributes and types."""
 
 PRIMITIVE_BUILD = 0.1
 """The work to build a plan per primitive, as a number of kernels."""
@@ -29,8 +39,8 @@ PRIMITIVE_BUILD = 0.1
 FLOP_S, ELEMENT_S = 1e-10, 3e-8
 """Seconds of the interpreter, which computes the results with which a plan is compared."""
 
-RANGE_S, CHECKED = 2.0, 4
-"""Seconds to time a plan for a range at several sizes, and the number of sizes at which it is compared."""
+RANGE_S = 3.0
+"""Seconds to time a plan for a range at several sizes, and to combine plans."""
 
 MARGIN = 1.2
 
@@ -55,25 +65,32 @@ class Least:
         return self.search_s + self.compile_s + self.end_s
 
 
-def least_of(graph: PrimitiveGraph, options: Options, *, is_range: bool = False) -> Least:
+def reference_s(graph: PrimitiveGraph) -> float:
+    """Return the predicted seconds in which the interpreter computes the results of a model on an idle machine."""
+    elements = sum(graph.types[p.output].size for p in graph.primitives)
+    return FLOP_S * graph.total_flop + ELEMENT_S * elements
+
+
+def least_of(graph: PrimitiveGraph, options: Options, compared: Sequence[float] = ()) -> Least:
     """Return the predicted seconds of the shortest path from a model's primitives to an artifact for the CPU.
 
     Args:
         graph: the primitives.
         options: the threads and the cache folder.
-        is_range: whether the plan is for a range, and is compared with the model and timed at several sizes.
+        compared: for a plan for a range, the work at each size at which it is compared with the model, as a fraction
+            of the work at the largest size.
     """
     pace, is_calibrated = usual_pace(options)
     factor = MARGIN * slowness()
     primitives = graph.primitives
-    kinds = len({(p.op, p.attributes, *(str(graph.types[v]) for v in p.inputs)) for p in primitives})
-    compiled = KIND_KERNELS * kinds + PRIMITIVE_KERNELS * len(primitives)
+    kinds = {(p.op, p.attributes, *(graph.types[v] for v in p.inputs)): p.row.category for p in primitives}
+    compiled = sum(KIND_KERNELS[category] for category in kinds.values())
     weights_bytes = sum(constant.array.nbytes for constant in graph.constants.values())
-    run_s = FLOP_S * graph.total_flop
-    run_s += ELEMENT_S * sum(graph.types[p.output].size for p in primitives)
-    search_s = run_s + SEARCH_S + PRIMITIVE_S * len(primitives) + (0.0 if is_calibrated else CALIBRATION_S)
+    first, *others = compared or (1.0,)
+    run_s = reference_s(graph)
+    search_s = first * run_s + SEARCH_S + PRIMITIVE_S * len(primitives) + (0.0 if is_calibrated else CALIBRATION_S)
     build_s = pace.predict_s(
         "build", BUILD_KERNELS + PRIMITIVE_BUILD * len(primitives) + 2 * weights_bytes / WEIGHTS_BYTES
     )
-    build_s += (RANGE_S + CHECKED * run_s) if is_range else 0.0
+    build_s += (RANGE_S + sum(others) * run_s) if compared else 0.0
     return Least(factor * search_s, factor * pace.predict_s("compile", compiled), factor * build_s)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from korch.backend import builder_of
+from korch.cores import slowness
 from korch.deadline import Deadline
 from korch.errors import InaccurateError, OptionError, UnprovidedError, UnsupportedError
 from korch.inputs import Arrays, converted, named_arrays, where_of
@@ -19,9 +20,11 @@ from korch.numerics import Standard
 from korch.options import Options
 from korch.pipeline.each_size import has_time_for_each, optimize_each
 from korch.pipeline.fit_costs import fit_costs
+from korch.pipeline.least import least_of, reference_s
 from korch.pipeline.optimize import Watch, optimize_run
 from korch.pipeline.run import Run
 from korch.pipeline.source import Source
+from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.ranges.form import Dimension, Sizes
 from korch.ranges.lockstep import HINT
@@ -41,6 +44,12 @@ RANDOM_SIZES = 2  # how many of the sizes at which it is compared are random
 
 LARGER_SHARE = 1.2
 """A larger plan gets this many times an equal share of the time: its kernels take longer, and serve more sizes."""
+
+CHECK_SHARE = 0.03
+"""The largest fraction of the remaining time for a comparison with the model at one size."""
+
+COMBINE_S = 1.0
+"""Seconds to combine the plans on an idle machine."""
 
 TIMED_SHARES = (0.5, 0.0, 0.125, 0.03)
 """The positions between the smallest and the largest size of a plan at which kernels are timed, the main one first."""
@@ -125,17 +134,22 @@ def _plans(
         progress("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}")
         whole = masked(dimensions, sizes, source.primitives)
         timed, *others = _timed(dimensions, columns, sizes)
-        share = min(1.0, CHECKED_FLOP / max(1, whole.graph.total_flop))
-        first, *checks = _checked_sizes(dimensions, columns, sizes, share, limits)
+        pace = slowness()
+        share = _checked_share(whole.graph, left_s, pace)
+        checks = _checked_sizes(dimensions, columns, sizes, share, limits)
         whole = replace(
             whole,
             plan=replace(whole.plan, timed=timed),
             others=tuple(others),
-            checked=first,
-            model=source.primitives(first),
+            checked=tuple(checks[: 1 + CHECKED_SIZES]),
+            model=source.primitives(checks[0]),
         )
         left = len(uppers) - i
-        end = deadline.shared(left if left == 1 else left / LARGER_SHARE)
+        share = left if left == 1 else left / LARGER_SHARE
+        if left_s is not None and least_of(whole.graph, options, whole.compared).total_s > left_s / share:
+            share = 1  # there is time for one plan at most
+        rest_s = COMBINE_S + reference_s(whole.graph) * sum(whole.compared[1:])
+        end = deadline.shared(share).before(pace * rest_s)
         model, binding = source.bound(sizes)
         run = Run(options.for_search(i), binding, progress, model, given=end.less(FIT_SHARE), masked=whole)
         run = optimize_run(run, watch)
@@ -144,7 +158,7 @@ def _plans(
         served = [replace(whole.plan, timed=at) for at, _ in executables]
         progress("build", f"timing {len(served)} plans at several sizes")
         costs = fit_costs(dimensions, list(zip((e for _, e in executables), served, strict=True)), end, limits)
-        for k, checked in enumerate(checks):
+        for k, checked in enumerate(checks[1:]):
             if k >= CHECKED_SIZES and not _has_time(end):
                 break
             progress("build", f"comparing with the model at {_text(dimensions, checked)}")
@@ -156,6 +170,14 @@ def _plans(
         plans += [replace(plan, costs=own) for plan, own in zip(served, costs, strict=True)]
         fixed_s = time.monotonic() - begun_s - run.stage_seconds["orchestrate"]
     return found, Ranges(dimensions, tuple(plans))
+
+
+def _checked_share(graph: PrimitiveGraph, left_s: float | None, pace: float) -> float:
+    """Return the largest work at a size at which plans are compared, as a fraction of the work at the largest size."""
+    share = min(1.0, CHECKED_FLOP / max(1, graph.total_flop))
+    return (
+        share if left_s is None else min(share, CHECK_SHARE * max(1.0, left_s) / (pace * max(1e-6, reference_s(graph))))
+    )
 
 
 def _has_time(deadline: Deadline) -> bool:

@@ -104,7 +104,7 @@ def split_operators(run: Run) -> None:
     run.split = in_bytes(given, has_kernels(options) if multiplies else None, run.deadline, multiplied)
     run.quantized = lower_products(given) if is_narrow else None
     if options.budget_s is not None and not options.is_cuda:
-        run.expect(least_of(run.split, options, is_range=run.masked is not None))
+        run.expect(least_of(run.split, options, run.masked.compared if run.masked is not None else ()))
     if options.error:
         _find_forms(run)
 

@@ -32,22 +32,29 @@ class Masked:
         graph: its primitives; hidden inputs come last.
         plan: how inputs and outputs of a size correspond to those of the graph.
         others: sizes besides `plan.timed` for which a separate plan is searched among kernels that were timed.
-        checked: sizes at which plans are compared with the model before they are timed.
-        model: the model's primitives at the sizes `checked`.
+        checked: sizes at which plans are compared with the model, the first of them before they are timed.
+        model: the model's primitives at the first of the sizes `checked`.
     """
 
     graph: PrimitiveGraph
     plan: RangePlan
     others: tuple[Sizes, ...] = ()
-    checked: Sizes = ()
+    checked: tuple[Sizes, ...] = ()
     model: PrimitiveGraph | None = None
 
     @property
     def share(self) -> float:
         """The work of a run at the timed or checked sizes, at most, as a fraction of the largest size's work."""
-        most = self.plan.sizes
-        known = [sizes for sizes in (self.checked, self.plan.timed, *self.others) if sizes]
-        return max((math.prod(n / m for n, m in zip(sizes, most, strict=True)) for sizes in known), default=1.0)
+        known = [sizes for sizes in (*self.checked[:1], self.plan.timed, *self.others) if sizes]
+        return max(map(self._share_of, known), default=1.0)
+
+    @property
+    def compared(self) -> list[float]:
+        """The work at each of the sizes at which plans are compared, as a fraction of the largest size's work."""
+        return list(map(self._share_of, self.checked))
+
+    def _share_of(self, sizes: Sizes) -> float:
+        return math.prod(n / m for n, m in zip(sizes, self.plan.sizes, strict=True))
 
 
 def masked(dimensions: tuple[Dimension, ...], largest: Sizes, primitives: Callable[[Sizes], PrimitiveGraph]) -> Masked:
