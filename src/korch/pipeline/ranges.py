@@ -151,7 +151,8 @@ def _plans(
         rest_s = COMBINE_S + reference_s(whole.graph) * sum(whole.compared[1:])
         end = deadline.shared(share).before(pace * rest_s)
         model, binding = source.bound(sizes)
-        run = Run(options.for_search(i), binding, progress, model, given=end.less(FIT_SHARE), masked=whole)
+        given = end.before(FIT_SHARE * (end.left_s or 0.0))
+        run = Run(options.for_search(i), binding, progress, model, given=given, masked=whole)
         run = optimize_run(run, watch)
         executables = run.executables
         found += [executable for _, executable in executables]
