@@ -69,7 +69,7 @@ class _Faults(logging.Handler):
 def no_fault_is_survived(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test in which a kernel does not compile, or a rule or a provider raises, unless it is meant to."""
     handler = _Faults()
-    names = ("korch.measure", "korch.validation", "korch.equivalence", "korch.provider")
+    names = ("korch.measure", "korch.validation", "korch.equivalence", "korch.provider", "korch.runtime")
     loggers = [logging.getLogger(name) for name in names]
     for logger in loggers:
         logger.addHandler(handler)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from korch.alignment import round_up
 from korch.content_name import content_name
 from korch.primitive.types import DType
+from korch.tile.check import check_program
 from korch.tile.program import TileProgram
 from korch.tile.program_order import ProgramOrder
 from korch.tile.triton.launch import PrintedLaunches, PrintedProgram
+
+logger = logging.getLogger("korch.cuda")
 
 IMPORTS = """import triton
 import triton.language as tl
@@ -174,13 +178,18 @@ def make_launch(printed: PrintedLaunches, number: Mapping[str, int], types: Mapp
 def kernel_of(
     printed: PrintedProgram, inputs: Sequence[tuple[str, DType]], outputs: Sequence[tuple[str, DType]]
 ) -> CudaKernel:
-    """Return the kernel of a printed tile program.
+    """Check a printed tile program, and return its kernel.
 
     Args:
         printed: the program.
         inputs: the names and element types of the buffers that it reads.
         outputs: the names and element types of the buffers that it writes.
+
+    Raises:
+        InvalidGraphError: a check fails.
     """
+    for line in check_program(printed.program):
+        logger.info("a tile program is not fully checked: %s", line)
     types = dict((*inputs, *outputs))
     types |= {name: dtype for name, (dtype, _) in printed.scratch.items()}
     types |= dict.fromkeys(printed.tables, DType.I32)

@@ -190,11 +190,10 @@ def plan_run(run: Run, watch: Watch | None) -> None:
 @few_collections()
 def build_run(run: Run, watch: Watch | None) -> None:
     """Build, check and time the plan of a run."""
-    run_until(run, "build", first="lower", skip=() if watch is not None else ("lower",), watch=watch)
+    run_until(run, "build", first="lower", watch=watch)
 
 
 @few_collections()
 def _run_all(run: Run, watch: Watch | None) -> None:
-    """Run all stages; "lower" only if `watch` is given, because "build" lowers each kernel itself."""
     with run.resources:
-        run_until(run, "build", skip=() if watch is not None else ("lower",), watch=watch)
+        run_until(run, "build", watch=watch)

@@ -6,7 +6,6 @@ which is searched once.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -55,14 +54,11 @@ from korch.records import plain
 from korch.search.instance import check_steps
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName, Round
-from korch.tile.check import check_program
 from korch.validation.standard import standard_of
 
 REWRITE_SHARE = 0.25  # share of the budget after which no more alternatives are added
 CHECK_SHARE = 0.25  # share of the remaining time reserved to check the error of a plan and to search again
 VARIANTS_SHARE = 0.3  # share of the time of a search reserved for plans for other sizes
-
-logger = logging.getLogger("korch.pipeline")
 
 NOT_REPLAYED = ("cache_folder", "ledger", "replay", "on_interrupt", "budget_s", "host", "calibrate", "inputs")
 """Options that may differ between a search and its replay."""
@@ -293,13 +289,6 @@ def lower_plan(run: Run) -> None:
     run.programs = tuple((c, None if isinstance(kernel, Refusal) else kernel.program) for c, kernel in kernels)
 
 
-def check_programs(run: Run) -> None:
-    """Check the tile programs."""
-    for _, program in run.programs:
-        for line in check_program(program) if program is not None else ():
-            logger.info("a tile program is not fully checked: %s", line)
-
-
 def no_check(run: Run) -> None:
     """Check nothing, for stages that check their results themselves."""
 
@@ -311,7 +300,7 @@ STAGES = (
     PipelineStage("reference", compute_reference, no_check, texts.reference_text),
     PipelineStage("candidates", collect_candidates, no_check, texts.candidates_text),
     PipelineStage("orchestrate", orchestrate, check_plans, texts.plan_text),
-    PipelineStage("lower", lower_plan, check_programs, texts.programs_text),
+    PipelineStage("lower", lower_plan, no_check, texts.programs_text),
     PipelineStage("build", build_plans, no_check, texts.kernels_text),
 )
 """The stages from a model to its executable. The stage "build" checks each executable by its results."""

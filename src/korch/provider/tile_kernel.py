@@ -1,7 +1,8 @@
-"""Prints a tile program as the kernel of a group's offer."""
+"""Checks a tile program, and prints it as the kernel of a group's offer."""
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,9 +10,12 @@ from dataclasses import replace
 from korch.candidate.candidate import Group, Offer
 from korch.provider.provider import Kernel, Threading
 from korch.target import Target
+from korch.tile.check import check_program
 from korch.tile.cpp.program import PrintedCpp, print_cpp
 from korch.tile.program import TileProgram
 from korch.tile.trim import Count
+
+logger = logging.getLogger("korch.provider")
 
 
 def comment_of(group: Group, offer: Offer) -> str:
@@ -29,7 +33,7 @@ def kernel_of(
     remark: str = "",
     counts: Mapping[str, Count] | None = None,
 ) -> Kernel:
-    """Print a program as the kernel of an offer.
+    """Check a program, and print it as the kernel of an offer.
 
     Args:
         program: the program.
@@ -41,6 +45,7 @@ def kernel_of(
         counts: how the parameters of a trimmed program follow from the size.
 
     Raises:
+        InvalidGraphError: a check fails.
         TextLimitError: the kernel's source would be too long.
     """
     text = comment_of(group, offer) + remark
@@ -49,7 +54,13 @@ def kernel_of(
 
 
 def printed_kernel(program: TileProgram, printed: PrintedCpp) -> Kernel:
-    """Return the kernel of a program that has already been printed."""
+    """Check a program that has already been printed, and return its kernel.
+
+    Raises:
+        InvalidGraphError: a check fails; what a provider builds so is a fault (`korch.provider.faults`).
+    """
+    for line in check_program(program):
+        logger.info("a tile program is not fully checked: %s", line)
     threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
     return Kernel(
         printed.symbol,

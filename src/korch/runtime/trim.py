@@ -5,6 +5,7 @@ Kernels without a tile program, and kernels whose elements are all needed, are n
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,8 @@ from korch.tile.growth import TextLimitError
 from korch.tile.program import Level, Parameter, TileProgram
 from korch.tile.shares import PART, by_rows, shares_of
 from korch.tile.trim import LIVE, Count, Needed, trimmed
+
+logger = logging.getLogger("korch.runtime")
 
 
 def trim_steps(
@@ -97,7 +100,10 @@ class _Trimmer:
                 made = kernel_of(
                     smaller.program, candidate.group, candidate.offer, self._target, counts=dict(smaller.counts)
                 )
-            except (TextLimitError, InvalidGraphError):
+            except TextLimitError:
+                continue
+            except InvalidGraphError as error:
+                logger.warning("a kernel of %s is not trimmed: %s", candidate.provider, error, extra={"fault": True})
                 continue
             return replace(made, marked="", size_input=self._plan.sizes_input)
         return kernel

@@ -10,7 +10,6 @@ from dataclasses import replace
 from korch.alignment import ceil_div
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout
-from korch.errors import InvalidGraphError
 from korch.primitive.op import Category
 from korch.provider.conv.rows import lines_of_task
 from korch.provider.conv.vectors import WINDOWS, OfferPlan, image_layouts, image_position, layouts_of
@@ -125,7 +124,7 @@ def chain_kernel(group: Group, plan: OfferPlan, target: Target) -> Kernel | Refu
             chain = Chain(group, plan.layouts, Machine.of(target))
             _require_neighbours(chain, plan.blocking, target, only_last=False)
             return plan.kernel(group, target)
-        except (NotFusedError, InvalidGraphError) as error:
+        except NotFusedError as error:
             return Refusal(str(error))
     return plan.kernel(group, target)
 
