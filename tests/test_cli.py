@@ -444,20 +444,6 @@ BAD = [
         "option --target: unknown target 'tpu'; expected cpu",
     ),
     (
-        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--max-primitives=6"],
-        "option --max-primitives: the option 'max_primitives' was removed. Its replacement is "
-        "search=SearchLimits(max_primitives=...) of korch.optimize",
-    ),
-    (
-        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--no-baselines"],
-        "option --no-baselines: the option 'baselines' was removed. Its replacement is "
-        "ablation=Ablation(baselines=...) of korch.optimize",
-    ),
-    (
-        ["optimize", "{folder}/mlp.onnx", "-o", "{folder}/x.korch", "--tf32"],
-        "option --tf32: the option 'tf32' was removed. Its replacement is precision tf32",
-    ),
-    (
         ["run", "{artifact}", "--random", "--seed", "-1"],
         "option --seed: the value -1 is out of range; expected at least 0",
     ),

@@ -91,21 +91,6 @@ def test_a_switch_that_makes_no_sense_is_named() -> None:
         Ablation(layouts="all")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("name", "replacement"),
-    [
-        ("max_primitives", "search=SearchLimits(max_primitives=...) of korch.optimize"),
-        ("rules", "ablation=Ablation(rules=...) of korch.optimize"),
-        ("tf32", "precision tf32 (on the command line: --precision tf32)"),
-        ("check", "nothing: the checks between stages always run"),
-    ],
-)
-def test_a_removed_option_names_its_replacement(name: str, replacement: str) -> None:
-    text = f"the option {name!r} was removed. Its replacement is {replacement}"
-    with pytest.raises(OptionError, match=re.escape(text)):
-        korch.optimize("m.onnx", **{name: 3})
-
-
 def test_the_python_interface_says_so_too() -> None:
     with pytest.raises(OptionError, match="expected an integer"):
         korch.optimize("model.onnx", threads=2.5)  # type: ignore[arg-type]

@@ -33,14 +33,6 @@ _RANGES: Ranges = {
     "tolerance": (lambda value: 0 < value < math.inf, "a part of the largest element, more than 0"),
 }
 
-MOVED: Mapping[str, str] = {
-    **{f.name: f"search=SearchLimits({f.name}=...) of korch.optimize" for f in fields(SearchLimits)},
-    **{f.name: f"ablation=Ablation({f.name}=...) of korch.optimize" for f in fields(Ablation)},
-    "tf32": "precision tf32 (on the command line: --precision tf32)",
-    "check": "nothing: the checks between stages always run",
-}
-"""Options of earlier versions, and what replaces each."""
-
 
 def default_cache_folder() -> Path:
     """Return `$KORCH_CACHE`, else `$XDG_CACHE_HOME/korch`, else `~/.cache/korch`.
@@ -63,9 +55,7 @@ def default_threads() -> int:
 
 
 def unknown_option(name: str, known: Iterable[str], where: str) -> OptionError:
-    """Return the error for an option that does not exist, with its replacement or a similar name."""
-    if name in MOVED:
-        return moved_option(name, where)
+    """Return the error for an option that does not exist, with a similar name."""
     names = sorted(known)
     similar = get_close_matches(name.removesuffix("_s"), names, 1)
     return OptionError(
@@ -74,11 +64,6 @@ def unknown_option(name: str, known: Iterable[str], where: str) -> OptionError:
         "one of " + ", ".join(names),
         f"Do you mean {similar[0]!r}?" if similar else "",
     )
-
-
-def moved_option(name: str, where: str) -> OptionError:
-    """Return the error for an option of an earlier version."""
-    return OptionError(f"the option {name!r} was removed", where, hint=f"Its replacement is {MOVED[name]}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from typing import Any
 
 from korch.cli.parser import make_parser
 from korch.errors import KorchError, printable
-from korch.options import MOVED, moved_option
 
 logger = logging.getLogger("korch.cli")
 
@@ -84,11 +83,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _refuse_unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> None:
-    """Refuse arguments that the command does not have; name the replacement of removed options."""
-    for text in unknown:
-        name = text.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
-        if text.startswith("--") and name in MOVED:
-            raise moved_option(name, f"option {text.partition('=')[0]}")
+    """Refuse arguments that the command does not have."""
     if not unknown:
         return
     flags = set(re.findall(r"--[a-z][a-z-]*", parser.format_usage()))
