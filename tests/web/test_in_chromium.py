@@ -141,16 +141,6 @@ def test_the_graph_opens_whole_with_whole_labels(opened):
     assert opened.evaluate("graph.zoom() >= READABLE")
 
 
-def test_two_plans_side_by_side(browser, report):
-    built, out = report.with_name("m.korch"), report.with_name("two.html")
-    assert main(["explain", str(built), str(built), "--html", str(out)]) == 0
-    page = browser.new_page()
-    page.goto(out.as_uri())
-    assert page.locator("h1").inner_text().startswith("Two plans of ")
-    assert page.locator("table").count() >= 2
-    page.close()
-
-
 def test_search_click_and_keys(opened):
     total = opened.locator("tr.kernel").count()
     opened.fill("#search", "matmul")

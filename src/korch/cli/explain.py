@@ -81,17 +81,15 @@ def _show(parsed: argparse.Namespace, executable: Runnable) -> None:
 
 
 def _compare(parsed: argparse.Namespace, first: PlanExecutable, second: PlanExecutable) -> None:
-    """Print or write the differences of two plans."""
-    from korch.report.diff import differences, differences_page
+    """Print the differences of two plans."""
+    from korch.report.diff import differences
 
-    for option, value in (("--onnx", parsed.onnx), ("--kernel", parsed.kernel), ("--json", parsed.json or None)):
+    refused = {"--html": parsed.html, "--onnx": parsed.onnx, "--kernel": parsed.kernel, "--json": parsed.json or None}
+    for option, value in refused.items():
         if value is not None:
             raise OptionError("it is not for two plans", f"option {option}", expected="one artifact")
     pair = (first.plan, first.report), (second.plan, second.report)
-    if parsed.html is None:
-        print(differences(*pair))
-    else:
-        _write_html(parsed.html, differences_page(*pair))
+    print(differences(*pair))
 
 
 def _write_plan_onnx(parsed: argparse.Namespace, executable: PlanExecutable) -> None:

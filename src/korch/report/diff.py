@@ -1,23 +1,22 @@
-"""The differences between two plans, as text and as a page."""
+"""The differences between two plans, as text."""
 
 from __future__ import annotations
 
-import html
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from korch.equivalence.rule import rule_of
 from korch.report.kernel import operations
-from korch.report.page import style_of_page
-from korch.report.units import cut, time_text
+from korch.report.units import cut
 from korch.runtime.record import PlanRecord, StepRecord
 from korch.runtime.report import Report
 from korch.runtime.text import counted
 
 NOTICEABLE = 0.05
 """The least relative difference between two costs of a kernel that is shown."""
+
+MOST_OPERATORS = 20
+"""The most operators that are shown, those with the largest change first."""
 
 Built = tuple[PlanRecord, Report]
 """A plan and the report on how it was found."""
@@ -88,51 +87,10 @@ def differences(first: Built, second: Built) -> str:
         lines += [
             f"  {x.cost_ns / 1e3:.1f} -> {y.cost_ns / 1e3:.1f} us  {x.provider} {operations(x)}" for x, y in found.moved
         ]
+    if shown := [(name, x, y) for name, x, y in found.operators if abs(y - x) > NOTICEABLE * max(x, y)]:
+        lines.append("by the model's operators, each with an equal share of its kernels' costs:")
+        lines += [f"  {x / 1e3:.1f} -> {y / 1e3:.1f} us  {name}" for name, x, y in shown[:MOST_OPERATORS]]
     return "\n".join(lines)
-
-
-def differences_page(first: Built, second: Built) -> str:
-    """Return the differences between two plans as a page of HTML without external files.
-
-    Raises:
-        UnsupportedError: the style sheet of pages is missing.
-    """
-    found = changes(first, second)
-    names = [plan.model.path.rpartition("/")[2] or "a model" for plan, _ in (first, second)]
-    title = f"Two plans of {names[0]}" if names[0] == names[1] else " and ".join(names)
-    body = [_section("All of it", ("", "first", "second", "second / first"), found.facts)]
-    if found.options:
-        body.append(_section("Built differently", ("", "first", "second"), found.options))
-    body.append(
-        _section(
-            "Where the time goes, by the model's operators",
-            ("operator", "first", "second", "more"),
-            [(name, time_text(x), time_text(y), _signed_time(y - x)) for name, x, y in found.operators],
-            "A kernel's cost is divided evenly among the operators that it runs some part of.",
-        )
-    )
-    for side, alone in zip(("first", "second"), found.alone, strict=True):
-        total = time_text(sum(step.cost_ns for _, step in alone))
-        rows = [(f"#{n}", time_text(s.cost_ns), s.provider, operations(s), _origins(s)) for n, s in alone]
-        body.append(
-            _section(
-                f"Only in the {side}: {counted(len(alone), 'kernel')}, {total}",
-                ("#", "cost", "provider", "computes", "from"),
-                rows,
-            )
-        )
-    moved = [
-        (time_text(x.cost_ns), time_text(y.cost_ns), f"{y.cost_ns / x.cost_ns:.2f}", x.provider, operations(x))
-        for x, y in found.moved
-    ]
-    head = ("first", "second", "second / first", "provider", "computes")
-    body.append(_section(f"In both: {counted(found.common, 'kernel')}; those with other costs", head, moved))
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{style_of_page()}</style>\n</head>\n<body>\n"
-        f"<header><h1>{html.escape(title)}</h1></header>\n<main>\n" + "\n".join(body) + "\n</main>\n</body>\n</html>\n"
-    )
 
 
 def _facts(first: Built, second: Built) -> tuple[tuple[str, str, str, str], ...]:
@@ -201,31 +159,3 @@ def _line(number: int, step: StepRecord) -> str:
 
 def _origins(step: StepRecord) -> str:
     return cut(", ".join(origin for origin in step.origins if origin), 80)
-
-
-def _signed_time(time_ns: float) -> str:
-    return ("+" if time_ns >= 0 else "−") + time_text(abs(time_ns))
-
-
-def _section(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], note: str = "") -> str:
-    found = list(rows)
-    if not found:
-        return f"<section><h2>{html.escape(title)}</h2><p class='faint'>None.</p></section>"
-    sides = [_side([row[i] for row in found]) for i in range(len(head))]
-    heads = "".join(f'<th scope="col"{side}>{html.escape(text)}</th>' for text, side in zip(head, sides, strict=True))
-    lines = "\n".join(
-        "<tr>" + "".join(f"<td{side}>{html.escape(cell)}</td>" for cell, side in zip(row, sides, strict=True)) + "</tr>"
-        for row in found
-    )
-    return (
-        f"<section><h2>{html.escape(title)}</h2>"
-        + (f'<p class="faint">{html.escape(note)}</p>' if note else "")
-        + f'<div class="panel wide-table"><table><thead><tr>{heads}</tr></thead>\n'
-        f"<tbody>{lines}</tbody></table></div></section>"
-    )
-
-
-def _side(cells: Sequence[str]) -> str:
-    """Return the HTML class of a column: numbers and times are aligned to the right."""
-    is_number = all(re.match(r"[+−]?\d|x \d|$", cell) for cell in cells)
-    return ' class="number"' if is_number else ""
