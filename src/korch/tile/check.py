@@ -14,7 +14,7 @@ from korch.primitive.op import Category
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType
 from korch.tile.affine import ranges_of_axes
-from korch.tile.index import Expr, Ranges, bounds
+from korch.tile.index import Expr, Ranges, Var, add, bounds, scale
 from korch.tile.loops import turns_on
 from korch.tile.places import indices_stay_inside, tasks_do_not_race
 from korch.tile.program import (
@@ -116,8 +116,23 @@ def axes_are_sound(program: TileProgram) -> None:
                 is_fixed = isinstance(axis.size, int) and axis.size > 0
                 if isinstance(total, Expr) and not total.variables <= ranges.keys():  # depends on a loop variable
                     total = bounds(total, {**ranges, **ranges_of_axes(axes, ranges)})[1]
-                is_covered = is_fixed and sizes[name] == parts_of(total, axis.extent, ranges)
+                is_capped = isinstance(total, Expr) and not all(isinstance(atom, Var) for atom, _ in total.terms)
+                is_covered = is_fixed and _covers(sizes[name], parts_of(total, axis.extent, ranges), ranges, is_capped)
                 _require(is_covered, "tiles do not cover their axis", axis.name)
+
+
+def _covers(tiles: Size, needed: Size, ranges: Ranges, is_capped: bool) -> bool:
+    """Return whether there are as many tiles as needed, for all values of parameters.
+
+    Trimmed programs have exceptions. If only the number of tiles depends on parameters, it must be right for their
+    largest values. If only the needed number does, there must be enough; a single tile is an axis that ends early. If
+    the length of the axis is capped, tiles behind its end are empty.
+    """
+    if isinstance(needed, int):
+        return (tiles if isinstance(tiles, int) else bounds(tiles, ranges)[1]) == needed
+    if isinstance(tiles, int):
+        return tiles == 1 or bounds(needed, ranges)[1] <= tiles
+    return is_capped or bounds(add(tiles, scale(needed, -1)), ranges) == (0, 0)
 
 
 def vector_is_an_axis(program: TileProgram) -> None:
