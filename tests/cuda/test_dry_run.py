@@ -12,10 +12,11 @@ import pytest
 from benchmarks.models import PAPER, build
 from korch.cli import main
 from korch.cuda.compile import Cubin, CubinCompiler
-from korch.errors import OptionError, UnsupportedError
+from korch.errors import OptionError, UnprovidedError, UnsupportedError
 from korch.limits import SearchLimits
 from korch.options import Options
 from korch.pipeline import plan_model
+from tests.support.loops import loop_model
 
 SPILL_BYTES = 512
 """Most memory of a thread for what does not fit into its registers."""
@@ -106,3 +107,9 @@ def test_pytorch_is_not_imported_where_there_is_no_driver():
         "Use --target cpu, or --target cuda:sm_90 --dry-run to plan without a device\n"
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, text, "")
+
+
+def test_loops_are_for_cpus_only(cache_folder):
+    options = Options(target="cuda:sm_90", cache_folder=cache_folder)
+    with pytest.raises(UnprovidedError, match="node Scan s: kernels of loops are generated for CPUs only"):
+        plan_model(loop_model("scan").SerializeToString(), options)

@@ -35,6 +35,7 @@ from korch.provider.provider import Kernel
 from korch.provider.teams import team_refusal
 from korch.runtime.loop import LoopKey, LoopPlan, LoopProvider, loop_key
 from korch.runtime.program import PlanStep, bind_steps
+from korch.search.infeasible import where_of
 from korch.search.result import PlanName
 
 LEAST_WEIGHT = 16
@@ -47,14 +48,26 @@ Plans = dict[LoopKey, LoopPlan | Refusal]
 
 
 def plan_loops(run: Run) -> None:
-    """Search a plan for the iterations of each loop, and let the run's meter build loops from them."""
-    if not isinstance(run.meter, CpuMeter):
-        return
+    """Search a plan for the iterations of each loop, and let the run's meter build loops from them.
+
+    Raises:
+        UnprovidedError: there is a loop, and the target is no CPU.
+    """
     graphs = [block.graph for block in run.partition.blocks]
-    if any(isinstance(p.attributes, LoopAttributes) for graph in graphs for p in graph.primitives):
-        plans: Plans = {}
-        run.meter.add_provider(LoopProvider(plans))
-        _add_plans(run, graphs, plans, run.deadline.shared(2))
+    loops = [
+        (graph, i)
+        for graph in graphs
+        for i, p in enumerate(graph.primitives)
+        if isinstance(p.attributes, LoopAttributes)
+    ]
+    if not loops:
+        return
+    if not isinstance(run.meter, CpuMeter):
+        hint = "On a device the host runs it, without --dry-run; or use --target cpu"
+        raise UnprovidedError("kernels of loops are generated for CPUs only", where_of(*loops[0]), hint=hint)
+    plans: Plans = {}
+    run.meter.add_provider(LoopProvider(plans))
+    _add_plans(run, graphs, plans, run.deadline.shared(2))
 
 
 def _add_plans(run: Run, graphs: Sequence[PrimitiveGraph], plans: Plans, deadline: Deadline) -> None:

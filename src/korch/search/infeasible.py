@@ -37,7 +37,7 @@ def check_every_primitive_runs(
     others = f" Nor do they run {_named(graph, missing[1:])}." if missing[1:] else ""
     raise UnprovidedError(
         f"no provider runs {_operation(graph, missing[0])}",
-        where=_where(graph, missing[0]),
+        where=where_of(graph, missing[0]),
         hint=f"The providers say: {'; '.join(sorted(refusals)[:MOST_NAMED])}.{others}".removesuffix("."),
     )
 
@@ -61,7 +61,7 @@ def no_working_plan(
     if missing:
         lost = set(missing)
         named = {key: entry for key, entry in failed.items() if not lost.isdisjoint(entry[0].group.primitives)}
-        error = InfeasibleError(f"every kernel that runs {_named(graph, missing)} failed", _where(graph, missing[0]))
+        error = InfeasibleError(f"every kernel that runs {_named(graph, missing)} failed", where_of(graph, missing[0]))
         failed = named or failed
     reasons = list(dict.fromkeys(f"{c.provider}, {r.kind}: {_short(r.message)}" for c, r in failed.values()))
     told = f"Kernels that failed: {'; '.join(reasons[:MOST_NAMED])}. " if reasons else ""
@@ -89,12 +89,13 @@ def _operation(graph: PrimitiveGraph, p: int) -> str:
 
 def _named(graph: PrimitiveGraph, primitives: Sequence[int]) -> str:
     """Return a text that names some primitives and the model nodes that they come from."""
-    named = [f"{_operation(graph, p)} ({_where(graph, p)})" for p in primitives[:MOST_NAMED]]
+    named = [f"{_operation(graph, p)} ({where_of(graph, p)})" for p in primitives[:MOST_NAMED]]
     more = f" and {len(primitives) - MOST_NAMED} more" if len(primitives) > MOST_NAMED else ""
     return ", ".join(named) + more
 
 
-def _where(graph: PrimitiveGraph, p: int) -> str:
+def where_of(graph: PrimitiveGraph, p: int) -> str:
+    """Return the node that a primitive was made from, or else its value, for messages."""
     origin = graph.origins[p] if graph.origins else ""
     return f"node {origin}" if origin else f"value %{graph.primitives[p].output}"
 
