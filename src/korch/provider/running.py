@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.primitive.types import DType
 from korch.provider.opaque import attributes_of, node_of
@@ -38,8 +37,9 @@ from korch.tile.program import (
 )
 from korch.tile.staging import Machine
 
-COLUMNS = 8192
-"""The most sequences along an outer axis that a task computes: their results stay in the cache."""
+COLUMNS = 16384
+"""The most sequences along an outer axis that a task computes: their results stay in the level-2 cache. With fewer, a
+task reads short pieces of rows, which takes longer, also on several threads."""
 
 SQUARE = 64
 """The elements of rows that a task transposes at a time."""
@@ -128,7 +128,7 @@ def running_program(group: Group, machine: Machine) -> TileProgram:
     elif columns == 1 and not is_reverse and part:
         stages, tiles = _parts(running, rows, size, part, machine.lanes)
     else:
-        stages, tiles = _along_outer(running, rows, size, columns, machine)
+        stages, tiles = _along_outer(running, rows, size, columns)
     ports = [Buffer(f"i{n}", Level.INPUT, type_.dtype, type_.size) for n, type_ in enumerate(group.input_types)]
     ports.append(Buffer("o0", Level.OUTPUT, running.dtype, rows * size * columns))
     return TileProgram((*ports, *tiles), tuple(stages))
@@ -137,12 +137,9 @@ def running_program(group: Group, machine: Machine) -> TileProgram:
 Made = tuple[list[Stage], list[Buffer]]
 
 
-def _along_outer(of: _Running, rows: int, size: int, columns: int, machine: Machine) -> Made:
-    """Return the stage, with the sequences of a task as vectors, and at least a task for each thread if possible."""
-    blocks = ceil_div(columns, COLUMNS)
-    if rows < machine.threads:
-        blocks = round_up(blocks, machine.threads)
-    outer, v = cut(columns, min(columns, round_up(ceil_div(columns, blocks), machine.lanes)), ("gv", "v"))
+def _along_outer(of: _Running, rows: int, size: int, columns: int) -> Made:
+    """Return the stage, with the sequences of a task as vectors."""
+    outer, v = cut(columns, min(columns, COLUMNS), ("gv", "v"))
     row, e = Axis("g", rows), Axis("e", size)
     place = add(constant(size - 1), scale(var("e"), -1)) if of.is_reverse else var("e")
     at = add(scale(var("g"), size * columns), scale(place, columns), flat(outer, v))
