@@ -197,6 +197,15 @@ def budgets() -> str:
     return markdown(["model", "budget", "busy processes", "announced least", "taken"], rows)
 
 
+def operators() -> str:
+    """Return ONNX Runtime's quotients of single operators, by kind: the least, the median and the greatest."""
+    kinds = defaultdict(list)
+    for name, row in results("operators.json").items():
+        kinds[name.partition(" ")[0]].append(float(np.median(quotients(row)["onnxruntime"])))
+    rows = [[kind, f"{len(q)}", *(f"{n:.2f}" for n in np.percentile(q, [0, 50, 100]))] for kind, q in kinds.items()]
+    return markdown(["operator", "sizes", "least", "median", "greatest"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "summary": summary,
     "ranges": ranges,
@@ -208,6 +217,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "precision": precision,
     "experts": experts,
     "budgets": budgets,
+    "operators": operators,
 }
 
 

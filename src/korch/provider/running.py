@@ -39,7 +39,7 @@ from korch.tile.staging import Machine
 
 COLUMNS = 16384
 """The most sequences along an outer axis that a task computes: their results stay in the level-2 cache. With fewer, a
-task reads short pieces of rows, which takes longer, also on several threads."""
+task reads short parts of rows, which takes longer, also on several threads."""
 
 SQUARE = 64
 """The elements of rows that a task transposes at a time."""

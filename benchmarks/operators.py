@@ -1,0 +1,146 @@
+"""Compares single operators with ONNX Runtime: running sums, chosen elements, spectra and loops.
+
+    python -m benchmarks.operators [--only cumsum,dft] [--budget 10] [--rounds 15]
+                                   [--artifacts FOLDER] [--output benchmarks/results/operators.json]
+
+Each operator is a model of its own. Artifacts in the folder are used; operators without one are searched first. Both
+engines run interleaved, with bound inputs and outputs, on two threads. A quotient is ONNX Runtime's time divided by
+Korch's, the median over the rounds. Rows of other operators than those of `--only` stay in the output file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper, parser
+
+from benchmarks.figures import spread
+from benchmarks.suite import machine, quotients
+from korch.api import optimize
+from korch.cli.bench import bench
+from korch.options import Options
+
+GOAL = 0.9
+Shape = tuple[int, ...]
+
+
+def operator(op: str, shape: Shape, out: Shape, constants: dict[int, Any], opset: int = 20, **attributes: int) -> bytes:
+    """Return a model of one operator with the input x, and constants for other inputs by their position."""
+    names = ["x", *("" for _ in range(max(constants, default=0)))]
+    for i in constants:
+        names[i] = f"c{i}"
+    graph = helper.make_graph(
+        [helper.make_node(op, names, ["y"], **attributes)],
+        op,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, out)],
+        [numpy_helper.from_array(np.asarray(value), f"c{i}") for i, value in constants.items()],
+    )
+    return _model(graph, opset)
+
+
+def gather_elements(shape: Shape, index: Shape, axis: int) -> bytes:
+    """Return a model of GatherElements whose indices are x modulo the length of the axis."""
+    text = (
+        f"g (float[{','.join(map(str, shape))}] x, int64[{','.join(map(str, index))}] i) => "
+        f"(float[{','.join(map(str, index))}] y) {{ y = GatherElements <axis = {axis}> (x, i) }}"
+    )
+    return _model(parser.parse_graph(text), 20)
+
+
+def selective_scan(steps: int, channels: int, state: int) -> bytes:
+    """Return a model of the scan of a state space model: h = a h + b, y = the sum of c h."""
+    inner, row = f"float[{channels},{state}]", f"float[{state}]"
+    stack, stacked = f"float[{steps},{channels},{state}]", f"float[{steps},{channels}]"
+    body = (
+        f"s ({inner} p, {inner} u, {inner} v, {row} w) => ({inner} q, float[{channels}] r) "
+        "{ m = Mul(p, u) q = Add(m, v) n = Mul(q, w) r = ReduceSum <keepdims = 0> (n, last) }"
+    )
+    text = (
+        f"g ({inner} h0, {stack} a, {stack} b, float[{steps},{state}] c) => ({inner} h, {stacked} y) "
+        f"<int64[1] last = {{1}}> {{ h, y = Scan <num_scan_inputs = 3, body = {body}> (h0, a, b, c) }}"
+    )
+    return _model(parser.parse_graph(text), 18)
+
+
+def _model(graph: onnx.GraphProto, opset: int) -> bytes:
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def cases() -> Iterator[tuple[str, bytes]]:
+    """Yield the name and the model of each row."""
+    large = (32, 128, 768)
+    for shape, axis, flags in (
+        ((1, 50), 1, {}),
+        *((large, axis, {}) for axis in range(3)),
+        (large, 0, {"reverse": 1}),
+        (large, 2, {"exclusive": 1, "reverse": 1}),
+        ((1000, 1000), 0, {}),
+        ((10_000_000,), 0, {}),
+    ):
+        name = " ".join(["cumsum", "x".join(map(str, shape)), f"axis {axis}", *flags])
+        yield name, operator("CumSum", shape, shape, {1: np.int64(axis)}, 14, **flags)
+    for shape, axis in (((8, 5), 1), ((1024, 1024), 0), ((1024, 1024), 1), ((128, 32000), 1), (large, 1)):
+        yield f"gather {'x'.join(map(str, shape))} axis {axis}", gather_elements(shape, shape, axis)
+    for batch, length, parts, flags in (
+        (1, 128, 1, {"onesided": 1}),
+        (1, 1024, 1, {}),
+        (1, 251, 2, {"inverse": 1}),
+        (100, 400, 1, {"onesided": 1}),
+        (100, 1000, 2, {}),
+        (100, 1009, 2, {}),
+    ):
+        name = " ".join(["dft", f"{batch}x{length}", "real" if parts == 1 else "complex", *flags])
+        out = (batch, length // 2 + 1 if "onesided" in flags else length, 2)
+        yield name, operator("DFT", (batch, length, parts), out, {2: np.int64(1)}, **flags)
+    for length, step in ((400, 160), (512, 128), (1024, 256)):
+        out = (1, (160_000 - length) // step + 1, length // 2 + 1, 2)
+        window = np.hanning(length).astype(np.float32)
+        yield f"stft {length} by {step}", operator("STFT", (1, 160_000, 1), out, {1: np.int64(step), 2: window}, 17)
+    for steps, channels, state in ((8, 64, 16), (64, 64, 16), (64, 512, 16), (512, 64, 16)):
+        yield f"scan {steps} steps of {channels}x{state}", selective_scan(steps, channels, state)
+
+
+def measure(name: str, model: bytes, folder: Path, budget_s: float, rounds: int) -> dict[str, Any]:
+    """Search a plan if the folder has none, and return the comparison."""
+    path, artifact = (folder / f"{name.replace(' ', '-')}.{end}" for end in ("onnx", "korch"))
+    path.write_bytes(model)
+    if not artifact.exists():
+        optimize(path, threads=2, budget=budget_s, cache_folder=folder / "cache", progress=False).save(artifact)
+    return {"comparison": bench(artifact, ["onnxruntime"], path, rounds, Options(threads=2), {}).to_json()}
+
+
+def main() -> int:
+    """Compare; return 1 if a median quotient is below `GOAL`."""
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--only", default="", help="beginnings of the rows' names")
+    arguments.add_argument("--budget", type=float, default=10.0, help="seconds of search per operator")
+    arguments.add_argument("--rounds", type=int, default=15)
+    arguments.add_argument("--artifacts", type=Path, help="folder of artifacts; those that are searched are kept in it")
+    arguments.add_argument("--output", type=Path)
+    args = arguments.parse_args()
+    known = args.output and args.output.exists()
+    rows: dict[str, Any] = json.loads(args.output.read_text("utf-8"))["models"] if known else {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.artifacts or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, model in cases():
+            if name.startswith(tuple(args.only.split(","))):
+                rows[name] = measure(name, model, folder, args.budget, args.rounds)
+                print(name, spread(quotients(rows[name])["onnxruntime"]), flush=True)
+                if args.output:
+                    args.output.write_text(json.dumps({"machine": machine(), "models": rows}, indent=1) + "\n")
+    return int(any(np.median(quotients(row)["onnxruntime"]) < GOAL for row in rows.values()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
