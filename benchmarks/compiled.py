@@ -70,7 +70,9 @@ def main() -> None:
             begun_s = time.monotonic()
             call()
             seconds = time.monotonic() - begun_s
-            least_s = [plan.report.least_s or 0.0 for graph in graphs for plan in graph.plans[-1:]]
+            reports = [plan.report for graph in graphs for plan in graph.plans[-1:]]
+            parts = [p for r in reports for p in (r.plans.values() if isinstance(r.plans, dict) else [r])]
+            least_s = [part.least_s or 0.0 for part in parts]
             rows.append(
                 {
                     "call": label,
