@@ -24,10 +24,10 @@ import numpy as np
 from benchmarks.plans import Plan, executable, for_threads, searched
 from benchmarks.suite import MODELS, machine
 from korch.backend import TASK_PARTS
-from korch.cores import usable_cores
 from korch.events.kernels import has_tasks
 from korch.report.peers.inputs import random_feeds
 from korch.runtime.executable import Executable
+from korch.system.cores import usable_cores
 
 RUNS = 10
 """The number of runs in which results are compared."""

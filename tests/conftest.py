@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from korch.deadline import Deadline
 from korch.measure.calibrate import FACT, Calibration, MemoryLevel
 from korch.measure.compiler import Builder
 from korch.measure.database import Database
 from korch.measure.toolchain import find_compiler
 from korch.options import default_threads
 from korch.pipeline import find_programs
+from korch.system.deadline import Deadline
 from korch.target import Target, detect_target
 
 # The same examples on every machine, however slow: a change is judged by itself, not by its luck.

@@ -25,7 +25,6 @@ from korch.cli import main
 from korch.cli.parser import PRINTED
 from korch.cli.shapes import parse_shapes
 from korch.errors import OptionError
-from korch.extras import install_command
 from korch.limits import SearchLimits
 from korch.loading import load
 from korch.measure.record import from_text
@@ -34,6 +33,7 @@ from korch.pipeline import STAGES
 from korch.report.progress import STAGES as SHOWN
 from korch.runtime.executable import Executable
 from korch.runtime.text import counted
+from korch.system.extras import install_command
 
 QUICK = ("--budget", "1", "--threads", "1")
 Capture = pytest.CaptureFixture[str]

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from korch import cores
-from korch.cores import SHORT_SLICE_NS, machine_cores, short_slices, usable_cores
 from korch.measure.compiler import NATIVE_FOLDER
 from korch.measure.toolchain import find_compiler
+from korch.system import cores
+from korch.system.cores import SHORT_SLICE_NS, machine_cores, short_slices, usable_cores
 
 V1 = "3:cpuset:/\n2:cpu,cpuacct:/box\n1:name=systemd:/\n0::/\n"
 
@@ -73,7 +73,7 @@ QUOTAS: list[tuple[dict[str, str], int]] = [
 def test_the_quota_of_a_container_is_seen(
     files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("korch.cores.os.sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr("korch.system.cores.os.sched_getaffinity", lambda _: set(range(64)))
     assert usable_cores(written(tmp_path, files)) == cores
 
 

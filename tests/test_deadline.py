@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.models import build
-from korch.deadline import Deadline, stopped_by_interrupt
+from korch.system.deadline import Deadline, stopped_by_interrupt
 
 
 def test_a_deadline_is_over_at_its_time_or_when_told() -> None:

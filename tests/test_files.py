@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from korch.errors import OptionError
-from korch.files import check_output, make_private, open_file
 from korch.options import Options
 from korch.pipeline import Run, run_until
-from korch.scratch import PREFIX, scratch_folder, sweep
 from korch.search.ledger import Ledger
+from korch.system.files import check_output, make_private, open_file
+from korch.system.scratch import PREFIX, scratch_folder, sweep
 from tests.partition_oracle import FakeMeter
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from korch.scratch import scratch_folder
+from korch.system.scratch import scratch_folder
 with scratch_folder(Path(sys.argv[1])) as folder:
     (folder / "half").write_text("a")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -80,7 +80,7 @@ def test_a_folder_of_what_is_run_is_private(umask: int, tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("korch.files.os.geteuid", lambda: tmp_path.stat().st_uid + 1)
+    monkeypatch.setattr("korch.system.files.os.geteuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(PermissionError, match="it belongs to another user"):
         make_private(tmp_path)
 

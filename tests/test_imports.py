@@ -9,20 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "korch"
 ORDER = (
-    (
-        "errors",
-        "alignment",
-        "content_name",
-        "child",
-        "cores",
-        "deadline",
-        "extras",
-        "fields",
-        "files",
-        "libraries",
-        "records",
-        "scratch",
-    ),
+    ("errors", "records", "system"),
     ("ablation", "inputs", "limits"),
     ("options", "target"),
     ("primitive",),
@@ -46,9 +33,7 @@ ORDER = (
     ("backend",),
     ("pipeline",),
     ("host",),
-    ("torch_tensors",),
-    ("torch_check",),
-    ("torch_module",),
+    ("pytorch",),
     ("api", "cli", "loading"),
     ("torch_backend", "onnx_backend"),
 )

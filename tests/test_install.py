@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from korch.extras import DISTRIBUTION, install_command
 from korch.provider.provider import load_providers
+from korch.system.extras import DISTRIBUTION, install_command
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -172,9 +172,9 @@ def test_the_wheel_runs_outside_of_the_checkout(installed: Path, tmp_path: Path)
         [
             sys.executable,
             "-c",
-            "import korch.extras, korch.cli; from korch.report.page import "
+            "import korch.system.extras, korch.cli; from korch.report.page import "
             "style_of_page; print(korch.__file__, len(style_of_page()) > 100, "
-            "korch.extras.install_command('openvino')); korch.cli.main(['--version'])",
+            "korch.system.extras.install_command('openvino')); korch.cli.main(['--version'])",
         ],
         env={**os.environ, "PYTHONPATH": str(installed)},
         cwd=tmp_path,

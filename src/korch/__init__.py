@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from korch.loading import load
     from korch.options import Options
     from korch.provider.provider import register_provider
+    from korch.pytorch.module import ModuleExecutable
     from korch.runtime.cuda.executable import CudaExecutable
     from korch.runtime.executable import Executable
     from korch.runtime.ranged import RangedExecutable
     from korch.runtime.runnable import Runnable
     from korch.runtime.shaped import ShapedExecutable
-    from korch.torch_module import ModuleExecutable
 
 __version__ = "0.1.0.dev0"
 __all__ = [
@@ -61,7 +61,7 @@ _HOMES = {
     "Runnable": "korch.runtime.runnable",
     "ShapedExecutable": "korch.runtime.shaped",
     "RangedExecutable": "korch.runtime.ranged",
-    "ModuleExecutable": "korch.torch_module",
+    "ModuleExecutable": "korch.pytorch.module",
     "HostedExecutable": "korch.host.executable",
     "CudaExecutable": "korch.runtime.cuda.executable",
     "register_provider": "korch.provider.provider",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from korch.fields import check_fields
+from korch.records.fields import check_fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, overload
 import onnx
 
 from korch.backend import builder_of
-from korch.deadline import Deadline
 from korch.errors import ModelError, OptionError, UnprovidedError, UnsupportedError
 from korch.frontend.onnx import ModelSource
 from korch.host.executable import HostedExecutable
@@ -34,11 +33,12 @@ from korch.runtime.executable import Executable
 from korch.runtime.ranged import RangedExecutable
 from korch.runtime.runnable import Runnable
 from korch.runtime.shaped import ShapedExecutable
+from korch.system.deadline import Deadline
 
 if TYPE_CHECKING:
     import torch
 
-    from korch.torch_module import ModuleExecutable
+    from korch.pytorch.module import ModuleExecutable
 
 Shapes = Mapping[str, Sequence[int | range] | int | range]
 
@@ -141,7 +141,7 @@ def _optimized(
         return build(source, options, _bindings(shapes), progress)
     if shapes:
         raise OptionError("a module takes its shapes from the example inputs", where="option shapes")
-    from korch.torch_module import optimize_module
+    from korch.pytorch.module import optimize_module
 
     if options.is_cuda and options.measure:
         require_device(options.target)

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.cuda.target import NOMINAL
-from korch.deadline import Deadline
-from korch.extras import install_command
 from korch.measure.compiler import Builder
 from korch.measure.meter import AnyMeter
 from korch.measure.toolchain import find_compiler
@@ -22,6 +20,8 @@ from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, load_providers
 from korch.ranges.plan import RangePlan
 from korch.runtime.program import PlanStep
 from korch.runtime.record import ModelRecord
+from korch.system.deadline import Deadline
+from korch.system.extras import install_command
 from korch.target import detect_target
 from korch.validation.plan import Make
 

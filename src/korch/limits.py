@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from korch.fields import Ranges, check_fields
+from korch.records.fields import Ranges, check_fields
 
 WHOLE_PRIMITIVES = 320  # the largest number of primitives in a model that is not cut
 SEGMENT_PRIMITIVES = 120  # the largest number of primitives in a segment of a larger model

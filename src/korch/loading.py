@@ -7,9 +7,9 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from korch.cores import usable_cores
 from korch.errors import InputError
 from korch.runtime.artifact import read_format
+from korch.system.cores import usable_cores
 
 if TYPE_CHECKING:
     from korch.runtime.runnable import Runnable

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from korch.ablation import Ablation
-from korch.cores import machine_cores, usable_cores
 from korch.errors import OptionError
-from korch.fields import Ranges, check_fields
 from korch.limits import SearchLimits
+from korch.records.fields import Ranges, check_fields
+from korch.system.cores import machine_cores, usable_cores
 
 logger = logging.getLogger("korch.options")
 

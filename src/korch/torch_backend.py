@@ -29,13 +29,13 @@ from torch._dynamo.exc import TensorifyScalarRestartAnalysis
 from torch._dynamo.symbolic_convert import TensorifyState
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
-from korch.deadline import Deadline
 from korch.errors import KorchError, OptionError
 from korch.frontend.torch import export_call
 from korch.frontend.torch.graph import BoundGraph, FreeGraph, free_graph, inputs_of, like, shapes_of
 from korch.options import Options, unknown_option
+from korch.pytorch.module import ModuleExecutable, build_module, build_ranged
 from korch.report.progress import Progress, shown
-from korch.torch_module import ModuleExecutable, build_module, build_ranged
+from korch.system.deadline import Deadline
 
 STATIC = "_dynamo_static_input_type"
 """The key in a placeholder's tensor_dict with which PyTorch marks a parameter or a buffer."""

@@ -19,7 +19,6 @@ from korch.assembly.segments import Outcome, Segmented, search_segments
 from korch.assembly.task import BlockTask, prepare, prepare_all
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
-from korch.deadline import Deadline
 from korch.equivalence.saturate import saturate
 from korch.errors import OptionError
 from korch.fission import fission
@@ -41,6 +40,7 @@ from korch.runtime.program import PlanStep, bind_steps
 from korch.search import loop, questions
 from korch.search.instance import Answers
 from korch.search.ledger import Ledger
+from korch.system.deadline import Deadline
 from tests.partition_oracle import FakeMeter, run_steps
 from tests.support.arena import simulate
 from tests.support.random_graph import random_graph, random_inputs

@@ -7,7 +7,6 @@ import pytest
 from korch.ablation import Ablation
 from korch.candidate.enumerate import enumerate_groups
 from korch.candidate.shape import FUSED, around
-from korch.deadline import Deadline
 from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
@@ -18,6 +17,7 @@ from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.text import parse_graph
 from korch.primitive.types import ValueType
+from korch.system.deadline import Deadline
 from tests.candidate.candidate_oracle import Oracle, small_graph, with_operator
 
 ALL = Options(search=SearchLimits(max_outputs=9, max_inputs=99), ablation=Ablation(contract_chains=False))

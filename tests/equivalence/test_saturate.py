@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from korch.deadline import Deadline
 from korch.equivalence.rule import Rule, RuleRefusal, View, Writer
 from korch.equivalence.rules import RULES
 from korch.equivalence.saturate import SaturationLimits, saturate, without_circular
@@ -18,6 +17,7 @@ from korch.primitive.ops.layout import ReshapeAttributes
 from korch.primitive.text import format_graph, parse_graph
 from korch.report.explain import faults
 from korch.runtime.report import Report
+from korch.system.deadline import Deadline
 from tests.equivalence.equivalence_examples import FIRING, after, divide, unary, upsampled
 from tests.equivalence.equivalence_oracle import apply_rules, assert_alternatives_agree
 

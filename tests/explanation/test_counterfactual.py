@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.explanation.counterfactual import _Swapper, counterfactual_groupings
 from korch.options import Options
@@ -13,6 +12,7 @@ from korch.program.problem import Certificate, Computation, Plan, Port, PricedKe
 from korch.program.solve import solve
 from korch.program.verify import verify_plan
 from korch.search.instance import Instance
+from korch.system.deadline import Deadline
 from tests.explanation.test_savings import PRODUCTS, Costs, best, candidates_of
 from tests.small_problems import random_problem
 

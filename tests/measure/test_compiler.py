@@ -11,12 +11,12 @@ from threading import Event
 
 import pytest
 
-from korch.deadline import Deadline
 from korch.errors import CompileError
-from korch.libraries import find_headers
 from korch.measure import compiler, compiler_process
 from korch.measure.compiler import PRECOMPILED, Builder, CompileFailure, usable_folder
 from korch.measure.toolchain import Compiler, find_compiler
+from korch.system.deadline import Deadline
+from korch.system.libraries import find_headers
 
 GOOD = 'extern "C" int korch_test_number() { return 41; }'
 OTHER = 'extern "C" int korch_test_other() { return 42; }'

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from korch.deadline import Deadline
 from korch.options import Options
 from korch.pipeline import Run
 from korch.pipeline.least import Least, least_of
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.types import DType, ValueType
+from korch.system.deadline import Deadline
 
 LEAST = Least(search_s=4.0, compile_s=3.0, end_s=2.0)
 

@@ -17,7 +17,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 import korch
 from korch.backend import has_kernels
-from korch.deadline import Deadline
 from korch.errors import OptionError
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.options import Options
@@ -30,6 +29,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, ValueType
 from korch.primitive.verbs import Verbs
 from korch.report.explain import explain
+from korch.system.deadline import Deadline
 from korch.target import OF_COMPONENTS, detect_target
 
 LIMITS = SearchLimits(form_bytes=0, form_slack=1e9)

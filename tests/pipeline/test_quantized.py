@@ -12,7 +12,6 @@ from onnx import helper
 
 from korch.backend import has_kernels
 from korch.candidate import enumerate as enumeration
-from korch.deadline import Deadline
 from korch.equivalence.affine import AxisConstant
 from korch.equivalence.quantization import QuantizationGrid, write_dequantized, write_quantized
 from korch.equivalence.rule import Writer
@@ -27,6 +26,7 @@ from korch.primitive.ops.layout import ConcatAttributes, ReshapeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.reference import run
 from korch.primitive.types import DType, ValueType
+from korch.system.deadline import Deadline
 
 F32 = DType.F32
 PADDED = ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), 1)

@@ -12,12 +12,12 @@ import onnx
 import pytest
 
 from korch.candidate.candidate import Group, Offer, Refusal, make_group
-from korch.extras import install_command
 from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.primitive.types import ValueType
 from korch.provider.onnxruntime import OnnxRuntimeProvider
 from korch.provider.provider import Kernel
+from korch.system.extras import install_command
 from korch.testing.kernels import KernelError, check_offers, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
 

@@ -16,8 +16,8 @@ import korch
 from korch.errors import InaccurateError, UnsupportedError
 from korch.frontend.torch import Exported, export, export_module
 from korch.options import Options
-from korch.torch_check import check_module
-from korch.torch_tensors import as_array
+from korch.pytorch.check import check_module
+from korch.pytorch.tensors import as_array
 from tests.support.torch_calls import difference, exported_results
 
 

@@ -14,7 +14,7 @@ from torch import nn
 import korch
 from korch.errors import InputError, ModelError, OptionError, UnsupportedError
 from korch.frontend.torch import export_module
-from korch.torch_tensors import as_array, as_tensor
+from korch.pytorch.tensors import as_array, as_tensor
 
 
 class Nested(nn.Module):

@@ -10,9 +10,9 @@ import pytest
 
 from korch.cli import main
 from korch.errors import CompileError, UnsupportedError
-from korch.extras import install_command
 from korch.measure.toolchain import find_compiler
 from korch.report import doctor
+from korch.system.extras import install_command
 
 FLAWED = """
 class Missing:

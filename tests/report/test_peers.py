@@ -16,11 +16,11 @@ from onnx import TensorProto, helper
 import korch
 from benchmarks.models import build
 from korch.errors import ModelError, OptionError, UnsupportedError
-from korch.extras import install_command
 from korch.report.peers import PEERS, get_peer, tvm, tvm_build
 from korch.report.peers.arrays import BFLOAT16, load_arrays, save_arrays
 from korch.report.peers.inputs import random_inputs, with_fixed_shapes
 from korch.report.peers.iree import _entry
+from korch.system.extras import install_command
 
 NATIVE = ("onnxruntime", "openvino")
 TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is optional and not installed")

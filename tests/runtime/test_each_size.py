@@ -12,7 +12,6 @@ import pytest
 
 import korch
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal
-from korch.deadline import Deadline
 from korch.errors import InfeasibleError, InputError
 from korch.options import Options
 from korch.pipeline import transfer
@@ -21,6 +20,7 @@ from korch.pipeline.source import onnx_source
 from korch.provider.conv.provider import ConvProvider
 from korch.provider.provider import Kernel
 from korch.runtime.ranged import RangedExecutable
+from korch.system.deadline import Deadline
 from korch.target import Target
 from tests.ranges.range_models import conv_net, model, pyramid, weight
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from korch.alignment import aligned_bytes
 from korch.backend import open_meter
 from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import enumerate_groups
@@ -30,6 +29,7 @@ from korch.runtime import trim
 from korch.runtime.padding import OutputCut
 from korch.runtime.program import PlanStep
 from korch.search.instance import Answers, collect_candidates
+from korch.system.alignment import aligned_bytes
 from korch.testing.emulated import Emulated
 from korch.testing.kernels import load_kernels
 from tests.ranges.range_models import masked_model, model, padded, primitives, weight

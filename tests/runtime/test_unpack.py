@@ -15,13 +15,13 @@ import pytest
 import korch
 from korch.cli import main
 from korch.errors import ArtifactError, OptionError, UnsupportedError
-from korch.libraries import find_library
 from korch.primitive.types import ValueType
 from korch.runtime import unpack as unpack_module
 from korch.runtime.artifact import archive_of
 from korch.runtime.library import Handle, load_plans
 from korch.runtime.unpack import unpack, weight_chunks
 from korch.runtime.weights import Weights
+from korch.system.libraries import find_library
 from tests.runtime import runtime_plans as plans
 
 CALLS_ONEDNN = """extern "C" const void *dnnl_version(void);

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import safetensors
 
-from korch import alignment
-from korch.alignment import aligned_bytes
 from korch.errors import ArtifactError
 from korch.primitive.types import DType, ValueType
 from korch.runtime.weights import CHUNK_BYTES, Weights, checksum
+from korch.system import alignment
+from korch.system.alignment import aligned_bytes
 
 TYPES = [ValueType((i, 3), dtype) for i, dtype in enumerate(DType)]
 TYPES += [ValueType((), DType.F32), ValueType((1_100_000,), DType.U8)]

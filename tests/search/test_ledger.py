@@ -15,7 +15,6 @@ from benchmarks.models import build
 from korch.assembly.segments import Segmented, search_segments
 from korch.assembly.task import prepare_all
 from korch.candidate.candidate import Candidate
-from korch.deadline import Deadline
 from korch.equivalence.saturate import saturate
 from korch.errors import OptionError, ReplayError
 from korch.fission import fission
@@ -30,6 +29,7 @@ from korch.pipeline import optimize
 from korch.pipeline.run import Run
 from korch.pipeline.stages import PipelineStage
 from korch.search.ledger import Ledger
+from korch.system.deadline import Deadline
 from tests.partition_oracle import FakeMeter
 
 OPTIONS = Options(threads=1, search=SearchLimits(max_primitives=4, solver_seconds=5.0, solver_workers=1))

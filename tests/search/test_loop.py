@@ -12,7 +12,6 @@ import pytest
 
 from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import enumerate_groups
-from korch.deadline import Deadline
 from korch.errors import InfeasibleError, UnprovidedError
 from korch.limits import SearchLimits
 from korch.measure.record import Failed, Measured
@@ -28,6 +27,7 @@ from korch.search.loop import Search
 from korch.search.measure import confirm
 from korch.search.propose import of_each_kind
 from korch.search.recall import Solved, keep_solved, recall_solved
+from korch.system.deadline import Deadline
 from korch.target import Target
 from tests.support.random_graph import random_graph
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from korch.candidate.candidate import Group, make_group
-from korch.deadline import Deadline
 from korch.limits import DEFAULT_LIMITS
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes
@@ -20,6 +19,7 @@ from korch.superopt.find import LATE, Finder, Finding, finding_text, search, tim
 from korch.superopt.generate import Rules, block_graphs
 from korch.superopt.sizes import CacheMachine
 from korch.superopt.verify import verify
+from korch.system.deadline import Deadline
 from korch.tile.program import Contract, Loop, Pass, TileProgram
 from tests.support.blocks import (
     BLOCKS,

@@ -7,7 +7,6 @@ import pytest
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import FUSED
-from korch.deadline import Deadline
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.compiler import Builder
 from korch.primitive.ops.linear import ConvAttributes
@@ -15,6 +14,7 @@ from korch.provider.generated import GeneratedProvider
 from korch.superopt.find import Finder, finding_text, timed_search
 from korch.superopt.groups import superopt_groups
 from korch.superopt.sizes import CacheMachine
+from korch.system.deadline import Deadline
 from korch.target import Target, detect_target
 from korch.testing.kernels import check_kernel, load_kernels
 from tests.superopt.test_find import Kept, group_of

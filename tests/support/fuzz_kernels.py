@@ -25,7 +25,6 @@ import numpy as np
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.enumerate import enumerate_groups
 from korch.candidate.shape import shapes_of
-from korch.libraries import load_globally
 from korch.limits import SearchLimits
 from korch.measure.compiler import Builder, CompileFailure
 from korch.measure.toolchain import find_compiler
@@ -33,6 +32,7 @@ from korch.options import Options
 from korch.primitive.types import DType
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel, Provider, load_providers
+from korch.system.libraries import load_globally
 from korch.target import LANES, Target, detect_target
 from korch.testing.emulated import Emulated, missing_commands
 from korch.testing.kernels import check_kernel, load_kernels

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from korch.alignment import aligned_bytes
 from korch.candidate.candidate import Offer, make_layout_change
 from korch.candidate.layout import layout_choices
 from korch.measure.compiler import Builder
@@ -16,6 +15,7 @@ from korch.primitive import reference
 from korch.primitive.ops.layout import ReshapeAttributes
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel
+from korch.system.alignment import aligned_bytes
 from korch.target import Target
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, run_kernel
 from korch.testing.samples import random_arrays

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from korch.alignment import aligned_bytes, round_up
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.measure.compiler import Builder
 from korch.primitive import reference
@@ -22,6 +21,7 @@ from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
 from korch.schedule.attention import AttentionBlocking, Attentions, Packing
 from korch.schedule.split_attention import program_of
+from korch.system.alignment import aligned_bytes, round_up
 from korch.target import Target
 from korch.testing.kernels import load_kernels
 from korch.tile.bind import bind

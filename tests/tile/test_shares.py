@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from korch.alignment import aligned_bytes
 from korch.candidate.candidate import Group, Refusal
 from korch.measure.compiler import Builder
 from korch.primitive.types import DType
 from korch.provider.gemm import GemmProvider
 from korch.provider.tile_kernel import kernel_of
+from korch.system.alignment import aligned_bytes
 from korch.target import Target
 from korch.testing.kernels import load_kernels
 from korch.tile.index import add, remainder, scale, var

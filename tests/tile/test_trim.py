@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from korch.alignment import aligned_bytes
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.measure.compiler import Builder
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
@@ -20,6 +19,7 @@ from korch.provider.gemm import GemmProvider
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
+from korch.system.alignment import aligned_bytes
 from korch.target import Target
 from korch.testing.kernels import load_kernels
 from korch.tile.bind import bind

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from korch.deadline import Deadline
+from korch.system.deadline import Deadline
 from korch.validation.discrepancy import examine, explaining
 from korch.validation.plan import PlanEntry, Result
 

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from korch.deadline import Deadline
 from korch.errors import CompileError
 from korch.numerics import Difference
+from korch.system.deadline import Deadline
 from korch.validation import schedule
 from korch.validation.plan import PlanEntry, Result, Validation
 from korch.validation.schedule import with_fastest_schedule

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from korch.deadline import Deadline
 from korch.numerics import Difference
+from korch.system.deadline import Deadline
 from korch.validation import timing
 from korch.validation.plan import PlanEntry, Result
 from korch.validation.timing import Until

@@ -20,7 +20,6 @@ from korch.assembly.task import BlockTask
 from korch.assembly.trace import SearchTrace
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
-from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.explanation.baselines import baseline_plans
 from korch.explanation.counterfactual import Groupings, counterfactual_groupings
@@ -35,6 +34,7 @@ from korch.search.loop import Search
 from korch.search.measure import confirm
 from korch.search.recall import Solved, keep_solved, recall_solved
 from korch.search.result import Orchestration, PlanName, Round
+from korch.system.deadline import Deadline
 
 BLOCK_MEASUREMENTS = 120  # candidates of a block measured before its first interface has a plan
 INTERFACE_MEASUREMENTS = 16  # more candidates measured for each further interface

@@ -19,7 +19,6 @@ from korch.assembly.record import BlockRecord, CutRecord, InterfaceRecord, Parti
 from korch.assembly.task import BlockTask
 from korch.assembly.trace import SearchTrace, changed_rounds
 from korch.candidate.candidate import Candidate
-from korch.deadline import Deadline
 from korch.explanation.counterfactual import Grouping, Groupings
 from korch.explanation.curve import Curve, add_curves
 from korch.explanation.savings import Savings, add_savings
@@ -30,6 +29,7 @@ from korch.program.problem import Certificate, Status
 from korch.search.ledger import Ledger
 from korch.search.price import estimate_ns
 from korch.search.result import Orchestration, PlanName, Round
+from korch.system.deadline import Deadline
 
 CONFIRMATIONS = 6  # how often the kernels of a plan are measured again, and a plan is chosen again
 CONFIRM_SHARE = 0.06  # share of the budget that is reserved for these measurements

@@ -10,7 +10,6 @@ from korch.candidate.candidate import Candidate, Group
 from korch.candidate.enumerate import EnumerationReport, enumerate_groups
 from korch.candidate.layout import layouts_by_kind
 from korch.candidate.shape import Compose, GroupShape
-from korch.deadline import Deadline
 from korch.explanation.baselines import has_layouts
 from korch.measure.meter import AnyMeter
 from korch.options import Options
@@ -19,6 +18,7 @@ from korch.partition.join import Joined, held_values
 from korch.primitive.graph import PrimitiveGraph
 from korch.search.infeasible import check_every_primitive_runs
 from korch.search.instance import EXACT, PLAIN, Answers, Errors, Interface, collect_candidates
+from korch.system.deadline import Deadline
 
 BLOCK_GROUPS = 6000  # most groups of a block; if there are more, the block is enumerated with smaller groups
 FEWEST_PRIMITIVES = 6  # the limit on the size of groups is not lowered below this

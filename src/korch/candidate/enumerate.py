@@ -42,11 +42,11 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Group, make_group
 from korch.candidate.contract import Attachment
 from korch.candidate.shape import COMMON, Compose, GroupShape
-from korch.deadline import Deadline
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category, OutputOfSeveral
 from korch.primitive.ops.opaque import OpaqueAttributes
+from korch.system.deadline import Deadline
 
 MAX_POOLS = 2  # largest number of reductions over windows in a candidate
 

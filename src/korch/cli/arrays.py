@@ -16,7 +16,7 @@ import numpy as np
 from korch.cli.select import inputs_at
 from korch.cli.shapes import parse_shapes
 from korch.errors import InputError, OptionError
-from korch.files import open_file
+from korch.system.files import open_file
 
 if TYPE_CHECKING:
     from korch.primitive.op import Array

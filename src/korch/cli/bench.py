@@ -10,7 +10,6 @@ from pathlib import Path
 from korch.api import build
 from korch.cli.select import plan_at, sizes_of
 from korch.errors import ArtifactError, ModelError, OptionError
-from korch.files import open_file
 from korch.loading import load
 from korch.options import Options
 from korch.ranges.binding import Bound
@@ -26,7 +25,8 @@ from korch.runtime.record import ModelRecord
 from korch.runtime.report import Report
 from korch.runtime.runnable import Runnable
 from korch.runtime.shaped import FORMAT, ShapedExecutable
-from korch.scratch import scratch_folder
+from korch.system.files import open_file
+from korch.system.scratch import scratch_folder
 
 Tell = Callable[[str, str], None]
 

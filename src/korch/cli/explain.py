@@ -12,7 +12,7 @@ from korch.cli.run import profiled, watched_threads
 from korch.cli.select import plan_at
 from korch.cli.shapes import parse_shapes
 from korch.errors import ArtifactError, KorchError, OptionError
-from korch.files import check_output, open_file
+from korch.system.files import check_output, open_file
 
 if TYPE_CHECKING:
     from korch.report.compare import Row

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from korch.cli.flags import options_of
 from korch.cli.shapes import parse_bindings, parse_shapes
-from korch.deadline import Deadline
 from korch.errors import OptionError
-from korch.files import check_output, open_file
 from korch.options import Options
+from korch.system.deadline import Deadline
+from korch.system.files import check_output, open_file
 
 if TYPE_CHECKING:
     from korch.pipeline import PipelineStage, Run

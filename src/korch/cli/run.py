@@ -16,9 +16,9 @@ from korch.cli.flags import options_of
 from korch.cli.select import plan_at
 from korch.cli.shapes import parse_bindings, parse_shapes
 from korch.errors import CompileError, MeasureError, OptionError
-from korch.files import check_output
 from korch.primitive.types import DType
 from korch.ranges.binding import static
+from korch.system.files import check_output
 
 if TYPE_CHECKING:
     from korch.report.profile import Profile

@@ -19,12 +19,12 @@ from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
 
-from korch.child import child_command
-from korch.cores import usable_cores
 from korch.cuda.kernel import Launch
 from korch.cuda.module import require_triton
-from korch.files import make_private
-from korch.scratch import scratch_folder
+from korch.system.child import child_command
+from korch.system.cores import usable_cores
+from korch.system.files import make_private
+from korch.system.scratch import scratch_folder
 
 logger = logging.getLogger("korch.cuda")
 

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from korch.alignment import round_up
-from korch.content_name import content_name
 from korch.primitive.types import DType
+from korch.system.alignment import round_up
+from korch.system.content_name import content_name
 from korch.tile.check import check_program
 from korch.tile.program import TileProgram
 from korch.tile.program_order import ProgramOrder

@@ -9,8 +9,8 @@ from typing import Any
 
 from korch.cuda.kernel import IMPORTS, Launch
 from korch.errors import UnsupportedError
-from korch.extras import install_command
-from korch.scratch import scratch_folder
+from korch.system.extras import install_command
+from korch.system.scratch import scratch_folder
 
 
 def require_triton() -> Any:

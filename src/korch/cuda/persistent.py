@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from korch.content_name import content_name
 from korch.cuda.compile import Cubin
 from korch.cuda.kernel import Launch
 from korch.primitive.types import DType
+from korch.system.content_name import content_name
 from korch.tile.triton.text import STORED
 
 ENTRY = 8

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from korch.deadline import Deadline
 from korch.equivalence.rule import AnyRule, RuleRefusal, View, Writer
 from korch.equivalence.rules import RULES
 from korch.errors import OptionError
 from korch.primitive.graph import Constant, GraphBuilder, Primitive, PrimitiveGraph
+from korch.system.deadline import Deadline
 
 logger = logging.getLogger("korch.equivalence")
 

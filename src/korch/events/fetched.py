@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from korch.alignment import ALIGNMENT
 from korch.events.graph import Touched
 from korch.events.spans import Spans
 from korch.primitive.op import Array
+from korch.system.alignment import ALIGNMENT
 
 THREADS = 64
 """The number of threads that are distinguished."""

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from korch.alignment import ceil_div
 from korch.events.extent import RunExtent
 from korch.events.spans import NOTHING, Spans, overlapping, run, union, unique_pairs
 from korch.primitive.op import Array
+from korch.system.alignment import ceil_div
 
 Range = tuple[int, int]
 """The first event and the one after the last."""

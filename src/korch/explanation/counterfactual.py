@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Candidate
-from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.explanation.baselines import kernel_size
 from korch.options import Options
 from korch.program.problem import Port, Problem
 from korch.program.solve import solve
 from korch.search.instance import Instance
+from korch.system.deadline import Deadline
 
 GROUPING_SECONDS = 1.0  # time of the solve for one grouping
 

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from korch.candidate.candidate import Candidate
-from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.explanation.savings import SAVINGS_GAP, SAVINGS_SECONDS
 from korch.measure.record import Measured
 from korch.program.solve import Solver
 from korch.search.instance import Instance
 from korch.search.ledger import Ledger
+from korch.system.deadline import Deadline
 
 PARTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The parts of the error budget. The program adds squared errors, so its limits are the squares of these."""

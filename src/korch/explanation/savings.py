@@ -12,7 +12,6 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from korch.candidate.candidate import Candidate
-from korch.deadline import Deadline
 from korch.equivalence.rule import rule_of
 from korch.errors import InfeasibleError
 from korch.measure.record import Measured
@@ -21,6 +20,7 @@ from korch.program.solve import Solver
 from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.recall import instance_key
+from korch.system.deadline import Deadline
 
 SAVINGS_SECONDS = 2.0  # time of the solve without one rule
 SAVINGS_GAP = 0.002  # gap at which it ends

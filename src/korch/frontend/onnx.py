@@ -19,7 +19,6 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from korch.errors import ModelError, UnsupportedError, quoted
-from korch.files import open_file
 from korch.frontend.defaults import choose_defaults, with_type
 from korch.frontend.experts import gather_experts
 from korch.frontend.functions import inline_functions
@@ -32,6 +31,7 @@ from korch.frontend.segments import SegmentedModel, cut_segments
 from korch.frontend.shapes import bind_inputs, check_declared_outputs, is_number_tensor
 from korch.frontend.tensors import read_tensor
 from korch.primitive.op import Array
+from korch.system.files import open_file
 
 logger = logging.getLogger("korch.frontend")
 

@@ -17,8 +17,8 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from korch.errors import ModelError, UnsupportedError
-from korch.files import open_file
 from korch.primitive.op import Array
+from korch.system.files import open_file
 
 PACKED_BITS = {"INT2": 2, "UINT2": 2, "INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 """The bits of an element, for types whose elements are not stored in whole bytes."""

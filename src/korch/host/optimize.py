@@ -11,7 +11,6 @@ from typing import Any
 
 from korch.backend import opaque_refusals
 from korch.candidate.candidate import make_group
-from korch.deadline import Deadline
 from korch.errors import KorchError, UnprovidedError, UnsupportedError
 from korch.fission import fission, fission_with_report
 from korch.frontend.onnx import load_segments
@@ -28,6 +27,7 @@ from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.runtime.build import model_record
 from korch.runtime.record import HostNodeRecord, ModelRecord
 from korch.runtime.report import HostedReport
+from korch.system.deadline import Deadline
 
 logger = logging.getLogger("korch.host")
 

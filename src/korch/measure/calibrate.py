@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from korch.candidate.candidate import ALL_PAIRS
-from korch.libraries import load_globally
 from korch.records import read_record
+from korch.system.libraries import load_globally
 from korch.target import OF_COMPONENTS, Target
 
 FACT = "calibration-5"

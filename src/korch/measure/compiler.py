@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
-from korch.cores import usable_cores
-from korch.deadline import Deadline
 from korch.errors import CompileError
-from korch.files import make_private
-from korch.libraries import find_headers
 from korch.measure.compiler_process import TICK_SECONDS, CompilerRefusedError, KilledError, StoppedError, run_compiler
 from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS, find_compiler, link_flags, own_flags
 from korch.options import default_cache_folder
-from korch.scratch import scratch_folder
+from korch.system.cores import usable_cores
+from korch.system.deadline import Deadline
+from korch.system.files import make_private
+from korch.system.libraries import find_headers
+from korch.system.scratch import scratch_folder
 from korch.target import has_matrix_units
 
 logger = logging.getLogger("korch.measure")

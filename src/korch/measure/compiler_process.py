@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from korch.deadline import Deadline
 from korch.errors import CompileError
+from korch.system.deadline import Deadline
 
 COMPILE_SECONDS = 120
 """The limit of a compiler's CPU time."""

@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from korch.candidate.candidate import Candidate
-from korch.deadline import Deadline
-from korch.libraries import needed_libraries
 from korch.measure import uncompiled
 from korch.measure.calibrate import FACT, Calibration, Rates, Work, calibrate
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, usable_folder
@@ -27,6 +25,8 @@ from korch.options import Options
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel, Provider
 from korch.schedule.contraction import is_of_bytes
+from korch.system.deadline import Deadline
+from korch.system.libraries import needed_libraries
 from korch.target import Target, detect_target
 
 logger = logging.getLogger("korch.measure")

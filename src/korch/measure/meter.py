@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from korch.candidate.candidate import Candidate, Refusal
-from korch.deadline import Deadline
 from korch.measure.calibrate import Rates
 from korch.measure.database import Database
 from korch.measure.pace import Pace
@@ -23,6 +22,7 @@ from korch.measure.uncompiled import Uncompiled
 from korch.options import Options
 from korch.provider.faults import Fault, Faults
 from korch.provider.provider import Provider
+from korch.system.deadline import Deadline
 
 logger = logging.getLogger("korch.measure")
 

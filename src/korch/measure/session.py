@@ -16,10 +16,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import IO, Any, Self
 
-from korch.child import child_command
-from korch.deadline import Deadline
 from korch.errors import MeasureError
 from korch.measure.record import Failed, Measured, summarize
+from korch.system.child import child_command
+from korch.system.deadline import Deadline
 
 START_SECONDS = 60.0
 PRINTED_BYTES = 500

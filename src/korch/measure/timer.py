@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from korch.deadline import Deadline
 from korch.measure.record import Failed, Measured
 from korch.measure.session import MeasuringProcess, run_jobs
 from korch.primitive.op import Array
+from korch.system.deadline import Deadline
 
 ROUNDS = 12
 LEAST_ROUNDS = 5

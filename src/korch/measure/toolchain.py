@@ -15,8 +15,8 @@ from functools import cache
 from pathlib import Path
 
 from korch.errors import CompileError
-from korch.extras import install_command
-from korch.libraries import find_headers, find_library
+from korch.system.extras import install_command
+from korch.system.libraries import find_headers, find_library
 
 FLAGS = (
     "-std=c++20",

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from korch.alignment import align_up, aligned_bytes
-from korch.cores import short_slices
 from korch.measure.record import CLEAN_SAMPLES, is_disturbed
+from korch.system.alignment import align_up, aligned_bytes
+from korch.system.cores import short_slices
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -46,7 +46,7 @@ inline bool has_cpu(const char* names) {
   return false;
 }
 
-// The least quota of this process's control groups and of their ancestors. `korch.cores` does the same in Python.
+// The least quota of this process's control groups and of their ancestors. `korch.system.cores` does the same in Python.
 inline int quota_cores(const char* root, int cores) {
   char path[PATH_BYTES + 32], line[PATH_BYTES], top[PATH_BYTES];
   snprintf(path, sizeof path, "%s/proc/self/cgroup", root);

@@ -12,7 +12,6 @@ from korch.assembly.task import BlockTask
 from korch.assembly.trace import changed_rounds
 from korch.backend import maker
 from korch.candidate.candidate import Candidate
-from korch.deadline import Deadline
 from korch.limits import SearchLimits
 from korch.measure.expect import expect
 from korch.measure.meter import AnyMeter
@@ -43,6 +42,7 @@ from korch.runtime.report import (
 )
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
+from korch.system.deadline import Deadline
 from korch.validation.discrepancy import examine
 from korch.validation.fresh import time_fresh
 from korch.validation.plan import Make, PlanEntry, Validation

@@ -13,10 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from korch.alignment import ceil_div
 from korch.backend import builder_of
-from korch.cores import slowness
-from korch.deadline import Deadline
 from korch.errors import InaccurateError, InfeasibleError, InvalidGraphError
 from korch.options import Options
 from korch.pipeline.optimize import Watch, build_run, optimize_run, plan_run
@@ -30,6 +27,9 @@ from korch.report.progress import Progress
 from korch.runtime.combine import combine
 from korch.runtime.executable import Executable
 from korch.runtime.ranged import RangedExecutable, Ranges
+from korch.system.alignment import ceil_div
+from korch.system.cores import slowness
+from korch.system.deadline import Deadline
 
 logger = logging.getLogger("korch.pipeline")
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 from korch.candidate.candidate import Candidate, Group, Offer
-from korch.deadline import Deadline
 from korch.limits import SearchLimits
 from korch.measure.cpu import CpuMeter
 from korch.partition.block import Partition
@@ -20,6 +19,7 @@ from korch.superopt.choose import ranked
 from korch.superopt.find import Finder, FoundProgram
 from korch.superopt.groups import superopt_groups
 from korch.superopt.sizes import CacheMachine
+from korch.system.deadline import Deadline
 
 SHARE = 0.1  # the superoptimizer's share of a budget
 SECONDS = 20.0  # its time, without a budget

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from korch.cores import short_slices
-from korch.deadline import Deadline
 from korch.inputs import random_arrays
 from korch.limits import SearchLimits
 from korch.primitive.op import Array
@@ -16,6 +14,8 @@ from korch.ranges.cost import Cost, TimedSizes, fit
 from korch.ranges.form import Dimension, Sizes
 from korch.ranges.plan import RangePlan
 from korch.runtime.executable import Executable
+from korch.system.cores import short_slices
+from korch.system.deadline import Deadline
 
 FIT_SIZES = 9  # number of sizes at which these plans are timed
 FIT_SECONDS = 1.5  # time for these runs

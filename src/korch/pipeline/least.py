@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from korch.cores import slowness
 from korch.measure.cpu import usual_pace
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
+from korch.system.cores import slowness
 from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES
 
 CALIBRATION_S = 3.0

@@ -15,7 +15,6 @@ from korch.assembly.segments import Segmented, search_segments
 from korch.assembly.task import BlockTask, prepare_all
 from korch.candidate.candidate import Candidate, Refusal, make_group
 from korch.candidate.layout import Layout
-from korch.deadline import Deadline
 from korch.equivalence.rules import select_rules
 from korch.equivalence.saturate import SaturationReport, saturate
 from korch.errors import InfeasibleError, UnprovidedError
@@ -37,6 +36,7 @@ from korch.runtime.loop import LoopKey, LoopPlan, LoopProvider, loop_key
 from korch.runtime.program import PlanStep, bind_steps
 from korch.search.infeasible import where_of
 from korch.search.result import PlanName
+from korch.system.deadline import Deadline
 
 LEAST_WEIGHT = 16
 """The least elements of a constant that kernels may ask for in a layout of their own."""

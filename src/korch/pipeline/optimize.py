@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from korch.deadline import Deadline
 from korch.errors import InaccurateError, OptionError, ReplayError, excerpt
-from korch.files import check_output
 from korch.frontend.onnx import ModelSource
 from korch.frontend.operator import OperatorGraph
 from korch.frontend.tensors import data_files
@@ -26,6 +24,8 @@ from korch.report.progress import Progress
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.search.result import PlanName
+from korch.system.deadline import Deadline
+from korch.system.files import check_output
 
 logger = logging.getLogger("korch.pipeline")
 

@@ -25,7 +25,6 @@ import numpy as np
 
 from korch.assembly.task import BlockTask
 from korch.candidate.candidate import Candidate, Group, make_group
-from korch.deadline import Deadline
 from korch.equivalence.rule import origin_of, rule_of
 from korch.equivalence.rules.integers import MOST_TERMS
 from korch.explanation.curve import PARTS, Curve
@@ -41,6 +40,7 @@ from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Verbs
 from korch.runtime.report import FormRecord, PrecisionRecord, TimeByError
 from korch.search.instance import Errors
+from korch.system.deadline import Deadline
 
 FORM_SECONDS = 60.0  # time to determine the errors of forms; products without a known error then have no form
 FORM_SEARCHES = 3  # number of searches with a changed sum of errors, before the model is left as it is

@@ -15,7 +15,6 @@ from functools import partial
 import numpy as np
 
 from korch.candidate.candidate import Group, make_group
-from korch.deadline import Deadline
 from korch.equivalence.rule import AnyRule, RuleRefusal, View, rule_of
 from korch.equivalence.rules import integers, quantization, stored
 from korch.equivalence.rules.integers import ProductMatch, QuantizedProductWitness
@@ -25,6 +24,7 @@ from korch.partition.choose import choose
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.lowering import MULTIPLIED, lower_products
 from korch.primitive.types import NARROW, DType
+from korch.system.deadline import Deadline
 
 HasKernel = Callable[[Group], bool]
 """Function that tells whether a target has a kernel for a group."""

@@ -11,8 +11,6 @@ from dataclasses import replace
 import numpy as np
 
 from korch.backend import builder_of
-from korch.cores import slowness
-from korch.deadline import Deadline
 from korch.errors import InaccurateError, OptionError, UnprovidedError, UnsupportedError
 from korch.inputs import Arrays, converted, named_arrays, where_of
 from korch.limits import SearchLimits
@@ -35,6 +33,8 @@ from korch.runtime.combine import combine
 from korch.runtime.executable import Executable
 from korch.runtime.padding import padded_run
 from korch.runtime.ranged import RangedExecutable, Ranges
+from korch.system.cores import slowness
+from korch.system.deadline import Deadline
 from korch.validation.standard import GIVE_INPUTS, standard_of
 
 FIT_SHARE = 0.08  # share of the time of a search reserved to time its plans at several sizes

@@ -14,7 +14,6 @@ from functools import cached_property
 from korch.assembly.segments import Outcome
 from korch.assembly.task import BlockTask
 from korch.candidate.candidate import Candidate
-from korch.deadline import Deadline
 from korch.errors import KorchError
 from korch.frontend.onnx import ModelSource
 from korch.frontend.operator import OperatorGraph
@@ -35,6 +34,7 @@ from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.search.ledger import Ledger
 from korch.superopt.find import FinderReport
+from korch.system.deadline import Deadline
 from korch.tile.program import TileProgram
 from korch.validation.fresh import FRESH_S
 from korch.validation.timing import BUILD_SAFETY

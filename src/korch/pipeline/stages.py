@@ -15,7 +15,6 @@ from korch.assembly.segments import Outcome, Segmented, search_segments
 from korch.assembly.task import prepare_all
 from korch.backend import has_kernels, open_meter
 from korch.candidate.candidate import Refusal, make_group
-from korch.deadline import Deadline, stopped_by_interrupt
 from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import integers, select_rules
 from korch.equivalence.saturate import SaturationLimits, SaturationReport, joined_reports, saturate
@@ -54,6 +53,7 @@ from korch.records import plain
 from korch.search.instance import check_steps
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName, Round
+from korch.system.deadline import Deadline, stopped_by_interrupt
 from korch.validation.standard import standard_of
 
 REWRITE_SHARE = 0.25  # share of the budget after which no more alternatives are added

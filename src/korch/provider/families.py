@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from korch.content_name import content_name
 from korch.provider.provider import Kernel, Threading
+from korch.system.content_name import content_name
 from korch.tile.cpp.numbers import Numbered, shared_text, table_of
 
 Compile = Callable[[Sequence[str]], list[bool]]

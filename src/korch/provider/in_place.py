@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from korch.alignment import ALIGNMENT
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import layout_choices
 from korch.primitive.ops.layout import ConcatAttributes
 from korch.provider.content import content_version
 from korch.provider.provider import Kernel
+from korch.system.alignment import ALIGNMENT
 from korch.target import Target
 
 

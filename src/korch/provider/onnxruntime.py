@@ -17,14 +17,14 @@ import onnx
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.errors import excerpt
-from korch.extras import install_command
-from korch.libraries import ONNXRUNTIME, announce_onnxruntime, find_onnxruntime
 from korch.primitive.graph import Constant, Primitive
 from korch.primitive.ops.opaque import onnx_type, opaque_model
 from korch.primitive.types import ValueType
 from korch.provider.content import content_version
 from korch.provider.opaque import is_one_node, node_of
 from korch.provider.provider import Kernel, named_kernel
+from korch.system.extras import install_command
+from korch.system.libraries import ONNXRUNTIME, announce_onnxruntime, find_onnxruntime
 from korch.target import Target
 
 MOST_MODEL_BYTES = 1 << 18

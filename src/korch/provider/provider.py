@@ -17,8 +17,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol, TypeVar
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.content_name import content_name
 from korch.errors import ProviderError
+from korch.system.content_name import content_name
 from korch.tile.program import TileProgram
 from korch.tile.trim import Count
 

@@ -12,13 +12,13 @@ import onnx
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import around
-from korch.content_name import content_name
 from korch.cuda.driver import has_driver
 from korch.cuda.engine import library_version
 from korch.cuda.kernel import CudaKernel, Network
 from korch.cuda.network import network_of, refusal_of
 from korch.cuda.target import CudaTarget
 from korch.provider.content import content_version
+from korch.system.content_name import content_name
 
 
 class TensorRTProvider:

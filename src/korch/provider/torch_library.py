@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last
 from korch.candidate.shape import around
-from korch.content_name import content_name
 from korch.cuda.kernel import CudaKernel, TorchCall
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Primitive
@@ -19,6 +18,7 @@ from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, Trans
 from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
 from korch.primitive.types import DType
 from korch.provider.content import content_version
+from korch.system.content_name import content_name
 
 MOVES = ("transpose", "reshape", "slice")
 

@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.content_name import content_name
 from korch.cuda.kernel import CudaKernel, TorchCall
 from korch.cuda.target import CudaTarget
 from korch.primitive.graph import Constant
@@ -22,6 +21,7 @@ from korch.primitive.torch_calls.node import TORCH_TYPES
 from korch.primitive.types import DType, ValueType
 from korch.provider.content import content_version
 from korch.provider.opaque import is_one_node, node_of
+from korch.system.content_name import content_name
 
 
 class TorchOpaqueProvider:

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from korch.alignment import round_up
 from korch.primitive.op import Array
 from korch.primitive.types import DType
+from korch.system.alignment import round_up
 
 Bools = npt.NDArray[np.bool_]
 

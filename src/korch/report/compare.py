@@ -28,7 +28,7 @@ from korch.report.peers import get_peer
 from korch.report.peers.arrays import load_arrays, save_arrays
 from korch.report.peers.peer import Array, Arrays, Patient, require
 from korch.report.peers.process import WorkerProcess
-from korch.scratch import scratch_folder
+from korch.system.scratch import scratch_folder
 
 _TURN_NS = 10_000_000  # a turn times at least this much work, ...
 _MOST_RUNS = 50  # ... but no more runs than this

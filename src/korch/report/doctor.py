@@ -12,14 +12,14 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 from korch.errors import CompileError, KorchError
-from korch.extras import install_command
-from korch.libraries import find_headers, find_library
 from korch.measure.compiler import Builder, usable_folder
 from korch.measure.cuda.device import detect_cuda_target
 from korch.measure.toolchain import Compiler, find_compiler
 from korch.options import default_cache_folder, default_threads
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, ENTRY_POINT_GROUP, load_providers
-from korch.scratch import scratch_folder
+from korch.system.extras import install_command
+from korch.system.libraries import find_headers, find_library
+from korch.system.scratch import scratch_folder
 from korch.target import Target, detect_target
 
 OK, MISSING, FAIL = "ok", "--", "FAIL"

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from korch.child import child_command
 from korch.errors import MeasureError, excerpt
-from korch.libraries import find_library
 from korch.measure.compiler import Builder
 from korch.report.task_spans import TaskRun, TaskSpan
 from korch.runtime.source import native_text
+from korch.system.child import child_command
+from korch.system.libraries import find_library
 
 SECONDS = 300
 """The time limit of the process."""

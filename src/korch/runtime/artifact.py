@@ -31,12 +31,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from korch.errors import ArtifactError
-from korch.files import open_file
 from korch.records import from_json, read_object, to_json
 from korch.runtime.machine import Requirements
 from korch.runtime.record import PlanRecord
 from korch.runtime.weights import CHUNK_BYTES, ReadAt, Weights, checksum
-from korch.scratch import scratch_folder
+from korch.system.files import open_file
+from korch.system.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from korch.runtime.report import Report

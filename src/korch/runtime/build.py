@@ -13,11 +13,9 @@ from typing import Any
 import numpy as np
 
 from korch import __version__
-from korch.content_name import content_name
 from korch.errors import InvalidGraphError, ModelError
 from korch.events.kernels import Use, segments_of
 from korch.events.schedule import TaskSegment, schedule_segment
-from korch.files import open_file
 from korch.measure.compiler import Builder
 from korch.partition.spill import forget
 from korch.primitive.graph import PrimitiveGraph
@@ -30,6 +28,8 @@ from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord
 from korch.runtime.source import INCLUDE, native_text, print_main
 from korch.runtime.waiting import waiting_of
 from korch.runtime.weights import Weights
+from korch.system.content_name import content_name
+from korch.system.files import open_file
 from korch.target import Target
 
 logger = logging.getLogger("korch.runtime")

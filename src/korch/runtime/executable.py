@@ -14,13 +14,13 @@ from typing import IO, TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
-from korch.alignment import address_of, short_lived_array
 from korch.errors import ArtifactError, InputError
 from korch.primitive.op import Array
 from korch.runtime.artifact import Archive, Artifact, archive_of, read_artifact
 from korch.runtime.library import Handle, Library, load_plans
 from korch.runtime.record import PlanRecord
 from korch.runtime.runnable import ArrayType, PlanExecutable, TensorInfo, Timing
+from korch.system.alignment import address_of, short_lived_array
 
 if TYPE_CHECKING:
     from korch.runtime.report import Report

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 from korch.errors import ArtifactError, ProviderError
-from korch.libraries import announce_onnxruntime, load_globally
 from korch.primitive.types import DType, ValueType
 from korch.runtime.weights import Weights
-from korch.scratch import scratch_folder
+from korch.system.libraries import announce_onnxruntime, load_globally
+from korch.system.scratch import scratch_folder
 
 PLAN_FUNCTIONS = ("inputs", "outputs", "constants", "kernels", "arena_bytes", "create", "run", "run_timed", "destroy")
 """The members of `korch_plan` in `korch.h`, in its order."""

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.alignment import align_up
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout
-from korch.content_name import content_name
 from korch.primitive.op import Array
 from korch.primitive.ops.loop import LoopAttributes
 from korch.provider.content import content_version
@@ -24,6 +22,8 @@ from korch.provider.provider import Kernel, Threading, named_kernel
 from korch.provider.teams import team_refusal
 from korch.provider.tile_kernel import comment_of
 from korch.runtime.program import Program, Slot, SlotPlace
+from korch.system.alignment import align_up
+from korch.system.content_name import content_name
 from korch.target import Target
 
 ALONE, TEAM, APART = "alone", "team", "apart"

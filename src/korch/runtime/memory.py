@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from ortools.sat.python import cp_model
 
-from korch.alignment import ALIGNMENT, align_up
 from korch.errors import InvalidGraphError
+from korch.system.alignment import ALIGNMENT, align_up
 
 SOLVER_BUFFERS = 150
 """Largest number of buffers for which the solver is used."""

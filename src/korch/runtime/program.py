@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
-from korch.alignment import align_up
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import DType, ValueType
 from korch.runtime.memory import ArenaBuffer, ArenaPlan, plan_arena
+from korch.system.alignment import align_up
 
 Port = tuple[int, Layout]
 

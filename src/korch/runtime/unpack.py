@@ -30,9 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from korch.alignment import align_up
 from korch.errors import ArtifactError, OptionError, UnsupportedError
-from korch.libraries import find_library
 from korch.records import to_json
 from korch.runtime import artifact as artifact_module
 from korch.runtime import ranged, shaped
@@ -41,6 +39,8 @@ from korch.runtime.record import PlanRecord
 from korch.runtime.shaped import Shared
 from korch.runtime.source import native_text
 from korch.runtime.weights import CHUNK_BYTES, Weights
+from korch.system.alignment import align_up
+from korch.system.libraries import find_library
 
 FORMAT = "korch-folder"
 SCHEMA = 1

@@ -22,10 +22,10 @@ from functools import partial
 import numpy as np
 import xxhash
 
-from korch.alignment import align_up, aligned_bytes
 from korch.errors import ArtifactError
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
+from korch.system.alignment import align_up, aligned_bytes
 
 MAX_HEADER_BYTES = 100 << 20
 CHUNK_BYTES = 1 << 20

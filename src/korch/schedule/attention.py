@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
-from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, arranged, cut, direct, fill, flat, spaced, store
 from korch.schedule.contraction import Layouts, NotFusedError, extent
 from korch.schedule.heads import Attention, contractions_of, emit_score
 from korch.schedule.softmax import SoftmaxRows
+from korch.system.alignment import round_up
 from korch.tile.emit import Emitter
 from korch.tile.index import ZERO, Expr, Ranges, add, constant, scale, var
 from korch.tile.program import (

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts, NotFusedError, Packed
+from korch.system.alignment import round_up
 from korch.tile.emit import Emitter, Guards
 from korch.tile.index import Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var, vector_step
 from korch.tile.loops import LINE_ELEMENTS, PAGE_ELEMENTS, is_across, map_indices

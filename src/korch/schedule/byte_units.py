@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
@@ -18,6 +17,7 @@ from korch.schedule.blocks import Blocked, Operand, cut, direct, fill, flat, sto
 from korch.schedule.contraction import Contraction, Layouts, NotFusedError, contraction_of, extent, in_panels
 from korch.schedule.products import Products
 from korch.schedule.sides import sides_of, without_units
+from korch.system.alignment import ceil_div, round_up
 from korch.tile.cpp.tiles import STRIP, steps_of, whole_quads
 from korch.tile.emit import Emitter
 from korch.tile.index import Expr, Ranges, add, constant, scale, var

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
@@ -21,6 +20,7 @@ from korch.schedule.contraction import Layouts, NotFusedError, Packed, contracti
 from korch.schedule.depthwise import is_depthwise
 from korch.schedule.sides import can_clip, sides_of, without_units
 from korch.schedule.split_products import MOST_COMPONENTS, given_split, split_into
+from korch.system.alignment import ceil_div, round_up
 from korch.tile.cpp.split import EDGE
 from korch.tile.emit import Emitter
 from korch.tile.index import ZERO, Expr, Ranges, add, constant, quotient, remainder, scale, var, vector_step

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
@@ -20,6 +19,7 @@ from korch.primitive.types import row_major_strides
 from korch.schedule.blocks import Blocked, Operand, cut, fill, flat, loaded, zero_of
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, in_panels
 from korch.schedule.sides import can_clip, sides_of, without_units
+from korch.system.alignment import round_up
 from korch.tile.emit import Index
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, substitute, var
 from korch.tile.loops import map_indices

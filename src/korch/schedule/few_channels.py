@@ -6,7 +6,6 @@ bits, and channels are padded to whole pairs. The terms of a window's row are th
 
 from __future__ import annotations
 
-from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
@@ -14,6 +13,7 @@ from korch.schedule.blocks import Blocked, cut, fill, flat, store, zero_of
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, in_panels
 from korch.schedule.products import multiplied
 from korch.schedule.sides import sides_of, without_units
+from korch.system.alignment import round_up
 from korch.tile.index import Expr, Ranges, add, constant, scale, var
 from korch.tile.program import PAIR, At, Axis, Buffer, Contract, Level, Loop, Pass, Registers, Stage, TileProgram
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, cut, fill, flat, spaced, store
 from korch.schedule.contraction import Layouts, NotFusedError, Packed, in_panels, matmul_axes
 from korch.schedule.split_products import given_split, operand_components, tile_of_components
+from korch.system.alignment import round_up
 from korch.tile.index import Expr, add, scale, var
 from korch.tile.program import (
     At,

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.schedule.blocks import Blocked, Operand, arranged, cut, direct, fill, flat, spaced, store, zero_of
 from korch.schedule.contraction import Axes, Contraction, Layouts, NotFusedError, Packed, extent, in_panels
+from korch.system.alignment import round_up
 from korch.tile.emit import Emitter
 from korch.tile.index import ZERO, Expr, Ranges, add, scale, var
 from korch.tile.loops import arrange, grid_for

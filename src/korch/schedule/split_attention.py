@@ -6,11 +6,11 @@ weights are split just before the products with the values.
 
 from __future__ import annotations
 
-from korch.alignment import round_up
 from korch.primitive.types import DType
 from korch.schedule.attention import AttentionBlocking, AttentionBuilder, Attentions, Packing
 from korch.schedule.blocks import Blocked, arranged, spaced, store
 from korch.schedule.split_products import are_adjacent, copied, operand_components, tile_of_components
+from korch.system.alignment import round_up
 from korch.tile.program import Apply, At, Axis, Load, Pass, Product, TileOp, TileProgram
 
 

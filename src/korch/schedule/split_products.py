@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.types import DType
 from korch.schedule.blocks import Operand, store
 from korch.schedule.contraction import Contraction, Layouts, Packed, extent
 from korch.schedule.products import Cut, ProductBlocking, Products
+from korch.system.alignment import round_up
 from korch.tile.cpp.split import EDGE
 from korch.tile.index import add, scale, var, vector_step
 from korch.tile.program import At, Axis, Buffer, Level, Load, Panels, Pass, Product, Split, TileOp

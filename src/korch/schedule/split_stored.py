@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from korch.alignment import round_up
 from korch.primitive.types import DType
 from korch.schedule.blocks import cut, fill, flat, store
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.split_products import are_adjacent, components_of, copied, tile_of_components
 from korch.schedule.stored import Stored
+from korch.system.alignment import round_up
 from korch.tile.cpp.split import EDGE
 from korch.tile.index import Expr, Ranges, add, constant, quotient, scale, substitute, var
 from korch.tile.program import (

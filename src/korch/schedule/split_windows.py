@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
@@ -17,6 +16,7 @@ from korch.schedule.blocks import Blocked, cut, fill, flat, store
 from korch.schedule.contraction import Layouts, Packed, contraction_of
 from korch.schedule.sides import Side, sides_of, without_units
 from korch.schedule.split_products import operand_components, split_into
+from korch.system.alignment import ceil_div, round_up
 from korch.tile.cpp.split import EDGE
 from korch.tile.index import Expr, add, constant, quotient, remainder, scale, var
 from korch.tile.program import (

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from korch.alignment import ceil_div, round_up
 from korch.primitive.types import DType
 from korch.schedule.blocks import cut, fill, flat, store
 from korch.schedule.split_products import MOST_COMPONENTS, given_split, split_into
 from korch.schedule.winograd import POINTS, RESULTS, Winograd, spread
+from korch.system.alignment import ceil_div, round_up
 from korch.tile.cpp.split import EDGE
 from korch.tile.index import Expr, add, constant, scale, var
 from korch.tile.program import (

@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from korch.alignment import round_up
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
@@ -26,6 +25,7 @@ from korch.primitive.types import DType, row_major_strides
 from korch.schedule.blocks import Blocked, Operand, cut, direct, fill, flat, is_implied, loaded
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, in_panels
 from korch.schedule.sides import can_clip, sides_of, without_units
+from korch.system.alignment import round_up
 from korch.tile.emit import Emitter, Index
 from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, var
 from korch.tile.loops import arrange, grid_for

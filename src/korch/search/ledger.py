@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import IO, Any, TypedDict, TypeVar, Unpack
 
 from korch.candidate.candidate import Candidate
-from korch.deadline import Deadline
 from korch.errors import InfeasibleError, OptionError, ReplayError
-from korch.files import open_file
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.meter import NEVER, AnyMeter
 from korch.measure.record import Failed, Measured, Record, from_text, to_text
@@ -31,6 +29,8 @@ from korch.program.problem import Certificate, Plan, Status
 from korch.program.solve import Solver
 from korch.program.verify import verify_plan
 from korch.search.estimate import Experience
+from korch.system.deadline import Deadline
+from korch.system.files import open_file
 
 T = TypeVar("T")
 

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from korch.candidate.candidate import Candidate
-from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.options import Options
 from korch.program.problem import Certificate, Plan, Problem, Status
@@ -29,6 +28,7 @@ from korch.search.propose import Exploration, expected_improvements, near_optima
 from korch.search.questions import ROUND_GAP, Questions
 from korch.search.result import Orchestration, Round
 from korch.search.tried import PricedPlan, best_two, distinct_measured
+from korch.system.deadline import Deadline
 
 LEAST_PROOF_SECONDS = 1.0  # time of the last relaxation, if no time remains
 ESTIMATE_ROUNDS = 5  # rounds in which estimates choose the candidates to measure

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 
 from korch.candidate.candidate import Candidate
-from korch.deadline import Deadline
 from korch.measure.record import Measured
 from korch.search.ledger import Ledger
+from korch.system.deadline import Deadline
 
 logger = logging.getLogger("korch.orchestrate")
 

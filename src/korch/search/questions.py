@@ -10,7 +10,6 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from korch.deadline import Deadline
 from korch.errors import InfeasibleError
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Plan, Problem, Status
@@ -19,6 +18,7 @@ from korch.search.infeasible import no_working_plan
 from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.price import Prices
+from korch.system.deadline import Deadline
 
 RELAX_SECONDS = 10.0  # time of one linear relaxation
 FIRST_SECONDS = 10.0  # time of a solve that has found no plan yet, however little time remains

@@ -17,11 +17,11 @@ from types import TracebackType
 from typing import Self
 
 from korch.candidate.candidate import Group
-from korch.child import child_command
-from korch.deadline import Deadline
 from korch.limits import SearchLimits
 from korch.superopt.find import finding_text, timed_search
 from korch.superopt.sizes import CacheMachine
+from korch.system.child import child_command
+from korch.system.deadline import Deadline
 
 MARGIN_SECONDS = 5.0
 """How long after the deadline the process may end, so that it can finish the step that it has begun."""

@@ -18,7 +18,6 @@ from functools import cached_property
 from typing import Protocol
 
 from korch.candidate.candidate import Group
-from korch.deadline import Deadline
 from korch.errors import InvalidGraphError
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.primitive.graph import PrimitiveGraph
@@ -31,6 +30,7 @@ from korch.superopt.generate import BlockGraph, BlockStep, GraphSearch, Rules, S
 from korch.superopt.groups import superopt_groups
 from korch.superopt.sizes import CacheMachine, SizedCut, columns_of, cuts, small_cut, small_sizes
 from korch.superopt.verify import verify
+from korch.system.deadline import Deadline
 from korch.tile.check import check_program
 from korch.tile.parse import parse_program
 from korch.tile.program import TileProgram

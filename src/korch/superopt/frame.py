@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from korch.alignment import round_up
 from korch.primitive.types import DType
 from korch.superopt.axes import AxisTerm, Named
 from korch.superopt.expressions import Expressions
 from korch.superopt.generate import GraphOperand
+from korch.system.alignment import round_up
 from korch.tile.index import ZERO, Expr, add, scale, substitute, var
 from korch.tile.program import At, Axis, Buffer, Inside, Level, Panels
 

@@ -12,12 +12,12 @@ import math
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
-from korch.alignment import round_up
 from korch.superopt.axes import TWIN, Named, axis_of
 from korch.superopt.emit import VECTORS, rows_together, vectors_of_panels
 from korch.superopt.expressions import Expressions
 from korch.superopt.frame import BlockSizes
 from korch.superopt.generate import TRANSCENDENTAL, BlockGraph, BlockStep, StepKind
+from korch.system.alignment import round_up
 from korch.tile.index import ZERO
 
 ROW_BLOCKS = (1, 6, 12, 24, 48, 96)

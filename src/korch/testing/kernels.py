@@ -8,15 +8,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from korch.alignment import aligned_bytes
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.libraries import load_globally
 from korch.measure.compiler import Builder
 from korch.primitive import reference
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Category
 from korch.primitive.types import UNIT_ROUNDOFF, DType
 from korch.provider.provider import Kernel, Provider
+from korch.system.alignment import aligned_bytes
+from korch.system.libraries import load_globally
 from korch.target import Target
 from korch.testing.emulated import Emulated
 from korch.testing.samples import random_arrays

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from korch.alignment import ceil_div, round_up
+from korch.system.alignment import ceil_div, round_up
 from korch.tile.affine import ranges_of_axes
 from korch.tile.index import Expr, Ranges, Var, bounds
 from korch.tile.program import Axis, Level, Load, Pass, Stage, TileProgram

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
-from korch.alignment import ceil_div, round_up
+from korch.system.alignment import ceil_div, round_up
 from korch.tile.affine import ranges_of_axes
 from korch.tile.cpp.split import EDGE
 from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, substitute, var

@@ -15,10 +15,10 @@ from dataclasses import replace
 import numpy as np
 
 from korch.candidate.candidate import Candidate
-from korch.cores import short_slices
-from korch.deadline import Deadline
 from korch.measure.meter import AnyMeter
 from korch.runtime.report import Discrepancy, Suspect, disagree
+from korch.system.cores import short_slices
+from korch.system.deadline import Deadline
 from korch.validation.plan import Validation
 
 SUSPECT_RUNS = 5  # runs in which kernels are timed if the prediction for a plan is wrong

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from korch.child import child_command
 from korch.measure.absence import Absence
 from korch.measure.record import summarize
 from korch.primitive.op import Array
 from korch.runtime.executable import Executable
 from korch.runtime.report import RunTimes
-from korch.scratch import scratch_folder
+from korch.system.child import child_command
+from korch.system.scratch import scratch_folder
 
 FRESH_S = 1.0
 """The time to start a process and to run a short plan often enough; longer plans run `LEAST_RUNS` times."""

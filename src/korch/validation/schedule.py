@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from korch.deadline import Deadline
 from korch.errors import CompileError, InvalidGraphError, UnsupportedError
 from korch.measure.meter import AnyMeter
 from korch.numerics import difference
 from korch.primitive.op import Array
 from korch.runtime.report import ScheduleTimes
+from korch.system.deadline import Deadline
 from korch.validation.plan import Make, Validation
 from korch.validation.timing import LEAST_PLAN_ROUNDS, Until, time_all
 from korch.validation.validate import HEAVY_BYTES, build_units, steps_of

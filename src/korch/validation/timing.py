@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from korch.cores import short_slices
-from korch.deadline import Deadline
 from korch.measure.absence import Absence
 from korch.measure.record import summarize
 from korch.primitive.op import Array
+from korch.system.cores import short_slices
+from korch.system.deadline import Deadline
 from korch.validation.plan import PlanEntry, Result
 
 PLAN_ROUNDS = 11  # rounds in which plans are timed in turn

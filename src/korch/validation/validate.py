@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from korch.candidate.candidate import Refusal
-from korch.deadline import Deadline
 from korch.errors import CompileError, InaccurateError, InfeasibleError, KorchError, UnprovidedError
 from korch.measure.meter import AnyMeter
 from korch.numerics import Differences, Standard
@@ -21,6 +20,7 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.runtime.program import PlanStep
 from korch.runtime.runnable import PlanExecutable
+from korch.system.deadline import Deadline
 from korch.validation.plan import Make, PlanEntry, Result, Validation
 from korch.validation.standard import GIVE_INPUTS, has_opaque
 from korch.validation.timing import Until, time_all

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.alignment import round_up
 from korch.equivalence.quantization import Dequantized, dequantized
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.equivalence.rules.integers import stored_array
@@ -22,6 +21,7 @@ from korch.primitive.ops.linear import BYTES
 from korch.primitive.ops.stored import BITS, StoredAttributes
 from korch.primitive.quantized import pack
 from korch.primitive.types import DType
+from korch.system.alignment import round_up
 
 LEAST_BLOCK = 8
 """The fewest terms per block for which separate sums for each block pay off."""

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 from korch.errors import UnsupportedError
-from korch.extras import install_command
 from korch.frontend.onnx import HeldModel
 from korch.frontend.torch.quantized import translations
 from korch.frontend.torch.trouble import export_trouble
 from korch.primitive.op import Array
+from korch.system.extras import install_command
 
 SMALL_BYTES = 256
 """Tensors of fewer bytes are stored in the model: sizes, axes, single numbers."""

@@ -12,8 +12,8 @@ from korch.cuda.flags import library_flags
 from korch.cuda.module import require_triton
 from korch.cuda.target import NOMINAL, CudaTarget
 from korch.errors import OptionError, UnsupportedError
-from korch.extras import install_command
 from korch.records import read_record
+from korch.system.extras import install_command
 
 CALIBRATION = "cuda-calibration-2"
 """The name of a device's measured rates in the database."""

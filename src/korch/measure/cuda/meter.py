@@ -12,7 +12,6 @@ from korch.candidate.candidate import Candidate
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
 from korch.cuda.kernel import CudaKernel, TorchCall
 from korch.cuda.target import CudaTarget, nominal_target
-from korch.deadline import Deadline
 from korch.measure.calibrate import Rates
 from korch.measure.cuda.bounds import bound_ns
 from korch.measure.cuda.device import CALIBRATION, calibrate, detect_cuda_target, from_text, to_text
@@ -23,6 +22,7 @@ from korch.measure.record import Failed, Measured, Record
 from korch.measure.session import MeasuringProcess, run_jobs
 from korch.options import Options
 from korch.provider.provider import Provider
+from korch.system.deadline import Deadline
 
 logger = logging.getLogger("korch.cuda")
 

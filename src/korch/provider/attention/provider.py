@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from korch.alignment import ceil_div
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.shape import around
 from korch.errors import InvalidGraphError
@@ -19,6 +18,7 @@ from korch.schedule.contraction import NotFusedError, refuse_types
 from korch.schedule.heads import Attention
 from korch.schedule.split_attention import program_of
 from korch.schedule.split_products import operand_components, pairs_of
+from korch.system.alignment import ceil_div
 from korch.target import Target
 from korch.tile.cpp.program import print_cpp
 from korch.tile.cpp.steps import FEW_REGISTERS, REGISTERS

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from korch.alignment import ceil_div
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.primitive.op import Category
@@ -19,6 +18,7 @@ from korch.provider.provider import SPLIT, Kernel
 from korch.schedule.chains import Chain, ChainBlocking, Link
 from korch.schedule.contraction import Layouts, NotFusedError, refuse_types
 from korch.schedule.depthwise import weights_layout
+from korch.system.alignment import ceil_div
 from korch.target import Target
 from korch.tile.program import Registers
 from korch.tile.staging import Machine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from korch.alignment import ceil_div, round_up
+from korch.system.alignment import ceil_div, round_up
 
 
 def lines_of_task(lines: int, fitting: int, tasks: int, threads: int) -> int:

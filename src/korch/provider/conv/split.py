@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout, replaced
 from korch.provider.conv.vectors import (
@@ -27,6 +26,7 @@ from korch.provider.provider import SPLIT
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.split_products import MOST_COMPONENTS, operand_components, pairs_of
 from korch.schedule.split_windows import SplitWindowBlocking, SplitWindows
+from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
 
 LEAST_FULL = 0.7

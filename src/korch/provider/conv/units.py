@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
@@ -16,6 +15,7 @@ from korch.provider.matrix_units import LEAST_ROWS_OF_BYTES, LEAST_TERMS_OF_BYTE
 from korch.schedule.byte_units import ByteWindows, WindowBlocking, pixel_quads, unit_of
 from korch.schedule.contraction import Layouts, contraction_of, extent
 from korch.schedule.sides import sides_of
+from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
 from korch.tile.program import QUAD, TileProgram
 from korch.tile.staging import Machine

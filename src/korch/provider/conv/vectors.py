@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from korch.alignment import ceil_div
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_blocked, channels_last, layout_choices
 from korch.primitive.graph import Primitive
@@ -24,6 +23,7 @@ from korch.schedule.contraction import Layouts, NotFusedError, refuse_types, roo
 from korch.schedule.depthwise import Depthwise, is_depthwise, weights_layout
 from korch.schedule.split_windows import SplitWindowBlocking, SplitWindows
 from korch.schedule.windows import ConvBlocking, Windows
+from korch.system.alignment import ceil_div
 from korch.target import Target
 from korch.tile.program import Registers, TileProgram
 from korch.tile.staging import Machine

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from korch.alignment import round_up
 from korch.provider.matrix_units import COMPONENT_BYTES, TOGETHER
+from korch.system.alignment import round_up
 from korch.target import Target
 
 FLOAT_BYTES = 4

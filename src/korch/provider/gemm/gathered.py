@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout, replaced
 from korch.candidate.shape import GroupShape
@@ -22,6 +21,7 @@ from korch.provider.tile_kernel import kernel_of
 from korch.schedule.contraction import FLOATS, NotFusedError, root_of
 from korch.schedule.gathered import Gathered, GatheredBlocking
 from korch.schedule.split_products import operand_components, pairs_of
+from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
 from korch.tile.cpp.steps import FEW_REGISTERS, REGISTERS
 from korch.tile.program import Registers, TileProgram

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
@@ -19,6 +18,7 @@ from korch.schedule.contraction import FLOATS, Layouts, NotFusedError, extent, r
 from korch.schedule.split_products import components_of, pairs_of
 from korch.schedule.split_stored import SplitStored, SplitStoredBlocking
 from korch.schedule.stored import FEW_ROWS, Stored, blocking_of, strips
+from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
 from korch.tile.cpp.split import MOST_FACTOR_ROWS
 from korch.tile.cpp.steps import FEW_REGISTERS, REGISTERS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from korch.alignment import ceil_div, round_up
 from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
@@ -16,6 +15,7 @@ from korch.schedule.byte_units import TiledProducts, tile_registers, unit_of
 from korch.schedule.contraction import Layouts, contraction_of, extent
 from korch.schedule.products import ProductBlocking
 from korch.schedule.split_products import SplitProducts
+from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
 from korch.tile.program import QUAD, Registers, TileProgram
 from korch.tile.staging import Machine

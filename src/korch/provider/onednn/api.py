@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from korch.candidate.layout import Layout
-from korch.libraries import find_headers, find_library, load_globally
 from korch.provider.onednn.call import ANY, CallTensor, Dims, Eltwise, LibraryAnswer, PrimitiveCall
+from korch.system.libraries import find_headers, find_library, load_globally
 
 _SUCCESS = 0
 _CPU = 1

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from korch.alignment import ceil_div, round_up
 from korch.provider.matrix_units import STEP_BYTES, TOGETHER, components_layout
 from korch.schedule.split_winograd import SplitWinograd, SplitWinogradBlocking
+from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
 
 WEIGHTS = components_layout((3, 0, 1, 2), columns=3, terms=2, is_split=True)

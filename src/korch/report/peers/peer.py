@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from korch.errors import UnsupportedError
-from korch.extras import install_command
+from korch.system.extras import install_command
 
 Array = NDArray[Any]
 Arrays = dict[str, Array]

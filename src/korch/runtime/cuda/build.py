@@ -9,7 +9,6 @@ from typing import Any
 
 import onnx
 
-from korch.content_name import content_name
 from korch.cuda.compile import Cubin, CubinCompiler
 from korch.cuda.engine import build_engine, maker
 from korch.cuda.kernel import CudaKernel, Network, TorchCall, aligned
@@ -24,6 +23,7 @@ from korch.runtime.cuda.persistent import with_persistent
 from korch.runtime.cuda.program import BufferRecord, CudaProgram, LaunchRecord, StepProgram
 from korch.runtime.program import PlanStep, Slot, bind_steps
 from korch.runtime.weights import Weights
+from korch.system.content_name import content_name
 
 
 def build_cuda(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
 from korch.errors import UnsupportedError
-from korch.extras import install_command
 from korch.options import default_cache_folder
 from korch.runtime.cuda.program import CudaProgram
+from korch.system.extras import install_command
 
 
 def cubins_for(program: CudaProgram, arch: int) -> dict[str, Cubin]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from korch.alignment import round_up
+from korch.system.alignment import round_up
 from korch.tile.cpp.finish import batches_of, tails_of
 from korch.tile.cpp.loops import print_ends
 from korch.tile.cpp.numbers import argument, number

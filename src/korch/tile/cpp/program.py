@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from korch.content_name import content_name
+from korch.system.content_name import content_name
 from korch.tile.cpp.accepts import require_contractions
 from korch.tile.cpp.numbers import BEGIN, PARAMETER, PASSED, TEAM, TEAM_PARAMETER, alone, number
 from korch.tile.cpp.sort import print_sort

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 
-from korch.alignment import round_up
+from korch.system.alignment import round_up
 from korch.tile.cpp.finish import by_row, count_of, print_places, sides_of
 from korch.tile.cpp.loops import LoopPrinter, print_ends
 from korch.tile.cpp.numbers import number

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import assert_never
 
-from korch.alignment import round_up
+from korch.system.alignment import round_up
 from korch.tile.cpp.axes import Steps, even_step, joined, rows_type, turns_type
 from korch.tile.cpp.finish import (
     FinishPrinter,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from korch.alignment import ceil_div
+from korch.system.alignment import ceil_div
 from korch.tile.cpp.axes import Steps, even_step, joined
 from korch.tile.cpp.finish import sides_of
 from korch.tile.cpp.panels import panels

@@ -21,7 +21,7 @@ from korch.numerics import ROUNDINGS, TOLERANCE, Standard, difference
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
-from korch.torch_tensors import as_array
+from korch.pytorch.tensors import as_array
 from korch.validation.standard import has_opaque
 
 SECONDS, SHARE = 2.0, 0.05

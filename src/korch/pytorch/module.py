@@ -14,7 +14,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from korch.deadline import Deadline
 from korch.errors import UnprovidedError, UnsupportedError
 from korch.frontend.torch import Exported, Trees, export_module
 from korch.frontend.torch.free import FreeModule
@@ -25,14 +24,15 @@ from korch.pipeline import Progress, optimize_model
 from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import Source
 from korch.primitive.op import Array
+from korch.pytorch.check import check_module, limit_s
+from korch.pytorch.tensors import as_array, as_tensor
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.runtime.ranged import RangedExecutable
 from korch.runtime.record import PlanRecord
 from korch.runtime.report import Report
 from korch.runtime.runnable import TensorInfo, Timing
-from korch.torch_check import check_module, limit_s
-from korch.torch_tensors import as_array, as_tensor
+from korch.system.deadline import Deadline
 
 
 class ModuleExecutable:

@@ -1,0 +1,1 @@
+"""The operating system: files, processes, cores, shared libraries, time."""
