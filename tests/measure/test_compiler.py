@@ -357,8 +357,12 @@ def test_a_compiler_that_hangs_is_given_up_at_the_end_unless_it_has_worked(tmp_p
     late = Builder("generic", tmp_path / "late", Deadline.after(5.0, time.monotonic()))
     late.compiler = compiles
     late.library([GOOD])
-    late._end = Deadline.after(-1.0, time.monotonic())
+    assert late._longest_s > 0
+    late._end, late._longest_s = Deadline.after(-1.0, time.monotonic()), 30.0
     assert number(late.library([OTHER]), "korch_test_other") == 42
+    late._longest_s = 0.1
+    with pytest.raises(CompileError, match="no time was left to start the compiler"):
+        late.library([OTHER + "\n"])
 
 
 def test_short_kernels_count_as_less_work_than_long_ones(fresh):

@@ -14,6 +14,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,8 +39,8 @@ ONEDNN_HEADER = "korch_onednn.h"
 PRECOMPILED = {ONEDNN_HEADER: 2, "korch_contract.h": 16, "korch_tile.h": 24}
 """Headers that are precompiled if at least this number of missing sources include them; then this saves time."""
 
-LATE_S = 20.0
-"""A compiler that has worked before gets this many seconds after the end, because the machine may just be busy."""
+LATE = 2.0
+"""A compiler may end this many times its longest time so far after the end, because the machine may just be busy."""
 
 ONLY_CALLS = "// Compiled with -O1: it calls kernels, and is no faster at higher levels, which take twice as long."
 """A source that contains this line is compiled with -O1."""
@@ -72,9 +73,9 @@ class Builder:
         Args:
             isa: the instruction set.
             cache_folder: where results are kept.
-            end: when to give up a compiler whose result is needed; `LATE_S` later if one has worked before.
+            end: when to give up a compiler whose result is needed; a little later if one has worked before (`LATE`).
         """
-        self._end, self._has_worked = end or Deadline(), False
+        self._end, self._longest_s = end or Deadline(), 0.0
         self.compiler = find_compiler()
         self.isa = isa
         self.folder = usable_folder(cache_folder or default_cache_folder()) / KERNELS
@@ -201,9 +202,9 @@ class Builder:
 
     def _run(self, command: Sequence[str], target: Path, stop: Deadline | None = None) -> None:
         """Run a compiler that writes `target`, until `stop` or the end."""
-        end = self._end.later(LATE_S if self._has_worked else 0.0)
+        end, begun_s = self._end.later(LATE * self._longest_s), time.monotonic()
         run_compiler(command, target.parent, end if stop is None else stop.until(end.at_s))
-        self._has_worked = True
+        self._longest_s = max(self._longest_s, time.monotonic() - begun_s)
 
     def _precompile(self, header: str, stop: Deadline | None = None) -> None:
         """Precompile a header that takes long to compile in each source that includes it.
