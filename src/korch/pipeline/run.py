@@ -53,8 +53,8 @@ PRIMITIVES_PER_KERNEL = 3
 TASKS_SHARE = 0.1
 """The largest part of the budget that is reserved to build and time a plan as tasks, too."""
 
-LATE_SHARE, LATE_S = 0.1, 1.0
-"""How much later than the budget a compiler is given up: a part of the budget, and seconds."""
+LATE_SHARE = 0.1
+"""How much later than the budget a compiler is given up, as a part of the budget; ending takes another second."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Run:
         if budget_s is None or at_s is None:
             return Deadline()
         allowed_s = max(budget_s, self.least_s or 0.0)
-        return Deadline(at_s + allowed_s - budget_s + LATE_SHARE * allowed_s + LATE_S)
+        return Deadline(at_s + allowed_s - budget_s + LATE_SHARE * allowed_s)
 
     def expect(self, least: Least) -> None:
         """Reserve the time of the last stages, and warn if the budget is less than the least."""
