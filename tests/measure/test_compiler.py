@@ -360,7 +360,9 @@ def test_a_compiler_that_hangs_is_given_up_at_the_end_unless_it_has_worked(tmp_p
     assert late._longest_s > 0
     late._end, late._longest_s = Deadline.after(-1.0, time.monotonic()), 30.0
     assert number(late.library([OTHER]), "korch_test_other") == 42
-    late._longest_s = 0.1
+    late.compiler, late._longest_s = scripted("import time; time.sleep(60)"), 0.1
+    with pytest.raises(CompileError, match="did not end in time"):
+        late.library([OTHER + "\n"])
     with pytest.raises(CompileError, match="no time was left to start the compiler"):
         late.library([OTHER + "\n"])
 

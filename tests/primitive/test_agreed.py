@@ -102,7 +102,7 @@ def test_unique_elements(is_sorted: int, attributes) -> None:
     model = one_operator("Unique", [UNIQUE], opset=11, outputs=4, sorted=is_sorted, **attributes)
     session = onnxruntime.InferenceSession(model.SerializeToString())
     expected = session.run(None, feeds_of([UNIQUE]))
-    for array, wanted in zip(by_definition(model.graph.node[0], [UNIQUE]), expected, strict=True):
+    for array, wanted in zip(by_definition(model.graph.node[0], [UNIQUE], 11), expected, strict=True):
         np.testing.assert_array_equal(array, wanted)
 
 

@@ -14,6 +14,7 @@ from korch.provider.provider import Kernel
 from korch.runtime.executable import Executable
 from korch.runtime.record import ModelRecord
 from tests.runtime import runtime_plans as plans
+from tests.runtime.test_fork import SIZE, parallel_plan
 
 
 def assert_same(found, expected):
@@ -214,12 +215,12 @@ def test_arrays_come_in_and_go_out_through_dlpack(make_executable):
         executable(Foreign(x.reshape(15)))
 
 
-def test_outputs_are_new_arrays_aligned_to_a_cache_line(make_executable):
-    executable = make_executable(plans.chain())
-    x = np.zeros((3, 5), np.float32)
+def test_large_outputs_are_new_arrays_aligned_to_a_cache_line(make_executable):
+    executable = make_executable(parallel_plan())
+    x = np.zeros(SIZE, np.float32)
     (first,), (second,) = executable(x), executable(x + 1)
     assert first.ctypes.data % 64 == second.ctypes.data % 64 == 0
-    np.testing.assert_array_equal(first, np.ones((3, 5), np.float32))
+    np.testing.assert_array_equal(first, x)
 
 
 def test_the_arena_and_the_constants_are_aligned(make_executable):

@@ -39,8 +39,8 @@ ONEDNN_HEADER = "korch_onednn.h"
 PRECOMPILED = {ONEDNN_HEADER: 2, "korch_contract.h": 16, "korch_tile.h": 24}
 """Headers that are precompiled if at least this number of missing sources include them; then this saves time."""
 
-LATE = 2.0
-"""A compiler may end this many times its longest time so far after the end, because the machine may just be busy."""
+LATE = 1.5
+"""A compiler that has never hung gets this many times its longest time after the end: the machine may just be busy."""
 
 ONLY_CALLS = "// Compiled with -O1: it calls kernels, and is no faster at higher levels, which take twice as long."
 """A source that contains this line is compiled with -O1."""
@@ -202,8 +202,14 @@ class Builder:
 
     def _run(self, command: Sequence[str], target: Path, stop: Deadline | None = None) -> None:
         """Run a compiler that writes `target`, until `stop` or the end."""
-        end, begun_s = self._end.later(LATE * self._longest_s), time.monotonic()
-        run_compiler(command, target.parent, end if stop is None else stop.until(end.at_s))
+        end, begun_s = self._end, time.monotonic()
+        if end.at_s is not None and self._longest_s:
+            end = end.later(max(0.0, begun_s - end.at_s) + LATE * self._longest_s)
+        try:
+            run_compiler(command, target.parent, end if stop is None else stop.until(end.at_s))
+        except CompileError:
+            self._longest_s = 0.0 if end.is_over else self._longest_s
+            raise
         self._longest_s = max(self._longest_s, time.monotonic() - begun_s)
 
     def _precompile(self, header: str, stop: Deadline | None = None) -> None:

@@ -164,7 +164,8 @@ def _by_reference(model: onnx.ModelProto, feeds: Mapping[str, Any], limit_s: flo
 
 def _by_numpy(model: onnx.ModelProto, feeds: Mapping[str, Any]) -> Outputs | None:
     (node,) = model.graph.node
-    return by_definition(node, [feeds[name] if name else None for name in node.input])
+    opset = next((item.version for item in model.opset_import if not item.domain), 0)
+    return by_definition(node, [feeds[name] if name else None for name in node.input], opset)
 
 
 def _by_torch(model: onnx.ModelProto, feeds: Mapping[str, Any], like: Outputs | None) -> Outputs | None:

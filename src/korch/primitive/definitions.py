@@ -15,20 +15,24 @@ from korch.primitive.types import DType
 
 Inputs = Sequence[Array | None]
 Definition = Callable[[Inputs, Mapping[str, Any]], Sequence[Array]]
-"""Returns the outputs for the inputs (None for an omitted one) and the attributes that the node sets."""
+"""Returns the outputs for the inputs (None for an omitted one) and the attributes that the node sets, with `OPSET`."""
 
 
-def by_definition(node: onnx.NodeProto, inputs: Inputs) -> list[Array] | None:
+OPSET = "version of the operator set"
+
+
+def by_definition(node: onnx.NodeProto, inputs: Inputs, opset: int) -> list[Array] | None:
     """Return a node's outputs without the omitted ones; None if its operator, or this form of it, is not here.
 
     Args:
         node: the node.
         inputs: its inputs; None for an omitted one.
+        opset: the version of the operator set.
     """
     definition = DEFINITIONS.get(node.op_type) if not node.domain else None
     if definition is None:
         return None
-    attributes = {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
+    attributes = {OPSET: opset} | {item.name: onnx.helper.get_attribute_value(item) for item in node.attribute}
     try:
         with np.errstate(all="ignore"):
             found = definition(inputs, attributes)
@@ -69,6 +73,15 @@ def _running(accumulate: Callable[..., Array], first: int) -> Definition:
         return [np.moveaxis(found[..., ::step], -1, axis)]
 
     return running
+
+
+def _hardmax(inputs: Inputs, attributes: Mapping[str, Any]) -> Sequence[Array]:
+    """Return 1 at the first largest element; before opset 13 the axes from `axis` on are flattened."""
+    x, is_old = _present(inputs, 0), attributes[OPSET] < 13
+    axis = attributes.get("axis", 1 if is_old else -1) % x.ndim
+    rows = x.reshape(*x.shape[:axis], -1) if is_old else np.moveaxis(x, axis, -1)
+    found = (np.arange(rows.shape[-1]) == rows.argmax(-1)[..., None]).astype(x.dtype)
+    return [found.reshape(x.shape) if is_old else np.moveaxis(found, -1, axis)]
 
 
 def _unique(inputs: Inputs, attributes: Mapping[str, Any]) -> Sequence[Array]:
@@ -198,6 +211,7 @@ DEFINITIONS: dict[str, Definition] = {
     "CumSum": _running(np.cumsum, 0),
     "GRU": _recurrence(_Cell.gru, "Sigmoid", "Tanh"),
     "GatherElements": _gathered_elements,
+    "Hardmax": _hardmax,
     "LSTM": _recurrence(_Cell.lstm, "Sigmoid", "Tanh", "Tanh"),
     "RNN": _recurrence(_Cell.rnn, "Tanh"),
     "Unique": _unique,

@@ -24,7 +24,7 @@ from korch.ranges.plan import RangePlan
 from korch.runtime.program import PlanStep
 from korch.target import Target
 from korch.tile.ends import KEYS, ended
-from korch.tile.growth import TextLimitError
+from korch.tile.growth import TextLimitError, UnprintableError
 from korch.tile.program import Level, Parameter, TileProgram
 from korch.tile.shares import PART, by_rows, shares_of
 from korch.tile.trim import LIVE, Count, Needed, trimmed
@@ -100,7 +100,7 @@ class _Trimmer:
                 made = kernel_of(
                     smaller.program, candidate.group, candidate.offer, self._target, counts=dict(smaller.counts)
                 )
-            except TextLimitError:
+            except (TextLimitError, UnprintableError):
                 continue
             except InvalidGraphError as error:
                 logger.warning("a kernel of %s is not trimmed: %s", candidate.provider, error, extra={"fault": True})

@@ -8,6 +8,7 @@ the result of a guard changes.
 
 from __future__ import annotations
 
+from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 
@@ -16,6 +17,10 @@ MOST_OPERATIONS = 2048
 
 MOST_SPLIT_OPERATIONS = 1 << 14
 """The maximum of a kernel's operations times the parts into which its pads may split loops."""
+
+
+class UnprintableError(InvalidGraphError):
+    """A program can't be printed, or its size is unknown where it must be known."""
 
 
 class TextLimitError(Exception):

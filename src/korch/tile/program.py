@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
-from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
+from korch.tile.growth import UnprintableError
 from korch.tile.index import Expr, Ranges, add, bounds, constant, quotient, var
 from korch.tile.sort import Ordering
 
@@ -476,10 +476,8 @@ def read_by(steps: tuple[Step, ...]) -> set[str]:
 
 def written_by(steps: tuple[Step, ...]) -> set[str]:
     """Return the buffers that some steps write."""
-    found: set[str] = set()
-    for _, step in _leaves((), steps):
-        found |= {sink.buffer for sink in step.sinks} if isinstance(step, Pass) else {step.out.buffer}
-    return found
+    written = (step.sinks if isinstance(step, Pass) else (step.out,) for _, step in _leaves((), steps))
+    return {own.buffer for outs in written for own in outs}
 
 
 def _leaves(loops: tuple[Loop, ...], steps: tuple[Step, ...]) -> Iterator[tuple[tuple[Loop, ...], Pass | Contract]]:
@@ -495,6 +493,6 @@ def ranges_of(stage: Stage, pass_: Pass) -> Ranges:
     return {axis.name: (0, max(axis.extent - 1, 0)) for axis in (*stage.grid, *pass_.axes)}
 
 
-def refused(text: str, hint: str = "") -> InvalidGraphError:
-    """Return the error for a program that can't be printed, or whose size is unknown where it must be known."""
-    return InvalidGraphError(text, where="tile program", hint=hint)
+def refused(text: str, hint: str = "") -> UnprintableError:
+    """Return the error for a program that can't be printed."""
+    return UnprintableError(text, where="tile program", hint=hint)

@@ -82,7 +82,9 @@ def _reference(inputs: Sequence[Array], attributes: OpaqueAttributes) -> Array:
     model = opaque_model(attributes)
     (node,), names = model.graph.node, [item.name for item in model.graph.output]
     named = dict(zip((item.name for item in model.graph.input), inputs, strict=True))
-    found: Sequence[Any] | None = by_definition(node, [named[name] if name else None for name in node.input])
+    found: Sequence[Any] | None = by_definition(
+        node, [named[name] if name else None for name in node.input], attributes.opset
+    )
     if found is None:
         # Other references compute in the node's types, even if all other primitives run in float64.
         types = [ValueType.parse(text).dtype.numpy for text in attributes.inputs]
