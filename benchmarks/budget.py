@@ -148,7 +148,7 @@ def run(name: str, busy: int) -> list[dict[str, Any]]:
     found = []
     for i, row in enumerate(rows):
         follows = again[i] if i < len(again) else None
-        kept = all(own["seconds"] <= allowed_s(own) for own in (row, follows) if own is not None)
+        kept = all(own["ends_well"] and own["seconds"] <= allowed_s(own) for own in (row, follows) if own is not None)
         found.append({**row, "load": load, "follows_s": follows and follows["seconds"], "is_kept": kept})
     return found
 
@@ -170,16 +170,19 @@ def attempt(name: str, budget_s: float, folder: Path) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as cache:
         if case.model is None:
             command = ["benchmarks.compiled", name.removeprefix("compiled "), str(budget_s), cache]
-            return [{**row, "model": f"{name}: {row['call']}"} for row in json.loads(_call(command, environment))]
+            calls = json.loads(_call(command, environment))
+            return [{**row, "model": f"{name}: {row['call']}", "ends_well": True} for row in calls]
         command = ["korch.cli", "optimize", str(folder / "model.onnx"), "-o", f"{folder}/a.korch", "--json"]
         command += ["--budget", str(budget_s), "--cache-folder", cache]
         begun_s = time.monotonic()
         said = _call([*command, *(f"--shape={shape}" for shape in case.shapes)], environment)
         seconds = time.monotonic() - begun_s
     report = json.loads(said) if said else {}
+    ends_well = bool(said) is (case.works is None)  # without a compiler there is no artifact
     plans = report["plans"].values() if isinstance(report.get("plans"), dict) else [report]  # a range has several
     least_s = max(plan.get("least_s") or 0.0 for plan in plans) or None
-    return [{"model": name, "budget_s": budget_s, "searches": 1, "seconds": seconds, "least_s": least_s}]
+    row = {"model": name, "budget_s": budget_s, "searches": 1, "seconds": seconds, "least_s": least_s}
+    return [{**row, "ends_well": ends_well}]
 
 
 def _call(arguments: Sequence[str], environment: Mapping[str, str]) -> str:

@@ -188,13 +188,16 @@ def experts() -> str:
 
 
 def budgets() -> str:
-    """Return the seconds that commands took, and their budgets."""
-    rows = []
+    """Return the seconds that searches took, alone and beside two busy processes, by case and budget."""
+    cells: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in rows_of("budget.json"):
-        least = "–" if row["least_s"] is None else f"{row['least_s']:.1f} s"
-        cells = [f"{row['budget_s']:.0f} s", f"{row['busy']}", least, f"{row['seconds']:.1f} s"]
-        rows.append([row["model"], *cells])
-    return markdown(["model", "budget", "busy processes", "announced least", "taken"], rows)
+        follows = f", {row['follows_s']:.0f} when followed" if row["follows_s"] else ""
+        least = f" (least {row['least_s']:.0f}{follows})" if row["least_s"] else ""
+        taken = f"{row['seconds']:.1f}{least}{'' if row['is_kept'] else ' **no**'}"
+        searches = f" x {row['searches']}" if row["searches"] > 1 else ""
+        cells[row["model"], f"{row['budget_s']:g}{searches}"].append(taken)
+    rows = [[*key, *found] for key, found in cells.items()]
+    return markdown(["case", "budget, s", "alone, s", "beside two, s"], rows)
 
 
 def operators() -> str:
