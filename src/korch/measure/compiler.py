@@ -40,7 +40,10 @@ PRECOMPILED = {ONEDNN_HEADER: 2, "korch_contract.h": 16, "korch_tile.h": 24}
 """Headers that are precompiled if at least this number of missing sources include them; then this saves time."""
 
 LATE = 1.5
-"""A compiler that has never hung gets this many times its longest time after the end: the machine may just be busy."""
+"""A compiler may take this many times its longest time, also after the end: the machine may just be busy."""
+
+PATIENCE_SECONDS = 30.0
+"""It may take at least this long, as long as it computes."""
 
 ONLY_CALLS = "// Compiled with -O1: it calls kernels, and is no faster at higher levels, which take twice as long."
 """A source that contains this line is compiled with -O1."""
@@ -73,9 +76,10 @@ class Builder:
         Args:
             isa: the instruction set.
             cache_folder: where results are kept.
-            end: when to give up a compiler whose result is needed; a little later if one has worked before (`LATE`).
+            end: when to give up a compiler whose result is needed and that does not compute; one that computes has
+                more time (`PATIENCE_SECONDS`).
         """
-        self._end, self._longest_s = end or Deadline(), 0.0
+        self._end, self._longest_s, self._hangs = end or Deadline(), 0.0, False
         self.compiler = find_compiler()
         self.isa = isa
         self.folder = usable_folder(cache_folder or default_cache_folder()) / KERNELS
@@ -203,14 +207,16 @@ class Builder:
     def _run(self, command: Sequence[str], target: Path, stop: Deadline | None = None) -> None:
         """Run a compiler that writes `target`, until `stop` or the end."""
         end, begun_s = self._end, time.monotonic()
-        if end.at_s is not None and self._longest_s:
-            end = end.later(max(0.0, begun_s - end.at_s) + LATE * self._longest_s)
+        latest = Deadline()
+        if end.at_s is not None:
+            patience_s = 0.0 if self._hangs else max(PATIENCE_SECONDS, LATE * self._longest_s)
+            latest = Deadline(max(end.at_s, begun_s + patience_s))
         try:
-            run_compiler(command, target.parent, end if stop is None else stop.until(end.at_s))
-        except CompileError:
-            self._longest_s = 0.0 if end.is_over else self._longest_s
+            run_compiler(command, target.parent, latest if stop is None else stop.until(latest.at_s), end)
+        except StoppedError:
+            self._hangs = self._hangs or end.is_over
             raise
-        self._longest_s = max(self._longest_s, time.monotonic() - begun_s)
+        self._longest_s, self._hangs = max(self._longest_s, time.monotonic() - begun_s), False
 
     def _precompile(self, header: str, stop: Deadline | None = None) -> None:
         """Precompile a header that takes long to compile in each source that includes it.

@@ -25,6 +25,9 @@ PATIENCE = 10
 TICK_SECONDS = 0.2
 """The interval of checks whether a compiler must be stopped."""
 
+IDLE_TICKS = 5
+"""A compiler that has computed nothing in this number of intervals hangs."""
+
 
 class StoppedError(CompileError):
     """The compiler was stopped, because its result would be too late."""
@@ -44,9 +47,18 @@ class CompilerRefusedError(CompileError):
     output = ""
 
 
-def run_compiler(command: Sequence[str], folder: Path, stop: Deadline | None = None) -> None:
-    """Run a compiler in a folder, which also gets its temporary files."""
-    code, said = _call(command, folder, stop or Deadline())
+def run_compiler(
+    command: Sequence[str], folder: Path, stop: Deadline | None = None, end: Deadline | None = None
+) -> None:
+    """Run a compiler in a folder, which also gets its temporary files.
+
+    Args:
+        command: the program and its arguments.
+        folder: the folder.
+        stop: when to stop it.
+        end: when to stop it if it computes nothing. Then a compiler that hangs is told from one on a busy machine.
+    """
+    code, said = _call(command, folder, stop or Deadline(), end or Deadline())
     # If the system killed the compiler proper, the driver prints that and exits normally.
     if code == -signal.SIGXCPU or (code and "CPU time limit exceeded" in said):
         raise CompileError(f"the compiler took longer than {COMPILE_SECONDS} s")
@@ -65,7 +77,7 @@ def _cause(said: str) -> str:
     return "; ".join(lines[:3] or said.splitlines()[-1:] or ["no message"])
 
 
-def _call(command: Sequence[str], folder: Path, stop: Deadline) -> tuple[int, str]:
+def _call(command: Sequence[str], folder: Path, stop: Deadline, end: Deadline) -> tuple[int, str]:
     """Return a compiler's exit code and output; its elapsed time has a generous limit, as the machine may be busy."""
     limit = Deadline.after(PATIENCE * COMPILE_SECONDS, time.monotonic())
     if stop.is_over:
@@ -84,12 +96,14 @@ def _call(command: Sequence[str], folder: Path, stop: Deadline) -> tuple[int, st
         ) as process:
             try:
                 _limit_computing(process.pid)
+                idle = 0
                 while True:
                     try:
                         said = process.communicate(timeout=TICK_SECONDS)[1]
                         break
                     except subprocess.TimeoutExpired:
-                        if stop.is_over:
+                        idle = 0 if _computes(process.pid) else idle + 1
+                        if stop.is_over or (end.is_over and idle >= IDLE_TICKS):
                             raise StoppedError("the compiler did not end in time") from None
                         if limit.is_over:
                             raise
@@ -104,6 +118,18 @@ def _call(command: Sequence[str], folder: Path, stop: Deadline) -> tuple[int, st
     except OSError as error:
         raise KilledError(f"the compiler does not start: {error}") from error
     return process.returncode, said
+
+
+def _computes(group: int) -> bool:
+    """Return whether a process of a group runs, waits for a core, or waits for a disk; true where it is not known."""
+    if sys.platform != "linux":
+        return True
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # the process has ended
+            state, _, of = path.read_text("utf-8", "replace").rpartition(")")[2].split()[:3]
+            if int(of) == group and state in "RD":
+                return True
+    return False
 
 
 def _limit_computing(process: int) -> None:

@@ -42,10 +42,6 @@ class Deadline:
         """Return a deadline `seconds` earlier than this one; it is stopped together with this one."""
         return self.until(None if self.at_s is None else self.at_s - seconds)
 
-    def later(self, seconds: float) -> Deadline:
-        """Return a deadline `seconds` later than this one; it is stopped together with this one."""
-        return Deadline(None if self.at_s is None else self.at_s + seconds, self._told, self.whole, self.share)
-
     def less(self, share: float) -> Deadline:
         """Return a deadline that leaves `share` of the remaining time unused; it is stopped together with this one."""
         left_s = self.left_s
