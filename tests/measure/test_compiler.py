@@ -56,7 +56,7 @@ def test_what_was_built_is_found_again(fresh, tmp_path, monkeypatch):
 def test_sources_that_only_call_kernels_are_optimized_less(fresh, monkeypatch):
     levels = {}
 
-    def note(command, folder, stop=None):
+    def note(command, folder, *rest):
         if "-c" in command:
             source = (folder / command[command.index("-c") + 1]).read_text("utf-8")
             levels[source] = [flag for flag in command if flag.startswith("-O")][-1]
