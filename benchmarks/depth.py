@@ -22,8 +22,8 @@ from typing import Any
 import korch
 from benchmarks.models.transformer_block import build_transformer_block
 from benchmarks.solver import machine
-from korch.assembly.record import PartitionRecord
 from korch.limits import SearchLimits
+from korch.segments.record import PartitionRecord
 
 
 def run_one(depth: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:

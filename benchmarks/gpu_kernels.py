@@ -26,13 +26,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from korch.assembly.task import prepare
 from korch.backend import open_meter
 from korch.candidate.candidate import Candidate
 from korch.measure.record import Measured
 from korch.options import Options
 from korch.pipeline import Run, front
 from korch.search.instance import Answers
+from korch.segments.block_task import prepare
 
 Build = Callable[[], onnx.ModelProto]
 

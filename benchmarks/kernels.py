@@ -33,7 +33,6 @@ from typing import Any
 
 from benchmarks.models import PAPER, build
 from benchmarks.suite import machine
-from korch.assembly.task import prepare
 from korch.backend import open_meter
 from korch.candidate.candidate import Candidate
 from korch.measure.meter import AnyMeter
@@ -43,6 +42,7 @@ from korch.pipeline import Run, front
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.search.instance import Answers
+from korch.segments.block_task import prepare
 
 OWN = ("conv", "gemm", "winograd")
 TABLES = ("product", "convolution", "depthwise", "winograd", "pair")

@@ -25,7 +25,6 @@ from benchmarks.models import PAPER
 from benchmarks.models.exported import FORMS
 from benchmarks.suite import load, machine
 from korch.ablation import Ablation
-from korch.assembly.task import prepare_all
 from korch.candidate.candidate import Candidate
 from korch.limits import SearchLimits
 from korch.measure.calibrate import Calibration, MemoryLevel
@@ -35,6 +34,7 @@ from korch.pipeline import Run, few_collections, front
 from korch.pipeline.stages import search_plans
 from korch.provider.provider import load_providers
 from korch.search.ledger import Ledger
+from korch.segments.block_task import prepare_all
 
 MODELS = (
     *PAPER,

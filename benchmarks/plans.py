@@ -13,7 +13,6 @@ from korch.candidate.candidate import Refusal
 from korch.measure.compiler import Builder
 from korch.measure.cpu import CpuMeter
 from korch.options import Options
-from korch.partition.join import with_constants_of
 from korch.pipeline.optimize import run_until
 from korch.pipeline.run import Run, few_collections
 from korch.primitive.graph import PrimitiveGraph
@@ -23,6 +22,7 @@ from korch.runtime.executable import Executable
 from korch.runtime.library import Handle
 from korch.runtime.program import PlanStep
 from korch.search.result import PlanName
+from korch.segments.join import with_constants_of
 from korch.target import Target
 
 Plan = tuple[PrimitiveGraph, Sequence[PlanStep[Kernel]], Target]

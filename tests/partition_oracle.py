@@ -11,8 +11,6 @@ import numpy as np
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal
 from korch.candidate.layout import Layout, channels_last, layout_choices
 from korch.measure.record import Failed, Measured
-from korch.partition.block import Partition
-from korch.partition.join import join
 from korch.primitive import reference
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
@@ -21,6 +19,8 @@ from korch.primitive.types import ValueType
 from korch.provider.faults import Faults
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel
+from korch.segments.block import Partition
+from korch.segments.join import join
 from korch.target import Target
 from tests.support.random_graph import random_inputs
 

@@ -6,13 +6,13 @@ import pytest
 
 from benchmarks.models import build
 from benchmarks.models.narrow import in_float16
-from korch.assembly.task import prepare
 from korch.backend import open_meter
 from korch.options import Options
 from korch.pipeline import Run, front
 from korch.primitive.op import Category
 from korch.primitive.types import DType
 from korch.search.instance import Answers
+from korch.segments.block_task import prepare
 
 
 def tasks_of(model, precision, cache_folder):

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from korch.assembly.record import PartitionRecord
 from korch.equivalence.saturate import RuleReport, SaturationReport
 from korch.measure.uncompiled import Uncompiled
 from korch.numerics import Difference
@@ -15,6 +14,7 @@ from korch.report.kernel import operations
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 from korch.runtime.report import Disturbance, OutputError, PlanResult, Report, RunTimes, ScheduleTimes
 from korch.search.result import PlanName, Round
+from korch.segments.record import PartitionRecord
 
 NORM = """graph(%0 "i0": f32[2,8]) -> (%4 "o0")
 %1: f32[2] = reduce_sum(%0) {axes=[1]}

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from korch.assembly.record import BlockRecord, PartitionRecord, SearchRecord
 from korch.equivalence.saturate import RuleReport, SaturationReport
 from korch.errors import UnsupportedError
 from korch.measure.calibrate import MemoryLevel, Rates
@@ -23,6 +22,7 @@ from korch.report.trace import trace
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 from korch.runtime.report import GroupedKernel, GroupingRecord, OperatorRecord, Report, Rival, RunTimes
 from korch.search.result import Round
+from korch.segments.record import BlockRecord, PartitionRecord, SearchRecord
 
 FIRST = """graph(%0 "i0": f32[2,8]) -> (%1 "o0")
 %1: f32[2,8] = exp(%0)

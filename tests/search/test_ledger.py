@@ -12,8 +12,6 @@ import pytest
 
 import korch
 from benchmarks.models import build
-from korch.assembly.segments import Segmented, search_segments
-from korch.assembly.task import prepare_all
 from korch.candidate.candidate import Candidate
 from korch.equivalence.saturate import saturate
 from korch.errors import OptionError, ReplayError
@@ -22,13 +20,15 @@ from korch.frontend.onnx import load_model
 from korch.limits import SearchLimits
 from korch.measure.cpu import CpuMeter
 from korch.options import Options
-from korch.partition.block import find_blocks
-from korch.partition.join import join
-from korch.partition.split import split_segments
 from korch.pipeline import optimize
 from korch.pipeline.run import Run
 from korch.pipeline.stages import PipelineStage
 from korch.search.ledger import Ledger
+from korch.segments.block import find_blocks
+from korch.segments.block_task import prepare_all
+from korch.segments.join import join
+from korch.segments.search import Segmented, search_segments
+from korch.segments.with_alternatives import split_segments
 from korch.system.deadline import Deadline
 from tests.partition_oracle import FakeMeter
 

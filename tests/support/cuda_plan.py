@@ -6,13 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 
 import onnx
 
-from korch.assembly.task import prepare
 from korch.backend import open_meter
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.measure.cuda.meter import CudaMeter
 from korch.options import Options
-from korch.partition.join import join
 from korch.pipeline import Run, run_until
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.lowering import MULTIPLIED_BY_CUDA, lower_products
@@ -21,6 +19,8 @@ from korch.runtime.program import PlanStep
 from korch.search.instance import Answers, Instance
 from korch.search.ledger import Ledger
 from korch.search.loop import Search
+from korch.segments.block_task import prepare
+from korch.segments.join import join
 
 Build = Callable[[PrimitiveGraph, Sequence[PlanStep], CudaMeter], CudaProgram]  # type: ignore[type-arg]
 """Makes a program from the graph, the kernels and the meter that compiled them."""

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
-from korch.explanation.baselines import kernel_size
 from korch.options import Options
 from korch.program.problem import Port, Problem
 from korch.program.solve import solve
+from korch.search.baselines import kernel_size
 from korch.search.instance import Instance
 from korch.system.deadline import Deadline
 

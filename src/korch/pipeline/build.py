@@ -8,8 +8,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from korch.assembly.task import BlockTask
-from korch.assembly.trace import changed_rounds
 from korch.backend import maker
 from korch.candidate.candidate import Candidate
 from korch.limits import SearchLimits
@@ -17,7 +15,6 @@ from korch.measure.expect import expect
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
 from korch.numerics import Standard
-from korch.partition.join import with_constants_of
 from korch.pipeline.find_programs import found_programs
 from korch.pipeline.run import END_SAFETY, Run
 from korch.primitive.dispute import Dispute
@@ -42,6 +39,9 @@ from korch.runtime.report import (
 )
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
+from korch.segments.block_task import BlockTask
+from korch.segments.join import with_constants_of
+from korch.segments.trace import changed_rounds
 from korch.system.deadline import Deadline
 from korch.validation.discrepancy import examine
 from korch.validation.fresh import time_fresh

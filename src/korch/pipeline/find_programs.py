@@ -12,8 +12,8 @@ from typing import Protocol, runtime_checkable
 from korch.candidate.candidate import Candidate, Group, Offer
 from korch.limits import SearchLimits
 from korch.measure.cpu import CpuMeter
-from korch.partition.block import Partition
 from korch.pipeline.run import Run
+from korch.segments.block import Partition
 from korch.superopt.beside import SearchBeside
 from korch.superopt.choose import ranked
 from korch.superopt.find import Finder, FoundProgram

@@ -11,8 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from korch.assembly.segments import Segmented, search_segments
-from korch.assembly.task import BlockTask, prepare_all
 from korch.candidate.candidate import Candidate, Refusal, make_group
 from korch.candidate.layout import Layout
 from korch.equivalence.rules import select_rules
@@ -20,9 +18,6 @@ from korch.equivalence.saturate import SaturationReport, saturate
 from korch.errors import InfeasibleError, UnprovidedError
 from korch.measure.cpu import CpuMeter
 from korch.options import Options
-from korch.partition.block import Partition, find_blocks
-from korch.partition.join import Joined, join
-from korch.partition.segment import whole_segment
 from korch.pipeline.run import Run
 from korch.primitive.graph import Constant, PrimitiveGraph
 from korch.primitive.lowering import lower_products
@@ -36,6 +31,11 @@ from korch.runtime.loop import LoopKey, LoopPlan, LoopProvider, loop_key
 from korch.runtime.program import PlanStep, bind_steps
 from korch.search.infeasible import where_of
 from korch.search.result import PlanName
+from korch.segments.block import Partition, find_blocks
+from korch.segments.block_task import BlockTask, prepare_all
+from korch.segments.join import Joined, join
+from korch.segments.search import Segmented, search_segments
+from korch.segments.segment import whole_segment
 from korch.system.deadline import Deadline
 
 LEAST_WEIGHT = 16

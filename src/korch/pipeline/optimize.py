@@ -14,7 +14,6 @@ from korch.frontend.operator import OperatorGraph
 from korch.frontend.tensors import data_files
 from korch.measure.cuda.meter import CudaMeter
 from korch.options import Options
-from korch.partition.block import Partition
 from korch.pipeline.build import search_report
 from korch.pipeline.run import Run, few_collections
 from korch.pipeline.stages import STAGES, PipelineStage
@@ -24,6 +23,7 @@ from korch.report.progress import Progress
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.search.result import PlanName
+from korch.segments.block import Partition
 from korch.system.deadline import Deadline
 from korch.system.files import check_output
 

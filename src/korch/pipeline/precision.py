@@ -23,14 +23,12 @@ from typing import cast
 
 import numpy as np
 
-from korch.assembly.task import BlockTask
 from korch.candidate.candidate import Candidate, Group, make_group
 from korch.equivalence.rule import origin_of, rule_of
 from korch.equivalence.rules.integers import MOST_TERMS
 from korch.explanation.curve import PARTS, Curve
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.numerics import differences, worst
-from korch.partition.block import Partition
 from korch.primitive import reference
 from korch.primitive.graph import Constant, GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.op import Array, Attributes
@@ -40,6 +38,8 @@ from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Verbs
 from korch.runtime.report import FormRecord, PrecisionRecord, TimeByError
 from korch.search.instance import Errors
+from korch.segments.block import Partition
+from korch.segments.block_task import BlockTask
 from korch.system.deadline import Deadline
 
 FORM_SECONDS = 60.0  # time to determine the errors of forms; products without a known error then have no form

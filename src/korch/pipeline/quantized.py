@@ -20,10 +20,10 @@ from korch.equivalence.rules import integers, quantization, stored
 from korch.equivalence.rules.integers import ProductMatch, QuantizedProductWitness
 from korch.equivalence.rules.stored import BlockMatch, BlockWitness
 from korch.equivalence.saturate import first_known, saturate
-from korch.partition.choose import choose
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.lowering import MULTIPLIED, lower_products
 from korch.primitive.types import NARROW, DType
+from korch.segments.choose import choose
 from korch.system.deadline import Deadline
 
 HasKernel = Callable[[Group], bool]

@@ -11,8 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from korch.assembly.segments import Outcome
-from korch.assembly.task import BlockTask
 from korch.candidate.candidate import Candidate
 from korch.errors import KorchError
 from korch.frontend.onnx import ModelSource
@@ -20,8 +18,6 @@ from korch.frontend.operator import OperatorGraph
 from korch.measure.meter import AnyMeter
 from korch.numerics import Standard
 from korch.options import Options
-from korch.partition.block import Partition
-from korch.partition.join import Joined
 from korch.pipeline.least import Least
 from korch.pipeline.precision import Precision
 from korch.primitive.dispute import Disputes, noted_disputes
@@ -33,6 +29,10 @@ from korch.report.progress import Progress
 from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.search.ledger import Ledger
+from korch.segments.block import Partition
+from korch.segments.block_task import BlockTask
+from korch.segments.join import Joined
+from korch.segments.search import Outcome
 from korch.superopt.find import FinderReport
 from korch.system.deadline import Deadline
 from korch.tile.program import TileProgram

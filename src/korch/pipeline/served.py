@@ -11,12 +11,9 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from korch.assembly.segments import Segmented, search_segments
-from korch.assembly.task import BlockTask
 from korch.candidate.candidate import Candidate, Group, Offer
 from korch.errors import InfeasibleError
 from korch.measure.cpu import CpuMeter
-from korch.partition.join import Joined
 from korch.pipeline.predicted import at_sizes, predict, without_losers
 from korch.pipeline.run import Run
 from korch.provider.provider import Kernel
@@ -29,6 +26,9 @@ from korch.ranges.served import Served, likely_needs
 from korch.runtime.trim import sized
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName
+from korch.segments.block_task import BlockTask
+from korch.segments.join import Joined
+from korch.segments.search import Segmented, search_segments
 
 VARIANT_GAIN = 0.97  # a plan for another size is kept if its time there is at most this share of that of other plans
 

@@ -11,24 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from korch.assembly.segments import Outcome, Segmented, search_segments
-from korch.assembly.task import prepare_all
 from korch.backend import has_kernels, open_meter
 from korch.candidate.candidate import Refusal, make_group
 from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import integers, select_rules
 from korch.equivalence.saturate import SaturationLimits, SaturationReport, joined_reports, saturate
 from korch.errors import InvalidGraphError, OptionError
-from korch.explanation.extract import extract
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.frontend.operator import OperatorGraph
 from korch.options import Options
-from korch.partition.block import find_blocks
-from korch.partition.join import join
-from korch.partition.segment import Segment, whole_segment
-from korch.partition.spill import Spill
-from korch.partition.split import split_segments
 from korch.pipeline import texts
 from korch.pipeline.build import build_plans
 from korch.pipeline.calibration import calibration_of
@@ -53,6 +45,14 @@ from korch.records import plain
 from korch.search.instance import check_steps
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName, Round
+from korch.segments.block import find_blocks
+from korch.segments.block_task import prepare_all
+from korch.segments.extract import extract
+from korch.segments.join import join
+from korch.segments.search import Outcome, Segmented, search_segments
+from korch.segments.segment import Segment, whole_segment
+from korch.segments.spill import Spill
+from korch.segments.with_alternatives import split_segments
 from korch.system.deadline import Deadline, stopped_by_interrupt
 from korch.validation.standard import standard_of
 

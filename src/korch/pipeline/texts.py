@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from korch.assembly.task import BlockTask
-from korch.partition.join import join
-from korch.partition.text import format_partition, parse_partition
 from korch.pipeline.run import Run
 from korch.primitive.text import format_graph, parse_graph
 from korch.program.problem import Plan
@@ -14,6 +11,9 @@ from korch.program.text import format_plan, format_problems
 from korch.report.kernel import operations_of
 from korch.search.instance import Instance
 from korch.search.result import Round
+from korch.segments.block_task import BlockTask
+from korch.segments.join import join
+from korch.segments.text import format_partition, parse_partition
 from korch.tile.text import format_program
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from korch.assembly.segments import Outcome
 from korch.candidate.candidate import Candidate, Group, Refusal, make_group, make_layout_change
 from korch.errors import InfeasibleError
 from korch.measure.meter import AnyMeter
@@ -22,6 +21,7 @@ from korch.ranges.counterpart import Counterparts, counterparts
 from korch.search.instance import Answers
 from korch.search.ledger import Ledger
 from korch.search.result import Orchestration, PlanName, Round
+from korch.segments.search import Outcome
 
 
 def transferred(run: Run, template: Template) -> Outcome:

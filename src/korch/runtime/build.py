@@ -17,7 +17,6 @@ from korch.errors import InvalidGraphError, ModelError
 from korch.events.kernels import Use, segments_of
 from korch.events.schedule import TaskSegment, schedule_segment
 from korch.measure.compiler import Builder
-from korch.partition.spill import forget
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import Kernel
 from korch.records import plain
@@ -28,6 +27,7 @@ from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord
 from korch.runtime.source import INCLUDE, native_text, print_main
 from korch.runtime.waiting import waiting_of
 from korch.runtime.weights import Weights
+from korch.segments.spill import forget
 from korch.system.content_name import content_name
 from korch.system.files import open_file
 from korch.target import Target

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from korch.assembly.record import PartitionRecord
 from korch.equivalence.saturate import RuleReport, SaturationReport
 from korch.limits import DISAGREEMENT
 from korch.measure.calibrate import Rates
@@ -19,6 +18,7 @@ from korch.primitive.dispute import Dispute
 from korch.ranges.cost import Cost
 from korch.runtime.record import HostNodeRecord, ModelRecord
 from korch.search.result import PlanName, Round
+from korch.segments.record import PartitionRecord
 from korch.superopt.find import FinderReport, FoundProgram
 
 CALL_NS = 200_000

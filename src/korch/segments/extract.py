@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from korch.errors import InfeasibleError
 from korch.options import Options
-from korch.partition.choose import estimated_cost
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Computation, Port, PricedKernel, Problem
 from korch.program.solve import solve
+from korch.segments.choose import estimated_cost
 
 EXTRACT_SECONDS = 60.0  # time of the choice of one alternative per value
 

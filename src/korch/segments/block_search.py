@@ -16,24 +16,24 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
-from korch.assembly.task import BlockTask
-from korch.assembly.trace import SearchTrace
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.errors import InfeasibleError
-from korch.explanation.baselines import baseline_plans
 from korch.explanation.counterfactual import Groupings, counterfactual_groupings
 from korch.explanation.curve import Curve, times_by_error
 from korch.explanation.savings import Savings, rule_savings
 from korch.measure.record import Measured
 from korch.options import Options
 from korch.program.problem import Status
+from korch.search.baselines import baseline_plans
 from korch.search.instance import Instance, Interface
 from korch.search.ledger import Ledger
 from korch.search.loop import Search
 from korch.search.measure import confirm
 from korch.search.recall import Solved, keep_solved, recall_solved
 from korch.search.result import Orchestration, PlanName, Round
+from korch.segments.block_task import BlockTask
+from korch.segments.trace import SearchTrace
 from korch.system.deadline import Deadline
 
 BLOCK_MEASUREMENTS = 120  # candidates of a block measured before its first interface has a plan

@@ -13,21 +13,21 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from korch.assembly.blocks import BlockInterface
-from korch.assembly.task import BlockTask
-from korch.assembly.trace import Key
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.errors import InfeasibleError
 from korch.options import Options
-from korch.partition.block import Partition
-from korch.partition.join import Joined
 from korch.primitive.graph import PrimitiveGraph
 from korch.program.problem import Certificate, Computation, Port, PricedKernel, Problem
 from korch.program.solve import Solver
 from korch.search.instance import PLAIN, Answers, Interface, layout_changes
 from korch.search.ledger import Ledger
 from korch.search.price import estimate_ns
+from korch.segments.block import Partition
+from korch.segments.block_search import BlockInterface
+from korch.segments.block_task import BlockTask
+from korch.segments.join import Joined
+from korch.segments.trace import Key
 
 CHANGE_ROUNDS = 8  # how often the layout changes in a choice are measured
 PREFER_SECONDS = 2.0  # time of the choice of interfaces by estimates

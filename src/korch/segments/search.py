@@ -12,23 +12,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from korch.assembly.assemble import Assembly, SegmentChoice
-from korch.assembly.blocks import BlockInterface, BlockSearch, OnRound
-from korch.assembly.explore import explore
-from korch.assembly.record import BlockRecord, CutRecord, InterfaceRecord, PartitionRecord
-from korch.assembly.task import BlockTask
-from korch.assembly.trace import SearchTrace, changed_rounds
 from korch.candidate.candidate import Candidate
 from korch.explanation.counterfactual import Grouping, Groupings
 from korch.explanation.curve import Curve, add_curves
 from korch.explanation.savings import Savings, add_savings
 from korch.options import Options
-from korch.partition.block import Partition
-from korch.partition.join import Joined
 from korch.program.problem import Certificate, Status
 from korch.search.ledger import Ledger
 from korch.search.price import estimate_ns
 from korch.search.result import Orchestration, PlanName, Round
+from korch.segments.assemble import Assembly, SegmentChoice
+from korch.segments.block import Partition
+from korch.segments.block_search import BlockInterface, BlockSearch, OnRound
+from korch.segments.block_task import BlockTask
+from korch.segments.explore import explore
+from korch.segments.join import Joined
+from korch.segments.record import BlockRecord, CutRecord, InterfaceRecord, PartitionRecord
+from korch.segments.trace import SearchTrace, changed_rounds
 from korch.system.deadline import Deadline
 
 CONFIRMATIONS = 6  # how often the kernels of a plan are measured again, and a plan is chosen again

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from korch.limits import SearchLimits
-from korch.partition.spill import SPILLED_BYTES, Spill
 from korch.primitive.graph import Constant, GraphBuilder, PrimitiveGraph
 from korch.primitive.types import DType, ValueType
+from korch.segments.spill import SPILLED_BYTES, Spill
 
 ROWS = SPILLED_BYTES // 32
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from korch.equivalence.saturate import SaturationReport, merge_reports
-from korch.partition.segment import Segment
-from korch.partition.spill import Spill
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
+from korch.segments.segment import Segment
+from korch.segments.spill import Spill
 
 
 @dataclass(frozen=True)

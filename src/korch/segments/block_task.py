@@ -10,14 +10,14 @@ from korch.candidate.candidate import Candidate, Group
 from korch.candidate.enumerate import EnumerationReport, enumerate_groups
 from korch.candidate.layout import layouts_by_kind
 from korch.candidate.shape import Compose, GroupShape
-from korch.explanation.baselines import has_layouts
 from korch.measure.meter import AnyMeter
 from korch.options import Options
-from korch.partition.block import Block, Partition
-from korch.partition.join import Joined, held_values
 from korch.primitive.graph import PrimitiveGraph
+from korch.search.baselines import has_layouts
 from korch.search.infeasible import check_every_primitive_runs
 from korch.search.instance import EXACT, PLAIN, Answers, Errors, Interface, collect_candidates
+from korch.segments.block import Block, Partition
+from korch.segments.join import Joined, held_values
 from korch.system.deadline import Deadline
 
 BLOCK_GROUPS = 6000  # most groups of a block; if there are more, the block is enumerated with smaller groups

@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from korch.partition.choose import choose
-from korch.partition.cut import choose_cuts, constant_primitives, copied_primitives
-from korch.partition.segment import Segment, extract, whole_segment
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.text import format_attributes
+from korch.segments.choose import choose
+from korch.segments.cut import choose_cuts, constant_primitives, copied_primitives
+from korch.segments.segment import Segment, extract, whole_segment
 
 # What an alternative adds to the size of a segment, in primitives; less than 1, because it takes part in fewer
 # kernels.

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Candidate
-from korch.partition.block import BlockInstance, Partition
 from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
 from korch.primitive.types import ValueType
+from korch.segments.block import BlockInstance, Partition
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import pytest
 from benchmarks.models.transformer_block import build_transformer_block
 from korch.fission import fission
 from korch.frontend.onnx import load_model
-from korch.partition.cut import choose_cuts, constant_primitives, copied_primitives
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.elementwise import CastAttributes
 from korch.primitive.ops.layout import PadAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, ValueType
+from korch.segments.cut import choose_cuts, constant_primitives, copied_primitives
 from tests.support.random_graph import random_graph
 
 

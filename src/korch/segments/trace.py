@@ -12,8 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from korch.assembly.record import SearchRecord
 from korch.search.result import Orchestration, Round
+from korch.segments.record import SearchRecord
 
 Key = tuple[int, int]
 """The numbers of a block and of one of its interfaces."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from korch.assembly.trace import SearchTrace, changed_rounds
 from korch.program.problem import Certificate, Status
 from korch.search.result import Orchestration, Round
+from korch.segments.trace import SearchTrace, changed_rounds
 
 
 def found(objective_ns: int, bound_ns: int, measured: int = 5) -> Orchestration:

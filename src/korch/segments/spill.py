@@ -21,7 +21,7 @@ from korch.primitive.op import Array
 
 SPILLED_BYTES = 1 << 18  # smaller constants are never written to a file
 
-logger = logging.getLogger("korch.partition")
+logger = logging.getLogger("korch.segments")
 
 
 class Spill:

@@ -10,17 +10,17 @@ import pytest
 
 from korch.equivalence.rules import RULES
 from korch.equivalence.saturate import saturate
-from korch.explanation.extract import extract
 from korch.options import Options
-from korch.partition.block import Partition, find_blocks
-from korch.partition.choose import choose, estimated_cost
-from korch.partition.split import split_segments
 from korch.primitive import reference
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import ConcatAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import DType, ValueType
+from korch.segments.block import Partition, find_blocks
+from korch.segments.choose import choose, estimated_cost
+from korch.segments.extract import extract
+from korch.segments.with_alternatives import split_segments
 from tests.partition_oracle import assert_computes
 from tests.support.random_graph import random_graph, random_inputs
 

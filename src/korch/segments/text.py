@@ -23,9 +23,9 @@ from dataclasses import replace
 
 from korch.equivalence.saturate import SaturationReport
 from korch.errors import InvalidGraphError
-from korch.partition.block import BlockInstance, Partition
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import format_constant, format_ends, format_graph, parse_constants, parse_ends, parse_graph
+from korch.segments.block import BlockInstance, Partition
 
 _SEGMENT = re.compile(r"\((.*)\) -> \((.*)\) price=(\d+)(?: like=(\d+))?$")
 

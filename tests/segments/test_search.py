@@ -13,10 +13,6 @@ import pytest
 
 from benchmarks.models import build
 from benchmarks.models.transformer_block import build_transformer_block
-from korch.assembly import blocks
-from korch.assembly.explore import BATCH_SECONDS
-from korch.assembly.segments import Outcome, Segmented, search_segments
-from korch.assembly.task import BlockTask, prepare, prepare_all
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.equivalence.saturate import saturate
@@ -26,9 +22,6 @@ from korch.frontend.onnx import load_model
 from korch.limits import SEGMENT_PRIMITIVES, WHOLE_PRIMITIVES, SearchLimits
 from korch.measure.record import Failed, Measured
 from korch.options import Options
-from korch.partition.block import Partition, find_blocks
-from korch.partition.join import Joined, join, with_constants_of
-from korch.partition.split import split_segments
 from korch.primitive import reference
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import ConcatAttributes
@@ -40,6 +33,13 @@ from korch.runtime.program import PlanStep, bind_steps
 from korch.search import loop, questions
 from korch.search.instance import Answers
 from korch.search.ledger import Ledger
+from korch.segments import block_search
+from korch.segments.block import Partition, find_blocks
+from korch.segments.block_task import BlockTask, prepare, prepare_all
+from korch.segments.explore import BATCH_SECONDS
+from korch.segments.join import Joined, join, with_constants_of
+from korch.segments.search import Outcome, Segmented, search_segments
+from korch.segments.with_alternatives import split_segments
 from korch.system.deadline import Deadline
 from tests.partition_oracle import FakeMeter, run_steps
 from tests.support.arena import simulate
@@ -210,7 +210,7 @@ def transformer(depth: int) -> PrimitiveGraph:
 PATIENT = {
     loop: ("ROUND_SECONDS",),
     questions: ("COMBINE_SECONDS", "RELAX_SECONDS"),
-    blocks: ("BLOCK_SECONDS", "REFINE_SECONDS"),
+    block_search: ("BLOCK_SECONDS", "REFINE_SECONDS"),
 }
 
 

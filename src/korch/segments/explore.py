@@ -15,13 +15,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from korch.assembly.assemble import Assembly
-from korch.assembly.blocks import BlockInterface, BlockSearch
 from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
 from korch.search.estimate import Kind
 from korch.search.measure import measure_some
 from korch.search.propose import Exploration
+from korch.segments.assemble import Assembly
+from korch.segments.block_search import BlockInterface, BlockSearch
 
 ROUNDS = 12  # most rounds
 FIRST_CANDIDATES = 24  # candidates measured in the first round in addition to those of the plan

@@ -10,13 +10,13 @@ import pytest
 from korch.equivalence.rules import FAMILIES, RULES, select_rules
 from korch.equivalence.saturate import saturate
 from korch.errors import OptionError
-from korch.explanation.extract import extract
 from korch.options import Options
-from korch.partition.choose import BYTE_COST
 from korch.primitive import reference
 from korch.primitive.check import check_graph
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
+from korch.segments.choose import BYTE_COST
+from korch.segments.extract import extract
 from tests.support.random_graph import random_inputs
 
 

@@ -10,14 +10,14 @@ import pytest
 
 from korch.equivalence.saturate import saturate
 from korch.errors import InvalidGraphError
-from korch.partition.block import find_blocks, form
-from korch.partition.join import join
-from korch.partition.segment import extract, whole_segment
-from korch.partition.split import split_segments
-from korch.partition.text import format_partition, parse_partition
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.types import DType, ValueType
+from korch.segments.block import find_blocks, form
+from korch.segments.join import join
+from korch.segments.segment import extract, whole_segment
+from korch.segments.text import format_partition, parse_partition
+from korch.segments.with_alternatives import split_segments
 from tests.partition_oracle import assert_computes
 from tests.support.random_graph import random_graph
 

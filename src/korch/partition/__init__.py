@@ -1,1 +1,0 @@
-"""Primitive graph -> segments, with equal segments combined into blocks."""
