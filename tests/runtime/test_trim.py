@@ -20,6 +20,7 @@ from korch.options import Options
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
+from korch.provider import tile_kernel
 from korch.provider.provider import Kernel
 from korch.ranges.filled import ends
 from korch.ranges.masked import Masked
@@ -32,6 +33,7 @@ from korch.search.instance import Answers, collect_candidates
 from korch.system.alignment import aligned_bytes
 from korch.testing.emulated import Emulated
 from korch.testing.kernels import load_kernels
+from tests.provider.test_verified import shorter
 from tests.ranges.range_models import masked_model, model, padded, primitives, weight
 
 LENGTH = 21
@@ -40,6 +42,7 @@ LENGTHS = (1, 7, 8, 9, LENGTH - 1, LENGTH)
 """Sizes at which a plan is compared: around vectors, and the largest ones."""
 
 IMAGE_COUNT = 9
+BATCH = {"n": (range(1, IMAGE_COUNT + 1),)}
 
 PROJECTED = """
 g (float[n, 8] x) => (float[n, 8] y, float[8] mean)
@@ -190,15 +193,14 @@ def trimmed_plans(
 
 def test_tasks_end_within_an_image(cache_folder) -> None:
     """An image of a batch is 50 rows: tasks end with the last row that is needed, whatever their rows."""
-    shapes = {"n": (range(1, IMAGE_COUNT + 1),)}
     values = {"wide": weight(8, 96), "narrow": weight(96, 16), "shape": np.array([0, 50, 2, 8])}
     source = model(IMAGES, **values)
-    whole = masked_model(source, shapes)
+    whole = masked_model(source, BATCH)
     plans, kernels, library = trimmed_plans(whole, cache_folder, 3)
     products = [kernel.source for kernel in kernels if "matmul" in kernel.source]
     assert products and all(f"korch::smaller({50 * IMAGE_COUNT}, (50 * " in source for source in products)
     for steps in plans:
-        assert not wrong_sizes(source, whole, steps, library, shapes)
+        assert not wrong_sizes(source, whole, steps, library, BATCH)
 
 
 def test_results_of_which_different_numbers_are_needed_are_trimmed_together(cache_folder) -> None:
@@ -222,6 +224,19 @@ def test_results_of_which_different_numbers_are_needed_are_trimmed_together(cach
                 served = replace(candidate, served=Served(own, (LENGTH,)))
                 found.append(trim.sized(kernel, served, whole.plan, meter.target))
     assert found and all(kernel.size_input for kernel in found)
+
+
+@pytest.mark.fault
+def test_trimmed_programs_are_checked(cache_folder, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """A plan keeps its whole kernels if the smaller ones write behind the ends of their outputs."""
+    check = tile_kernel.check_program
+    monkeypatch.setattr(tile_kernel, "check_program", lambda p: check(shorter(p) if p.parameters else p))
+    whole = masked_model(model(IMAGES, wide=weight(8, 96), narrow=weight(96, 16), shape=np.array([0, 50, 2, 8])), BATCH)
+    with caplog.at_level("WARNING"):
+        (steps,), kernels, _ = trimmed_plans(whole, cache_folder, 1)
+    refused = [record.getMessage() for record in caplog.records if "is not trimmed" in record.getMessage()]
+    assert refused and all("reaches" in text for text in refused)
+    assert steps and not any(kernel.size_input for kernel in kernels)
 
 
 def test_plans_give_the_results_of_the_model(cache_folder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,8 @@ def _bindings(program: TileProgram) -> Iterator[tuple[TileProgram, str, bool]]:
     else:
         rng = np.random.default_rng(0)
         near = [tuple(int(rng.integers(s.start, min(s.stop, s.start + 40))) for s in spans) for _ in range(12)]
-        chosen = list(dict.fromkeys([tuple(s[0] for s in spans), tuple(s[min(1, len(s) - 1)] for s in spans), *near]))
+        ends = [tuple(s[number] for s in spans) for number in (0, -1)]
+        chosen = list(dict.fromkeys([*ends, tuple(s[min(1, len(s) - 1)] for s in spans), *near]))
     for values in chosen:
         named = {p.name: value for p, value in zip(program.parameters, values, strict=True)}
         yield bind(program, named), " ".join(f"{name}={value}" for name, value in named.items()), is_all
