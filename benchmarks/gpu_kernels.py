@@ -203,7 +203,7 @@ def torch_us(name: str, precision: str) -> float | None:
         "layer norm": lambda: functional.layer_norm(tensors[0], shape[1:], tensors[1][0], tensors[2][0]),
     }
     from korch.cuda.flags import library_flags
-    from korch.measure.cuda.device import _replayed_ns
+    from korch.cuda.measure.device import _replayed_ns
 
     with library_flags(torch, precision == "tf32"), torch.no_grad():
         return float(_replayed_ns(torch, runs[what])) / 1e3

@@ -420,7 +420,7 @@ def _onnxruntime(model: Any, inputs: list[Any], precision: str) -> Callable[[], 
 
 def _interleaved(torch: Any, runs: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
     """Return the milliseconds of one run of each engine, one number for each round, while the device is locked."""
-    from korch.measure.cuda.lock import device_lock
+    from korch.cuda.measure.lock import device_lock
 
     with device_lock():
         return _rounds(torch, runs)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from korch.ablation import Ablation
     from korch.api import optimize
+    from korch.cuda.runtime.executable import CudaExecutable
     from korch.errors import KorchError
     from korch.host.executable import HostedExecutable
     from korch.limits import SearchLimits
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from korch.options import Options
     from korch.provider.provider import register_provider
     from korch.pytorch.module import ModuleExecutable
-    from korch.runtime.cuda.executable import CudaExecutable
     from korch.runtime.executable import Executable
     from korch.runtime.ranged import RangedExecutable
     from korch.runtime.runnable import Runnable
@@ -63,7 +63,7 @@ _HOMES = {
     "RangedExecutable": "korch.runtime.ranged",
     "ModuleExecutable": "korch.pytorch.module",
     "HostedExecutable": "korch.host.executable",
-    "CudaExecutable": "korch.runtime.cuda.executable",
+    "CudaExecutable": "korch.cuda.runtime.executable",
     "register_provider": "korch.provider.provider",
 }
 

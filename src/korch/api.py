@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, overload
 import onnx
 
 from korch.backend import builder_of
+from korch.cuda.measure.device import require_device
+from korch.cuda.runtime.executable import CudaExecutable
 from korch.errors import ModelError, OptionError, UnprovidedError, UnsupportedError
 from korch.frontend.onnx import ModelSource
 from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
-from korch.measure.cuda.device import require_device
 from korch.options import Options, default_threads, unknown_option
 from korch.pipeline import Progress, Watch, optimize_model
 from korch.pipeline.ranges import optimize_ranges
@@ -28,7 +29,6 @@ from korch.ranges.binding import Bound, static
 from korch.report.progress import shown
 from korch.runtime import shaped
 from korch.runtime.combine import combine
-from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.runtime.ranged import RangedExecutable
 from korch.runtime.runnable import Runnable

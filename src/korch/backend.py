@@ -31,7 +31,7 @@ NO_OPAQUE = f"no provider of such operators is installed; {install_command('onnx
 """The reason why an operator without a fission rule runs on the host, if no provider runs such operators."""
 
 if TYPE_CHECKING:
-    from korch.runtime.cuda.executable import CudaExecutable
+    from korch.cuda.runtime.executable import CudaExecutable
     from korch.runtime.executable import Executable
 
 
@@ -47,7 +47,7 @@ def open_meter(options: Options, weights_bytes: int = 0, end: Deadline | None = 
         UnsupportedError: the target is not available.
     """
     if options.is_cuda:
-        from korch.measure.cuda.meter import CudaMeter
+        from korch.cuda.measure.meter import CudaMeter
 
         return CudaMeter(options, load_providers(CUDA_ENTRY_POINT_GROUP))
     from korch.measure.cpu import CpuMeter
@@ -135,9 +135,9 @@ def maker(
     if options.is_cuda:
 
         def make_cuda(steps: Sequence[PlanStep[Any]]) -> CudaExecutable:
-            from korch.measure.cuda.meter import CudaMeter
-            from korch.runtime.cuda.build import build_cuda
-            from korch.runtime.cuda.executable import CudaExecutable, with_best_branches
+            from korch.cuda.measure.meter import CudaMeter
+            from korch.cuda.runtime.build import build_cuda
+            from korch.cuda.runtime.executable import CudaExecutable, with_best_branches
 
             if not isinstance(meter, CudaMeter):
                 raise AssertionError("a meter of another target")

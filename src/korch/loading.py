@@ -21,7 +21,7 @@ _CLASSES = {
     "korch-shaped": ("korch.runtime.shaped", "ShapedExecutable"),
     "korch-ranged": ("korch.runtime.ranged", "RangedExecutable"),
     "korch-hosted": ("korch.host.executable", "HostedExecutable"),
-    "korch-cuda": ("korch.runtime.cuda.executable", "CudaExecutable"),
+    "korch-cuda": ("korch.cuda.runtime.executable", "CudaExecutable"),
 }
 """The module and the class of each format. Only the needed one is imported."""
 

@@ -79,7 +79,7 @@ def test_without_a_device_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr(driver, "ctypes", SimpleNamespace(CDLL=_missing))
     driver._driver.cache_clear()
     with pytest.raises(UnsupportedError, match="--dry-run"):
-        from korch.measure.cuda.device import require_torch
+        from korch.cuda.measure.device import require_torch
 
         require_torch()
     driver._driver.cache_clear()
@@ -95,7 +95,7 @@ def test_pytorch_is_not_imported_where_there_is_no_driver():
     code = (
         "import sys\n"
         "from korch.errors import UnsupportedError\n"
-        "from korch.measure.cuda import device\n"
+        "from korch.cuda.measure import device\n"
         "device.has_driver = lambda: False\n"
         "try:\n    device.require_torch()\n"
         "except UnsupportedError as error:\n    print(error)\n"

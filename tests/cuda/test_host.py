@@ -13,6 +13,7 @@ import pytest
 from onnx import helper
 
 import korch
+from korch.cuda.runtime.executable import CudaExecutable
 from korch.errors import UnsupportedError
 from korch.fission import fission
 from korch.host import executable as hosted
@@ -21,7 +22,6 @@ from korch.host.executable import HostPart, NativePart
 from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive.lowering import lower_products
-from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.report import Report
 from tests.cuda.test_whole_plans import build_program
 from tests.support.cuda_issue import issue_on_cpu

@@ -26,6 +26,10 @@ from korch.cuda.persistent import (
     read_plan_table,
     resident_programs,
 )
+from korch.cuda.runtime.build import build_cuda
+from korch.cuda.runtime.executable import CudaExecutable
+from korch.cuda.runtime.persistent import segments_of
+from korch.cuda.runtime.program import archive_of, read_program
 from korch.cuda.target import NOMINAL
 from korch.errors import InvalidGraphError
 from korch.events.launches import LaunchUse, check_table, schedule_launches, table_of
@@ -34,10 +38,6 @@ from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive import reference
 from korch.provider.triton import TritonProvider
-from korch.runtime.cuda.build import build_cuda
-from korch.runtime.cuda.executable import CudaExecutable
-from korch.runtime.cuda.persistent import segments_of
-from korch.runtime.cuda.program import archive_of, read_program
 from korch.runtime.program import PlanStep
 from korch.testing.samples import random_inputs
 from korch.tile.program import Level

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from korch.runtime.cuda.program import BufferRecord, StepProgram
-from korch.runtime.cuda.schedule import STREAMS, dependencies, schedule
+from korch.cuda.runtime.program import BufferRecord, StepProgram
+from korch.cuda.runtime.schedule import STREAMS, dependencies, schedule
 
 
 def step(reads, writes):

@@ -17,18 +17,18 @@ from korch.ablation import Ablation
 from korch.candidate.candidate import Refusal
 from korch.cuda import engine
 from korch.cuda.kernel import CudaKernel, Network
+from korch.cuda.measure.meter import CudaMeter
 from korch.cuda.network import network_of, refusal_of, with_constants
+from korch.cuda.runtime.executable import open_engines
+from korch.cuda.runtime.program import archive_of, read_program
 from korch.cuda.target import NOMINAL
 from korch.errors import CompileError, ProviderError, UnsupportedError
 from korch.limits import SearchLimits
-from korch.measure.cuda.meter import CudaMeter
 from korch.options import Options
 from korch.primitive import reference
 from korch.primitive.ops.linear import ConvAttributes
 from korch.provider import tensorrt
 from korch.report.doctor import examine
-from korch.runtime.cuda.executable import open_engines
-from korch.runtime.cuda.program import archive_of, read_program
 from korch.testing.kernels import group_family, group_terms
 from korch.testing.samples import random_arrays, random_inputs
 from korch.testing.tolerance import assert_same

@@ -12,12 +12,12 @@ import pytest
 from benchmarks.models import build
 from benchmarks.models.narrow import in_float16
 from korch.ablation import Ablation
+from korch.cuda.runtime.build import build_cuda
+from korch.cuda.runtime.program import BufferRecord, LaunchRecord, StepProgram, archive_of, read_program
+from korch.cuda.runtime.schedule import STREAMS, schedule
 from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive import reference
-from korch.runtime.cuda.build import build_cuda
-from korch.runtime.cuda.program import BufferRecord, LaunchRecord, StepProgram, archive_of, read_program
-from korch.runtime.cuda.schedule import STREAMS, schedule
 from korch.testing.samples import random_inputs
 from tests.support.cuda_issue import Stream, issue_on_cpu, issuer_on_cpu
 from tests.support.cuda_plan import program_of_graph, split_model

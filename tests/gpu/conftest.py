@@ -16,7 +16,7 @@ if not has_driver() or find_spec("torch") is None or find_spec("triton") is None
 
 @pytest.fixture(scope="session")
 def target():
-    from korch.measure.cuda.device import detect_cuda_target
+    from korch.cuda.measure.device import detect_cuda_target
 
     return detect_cuda_target()
 

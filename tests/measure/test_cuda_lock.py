@@ -7,12 +7,12 @@ import subprocess
 import sys
 import tempfile
 
-from korch.measure.cuda.lock import device_lock
+from korch.cuda.measure.lock import device_lock
 
 HOLD = """
 import sys
 print("begun", flush=True)
-from korch.measure.cuda.lock import device_lock
+from korch.cuda.measure.lock import device_lock
 with device_lock():
     print("held", flush=True)
     sys.stdin.readline()

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from korch.measure.cuda import worker
+from korch.cuda.measure import worker
 from korch.measure.record import Failed, Measured
 from korch.measure.session import MeasuringProcess, run_jobs
 

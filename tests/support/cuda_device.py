@@ -16,9 +16,9 @@ from korch.cuda.engine import TensorRtEngine, build_engine
 from korch.cuda.flags import library_flags
 from korch.cuda.kernel import CudaKernel, Network, TorchCall
 from korch.cuda.layout import strided
+from korch.cuda.measure.device import require_torch
 from korch.cuda.module import load_call
 from korch.cuda.network import with_constants
-from korch.measure.cuda.device import require_torch
 from korch.primitive.op import Array
 from korch.primitive.types import DType
 from korch.testing.kernels import KernelError

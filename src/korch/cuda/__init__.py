@@ -1,1 +1,5 @@
-"""The parts that all providers of CUDA kernels share: the target, launches, the compiler and the driver."""
+"""All that depends on CUDA, but for the providers of kernels and the printer of Triton.
+
+Here: the target, kernels and their launches, compilers and the driver. `measure/` times kernels, and `runtime/` builds,
+stores and runs plans. Read `target.py`, then `kernel.py`.
+"""

@@ -19,13 +19,13 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from korch.cuda.runtime.executable import CudaExecutable
 from korch.errors import ArtifactError
 from korch.frontend.shapes import dtype_of
 from korch.host.engine import HostEngine
 from korch.primitive.op import Array
 from korch.records import plain, read_object, read_record
 from korch.runtime.artifact import Archive, read_archive
-from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.runtime.record import ModelRecord
 from korch.runtime.report import HostedReport

@@ -11,6 +11,7 @@ from typing import Any
 
 from korch.backend import opaque_refusals
 from korch.candidate.candidate import make_group
+from korch.cuda.measure.device import require_torch
 from korch.errors import KorchError, UnprovidedError, UnsupportedError
 from korch.fission import fission, fission_with_report
 from korch.frontend.onnx import load_segments
@@ -19,7 +20,6 @@ from korch.frontend.segments import HostSegment, SegmentedModel
 from korch.host.check import SegmentValues
 from korch.host.engine import HostEngine
 from korch.host.executable import HostedExecutable, HostPart, NativePart, Part
-from korch.measure.cuda.device import require_torch
 from korch.options import Options
 from korch.pipeline import Progress, optimize_model
 from korch.primitive.dispute import noted_disputes

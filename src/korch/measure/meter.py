@@ -1,7 +1,7 @@
 """Candidates -> costs: bounds are available at once, measured times on request.
 
 Combines providers, a compiler, a measuring process and the database. Code for only one kind of target is in
-that target's meter: `korch.measure.cpu` and `korch.measure.cuda.meter`.
+that target's meter: `korch.measure.cpu` and `korch.cuda.measure.meter`.
 """
 
 from __future__ import annotations

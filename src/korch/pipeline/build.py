@@ -10,6 +10,7 @@ from pathlib import Path
 
 from korch.backend import maker
 from korch.candidate.candidate import Candidate
+from korch.cuda.runtime.executable import CudaExecutable
 from korch.limits import SearchLimits
 from korch.measure.expect import expect
 from korch.measure.meter import AnyMeter
@@ -24,7 +25,6 @@ from korch.program.problem import Status
 from korch.ranges.masked import Masked
 from korch.report.rivals import grouping_rows, rivals_of
 from korch.runtime.build import model_record
-from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.runtime.padding import OutputCut, padded_inputs
 from korch.runtime.record import ModelRecord

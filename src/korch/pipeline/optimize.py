@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from korch.cuda.measure.meter import CudaMeter
+from korch.cuda.runtime.executable import CudaExecutable
 from korch.errors import InaccurateError, OptionError, ReplayError, excerpt
 from korch.frontend.onnx import ModelSource
 from korch.frontend.operator import OperatorGraph
 from korch.frontend.tensors import data_files
-from korch.measure.cuda.meter import CudaMeter
 from korch.options import Options
 from korch.pipeline.build import search_report
 from korch.pipeline.run import Run, few_collections
@@ -20,7 +21,6 @@ from korch.pipeline.stages import STAGES, PipelineStage
 from korch.primitive.graph import PrimitiveGraph
 from korch.report.dry_run import DryRun, dry_run
 from korch.report.progress import Progress
-from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.search.result import PlanName
 from korch.segments.block import Partition

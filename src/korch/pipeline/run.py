@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from korch.candidate.candidate import Candidate
+from korch.cuda.runtime.executable import CudaExecutable
 from korch.errors import KorchError
 from korch.frontend.onnx import ModelSource
 from korch.frontend.operator import OperatorGraph
@@ -26,7 +27,6 @@ from korch.provider.families import Families
 from korch.ranges.form import Sizes
 from korch.ranges.masked import Masked
 from korch.report.progress import Progress
-from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.search.ledger import Ledger
 from korch.segments.block import Partition

@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from korch.cuda.runtime.executable import CudaExecutable
 from korch.errors import UnprovidedError, UnsupportedError
 from korch.frontend.torch import Exported, Trees, export_module
 from korch.frontend.torch.free import FreeModule
@@ -26,7 +27,6 @@ from korch.pipeline.source import Source
 from korch.primitive.op import Array
 from korch.pytorch.check import check_module, limit_s
 from korch.pytorch.tensors import as_array, as_tensor
-from korch.runtime.cuda.executable import CudaExecutable
 from korch.runtime.executable import Executable
 from korch.runtime.ranged import RangedExecutable
 from korch.runtime.record import PlanRecord

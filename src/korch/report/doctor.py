@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from pathlib import Path
 
+from korch.cuda.measure.device import detect_cuda_target
 from korch.errors import CompileError, KorchError
 from korch.measure.compiler import Builder, usable_folder
-from korch.measure.cuda.device import detect_cuda_target
 from korch.measure.toolchain import Compiler, find_compiler
 from korch.options import default_cache_folder, default_threads
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, ENTRY_POINT_GROUP, load_providers

@@ -9,7 +9,7 @@ from typing import Any
 from korch.candidate.candidate import Candidate, Refusal
 from korch.cuda.compile import Cubin
 from korch.cuda.kernel import CudaKernel, Launch
-from korch.measure.cuda.meter import CudaMeter
+from korch.cuda.measure.meter import CudaMeter
 from korch.records import plain
 from korch.runtime.report import Report
 from korch.runtime.text import counted

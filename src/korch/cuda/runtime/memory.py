@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from korch.cuda.layout import strided
+from korch.cuda.runtime.program import BufferRecord, CudaProgram
 from korch.primitive.torch_calls.node import TORCH_TYPES
-from korch.runtime.cuda.program import BufferRecord, CudaProgram
 
 
 class StepMemory:

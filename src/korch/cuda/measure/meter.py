@@ -11,11 +11,11 @@ from typing import Any
 from korch.candidate.candidate import Candidate
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
 from korch.cuda.kernel import CudaKernel, TorchCall
+from korch.cuda.measure.bounds import bound_ns
+from korch.cuda.measure.device import CALIBRATION, calibrate, detect_cuda_target, from_text, to_text
+from korch.cuda.measure.lock import device_lock
 from korch.cuda.target import CudaTarget, nominal_target
 from korch.measure.calibrate import Rates
-from korch.measure.cuda.bounds import bound_ns
-from korch.measure.cuda.device import CALIBRATION, calibrate, detect_cuda_target, from_text, to_text
-from korch.measure.cuda.lock import device_lock
 from korch.measure.database import Database
 from korch.measure.meter import CandidateMeter
 from korch.measure.record import Failed, Measured, Record
@@ -28,7 +28,7 @@ logger = logging.getLogger("korch.cuda")
 
 HANG_SECONDS = 60.0
 """How long a job may send nothing; this includes the time in which TensorRT builds an engine."""
-WORKER = "korch.measure.cuda.worker"
+WORKER = "korch.cuda.measure.worker"
 
 
 class CudaMeter(CandidateMeter[CudaTarget, CudaKernel]):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
+from korch.cuda.runtime.program import CudaProgram
 from korch.errors import UnsupportedError
 from korch.options import default_cache_folder
-from korch.runtime.cuda.program import CudaProgram
 from korch.system.extras import install_command
 
 

@@ -20,15 +20,15 @@ import numpy as np
 from korch.cuda.driver import CudaFunction
 from korch.cuda.engine import TensorRtEngine, check_maker, maker
 from korch.cuda.flags import library_flags
+from korch.cuda.measure.device import require_torch
 from korch.cuda.module import load_call
+from korch.cuda.runtime.memory import StepMemory, bytes_of
+from korch.cuda.runtime.program import CudaProgram, PersistentRecord, StepProgram, archive_of, read_program
+from korch.cuda.runtime.recompile import cubins_for
+from korch.cuda.runtime.schedule import STREAMS, Turn, schedule
 from korch.errors import InputError
-from korch.measure.cuda.device import require_torch
 from korch.primitive.types import DType
 from korch.runtime.artifact import Archive
-from korch.runtime.cuda.memory import StepMemory, bytes_of
-from korch.runtime.cuda.program import CudaProgram, PersistentRecord, StepProgram, archive_of, read_program
-from korch.runtime.cuda.recompile import cubins_for
-from korch.runtime.cuda.schedule import STREAMS, Turn, schedule
 from korch.runtime.record import PlanRecord, TensorRecord
 from korch.runtime.report import Report
 from korch.runtime.runnable import PlanExecutable
@@ -72,7 +72,7 @@ class CudaExecutable(PlanExecutable):
         """Load the kernels, copy the weights to the device, capture the graph.
 
         Args:
-            program: the program that `korch.runtime.cuda.build` made.
+            program: the program that `korch.cuda.runtime.build` made.
 
         Raises:
             UnsupportedError: there is no device, or the program does not run on it.
