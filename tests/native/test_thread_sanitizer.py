@@ -28,22 +28,15 @@ namespace plan {
 constexpr int QUEUES = THREADS;
 const step STEPS[] = {{nullptr, nullptr, write, nullptr, nullptr, 0, false}};
 const int64_t FIRST_TASKS[] = {0, 2, 4, 6};
-#if UNIT  // shares of as many as the run says, not some of constant numbers
-#define PART(me) me, 0
-#define SHARED UNIT, 0
-#else
 #define PART(me) 2 * me, 2 * me + 2
-#define SHARED 0, 0
-#endif
-const task TASKS[] = {{0, 0, PART(0), 0, 0, SHARED}, {0, 1, PART(0), 0, 0, SHARED}, {0, 0, PART(1), 1, 0, SHARED},
-                      {0, 1, PART(1), 1, 0, SHARED}, {0, 0, PART(2), 1, 0, SHARED}, {0, 1, PART(2), 1, 0, SHARED},
+const task TASKS[] = {{0, 0, PART(0), 0, 0}, {0, 1, PART(0), 0, 0}, {0, 0, PART(1), 1, 0},
+                      {0, 1, PART(1), 1, 0}, {0, 0, PART(2), 1, 0}, {0, 1, PART(2), 1, 0},
                       {0, 0, 0, 0, 2}};
 const wait WAITS[] = {{2, ENDED}, {0, ENDED}};
 const ahead ALL_AHEAD[] = {{0, 0, 0}};
 }
 #include "korch_tasks.h"
 
-static const int64_t EXTENTS[] = {6};
 static korch::Count met[THREADS], ended[THREADS];
 static korch::Team team{met, THREADS, 1000};
 
@@ -63,7 +56,7 @@ static void* work(void* number) {
   korch::Member own = korch::member(team, me, THREADS, 0);
   for (uint32_t turn = 0; turn < TURNS; ++turn) {
     const uint32_t before[] = {2 * turn, 2 * turn, 2 * turn};
-    korch_tasks::run_queue(0, int(me), nullptr, nullptr, EXTENTS, ended, before, team);
+    korch_tasks::run_queue(0, int(me), nullptr, nullptr, ended, before, team);
     own.meet();
     void* const buffers[] = {sums};
     sum(buffers, own);
@@ -83,17 +76,16 @@ int main() {
 """
 
 
-def sanitized(folder: Path, ended: int, unit: int) -> subprocess.CompletedProcess[str]:
+def sanitized(folder: Path, ended: int) -> subprocess.CompletedProcess[str]:
     """Return the run of the program, in which tasks wait until others have ended some number of theirs.
 
     Args:
         folder: for the program.
         ended: the number.
-        unit: tasks are shares of as many points as a run has, from multiples of this on; 0 for constant parts.
     """
     found = find_compiler()
     (folder / "main.cpp").write_text(SOURCE)
-    flags = ["-std=c++20", "-O1", "-g", "-fsanitize=thread", f"-DENDED={ended}", f"-DUNIT={unit}", f"-I{NATIVE_FOLDER}"]
+    flags = ["-std=c++20", "-O1", "-g", "-fsanitize=thread", f"-DENDED={ended}", f"-I{NATIVE_FOLDER}"]
     command = [*found.command, *found.openmp, *flags, "main.cpp", "-o", "main", "-pthread"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode and "tsan" in done.stderr:
@@ -103,13 +95,11 @@ def sanitized(folder: Path, ended: int, unit: int) -> subprocess.CompletedProces
     return subprocess.run([*fixed, "./main"], cwd=folder, capture_output=True, text=True, check=False, timeout=300)
 
 
-@pytest.mark.parametrize("unit", [0, 1, 2])
-def test_no_race_is_found(tmp_path: Path, unit: int) -> None:
-    done = sanitized(tmp_path, 1, unit)
+def test_no_race_is_found(tmp_path: Path) -> None:
+    done = sanitized(tmp_path, 1)
     assert (done.returncode, done.stdout, done.stderr) == (0, "right\n", "")
 
 
-@pytest.mark.parametrize("unit", [0, 2])
-def test_a_missing_wait_is_found(tmp_path: Path, unit: int) -> None:
-    done = sanitized(tmp_path, 0, unit)
+def test_a_missing_wait_is_found(tmp_path: Path) -> None:
+    done = sanitized(tmp_path, 0)
     assert done.returncode != 0 and "data race" in done.stderr

@@ -39,13 +39,6 @@ def check_queues(queues: Queues, footprints: Footprints) -> None:
     are not compared: the check of tile programs proves that no task writes what other tasks of the stage touch, and a
     set of many short runs also includes bytes in the gaps between them (`Spans`).
 
-    If grids depend on the sizes of a run, the order is proven for all sizes at once. Queues and waits are the same for
-    all sizes. The footprint of a task is everything that it touches at any size. Loops grow with the sizes and indices
-    do not depend on them (`events.extent` refuses other programs), so the footprint is what the task touches at the
-    largest size, for all coordinates that it may get. Two tasks with different coordinates of the same extent need no
-    order if `Rows.are_apart` shows that different coordinates use different bytes, whatever the extent is. That is so
-    if both stages have the same expression of the sizes and each coordinate has its own bytes, at the same stride.
-
     Raises:
         InvalidGraphError: two such tasks may run at the same time, or in another order than that of the plan.
     """

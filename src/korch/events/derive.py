@@ -16,7 +16,6 @@ from korch.events.graph import (
     EventStage,
     EventTensor,
     Footprints,
-    SharedExtent,
     Task,
     TaskGraph,
     Touched,
@@ -29,18 +28,14 @@ Relation = dict[int, set[int]]
 """For each task of a stage, the tasks of an earlier stage that it waits for."""
 
 
-def derive_events(
-    names: Sequence[str], footprints: Footprints, shared: Sequence[SharedExtent | None] = ()
-) -> TaskGraph:
+def derive_events(names: Sequence[str], footprints: Footprints) -> TaskGraph:
     """Return the task graph of some stages.
 
     Args:
         names: the names of the stages, in the order of the plan.
         footprints: what each task of each stage touches.
-        shared: for each stage, the coordinates divided among its tasks if they depend on a run's sizes, or None.
     """
-    rows = zip(names, footprints, shared or [None] * len(names), strict=True)
-    stages = tuple(EventStage(name, len(own), of_run) for name, own, of_run in rows)
+    stages = tuple(EventStage(name, len(own)) for name, own in zip(names, footprints, strict=True))
     events: list[EventTensor] = []
     for consumer, relations in enumerate(needed_order(footprints)):
         events += _tensors(stages, consumer, relations)

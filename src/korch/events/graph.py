@@ -4,9 +4,6 @@ A *stage* has tasks that may run in any order; each is a range of grid points of
 or a whole kernel. An *event tensor* is an array of events. A task notifies a range of events when it
 ends, and begins after all events of the ranges that it waits for have reached their counts. So a join after
 each kernel is one event that all tasks of the kernel notify and all tasks of the next kernel wait for.
-
-If a kernel's grid depends on the sizes of a run, the numbers of tasks and events are still constants: the coordinates
-of the run are divided evenly among the tasks, and a task may be empty. Events order tasks for all sizes.
 """
 
 from __future__ import annotations
@@ -16,10 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from korch.events.extent import RunExtent
-from korch.events.spans import NOTHING, Spans, overlapping, run, union, unique_pairs
+from korch.events.spans import NOTHING, Spans, overlapping, unique_pairs
 from korch.primitive.op import Array
-from korch.system.alignment import ceil_div
 
 Range = tuple[int, int]
 """The first event and the one after the last."""
@@ -89,36 +84,11 @@ def share(tasks: int, thread: int, threads: int) -> int:
 
 
 @dataclass(frozen=True)
-class SharedExtent:
-    """Coordinates that are divided evenly among the tasks of a stage.
-
-    Attributes:
-        extent: the number of coordinates in a run.
-        unit: tasks begin at multiples of it.
-    """
-
-    extent: RunExtent
-    unit: int = 1
-
-    def part(self, count: int, task: int, tasks: int) -> Range:
-        """Return the coordinates of a task if there are `count`."""
-        first, end = (self.unit * share(ceil_div(count, self.unit), task + side, tasks) for side in (0, 1))
-        return min(first, count), min(end, count)
-
-
-@dataclass(frozen=True)
 class EventStage:
-    """Tasks that may run in any order; `shared`: what is divided among them if it depends on a run's sizes."""
+    """Tasks that may run in any order."""
 
     name: str
     tasks: int
-    shared: SharedExtent | None = None
-
-    def part(self, task: int, sizes: Sequence[int]) -> Range:
-        """Return the coordinates of a task for the sizes of a run, if the stage has shared coordinates."""
-        if self.shared is None:
-            raise AssertionError("a stage of constant tasks")
-        return self.shared.part(self.shared.extent.at(sizes), task, self.tasks)
 
 
 @dataclass(frozen=True)
@@ -161,17 +131,15 @@ class TaskGraph:
 
 @dataclass(frozen=True)
 class Touched:
-    """What a task reads and writes: sets of bytes of each memory, for all sizes of a run.
+    """What a task reads and writes: sets of bytes of each memory.
 
     Attributes:
         reads: the bytes that it reads, by memory.
         writes: the bytes that it writes, by memory.
-        rows: how the bytes follow from the coordinates of the task, if its stage has shared coordinates.
     """
 
     reads: dict[str, Spans] = field(default_factory=dict)
     writes: dict[str, Spans] = field(default_factory=dict)
-    rows: Rows | None = None
 
     def conflict(self, other: Touched) -> tuple[str, int] | None:
         """Return a byte that one of two tasks writes and the other touches, or None."""
@@ -183,93 +151,19 @@ class Touched:
         return None
 
 
-@dataclass(frozen=True, eq=False)
-class Moving:
-    """Bytes that tasks touch for each of their coordinates; the next coordinate's are `step` bytes further on."""
-
-    memory: str
-    is_write: bool
-    first: Spans
-    step: int
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """What the tasks of a stage with shared coordinates touch.
-
-    Attributes:
-        shared: the coordinates.
-        order: what else determines the position of a coordinate; "" if coordinate i is at position i.
-        most: the positions of coordinates are less than this.
-        moving: what the tasks touch for each coordinate; the first one is at position 0.
-        fixed: what any task touches, whatever its coordinates are.
-    """
-
-    shared: SharedExtent
-    order: str
-    most: int
-    moving: tuple[Moving, ...]
-    fixed: Touched
-
-    def are_apart(self, other: Rows) -> bool:
-        """Return whether, at every size, tasks of two stages touch the same bytes only for the same coordinates.
-
-        That holds if both have the same coordinates, at the same positions, and the bytes of a coordinate end before
-        those of the next one begin.
-        """
-        if (self.shared, self.order, self.most) != (other.shared, other.order, other.most):
-            return False
-        if self.fixed.conflict(other.whole) is not None or self.whole.conflict(other.fixed) is not None:
-            return False
-        pairs = [(a, b) for a in self.moving for b in other.moving if a.memory == b.memory and a.first and b.first]
-        return all(_are_in_step(a, b, self.most) for a, b in pairs if a.is_write or b.is_write)
-
-    @property
-    def whole(self) -> Touched:
-        """All that the tasks touch."""
-        sides: tuple[dict[str, Spans], dict[str, Spans]] = ({**self.fixed.reads}, {**self.fixed.writes})
-        for own in self.moving:
-            side = sides[own.is_write]
-            side[own.memory] = union([side.get(own.memory, NOTHING), _all_of(own, self.most)])
-        return Touched(*sides)
-
-
-def _all_of(moving: Moving, most: int) -> Spans:
-    """Return the bytes from the first byte of the first coordinate to the last byte of the last coordinate."""
-    if not moving.first:
-        return NOTHING
-    return run(int(moving.first.begins[0]), int(moving.first.ends[-1]) + (most - 1) * moving.step)
-
-
-def _are_in_step(a: Moving, b: Moving, most: int) -> bool:
-    """Return whether the bytes of different coordinates are different in two accesses."""
-    if _all_of(a, most).common_byte(_all_of(b, most)) is None:
-        return True
-    low = min(int(a.first.begins[0]), int(b.first.begins[0]))
-    high = max(int(a.first.ends[-1]), int(b.first.ends[-1]))
-    return a.step == b.step and high - low <= a.step
-
-
 Footprints = Sequence[Sequence[Touched]]
 """What each task of each stage touches."""
 
 
 def conflicts(first: Sequence[Touched], second: Sequence[Touched]) -> Array:
-    """Return int64[n, 2], ascending: the pairs of tasks of two stages, one of which writes a byte the other touches.
-
-    These are the pairs for all sizes, because the bytes of a task are those for all sizes. If both stages have the same
-    coordinates, tasks with different coordinates are left out if their bytes are different whatever the size is.
-    """
+    """Return int64[n, 2], ascending: the pairs of tasks of two stages, one of which writes a byte the other touches."""
     found = [np.zeros((0, 2), np.int64)]
     sides = [([task.writes for task in first], [task.writes for task in second])]
     sides += [(sides[0][0], [task.reads for task in second]), ([task.reads for task in first], sides[0][1])]
     for a, b in sides:
         for memory in set().union(*a) & set().union(*b):
             found.append(overlapping(*([own.get(memory, NOTHING) for own in tasks] for tasks in (a, b))))
-    pairs = unique_pairs(np.concatenate(found))
-    rows = [own[0].rows if own else None for own in (first, second)]
-    is_own = len(first) == len(second) and rows[0] and rows[1] and rows[0].are_apart(rows[1])
-    return np.compress(pairs[:, 0] == pairs[:, 1], pairs, 0) if is_own else pairs
+    return unique_pairs(np.concatenate(found))
 
 
 def affine_or_table(ranges: Sequence[Range], events: int) -> AffineMap | TableMap:

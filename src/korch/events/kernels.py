@@ -1,20 +1,18 @@
 """Kernels of a plan with the locations of their buffers -> stages of tasks with their footprints.
 
 A parallel stage of a tile program becomes tasks of consecutive grid points: each thread has the points that it would
-have in a parallel loop, in one or several tasks. If the stage's grid depends on the sizes of a run, each thread has one
-task: its share of the grid of that run. A kernel that runs in the calling thread is one task. A kernel that does not
-declare what it touches has no tasks: it runs between joins.
+have in a parallel loop, in one or several tasks. A kernel that runs in the calling thread is one task. A kernel that
+does not declare what it touches, or whose grid depends on the sizes of a run, has no tasks: it runs between joins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from korch.events.graph import Moving, Rows, SharedExtent, Touched, share
-from korch.events.shared import PortRows, StageCoordinates, coordinates_of, has_extents, largest, row_spans, row_tasks
+from korch.events.graph import Touched, share
 from korch.events.spans import NOTHING, Spans, run, union
 from korch.events.touched import PortSpans, touched_by
 from korch.provider.provider import Kernel, Threading
@@ -22,7 +20,6 @@ from korch.provider.teams import team_refusal
 from korch.target import Target
 from korch.tile.memory import places_in_memory
 from korch.tile.program import Level, TileProgram
-from korch.tile.shares import Shares
 
 Place = tuple[str, int]
 """A memory, and the offset in bytes at which a buffer begins in it."""
@@ -57,10 +54,7 @@ class Use:
 
 @dataclass(frozen=True)
 class TaskPart:
-    """A task: some grid points of a kernel's stage, on a thread; the stage is -1 for a kernel that is one task.
-
-    If the number of coordinates that the tasks share depends on the run, `begin` is the task's number, and `end` is 0.
-    """
+    """A task: some grid points of a kernel's stage, on a thread; the stage is -1 for a kernel that is one task."""
 
     stage: int
     begin: int
@@ -78,7 +72,6 @@ class TaskStage:
         footprints: what each of them touches.
         times_ns: how long each of them takes.
         ahead: the bytes of constants that a thread may prefetch while it waits for its first task of the stage.
-        shared: the coordinates divided among the tasks, if those depend on the sizes of a run.
     """
 
     use: Use
@@ -86,19 +79,12 @@ class TaskStage:
     footprints: tuple[Touched, ...]
     times_ns: tuple[float, ...]
     ahead: tuple[tuple[Ahead, ...], ...]
-    shared: SharedExtent | None = None
 
 
 def has_tasks(kernel: Kernel) -> bool:
     """Return whether a kernel can run as tasks."""
-    return kernel.program is not None and bool(kernel.symbol) and team_refusal(kernel) is None and has_extents(kernel)
-
-
-def unit_of(uses: Iterable[Use]) -> int:
-    """Return the number of rows at whose multiples the tasks of some kernels begin: the largest that a kernel needs."""
-    programs = ((use.kernel, program) for use in uses if (program := use.kernel.program) is not None)
-    found = (coordinates_of(kernel, i) for kernel, program in programs for i in range(len(program.stages)))
-    return max((own.shared.unit for own in found if own is not None), default=1)
+    program = kernel.program
+    return program is not None and not program.parameters and bool(kernel.symbol) and team_refusal(kernel) is None
 
 
 class Splitter:
@@ -107,13 +93,11 @@ class Splitter:
     Args:
         target: the threads.
         parts: into how many tasks the grid points of each thread are divided.
-        unit: tasks that share rows begin at multiples of it if possible, in all kernels.
     """
 
-    def __init__(self, target: Target, parts: int, unit: int = 1) -> None:
-        self.target, self.parts, self.unit = target, parts, unit
+    def __init__(self, target: Target, parts: int) -> None:
+        self.target, self.parts = target, parts
         self._known: dict[tuple[str, int, tuple[int, ...], tuple[TaskPart, ...]], list[PortSpans]] = {}
-        self._rows: dict[tuple[str, int, tuple[int, ...]], PortRows] = {}
 
     def stages(self, use: Use, thread: int) -> list[TaskStage]:
         """Return the stages of a kernel; a kernel that runs in one thread runs in the given one."""
@@ -128,62 +112,17 @@ class Splitter:
             sizes = {p.position: program.buffer(name).size * p.element_bytes for name, p in places.items()}
             ahead = tuple((i, 0, min(sizes[i], AHEAD_BYTES)) for i in sorted(use.constants))
             return [TaskStage(use, (part,), (self._whole(use, program),), (time_ns,), (ahead,))]
-        whole = largest(program)
-        works = [stage.work for stage in whole.stages]
+        works = [stage.work for stage in program.stages]
         found = []
-        for number, (stage, work) in enumerate(zip(whole.stages, works, strict=True)):
+        for number, (stage, work) in enumerate(zip(program.stages, works, strict=True)):
             time_ns = (use.cost_ns if use.alone_ns is None else use.alone_ns) * work / max(1, sum(works))
-            own = coordinates_of(kernel, number, self.unit)
-            if own is not None:
-                found.append(self._sharing(use, whole, number, own, time_ns))
-                continue
             parts = tuple(self._parts(number, stage.tasks))
-            touched = tuple(self._touched(use, whole, number, parts))
+            touched = tuple(self._touched(use, program, number, parts))
             written = [sum(spans.size for spans in own.writes.values()) for own in touched]
             points = [part.end - part.begin for part in parts]
             times_ns = self._times(parts, written if all(written) else points, time_ns, use.alone_ns is None)
-            found.append(TaskStage(use, parts, touched, times_ns, self._ahead(use, whole, number, parts)))
+            found.append(TaskStage(use, parts, touched, times_ns, self._ahead(use, program, number, parts)))
         return found
-
-    def _sharing(self, use: Use, program: TileProgram, number: int, own: StageCoordinates, time_ns: float) -> TaskStage:
-        """Return the tasks of a stage that share coordinates whose number depends on the run.
-
-        Args:
-            use: the kernel.
-            program: the program for the largest sizes.
-            number: the number of the stage.
-            own: the coordinates.
-            time_ns: the time of the stage on one thread, or on all.
-        """
-        tasks = range(self.target.threads)
-        parts = tuple(TaskPart(number, task, 0, task) for task in tasks)
-        wholes = tuple(TaskPart(number, 0, program.stages[number].tasks, task) for task in tasks)
-        if own.shares is None:
-            touched = self._touched(use, program, number, wholes)
-        else:
-            rooms = union(self._room(use, program, task) for task in tasks)
-            rows = self._rows_of(use, number, own, own.shares, rooms)
-            touched = row_tasks(rows, own, len(tasks))
-        works = [end - begin for begin, end in (own.shared.part(own.most, task, len(tasks)) for task in tasks)]
-        times_ns = self._times(parts, works, time_ns, use.alone_ns is None)
-        return TaskStage(use, parts, tuple(touched), times_ns, self._ahead(use, program, number, wholes), own.shared)
-
-    def _rows_of(self, use: Use, number: int, own: StageCoordinates, shares: Shares, rooms: Spans) -> Rows:
-        """Return what the tasks of a stage with shared rows touch."""
-        if use.kernel.program is None:
-            raise AssertionError("a kernel without tasks")
-        positions = tuple(i for i, place in enumerate(use.places) if place is not None)
-        key = use.kernel.symbol, number, positions
-        if key not in self._rows:
-            self._rows[key] = row_spans(use.kernel.program, number, shares, positions)
-        found = self._rows[key]
-        moving = []
-        for position, is_write, spans, step in found.moving:
-            place = use.places[position]
-            if place is not None:
-                moving.append(Moving(place[0], is_write, spans.shifted(place[1]), step))
-        fixed = _with_room(placed(use.places, found.fixed), self._workspace(use), rooms)
-        return Rows(own.shared, own.order, own.most, tuple(moving), fixed)
 
     def _times(
         self, parts: Sequence[TaskPart], works: Sequence[int], time_ns: float, is_of_all: bool

@@ -15,7 +15,7 @@ from korch.events.check import check_graph, check_queues
 from korch.events.derive import derive_events
 from korch.events.fetched import CachedLines
 from korch.events.graph import Task, TaskGraph
-from korch.events.kernels import Splitter, TaskStage, Use, unit_of
+from korch.events.kernels import Splitter, TaskStage, Use
 from korch.events.queues import Queues, make_queues
 from korch.events.simulate import DEFAULT_COSTS, CoreCosts, Simulated, simulate_joins, simulate_queues
 from korch.target import Target
@@ -62,7 +62,7 @@ def schedule_segment(
             take longer by the time to fetch data from other threads. None if times are those on all threads.
         costs: the costs of communication between the machine's cores.
     """
-    splitter = Splitter(target, parts, unit_of(uses))
+    splitter = Splitter(target, parts)
     stages: list[TaskStage] = []
     load_ns = [0.0] * target.threads
     for use in uses:
@@ -73,7 +73,7 @@ def schedule_segment(
         stages += own
     footprints = [stage.footprints for stage in stages]
     names = [f"{stage.use.kernel.symbol}.{max(0, _number(stage))}" for stage in stages]
-    graph = derive_events(names, footprints, [stage.shared for stage in stages])
+    graph = derive_events(names, footprints)
     check_graph(graph)
     times_ns = {(s, i): time_ns for s, stage in enumerate(stages) for i, time_ns in enumerate(stage.times_ns)}
     if cached is not None:

@@ -2,7 +2,6 @@
 
     stage k_1 tasks 4
     stage k_2 tasks 2
-    stage k_3 tasks 2 share 16 of min(512, n[0])
     event counts 2 2
       from 0 i -> [(i)/2, (i + 2)/2)
       to 1 i -> [i, i + 1)
@@ -10,8 +9,7 @@
       from 0 table 0:1 0:0 0:0 0:0
       to 1 table 0:0 0:1
 
-A quotient is rounded down. min(512, n[0]) coordinates are divided among the tasks of k_3, in units of 16; n are the
-sizes of a run.
+A quotient is rounded down.
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ import re
 from collections.abc import Iterator
 
 from korch.errors import InvalidGraphError
-from korch.events.extent import RunExtent
-from korch.events.graph import AffineMap, Edge, EventStage, EventTensor, SharedExtent, TableMap, TaskGraph
+from korch.events.graph import AffineMap, Edge, EventStage, EventTensor, TableMap, TaskGraph
 
 _EDGE = re.compile(r"  (from|to) (\d+) (?:i -> \[(.+), (.+)\)|table((?: \d+:\d+)*))")
 _END = re.compile(r"(?:(-?\d*)\*?i)?(?: ?([+-]) ?)?(\d+)?")
@@ -41,9 +38,8 @@ def parse_tasks(text: str) -> TaskGraph:
     stages: list[EventStage] = []
     events: list[tuple[tuple[int, ...], dict[str, list[Edge]]]] = []
     for number, line in enumerate(text.splitlines(), 1):
-        if found := re.fullmatch(r"stage (\S+) tasks (\d+)(?: share ([1-9]\d*) of (.+))?", line):
-            shared = SharedExtent(_extent(found[4], number), int(found[3])) if found[3] else None
-            stages.append(EventStage(found[1], int(found[2]), shared))
+        if found := re.fullmatch(r"stage (\S+) tasks (\d+)", line):
+            stages.append(EventStage(found[1], int(found[2])))
         elif found := re.fullmatch(r"event counts((?: \d+)*)", line):
             events.append((tuple(map(int, found[1].split())), {"from": [], "to": []}))
         elif (found := _EDGE.fullmatch(line)) and events and (map_ := _map(*found.groups()[2:])) is not None:
@@ -57,20 +53,12 @@ def parse_tasks(text: str) -> TaskGraph:
 
 def _lines(graph: TaskGraph) -> Iterator[str]:
     for stage in graph.stages:
-        shared = f" share {stage.shared.unit} of {stage.shared.extent.text}" if stage.shared is not None else ""
-        yield f"stage {stage.name} tasks {stage.tasks}{shared}"
+        yield f"stage {stage.name} tasks {stage.tasks}"
     for tensor in graph.events:
         yield "event counts" + "".join(f" {count}" for count in tensor.counts)
         for word, edges in (("from", tensor.producers), ("to", tensor.consumers)):
             for edge in edges:
                 yield f"  {word} {edge.stage} {_map_text(edge.map)}"
-
-
-def _extent(text: str, number: int) -> RunExtent:
-    try:
-        return RunExtent.of(text)
-    except InvalidGraphError as error:
-        raise InvalidGraphError(f"line {number} can't be read: {text!r} is no extent", where="task graph") from error
 
 
 def _map_text(map_: AffineMap | TableMap) -> str:

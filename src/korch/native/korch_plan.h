@@ -45,26 +45,13 @@ struct segment {
 
 /* A range of grid points of one stage of a step, or, if the stage is -1, the whole step. It waits for the entries of WAITS
  * from `first_wait` up to the next task's `first_wait`, and meanwhile prefetches the constants that it reads: the entries
- * of ALL_AHEAD from `first_ahead` on. If `unit` is not 0, the points or rows, whose number is the entry `extent` of
- * EXTENTS, are divided among QUEUES tasks in multiples of `unit`, and this task runs share number `begin`. */
+ * of ALL_AHEAD from `first_ahead` on. */
 struct task {
     int64_t step;
     int stage;
     int64_t begin, end;
     int64_t first_wait, first_ahead;
-    long unit;
-    int64_t extent;
 };
-
-/* A number that is computed from the sizes of a run, which an input of the model contains. */
-struct extent {
-    int64_t input;
-    int64_t (*at)(const int64_t *sizes);
-};
-
-/* Functions that extents use, besides sums, products and quotients. */
-constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* A condition to wait for: the thread of `queue` must have finished this number of tasks. */
 struct wait {

@@ -9,7 +9,6 @@
  *     COPIES                      copy[]: model outputs that no kernel writes in place
  *     SEGMENTS, FIRST_TASKS       segment[], int64_t[]: steps that run as tasks, and the first task of each queue
  *     TASKS, WAITS                task[], wait[]: the tasks and waits of all queues, one queue after the other
- *     EXTENTS                     extent[]: numbers of points divided among tasks, if they depend on sizes of a run
  *     QUEUES                      int: the number of queues, one per thread, at least 1
  *     INPUT_COUNT, ...            int64_t: the length of each table, without the empty row at its end
  *     ARENA_BYTES                 int64_t
@@ -54,7 +53,6 @@ struct handle {
     void **states;
     korch::Count *met;   /* for each thread: how many barriers it has reached */
     korch::Count *ended; /* for each queue: how many of its tasks have run */
-    int64_t extents[plan::EXTENT_COUNT + 1]; /* the values in the current run */
     int64_t *usual_ns; /* the usual time of each step that runs apart; see Oversubscription::note_step */
 
     int64_t took_ns;   /* the time of the last run; 0 before the first */
@@ -144,8 +142,6 @@ void bind(handle *h, const void *const *inputs, void *const *outputs) {
                                                    : (char *)outputs[slot.at] + slot.offset;
         for (int t = 0; t < h->threads; ++t) h->table_of(t)[plan::BINDINGS[i]] = at;
     }
-    for (int64_t i = 0; i < plan::EXTENT_COUNT; ++i)
-        h->extents[i] = plan::EXTENTS[i].at((const int64_t *)inputs[plan::EXTENTS[i].input]);
 }
 
 void copy_outputs(const handle *h, const void *const *inputs, void *const *outputs) {
@@ -253,7 +249,7 @@ struct runner {
     /* Run a segment as tasks; return the step after it. */
     int64_t run_tasks(int64_t segment) {
         const int failed =
-            korch_tasks::run_queue(segment, (int)own.me, h->table_of(own.me), h->states, h->extents, h->ended, before, team);
+            korch_tasks::run_queue(segment, (int)own.me, h->table_of(own.me), h->states, h->ended, before, team);
         if (failed) team.fail(failed);
         const int64_t *const first = plan::FIRST_TASKS + segment * plan::QUEUES;
         for (int q = 0; q < plan::QUEUES; ++q) before[q] += (uint32_t)(first[q + 1] - first[q]);

@@ -28,9 +28,9 @@ void fetch_ahead(int64_t task, void *const *buffers, const korch::Count &count, 
 }
 
 /* Run the queue of a thread; return 1 + the number of a step that failed, or 0. `before` holds each thread's count of
- * `ended` at the begin of the segment. `extents` holds the values of EXTENTS in this run. */
-int run_queue(int64_t segment, int me, void *const *table, void *const *states, const int64_t *extents,
-              korch::Count *ended, const uint32_t *before, korch::Team &team) {
+ * `ended` at the begin of the segment. */
+int run_queue(int64_t segment, int me, void *const *table, void *const *states, korch::Count *ended,
+              const uint32_t *before, korch::Team &team) {
     const int64_t *const first = plan::FIRST_TASKS + segment * plan::QUEUES + me;
     const bool leads = me == 0 && team.waited;
     int failed = 0;
@@ -49,12 +49,7 @@ int run_queue(int64_t segment, int me, void *const *table, void *const *states, 
         }
         const plan::step &own = plan::STEPS[task.step];
         const int64_t since_ns = korch_threads_task ? korch::now_ns() : 0;
-        int64_t begin = task.begin, end = task.end;
-        if (task.unit) {
-            const long count = extents[task.extent];
-            begin = korch::share_units(count, task.unit, task.begin, plan::QUEUES);
-            end = korch::share_units(count, task.unit, task.begin + 1, plan::QUEUES);
-        }
+        const int64_t begin = task.begin, end = task.end;
         if (team.ends && team.ends(team)) /* count it only */;
         else if (task.stage >= 0 && begin < end) own.tasks(task.stage, table + own.first_slot, begin, end, me);
         else if (task.stage < 0 && own.run(states[task.step], table + own.first_slot)) failed = (int)task.step + 1;

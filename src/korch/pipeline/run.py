@@ -183,8 +183,8 @@ class Run:
         """The schedule: "joins", "tasks", or "fastest" to time both ways.
 
         By default both are timed if a plan for one size runs on several CPU threads and times are measured. For a
-        range it is "joins": kernels that leave out elements that smaller sizes do not need are not run as tasks, and
-        a range has many plans to build.
+        range it is "joins": kernels that leave out elements that smaller sizes do not need have no tasks, and a range
+        has many plans to build.
         """
         options = self.options
         if options.schedule != "auto":

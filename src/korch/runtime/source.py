@@ -67,7 +67,7 @@ def print_main(
         _table("int64_t", "BINDING", [str(i) for i in bindings]),
         _table("copy", "COPY", copies, "COPIES"),
         f"constexpr int64_t ARENA_BYTES = {program.arena.size_bytes};\n",
-        *_queues(segments, target, [name for name, _ in program.inputs]),
+        *_queues(segments, target),
         "} // namespace plan\n",
         native_text("korch_tasks.h"),
         native_text("korch_runtime.h"),
@@ -113,19 +113,17 @@ def _is_split(stage: TaskStage) -> bool:
     return any(part.stage >= 0 for part in stage.parts)
 
 
-def _queues(segments: Sequence[TaskSegment], target: Target, inputs: Sequence[str]) -> Iterator[str]:
+def _queues(segments: Sequence[TaskSegment], target: Target) -> Iterator[str]:
     """Yield the events of the tasks as comments, and the tables of the queues.
 
     Args:
         segments: the kernels that run as tasks.
         target: the machine, which gives the number of threads.
-        inputs: the names of the model's inputs.
     """
     tasks: list[str] = []
     waits: list[str] = []
     ahead: list[str] = []
     first: list[str] = []
-    extents: dict[str, int] = {}
     for segment in segments:
         yield "".join(f"// {line}\n" for line in format_tasks(segment.graph).splitlines())
         for queue in segment.queues:
@@ -134,10 +132,6 @@ def _queues(segments: Sequence[TaskSegment], target: Target, inputs: Sequence[st
                 stage = segment.stages[entry.task[0]]
                 part = stage.parts[entry.task[1]]
                 numbers = [stage.use.step, part.stage, part.begin, part.end, len(waits), len(ahead)]
-                if stage.shared is not None:
-                    at, text = inputs.index(stage.use.kernel.size_input), stage.shared.extent.cpp
-                    row = f"{{{at}, [](const int64_t *n) -> int64_t {{ return {text}; }}}}"
-                    numbers += [stage.shared.unit, extents.setdefault(row, len(extents))]
                 tasks.append(f"{{{', '.join(map(str, numbers))}}}")
                 ahead += [f"{{{', '.join(map(str, own))}}}" for own in stage.ahead[entry.task[1]]]
                 waits += [f"{{{other}, {ended}}}" for other, ended in entry.waits]
@@ -148,7 +142,6 @@ def _queues(segments: Sequence[TaskSegment], target: Target, inputs: Sequence[st
     yield _table("task", "TASK", [*tasks, f"{{0, 0, 0, 0, {len(waits)}, {len(ahead)}}}"])
     yield _table("wait", "WAIT", waits)
     yield _table("ahead", "AHEAD", ahead, "ALL_AHEAD")
-    yield _table("extent", "EXTENT", list(extents))
 
 
 def _declarations(kernels: Iterable[Kernel], tasked: Container[str]) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 from korch.events.kernels import Use
 from korch.events.schedule import TaskSegment
-from korch.events.shared import largest
 from korch.events.simulate import DEFAULT_COSTS
 from korch.provider.provider import Threading
 from korch.runtime.record import WaitingRecord, WaitRecord
 from korch.target import Target
+from korch.tile.bind import largest
 
 MOST_WAITS = 8
 """The number of waits that are recorded: those with the largest shares."""

@@ -63,3 +63,8 @@ class _Binder:
             return dataclasses.replace(step, axis=axis, body=body, only=only)
         axes, scope = self.axes(step.axes, scope)
         return map_step(dataclasses.replace(step, axes=axes), lambda expr: substitute(expr, self.values, scope))
+
+
+def largest(program: TileProgram) -> TileProgram:
+    """Return a program for the largest values of its parameters."""
+    return bind(program, {p.name: p.high for p in program.parameters})

@@ -13,7 +13,6 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import NamedTuple
 
 from korch.system.alignment import ceil_div, round_up
 from korch.tile.affine import ranges_of_axes
@@ -55,20 +54,6 @@ class Needed:
     extent: int
 
 
-class Words(NamedTuple):
-    """The names of a language's minimum and maximum functions, and its operator for quotients rounded down."""
-
-    smaller: str
-    larger: str
-    over: str
-
-
-CPP = Words("korch::smaller", "korch::larger", "/")
-
-PLAIN = Words("min", "max", "//")
-"""The words of Python; the resulting text can be parsed by Python."""
-
-
 @dataclass(frozen=True, slots=True)
 class Count:
     """The number of coordinates needed for a size n: the maximum over terms of floor((times * n + plus) / over).
@@ -85,25 +70,20 @@ class Count:
     dimension: int = 0
     rows: tuple[Count, int] | None = None
 
-    def text(self, sizes: str, words: Words = CPP) -> str:
-        """Return the count as the text of an expression.
-
-        Args:
-            sizes: the text of the sequence of sizes; in C++, of a pointer to them.
-            words: the words of the language.
-        """
-        size, over_ = f"{sizes}[{self.dimension}]", words.over
-        terms = (_rounded(f"({n} * {size} + {plus}) {over_} {over}", step, words) for n, plus, over, step in self.terms)
-        most = functools.reduce(lambda text, other: f"{words.larger}({text}, {other})", terms)
-        text = _rounded(most, self.step, words)
+    def text(self, sizes: str) -> str:
+        """Return the count as a C++ expression; `sizes` is the text of a pointer to the sizes."""
+        size = f"{sizes}[{self.dimension}]"
+        terms = (_rounded(f"({n} * {size} + {plus}) / {over}", step) for n, plus, over, step in self.terms)
+        most = functools.reduce(lambda text, other: f"korch::larger({text}, {other})", terms)
+        text = _rounded(most, self.step)
         if self.rows is None:
             return text
         outer, inner = self.rows
-        return f"{outer.text(sizes, words)} * {words.smaller}({inner}, {text})"
+        return f"{outer.text(sizes)} * korch::smaller({inner}, {text})"
 
 
-def _rounded(text: str, step: int, words: Words) -> str:
-    return f"({text} + {step - 1}) {words.over} {step} * {step}" if step > 1 else text
+def _rounded(text: str, step: int) -> str:
+    return f"({text} + {step - 1}) / {step} * {step}" if step > 1 else text
 
 
 def trimmed(program: TileProgram, needed: Mapping[str, Needed], threads: int) -> TileProgram | None:
