@@ -2,7 +2,7 @@
 
     python -m benchmarks.suite [--models candy,bert] [--against onnxruntime,openvino,iree]
                                [--budget 200] [--rounds 15] [--output FILE.json] [--plot FILE.svg]
-                               (also tvm:2000 for TVM tuned with 2000 trials a model)
+                               (also eager, tvm and benchmarks.peers:TVM_2000)
 
 `--models` also takes models of transformers and torchvision, exported by PyTorch's exporters:
 `mobilenetv2`, `segformer_b0:dynamo`, ... (`benchmarks/models/exported.py`).
@@ -34,6 +34,7 @@ import onnx
 from benchmarks.models import PAPER, build
 from benchmarks.models.exported import export_model, is_exported
 from benchmarks.models.transformers import NAMES, TRANSFORMERS, export_transformer
+from benchmarks.peers import full_name
 from korch.api import optimize
 from korch.cli.bench import bench
 from korch.errors import KorchError
@@ -45,7 +46,7 @@ from korch.target import detect_target
 MODELS = (*PAPER, *TRANSFORMERS, "mobilenetv2", "segformer_b0:script-slim")
 AGAINST = "onnxruntime,openvino,inductor,iree"
 """The engines to compare with. An engine that is not installed is skipped."""
-MODULE = "benchmarks.module_peer:INDUCTOR"
+MODULE = "benchmarks.peers:TRANSFORMER"
 """The peer that compiles a transformer's module by Inductor; other models are translated from ONNX for Inductor."""
 PACKAGES = (
     "onnxruntime",
@@ -105,7 +106,7 @@ def main() -> int:
             print(f"error: {error}", file=sys.stderr)
             return 1
         return 0
-    found = {name: get_peer(name).is_available() for name in args.against.split(",")}
+    found = {name: get_peer(full_name(name)).is_available() for name in args.against.split(",")}
     for name, reason in found.items():
         if reason is not None:
             print(f"without {name}: {reason}")
@@ -179,7 +180,7 @@ def measure(
         peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         report = {key: plain(getattr(executable.report, key)) for key in KEPT}
         del executable  # frees its weights and threads, which are not part of the comparison
-        engines = [MODULE if peer == "inductor" and name in TRANSFORMERS else peer for peer in against]
+        engines = [MODULE if peer == "inductor" and name in TRANSFORMERS else full_name(peer) for peer in against]
         comparison = bench(artifact, engines, model, rounds, Options(), {})
     print(f"{name}\n{comparison.to_text()}\n", flush=True)
     row = {"comparison": comparison.to_json(), "report": report, "peak_mb": peak_mb}

@@ -27,6 +27,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 import korch
+from benchmarks.peers import full_name
 from benchmarks.suite import load, machine
 from korch.candidate.candidate import make_group
 from korch.primitive import reference
@@ -336,7 +337,7 @@ def measured(folder: Path, name: str, batch: int, rounds: int, engines: Sequence
     """Compare both plans, and other engines if any are given, in one interleaved run."""
     path = folder / f"{name}-{batch}.onnx"
     runners = [RunnerSpec("korch", folder / f"{name}-{batch}-{label}.korch", label) for label in LABELS]
-    runners += [RunnerSpec(engine, path) for engine in engines]
+    runners += [RunnerSpec(full_name(engine), path, engine) for engine in engines]
     return compare(runners, random_inputs(path, seed=0), Settings(2, rounds, leave_out=True))
 
 

@@ -24,7 +24,7 @@ def test_an_engine_that_is_not_installed_is_left_out(monkeypatch, capsys) -> Non
             self.name = name
 
         def is_available(self) -> str | None:
-            return "not installed" if self.name == "iree" else None
+            return "not installed" if self.name == "benchmarks.peers:IREE" else None
 
     def measure(name, args):
         asked.append(args.against)

@@ -69,9 +69,7 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_library", lambda name: None)
     text = "\n".join(map(str, doctor._libraries()))
     assert "--   oneDNN       missing (convolution, matmul, pooling): pip install onednn" in text
-    for package in ("openvino", "iree", "tvm"):
-        line = f"--   {package:12} missing (korch bench compares with it): "
-        assert line + install_command(package) in text
+    assert "--   openvino     missing (korch bench compares with it): " + install_command("openvino") in text
     assert "ok" not in text
 
 

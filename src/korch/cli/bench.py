@@ -16,8 +16,9 @@ from korch.ranges.binding import Bound
 from korch.report.compare import Comparison, RunnerSpec, Settings, compare
 from korch.report.explain import quality
 from korch.report.peers import get_peer
-from korch.report.peers.inputs import random_inputs
+from korch.report.peers.inputs import random_feeds, random_inputs
 from korch.report.peers.peer import require
+from korch.report.peers.pytorch import TorchPeer
 from korch.runtime import ranged
 from korch.runtime.artifact import read_format
 from korch.runtime.ranged import RangedExecutable
@@ -52,7 +53,7 @@ def bench(
         subject: an ONNX model, which is optimized first, or an artifact.
         against: names of other engines.
         model: for an artifact, the model that the other engines run; by default the model that it was
-            built from, which must not have changed since.
+            built from, which must not have changed since. PyTorch does not need it.
         rounds: the number of turns of each engine.
         options: for a model, how to optimize it.
         shapes: sizes for inputs with unknown dimensions, by input name. For an artifact with several
@@ -71,18 +72,20 @@ def bench(
     with scratch_folder() as folder:
         executable, artifact = _subject(subject, folder, options, shapes, say)
         path = model
-        if path is None:
+        is_read = not all(isinstance(get_peer(name), TorchPeer) for name in against)  # PyTorch runs a module instead
+        if path is None and is_read:
             path = _recorded_model(executable.model, artifact) if artifact == subject else subject
-        if not path.is_file():
+        if path is not None and not path.is_file():
             raise ModelError("there is no such file", where=str(path))
         described, report = executable.get_inputs(), executable.report
         if isinstance(executable, RangedExecutable):
             sizes = sizes_of(executable, shapes)
             described, report = executable.inputs_at(sizes), executable.serving(sizes)[0].report
         known = {tensor.name: tensor.shape for tensor in described if -1 not in tensor.shape}
-        inputs = random_inputs(path, seed=options.search.seed, shapes={**shapes, **known})
+        seed = options.search.seed
+        inputs = random_inputs(path, seed, {**shapes, **known}) if path is not None else random_feeds(described, seed)
         runners = [RunnerSpec("korch", artifact)]
-        runners += [RunnerSpec(name, path, get_peer(name).name) for name in against]
+        runners += [RunnerSpec(name, path or artifact, get_peer(name).name) for name in against]
         notes = tuple(quality(report)) if isinstance(report, Report) else (executable.facts(),)
         settings = Settings(executable.threads, rounds, rest_ms=rest_ms, leave_out=True)
         del executable  # its weights and threads are not part of the comparison

@@ -101,8 +101,8 @@ def _add_bench(commands: Commands) -> None:
     subject = "a model, which is optimized first, or an artifact"
     parser.add_argument("subject", type=Path, metavar="MODEL.onnx|OUT.korch", help=subject)
     names = (
-        "onnxruntime, openvino, inductor, eager, iree, tvm (untuned) or tvm:2000 (tuned with "
-        "2000 trials); separated by commas"
+        "onnxruntime, openvino, or package.module:OBJECT for a PyTorch module as eager:package.module:OBJECT or "
+        "inductor:package.module:OBJECT, or for an engine of your own; separated by commas"
     )
     parser.add_argument("--against", default=PEERS, metavar="NAMES", help=names)
     parser.add_argument(

@@ -27,9 +27,7 @@ _PROBE = '#include <omp.h>\nextern "C" int korch_probe() { return omp_get_max_th
 _PACKAGES = (
     ("onnxruntime", "onnxruntime", "runs operators that have no fission rule; korch bench compares with it"),
     ("openvino", "openvino", "korch bench compares with it"),
-    ("torch", "torch", "korch bench compares with eager PyTorch and Inductor"),
-    ("iree", "iree-base-compiler", "korch bench compares with it"),
-    ("tvm", "apache-tvm", "korch bench compares with it"),
+    ("torch", "torch", "optimizes modules; korch bench compares with eager PyTorch and Inductor"),
 )
 
 

@@ -1,22 +1,19 @@
 """The engines that Korch is compared with.
 
-`PEERS` lists them. "NAME:OPTION" is a peer with an option. A peer of another package is named
-"package.module:OBJECT", where the object has the methods of `Peer`.
+`PEERS` lists them. A peer of another package is named "package.module:OBJECT", where the object has the methods
+of `Peer`. "eager:package.module:OBJECT" and "inductor:..." run a PyTorch module.
 """
 
 from __future__ import annotations
 
-import importlib
 from difflib import get_close_matches
 
 from korch.errors import OptionError
 from korch.report.peers.artifact import ArtifactPeer
-from korch.report.peers.iree import IreePeer
 from korch.report.peers.onnxruntime import OnnxRuntimePeer
 from korch.report.peers.openvino import OpenVinoPeer
-from korch.report.peers.peer import Adjustable, Peer
-from korch.report.peers.torch_eager import TorchPeer
-from korch.report.peers.tvm import TvmPeer
+from korch.report.peers.peer import Peer, import_object
+from korch.report.peers.pytorch import TorchPeer
 
 __all__ = ["PEERS", "Peer", "get_peer"]
 
@@ -26,8 +23,6 @@ PEERS: dict[str, Peer] = {
     "openvino": OpenVinoPeer(),
     "inductor": TorchPeer("inductor", is_compiled=True),
     "eager": TorchPeer("eager", is_compiled=False),
-    "tvm": TvmPeer(),
-    "iree": IreePeer(),
 }
 """The peers by their names on the command line."""
 
@@ -44,29 +39,26 @@ ALIASES = {
 
 
 def get_peer(name: str) -> Peer:
-    """Return the peer called `name`, with its option if it has one, or the object "package.module:OBJECT".
+    """Return the peer called `name`, with its PyTorch module if it runs one, or the object "package.module:OBJECT".
 
     Raises:
-        OptionError: there is no such peer or option, or the module can't be imported.
+        OptionError: there is no such peer, or the module can't be imported.
     """
     if name in PEERS:
         return PEERS[name]
-    module, colon, attribute = name.partition(":")
-    if module in PEERS:
-        known = PEERS[module]
-        if not isinstance(known, Adjustable):
-            raise OptionError(f"{module} has no options", "peers", module)
-        return known.with_option(attribute)
+    engine, colon, rest = name.partition(":")
+    if engine in PEERS:
+        known = PEERS[engine]
+        if not isinstance(known, TorchPeer):
+            raise OptionError(f"{engine} has no options", "peers", engine)
+        return known.with_module(rest)
     if not colon:
         similar = ALIASES.get(name.lower()) or next(iter(get_close_matches(name, PEERS, 1)), "")
         raise OptionError(
             f"there is no engine {name!r}",
             "option --against",
-            ", ".join(PEERS),
+            ", ".join((*PEERS, "package.module:OBJECT")),
             f"Do you mean {similar!r}?" if similar else "",
         )
-    try:
-        peer: Peer = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise OptionError(f"can't load the peer {name!r} ({error})", "peers", "package.module:OBJECT") from error
+    peer: Peer = import_object(name)
     return peer

@@ -77,29 +77,6 @@ def free_dimensions(graph: Any, inputs: Arrays) -> dict[str, int]:
     return sizes
 
 
-def with_fixed_shapes(model_path: Path, inputs: Arrays, folder: Path) -> Path:
-    """Return the model if its input shapes are fixed, else a copy in `folder` with the shapes of `inputs`."""
-    import onnx
-
-    graph = read_graph(model_path)
-    declared = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
-    if all(d.HasField("dim_value") for name in inputs for d in declared[name]):
-        return model_path
-    sizes = free_dimensions(graph, inputs)
-    model = onnx.load(str(model_path))
-    for value in (*model.graph.input, *model.graph.output):
-        known = inputs[value.name].shape if value.name in inputs else ()
-        for i, dimension in enumerate(value.type.tensor_type.shape.dim):
-            if i < len(known):
-                dimension.dim_value = known[i]
-            elif dimension.dim_param in sizes:
-                dimension.dim_value = sizes[dimension.dim_param]
-    del model.graph.value_info[:]  # to be inferred again with the known sizes
-    path = folder / model_path.name
-    onnx.save(model, str(path))
-    return path
-
-
 def random_feeds(tensors: Sequence[TensorInfo], seed: int = 0) -> Arrays:
     """Return a random array for each described input of an executable, by name.
 

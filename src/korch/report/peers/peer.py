@@ -7,6 +7,7 @@ Peers run in worker processes (`process.py`), never in the process that compares
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from korch.errors import UnsupportedError
+from korch.errors import OptionError, UnsupportedError
 from korch.system.extras import install_command
 
 Array = NDArray[Any]
@@ -55,24 +56,25 @@ class Peer(Protocol):
 
 
 @runtime_checkable
-class Adjustable(Protocol):
-    """A peer with an option, which is written after its name: "tvm:2000"."""
-
-    def with_option(self, text: str) -> Peer:
-        """Return the peer with the option.
-
-        Raises:
-            OptionError: the option is invalid.
-        """
-
-
-@runtime_checkable
 class Patient(Protocol):
     """A peer that may need longer to prepare a model than the others."""
 
     @property
     def prepare_timeout_s(self) -> float:
         """The limit of the time to prepare a model, in seconds."""
+
+
+def import_object(name: str) -> Any:
+    """Return the object "package.module:OBJECT".
+
+    Raises:
+        OptionError: the module can't be imported, or has no such object.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise OptionError(f"can't load the peer {name!r} ({error})", "peers", "package.module:OBJECT") from error
 
 
 def missing(extra: str, *modules: str) -> str | None:

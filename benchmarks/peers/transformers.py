@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.models.transformers import build_transformer
-from korch.report.peers.peer import Array, Arrays, Run, missing, require
+from korch.report.peers.peer import Arrays, Run, missing, require
+from korch.report.peers.pytorch import run_module
 
 
 @dataclass(frozen=True, slots=True)
-class ModulePeer:
+class TransformerPeer:
     """A peer that runs a module compiled by Inductor.
 
     Attributes:
@@ -30,18 +31,5 @@ class ModulePeer:
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
         """Build the module from which the file was exported, and compile it with frozen weights."""
         require(self)
-        import torch
-
-        torch.set_num_threads(threads)
-        module, examples = build_transformer(model_path.stem)
-        tensors = {name: torch.from_numpy(inputs[name].copy()) for name in examples}
-        call = torch.compile(module, dynamic=False, options={"freezing": True})
-
-        def run() -> list[Array]:
-            with torch.no_grad():  # freezing needs it in every call, also in the first one, which compiles
-                return [output.numpy() for output in call(**tensors).to_tuple()]
-
-        return run
-
-
-INDUCTOR = ModulePeer()
+        module, _ = build_transformer(model_path.stem)
+        return run_module(module, inputs, threads, is_compiled=True)

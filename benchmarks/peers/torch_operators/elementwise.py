@@ -9,7 +9,7 @@ import onnx
 import torch
 from torch.nn import functional
 
-from korch.report.peers.torch_operators.node import OperatorNode, TensorFunction, Translator
+from benchmarks.peers.torch_operators.node import OperatorNode, TensorFunction, Translator
 
 
 def _direct(function: TensorFunction) -> Translator:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.models.experts import module_of
-from korch.report.peers.peer import Array, Arrays, Run, missing, require
+from korch.report.peers.peer import Arrays, Run, missing, require
+from korch.report.peers.pytorch import run_module
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,8 @@ class ExpertsPeer:
     def prepare(self, model_path: Path, inputs: Arrays, threads: int) -> Run:
         """Build the module from which the file was made, and compile it if `is_compiled`."""
         require(self)
-        import torch
-
-        torch.set_num_threads(threads)
         module = module_of(model_path.stem.partition("-")[0], self.form)
-        call: Any = torch.compile(module, dynamic=False, options={"freezing": True}) if self.is_compiled else module
-        x = torch.from_numpy(inputs["x"].copy())
-
-        def run() -> list[Array]:
-            with torch.no_grad():
-                return [call(x).numpy()]
-
-        return run
+        return run_module(module, inputs, threads, self.is_compiled)
 
 
 EAGER_LOOP = ExpertsPeer("eager loop", "eager")

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from benchmarks.peers.tool import reason, run_tool
 from korch.errors import UnsupportedError
-from korch.report.peers.tool import reason, run_tool
 
 MLIR = """m.mlir:607:12: error: failed to legalize operation 'onnx.Fizz': %3 = "x"(%1)
     %3 = torch.operator "onnx.Fizz"(%1)

@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
+from benchmarks.peers.torch_operators import TRANSLATORS
+from benchmarks.peers.torch_operators.node import OperatorNode, TensorFunction
 from korch import fission
 from korch.errors import UnsupportedError
 from korch.frontend.fold import evaluate
 from korch.frontend.onnx import load_model
 from korch.frontend.operator import Operator, OperatorGraph
 from korch.report.peers.peer import Array, Arrays
-from korch.report.peers.torch_operators import TRANSLATORS
-from korch.report.peers.torch_operators.node import OperatorNode, TensorFunction
 
 
 @dataclass(frozen=True, slots=True)

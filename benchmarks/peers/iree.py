@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from korch.report.peers.inputs import with_fixed_shapes
+from benchmarks.peers.tool import run_tool
+from korch.report.peers.inputs import free_dimensions, read_graph
 from korch.report.peers.peer import Array, Arrays, Run, contiguous, missing, require
-from korch.report.peers.tool import run_tool
 
 _STACK_BYTES = 1 << 18
 _FLAGS = (
@@ -67,6 +67,29 @@ def _compile(model_path: Path, inputs: Arrays, folder: Path) -> bytes:
         [*tools[:-1], f"{tools[-1]}.scripts.iree_compile", str(source), "-o", str(module), *_FLAGS], "compile the model"
     )
     return module.read_bytes()
+
+
+def with_fixed_shapes(model_path: Path, inputs: Arrays, folder: Path) -> Path:
+    """Return the model if its input shapes are fixed, else a copy in `folder` with the shapes of `inputs`."""
+    import onnx
+
+    graph = read_graph(model_path)
+    declared = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
+    if all(d.HasField("dim_value") for name in inputs for d in declared[name]):
+        return model_path
+    sizes = free_dimensions(graph, inputs)
+    model = onnx.load(str(model_path))
+    for value in (*model.graph.input, *model.graph.output):
+        known = inputs[value.name].shape if value.name in inputs else ()
+        for i, dimension in enumerate(value.type.tensor_type.shape.dim):
+            if i < len(known):
+                dimension.dim_value = known[i]
+            elif dimension.dim_param in sizes:
+                dimension.dim_value = sizes[dimension.dim_param]
+    del model.graph.value_info[:]  # to be inferred again with the known sizes
+    path = folder / model_path.name
+    onnx.save(model, str(path))
+    return path
 
 
 class _Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.nn import functional
 
-from korch.report.peers.torch_operators.node import OperatorNode, TensorFunction, Translator
+from benchmarks.peers.torch_operators.node import OperatorNode, TensorFunction, Translator
 
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 _HALF_PIXEL = ("half_pixel", "pytorch_half_pixel")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from korch.report.peers.torch_operators.node import OperatorNode, TensorFunction, Translator
+from benchmarks.peers.torch_operators.node import OperatorNode, TensorFunction, Translator
 
 
 def _reshape(node: OperatorNode) -> TensorFunction:

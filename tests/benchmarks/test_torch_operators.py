@@ -8,8 +8,8 @@ from korch.errors import UnsupportedError
 
 torch = pytest.importorskip("torch", reason="the PyTorch peers need PyTorch, which is optional")
 
-from korch.report.peers.torch_operators import TRANSLATORS  # noqa: E402
-from korch.report.peers.torch_operators.module import load_module  # noqa: E402
+from benchmarks.peers.torch_operators import TRANSLATORS  # noqa: E402
+from benchmarks.peers.torch_operators.module import load_module  # noqa: E402
 
 
 def _floats(*shape):

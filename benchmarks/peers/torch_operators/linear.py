@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from korch.report.peers.torch_operators.node import OperatorNode, TensorFunction, Translator
+from benchmarks.peers.torch_operators.node import OperatorNode, TensorFunction, Translator
 
 _CONVOLUTIONS = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
 _TRANSPOSED = {1: functional.conv_transpose1d, 2: functional.conv_transpose2d, 3: functional.conv_transpose3d}

@@ -1,9 +1,9 @@
 """TVM: ONNX -> Relax -> a shared library for this CPU, run by Relax's virtual machine.
 
 Without tuning, TVM compiles the loops of each operator unchanged, for one thread. This is tens of times
-slower than an engine with its own kernels, so the row's name says whether the model was tuned. "tvm:N"
-first tunes with N trials of MetaSchedule, which measures schedules on this machine; TVM recommends
-64 trials for each different operator. The results are kept in Korch's cache folder.
+slower than an engine with its own kernels, so the row's name says whether the model was tuned. With
+trials, MetaSchedule first tunes by measuring schedules on this machine; TVM recommends 64 trials for each
+different operator. The results are kept in Korch's cache folder.
 
 `tvm_build.py` compiles in a separate process. Inputs are converted to TVM tensors before the first run, and
 outputs are read in place; each run takes their memory from a pool.
@@ -23,10 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from korch.errors import OptionError
+from benchmarks.peers.tool import run_tool
 from korch.options import default_cache_folder
 from korch.report.peers.peer import Array, Arrays, Run, contiguous, missing, require
-from korch.report.peers.tool import run_tool
 
 _COMPILE_S = 900.0
 _TRIAL_S = 20.0
@@ -53,12 +52,6 @@ class TvmPeer:
         """The limit of the time to prepare a model; it grows with the trials."""
         return _COMPILE_S + _TRIAL_S * self.trials
 
-    def with_option(self, text: str) -> TvmPeer:
-        """Return the peer that tunes with this many trials."""
-        if not text.isdecimal() or int(text) == 0:
-            raise OptionError(f"{text!r} is no number of trials", "peers: tvm", "tvm or tvm:2000")
-        return TvmPeer(int(text))
-
     def is_available(self) -> str | None:
         """Check whether TVM, and the packages that its tuner needs, are installed; nothing is imported."""
         tuner = ("xgboost", "psutil", "cloudpickle") if self.trials else ()
@@ -78,7 +71,7 @@ class TvmPeer:
                 "library": str(library),
                 "kept": str(default_cache_folder() / "tvm"),
             }
-            command = [sys.executable, "-P", "-m", "korch.report.peers.tvm_build"]
+            command = [sys.executable, "-P", "-m", "benchmarks.peers.tvm_build"]
             tuned = f" with {self.trials} trials" if self.trials else ""
             run_tool([*command, json.dumps(request)], f"compile the model{tuned}")
             return _load(library, inputs, threads)
