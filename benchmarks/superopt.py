@@ -41,10 +41,10 @@ from korch.superopt.find import search
 from korch.superopt.generate import MARGIN, BlockStep, GraphSearch, Rules, block_graphs
 from korch.superopt.sizes import CacheMachine
 from korch.superopt.verify import verify
-from korch.tile.arithmetic import Float64
-from korch.tile.program import TileProgram
-from korch.tile.reference import run_program
-from korch.tile.text import format_program
+from korch.tile.check.arithmetic import Float64
+from korch.tile.check.reference import run_program
+from korch.tile.ir.program import TileProgram
+from korch.tile.ir.text import format_program
 from tests.support.blocks import GROUPS, Block, rms_norm_product
 from tests.support.mutants import mutant
 

@@ -29,6 +29,9 @@ ISA_FLAGS = {
 LANES = {"amx": 16, "avx512_bf16": 16, "avx512_vnni": 16, "avx512": 16, "avx2": 8, "neon": 4, "generic": 4}
 """float32 elements in a vector register."""
 
+EDGE = 32
+"""The rows and columns that the matrix units compute together, and the terms of a step."""
+
 OF_COMPONENTS = ("amx", "avx512_bf16")
 """Instruction sets with instructions that multiply bfloat16."""
 

@@ -10,12 +10,12 @@ import pytest
 from korch.cuda.kernel import kernel_of
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
-from korch.tile.bind import bind
-from korch.tile.index import var
-from korch.tile.parse import parse_program
-from korch.tile.program import Axis, Buffer, Inside, Level, Load, Pass, Stage, Store, TileProgram
-from korch.tile.reference import run_program
-from korch.tile.triton.program import print_triton
+from korch.tile.check.reference import run_program
+from korch.tile.ir.bind import bind
+from korch.tile.ir.index import var
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.program import Axis, Buffer, Inside, Level, Load, Pass, Stage, Store, TileProgram
+from korch.tile.triton.print import print_triton
 from tests.support.interpret import run_interpreted
 from tests.tile.test_programs import ATTENTION, CHAIN, PRODUCT
 

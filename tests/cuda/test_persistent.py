@@ -40,7 +40,7 @@ from korch.primitive import reference
 from korch.provider.triton import TritonProvider
 from korch.runtime.program import PlanStep
 from korch.testing.samples import random_inputs
-from korch.tile.program import Level
+from korch.tile.ir.program import Level
 from tests.cuda.test_compile import sample
 from tests.support.cuda_issue import issue_on_cpu
 from tests.support.cuda_plan import program_of_graph, split_model

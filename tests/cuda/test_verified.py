@@ -13,8 +13,8 @@ from korch.cuda.kernel import CudaKernel
 from korch.cuda.target import CudaTarget
 from korch.provider.faults import Fault, Faults
 from korch.provider.triton import TritonAttentionProvider, TritonProductProvider, TritonProvider, TritonWinogradProvider
-from korch.tile.check import check_program
-from korch.tile.program import TileProgram
+from korch.tile.check.check import check_program
+from korch.tile.ir.program import TileProgram
 from tests.cuda.cuda_groups import ATTENTIONS, PRODUCTS, WINOGRADS
 from tests.provider.test_verified import racing, shorter
 from tests.tile.tile_groups import FAMILIES

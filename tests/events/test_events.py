@@ -15,11 +15,11 @@ from korch.events.queues import QueuedTask, make_queues
 from korch.events.spans import NOTHING, run, runs, union
 from korch.events.text import format_tasks, parse_tasks
 from korch.events.touched import touched_by
-from korch.tile.bind import bind
-from korch.tile.memory import places_in_memory
-from korch.tile.parse import parse_program
-from korch.tile.points import Points
-from korch.tile.region import accesses
+from korch.tile.check.accesses import accesses
+from korch.tile.check.points import Points
+from korch.tile.ir.bind import bind
+from korch.tile.ir.parse import parse_program
+from korch.tile.lower.buffers import places_in_memory
 from tests.events.fewer_waits import with_fewer_waits
 from tests.support.run_tasks import run_tasks
 from tests.tile.test_programs import PROGRAMS

@@ -23,7 +23,14 @@ def edit(path):
 
 
 @pytest.mark.parametrize(
-    "path", ["native/korch_gemm.h", "tile/cpp/program.py", "provider/gemm/blocking.py", "measure/toolchain.py"]
+    "path",
+    [
+        "native/korch_gemm.h",
+        "tile/cpp/print.py",
+        "tile/lower/lower.py",
+        "provider/gemm/blocking.py",
+        "measure/toolchain.py",
+    ],
 )
 def test_an_edited_file_gives_another_version(package, path):
     before = content_version("provider/gemm")

@@ -28,11 +28,11 @@ from korch.provider.tile_kernel import kernel_of
 from korch.schedule.split_windows import SplitWindowBlocking, SplitWindows
 from korch.target import Target
 from korch.testing.kernels import check_offers, load_kernels, run_kernel
-from korch.tile.check import check_program
-from korch.tile.parse import parse_program
-from korch.tile.program import Contract, Loop
-from korch.tile.reference import run_program
-from korch.tile.text import format_program
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import run_program
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.program import Contract, Loop
+from korch.tile.ir.text import format_program
 from tests.provider.onednn_groups import Graph
 from tests.support.in_turn import InTurn
 from tests.support.matrix_units import is_software, matrix_units

@@ -11,11 +11,11 @@ from korch.provider.generated import GeneratedProvider
 from korch.provider.opaque import attributes_of, node_of
 from korch.provider.provider import Kernel
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
-from korch.tile.check import check_program
-from korch.tile.parse import parse_program
-from korch.tile.reference import run_program
-from korch.tile.staging import Machine
-from korch.tile.text import format_program
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import run_program
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.text import format_program
+from korch.tile.lower.staging import Machine
 from tests.provider.test_onnxruntime import opaque_group
 
 PROVIDER = GeneratedProvider()

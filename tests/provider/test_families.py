@@ -24,8 +24,8 @@ from korch.schedule.windows import ConvBlocking, Windows
 from korch.target import Target, detect_target
 from korch.testing.kernels import compare, run_kernel
 from korch.testing.samples import random_arrays
-from korch.tile.lower import lower
-from korch.tile.staging import Machine
+from korch.tile.lower.lower import lower
+from korch.tile.lower.staging import Machine
 from tests.provider.onednn_groups import Graph
 
 Made = tuple[Group, Offer, Kernel]

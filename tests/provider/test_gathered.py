@@ -13,10 +13,10 @@ from korch.primitive.types import DType, ValueType
 from korch.provider.gemm import GemmProvider
 from korch.provider.gemm.gathered import program_of
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, offers_of
-from korch.tile.check import check_program
-from korch.tile.parse import parse_program
-from korch.tile.reference import run_program
-from korch.tile.text import format_program
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import run_program
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.text import format_program
 from tests.provider.onednn_groups import Graph
 
 

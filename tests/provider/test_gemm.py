@@ -25,11 +25,11 @@ from korch.schedule.split_products import SplitProducts
 from korch.target import Target
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
 from korch.testing.tolerance import assert_same
-from korch.tile.check import check_program
-from korch.tile.parse import parse_program
-from korch.tile.reference import run_program
-from korch.tile.staging import Machine
-from korch.tile.text import format_program
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import run_program
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.text import format_program
+from korch.tile.lower.staging import Machine
 from tests.provider.onednn_groups import Graph
 from tests.support.matrix_units import matrix_units
 

@@ -12,7 +12,7 @@ from korch.primitive.types import DType, ValueType
 from korch.provider.gemm import GemmProvider
 from korch.provider.provider import SPLIT
 from korch.testing.kernels import check_offers
-from korch.tile.check import check_program
+from korch.tile.check.check import check_program
 from tests.provider.onednn_groups import Graph
 
 

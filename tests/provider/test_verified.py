@@ -19,10 +19,10 @@ from korch.provider.gemm import GemmProvider
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel
 from korch.target import LANES, Target
-from korch.tile.check import check_program
-from korch.tile.index import Expr, substitute
-from korch.tile.program import Contract, Level, Loop, Pass, Step, TileProgram
-from korch.tile.region import accesses
+from korch.tile.check.accesses import accesses
+from korch.tile.check.check import check_program
+from korch.tile.ir.index import Expr, substitute
+from korch.tile.ir.program import Contract, Level, Loop, Pass, Step, TileProgram
 from tests.provider.onednn_groups import Graph
 from tests.provider.test_bytes import product
 from tests.provider.test_gathered import gathered

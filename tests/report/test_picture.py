@@ -1,7 +1,7 @@
 """Text diagrams of tile programs."""
 
 from korch.report.picture import picture
-from korch.tile.parse import parse_program
+from korch.tile.ir.parse import parse_program
 from tests.superopt.superopt_programs import ATTENTION, LORA
 
 

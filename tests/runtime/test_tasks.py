@@ -29,7 +29,7 @@ from korch.runtime.executable import Executable
 from korch.runtime.program import PlanStep, bind_steps
 from korch.runtime.shaped import ShapedExecutable
 from korch.target import detect_target
-from korch.tile.memory import places_in_memory
+from korch.tile.lower.buffers import places_in_memory
 from tests.runtime import runtime_plans as plans
 
 PROVIDERS = (GeneratedProvider(), ConvProvider(), GemmProvider())

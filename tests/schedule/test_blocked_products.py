@@ -16,13 +16,13 @@ from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import ValueType
 from korch.schedule.contraction import NotFusedError, contraction_of
 from korch.schedule.device import Blocks, DeviceProduct
-from korch.tile.arithmetic import Float64
-from korch.tile.check import check_program
-from korch.tile.parse import parse_program
-from korch.tile.program import Contract, Loop, Panels, Product, TileProgram
-from korch.tile.reference import run_program
-from korch.tile.staging import Machine
-from korch.tile.text import format_program
+from korch.tile.check.arithmetic import Float64
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import run_program
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.program import Contract, Loop, Panels, Product, TileProgram
+from korch.tile.ir.text import format_program
+from korch.tile.lower.staging import Machine
 from tests.support import finite_field
 from tests.support.blocked_products import products
 from tests.support.tile_field import Field

@@ -11,13 +11,13 @@ from korch.primitive import reference
 from korch.primitive.ops.linear import ConvAttributes
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.depthwise import Depthwise, DepthwiseBlocking, weights_layout
-from korch.tile.arithmetic import Float64
-from korch.tile.check import check_program
-from korch.tile.cpp.program import print_cpp
-from korch.tile.parse import parse_program
-from korch.tile.program import Contract, TileProgram
-from korch.tile.reference import run_program
-from korch.tile.text import format_program
+from korch.tile.check.arithmetic import Float64
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import run_program
+from korch.tile.cpp.print import print_cpp
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.program import Contract, TileProgram
+from korch.tile.ir.text import format_program
 from tests.provider.onednn_groups import Graph
 from tests.provider.test_bytes import given, whole
 

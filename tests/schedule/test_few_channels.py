@@ -9,12 +9,12 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.few_channels import FewChannels
-from korch.tile.arithmetic import Typed
-from korch.tile.check import check_program
-from korch.tile.parse import parse_program
-from korch.tile.program import Registers
-from korch.tile.reference import run_program
-from korch.tile.text import format_program
+from korch.tile.check.arithmetic import Typed
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import run_program
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.program import Registers
+from korch.tile.ir.text import format_program
 from tests.provider.onednn_groups import Graph
 
 LANES = 8

@@ -14,13 +14,13 @@ from korch.schedule.contraction import NotFusedError
 from korch.schedule.split_stored import SplitStored, SplitStoredBlocking
 from korch.schedule.stored import strips
 from korch.testing.samples import random_arrays
-from korch.tile.check import check_program
-from korch.tile.cpp.program import print_cpp
-from korch.tile.parse import parse_program
-from korch.tile.program import At, Contract, TileProgram
-from korch.tile.reference import run_program
-from korch.tile.staging import Machine
-from korch.tile.text import format_program
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import run_program
+from korch.tile.cpp.print import print_cpp
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.program import At, Contract, TileProgram
+from korch.tile.ir.text import format_program
+from korch.tile.lower.staging import Machine
 from tests.provider.test_stored import stored
 
 LANES = 16

@@ -17,14 +17,14 @@ from korch.primitive.ops.reduce import BroadcastAttributes
 from korch.primitive.types import ValueType
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.windows import ConvBlocking, Windows
-from korch.tile.arithmetic import Float64
-from korch.tile.check import check_program
-from korch.tile.cpp.program import print_cpp
-from korch.tile.parse import parse_program
-from korch.tile.program import Axis, Contract, Level, TileProgram
-from korch.tile.reference import run_program
-from korch.tile.staging import Machine
-from korch.tile.text import format_program
+from korch.tile.check.arithmetic import Float64
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import run_program
+from korch.tile.cpp.print import print_cpp
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.program import Axis, Contract, Level, TileProgram
+from korch.tile.ir.text import format_program
+from korch.tile.lower.staging import Machine
 from tests.support import finite_field
 from tests.support.tile_field import Field
 

@@ -11,12 +11,12 @@ from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.split_winograd import SplitWinograd, SplitWinogradBlocking
 from korch.schedule.winograd import WinogradBlocking
-from korch.tile.arithmetic import Float64
-from korch.tile.check import check_program
-from korch.tile.cpp.split import EDGE
-from korch.tile.parse import parse_program
-from korch.tile.reference import run_program
-from korch.tile.text import format_program
+from korch.tile.check.arithmetic import Float64
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import run_program
+from korch.tile.cpp.split_operands import EDGE
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.text import format_program
 from tests.provider.onednn_groups import Graph
 from tests.support import finite_field
 from tests.support.tile_field import Field

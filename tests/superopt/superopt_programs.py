@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from korch.candidate.candidate import make_group
 from korch.primitive.graph import PrimitiveGraph
-from korch.tile.lower import lower
-from korch.tile.parse import parse_program
-from korch.tile.program import TileProgram
-from korch.tile.staging import Machine
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.program import TileProgram
+from korch.tile.lower.lower import lower
+from korch.tile.lower.staging import Machine
 from tests.support.blocks import Block, lora, normalized_update
 
 ATTENTION = """\

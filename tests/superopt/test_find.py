@@ -20,7 +20,7 @@ from korch.superopt.generate import Rules, block_graphs
 from korch.superopt.sizes import CacheMachine
 from korch.superopt.verify import verify
 from korch.system.deadline import Deadline
-from korch.tile.program import Contract, Loop, Pass, TileProgram
+from korch.tile.ir.program import Contract, Loop, Pass, TileProgram
 from tests.support.blocks import (
     BLOCKS,
     GROUPS,

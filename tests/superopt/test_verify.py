@@ -8,9 +8,9 @@ from korch.primitive.op import Array
 from korch.primitive.types import DType
 from korch.superopt.field import NotProvableError, P, PairField, Q
 from korch.superopt.verify import compute, verify
-from korch.tile.arithmetic import Float64
-from korch.tile.parse import parse_program
-from korch.tile.reference import run_program
+from korch.tile.check.arithmetic import Float64
+from korch.tile.check.reference import run_program
+from korch.tile.ir.parse import parse_program
 from tests.superopt.superopt_programs import ATTENTION, LORA, plain_attention, programs
 from tests.support.blocks import BLOCKS, Block, lora
 from tests.support.mutants import mutant

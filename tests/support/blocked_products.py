@@ -9,8 +9,8 @@ from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.schedule.contraction import Contraction, Layouts, contraction_of, extent
 from korch.schedule.products import ProductBlocking, Products
-from korch.tile.program import TileProgram
-from korch.tile.staging import Machine
+from korch.tile.ir.program import TileProgram
+from korch.tile.lower.staging import Machine
 
 ROWS = (6, 24, 96)
 """Numbers of rows in a block."""

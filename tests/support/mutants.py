@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from korch.tile.index import Expr
-from korch.tile.program import (
+from korch.tile.ir.index import Expr
+from korch.tile.ir.program import (
     Accumulate,
     Apply,
     At,

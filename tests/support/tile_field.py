@@ -15,8 +15,8 @@ from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
 from korch.primitive.ops import OPS
 from korch.primitive.types import DType
-from korch.tile.arithmetic import Typed
-from korch.tile.program import Buffer, Product
+from korch.tile.check.arithmetic import Typed
+from korch.tile.ir.program import Buffer, Product
 from tests.support.finite_field import PRIME, NotPolynomialError, apply, element
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
-from korch.tile import check
-from korch.tile.index import ZERO, add, constant, scale, var
-from korch.tile.program import (
+from korch.tile.check import check
+from korch.tile.check.reference import run_program
+from korch.tile.ir.index import ZERO, add, constant, scale, var
+from korch.tile.ir.program import (
     Accumulate,
     Apply,
     At,
@@ -31,9 +32,8 @@ from korch.tile.program import (
     Store,
     TileProgram,
 )
-from korch.tile.reference import run_program
-from korch.tile.sort import Sort, Top
-from korch.tile.text import format_program
+from korch.tile.ir.sort import Sort, Top
+from korch.tile.ir.text import format_program
 from tests.tile.tile_groups import Graph, lowered, offers_of
 
 F32 = DType.F32

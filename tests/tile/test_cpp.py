@@ -20,10 +20,10 @@ from korch.target import Target
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
-from korch.tile import loops
-from korch.tile.cpp.program import SERIAL_POINTS, print_cpp
-from korch.tile.lower import lower
-from korch.tile.staging import Machine
+from korch.tile.cpp.print import SERIAL_POINTS, print_cpp
+from korch.tile.lower import loops
+from korch.tile.lower.lower import lower
+from korch.tile.lower.staging import Machine
 from tests.tile.tile_groups import FAMILIES, Graph, Group, lowered, normalization, offers_of, random_groups, softmax
 
 PROVIDER = GeneratedProvider()

@@ -15,12 +15,12 @@ from korch.provider.content import PACKAGE
 from korch.provider.provider import Kernel
 from korch.target import LANES
 from korch.testing.kernels import load_kernels
-from korch.tile.check import check_program
-from korch.tile.cpp.program import print_cpp
-from korch.tile.parse import parse_program
-from korch.tile.program import TileProgram
-from korch.tile.reference import panel_place, run_program
-from korch.tile.text import format_program
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import panel_place, run_program
+from korch.tile.cpp.print import print_cpp
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.program import TileProgram
+from korch.tile.ir.text import format_program
 
 SIZES = ((1, 1, 1), (3, 5, 2), (70, 37, 67), (13, 48, 1030), (37, 16, 2049), (64, 33, 128), (5, 4, 0))
 SIGNS = {"u8s8": ("u8", "i8"), "s8s8": ("i8", "i8"), "s8u8": ("i8", "u8"), "u8u8": ("u8", "u8")}

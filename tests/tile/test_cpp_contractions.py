@@ -19,14 +19,27 @@ from korch.provider.provider import Kernel, Threading
 from korch.target import LANES, Target
 from korch.testing.kernels import compare, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
-from korch.tile.arithmetic import Float64
-from korch.tile.check import check_program
-from korch.tile.cpp.program import SERIAL_POINTS, print_cpp
+from korch.tile.check.arithmetic import Float64
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import run_program
+from korch.tile.cpp.print import SERIAL_POINTS, print_cpp
 from korch.tile.cpp.steps import LARGEST_ARRAY_BYTES
-from korch.tile.index import constant, quotient, var
-from korch.tile.program import At, Axis, Buffer, Contract, Level, Literal, Loop, Pass, Product, Step, Store, TileProgram
-from korch.tile.reference import run_program
-from korch.tile.staging import Machine
+from korch.tile.ir.index import constant, quotient, var
+from korch.tile.ir.program import (
+    At,
+    Axis,
+    Buffer,
+    Contract,
+    Level,
+    Literal,
+    Loop,
+    Pass,
+    Product,
+    Step,
+    Store,
+    TileProgram,
+)
+from korch.tile.lower.staging import Machine
 from tests.support.blocked_products import products
 
 CHOSEN, FEW = 4, 2

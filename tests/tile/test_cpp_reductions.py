@@ -13,12 +13,12 @@ from korch.provider.provider import Kernel
 from korch.target import Target
 from korch.testing.kernels import load_kernels, run_kernel
 from korch.testing.samples import random_arrays
-from korch.tile.arithmetic import Float64
-from korch.tile.check import check_program
-from korch.tile.cpp.program import print_cpp
-from korch.tile.index import add, scale, var
-from korch.tile.program import Accumulate, Axis, Buffer, Level, Load, Pass, Stage, TileProgram
-from korch.tile.reference import run_program
+from korch.tile.check.arithmetic import Float64
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import run_program
+from korch.tile.cpp.print import print_cpp
+from korch.tile.ir.index import add, scale, var
+from korch.tile.ir.program import Accumulate, Axis, Buffer, Level, Load, Pass, Stage, TileProgram
 from tests.provider.onednn_groups import Graph
 
 TILE, TILES = 21, 3

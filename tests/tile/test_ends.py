@@ -24,12 +24,12 @@ from korch.schedule.split_attention import program_of
 from korch.system.alignment import aligned_bytes, round_up
 from korch.target import Target
 from korch.testing.kernels import load_kernels
-from korch.tile.bind import bind
-from korch.tile.ends import KEYS, ended
-from korch.tile.parse import parse_program
-from korch.tile.program import Level, Parameter, TileProgram
-from korch.tile.staging import Machine
-from korch.tile.trim import Count, Needed
+from korch.tile.ir.bind import bind
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.program import Level, Parameter, TileProgram
+from korch.tile.lower.staging import Machine
+from korch.tile.trim.ends import KEYS, ended
+from korch.tile.trim.trim import Count, Needed
 from tests.provider.onednn_groups import Graph
 from tests.support.matrix_units import matrix_units
 

@@ -6,9 +6,9 @@ import pytest
 
 from korch.provider.generated import GeneratedProvider
 from korch.target import Target
-from korch.tile.cpp.program import print_cpp
-from korch.tile.lower import lower
-from korch.tile.staging import Machine
+from korch.tile.cpp.print import print_cpp
+from korch.tile.lower.lower import lower
+from korch.tile.lower.staging import Machine
 from tests.support.fuzz_kernels import cases_of, check_cases
 from tests.tile.tile_groups import Graph, Group, normalization, offers_of, softmax
 
@@ -97,7 +97,7 @@ def test_small_vectors_are_not_fetched_beside_rows():
 
 def test_squares_to_come_are_fetched(monkeypatch):
     """From two levels; where a tile reads contiguous memory, from farther ahead."""
-    monkeypatch.setattr("korch.tile.loops.LARGE_ELEMENTS", 0)
+    monkeypatch.setattr("korch.tile.lower.loops.LARGE_ELEMENTS", 0)
     for text, ahead in (("f32[4,64,1600]", [16, 64]), ("f32[4,1600,64]", [1024])):
         g = Graph()
         source = source_of(g.group(g.transpose(g.tensor(text), 0, 2, 1)))

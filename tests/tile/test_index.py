@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from korch.candidate.layout import Layout
-from korch.tile.emit import physical_offset
-from korch.tile.index import (
+from korch.tile.ir.index import (
     Choice,
     Expr,
     Quotient,
@@ -32,6 +31,7 @@ from korch.tile.index import (
     var,
     vector_step,
 )
+from korch.tile.lower.emit import physical_offset
 
 NAMES = ("a", "b", "c")
 RANGES = st.tuples(*(st.integers(1, 6) for _ in NAMES)).map(

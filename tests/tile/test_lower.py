@@ -10,10 +10,10 @@ from korch.candidate.layout import layout_choices
 from korch.primitive.ops.layout import PadAttributes, SliceAttributes
 from korch.provider.generated import GeneratedProvider
 from korch.testing.samples import random_arrays
-from korch.tile import loops
-from korch.tile.lower import lower
-from korch.tile.program import Level, Load
-from korch.tile.staging import Machine
+from korch.tile.ir.program import Level, Load
+from korch.tile.lower import loops
+from korch.tile.lower.lower import lower
+from korch.tile.lower.staging import Machine
 from tests.tile.tile_groups import FAMILIES, Graph, check_lowering, lowered, offers_of, random_groups, softmax
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from korch.errors import InvalidGraphError
-from korch.tile.index import Choice, Expr, Quotient, Remainder, TableEntry, Times, Var, add, constant, scale, var
-from korch.tile.parse import parse_program
-from korch.tile.text import format_program
+from korch.tile.ir.index import Choice, Expr, Quotient, Remainder, TableEntry, Times, Var, add, constant, scale, var
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.text import format_program
 from tests.tile.tile_groups import FAMILIES, lowered, offers_of, random_groups
 
 V, N = Expr(0, ((Var("v"), 1),)), Var("n")

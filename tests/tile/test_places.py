@@ -7,15 +7,15 @@ import pytest
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
-from korch.tile import places
-from korch.tile.affine import Poly, Symbols, number
-from korch.tile.bind import bind
-from korch.tile.check import check_program
-from korch.tile.index import Expr, add, constant, scale, var
-from korch.tile.parse import parse_program
-from korch.tile.program import Axis, Buffer, Level, Literal, Load, Pass, Stage, Store, TileProgram
-from korch.tile.reference import run_program
-from korch.tile.region import accesses
+from korch.tile.check import places
+from korch.tile.check.accesses import accesses
+from korch.tile.check.check import check_program
+from korch.tile.check.digits import Poly, Symbols, number
+from korch.tile.check.reference import run_program
+from korch.tile.ir.bind import bind
+from korch.tile.ir.index import Expr, add, constant, scale, var
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.program import Axis, Buffer, Level, Literal, Load, Pass, Stage, Store, TileProgram
 from tests.tile.test_programs import PROGRAMS
 from tests.tile.tile_groups import lowered, normalization, offers_of
 

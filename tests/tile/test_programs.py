@@ -8,15 +8,15 @@ import pytest
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
-from korch.tile.arithmetic import Float64
-from korch.tile.bind import bind
-from korch.tile.check import check_program
-from korch.tile.cpp.program import print_cpp
-from korch.tile.parse import parse_program
-from korch.tile.program import Buffer, Level, Panels, TileProgram
-from korch.tile.reference import panel_place, run_program
-from korch.tile.text import format_program
-from korch.tile.triton.program import print_triton
+from korch.tile.check.arithmetic import Float64
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import panel_place, run_program
+from korch.tile.cpp.print import print_cpp
+from korch.tile.ir.bind import bind
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.program import Buffer, Level, Panels, TileProgram
+from korch.tile.ir.text import format_program
+from korch.tile.triton.print import print_triton
 from tests.support.finite_field import PRIME, NotPolynomialError
 from tests.support.tile_field import Field
 

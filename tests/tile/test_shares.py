@@ -16,10 +16,10 @@ from korch.provider.tile_kernel import kernel_of
 from korch.system.alignment import aligned_bytes
 from korch.target import Target
 from korch.testing.kernels import load_kernels
-from korch.tile.index import add, remainder, scale, var
-from korch.tile.program import Axis, Buffer, Inside, Level, Load, Pass, Stage, Store, TileProgram
-from korch.tile.shares import PRODUCT_ROWS, Shares, shares_of
-from korch.tile.trim import LIVE, Count, Needed, trimmed
+from korch.tile.ir.index import add, remainder, scale, var
+from korch.tile.ir.program import Axis, Buffer, Inside, Level, Load, Pass, Stage, Store, TileProgram
+from korch.tile.trim.shares import PRODUCT_ROWS, Shares, shares_of
+from korch.tile.trim.trim import LIVE, Count, Needed, trimmed
 from tests.provider.onednn_groups import Graph
 
 ROWS, TERMS, COLUMNS = 300, 64, 48

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from korch.primitive.types import DType
-from korch.tile.index import var
-from korch.tile.program import Apply, Literal, Load, TileOp
-from korch.tile.tables import tables_of
+from korch.tile.cpp.tables import tables_of
+from korch.tile.ir.index import var
+from korch.tile.ir.program import Apply, Literal, Load, TileOp
 
 
 def bits_of_a_byte(shift: int, mask: int, zero: int) -> list[TileOp]:

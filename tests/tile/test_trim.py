@@ -22,10 +22,10 @@ from korch.provider.tile_kernel import kernel_of
 from korch.system.alignment import aligned_bytes
 from korch.target import Target
 from korch.testing.kernels import load_kernels
-from korch.tile.bind import bind
-from korch.tile.index import add, constant, scale, var
-from korch.tile.program import Axis, Buffer, Level, Literal, Load, Pass, Stage, Store, TileProgram
-from korch.tile.trim import LIVE, ROW_STEP, Count, Needed, trimmed, whole
+from korch.tile.ir.bind import bind
+from korch.tile.ir.index import add, constant, scale, var
+from korch.tile.ir.program import Axis, Buffer, Level, Literal, Load, Pass, Stage, Store, TileProgram
+from korch.tile.trim.trim import LIVE, ROW_STEP, Count, Needed, trimmed, whole
 from tests.provider.onednn_groups import Graph
 
 ROWS = 130

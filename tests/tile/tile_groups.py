@@ -22,11 +22,11 @@ from korch.primitive.types import DType, ValueType
 from korch.provider.generated import GeneratedProvider
 from korch.target import Target
 from korch.testing.tolerance import assert_same
-from korch.tile.check import check_program
-from korch.tile.lower import lower
-from korch.tile.program import TileProgram
-from korch.tile.reference import run_program
-from korch.tile.staging import Machine
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import run_program
+from korch.tile.ir.program import TileProgram
+from korch.tile.lower.lower import lower
+from korch.tile.lower.staging import Machine
 from tests.support.random_graph import random_graph
 
 MODES = ("constant", "reflect", "edge", "wrap")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from korch.primitive.types import DType
 from korch.system.alignment import round_up
 from korch.system.content_name import content_name
-from korch.tile.check import check_program
-from korch.tile.program import TileProgram
-from korch.tile.program_order import ProgramOrder
+from korch.tile.check.check import check_program
+from korch.tile.ir.program import TileProgram
 from korch.tile.triton.launch import PrintedLaunches, PrintedProgram
+from korch.tile.triton.program_order import ProgramOrder
 
 logger = logging.getLogger("korch.cuda")
 

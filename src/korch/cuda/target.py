@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from korch.candidate.candidate import ALL_PAIRS
 from korch.errors import OptionError
 from korch.primitive.types import DType
-from korch.tile.program import Product
+from korch.tile.ir.program import Product
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from korch.events.touched import PortSpans, touched_by
 from korch.provider.provider import Kernel, Threading
 from korch.provider.teams import team_refusal
 from korch.target import Target
-from korch.tile.memory import places_in_memory
-from korch.tile.program import Level, TileProgram
+from korch.tile.ir.program import Level, TileProgram
+from korch.tile.lower.buffers import places_in_memory
 
 Place = tuple[str, int]
 """A memory, and the offset in bytes at which a buffer begins in it."""

@@ -24,9 +24,9 @@ from korch.events.kernels import Place, placed
 from korch.events.schedule import spread_orders
 from korch.events.spans import run
 from korch.events.touched import PortSpans, touched_by
-from korch.tile.memory import BufferPlace
-from korch.tile.program import Level, TileProgram
-from korch.tile.program_order import ProgramOrder
+from korch.tile.ir.program import Level, TileProgram
+from korch.tile.lower.buffers import BufferPlace
+from korch.tile.triton.program_order import ProgramOrder
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ import numpy as np
 
 from korch.events.spans import NOTHING, Spans, run, runs, union
 from korch.primitive.op import Array
-from korch.tile.memory import BufferPlace
-from korch.tile.points import Points
-from korch.tile.program import Axis, Buffer, Stage, TileProgram
-from korch.tile.region import Access, accesses
+from korch.tile.check.accesses import Access, accesses
+from korch.tile.check.points import Points
+from korch.tile.ir.program import Axis, Buffer, Stage, TileProgram
+from korch.tile.lower.buffers import BufferPlace
 
 MOST_POINTS = 1 << 23
 """The most points of an access, for a set of grid points, that are enumerated."""

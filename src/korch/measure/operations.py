@@ -1,7 +1,7 @@
 """Group -> the approximate number of operations of a generated kernel.
 
 A value that is neither an output nor the result of a reduction is recomputed at each use (see
-`korch.tile.lower`): a sigmoid before a window of 25 taps is computed 25 times. So the uses of each value are
+`korch.tile.lower.lower`): a sigmoid before a window of 25 taps is computed 25 times. So the uses of each value are
 counted, backwards from the outputs.
 """
 

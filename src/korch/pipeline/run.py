@@ -35,7 +35,7 @@ from korch.segments.join import Joined
 from korch.segments.search import Outcome
 from korch.superopt.find import FinderReport
 from korch.system.deadline import Deadline
-from korch.tile.program import TileProgram
+from korch.tile.ir.program import TileProgram
 from korch.validation.fresh import FRESH_S
 from korch.validation.timing import BUILD_SAFETY
 from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES

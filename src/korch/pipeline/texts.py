@@ -14,7 +14,7 @@ from korch.search.result import Round
 from korch.segments.block_task import BlockTask
 from korch.segments.join import join
 from korch.segments.text import format_partition, parse_partition
-from korch.tile.text import format_program
+from korch.tile.ir.text import format_program
 
 
 def operators_text(run: Run) -> str:

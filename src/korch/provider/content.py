@@ -11,7 +11,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1]
 
-SHARED = ("provider", "schedule", "tile", "tile/cpp", "tile/triton", "native", "measure/toolchain.py")
+_TILE = ("tile/ir", "tile/check", "tile/lower", "tile/trim", "tile/cpp", "tile/triton")
+SHARED = ("provider", "schedule", *_TILE, "native", "measure/toolchain.py")
 """Files and folders that all providers depend on: this folder's modules, schedules, printers, headers, flags."""
 
 DIGITS = 12

@@ -11,9 +11,9 @@ from korch.primitive.types import row_major_strides
 from korch.provider.opaque import attributes_of, node_of
 from korch.schedule.blocks import cut, flat
 from korch.tile.cpp.text import C_TYPE
-from korch.tile.index import ZERO, Expr, add, scale, var
-from korch.tile.program import At, Axis, Buffer, Level, Load, Loop, Pass, Stage, Store, TileProgram
-from korch.tile.staging import Machine
+from korch.tile.ir.index import ZERO, Expr, add, scale, var
+from korch.tile.ir.program import At, Axis, Buffer, Level, Load, Loop, Pass, Stage, Store, TileProgram
+from korch.tile.lower.staging import Machine
 
 COLUMNS = 1024
 """The most elements of a row that a task computes."""

@@ -23,10 +23,10 @@ from korch.provider.top import offer_top, top_program
 from korch.superopt.find import Finder, FoundProgram
 from korch.target import Target
 from korch.tile.cpp.text import C_TYPE
-from korch.tile.growth import TextLimitError, grows_too_large
-from korch.tile.lower import lower
-from korch.tile.program import TileProgram
-from korch.tile.staging import Machine
+from korch.tile.ir.growth import TextLimitError, grows_too_large
+from korch.tile.ir.program import TileProgram
+from korch.tile.lower.lower import lower
+from korch.tile.lower.staging import Machine
 
 FOUND = "found"
 """The variant of an offer of a found program is this word and the program's hash."""

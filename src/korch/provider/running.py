@@ -18,8 +18,8 @@ from korch.primitive.types import DType
 from korch.provider.opaque import attributes_of, node_of
 from korch.schedule.blocks import arranged, cut, flat
 from korch.tile.cpp.text import C_TYPE
-from korch.tile.index import ZERO, Expr, Ranges, add, constant, scale, var
-from korch.tile.program import (
+from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, scale, var
+from korch.tile.ir.program import (
     Accumulate,
     Apply,
     At,
@@ -35,7 +35,7 @@ from korch.tile.program import (
     Store,
     TileProgram,
 )
-from korch.tile.staging import Machine
+from korch.tile.lower.staging import Machine
 
 COLUMNS = 16384
 """The most sequences along an outer axis that a task computes: their results stay in the level-2 cache. With fewer, a

@@ -10,10 +10,10 @@ from dataclasses import replace
 from korch.candidate.candidate import Group, Offer
 from korch.provider.provider import Kernel, Threading
 from korch.target import Target
-from korch.tile.check import check_program
-from korch.tile.cpp.program import PrintedCpp, print_cpp
-from korch.tile.program import TileProgram
-from korch.tile.trim import Count
+from korch.tile.check.check import check_program
+from korch.tile.cpp.print import PrintedCpp, print_cpp
+from korch.tile.ir.program import TileProgram
+from korch.tile.trim.trim import Count
 
 logger = logging.getLogger("korch.provider")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.primitive.types import DType, ValueType
 from korch.provider.opaque import attributes_of, node_of
-from korch.tile.program import Axis, Buffer, Level, Stage, TileProgram
-from korch.tile.sort import Top
-from korch.tile.staging import Machine
+from korch.tile.ir.program import Axis, Buffer, Level, Stage, TileProgram
+from korch.tile.ir.sort import Top
+from korch.tile.lower.staging import Machine
 
 ORDERED = (DType.F32, DType.F64, DType.I64, DType.I32, DType.I16, DType.I8, DType.U32, DType.U16, DType.U8)
 """Element types whose values kernels can compare; 16-bit floats are stored as integers and can't be compared so."""

@@ -2,7 +2,7 @@
 
 Elements of an output beyond the model's size are cut off, and masks replace such elements of other values. So, going
 backwards from the outputs, only those elements of many values are needed whose coordinates along some axes are less
-than the model's size. Kernels leave out the others (`korch.tile.trim`).
+than the model's size. Kernels leave out the others (`korch.tile.trim.trim`).
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import assert_never
 
 from korch.report.units import size_text
-from korch.tile.program import (
+from korch.tile.ir.program import (
     Accumulate,
     Apply,
     Axis,

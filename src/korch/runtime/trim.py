@@ -23,11 +23,11 @@ from korch.ranges.needed import Need, needs
 from korch.ranges.plan import RangePlan
 from korch.runtime.program import PlanStep
 from korch.target import Target
-from korch.tile.ends import KEYS, ended
-from korch.tile.growth import TextLimitError, UnprintableError
-from korch.tile.program import Level, Parameter, TileProgram
-from korch.tile.shares import PART, by_rows, shares_of
-from korch.tile.trim import LIVE, Count, Needed, trimmed
+from korch.tile.ir.growth import TextLimitError, UnprintableError
+from korch.tile.ir.program import Level, Parameter, TileProgram
+from korch.tile.trim.ends import KEYS, ended
+from korch.tile.trim.shares import PART, by_rows, shares_of
+from korch.tile.trim.trim import LIVE, Count, Needed, trimmed
 
 logger = logging.getLogger("korch.runtime")
 

@@ -14,7 +14,7 @@ from korch.events.simulate import DEFAULT_COSTS
 from korch.provider.provider import Threading
 from korch.runtime.record import WaitingRecord, WaitRecord
 from korch.target import Target
-from korch.tile.bind import largest
+from korch.tile.ir.bind import largest
 
 MOST_WAITS = 8
 """The number of waits that are recorded: those with the largest shares."""

@@ -24,9 +24,8 @@ from korch.schedule.contraction import Layouts, NotFusedError, extent
 from korch.schedule.heads import Attention, contractions_of, emit_score
 from korch.schedule.softmax import SoftmaxRows
 from korch.system.alignment import round_up
-from korch.tile.emit import Emitter
-from korch.tile.index import ZERO, Expr, Ranges, add, constant, scale, var
-from korch.tile.program import (
+from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, scale, var
+from korch.tile.ir.program import (
     Accumulate,
     Apply,
     At,
@@ -44,7 +43,8 @@ from korch.tile.program import (
     Store,
     TileProgram,
 )
-from korch.tile.staging import Machine
+from korch.tile.lower.emit import Emitter
+from korch.tile.lower.staging import Machine
 
 STRIP_VECTORS = 2
 """Vectors of columns that the contraction's kernel reads together."""

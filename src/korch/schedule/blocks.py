@@ -10,10 +10,9 @@ from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts, NotFusedError, Packed
 from korch.system.alignment import round_up
-from korch.tile.emit import Emitter, Guards
-from korch.tile.index import Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var, vector_step
-from korch.tile.loops import LINE_ELEMENTS, PAGE_ELEMENTS, is_across, map_indices
-from korch.tile.program import (
+from korch.tile.ir.index import Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var, vector_step
+from korch.tile.ir.passes import map_indices
+from korch.tile.ir.program import (
     WIDENED,
     Apply,
     At,
@@ -31,6 +30,8 @@ from korch.tile.program import (
     arguments_of,
     holds,
 )
+from korch.tile.lower.emit import Emitter, Guards
+from korch.tile.lower.loops import LINE_ELEMENTS, PAGE_ELEMENTS, is_across
 
 PRODUCTS = {
     product.types[:2]: product

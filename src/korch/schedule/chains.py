@@ -21,11 +21,9 @@ from korch.schedule.depthwise import is_depthwise
 from korch.schedule.sides import can_clip, sides_of, without_units
 from korch.schedule.split_products import MOST_COMPONENTS, given_split, split_into
 from korch.system.alignment import ceil_div, round_up
-from korch.tile.cpp.split import EDGE
-from korch.tile.emit import Emitter
-from korch.tile.index import ZERO, Expr, Ranges, add, constant, quotient, remainder, scale, var, vector_step
-from korch.tile.loops import arrange
-from korch.tile.program import (
+from korch.target import EDGE
+from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, quotient, remainder, scale, var, vector_step
+from korch.tile.ir.program import (
     At,
     Axis,
     Buffer,
@@ -45,7 +43,9 @@ from korch.tile.program import (
     TileProgram,
     holds,
 )
-from korch.tile.staging import Machine
+from korch.tile.lower.emit import Emitter
+from korch.tile.lower.loops import arrange
+from korch.tile.lower.staging import Machine
 
 
 @dataclass(frozen=True, slots=True)

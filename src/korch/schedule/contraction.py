@@ -18,10 +18,10 @@ from korch.primitive.op import Category
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.linear import BYTES, ConvAttributes
 from korch.primitive.types import DType, row_major_strides
-from korch.tile.emit import Emitter, Index, physical_offset
-from korch.tile.index import ZERO, Expr, Ranges, add, constant, quotient, remainder, scale, var
-from korch.tile.memory import ports
-from korch.tile.program import Buffer, Panels, Split
+from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, quotient, remainder, scale, var
+from korch.tile.ir.program import Buffer, Panels, Split
+from korch.tile.lower.buffers import ports
+from korch.tile.lower.emit import Emitter, Index, physical_offset
 
 Axes = tuple[tuple[str, int], ...]
 """Names and extents, outermost first; none of extent 1."""

@@ -20,10 +20,9 @@ from korch.schedule.blocks import Blocked, Operand, cut, fill, flat, loaded, zer
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, in_panels
 from korch.schedule.sides import can_clip, sides_of, without_units
 from korch.system.alignment import round_up
-from korch.tile.emit import Index
-from korch.tile.index import ZERO, Expr, Ranges, add, scale, substitute, var
-from korch.tile.loops import map_indices
-from korch.tile.program import (
+from korch.tile.ir.index import ZERO, Expr, Ranges, add, scale, substitute, var
+from korch.tile.ir.passes import map_indices
+from korch.tile.ir.program import (
     PAIR,
     At,
     Axis,
@@ -38,6 +37,7 @@ from korch.tile.program import (
     Store,
     TileProgram,
 )
+from korch.tile.lower.emit import Index
 
 MOST_TAPS = 49
 """The most positions in a window of bytes: the loops over them are unrolled."""

@@ -17,8 +17,8 @@ from korch.primitive.graph import Primitive
 from korch.primitive.types import DType, row_major_strides
 from korch.schedule.blocks import Blocked, cut, fill, flat, store
 from korch.schedule.contraction import Contraction, Layouts, extent
-from korch.tile.index import ZERO, Expr, Ranges, add, scale, substitute, var
-from korch.tile.program import (
+from korch.tile.ir.index import ZERO, Expr, Ranges, add, scale, substitute, var
+from korch.tile.ir.program import (
     Accumulate,
     Apply,
     At,

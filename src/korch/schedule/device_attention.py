@@ -17,9 +17,8 @@ from korch.schedule.attention import Attentions
 from korch.schedule.blocks import Blocked, cut, fill, flat, store
 from korch.schedule.heads import emit_score
 from korch.schedule.softmax import SoftmaxRows
-from korch.tile.emit import Emitter
-from korch.tile.index import Expr, Ranges, add, scale, var
-from korch.tile.program import (
+from korch.tile.ir.index import Expr, Ranges, add, scale, var
+from korch.tile.ir.program import (
     Apply,
     At,
     Axis,
@@ -35,6 +34,7 @@ from korch.tile.program import (
     Store,
     TileProgram,
 )
+from korch.tile.lower.emit import Emitter
 
 
 class DeviceAttention(Attentions):

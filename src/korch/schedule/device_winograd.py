@@ -16,8 +16,8 @@ from korch.schedule.blocks import flat, store
 from korch.schedule.contraction import Contraction, Layouts
 from korch.schedule.device import SUMS, BlockLoops, Blocks
 from korch.schedule.winograd import Winograd, both_ways
-from korch.tile.index import ZERO, Expr, add, constant, scale, var
-from korch.tile.program import At, Axis, Buffer, Inside, Level, Load, Pass, Product, Stage, Store, TileProgram, holds
+from korch.tile.ir.index import ZERO, Expr, add, constant, scale, var
+from korch.tile.ir.program import At, Axis, Buffer, Inside, Level, Load, Pass, Product, Stage, Store, TileProgram, holds
 
 POINTS, PRODUCTS = "v", "w"
 """The buffers of transformed tiles, and of their products with the weights."""

@@ -14,8 +14,8 @@ from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, i
 from korch.schedule.products import multiplied
 from korch.schedule.sides import sides_of, without_units
 from korch.system.alignment import round_up
-from korch.tile.index import Expr, Ranges, add, constant, scale, var
-from korch.tile.program import PAIR, At, Axis, Buffer, Contract, Level, Loop, Pass, Registers, Stage, TileProgram
+from korch.tile.ir.index import Expr, Ranges, add, constant, scale, var
+from korch.tile.ir.program import PAIR, At, Axis, Buffer, Contract, Level, Loop, Pass, Registers, Stage, TileProgram
 
 
 class FewChannels(Blocked):

@@ -16,8 +16,8 @@ from korch.schedule.blocks import Blocked, cut, fill, flat, spaced, store
 from korch.schedule.contraction import Layouts, NotFusedError, Packed, in_panels, matmul_axes
 from korch.schedule.split_products import given_split, operand_components, tile_of_components
 from korch.system.alignment import round_up
-from korch.tile.index import Expr, add, scale, var
-from korch.tile.program import (
+from korch.tile.ir.index import Expr, add, scale, var
+from korch.tile.ir.program import (
     At,
     Axis,
     Buffer,
@@ -33,8 +33,8 @@ from korch.tile.program import (
     Store,
     TileProgram,
 )
-from korch.tile.sort import Sort
-from korch.tile.staging import Machine
+from korch.tile.ir.sort import Sort
+from korch.tile.lower.staging import Machine
 
 BLOCK, ROWS, GROUP, COUNT = "block", "rows", "e", "n"
 """The loop variables of a task: its block, a variable that is always 0, its matrix and its number of rows."""

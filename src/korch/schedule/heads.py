@@ -8,9 +8,9 @@ from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
 from korch.schedule.contraction import Contraction, Fusion, Layouts, NotFusedError, follow
-from korch.tile.emit import Emitter, Index
-from korch.tile.index import ZERO, Expr, add, scale, var
-from korch.tile.program import Apply, Load, Select
+from korch.tile.ir.index import ZERO, Expr, add, scale, var
+from korch.tile.ir.program import Apply, Load, Select
+from korch.tile.lower.emit import Emitter, Index
 
 
 @dataclass(frozen=True, eq=False)

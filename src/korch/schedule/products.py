@@ -16,10 +16,8 @@ from korch.primitive.graph import Primitive
 from korch.schedule.blocks import Blocked, Operand, arranged, cut, direct, fill, flat, spaced, store, zero_of
 from korch.schedule.contraction import Axes, Contraction, Layouts, NotFusedError, Packed, extent, in_panels
 from korch.system.alignment import round_up
-from korch.tile.emit import Emitter
-from korch.tile.index import ZERO, Expr, Ranges, add, scale, var
-from korch.tile.loops import arrange, grid_for
-from korch.tile.program import (
+from korch.tile.ir.index import ZERO, Expr, Ranges, add, scale, var
+from korch.tile.ir.program import (
     PAIR,
     QUAD,
     At,
@@ -37,7 +35,9 @@ from korch.tile.program import (
     Store,
     TileProgram,
 )
-from korch.tile.staging import Machine
+from korch.tile.lower.emit import Emitter
+from korch.tile.lower.loops import arrange, grid_for
+from korch.tile.lower.staging import Machine
 
 WIDENED = {
     Product.U8S8: Product.S16S8,

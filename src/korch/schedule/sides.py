@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
-from korch.tile.index import ZERO, Expr, Ranges, add, constant, scale, substitute
-from korch.tile.program import Axis, Inside
+from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, scale, substitute
+from korch.tile.ir.program import Axis, Inside
 
 
 @dataclass(frozen=True, slots=True)

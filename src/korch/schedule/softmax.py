@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from korch.primitive.types import DType
-from korch.tile.program import Accumulate, Apply, At, Axis, Literal, Load, Pass, Store, TileOp
+from korch.tile.ir.program import Accumulate, Apply, At, Axis, Literal, Load, Pass, Store, TileOp
 
 
 @dataclass

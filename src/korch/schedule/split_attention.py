@@ -11,7 +11,7 @@ from korch.schedule.attention import AttentionBlocking, AttentionBuilder, Attent
 from korch.schedule.blocks import Blocked, arranged, spaced, store
 from korch.schedule.split_products import are_adjacent, copied, operand_components, tile_of_components
 from korch.system.alignment import round_up
-from korch.tile.program import Apply, At, Axis, Load, Pass, Product, TileOp, TileProgram
+from korch.tile.ir.program import Apply, At, Axis, Load, Pass, Product, TileOp, TileProgram
 
 
 def program_of(given: Attentions, blocking: AttentionBlocking) -> TileProgram:

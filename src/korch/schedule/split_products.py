@@ -18,10 +18,10 @@ from korch.schedule.blocks import Operand, store
 from korch.schedule.contraction import Contraction, Layouts, Packed, extent
 from korch.schedule.products import Cut, ProductBlocking, Products
 from korch.system.alignment import round_up
-from korch.tile.cpp.split import EDGE
-from korch.tile.index import add, scale, var, vector_step
-from korch.tile.program import At, Axis, Buffer, Level, Load, Panels, Pass, Product, Split, TileOp
-from korch.tile.staging import Machine
+from korch.target import EDGE
+from korch.tile.ir.index import add, scale, var, vector_step
+from korch.tile.ir.program import At, Axis, Buffer, Level, Load, Panels, Pass, Product, Split, TileOp
+from korch.tile.lower.staging import Machine
 
 MOST_COMPONENTS = 3
 """The components of a float32: three significands of 8 bits make one of 24 bits."""

@@ -16,9 +16,9 @@ from korch.schedule.contraction import NotFusedError
 from korch.schedule.split_products import are_adjacent, components_of, copied, tile_of_components
 from korch.schedule.stored import Stored
 from korch.system.alignment import round_up
-from korch.tile.cpp.split import EDGE
-from korch.tile.index import Expr, Ranges, add, constant, quotient, scale, substitute, var
-from korch.tile.program import (
+from korch.target import EDGE
+from korch.tile.ir.index import Expr, Ranges, add, constant, quotient, scale, substitute, var
+from korch.tile.ir.program import (
     At,
     Axis,
     Buffer,

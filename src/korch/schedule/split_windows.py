@@ -17,9 +17,9 @@ from korch.schedule.contraction import Layouts, Packed, contraction_of
 from korch.schedule.sides import Side, sides_of, without_units
 from korch.schedule.split_products import operand_components, split_into
 from korch.system.alignment import ceil_div, round_up
-from korch.tile.cpp.split import EDGE
-from korch.tile.index import Expr, add, constant, quotient, remainder, scale, var
-from korch.tile.program import (
+from korch.target import EDGE
+from korch.tile.ir.index import Expr, add, constant, quotient, remainder, scale, var
+from korch.tile.ir.program import (
     Apply,
     At,
     Axis,

@@ -15,9 +15,9 @@ from korch.schedule.blocks import cut, fill, flat, store
 from korch.schedule.split_products import MOST_COMPONENTS, given_split, split_into
 from korch.schedule.winograd import POINTS, RESULTS, Winograd, spread
 from korch.system.alignment import ceil_div, round_up
-from korch.tile.cpp.split import EDGE
-from korch.tile.index import Expr, add, constant, scale, var
-from korch.tile.program import (
+from korch.target import EDGE
+from korch.tile.ir.index import Expr, add, constant, scale, var
+from korch.tile.ir.program import (
     At,
     Axis,
     Buffer,

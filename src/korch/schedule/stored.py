@@ -18,10 +18,8 @@ from korch.primitive.types import DType
 from korch.schedule.blocks import Blocked, cut, direct, fill, flat, spaced, store
 from korch.schedule.contraction import Layouts, NotFusedError, extent, matmul_axes
 from korch.tile.cpp.reduce import SHORT_REDUCTION
-from korch.tile.emit import Emitter
-from korch.tile.index import Expr, add, quotient, scale, var
-from korch.tile.loops import arrange, grid_for
-from korch.tile.program import (
+from korch.tile.ir.index import Expr, add, quotient, scale, var
+from korch.tile.ir.program import (
     Accumulate,
     At,
     Axis,
@@ -39,7 +37,9 @@ from korch.tile.program import (
     Store,
     TileProgram,
 )
-from korch.tile.staging import Machine
+from korch.tile.lower.emit import Emitter
+from korch.tile.lower.loops import arrange, grid_for
+from korch.tile.lower.staging import Machine
 
 FEW_ROWS = 3
 """Up to this many rows, weights are widened in registers each time they are used."""

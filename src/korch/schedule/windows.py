@@ -26,10 +26,8 @@ from korch.schedule.blocks import Blocked, Operand, cut, direct, fill, flat, is_
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, in_panels
 from korch.schedule.sides import can_clip, sides_of, without_units
 from korch.system.alignment import round_up
-from korch.tile.emit import Emitter, Index
-from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, var
-from korch.tile.loops import arrange, grid_for
-from korch.tile.program import (
+from korch.tile.ir.index import Expr, Ranges, add, bounds, constant, scale, var
+from korch.tile.ir.program import (
     At,
     Axis,
     Buffer,
@@ -44,7 +42,9 @@ from korch.tile.program import (
     Store,
     TileProgram,
 )
-from korch.tile.staging import Machine
+from korch.tile.lower.emit import Emitter, Index
+from korch.tile.lower.loops import arrange, grid_for
+from korch.tile.lower.staging import Machine
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,9 @@ from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_co
 from korch.primitive.types import DType
 from korch.schedule.blocks import cut, fill, flat, require_adjacent, zero_of
 from korch.schedule.contraction import Fusion, Layouts, in_panels, is_of_bytes
-from korch.tile.emit import Emitter, Index
-from korch.tile.index import ZERO, Expr, add, constant, quotient, remainder, scale, substitute, var
-from korch.tile.loops import map_indices
-from korch.tile.program import (
+from korch.tile.ir.index import ZERO, Expr, add, constant, quotient, remainder, scale, substitute, var
+from korch.tile.ir.passes import map_indices
+from korch.tile.ir.program import (
     At,
     Axis,
     Buffer,
@@ -42,6 +41,7 @@ from korch.tile.program import (
     TileProgram,
     holds,
 )
+from korch.tile.lower.emit import Emitter, Index
 
 LINE_FLOATS = 16
 """The size of a line of the L1 cache, in floats."""

@@ -22,9 +22,9 @@ from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, Transpo
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.primitive.types import DType, ValueType
-from korch.tile.emit import folded
-from korch.tile.index import ZERO, Expr, Ranges, add, bounds, constant, scale, substitute, var
-from korch.tile.program import Inside
+from korch.tile.ir.index import ZERO, Expr, Ranges, add, bounds, constant, scale, substitute, var
+from korch.tile.ir.program import Inside
+from korch.tile.lower.emit import folded
 
 TWIN = "x"
 """The suffix of the name of a second axis for the same dimension, which therefore has the same length."""

@@ -15,9 +15,8 @@ from korch.superopt.expressions import Expressions
 from korch.superopt.field import LOWEST
 from korch.superopt.frame import F32, BlockSizes, Frame, Tile
 from korch.superopt.generate import TRANSCENDENTAL, BlockGraph, BlockStep, GraphOperand, LoopPhase, StepKind
-from korch.tile.index import ZERO
-from korch.tile.loops import PAGE_ELEMENTS
-from korch.tile.program import (
+from korch.tile.ir.index import ZERO
+from korch.tile.ir.program import (
     Accumulate,
     Apply,
     At,
@@ -37,6 +36,7 @@ from korch.tile.program import (
     TileOp,
     TileProgram,
 )
+from korch.tile.lower.loops import PAGE_ELEMENTS
 
 ROWS, VECTORS = {16: 12}, 2
 """Rows (by lanes; `FEW_ROWS` for other numbers of lanes) and vectors of columns that a contraction has in registers."""

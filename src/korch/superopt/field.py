@@ -29,8 +29,8 @@ import numpy as np
 
 from korch.primitive.op import Array
 from korch.primitive.types import DType
-from korch.tile.arithmetic import Typed
-from korch.tile.program import Buffer, Product
+from korch.tile.check.arithmetic import Typed
+from korch.tile.ir.program import Buffer, Product
 
 Q = 33_553_991
 P = 2 * Q + 1

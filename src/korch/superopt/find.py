@@ -31,10 +31,10 @@ from korch.superopt.groups import superopt_groups
 from korch.superopt.sizes import CacheMachine, SizedCut, columns_of, cuts, small_cut, small_sizes
 from korch.superopt.verify import verify
 from korch.system.deadline import Deadline
-from korch.tile.check import check_program
-from korch.tile.parse import parse_program
-from korch.tile.program import TileProgram
-from korch.tile.text import format_program
+from korch.tile.check.check import check_program
+from korch.tile.ir.parse import parse_program
+from korch.tile.ir.program import TileProgram
+from korch.tile.ir.text import format_program
 
 GROUP_SECONDS = 12.0  # time of the search for one group
 

@@ -11,8 +11,8 @@ from korch.superopt.axes import AxisTerm, Named
 from korch.superopt.expressions import Expressions
 from korch.superopt.generate import GraphOperand
 from korch.system.alignment import round_up
-from korch.tile.index import ZERO, Expr, add, scale, substitute, var
-from korch.tile.program import At, Axis, Buffer, Inside, Level, Panels
+from korch.tile.ir.index import ZERO, Expr, add, scale, substitute, var
+from korch.tile.ir.program import At, Axis, Buffer, Inside, Level, Panels
 
 F32 = DType.F32
 

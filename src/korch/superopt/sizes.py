@@ -18,7 +18,7 @@ from korch.superopt.expressions import Expressions
 from korch.superopt.frame import BlockSizes
 from korch.superopt.generate import TRANSCENDENTAL, BlockGraph, BlockStep, StepKind
 from korch.system.alignment import round_up
-from korch.tile.index import ZERO
+from korch.tile.ir.index import ZERO
 
 ROW_BLOCKS = (1, 6, 12, 24, 48, 96)
 COLUMN_BLOCKS = (16, 48, 64, 128, 192, 256, 512, 528)

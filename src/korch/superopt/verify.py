@@ -25,10 +25,10 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import DType
 from korch.superopt.field import NotProvableError, PairField
-from korch.tile.arithmetic import Float64, Typed
-from korch.tile.check import check_program
-from korch.tile.program import Product, TileProgram
-from korch.tile.reference import run_program
+from korch.tile.check.arithmetic import Float64, Typed
+from korch.tile.check.check import check_program
+from korch.tile.check.reference import run_program
+from korch.tile.ir.program import Product, TileProgram
 
 ROUNDS = 4  # computations over finite fields in which each is compared, two for each random input
 

@@ -1,1 +1,5 @@
-"""Lowers candidates to tile programs, and prints these as source code."""
+"""Tile programs: the form between a candidate and its source code.
+
+`ir/` is their data, `check/` proves and interprets them, `lower/` makes one of a group, `trim/` makes one work for
+smaller sizes, `cpp/` and `triton/` print them. Read `ir/program.py` first.
+"""

@@ -20,10 +20,10 @@ from korch.schedule.split_attention import program_of
 from korch.schedule.split_products import operand_components, pairs_of
 from korch.system.alignment import ceil_div
 from korch.target import Target
-from korch.tile.cpp.program import print_cpp
+from korch.tile.cpp.print import print_cpp
 from korch.tile.cpp.steps import FEW_REGISTERS, REGISTERS
-from korch.tile.growth import TextLimitError
-from korch.tile.staging import Machine
+from korch.tile.ir.growth import TextLimitError
+from korch.tile.lower.staging import Machine
 
 FEW_ROWS = 16
 """The most rows that share keys and values for which these may be read in place."""

@@ -38,8 +38,8 @@ from korch.schedule.few_channels import FewChannels
 from korch.schedule.products import PAIR_LANES, ProductBlocking, Products, terms_together
 from korch.target import Target
 from korch.tile.cpp.steps import BYTE_REGISTERS, FEW_BYTE_REGISTERS
-from korch.tile.program import Registers, TileProgram
-from korch.tile.staging import Machine
+from korch.tile.ir.program import Registers, TileProgram
+from korch.tile.lower.staging import Machine
 
 MOST_TILE_BYTES = 192 << 10
 """The most bytes of rows that a task copies: they fit into the level-2 cache with the weights of some columns."""

@@ -20,8 +20,8 @@ from korch.schedule.contraction import Layouts, NotFusedError, refuse_types
 from korch.schedule.depthwise import weights_layout
 from korch.system.alignment import ceil_div
 from korch.target import Target
-from korch.tile.program import Registers
-from korch.tile.staging import Machine
+from korch.tile.ir.program import Registers
+from korch.tile.lower.staging import Machine
 
 CACHE_SHARE = 0.75
 """The part of the level-2 cache that the intermediate rows between convolutions may fill."""

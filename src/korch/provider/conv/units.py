@@ -17,8 +17,8 @@ from korch.schedule.contraction import Layouts, contraction_of, extent
 from korch.schedule.sides import sides_of
 from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
-from korch.tile.program import QUAD, TileProgram
-from korch.tile.staging import Machine
+from korch.tile.ir.program import QUAD, TileProgram
+from korch.tile.lower.staging import Machine
 
 LEAST_RESULTS = 8
 """The least channels of a result for which matrix units are used."""

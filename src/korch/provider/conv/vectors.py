@@ -25,8 +25,8 @@ from korch.schedule.split_windows import SplitWindowBlocking, SplitWindows
 from korch.schedule.windows import ConvBlocking, Windows
 from korch.system.alignment import ceil_div
 from korch.target import Target
-from korch.tile.program import Registers, TileProgram
-from korch.tile.staging import Machine
+from korch.tile.ir.program import Registers, TileProgram
+from korch.tile.lower.staging import Machine
 
 CACHE_SHARE = 0.25
 """The part of the level-2 cache that a task's part of the image may fill."""

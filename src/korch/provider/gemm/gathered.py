@@ -24,8 +24,8 @@ from korch.schedule.split_products import operand_components, pairs_of
 from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
 from korch.tile.cpp.steps import FEW_REGISTERS, REGISTERS
-from korch.tile.program import Registers, TileProgram
-from korch.tile.staging import Machine
+from korch.tile.ir.program import Registers, TileProgram
+from korch.tile.lower.staging import Machine
 
 AROUND_GATHERED = GroupShape(
     (GATHERED,), frozenset({Category.LAYOUT, Category.BROADCAST, Category.ELEMENTWISE}), widens=True

@@ -30,7 +30,7 @@ from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, i
 from korch.schedule.products import terms_together
 from korch.schedule.split_products import operand_components, pairs_of
 from korch.target import Target
-from korch.tile.program import TileProgram
+from korch.tile.ir.program import TileProgram
 
 LEAST_ROWS = 16
 """Matrix units are tried for float32 with more rows than this; with fewer components per number, the limit is lower

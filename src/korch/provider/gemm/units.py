@@ -17,8 +17,8 @@ from korch.schedule.products import ProductBlocking
 from korch.schedule.split_products import SplitProducts
 from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
-from korch.tile.program import QUAD, Registers, TileProgram
-from korch.tile.staging import Machine
+from korch.tile.ir.program import QUAD, Registers, TileProgram
+from korch.tile.lower.staging import Machine
 
 
 def split_right(rank: int, is_split: bool) -> Layout:

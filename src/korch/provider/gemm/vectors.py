@@ -11,8 +11,8 @@ from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, e
 from korch.schedule.products import ProductBlocking, Products
 from korch.target import Target
 from korch.tile.cpp.steps import BYTE_REGISTERS, FEW_BYTE_REGISTERS
-from korch.tile.program import QUAD, Load, Loop, Pass, Registers, Select, TileProgram
-from korch.tile.staging import Machine
+from korch.tile.ir.program import QUAD, Load, Loop, Pass, Registers, Select, TileProgram
+from korch.tile.lower.staging import Machine
 
 LEAST_TERMS = 32
 """The least terms for prefetching: computing such a tile takes as long as fetching the lines that it is stored to."""

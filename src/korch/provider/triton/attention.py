@@ -16,8 +16,8 @@ from korch.provider.content import content_version
 from korch.provider.triton.fused import print_kernel
 from korch.schedule.contraction import NotFusedError
 from korch.schedule.device_attention import DeviceAttention
-from korch.tile.program import Product
-from korch.tile.staging import DEVICE
+from korch.tile.ir.program import Product
+from korch.tile.lower.staging import DEVICE
 from korch.tile.triton.launch import LaunchOptions
 from korch.tile.triton.text import power_of_two
 

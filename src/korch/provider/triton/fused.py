@@ -14,12 +14,12 @@ from korch.provider.content import content_version
 from korch.provider.offers import offered_layouts
 from korch.provider.tile_kernel import comment_of
 from korch.schedule.contraction import NotFusedError
-from korch.tile.growth import TextLimitError, grows_too_large
-from korch.tile.lower import lower
-from korch.tile.program import TileProgram
-from korch.tile.staging import DEVICE
+from korch.tile.ir.growth import TextLimitError, grows_too_large
+from korch.tile.ir.program import TileProgram
+from korch.tile.lower.lower import lower
+from korch.tile.lower.staging import DEVICE
 from korch.tile.triton.launch import USUAL, LaunchOptions
-from korch.tile.triton.program import print_triton, stage_is_splittable
+from korch.tile.triton.print import print_triton, stage_is_splittable
 from korch.tile.triton.text import COMPUTE, is_printable
 
 Ports = list[tuple[str, DType]]

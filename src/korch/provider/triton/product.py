@@ -19,7 +19,7 @@ from korch.provider.content import content_version
 from korch.provider.triton.fused import print_kernel
 from korch.schedule.contraction import Contraction, Layouts, NotFusedError, contraction_of, extent, root_of
 from korch.schedule.device import Blocks, DeviceProduct
-from korch.tile.program import Product
+from korch.tile.ir.program import Product
 from korch.tile.triton.launch import LaunchOptions
 
 MOST_DIRECT = 64

@@ -20,7 +20,7 @@ from korch.provider.triton.product import ProgramTile, product_layouts, promisin
 from korch.schedule.contraction import NotFusedError, root_of
 from korch.schedule.device import Blocks
 from korch.schedule.device_winograd import DeviceWinograd
-from korch.tile.program import TileProgram
+from korch.tile.ir.program import TileProgram
 
 
 class TritonWinogradProvider:

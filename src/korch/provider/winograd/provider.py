@@ -18,7 +18,7 @@ from korch.schedule.products import PAIR_LANES
 from korch.schedule.split_winograd import SplitWinograd
 from korch.schedule.winograd import elements_of
 from korch.target import Target
-from korch.tile.program import Product
+from korch.tile.ir.program import Product
 
 MANY_WEIGHTS_BYTES = 8 << 20
 """From this size on, it may be faster if each thread reads only its part of the weights."""

@@ -1,1 +1,1 @@
-"""Prints tile programs as C++."""
+"""Tile program -> C++. Read `print.py`, then `steps.py`."""

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from korch.tile.cpp.finish import is_by_lanes, kept_guards, leaves_out, sides_of
 from korch.tile.cpp.panels import panels
-from korch.tile.cpp.split import require_components, split_of
-from korch.tile.program import Contract, Level, Load, Product, TileProgram, refused
+from korch.tile.cpp.split_operands import require_components, split_of
+from korch.tile.ir.program import Contract, Level, Load, Product, TileProgram, refused
 
 PRODUCTS = (Product.F32, Product.F16, Product.BF16, Product.SPLIT)
 """The supported products of floats: operands are widened or split, sums are float32."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from korch.tile.cpp.numbers import argument
-from korch.tile.program import Axis
+from korch.tile.ir.program import Axis
 
 Steps = Mapping[str, int]
 """The memory step, in elements, along each axis of a contraction."""

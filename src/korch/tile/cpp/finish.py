@@ -10,13 +10,13 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from korch.tile.cpp.fetch import Fetches
 from korch.tile.cpp.loops import LoopPrinter
 from korch.tile.cpp.numbers import number
 from korch.tile.cpp.text import C_TYPE, CppWriter, loop_end
-from korch.tile.fetch import Fetches
-from korch.tile.index import Expr, Ranges, add, scale, substitute, var, vector_step
-from korch.tile.loops import map_indices
-from korch.tile.program import (
+from korch.tile.ir.index import Expr, Ranges, add, scale, substitute, var, vector_step
+from korch.tile.ir.passes import map_indices
+from korch.tile.ir.program import (
     Axis,
     Contract,
     Inside,

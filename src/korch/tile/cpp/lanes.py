@@ -11,8 +11,8 @@ from korch.tile.cpp.loops import print_ends
 from korch.tile.cpp.numbers import argument, number
 from korch.tile.cpp.panels import panels, strips
 from korch.tile.cpp.text import CppWriter
-from korch.tile.index import Ranges
-from korch.tile.program import PAIR, Axis, Buffer, Contract, Inside, Panels, refused
+from korch.tile.ir.index import Ranges
+from korch.tile.ir.program import PAIR, Axis, Buffer, Contract, Inside, Panels, refused
 
 
 def lane_contraction(

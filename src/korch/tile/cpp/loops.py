@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Set
 
-from korch.tile.clip import loop_ends
-from korch.tile.collect import WrittenSpan, begins_lines, collected
+from korch.tile.cpp.clip import loop_ends
+from korch.tile.cpp.collect import WrittenSpan, begins_lines, collected
 from korch.tile.cpp.numbers import number
 from korch.tile.cpp.op import OpPrinter
 from korch.tile.cpp.text import C_TYPE, CppWriter, loop_end
-from korch.tile.index import Expr, Ranges, add, bounds, breakpoints, constant, scale, substitute, turning_point, var
-from korch.tile.loops import LINE_ELEMENTS
-from korch.tile.program import Accumulate, Axis, Inside, Load, Pass, Select, Sink, Stage, holds
+from korch.tile.ir.index import Expr, Ranges, add, bounds, breakpoints, constant, scale, substitute, turning_point, var
+from korch.tile.ir.program import Accumulate, Axis, Inside, Load, Pass, Select, Sink, Stage, holds
+from korch.tile.lower.loops import LINE_ELEMENTS
 
 LONG_ROW = 256
 """The minimum elements of rows that are written past the caches even if they begin inside cache lines."""

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence, Set
 from korch.tile.cpp.numbers import number
 from korch.tile.cpp.reduce import ReductionPrinter
 from korch.tile.cpp.text import C_TYPE, CppWriter, loop_end
-from korch.tile.index import Expr, Ranges, add, constant, substitute
-from korch.tile.loops import ALIASED_ELEMENTS, LINE_ELEMENTS, is_across, side_of, turns_on
-from korch.tile.program import Axis, Inside, Load, Pass, Stage
+from korch.tile.ir.index import Expr, Ranges, add, constant, substitute
+from korch.tile.ir.passes import turns_on
+from korch.tile.ir.program import Axis, Inside, Load, Pass, Stage
+from korch.tile.lower.loops import ALIASED_ELEMENTS, LINE_ELEMENTS, is_across, side_of
 
 ALIASED_SIDE = 8
 """The maximum rows written together if they map to the same L1 sets: a number that these sets can hold."""

@@ -7,16 +7,16 @@ from collections.abc import Sequence, Set
 from typing import assert_never
 
 from korch.primitive.types import DType
-from korch.tile.clip import clipping_guards
+from korch.tile.cpp.clip import clipping_guards
+from korch.tile.cpp.fetch import fetches_of
 from korch.tile.cpp.numbers import number
+from korch.tile.cpp.tables import BITS as TABLE_BITS
+from korch.tile.cpp.tables import tables_of
 from korch.tile.cpp.text import C_TYPE, NARROW_TYPE, CppWriter, literal
-from korch.tile.fetch import fetches_of
-from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, substitute
-from korch.tile.loops import SQUARE_TYPES
-from korch.tile.program import Apply, Inside, Literal, Load, Pass, Select, Stage, TileOp, holds, ranges_of
-from korch.tile.signs import is_nonpositive
-from korch.tile.tables import BITS as TABLE_BITS
-from korch.tile.tables import tables_of
+from korch.tile.ir.index import Expr, Ranges, add, bounds, constant, scale, substitute
+from korch.tile.ir.passes import is_nonpositive
+from korch.tile.ir.program import Apply, Inside, Literal, Load, Pass, Select, Stage, TileOp, holds, ranges_of
+from korch.tile.lower.loops import SQUARE_TYPES
 
 LONGEST_TABLE = 4096
 """The maximum number of entries of a table of indices along a vector axis."""

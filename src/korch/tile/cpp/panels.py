@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from korch.tile.index import Expr, Ranges, add, bounds, quotient, remainder, scale
-from korch.tile.program import Buffer, Panels, Pass, TileProgram, refused
+from korch.tile.ir.index import Expr, Ranges, add, bounds, quotient, remainder, scale
+from korch.tile.ir.program import Buffer, Panels, Pass, TileProgram, refused
 
 
 def panels(buffer: Buffer) -> Panels | None:

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from korch.tile.cpp.loops import LoopPrinter
 from korch.tile.cpp.numbers import number
 from korch.tile.cpp.text import C_TYPE, literal, loop_end
-from korch.tile.identity import identity
-from korch.tile.index import Ranges
-from korch.tile.loops import LEAST_SIDE, SQUARE_TYPES
-from korch.tile.program import Accumulate, Axis
+from korch.tile.ir.identity import identity
+from korch.tile.ir.index import Ranges
+from korch.tile.ir.program import Accumulate, Axis
+from korch.tile.lower.loops import LEAST_SIDE, SQUARE_TYPES
 
 UNROLL = 4
 """The number of independent accumulators of a reduction."""

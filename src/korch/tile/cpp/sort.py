@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from korch.tile.cpp.numbers import number
 from korch.tile.cpp.text import CppWriter, loop_end
-from korch.tile.program import At, Axis
-from korch.tile.sort import Ordering, Sort
+from korch.tile.ir.program import At, Axis
+from korch.tile.ir.sort import Ordering, Sort
 
 
 def print_sort(step: Ordering, grid: tuple[Axis, ...]) -> str:

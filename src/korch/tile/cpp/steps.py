@@ -28,13 +28,19 @@ from korch.tile.cpp.numbers import TABLE, argument, number, tails
 from korch.tile.cpp.op import condition_of
 from korch.tile.cpp.panels import in_group, in_rows, panel_width, panels, strips
 from korch.tile.cpp.sort import loop_head
-from korch.tile.cpp.split import SplitPrinter, bytes_of_components, is_split, print_product, reader_of, split_of
+from korch.tile.cpp.split_operands import (
+    SplitPrinter,
+    bytes_of_components,
+    is_split,
+    print_product,
+    reader_of,
+    split_of,
+)
 from korch.tile.cpp.text import CppWriter, loop_end
 from korch.tile.cpp.tiles import byte_tiles
-from korch.tile.index import Expr, add, constant, scale, substitute, var
-from korch.tile.loops import map_indices
-from korch.tile.memory import LINE_BYTES, computed_bytes
-from korch.tile.program import (
+from korch.tile.ir.index import Expr, add, constant, scale, substitute, var
+from korch.tile.ir.passes import map_indices
+from korch.tile.ir.program import (
     QUAD,
     At,
     Axis,
@@ -54,6 +60,7 @@ from korch.tile.program import (
     refused,
     written_by,
 )
+from korch.tile.lower.buffers import LINE_BYTES, computed_bytes
 
 BYTE_REGISTERS = {16: Registers(12, 2), 8: Registers(6, 2)}
 """The default register blocking of a contraction of bytes, by number of lanes."""

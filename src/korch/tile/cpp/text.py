@@ -8,9 +8,9 @@ from typing import assert_never
 
 from korch.primitive.types import DType
 from korch.tile.cpp.numbers import number
-from korch.tile.growth import TextLimitError
-from korch.tile.index import ROWS, Atom, Choice, Expr, Quotient, Remainder, TableEntry, Times, Var
-from korch.tile.program import Axis, TileProgram
+from korch.tile.ir.growth import TextLimitError
+from korch.tile.ir.index import ROWS, Atom, Choice, Expr, Quotient, Remainder, TableEntry, Times, Var
+from korch.tile.ir.program import Axis, TileProgram
 
 MOST_CHARACTERS = 1 << 20
 """The maximum characters of a kernel's lines; a compiler takes about a minute for them."""

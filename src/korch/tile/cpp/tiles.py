@@ -8,7 +8,7 @@ from korch.system.alignment import ceil_div
 from korch.tile.cpp.axes import Steps, even_step, joined
 from korch.tile.cpp.finish import sides_of
 from korch.tile.cpp.panels import panels
-from korch.tile.program import QUAD, Buffer, Contract, refused
+from korch.tile.ir.program import QUAD, Buffer, Contract, refused
 
 STRIP = 32
 """The columns that are computed together; also the width of a panel."""

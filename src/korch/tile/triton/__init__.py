@@ -1,1 +1,1 @@
-"""Prints tile programs as Triton."""
+"""Tile program -> Triton. Read `print.py`, then `rows.py`."""

@@ -13,9 +13,9 @@ from typing import assert_never
 
 from korch.errors import InvalidGraphError
 from korch.primitive.types import DType
-from korch.tile.identity import identity
-from korch.tile.index import Expr
-from korch.tile.program import (
+from korch.tile.ir.identity import identity
+from korch.tile.ir.index import Expr
+from korch.tile.ir.program import (
     Accumulate,
     Apply,
     At,
@@ -34,9 +34,9 @@ from korch.tile.program import (
     TileProgram,
     written_by,
 )
-from korch.tile.program_order import ProgramOrder
 from korch.tile.triton.descriptor import described_block
 from korch.tile.triton.launch import LaunchOptions, PrintedProgram, StageLaunch
+from korch.tile.triton.program_order import ProgramOrder
 from korch.tile.triton.text import COLUMNS, REDUCE, ROWS, STORED, Coordinate, axes_of, converted, literal, power_of_two
 
 SMALLEST = 16

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from korch.primitive.types import DType
-from korch.tile.index import Expr, Ranges, add, bounds, constant, scale, substitute, var
-from korch.tile.program import Axis, Inside, Load
+from korch.tile.ir.index import Expr, Ranges, add, bounds, constant, scale, substitute, var
+from korch.tile.ir.program import Axis, Inside, Load
 from korch.tile.triton.text import Coordinates, Text
 
 ALIGNMENT = 16

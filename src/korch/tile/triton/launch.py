@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from korch.primitive.types import DType
-from korch.tile.program import Buffer, Load, Pass, Stage, TileProgram
-from korch.tile.program_order import ProgramOrder
+from korch.tile.ir.program import Buffer, Load, Pass, Stage, TileProgram
+from korch.tile.triton.program_order import ProgramOrder
 from korch.tile.triton.text import Text
 
 

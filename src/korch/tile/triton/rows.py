@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from korch.primitive.types import DType
-from korch.tile.identity import identity
-from korch.tile.index import Expr, add, scale, var
-from korch.tile.program import Accumulate, Axis, Level, Load, Pass, written_by
-from korch.tile.program_order import ProgramOrder
+from korch.tile.ir.identity import identity
+from korch.tile.ir.index import Expr, add, scale, var
+from korch.tile.ir.program import Accumulate, Axis, Level, Load, Pass, written_by
 from korch.tile.triton.launch import MANY_NUMBERS, StageLaunch, numbers_of, warps_for
+from korch.tile.triton.program_order import ProgramOrder
 from korch.tile.triton.text import COLUMNS, COMPUTE, REDUCE, ROWS, STORED, Coordinate, literal, power_of_two
 
 MOST_SERIAL = 128

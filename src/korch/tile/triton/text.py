@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from korch.primitive.types import DType
-from korch.tile.index import Atom, Choice, Expr, Quotient, Remainder, TableEntry, Times, Var, bounds
-from korch.tile.program import Apply, Inside, Literal, Load, Select, Sink, TileOp
-from korch.tile.signs import is_nonpositive
+from korch.tile.ir.index import Atom, Choice, Expr, Quotient, Remainder, TableEntry, Times, Var, bounds
+from korch.tile.ir.passes import is_nonpositive
+from korch.tile.ir.program import Apply, Inside, Literal, Load, Select, Sink, TileOp
 
 COMPUTE = {
     DType.F64: "tl.float64",

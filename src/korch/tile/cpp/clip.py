@@ -1,0 +1,60 @@
+"""Guards of a reduction -> the range of each reduced axis in which they hold.
+
+A window that extends beyond the border of an image accumulates the identity there, so its loops can
+skip these points. Then the guards need not be tested at each point.
+"""
+
+from __future__ import annotations
+
+from korch.tile.ir.identity import identity
+from korch.tile.ir.index import Expr, Ranges, add, bounds, constant, scale, var
+from korch.tile.ir.program import Accumulate, Inside, Literal, Pass, Select, Sink
+
+
+def clipping_guards(pass_: Pass) -> dict[str, tuple[Inside, ...]]:
+    """Return, for each reduced axis, the guards that the bounds of its loop can guarantee.
+
+    These are the guards that depend on one reduced axis only and whose expression grows with it.
+    """
+    shared = [_droppable(pass_, sink) for sink in pass_.sinks]
+    common = [g for g in shared[0] if all(g in others for others in shared)] if shared else []
+    reduced = {axis.name for axis in pass_.axes if axis.is_reduced}
+    found: dict[str, tuple[Inside, ...]] = {}
+    for guard in common:
+        names = guard.expr.variables & reduced
+        name = next(iter(names), "")
+        if len(names) == 1 and (guard.expr.coefficient(name) or 0) > 0:
+            found[name] = (*found.get(name, ()), guard)
+    return found
+
+
+def _droppable(pass_: Pass, sink: Sink) -> tuple[Inside, ...]:
+    """Return guards such that a sink accumulates the identity wherever one of them fails."""
+    ops = {op.name: op for op in pass_.ops}
+    chosen = ops[sink.value]
+    if not isinstance(sink, Accumulate) or not isinstance(chosen, Select):
+        return ()
+    outside = ops[chosen.outside]
+    if isinstance(outside, Literal) and outside.value == identity(sink.op, outside.dtype):
+        return chosen.guards
+    return ()
+
+
+def loop_ends(
+    guards: tuple[Inside, ...], name: str, ranges: Ranges
+) -> tuple[list[tuple[Expr, int]], list[tuple[Expr, int]]]:
+    """Return the bounds of a loop variable, lower ones and exclusive upper ones, as (numerator, divisor).
+
+    The quotients may be rounded towards 0: the loop starts at 0 or later, and where an upper bound
+    is negative the loop is empty.
+    """
+    lows, ends = [], []
+    for guard in guards:
+        step = guard.expr.coefficient(name) or 1
+        rest = add(guard.expr, scale(var(name), -step))
+        least, most = bounds(guard.expr, ranges)
+        if least < guard.low:
+            lows.append((add(constant(guard.low + step - 1), scale(rest, -1)), step))
+        if most >= guard.high:
+            ends.append((add(constant(guard.high + step - 1), scale(rest, -1)), step))
+    return lows, ends

@@ -1,0 +1,70 @@
+"""Finds values of a pass that depend on four bits of a loaded byte only; a table lookup replaces their computation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from korch.primitive.op import Array
+from korch.primitive.types import DType
+from korch.tile.check.arithmetic import Typed
+from korch.tile.ir.program import Apply, Literal, Load, TileOp
+
+BITS = 4
+"""The number of index bits: a table has 16 entries, which a vector register holds."""
+
+BYTE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ByteTable:
+    """A table of 16 values, indexed by the four bits of a byte that begin at bit `shift`.
+
+    Attributes:
+        byte: the name of the load of the byte.
+        shift: the position of the lowest index bit.
+        entries: the values.
+    """
+
+    byte: str
+    shift: int
+    entries: tuple[float, ...]
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """The entries as bits of float32."""
+        return tuple(np.array(self.entries, np.float32).view(np.uint32).tolist())
+
+
+def tables_of(ops: Sequence[TileOp]) -> Mapping[str, ByteTable]:
+    """Return the table of each float32 value that depends on four bits of a loaded byte only, by the value's name."""
+    every = np.arange(1 << BYTE, dtype=np.uint8)
+    loads = {op.name: op.name for op in ops if isinstance(op, Load) and op.dtype is DType.U8}
+    values: dict[str, Array] = dict.fromkeys(loads, every)
+    found: dict[str, ByteTable] = {}
+    for op in ops if loads else ():
+        if isinstance(op, Literal):
+            values[op.name] = Typed().literal(op.dtype, op.value)
+        elif isinstance(op, Apply) and all(name in values for name in op.arguments):
+            bytes_ = {loads[name] for name in op.arguments if name in loads}
+            if len(bytes_) != 1:
+                continue
+            values[op.name] = Typed().apply(op.op, op.dtype, [values[name] for name in op.arguments])
+            loads[op.name] = bytes_.pop()
+            if op.op == "cast" and op.dtype is DType.F32:
+                table = _table(loads[op.name], values[op.name])
+                found |= {op.name: table} if table is not None else {}
+    return found
+
+
+def _table(byte: str, values: Array) -> ByteTable | None:
+    """Return the table for the values that 256 bytes give, or None if they depend on more than four bits."""
+    every = np.arange(1 << BYTE)
+    for shift in range(0, BYTE - 1, 2):
+        index = every >> shift & (1 << BITS) - 1
+        entries = values[(np.arange(1 << BITS) << shift) & (1 << BYTE) - 1]
+        if np.array_equal(entries[index], values):
+            return ByteTable(byte, shift, tuple(entries.tolist()))
+    return None

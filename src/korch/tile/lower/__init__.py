@@ -1,0 +1,1 @@
+"""Group of primitives -> tile program. Read `lower.py`, then `staging.py`."""

@@ -1,0 +1,248 @@
+"""Lowers a group with the layouts of its inputs and outputs to a tile program.
+
+A value that must be in memory (an output, or the result of a reduction) becomes a *member*, which has
+a loop nest. All other values are recomputed where they are read. `korch.tile.lower.staging` places members
+in stages, so that a softmax or a normalization is one stage whose tasks run several passes over a row
+that stays in cache. This module assigns memory to the members and passes to the stages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from korch.candidate.layout import Layout
+from korch.primitive.graph import PrimitiveGraph
+from korch.primitive.ops.reduce import PoolAttributes
+from korch.primitive.types import row_major_strides
+from korch.tile.ir.identity import identity
+from korch.tile.ir.index import ZERO, Expr, Ranges, add, remainder, scale, var
+from korch.tile.ir.program import Accumulate, Axis, Buffer, Level, Pass, Sink, Stage, Store, TileProgram
+from korch.tile.lower.buffers import ports
+from korch.tile.lower.emit import Emitter, Index, physical_offset
+from korch.tile.lower.loops import arrange, grid_for
+from korch.tile.lower.parts import cut_pass
+from korch.tile.lower.staging import Machine, Member, StageDraft, Staging
+from korch.tile.lower.window import COLUMN, RowTile, border_pass, place_rows, row_pass
+
+TILE_LIMIT_BYTES = 128 << 10
+"""The maximum bytes per task of a member that is a tile; larger ones are in the workspace."""
+
+
+def lower(
+    body: PrimitiveGraph, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine, keep: bool = False
+) -> TileProgram:
+    """Lower a group without linear or opaque primitives.
+
+    Args:
+        body: the group's graph.
+        inputs: the layout of each input.
+        outputs: the layout of each output.
+        machine: vector lanes and threads.
+        keep: store transcendental results that several passes read in tiles, instead of recomputing
+            them.
+    """
+    return _Lowering(body, inputs, outputs, machine, keep).run()
+
+
+class _Lowering(Staging):
+    """Adds memory and loop nests to the stages."""
+
+    def __init__(
+        self, body: PrimitiveGraph, inputs: Sequence[Layout], outputs: Sequence[Layout], machine: Machine, keep: bool
+    ) -> None:
+        super().__init__(body, inputs, outputs, machine, keep)
+        self.level: dict[int, Level] = {}
+        self.places: dict[int, RowTile] = {}
+
+    def run(self) -> TileProgram:
+        for member in self._find_members():
+            self._place(member)
+        for value in self.members:
+            own = self.stage_of[value]
+            readers = [m for m in self.members.values() if value in m.reads]
+            is_tile = all(self.stage_of[m.value] == own for m in readers)
+            is_tile = is_tile and self._tile_bytes(value) <= TILE_LIMIT_BYTES
+            if value in self.out_buffer:
+                self.level[value] = Level.OUTPUT
+            else:
+                self.level[value] = Level.TILE if is_tile else Level.WORKSPACE
+        stages = tuple(each for stage in self.stages for each in self._stages(stage))
+        return TileProgram(self._buffers(), stages)
+
+    def _address(self, value: int, index: Index, ranges: Ranges) -> tuple[str, Expr]:
+        """Return the buffer (an output, the workspace or a tile) and the index of a member's element."""
+        if value not in self.level:
+            return super()._address(value, index, ranges)
+        shape = self.body.types[value].shape
+        if self.level[value] is Level.OUTPUT:
+            name = self.out_buffer[value]
+            return name, physical_offset(self.layouts[name], shape, index, ranges)
+        if self.level[value] is Level.WORKSPACE:
+            layout = self._layout(self.members[value])
+            return f"t{value}", physical_offset(layout, shape, index, ranges)
+        sizes, parts = self._tile_shape(value), []
+        grid = {axis: g for g, axis in self.members[value].grid_axis.items()}
+        stage = self.stages[self.stage_of[value]]
+        for axis, expr in enumerate(index):
+            block = stage.grid[grid[axis]][1] if axis in grid else 0
+            parts.append(expr if axis not in grid else remainder(expr, block, ranges))
+        strides = row_major_strides(sizes)
+        return f"t{value}", add(ZERO, *(scale(e, s) for e, s in zip(parts, strides, strict=True)))
+
+    def _tile_shape(self, value: int) -> tuple[int, ...]:
+        """Return the shape of the part of a member that one task holds."""
+        member = self.members[value]
+        grid = {axis: g for g, axis in member.grid_axis.items()}
+        stage = self.stages[self.stage_of[value]]
+        return tuple(stage.grid[grid[axis]][1] if axis in grid else n for axis, n in enumerate(member.type.shape))
+
+    def _tile_bytes(self, value: int) -> int:
+        size = math.prod(self._tile_shape(value))
+        return size * self.members[value].type.dtype.size_bytes
+
+    def _stages(self, stage: StageDraft) -> list[Stage]:
+        """Return a draft as a stage; as one stage for each part if a concatenation is cut."""
+        threads, lanes = self.machine.threads, self.machine.lanes
+        if stage.is_free:
+            pass_ = self._pass(stage, stage.members)
+            if self.machine.is_device:
+                return [Stage((), (self._arranged(pass_, {}),))]
+            parts = cut_pass(pass_, lanes, self._sizes())
+            return [grid_for(part, threads, lanes) for part in parts]
+        grid = tuple(Axis(f"g{g}", size // block) for g, (size, block) in enumerate(stage.grid))
+        groups: list[list[Member]] = []
+        for member in stage.members:
+            last = groups[-1] if groups else []
+            fits = last and self._loops_of(last[0]) == self._loops_of(member)
+            if fits and not member.reads & {m.value for m in last}:
+                last.append(member)
+            else:
+                groups.append([member])
+        ranges = {axis.name: (0, axis.extent - 1) for axis in grid}
+        passes = [p for group in groups for p in self._passes(stage, group)]
+        return [Stage(grid, tuple(self._arranged(pass_, ranges) for pass_ in passes))]
+
+    def _arranged(self, pass_: Pass, grid: Ranges) -> Pass:
+        return arrange(pass_, self.machine.lanes, self._sizes(), grid)
+
+    def _sizes(self) -> dict[str, int]:
+        return {buffer.name: buffer.size for buffer in self._buffers()}
+
+    def _loops_of(self, member: Member) -> object:
+        """Return a key that is equal for members that one loop nest can compute."""
+        reduction = member.reduction
+        reduced = reduction and (reduction.attributes, reduction.op[:4], self._reduced(member))
+        return member.type.shape, member.grid_axis, reduced
+
+    def _passes(self, stage: StageDraft, members: list[Member]) -> list[Pass]:
+        """Return the passes of members that one loop nest can compute."""
+        rows = self._row_passes(stage, members[0]) if len(members) == 1 else []
+        return rows or [self._pass(stage, members)]
+
+    def _row_passes(self, stage: StageDraft, member: Member) -> list[Pass]:
+        """Return the passes of windows that are reduced first by columns and then along rows; none for others."""
+        row, reduction, dtype = member.row, member.reduction, member.type.dtype
+        if row is None or reduction is None:
+            return []
+        index, axes = self._axes(stage, member)
+        grid = {f"g{g}": (0, n // block - 1) for g, (n, block) in enumerate(stage.grid)}
+        ranges = {axis.name: (0, axis.extent - 1) for axis in axes} | grid
+        buffer, address = self._address(member.value, index, ranges)
+        op = reduction.op.split("_")[1]
+        place = place_rows(f"w{member.value}", axes, address, row)
+        self.places[member.value] = place
+        taps = [Axis(name, n, True) for name, n in self._reduced(member).items()][:-1]
+        loops = [*(a for a in axes if a.name != row.loop), Axis(COLUMN, row.columns), *taps]
+        ranges = {axis.name: (0, axis.extent - 1) for axis in loops} | grid
+        emitter = Emitter(self.body, self._home(member, None), ranges)
+        source = (*self._source_index(member, index)[:-1], var(COLUMN))
+        value = self._tap(emitter, member, source, op)
+        parts = {axis.name: var(axis.name) for axis in axes} | {row.loop: row.column(var(COLUMN))}
+        at = place.at(parts)
+        sink = Accumulate(place.buffer, at, value, op) if taps else Store(place.buffer, at, value)
+        result = Accumulate(buffer, address, "x0", op)
+        passes = [border_pass(place, op, dtype)] if row.has_border else []
+        passes.append(Pass(tuple(loops), "", tuple(emitter.ops), (sink,)))
+        passes.append(row_pass(place, row, axes, result, dtype))
+        return passes
+
+    def _pass(self, stage: StageDraft, members: list[Member]) -> Pass:
+        first = members[0]
+        index, axes = self._axes(stage, first)
+        axes += [Axis(name, size, True) for name, size in self._reduced(first).items()]
+        ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in axes}
+        grid = {f"g{g}": (0, n // block - 1) for g, (n, block) in enumerate(stage.grid)}
+        ranges |= grid
+        sinks: list[Sink] = []
+        emitter = Emitter(self.body, self._home(first, None), ranges)
+        for member in members:
+            emitter.home = self._home(member, None)
+            sinks.append(self._sink(emitter, member, index, ranges))
+        return Pass(tuple(axes), "", tuple(emitter.ops), tuple(sinks))
+
+    def _sink(self, emitter: Emitter, member: Member, index: Index, ranges: Ranges) -> Sink:
+        buffer, address = self._address(member.value, index, ranges)
+        source = self._source_index(member, index)
+        reduction = member.reduction
+        if reduction is None:
+            return Store(buffer, address, emitter.value(member.source, source))
+        op = reduction.op.split("_")[1]
+        if isinstance(reduction.attributes, PoolAttributes):
+            return Accumulate(buffer, address, self._tap(emitter, member, source, op), op)
+        return Accumulate(buffer, address, emitter.value(member.source, source), op)
+
+    def _tap(self, emitter: Emitter, member: Member, source: Index, op: str) -> str:
+        """Emit the load of one element of a window, or the identity beyond the border; return its name."""
+        shape, dtype = self.body.types[member.source].shape, member.type.dtype
+        guards = tuple(guard for e, n in zip(source, shape, strict=True) for guard in emitter.inside(e, 0, n))
+        name = emitter.value(member.source, source, guards)
+        if not guards:
+            return name
+        return emitter.select(dtype, guards, name, emitter.literal(dtype, identity(op, dtype)))
+
+    def _axes(self, stage: StageDraft, member: Member) -> tuple[Index, list[Axis]]:
+        """Return the member's index in loop variables, and its own loops."""
+        grid = {axis: g for g, axis in member.grid_axis.items()}
+        blocks = self._free_blocks(member) if stage.is_free else {}
+        index, axes = [], []
+        for a, n in enumerate(member.type.shape):
+            if n == 1:
+                index.append(ZERO)
+            elif a in grid:
+                block = stage.grid[grid[a]][1]
+                outer = scale(var(f"g{grid[a]}"), block) if block < n else ZERO
+                index.append(add(outer, var(f"v{a}")) if block > 1 else outer)
+                if block > 1:
+                    axes.append(Axis(f"v{a}", block))
+            elif a in blocks and blocks[a] < n:
+                index.append(add(scale(var(f"d{a}"), blocks[a]), var(f"v{a}")))
+                axes += [Axis(f"d{a}", n // blocks[a]), Axis(f"v{a}", blocks[a])]
+            else:
+                index.append(var(f"d{a}"))
+                axes.append(Axis(f"d{a}", n))
+        return tuple(index), axes
+
+    def _free_blocks(self, member: Member) -> dict[int, int]:
+        """Return the blocks, by axis, of any layout that fits the member's axes, so that blocks become loops."""
+        blocks: dict[int, int] = {}
+        for layout in (self._layout(member), *self.layouts.values()):
+            for axis, size in layout.blocks:
+                is_fit = axis < member.type.rank and member.type.shape[axis] % size == 0
+                if is_fit and len(layout.order) == member.type.rank:
+                    blocks[axis] = size
+        return blocks
+
+    def _buffers(self) -> tuple[Buffer, ...]:
+        buffers = [*ports(self.body, self.layouts)]
+        for value, level in self.level.items():
+            type_ = self.body.types[value]
+            if level is Level.WORKSPACE:
+                buffers.append(Buffer(f"t{value}", level, type_.dtype, type_.size))
+            elif level is Level.TILE:
+                size = math.prod(self._tile_shape(value))
+                buffers.append(Buffer(f"t{value}", level, type_.dtype, size))
+        for value, place in self.places.items():
+            dtype = self.body.types[value].dtype
+            buffers.append(Buffer(place.buffer, Level.TILE, dtype, place.size))
+        return tuple(buffers)
