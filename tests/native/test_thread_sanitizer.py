@@ -29,11 +29,10 @@ constexpr int QUEUES = THREADS;
 const step STEPS[] = {{nullptr, nullptr, write, nullptr, nullptr, 0, false}};
 const int64_t FIRST_TASKS[] = {0, 2, 4, 6};
 #define PART(me) 2 * me, 2 * me + 2
-const task TASKS[] = {{0, 0, PART(0), 0, 0}, {0, 1, PART(0), 0, 0}, {0, 0, PART(1), 1, 0},
-                      {0, 1, PART(1), 1, 0}, {0, 0, PART(2), 1, 0}, {0, 1, PART(2), 1, 0},
+const task TASKS[] = {{0, 0, PART(0), 0}, {0, 1, PART(0), 0}, {0, 0, PART(1), 1},
+                      {0, 1, PART(1), 1}, {0, 0, PART(2), 1}, {0, 1, PART(2), 1},
                       {0, 0, 0, 0, 2}};
 const wait WAITS[] = {{2, ENDED}, {0, ENDED}};
-const ahead ALL_AHEAD[] = {{0, 0, 0}};
 }
 #include "korch_tasks.h"
 

@@ -1,6 +1,5 @@
 """Kernels that run as tasks of queues have the same results as kernels with a join after each."""
 
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -29,7 +28,6 @@ from korch.runtime.executable import Executable
 from korch.runtime.program import PlanStep, bind_steps
 from korch.runtime.shaped import ShapedExecutable
 from korch.target import detect_target
-from korch.tile.lower.buffers import places_in_memory
 from tests.runtime import runtime_plans as plans
 
 PROVIDERS = (GeneratedProvider(), ConvProvider(), GemmProvider())
@@ -182,23 +180,6 @@ def test_tasks_with_less_to_write_take_less_time():
     assert stage.times_ns[0] * sizes[1] == pytest.approx(stage.times_ns[1] * sizes[0])
     (alone,) = Splitter(target, 1).stages(replace(use, alone_ns=1500.0), 0)
     assert sum(alone.times_ns) == pytest.approx(1500.0)
-
-
-def test_the_first_task_of_each_thread_fetches_the_constants_that_it_reads(graph):
-    """Dense convolutions read all weights in each task: the first one of each thread fetches them, the next nothing."""
-    target = detect_target(2, find_compiler().identity)
-    steps = steps_of(graph, target)
-    uses = building.uses_of(bind_steps(graph, steps), steps)
-    text = building.print_main(graph, bind_steps(graph, steps), target, building._segments(uses, target, 3))
-    for window, threads in itertools.product(("f32[48,32,1,1]", "f32[48,48,3,3]"), (1, 2)):
-        use = next(use for use, step in zip(uses, steps, strict=True) if window in step.candidate.group.text)
-        (position,) = use.constants
-        places = places_in_memory(use.kernel.program)[0].items()
-        (size,) = (use.kernel.program.buffer(name).size for name, place in places if place.position == position)
-        (stage,) = Splitter(replace(target, threads=threads), 3).stages(use, 0)
-        whole = (position, 0, 4 * size)
-        assert stage.ahead == (((whole,), ()) if threads == 1 else ((whole,), (whole,)))
-        assert f"{{{', '.join(map(str, whole))}}}" in text
 
 
 def test_queues_of_real_kernels_without_a_wait_are_refused(graph):

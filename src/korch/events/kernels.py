@@ -24,12 +24,6 @@ from korch.tile.lower.buffers import places_in_memory
 Place = tuple[str, int]
 """A memory, and the offset in bytes at which a buffer begins in it."""
 
-Ahead = tuple[int, int, int]
-"""The position of a buffer among a kernel's buffers, and the begin and end of a range of its bytes to prefetch."""
-
-AHEAD_BYTES = 512 << 10
-"""The most bytes of a constant that a thread prefetches: a quarter of an L2 cache of 2 MiB."""
-
 
 @dataclass(frozen=True)
 class Use:
@@ -41,7 +35,6 @@ class Use:
         places: the locations of its buffers; None for constants and inputs of the model, which nothing writes.
         cost_ns: its measured or estimated time on all threads.
         alone_ns: its time on one thread, which is distributed over grid points; if None, `cost_ns` is distributed.
-        constants: the positions of the buffers that are constants of the model.
     """
 
     step: int
@@ -49,7 +42,6 @@ class Use:
     places: tuple[Place | None, ...]
     cost_ns: float
     alone_ns: float | None = None
-    constants: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -71,14 +63,12 @@ class TaskStage:
         parts: the tasks.
         footprints: what each of them touches.
         times_ns: how long each of them takes.
-        ahead: the bytes of constants that a thread may prefetch while it waits for its first task of the stage.
     """
 
     use: Use
     parts: tuple[TaskPart, ...]
     footprints: tuple[Touched, ...]
     times_ns: tuple[float, ...]
-    ahead: tuple[tuple[Ahead, ...], ...]
 
 
 def has_tasks(kernel: Kernel) -> bool:
@@ -108,10 +98,7 @@ class Splitter:
         if kernel.threading is Threading.CALLER:
             part = TaskPart(-1, 0, 1, thread)
             time_ns = use.cost_ns if use.alone_ns is None else use.alone_ns
-            places = places_in_memory(program)[0]
-            sizes = {p.position: program.buffer(name).size * p.element_bytes for name, p in places.items()}
-            ahead = tuple((i, 0, min(sizes[i], AHEAD_BYTES)) for i in sorted(use.constants))
-            return [TaskStage(use, (part,), (self._whole(use, program),), (time_ns,), (ahead,))]
+            return [TaskStage(use, (part,), (self._whole(use, program),), (time_ns,))]
         works = [stage.work for stage in program.stages]
         found = []
         for number, (stage, work) in enumerate(zip(program.stages, works, strict=True)):
@@ -121,7 +108,7 @@ class Splitter:
             written = [sum(spans.size for spans in own.writes.values()) for own in touched]
             points = [part.end - part.begin for part in parts]
             times_ns = self._times(parts, written if all(written) else points, time_ns, use.alone_ns is None)
-            found.append(TaskStage(use, parts, touched, times_ns, self._ahead(use, program, number, parts)))
+            found.append(TaskStage(use, parts, touched, times_ns))
         return found
 
     def _times(
@@ -187,18 +174,6 @@ class Splitter:
             sets = [np.arange(p.begin, p.end) for p in parts]
             self._known[key] = touched_by(program, program.stages[number], sets, places)
         return self._known[key]
-
-    def _ahead(
-        self, use: Use, program: TileProgram, number: int, parts: tuple[TaskPart, ...]
-    ) -> tuple[tuple[Ahead, ...], ...]:
-        """Return, for the first task of each thread, the constants' bytes that it reads: from the first to the last."""
-        first = tuple({part.thread: part for part in reversed(parts)}.values())
-        found: dict[TaskPart, tuple[Ahead, ...]] = dict.fromkeys(parts, ())
-        read = self._spans(use.kernel, program, number, first, sorted(use.constants))
-        for part, spans in zip(first, read, strict=True):
-            ends = ((i, int(own.begins[0]), int(own.ends[-1])) for (i, _), own in sorted(spans.items()) if own)
-            found[part] = tuple((i, begin, min(end, begin + AHEAD_BYTES)) for i, begin, end in ends)
-        return tuple(found.values())
 
     def _whole(self, use: Use, program: TileProgram) -> Touched:
         """Return what a kernel that is one task touches: whole buffers."""

@@ -44,24 +44,18 @@ struct segment {
 };
 
 /* A range of grid points of one stage of a step, or, if the stage is -1, the whole step. It waits for the entries of WAITS
- * from `first_wait` up to the next task's `first_wait`, and meanwhile prefetches the constants that it reads: the entries
- * of ALL_AHEAD from `first_ahead` on. */
+ * from `first_wait` up to the next task's `first_wait`. */
 struct task {
     int64_t step;
     int stage;
     int64_t begin, end;
-    int64_t first_wait, first_ahead;
+    int64_t first_wait;
 };
 
 /* A condition to wait for: the thread of `queue` must have finished this number of tasks. */
 struct wait {
     int queue;
     uint32_t ended;
-};
-
-/* A range of bytes of a step's buffer, to be prefetched. */
-struct ahead {
-    int64_t buffer, begin, end;
 };
 
 } // namespace plan

@@ -15,18 +15,6 @@ extern "C" __attribute__((weak)) void korch_threads_waited(int64_t task, int64_t
 namespace {
 namespace korch_tasks {
 
-/* Prefetch the constants that a task reads into the level-2 cache, until `count` has reached the wanted value. */
-void fetch_ahead(int64_t task, void *const *buffers, const korch::Count &count, uint32_t wanted) {
-    for (int64_t a = plan::TASKS[task].first_ahead; a < plan::TASKS[task + 1].first_ahead; ++a) {
-        const plan::ahead &own = plan::ALL_AHEAD[a];
-        const char *const from = static_cast<const char *>(buffers[own.buffer]) + own.begin;
-        for (int64_t b = 0; b < own.end - own.begin; b += 64) {
-            if (b % 1024 == 0 && count.is_at(wanted)) return;
-            __builtin_prefetch(from + b, 0, 2);
-        }
-    }
-}
-
 /* Run the queue of a thread; return 1 + the number of a step that failed, or 0. `before` holds each thread's count of
  * `ended` at the begin of the segment. */
 int run_queue(int64_t segment, int me, void *const *table, void *const *states, korch::Count *ended,
@@ -41,7 +29,6 @@ int run_queue(int64_t segment, int me, void *const *table, void *const *states, 
             const uint32_t wanted = before[plan::WAITS[w].queue] + plan::WAITS[w].ended;
             if (count.is_at(wanted)) continue;
             const int64_t since_ns = leads || korch_threads_waited ? korch::now_ns() : 0;
-            fetch_ahead(i, table + plan::STEPS[task.step].first_slot, count, wanted);
             count.wait_for(wanted, team.look_ns);
             if (leads) team.waited(team, since_ns);
             if (korch_threads_waited)

@@ -111,7 +111,7 @@ def build(
 def uses_of(program: Program[Kernel], steps: Sequence[PlanStep[Kernel]]) -> list[Use]:
     """Return the kernels, each with the places of its buffers."""
     return [
-        Use(i, step.kernel, tuple(map(_place, slots)), step.cost_ns, constants=_constants(slots))
+        Use(i, step.kernel, tuple(map(_place, slots)), step.cost_ns)
         for i, (step, slots) in enumerate(zip(steps, program.slots, strict=True))
     ]
 
@@ -141,10 +141,6 @@ def _place(slot: Slot) -> tuple[str, int] | None:
     if slot.place is SlotPlace.ARENA:
         return "arena", slot.at
     return (f"output {slot.at}", slot.offset) if slot.place is SlotPlace.OUTPUT else None
-
-
-def _constants(slots: Sequence[Slot]) -> frozenset[int]:
-    return frozenset(i for i, slot in enumerate(slots) if slot.place is SlotPlace.CONSTANT)
 
 
 def plan_record(

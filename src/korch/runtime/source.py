@@ -122,7 +122,6 @@ def _queues(segments: Sequence[TaskSegment], target: Target) -> Iterator[str]:
     """
     tasks: list[str] = []
     waits: list[str] = []
-    ahead: list[str] = []
     first: list[str] = []
     for segment in segments:
         yield "".join(f"// {line}\n" for line in format_tasks(segment.graph).splitlines())
@@ -131,17 +130,15 @@ def _queues(segments: Sequence[TaskSegment], target: Target) -> Iterator[str]:
             for entry in queue:
                 stage = segment.stages[entry.task[0]]
                 part = stage.parts[entry.task[1]]
-                numbers = [stage.use.step, part.stage, part.begin, part.end, len(waits), len(ahead)]
+                numbers = [stage.use.step, part.stage, part.begin, part.end, len(waits)]
                 tasks.append(f"{{{', '.join(map(str, numbers))}}}")
-                ahead += [f"{{{', '.join(map(str, own))}}}" for own in stage.ahead[entry.task[1]]]
                 waits += [f"{{{other}, {ended}}}" for other, ended in entry.waits]
     rows = [f"{{{segment.steps[0]}, {segment.steps[1]}}}" for segment in segments]
     yield f"constexpr int QUEUES = {target.threads};\n"
     yield _table("segment", "SEGMENT", rows)
     yield _table("int64_t", "FIRST_TASK", [*first, str(len(tasks))])
-    yield _table("task", "TASK", [*tasks, f"{{0, 0, 0, 0, {len(waits)}, {len(ahead)}}}"])
+    yield _table("task", "TASK", [*tasks, f"{{0, 0, 0, 0, {len(waits)}}}"])
     yield _table("wait", "WAIT", waits)
-    yield _table("ahead", "AHEAD", ahead, "ALL_AHEAD")
 
 
 def _declarations(kernels: Iterable[Kernel], tasked: Container[str]) -> str:
@@ -200,8 +197,7 @@ def _tensors(name: str, tensors: Sequence[tuple[str, ValueType]]) -> str:
 
 
 def _table(kind: str, name: str, rows: Sequence[str], plural: str = "") -> str:
-    text = _rows(f"const {kind}", plural or f"{name}S", rows)
-    return text + f"constexpr int64_t {name}_COUNT = {len(rows)};\n"
+    return _rows(f"const {kind}", plural or f"{name}S", rows) + f"constexpr int64_t {name}_COUNT = {len(rows)};\n"
 
 
 def _rows(kind: str, name: str, rows: Sequence[str]) -> str:
