@@ -28,10 +28,10 @@ from benchmarks.suite import machine
 from korch.ablation import Ablation
 from korch.api import optimize
 from korch.equivalence.rules import FAMILIES
+from korch.inputs import random_inputs
 from korch.options import default_threads
 from korch.records import plain
 from korch.report.compare import RunnerSpec, Settings, compare
-from korch.report.peers.inputs import random_inputs
 
 JOINT = "joint"
 JOINT_TIMES = 4

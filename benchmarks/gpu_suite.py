@@ -304,7 +304,7 @@ def _model(name: str, batch: int, device: str) -> tuple[Any, list[Any], tuple[An
     if name in PAPER:
         from benchmarks.models import build
         from benchmarks.peers.torch_operators.module import load_module
-        from korch.report.peers.inputs import random_inputs
+        from korch.inputs import random_inputs
 
         model = build(name, **SIZES.get(name, {}))
         with tempfile.TemporaryDirectory() as folder:

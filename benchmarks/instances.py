@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from korch.program.problem import Computation, Port, PricedKernel, Problem
+from korch.binary_program.problem import Computation, Port, PricedKernel, Problem
 
 LAUNCH_NS = 2_000
 LAYOUTS = ("abcd", "acdb", "aBcd16b")

@@ -17,10 +17,10 @@ from korch.pipeline.optimize import run_until
 from korch.pipeline.run import Run, few_collections
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import Kernel, Provider, load_providers
+from korch.runtime.bind import PlanStep
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
 from korch.runtime.library import Handle
-from korch.runtime.program import PlanStep
 from korch.search.result import PlanName
 from korch.segments.join import with_constants_of
 from korch.target import Target

@@ -22,9 +22,9 @@ import numpy as np
 
 from benchmarks.suite import TRANSFORMERS, load, machine
 from korch.api import optimize
+from korch.inputs import random_inputs
 from korch.loading import load as load_artifact
 from korch.numerics import max_error
-from korch.report.peers.inputs import random_inputs
 
 UNSEEN = range(1000, 1020)
 """Seeds of the inputs on which errors are measured."""

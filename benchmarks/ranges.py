@@ -32,15 +32,15 @@ from benchmarks.models.exported import export_model
 from benchmarks.models.yolox import build_yolox
 from benchmarks.suite import machine
 from korch.api import optimize
+from korch.inputs import random_arrays
 from korch.limits import SearchLimits
 from korch.loading import load
 from korch.pipeline.fit_costs import kernel_ns
 from korch.ranges.form import Sizes
 from korch.ranges.plan import RangePlan
-from korch.report.peers.inputs import random_arrays
+from korch.runtime.bind import SlotPlace
 from korch.runtime.executable import Executable
 from korch.runtime.padding import Fitting, PaddedPlan
-from korch.runtime.program import SlotPlace
 from korch.runtime.ranged import RangedExecutable
 
 Feeds = Mapping[str, np.ndarray]

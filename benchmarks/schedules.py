@@ -25,8 +25,8 @@ from benchmarks.plans import Plan, executable, for_threads, searched
 from benchmarks.suite import MODELS, machine
 from korch.backend import TASK_PARTS
 from korch.events.kernels import has_tasks
-from korch.report.peers.inputs import random_feeds
 from korch.runtime.executable import Executable
+from korch.runtime.runnable import random_feeds
 from korch.system.cores import usable_cores
 
 RUNS = 10

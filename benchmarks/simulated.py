@@ -37,9 +37,9 @@ from korch.events.fetched import CachedLines
 from korch.events.kernels import has_tasks, segments_of
 from korch.events.schedule import schedule_segment
 from korch.events.simulate import DEFAULT_COSTS, CoreCosts
-from korch.report.peers.inputs import random_feeds
+from korch.runtime.bind import bind_steps
 from korch.runtime.build import uses_of
-from korch.runtime.program import bind_steps
+from korch.runtime.runnable import random_feeds
 
 SCHEDULES = ("joins", "tasks")
 RUNS = 3

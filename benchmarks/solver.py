@@ -19,8 +19,8 @@ import numpy
 import ortools
 
 from benchmarks.instances import Severity, make_instance
+from korch.binary_program.solve import Solver
 from korch.limits import SearchLimits
-from korch.program.solve import Solver
 
 _QUICK = (
     Severity(50),

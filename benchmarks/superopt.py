@@ -30,10 +30,10 @@ import korch
 from benchmarks.peers import full_name
 from benchmarks.suite import load, machine
 from korch.candidate.candidate import make_group
+from korch.inputs import random_inputs
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.report.compare import Comparison, RunnerSpec, Settings, compare
-from korch.report.peers.inputs import random_inputs
 from korch.runtime.report import Report
 from korch.superopt.axes import named
 from korch.superopt.expressions import expressions

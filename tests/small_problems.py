@@ -8,7 +8,7 @@ from itertools import combinations
 
 from ortools.linear_solver import pywraplp
 
-from korch.program.problem import Computation, Port, PricedKernel, Problem
+from korch.binary_program.problem import Computation, Port, PricedKernel, Problem
 
 
 def random_problem(seed: int, kernels: int = 11, layouts: int = 2) -> Problem:

@@ -26,7 +26,7 @@ ORDER = (
     ("provider",),
     ("measure",),
     ("cuda.measure",),
-    ("program",),
+    ("binary_program",),
     ("search",),
     ("explanation",),
     ("segments",),

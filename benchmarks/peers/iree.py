@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.tool import run_tool
-from korch.report.peers.inputs import free_dimensions, read_graph
+from korch.inputs import free_dimensions, read_graph
 from korch.report.peers.peer import Array, Arrays, Run, contiguous, missing, require
 
 _STACK_BYTES = 1 << 18

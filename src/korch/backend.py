@@ -18,7 +18,7 @@ from korch.provider.families import Families
 from korch.provider.faults import Faults
 from korch.provider.provider import CUDA_ENTRY_POINT_GROUP, load_providers
 from korch.ranges.plan import RangePlan
-from korch.runtime.program import PlanStep
+from korch.runtime.bind import PlanStep
 from korch.runtime.record import ModelRecord
 from korch.system.deadline import Deadline
 from korch.system.extras import install_command

@@ -19,8 +19,8 @@ from benchmarks.peers import tvm, tvm_build
 from benchmarks.peers.iree import _entry, with_fixed_shapes
 from benchmarks.peers.tvm import TvmPeer
 from korch.errors import UnsupportedError
+from korch.inputs import random_inputs
 from korch.report.peers import get_peer
-from korch.report.peers.inputs import random_inputs
 from korch.system.extras import install_command
 
 TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is optional and not installed")

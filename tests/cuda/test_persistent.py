@@ -29,7 +29,7 @@ from korch.cuda.persistent import (
 from korch.cuda.runtime.build import build_cuda
 from korch.cuda.runtime.executable import CudaExecutable
 from korch.cuda.runtime.persistent import segments_of
-from korch.cuda.runtime.program import archive_of, read_program
+from korch.cuda.runtime.record import archive_of, read_program
 from korch.cuda.target import NOMINAL
 from korch.errors import InvalidGraphError
 from korch.events.launches import LaunchUse, check_table, schedule_launches, table_of
@@ -38,7 +38,7 @@ from korch.limits import SearchLimits
 from korch.options import Options
 from korch.primitive import reference
 from korch.provider.triton import TritonProvider
-from korch.runtime.program import PlanStep
+from korch.runtime.bind import PlanStep
 from korch.testing.samples import random_inputs
 from korch.tile.ir.program import Level
 from tests.cuda.test_compile import sample

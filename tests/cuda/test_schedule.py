@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from korch.cuda.runtime.program import BufferRecord, StepProgram
+from korch.cuda.runtime.record import BufferRecord, StepProgram
 from korch.cuda.runtime.schedule import STREAMS, dependencies, schedule
 
 

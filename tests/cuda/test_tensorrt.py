@@ -20,7 +20,7 @@ from korch.cuda.kernel import CudaKernel, Network
 from korch.cuda.measure.meter import CudaMeter
 from korch.cuda.network import network_of, refusal_of, with_constants
 from korch.cuda.runtime.executable import open_engines
-from korch.cuda.runtime.program import archive_of, read_program
+from korch.cuda.runtime.record import archive_of, read_program
 from korch.cuda.target import NOMINAL
 from korch.errors import CompileError, ProviderError, UnsupportedError
 from korch.limits import SearchLimits

@@ -13,7 +13,7 @@ from benchmarks.models import build
 from benchmarks.models.narrow import in_float16
 from korch.ablation import Ablation
 from korch.cuda.runtime.build import build_cuda
-from korch.cuda.runtime.program import BufferRecord, LaunchRecord, StepProgram, archive_of, read_program
+from korch.cuda.runtime.record import BufferRecord, LaunchRecord, StepProgram, archive_of, read_program
 from korch.cuda.runtime.schedule import STREAMS, schedule
 from korch.limits import SearchLimits
 from korch.options import Options

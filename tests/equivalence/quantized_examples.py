@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from korch.equivalence.affine import AxisConstant
+from korch.equivalence.affine_chains import AxisConstant
 from korch.equivalence.quantization import QuantizationGrid, write_dequantized, write_quantized
 from korch.equivalence.rule import Writer
 from korch.primitive.graph import GraphBuilder

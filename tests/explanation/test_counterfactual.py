@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from korch.binary_program.problem import Certificate, Computation, Plan, Port, PricedKernel, Problem, Status
+from korch.binary_program.solve import solve
+from korch.binary_program.verify import verify_plan
 from korch.errors import InfeasibleError
 from korch.explanation.counterfactual import _Swapper, counterfactual_groupings
 from korch.options import Options
 from korch.primitive.text import parse_graph
-from korch.program.problem import Certificate, Computation, Plan, Port, PricedKernel, Problem, Status
-from korch.program.solve import solve
-from korch.program.verify import verify_plan
 from korch.search.instance import Instance
 from korch.system.deadline import Deadline
 from tests.explanation.test_savings import PRODUCTS, Costs, best, candidates_of

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from korch.binary_program.solve import solve
 from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import enumerate_groups
 from korch.equivalence.rule import rule_of
@@ -19,7 +20,6 @@ from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
-from korch.program.solve import solve
 from korch.provider.provider import load_providers
 from korch.search.instance import Answers, Instance, collect_candidates
 from korch.target import Target

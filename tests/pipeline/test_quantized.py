@@ -12,7 +12,7 @@ from onnx import helper
 
 from korch.backend import has_kernels
 from korch.candidate import enumerate as enumeration
-from korch.equivalence.affine import AxisConstant
+from korch.equivalence.affine_chains import AxisConstant
 from korch.equivalence.quantization import QuantizationGrid, write_dequantized, write_quantized
 from korch.equivalence.rule import Writer
 from korch.fission import fission

@@ -20,8 +20,8 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.provider.conv import ConvProvider
 from korch.provider.conv.linked import chain_plans, vectors_of
+from korch.provider.conv.matrix_units import split_of
 from korch.provider.conv.rows import lines_of_task
-from korch.provider.conv.split import split_of
 from korch.provider.conv.vectors import plans_of
 from korch.provider.provider import SPLIT
 from korch.provider.tile_kernel import kernel_of

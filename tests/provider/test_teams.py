@@ -19,9 +19,9 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import BroadcastAttributes, ReduceAttributes
 from korch.provider.provider import Kernel, Threading, load_providers, named_kernel
 from korch.provider.teams import team_refusal
+from korch.runtime.bind import PlanStep
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
-from korch.runtime.program import PlanStep
 from korch.target import Target
 from korch.testing.kernels import check_kernel, run_kernel
 from korch.testing.samples import random_arrays

@@ -16,7 +16,7 @@ from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.ops.winograd import WinogradAttributes, transform_weights
 from korch.provider.provider import SPLIT, Kernel
 from korch.provider.winograd import WinogradProvider, provider
-from korch.provider.winograd.split import split_blocking
+from korch.provider.winograd.matrix_units import split_blocking
 from korch.provider.winograd.vectors import blocking_for, blocking_of
 from korch.schedule.split_winograd import SplitWinograd, SplitWinogradBlocking
 from korch.schedule.winograd import Winograd

@@ -10,6 +10,7 @@ import onnx
 
 from korch.fission import fission
 from korch.frontend.onnx import load_model
+from korch.inputs import random_arrays
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
@@ -17,7 +18,6 @@ from korch.ranges.binding import Bound, binding_of, dimensions_of
 from korch.ranges.form import Factor, Sizes
 from korch.ranges.masked import Masked, masked
 from korch.ranges.samples import LEAST_PLANNED
-from korch.report.peers.inputs import random_arrays
 from korch.runtime.padding import OutputCut, Padded
 
 Shapes = Mapping[str, Sequence[Bound]]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from korch.inputs import random_arrays
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import ValueType
@@ -13,7 +14,6 @@ from korch.ranges.form import Extent, Factor, extent
 from korch.ranges.masked import Masked
 from korch.ranges.needed import Need, needs
 from korch.ranges.plan import RangePlan
-from korch.report.peers.inputs import random_arrays
 from korch.runtime.padding import OutputCut
 from tests.ranges.range_models import bert, conv_net, masked_model, pyramid, vit
 

@@ -9,9 +9,9 @@ import pytest
 
 from benchmarks.models import build
 from korch.errors import MeasureError, OptionError, UnsupportedError
+from korch.inputs import random_inputs
 from korch.report.compare import Comparison, Row, RunnerSpec, Settings, Speedup, compare
 from korch.report.peers import process
-from korch.report.peers.inputs import random_inputs
 
 INPUTS = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
 

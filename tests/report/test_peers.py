@@ -12,9 +12,9 @@ from onnx import TensorProto, helper
 import korch
 from benchmarks.models import build
 from korch.errors import ModelError, OptionError, UnsupportedError
+from korch.inputs import random_inputs
 from korch.report.peers import PEERS, get_peer
 from korch.report.peers.arrays import BFLOAT16, load_arrays, save_arrays
-from korch.report.peers.inputs import random_inputs
 from korch.report.peers.peer import require
 from korch.system.extras import install_command
 

@@ -11,7 +11,7 @@ from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import ConcatAttributes
 from korch.primitive.types import DType, ValueType
 from korch.provider.provider import Kernel, Threading
-from korch.runtime.program import PlanStep
+from korch.runtime.bind import PlanStep
 from korch.target import Target
 
 TARGET = Target(isa="generic", lanes=4, threads=2)

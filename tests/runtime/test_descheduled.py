@@ -20,9 +20,9 @@ import pytest
 from korch.measure.compiler import Builder
 from korch.measure.toolchain import find_compiler
 from korch.provider.provider import Kernel
+from korch.runtime.bind import PlanStep
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
-from korch.runtime.program import PlanStep
 from korch.target import detect_target
 from tests.runtime.test_tasks import network, steps_of
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from korch.binary_program.solve import solve
 from korch.candidate.candidate import Candidate, Offer, make_group
 from korch.candidate.enumerate import enumerate_groups
 from korch.candidate.layout import channels_blocked
@@ -21,13 +22,12 @@ from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import ConcatAttributes
 from korch.primitive.text import parse_graph
 from korch.primitive.types import DType, ValueType
-from korch.program.solve import solve
 from korch.provider.generated import GeneratedProvider
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel
 from korch.report.kernel import kernel_text
 from korch.report.profile import profile
-from korch.runtime.program import PlanStep, Program, Slot, SlotPlace, bind_steps
+from korch.runtime.bind import PlanStep, Program, Slot, SlotPlace, bind_steps
 from korch.runtime.report import Report
 from korch.search.instance import Answers, Instance, collect_candidates
 from korch.target import Target

@@ -7,7 +7,7 @@ import pytest
 from korch.errors import CompileError
 from korch.measure.toolchain import find_compiler
 from korch.provider.provider import Kernel
-from korch.runtime.program import bind_steps
+from korch.runtime.bind import bind_steps
 from korch.runtime.source import c_string, native_text, print_main
 from korch.system.libraries import find_library
 from tests.runtime import runtime_plans as plans

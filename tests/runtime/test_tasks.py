@@ -22,10 +22,10 @@ from korch.provider.conv import ConvProvider
 from korch.provider.gemm import GemmProvider
 from korch.provider.generated import GeneratedProvider
 from korch.runtime import build as building
+from korch.runtime.bind import PlanStep, bind_steps
 from korch.runtime.build import build
 from korch.runtime.combine import combine
 from korch.runtime.executable import Executable
-from korch.runtime.program import PlanStep, bind_steps
 from korch.runtime.shaped import ShapedExecutable
 from korch.target import detect_target
 from tests.runtime import runtime_plans as plans

@@ -28,8 +28,8 @@ from korch.ranges.masked import Masked
 from korch.ranges.needed import Ends
 from korch.ranges.served import Served, likely_needs
 from korch.runtime import trim
+from korch.runtime.bind import PlanStep
 from korch.runtime.padding import OutputCut
-from korch.runtime.program import PlanStep
 from korch.search.instance import Answers, collect_candidates
 from korch.system.alignment import aligned_bytes
 from korch.testing.emulated import Emulated

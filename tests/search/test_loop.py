@@ -10,6 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from korch.binary_program.problem import Status
+from korch.binary_program.solve import solve
 from korch.candidate.candidate import Candidate
 from korch.candidate.enumerate import enumerate_groups
 from korch.errors import InfeasibleError, UnprovidedError
@@ -17,8 +19,6 @@ from korch.limits import SearchLimits
 from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Status
-from korch.program.solve import solve
 from korch.provider.generated import GeneratedProvider
 from korch.search.infeasible import check_every_primitive_runs
 from korch.search.instance import Answers, Instance, collect_candidates

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.models import build
 from benchmarks.models.transformer_block import build_transformer_block
+from korch.binary_program.problem import Status
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.equivalence.saturate import saturate
@@ -26,10 +27,9 @@ from korch.primitive import reference
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.ops.layout import ConcatAttributes
 from korch.primitive.types import DType, ValueType
-from korch.program.problem import Status
 from korch.provider.in_place import InPlaceProvider
 from korch.provider.provider import Kernel
-from korch.runtime.program import PlanStep, bind_steps
+from korch.runtime.bind import PlanStep, bind_steps
 from korch.search import loop, questions
 from korch.search.instance import Answers
 from korch.search.ledger import Ledger

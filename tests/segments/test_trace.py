@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from korch.program.problem import Certificate, Status
+from korch.binary_program.problem import Certificate, Status
 from korch.search.result import Orchestration, Round
 from korch.segments.trace import SearchTrace, changed_rounds
 

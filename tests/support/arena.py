@@ -12,7 +12,7 @@ from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.primitive.types import ValueType
-from korch.runtime.program import PlanStep, Program, Slot, SlotPlace
+from korch.runtime.bind import PlanStep, Program, Slot, SlotPlace
 
 GARBAGE = 0xA5
 

@@ -14,7 +14,7 @@ from typing import Any
 from korch.cuda.kernel import Launch
 from korch.cuda.module import load_call
 from korch.cuda.runtime.executable import CudaExecutable, open_engines, persistent_by_step
-from korch.cuda.runtime.program import CudaProgram
+from korch.cuda.runtime.record import CudaProgram
 from korch.cuda.runtime.schedule import STREAMS, schedule
 from korch.primitive.types import DType
 from tests.support.interpret import Memory, run_launches, run_together

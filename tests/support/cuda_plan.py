@@ -8,14 +8,14 @@ import onnx
 
 from korch.backend import open_meter
 from korch.cuda.measure.meter import CudaMeter
-from korch.cuda.runtime.program import CudaProgram
+from korch.cuda.runtime.record import CudaProgram
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.options import Options
 from korch.pipeline import Run, run_until
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.lowering import MULTIPLIED_BY_CUDA, lower_products
-from korch.runtime.program import PlanStep
+from korch.runtime.bind import PlanStep
 from korch.search.instance import Answers, Instance
 from korch.search.ledger import Ledger
 from korch.search.loop import Search

@@ -46,7 +46,7 @@ def writing(path: Path, where: str) -> Iterator[None]:
 
 def read_feeds(parsed: argparse.Namespace, executable: Runnable) -> dict[str, Array]:
     """Return the inputs of `korch run` by name: from files, or random ones of the shapes of `--shape`."""
-    from korch.report.peers.inputs import random_feeds
+    from korch.runtime.runnable import random_feeds
 
     feeds: dict[str, Array] = dict(executable.defaults)
     if parsed.random:

@@ -10,13 +10,13 @@ from pathlib import Path
 from korch.api import build
 from korch.cli.select import plan_at, sizes_of
 from korch.errors import ArtifactError, ModelError, OptionError
+from korch.inputs import random_inputs
 from korch.loading import load
 from korch.options import Options
 from korch.ranges.binding import Bound
 from korch.report.compare import Comparison, RunnerSpec, Settings, compare
 from korch.report.explain import quality
 from korch.report.peers import get_peer
-from korch.report.peers.inputs import random_feeds, random_inputs
 from korch.report.peers.peer import require
 from korch.report.peers.pytorch import TorchPeer
 from korch.runtime import ranged
@@ -24,7 +24,7 @@ from korch.runtime.artifact import read_format
 from korch.runtime.ranged import RangedExecutable
 from korch.runtime.record import ModelRecord
 from korch.runtime.report import Report
-from korch.runtime.runnable import Runnable
+from korch.runtime.runnable import Runnable, random_feeds
 from korch.runtime.shaped import FORMAT, ShapedExecutable
 from korch.system.files import open_file
 from korch.system.scratch import scratch_folder

@@ -73,8 +73,8 @@ def _dry_run(parsed: argparse.Namespace) -> int:
 
 def print_stage(parsed: argparse.Namespace) -> int:
     """Run the stages up to `parsed.stage`, and print the result of this stage."""
-    from korch.program.solve import solve
-    from korch.program.text import format_plan, parse_problems
+    from korch.binary_program.solve import solve
+    from korch.binary_program.text import format_plan, parse_problems
 
     options = options_of(parsed)
     if parsed.model.suffix == ".txt" and parsed.stage == "orchestrate":

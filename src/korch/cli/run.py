@@ -131,7 +131,7 @@ def watched_threads(
 
 def profiled(executable: Executable, rounds: int, seed: int) -> Profile:
     """Return the profile of an executable on random inputs."""
-    from korch.report.peers.inputs import random_feeds
     from korch.report.profile import profile as profile_of
+    from korch.runtime.runnable import random_feeds
 
     return profile_of(executable, list(random_feeds(executable.get_inputs(), seed).values()), rounds)

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from korch.equivalence.affine import axis_constant
+from korch.equivalence.affine_chains import axis_constant
 from korch.equivalence.rule import View, Writer, is_finite_in
 from korch.primitive.graph import Constant, Primitive
 from korch.primitive.op import Array, Attributes

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from korch.equivalence.affine import AxisConstant, axis_constant
+from korch.equivalence.affine_chains import AxisConstant, axis_constant
 from korch.equivalence.rule import View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.elementwise import CastAttributes

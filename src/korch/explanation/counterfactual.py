@@ -18,11 +18,11 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from korch.binary_program.problem import Port, Problem
+from korch.binary_program.solve import solve
 from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
 from korch.options import Options
-from korch.program.problem import Port, Problem
-from korch.program.solve import solve
 from korch.search.baselines import kernel_size
 from korch.search.instance import Instance
 from korch.system.deadline import Deadline

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from korch.binary_program.solve import Solver
 from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
 from korch.explanation.savings import SAVINGS_GAP, SAVINGS_SECONDS
 from korch.measure.record import Measured
-from korch.program.solve import Solver
 from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.system.deadline import Deadline

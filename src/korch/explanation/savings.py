@@ -11,12 +11,12 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 
+from korch.binary_program.solve import Solver
 from korch.candidate.candidate import Candidate
 from korch.equivalence.rule import rule_of
 from korch.errors import InfeasibleError
 from korch.measure.record import Measured
 from korch.options import Options
-from korch.program.solve import Solver
 from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.recall import instance_key

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from korch.backend import maker
+from korch.binary_program.problem import Status
 from korch.candidate.candidate import Candidate
 from korch.cuda.runtime.executable import CudaExecutable
 from korch.limits import SearchLimits
@@ -21,7 +22,6 @@ from korch.pipeline.run import END_SAFETY, Run
 from korch.primitive.dispute import Dispute
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.opaque import OpaqueAttributes
-from korch.program.problem import Status
 from korch.ranges.masked import Masked
 from korch.report.rivals import grouping_rows, rivals_of
 from korch.runtime.build import model_record

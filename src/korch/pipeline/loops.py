@@ -27,8 +27,8 @@ from korch.primitive.reference import body_of
 from korch.primitive.types import ValueType
 from korch.provider.provider import Kernel
 from korch.provider.teams import team_refusal
+from korch.runtime.bind import PlanStep, bind_steps
 from korch.runtime.loop import LoopKey, LoopPlan, LoopProvider, loop_key
-from korch.runtime.program import PlanStep, bind_steps
 from korch.search.infeasible import where_of
 from korch.search.result import PlanName
 from korch.segments.block import Partition, find_blocks

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from korch.binary_program.problem import Plan
+from korch.binary_program.text import format_plan, format_problems
 from korch.pipeline.run import Run
 from korch.primitive.text import format_graph, parse_graph
-from korch.program.problem import Plan
-from korch.program.text import format_plan, format_problems
 from korch.report.kernel import operations_of
 from korch.search.instance import Instance
 from korch.search.result import Round

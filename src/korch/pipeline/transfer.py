@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from korch.binary_program.problem import Certificate
 from korch.candidate.candidate import Candidate, Group, Refusal, make_group, make_layout_change
 from korch.errors import InfeasibleError
 from korch.measure.meter import AnyMeter
 from korch.pipeline.run import Run, Template
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Certificate
 from korch.provider.families import Families
 from korch.provider.provider import Kernel
 from korch.ranges.counterpart import Counterparts, counterparts

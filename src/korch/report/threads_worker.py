@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from korch.report.peers.inputs import random_feeds
 from korch.runtime.executable import Executable
 from korch.runtime.library import Handle, pointers_of
+from korch.runtime.runnable import random_feeds
 
 REGIONS_OF_A_KERNEL = 64
 """The most regions that are recorded for each kernel; further ones are only counted."""

@@ -21,8 +21,8 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import Kernel
 from korch.records import plain
 from korch.runtime.artifact import Artifact
+from korch.runtime.bind import PlanStep, Program, Slot, SlotPlace, bind_steps
 from korch.runtime.machine import REQUIRED_FLAGS, Requirements
-from korch.runtime.program import PlanStep, Program, Slot, SlotPlace, bind_steps
 from korch.runtime.record import ModelRecord, PlanRecord, PortRecord, StepRecord, TensorRecord
 from korch.runtime.source import INCLUDE, native_text, print_main
 from korch.runtime.waiting import waiting_of

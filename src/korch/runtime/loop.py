@@ -21,7 +21,7 @@ from korch.provider.parts import MOST_BUFFERS, Parts
 from korch.provider.provider import Kernel, Threading, named_kernel
 from korch.provider.teams import team_refusal
 from korch.provider.tile_kernel import comment_of
-from korch.runtime.program import Program, Slot, SlotPlace
+from korch.runtime.bind import Program, Slot, SlotPlace
 from korch.system.alignment import align_up
 from korch.system.content_name import content_name
 from korch.target import Target
@@ -88,7 +88,7 @@ class LoopProvider:
     """
 
     name = "loop"
-    version = content_version("runtime/loop.py", "runtime/program.py", "runtime/memory.py")
+    version = content_version("runtime/loop.py", "runtime/bind.py", "runtime/memory.py")
     group_shapes = ()
 
     def __init__(self, plans: Mapping[LoopKey, LoopPlan | Refusal]) -> None:

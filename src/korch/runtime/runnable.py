@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Self
 import numpy as np
 
 from korch.errors import ArtifactError, InputError, quoted
+from korch.inputs import random_arrays
 from korch.primitive.op import Array
 from korch.primitive.types import DType
 from korch.runtime.artifact import Archive
@@ -83,6 +84,15 @@ class Timing:
 
     run_ns: tuple[int, ...]
     kernel_ns: tuple[tuple[int, ...], ...]
+
+
+def random_feeds(tensors: Sequence[TensorInfo], seed: int = 0) -> dict[str, Array]:
+    """Return a random array for each input of an executable, by name.
+
+    Raises:
+        OptionError: the seed is negative.
+    """
+    return random_arrays({tensor.name: (tuple(tensor.shape), tensor.dtype) for tensor in tensors}, seed)
 
 
 class Runnable(ABC):

@@ -19,8 +19,8 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.types import ValueType
 from korch.provider.provider import Kernel, Threading
 from korch.provider.teams import team_refusal
+from korch.runtime.bind import Program, Slot, SlotPlace
 from korch.runtime.library import PLAN_FUNCTIONS
-from korch.runtime.program import Program, Slot, SlotPlace
 from korch.target import Target
 
 INCLUDE = re.compile(r'^#include "(korch[\w.]*)"', re.MULTILINE)

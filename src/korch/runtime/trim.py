@@ -21,7 +21,7 @@ from korch.ranges.filled import ends
 from korch.ranges.form import Extent
 from korch.ranges.needed import Need, needs
 from korch.ranges.plan import RangePlan
-from korch.runtime.program import PlanStep
+from korch.runtime.bind import PlanStep
 from korch.target import Target
 from korch.tile.ir.growth import TextLimitError, UnprintableError
 from korch.tile.ir.program import Level, Parameter, TileProgram

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from korch.binary_program.problem import Problem
+from korch.binary_program.solve import Solver
+from korch.binary_program.verify import ready_order
 from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Problem
-from korch.program.solve import Solver
-from korch.program.verify import ready_order
 from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName

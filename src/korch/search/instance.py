@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from korch.binary_program.problem import Computation, Port, PricedKernel, Problem
+from korch.binary_program.verify import check_problem, verify_kernels
 from korch.candidate.candidate import Candidate, Group, Offer, Refusal, make_layout_change
 from korch.candidate.layout import Layout
 from korch.candidate.shape import Compose, GroupShape, shapes_of
 from korch.cuda.target import CudaTarget
 from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Computation, Port, PricedKernel, Problem
-from korch.program.verify import check_problem, verify_kernels
 from korch.provider.faults import Faults
 from korch.provider.provider import AnyProvider
 from korch.target import Target

@@ -20,14 +20,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypedDict, TypeVar, Unpack
 
+from korch.binary_program.problem import Certificate, Plan, Status
+from korch.binary_program.solve import Solver
+from korch.binary_program.verify import verify_plan
 from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError, OptionError, ReplayError
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.meter import NEVER, AnyMeter
 from korch.measure.record import Failed, Measured, Record, from_text, to_text
-from korch.program.problem import Certificate, Plan, Status
-from korch.program.solve import Solver
-from korch.program.verify import verify_plan
 from korch.search.estimate import Experience
 from korch.system.deadline import Deadline
 from korch.system.files import open_file

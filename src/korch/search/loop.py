@@ -16,10 +16,10 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from korch.binary_program.problem import Certificate, Plan, Problem, Status
 from korch.candidate.candidate import Candidate
 from korch.errors import InfeasibleError
 from korch.options import Options
-from korch.program.problem import Certificate, Plan, Problem, Status
 from korch.search.instance import Instance
 from korch.search.ledger import Ledger
 from korch.search.measure import measure_some

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from korch.binary_program.problem import Plan, Problem, Status
+from korch.binary_program.solve import Solver
 from korch.errors import InfeasibleError
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Plan, Problem, Status
-from korch.program.solve import Solver
 from korch.search.infeasible import no_working_plan
 from korch.search.instance import Instance
 from korch.search.ledger import Ledger

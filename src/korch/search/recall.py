@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from korch.binary_program.problem import Certificate
 from korch.candidate.candidate import Candidate
 from korch.limits import DISAGREEMENT
 from korch.measure.record import Measured
 from korch.options import Options
-from korch.program.problem import Certificate
 from korch.records import plain, read_record
 from korch.search.ledger import Ledger
 from korch.search.result import Orchestration, Round

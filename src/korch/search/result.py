@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from korch.binary_program.problem import Certificate
 from korch.candidate.candidate import Candidate
-from korch.program.problem import Certificate
 
 
 class PlanName(StrEnum):

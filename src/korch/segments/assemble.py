@@ -13,13 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from korch.binary_program.problem import Certificate, Computation, Port, PricedKernel, Problem
+from korch.binary_program.solve import Solver
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.errors import InfeasibleError
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Certificate, Computation, Port, PricedKernel, Problem
-from korch.program.solve import Solver
 from korch.search.instance import PLAIN, Answers, Interface, layout_changes
 from korch.search.ledger import Ledger
 from korch.search.price import estimate_ns

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 
+from korch.binary_program.problem import Status
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.errors import InfeasibleError
@@ -24,7 +25,6 @@ from korch.explanation.curve import Curve, times_by_error
 from korch.explanation.savings import Savings, rule_savings
 from korch.measure.record import Measured
 from korch.options import Options
-from korch.program.problem import Status
 from korch.search.baselines import baseline_plans
 from korch.search.instance import Instance, Interface
 from korch.search.ledger import Ledger

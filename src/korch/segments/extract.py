@@ -7,11 +7,11 @@ choice afterwards.
 
 from __future__ import annotations
 
+from korch.binary_program.problem import Computation, Port, PricedKernel, Problem
+from korch.binary_program.solve import solve
 from korch.errors import InfeasibleError
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
-from korch.program.problem import Computation, Port, PricedKernel, Problem
-from korch.program.solve import solve
 from korch.segments.choose import estimated_cost
 
 EXTRACT_SECONDS = 60.0  # time of the choice of one alternative per value

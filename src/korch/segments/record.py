@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from korch.program.problem import Status
+from korch.binary_program.problem import Status
 from korch.search.result import Round
 
 

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from korch.binary_program.problem import Certificate, Status
 from korch.candidate.candidate import Candidate
 from korch.explanation.counterfactual import Grouping, Groupings
 from korch.explanation.curve import Curve, add_curves
 from korch.explanation.savings import Savings, add_savings
 from korch.options import Options
-from korch.program.problem import Certificate, Status
 from korch.search.ledger import Ledger
 from korch.search.price import estimate_ns
 from korch.search.result import Orchestration, PlanName, Round

@@ -14,7 +14,7 @@ from korch.measure.expect import Expected
 from korch.measure.uncompiled import Uncompiled
 from korch.numerics import Difference, Differences, worst
 from korch.primitive.op import Array
-from korch.runtime.program import PlanStep
+from korch.runtime.bind import PlanStep
 from korch.runtime.report import OutputError, PlanResult, Report
 from korch.runtime.runnable import PlanExecutable
 from korch.search.result import PlanName

@@ -18,7 +18,7 @@ from korch.measure.meter import AnyMeter
 from korch.numerics import Differences, Standard
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
-from korch.runtime.program import PlanStep
+from korch.runtime.bind import PlanStep
 from korch.runtime.runnable import PlanExecutable
 from korch.system.deadline import Deadline
 from korch.validation.plan import Make, PlanEntry, Result, Validation

@@ -15,13 +15,13 @@ from korch.cuda.kernel import CudaKernel, Network, TorchCall, aligned
 from korch.cuda.measure.meter import failure_of
 from korch.cuda.network import with_constants
 from korch.cuda.runtime.persistent import with_persistent
-from korch.cuda.runtime.program import BufferRecord, CudaProgram, LaunchRecord, StepProgram
+from korch.cuda.runtime.record import BufferRecord, CudaProgram, LaunchRecord, StepProgram
 from korch.cuda.target import CudaTarget
 from korch.errors import CompileError
 from korch.primitive.graph import PrimitiveGraph
 from korch.records import plain
+from korch.runtime.bind import PlanStep, Slot, bind_steps
 from korch.runtime.build import UNKNOWN, Origin, pack_constants, plan_record
-from korch.runtime.program import PlanStep, Slot, bind_steps
 from korch.runtime.weights import Weights
 from korch.system.content_name import content_name
 

@@ -23,8 +23,8 @@ from korch.cuda.flags import library_flags
 from korch.cuda.measure.device import require_torch
 from korch.cuda.module import load_call
 from korch.cuda.runtime.memory import StepMemory, bytes_of
-from korch.cuda.runtime.program import CudaProgram, PersistentRecord, StepProgram, archive_of, read_program
 from korch.cuda.runtime.recompile import cubins_for
+from korch.cuda.runtime.record import CudaProgram, PersistentRecord, StepProgram, archive_of, read_program
 from korch.cuda.runtime.schedule import STREAMS, Turn, schedule
 from korch.errors import InputError
 from korch.primitive.types import DType

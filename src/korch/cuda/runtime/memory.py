@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from korch.cuda.layout import strided
-from korch.cuda.runtime.program import BufferRecord, CudaProgram
+from korch.cuda.runtime.record import BufferRecord, CudaProgram
 from korch.primitive.torch_calls.node import TORCH_TYPES
 
 

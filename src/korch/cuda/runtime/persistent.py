@@ -14,11 +14,11 @@ from dataclasses import replace
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
 from korch.cuda.kernel import CudaKernel
 from korch.cuda.persistent import print_persistent, resident_programs
-from korch.cuda.runtime.program import BufferRecord, CudaProgram, LaunchRecord, PersistentRecord
+from korch.cuda.runtime.record import BufferRecord, CudaProgram, LaunchRecord, PersistentRecord
 from korch.cuda.target import CudaTarget
 from korch.events.kernels import Place
 from korch.events.launches import LaunchUse, check_table, schedule_launches, table_of
-from korch.runtime.program import PlanStep
+from korch.runtime.bind import PlanStep
 
 logger = logging.getLogger("korch.cuda")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from korch.cuda.compile import Cubin, CubinCompiler, CubinFailure
-from korch.cuda.runtime.program import CudaProgram
+from korch.cuda.runtime.record import CudaProgram
 from korch.errors import UnsupportedError
 from korch.options import default_cache_folder
 from korch.system.extras import install_command

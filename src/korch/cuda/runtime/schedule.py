@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from korch.cuda.runtime.program import BufferRecord, StepProgram
+from korch.cuda.runtime.record import BufferRecord, StepProgram
 
 STREAMS = 4
 """The most branches of a graph that run concurrently."""

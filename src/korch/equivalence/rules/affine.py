@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from korch.equivalence.affine import STEPS, AffineChain, affine_step, chains_from, goes_on
+from korch.equivalence.affine_chains import STEPS, AffineChain, affine_step, chains_from, goes_on
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array

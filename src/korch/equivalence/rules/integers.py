@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.affine import AxisConstant, axis_constant
+from korch.equivalence.affine_chains import AxisConstant, axis_constant
 from korch.equivalence.quantization import Dequantized, dequantized
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, stands
 from korch.primitive.graph import Primitive

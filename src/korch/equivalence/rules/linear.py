@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.affine import STEPS, AffineChain, affine_step, chains_from, goes_on, is_read_elsewhere
+from korch.equivalence.affine_chains import STEPS, AffineChain, affine_step, chains_from, goes_on, is_read_elsewhere
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, is_finite_in
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array

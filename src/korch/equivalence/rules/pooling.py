@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from korch.equivalence.affine import axis_constant, is_read_elsewhere
+from korch.equivalence.affine_chains import axis_constant, is_read_elsewhere
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer, stands
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.affine import affine_step
+from korch.equivalence.affine_chains import affine_step
 from korch.equivalence.rule import AnyRule, Pair, Rule, RuleRefusal, View, Writer, reads, stands
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.layout import SliceAttributes, TransposeAttributes

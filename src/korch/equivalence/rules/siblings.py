@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from korch.equivalence.affine import AffineStep, affine_step
+from korch.equivalence.affine_chains import AffineStep, affine_step
 from korch.equivalence.rule import AnyRule, Rule, RuleRefusal, View, Writer
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array

@@ -10,7 +10,7 @@ from korch.provider.content import content_version
 from korch.provider.conv.bytes import ByteConvolutions, multiplies_bytes
 from korch.provider.conv.chains import chain_groups
 from korch.provider.conv.linked import chain_kernel, chain_plans
-from korch.provider.conv.split import split_plans
+from korch.provider.conv.matrix_units import split_plans
 from korch.provider.conv.vectors import OfferPlan, plans_of
 from korch.provider.provider import Kernel
 from korch.target import Target

@@ -11,7 +11,7 @@ from korch.primitive.graph import Primitive
 from korch.provider.content import content_version
 from korch.provider.provider import SPLIT, Kernel
 from korch.provider.tile_kernel import kernel_of
-from korch.provider.winograd.split import WEIGHTS, split_blocking, suits_matrix_units
+from korch.provider.winograd.matrix_units import WEIGHTS, split_blocking, suits_matrix_units
 from korch.provider.winograd.vectors import blocking_for
 from korch.schedule.contraction import Layouts, NotFusedError, is_of_bytes, refuse_types
 from korch.schedule.products import PAIR_LANES

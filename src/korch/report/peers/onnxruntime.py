@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from korch.report.peers.inputs import free_dimensions, read_graph
+from korch.inputs import free_dimensions, read_graph
 from korch.report.peers.peer import Array, Arrays, Run, contiguous, missing, require
 
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.instances import Severity, make_instance
+from korch.binary_program.problem import Computation, Port, PricedKernel, Problem, Status
+from korch.binary_program.solve import Solver, solve
+from korch.binary_program.text import format_problem, parse_problem
+from korch.binary_program.verify import verify_plan
 from korch.errors import InfeasibleError, InvalidGraphError
 from korch.limits import SearchLimits
-from korch.program.problem import Computation, Port, PricedKernel, Problem, Status
-from korch.program.solve import Solver, solve
-from korch.program.text import format_problem, parse_problem
-from korch.program.verify import verify_plan
 from tests.small_problems import brute_force, by_scip, random_problem, with_errors, with_owners
 
 FEASIBLE_SEEDS = [seed for seed in range(12) if brute_force(random_problem(seed, kernels=11)) is not None]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from ortools.linear_solver import pywraplp
 from ortools.linear_solver.linear_solver_pb2 import MPModelProto
 
-from korch.program.formulate import Formulation
+from korch.binary_program.formulate import Formulation
 
 # Fraction bits of the fixed-point dual values; fewer for very large costs, so that a column's sum fits 63 bits.
 FRACTION_BITS = 20

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
+from korch.binary_program.problem import Plan, Port, Problem, Status
 from korch.errors import InvalidGraphError
-from korch.program.problem import Plan, Port, Problem, Status
 
 
 def check_problem(problem: Problem) -> None:

@@ -24,14 +24,14 @@ import numpy as np
 import numpy.typing as npt
 from ortools.sat.python import cp_model
 
+from korch.binary_program.formulate import Formulation, formulate, loop_row
+from korch.binary_program.presolve import Describe, diagnose, dominated_kernels, greedy_plan, useful_kernels
+from korch.binary_program.problem import Certificate, Plan, Port, Problem, Status
+from korch.binary_program.relax import Matrix, Relaxation, Relaxer
+from korch.binary_program.verify import check_problem, ready_order, verify_plan
 from korch.errors import InvalidGraphError
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.primitive.component import strong_components
-from korch.program.formulate import Formulation, formulate, loop_row
-from korch.program.presolve import Describe, diagnose, dominated_kernels, greedy_plan, useful_kernels
-from korch.program.problem import Certificate, Plan, Port, Problem, Status
-from korch.program.relax import Matrix, Relaxation, Relaxer
-from korch.program.verify import check_problem, ready_order, verify_plan
 
 FIRST_KERNELS = 500  # least number of kernels in the first restricted program
 GROWTH = 3  # each further restricted program has this many times the kernels of the last one

@@ -4,8 +4,8 @@ import pytest
 
 from korch.candidate.layout import Layout
 from korch.errors import InvalidGraphError
+from korch.runtime.bind import Slot, SlotPlace, bind_steps
 from korch.runtime.build import check_symbols
-from korch.runtime.program import Slot, SlotPlace, bind_steps
 from tests.runtime import runtime_plans as plans
 
 

@@ -32,8 +32,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations
 
+from korch.binary_program.problem import Port, Problem
 from korch.primitive.component import strong_components
-from korch.program.problem import Port, Problem
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from korch.binary_program.problem import Port, Problem
+from korch.binary_program.verify import ready_order
 from korch.errors import InfeasibleError
-from korch.program.problem import Port, Problem
-from korch.program.verify import ready_order
 
 Describe = Callable[[int], str]
 

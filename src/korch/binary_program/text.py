@@ -23,8 +23,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from korch.binary_program.problem import Certificate, Computation, Plan, Port, PricedKernel, Problem, Status
 from korch.errors import InvalidGraphError
-from korch.program.problem import Certificate, Computation, Plan, Port, PricedKernel, Problem, Status
 
 _STEP = re.compile(r"p(\d+): %(\d+) =((?: %\d+)*)$")
 _KERNEL = re.compile(r"k(\d+): ([p\d ]*) \| ?(.*?) ?-> (.*) \| (\d+) (bound|measured)(?: error (\d+))?(?: owns (.*))?$")

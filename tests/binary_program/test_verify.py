@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from korch.binary_program.problem import Certificate, Plan, Port, PricedKernel, Problem, Status
+from korch.binary_program.text import format_plan, format_problem, parse_plan, parse_problem
+from korch.binary_program.verify import check_problem, ready_order, verify_plan
 from korch.errors import InvalidGraphError
-from korch.program.problem import Certificate, Plan, Port, PricedKernel, Problem, Status
-from korch.program.text import format_plan, format_problem, parse_plan, parse_problem
-from korch.program.verify import check_problem, ready_order, verify_plan
 from tests.small_problems import random_problem
 
 INSTANCE = """\
