@@ -39,7 +39,7 @@ ORDER = (
     ("host",),
     ("pytorch",),
     ("api", "cli", "loading"),
-    ("torch_backend", "onnx_backend"),
+    ("torch_backend",),
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 

@@ -72,7 +72,7 @@ class _Recorder(Backend):  # type: ignore[misc]
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **_: Any) -> Any:
-        from korch.onnx_backend import QUICK, KorchBackend
+        from tests.support.onnx_backend import QUICK, KorchBackend
 
         options = dict(QUICK, threads=1)
         if folder := os.environ.get(CACHE_VARIABLE):

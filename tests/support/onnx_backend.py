@@ -89,44 +89,6 @@ class KorchBackend(Backend):  # type: ignore[misc]
         return KorchRep(model, options or QUICK)
 
     @classmethod
-    def run_model(cls, model: onnx.ModelProto, inputs: Any, device: str = "CPU", **options: Any) -> tuple[Any, ...]:
-        """Optimize a model and run it once."""
-        return cls.prepare(model, device, **options).run(inputs)
-
-    @classmethod
-    def run_node(
-        cls,
-        node: onnx.NodeProto,
-        inputs: Any,
-        device: str = "CPU",
-        outputs_info: Sequence[tuple[Any, Sequence[int]]] | None = None,
-        **options: Any,
-    ) -> tuple[Any, ...]:
-        """Run one node of the newest opset.
-
-        Args:
-            node: the node.
-            inputs: an array for each input that the node names.
-            device: CPU, the only one.
-            outputs_info: ignored: types are inferred.
-            **options: options of `korch.optimize`, and `opset_version`.
-        """
-        version = options.pop("opset_version", onnx.defs.onnx_opset_version())
-        named = [name for name in node.input if name]
-        values = [np.asarray(value) for value in inputs]
-        graph = onnx.helper.make_graph(
-            [node],
-            "node",
-            [
-                onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-                for name, value in zip(named, values, strict=True)
-            ],
-            [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name],
-        )
-        model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(node.domain, version)])
-        return cls.run_model(model, values, device, **options)
-
-    @classmethod
     def supports_device(cls, device: str) -> bool:
         """Return whether models can run on a device."""
         return device.split(":")[0] == "CPU"
@@ -138,9 +100,3 @@ def _is_static(item: Any) -> bool:
         return True
     tensor = item.type.tensor_type
     return tensor.HasField("shape") and all(d.HasField("dim_value") for d in tensor.shape.dim)
-
-
-prepare = KorchBackend.prepare
-run_model = KorchBackend.run_model
-run_node = KorchBackend.run_node
-supports_device = KorchBackend.supports_device
