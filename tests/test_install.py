@@ -92,6 +92,7 @@ def test_the_command_for_an_extra_names_its_packages(monkeypatch: pytest.MonkeyP
     (info / "METADATA").write_text("\n".join(lines) + "\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     assert install_command("torch") == "pip install 'torch<3,>=2.6' 'onnxscript<1' here"
+    assert install_command("onednn") == "there is no package of 'onednn' for this machine"
     monkeypatch.setattr(sys, "path", [])
     assert install_command("torch") == "pip install '.[torch]' in a checkout of Korch"
 
@@ -104,6 +105,11 @@ def test_every_extra_that_a_hint_names_exists() -> None:
     }
     assert {"torch", "cuda", "compiler", "onnxruntime", "iree"} <= named
     assert named <= PROJECT["optional-dependencies"].keys()
+
+
+def test_engines_are_no_dependencies() -> None:
+    names = {re.split(r"[<>=]", text)[0] for text in PROJECT["dependencies"]}
+    assert names == {"numpy", "onnx", "onnx-ir", "ortools", "tqdm", "xxhash"}
 
 
 def test_an_older_installation_under_another_name_does_no_harm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -92,11 +92,8 @@ def _libraries() -> Iterator[Diagnosis]:
         yield Diagnosis(OK, "oneDNN", str(library))
     else:
         part = "its headers are missing" if library is not None else "missing"
-        yield Diagnosis(
-            MISSING,
-            "oneDNN",
-            f"{part} (convolution, matmul, pooling): pip install onednn-cpu-gomp onednn-devel-cpu-gomp",
-        )
+        command = install_command("onednn")
+        yield Diagnosis(MISSING, "oneDNN", f"{part} (more kernels of convolutions, products and poolings): {command}")
     for package, distribution, purpose in _PACKAGES:
         if importlib.util.find_spec(package) is None:
             command = install_command(package)  # the extra has the name of the package

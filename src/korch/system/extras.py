@@ -29,4 +29,4 @@ def install_command(extra: str) -> str:
         conditions = dict(re.findall(r"""(\w+) == ["']([^"']+)""", marker))
         if "extra" in conditions and conditions.items() <= here.items():
             wanted.append(shlex.quote(package.strip()))
-    return " ".join(["pip install", *wanted])
+    return " ".join(["pip install", *wanted]) if wanted else f"there is no package of {extra!r} for this machine"

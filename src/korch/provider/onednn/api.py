@@ -12,6 +12,7 @@ from typing import Any
 
 from korch.candidate.layout import Layout
 from korch.provider.onednn.call import ANY, CallTensor, Dims, Eltwise, LibraryAnswer, PrimitiveCall
+from korch.system.extras import install_command
 from korch.system.libraries import find_headers, find_library, load_globally
 
 _SUCCESS = 0
@@ -34,7 +35,7 @@ class OneDnn:
     def __init__(self) -> None:
         path, headers = find_library("dnnl"), find_headers("dnnl.h")
         if path is None or headers is None:
-            raise ImportError("oneDNN is not installed; pip install onednn-cpu-gomp onednn-devel-cpu-gomp")
+            raise ImportError(f"oneDNN is not installed; {install_command('onednn')}")
         try:
             self._library = load_globally(["dnnl"])[-1]
         except OSError as error:
