@@ -9,6 +9,7 @@ stage computes the result of each part, another the running results of the parts
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,13 +34,19 @@ from korch.tile.ir.program import (
     Stage,
     Step,
     Store,
+    TileOp,
     TileProgram,
 )
+from korch.tile.lower.loops import PAGE_ELEMENTS
 from korch.tile.lower.staging import Machine
 
-COLUMNS = 16384
+COLUMNS = 8192
 """The most sequences along an outer axis that a task computes: their results stay in the level-2 cache. With fewer, a
 task reads short parts of rows, which takes longer, also on several threads."""
+
+TOGETHER = 4
+"""The rows that one pass adds if a row is longer than a page, so that it reads and writes the results less often.
+Shorter rows are read one after another, since the hardware prefetches within pages."""
 
 SQUARE = 64
 """The elements of rows that a task transposes at a time."""
@@ -77,11 +84,19 @@ class _Running:
         """Return the pass that stores the result of no elements."""
         return Pass(axes, axes[-1].name if axes else "", (Literal("x0", self.dtype, self.first),), (_store(at, "x0"),))
 
-    def step(self, axes: tuple[Axis, ...], total: At, x: At, out: At, is_exclusive: bool) -> Pass:
-        """Return the pass that combines elements with the carried results, and stores these."""
-        ops = (self._load("x0", total), self._load("x1", x), Apply("x2", self.dtype, self.op, ("x0", "x1")))
-        sinks = (_store(out, "x0" if is_exclusive else "x2"), _store(total, "x2"))
-        return Pass(axes, axes[-1].name if axes else "", ops, sinks)
+    def step(self, axes: tuple[Axis, ...], total: At, places: Sequence[tuple[At, At]], is_exclusive: bool) -> Pass:
+        """Return the pass that combines elements with the carried results, and stores these.
+
+        `places` has each element and where its result is stored, in the order in which elements are combined.
+        """
+        ops: list[TileOp] = [self._load("x0", total)]
+        sinks: list[Store] = []
+        for x, out in places:
+            n = len(ops)
+            ops.append(self._load(f"x{n}", x))
+            ops.append(Apply(f"x{n + 1}", self.dtype, self.op, (f"x{n - 1}", f"x{n}")))
+            sinks.append(_store(out, f"x{n - 1}" if is_exclusive else f"x{n + 1}"))
+        return Pass(axes, axes[-1].name if axes else "", tuple(ops), (*sinks, _store(total, f"x{len(ops) - 1}")))
 
     def copy(self, axes: tuple[Axis, ...], x: At, out: At) -> Pass:
         """Return the pass that copies elements."""
@@ -140,13 +155,17 @@ Made = tuple[list[Stage], list[Buffer]]
 def _along_outer(of: _Running, rows: int, size: int, columns: int) -> Made:
     """Return the stage, with the sequences of a task as vectors."""
     outer, v = cut(columns, min(columns, COLUMNS), ("gv", "v"))
-    row, e = Axis("g", rows), Axis("e", size)
-    place = add(constant(size - 1), scale(var("e"), -1)) if of.is_reverse else var("e")
-    at = add(scale(var("g"), size * columns), scale(place, columns), flat(outer, v))
-    total = At("total", var("v"))
-    step = of.step((v,), total, At(of.x, at), At("o0", at), of.is_exclusive)
-    tile = Buffer("total", Level.TILE, of.dtype, v.extent)
-    return [Stage((row, outer), (of.begin((v,), total), Loop(e, ("total",), (step,))))], [tile]
+    row, total = Axis("g", rows), At("total", var("v"))
+    count = TOGETHER if v.extent > PAGE_ELEMENTS else 1
+    steps: list[Step] = [of.begin((v,), total)]
+    for e, first, number in ((Axis("e", size // count), 0, count), (Axis("e", size % count), size - size % count, 1)):
+        places = [add(scale(var("e"), number), constant(first + k)) for k in range(number)]
+        if of.is_reverse:
+            places = [add(constant(size - 1), scale(place, -1)) for place in places]
+        at = [add(scale(var("g"), size * columns), scale(place, columns), flat(outer, v)) for place in places]
+        step = of.step((v,), total, [(At(of.x, i), At("o0", i)) for i in at], of.is_exclusive)
+        steps += [Loop(e, ("total",), (step,))] if e.extent else []
+    return [Stage((row, outer), tuple(steps))], [Buffer("total", Level.TILE, of.dtype, v.extent)]
 
 
 def _rows(of: _Running, rows: int, size: int, lanes: int) -> Made:
@@ -166,7 +185,7 @@ def _squares(of: _Running, grid: tuple[Axis, ...], r: Axis, first: Expr, size: i
     into = arranged(of.copy((c, r), At(of.x, at), At("square", square)), ranges, r.extent)
     back = arranged(of.copy((r, c), At("square", square), At("o0", at)), ranges, r.extent)
     own = At("square", square)
-    step = Loop(c, ("square", "total"), (of.step((r,), At("total", var("r")), own, own, of.is_exclusive),))
+    step = Loop(c, ("square", "total"), (of.step((r,), At("total", var("r")), [(own, own)], of.is_exclusive),))
     tiles = [
         Buffer("square", Level.TILE, of.dtype, c.extent * r.extent),
         Buffer("total", Level.TILE, of.dtype, r.extent),
@@ -184,9 +203,9 @@ def _parts(of: _Running, rows: int, size: int, length: int, lanes: int) -> Made:
     sums = Stage((row, part), (of.reduce((e,), At(of.x, add(first, var("e"))), whole),))
     total, rest = At("sum", ZERO), Axis("q", size - count * length)
     at = add(scale(var("g"), size), constant(count * length), var("q"))
-    carry: list[Step] = [of.begin((), total), Loop(part, ("sum",), (of.step((), total, whole, before, True),))]
+    carry: list[Step] = [of.begin((), total), Loop(part, ("sum",), (of.step((), total, [(whole, before)], True),))]
     if rest.extent:
-        carry.append(Loop(rest, ("sum",), (of.step((), total, At(of.x, at), At("o0", at), of.is_exclusive),)))
+        carry.append(Loop(rest, ("sum",), (of.step((), total, [(At(of.x, at), At("o0", at))], of.is_exclusive),)))
     outer, r = cut(count, lanes, ("gr", "r"))
     own = flat(outer, r)
     begin = of.copy((r,), At("before", add(scale(var("g"), count), own)), At("total", var("r")))
