@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -315,7 +316,7 @@ def prepare(folder: Path, name: str, batch: int, seconds: float, labels: Sequenc
             executable.save(out)
             del executable
         plan = korch.load(out).plan
-        found = [step.variant for step in plan.steps if step.variant.startswith("found")]
+        found = [step.variant for step in plan.steps if step.provider == "superopt"]
         facts[label] = {**json.loads(kept.read_text("utf-8")), "found kernels": len(found), "kernels": len(plan.steps)}
         if name in MODELS:
             facts[label]["plan"] = [f"{step.provider} {step.variant}".strip() for step in plan.steps]
@@ -325,11 +326,11 @@ def prepare(folder: Path, name: str, batch: int, seconds: float, labels: Sequenc
 
 def facts_of(report: Report, seconds: float) -> dict[str, Any]:
     """Return the time and counts of a search, and the predicted time of its plan."""
-    found = report.found
     facts: dict[str, Any] = {"seconds": round(seconds, 1), "predicted_ms": report.predicted_ms}
-    if found is not None:
-        facts |= {"groups": found.groups, "searched": found.searched, "programs": found.programs}
-        facts |= {"superopt seconds": round(found.seconds, 1), "visited": found.visited, "pruned": dict(found.pruned)}
+    if report.provider_reports:
+        found = re.match(r".*: (\d+) programs for \d+ of (\d+) groups, .* in ([\d.]+) s", report.provider_reports[0])
+        assert found is not None
+        facts |= {"groups": int(found[2]), "programs": int(found[1]), "superopt seconds": float(found[3])}
     return facts
 
 

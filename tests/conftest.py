@@ -17,8 +17,6 @@ from korch.measure.compiler import Builder
 from korch.measure.database import Database
 from korch.measure.toolchain import find_compiler
 from korch.options import default_threads
-from korch.pipeline import find_programs
-from korch.system.deadline import Deadline
 from korch.target import Target, detect_target
 
 # The same examples on every machine, however slow: a change is judged by itself, not by its luck.
@@ -37,14 +35,6 @@ if threading.current_thread() is threading.main_thread() and signal.getsignal(si
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the tests marked as long, so that no process is left with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
-
-
-@pytest.fixture(autouse=True)
-def no_superoptimizer_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the superoptimizer no time unless a test gives it some: it may take all that it gets."""
-    end_of = find_programs.end_of
-    never = Deadline(0.0)
-    monkeypatch.setattr(find_programs, "end_of", lambda run: never if run.options.superopt_s is None else end_of(run))
 
 
 @pytest.fixture(autouse=True)

@@ -103,7 +103,7 @@ class Options:
         default=None,
         metadata={
             "help": "the number of seconds for the search for kernels of several products or sums, such as of "
-            "normalizations; 0: no such search (default: a tenth of the budget, or 20 s without one)"
+            "normalizations (default: no search; kernels that an earlier search found are used); 0: no such kernels"
         },
     )
     strict: bool = field(
@@ -231,11 +231,6 @@ class Options:
     def allows_tf32(self) -> bool:
         """Whether float32 products may round their factors to 11 bits."""
         return self.precision == "tf32"
-
-    @property
-    def has_superopt(self) -> bool:
-        """Whether the superoptimizer searches; its programs reorder operations, and their speed must be measured."""
-        return self.superopt_s != 0 and self.measure and not self.strict and not self.is_cuda
 
     @property
     def recorded(self) -> Options:

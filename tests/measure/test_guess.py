@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from korch.candidate.candidate import Candidate, Offer, make_group
@@ -77,11 +75,3 @@ def test_what_is_read_twice_is_computed_twice_but_for_outputs_and_reductions() -
     group = make_group(graph, range(len(graph.primitives)), [graph.outputs[0][1]])
     # Per element: neg for the sum, the sum, neg again and the product.
     assert operations(group.body) == 4 * 8 * 16
-
-
-def test_a_found_program_takes_what_the_superoptimizer_estimates(meter: CpuMeter) -> None:
-    plain = product(16)
-    found = replace(plain, offer=replace(plain.offer, found_ns=70_000))
-    assert meter.guess_ns(found) == GUESS_START_NS + 70_000
-    low = replace(plain, offer=replace(plain.offer, found_ns=1))
-    assert meter.guess_ns(low) == max(GUESS_START_NS + 1, meter.bound_ns(low))

@@ -278,7 +278,6 @@ def test_options_that_make_no_sense_are_named(fields: dict[str, Any], text: str)
 
 
 def test_limits_for_the_superoptimizer_and_interrupts_are_checked() -> None:
-    assert Options(superopt_s=0.0).has_superopt is False
     with pytest.raises(OptionError, match="option superopt: the value -1 is out of range"):
         Options(superopt_s=-1)
     assert replace(SearchLimits(), on_interrupt="keep").on_interrupt == "keep"

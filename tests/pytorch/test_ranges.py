@@ -40,7 +40,7 @@ def test_all_sizes_of_a_dynamic_dimension_run_after_one_export(cache_folder, mon
     monkeypatch.setattr(export, "to_held_model", lambda *args: exports.append(args) or translate(*args))
     program = exported(min=1, max=20)
     limits = korch.SearchLimits(range_least=16)
-    found = korch.optimize(program, measure=False, threads=1, superopt=0, search=limits, cache_folder=cache_folder)
+    found = korch.optimize(program, measure=False, threads=1, search=limits, cache_folder=cache_folder)
     assert isinstance(found.flat, RangedExecutable) and len(exports) == 1
     module = program.module()
     for length in range(1, 21):

@@ -1,22 +1,21 @@
 """Programs of blocks are found from the group alone, and verified."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from korch.candidate.candidate import Group, make_group
-from korch.limits import DEFAULT_LIMITS
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.superopt.axes import NotNamedError, named
-from korch.superopt.beside import SearchBeside
 from korch.superopt.choose import gain_of, ranked
 from korch.superopt.expressions import expressions
-from korch.superopt.find import LATE, Finder, Finding, finding_text, search, timed_search
+from korch.superopt.find import LATE, Finding, search
 from korch.superopt.generate import Rules, block_graphs
+from korch.superopt.provider import SuperoptProvider
 from korch.superopt.sizes import CacheMachine
 from korch.superopt.verify import verify
 from korch.system.deadline import Deadline
@@ -186,38 +185,44 @@ class Kept:
         self.facts[name] = value
 
 
-def found_by(finder: Finder, group: Group, seconds: float) -> Finding:
-    finding, is_lasting = timed_search(group, finder.machine, Deadline.after(seconds, time.monotonic()))
-    finder.take_all([group], lambda *question: question[2](), {group.key: (finding_text(finding), is_lasting)})
-    return finder.find(group)
+def searched(
+    kept: Kept, groups: Sequence[Group], seconds: float, machine: CacheMachine = MACHINE, version: str = "1"
+) -> SuperoptProvider:
+    provider = SuperoptProvider(kept, machine)
+    provider.version = version
+    provider.search(groups, lambda kind, question, ask: ask(), Deadline.after(seconds, time.monotonic()))
+    return provider
+
+
+def found_by(kept: Kept, group: Group, seconds: float, machine: CacheMachine = MACHINE, version: str = "1") -> Finding:
+    return searched(kept, [group], seconds, machine, version).find(group)
 
 
 def test_results_are_kept_by_group():
     kept, group = Kept(), group_of(BLOCKS["lora"]())
-    assert Finder(kept, MACHINE, "1").find(group).reason == "it was not searched"
-    first = found_by(Finder(kept, MACHINE, "1"), group, 30.0)
-    again = found_by(Finder(kept, MACHINE, "1"), replace(group, inputs=group.inputs), 0.0)
+    assert SuperoptProvider(kept, MACHINE).find(group).reason == "it was not searched"
+    first = found_by(kept, group, 30.0)
+    again = found_by(kept, replace(group, inputs=group.inputs), 0.0)
     assert again == first
     assert first.programs
-    assert found_by(Finder(kept, MACHINE, "2"), group, 0.0).reason == LATE
-    assert found_by(Finder(kept, replace(MACHINE, lanes=8), "1"), group, 0.0).reason == LATE
+    assert found_by(kept, group, 0.0, version="2").reason == LATE
+    assert found_by(kept, group, 0.0, replace(MACHINE, lanes=8)).reason == LATE
 
 
-def test_another_process_finds_the_same():
-    groups, kept = [group_of(BLOCKS[name]()) for name in ("lora", "rms-norm-product")], Kept()
-    finder, alone = Finder(kept, MACHINE, "1"), Finder(Kept(), MACHINE, "1")
-    with SearchBeside(groups, MACHINE, DEFAULT_LIMITS, Deadline.after(60.0, time.monotonic())) as beside:
-        found = beside.findings()
-    finder.take_all(groups, lambda *question: question[2](), found)
-    for group in groups:
-        assert finder.find(group).programs == found_by(alone, group, 30.0).programs != ()
-        assert finder.is_kept(group)
+def test_it_is_known_whether_there_are_results():
+    kept, group = Kept(), group_of(BLOCKS["lora"]())
+    assert not searched(kept, [group], 0.0).has_results(kept.fact)
+    assert searched(kept, [group], 30.0).has_results(kept.fact)
+    assert searched(kept, [group], 0.0).report() == searched(kept, [group], 0.0).report() != ()
+    assert SuperoptProvider(kept, MACHINE).report() == ()
 
 
-def test_a_process_without_time_or_groups_is_not_started():
-    for groups, seconds in (([], 30.0), ([group_of(BLOCKS["lora"]())], 0.0)):
-        with SearchBeside(groups, MACHINE, DEFAULT_LIMITS, Deadline.after(seconds, time.monotonic())) as beside:
-            assert beside.findings() == {}
+def test_only_groups_with_programs_are_asked_for():
+    graph, kept = BLOCKS["lora"](), Kept()
+    (shape,) = searched(kept, [group_of(graph)], 0.0).group_shapes
+    assert [*shape(graph, [])] == []
+    (shape,) = searched(kept, [group_of(graph)], 30.0).group_shapes
+    assert {len(group.primitives) for group in shape(graph, [])} == {len(graph.primitives)}
 
 
 PROGRAM = '{"programs": [{"text": "%s", "packed": [], "turns": 1, "steps": [], "estimate_ns": 1.0}]}'
@@ -226,16 +231,16 @@ PROGRAM = '{"programs": [{"text": "%s", "packed": [], "turns": 1, "steps": [], "
 @pytest.mark.parametrize("damage", ["", '{"programs": 3}', PROGRAM % "x"])
 def test_a_damaged_result_is_searched_again(damage):
     kept, group = Kept(), group_of(BLOCKS["lora"]())
-    found_by(Finder(kept, MACHINE, "1"), group, 30.0)
-    (name,) = kept.facts
+    found_by(kept, group, 30.0)
+    (name,) = (name for name in kept.facts if name.endswith(group.key))
     kept.facts[name] = damage
-    assert found_by(Finder(kept, MACHINE, "1"), group, 30.0).programs
+    assert found_by(kept, group, 30.0).programs
     assert kept.facts[name] != damage
 
 
 def test_a_search_that_was_cut_short_is_not_kept():
     kept, group = Kept(), group_of(BLOCKS["lora"]())
-    assert not found_by(Finder(kept, MACHINE, "1"), group, 1e-9).programs
+    assert not found_by(kept, group, 1e-9).programs
     assert not kept.facts
 
 
@@ -243,16 +248,15 @@ def test_recorded_answers_count():
     kept, group, asked = Kept(), group_of(BLOCKS["lora"]()), []
     recorded = '{"reason": "as recorded"}'
 
-    def answer(kind: str, question: object, ask: Callable[[], object]) -> object:
+    def answer(kind: str, question: object, ask: Callable[[], str]) -> str:
         asked.append((kind, question))
         return recorded
 
-    finder = Finder(kept, MACHINE, "1")
-    finder.take_all([group], answer, {})
+    provider = SuperoptProvider(kept, MACHINE)
+    provider.search([group], answer, Deadline(0.0))
     assert asked == [("superopt", group.key)]
-    assert finder.find(group).reason == "as recorded"
-    report = finder.report()
-    assert (report.groups, report.searched, report.fruitful, report.programs) == (1, 1, 0, 0)
+    assert provider.find(group).reason == "as recorded"
+    assert provider.report() == ("superoptimizer: 0 programs for 0 of 1 groups, 0 prefixes visited in 0.0 s",)
 
 
 def test_groups_are_ranked_by_what_can_be_won():

@@ -1,4 +1,4 @@
-"""The generated provider offers found programs: they are printed, compiled and compared with the reference."""
+"""Found programs are offered, printed, compiled and compared with the reference."""
 
 from dataclasses import replace
 
@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.candidate.shape import FUSED
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.compiler import Builder
 from korch.primitive.ops.linear import ConvAttributes
 from korch.provider.generated import GeneratedProvider
-from korch.superopt.find import Finder, finding_text, timed_search
 from korch.superopt.groups import superopt_groups
+from korch.superopt.provider import SuperoptProvider
 from korch.superopt.sizes import CacheMachine
 from korch.system.deadline import Deadline
 from korch.target import Target, detect_target
@@ -39,15 +38,13 @@ def target() -> Target:
     return detect_target(2, "gcc")
 
 
-def provider_for(target: Target, limits: SearchLimits = DEFAULT_LIMITS) -> GeneratedProvider:
-    return GeneratedProvider(finder=Finder(Kept(), CacheMachine(target.lanes, 2, target.l2_bytes), "1", limits))
+def provider_for(target: Target, limits: SearchLimits = DEFAULT_LIMITS) -> SuperoptProvider:
+    return SuperoptProvider(Kept(), CacheMachine(target.lanes, 2, target.l2_bytes), limits)
 
 
-def offers_of(provider: GeneratedProvider, group: Group, target: Target) -> list[Offer]:
+def offers_of(provider: SuperoptProvider, group: Group, target: Target) -> list[Offer]:
     """Return the offers of a group, after a search for it."""
-    finder = provider.finder
-    finding, is_lasting = timed_search(group, finder.machine, Deadline(), finder.limits)
-    finder.take_all([group], lambda *question: question[2](), {group.key: (finding_text(finding), is_lasting)})
+    provider.search([group], lambda kind, question, ask: ask(), Deadline())
     offers = provider.offer(group, target)
     assert not isinstance(offers, Refusal), offers.reason
     return [*offers]
@@ -62,8 +59,7 @@ def test_kernels_of_found_programs(target, tmp_path):
         offers = offers_of(provider, group, target)
         if name == "gated-mlp":  # 7 rows are 4 and 3, each with three vectors of a panel
             assert {columns for _, columns in provider.found(group, offers[0]).packed} == {3 * target.lanes}
-        found = [offer for offer in offers if offer.found_ns]
-        for offer in (found[0], found[-1]):
+        for offer in (offers[0], offers[-1]):
             kernel = provider.build(group, offer, target)
             assert not isinstance(kernel, Refusal)
             made.append((kernel, group, offer))
@@ -82,7 +78,7 @@ def test_packed_columns_of_a_task_are_whole_panels(target, lanes):
     provider = provider_for(other, limits)
     for offer in offers_of(provider, group, other):
         assert not isinstance(provider.build(group, offer, other), Refusal)
-    found = provider.finder.find(group).programs
+    found = provider.find(group).programs
     assert {columns // lanes for program in found for _, columns in program.packed} == {2, 3}
 
 
@@ -106,7 +102,7 @@ def test_what_the_provider_leaves_to_others(target):
     group = group_of(b.result(b.add("matmul", (b.tensor("x", 4, 6), b.tensor("w", 6, 5)))))
     refusal = provider_for(target).offer(group, target)
     assert isinstance(refusal, Refusal)
-    assert refusal.reason == "a product alone is made by other providers"
+    assert refusal.reason == "it was not searched"
     assert GeneratedProvider().offer(group, target) == Refusal("matmul is not generated")
 
 
@@ -128,14 +124,8 @@ def test_groups_of_convolutions_and_pads():
     assert [primitive.op for primitive in group.body.primitives] == ["conv", "exp", "conv"]
 
 
-def test_a_group_without_products_is_offered_both_ways(target):
-    offers = offers_of(provider_for(target), group_of(blocks.instance_norm_pad()), target)
-    assert {offer.found_ns > 0 for offer in offers} == {False, True}
-
-
 def test_groups():
     """A group has a product and what normalizes it, two products or two reductions; copies share a reduction."""
-    assert GeneratedProvider().group_shapes == (FUSED,)
     for name, make in blocks.BLOCKS.items():
         graph = make()
         found = {len(group.primitives) for group in superopt_groups(graph, SearchLimits())}

@@ -1,5 +1,6 @@
 """Models are optimized with found programs: these are kept, replayed, explained, and can be switched off."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,13 @@ from korch.report.explain import explain
 from korch.report.kernel import kernel_text
 from korch.runtime.report import Report
 from korch.superopt import find
-from korch.superopt.find import FoundProgram
+from korch.superopt.find import Finding, FoundProgram
+from korch.superopt.provider import SuperoptProvider
+from korch.superopt.sizes import CacheMachine
+from korch.target import detect_target
 from tests.superopt.superopt_programs import LORA
+from tests.superopt.test_find import Kept, group_of
+from tests.support.blocks import BLOCKS
 
 
 def lora() -> onnx.ModelProto:
@@ -38,21 +44,19 @@ def test_programs_are_found_kept_and_replayed(tmp_path: Path, cache_folder: Path
     options = {"threads": 1, "search": SearchLimits(max_primitives=1), "cache_folder": cache_folder}
     ledger = tmp_path / "ledger"
     first = korch.optimize(lora(), superopt=60.0, ledger=ledger, **options)
-    report = first.report.found
-    assert report.searched == report.groups > 0
-    assert report.programs > 0
-    assert sum(report.pruned.values()) > 0
-    variants = {step.variant for step in first.plan.steps if step.variant.startswith("found ")}
-    assert variants == {f"found {program.name}" for program in first.report.programs.values()}
-
-    assert "superoptimizer: " in explain(first.plan, first.report)
+    counts, pruned = first.report.provider_reports
+    assert re.fullmatch(r"superoptimizer: [1-9]\d* programs for [1-9] of [1-9] groups, .* visited in .* s", counts)
+    assert pruned.startswith("  pruned: ")
+    found = {step.candidate for step in first.plan.steps if step.provider == "superopt"}
+    assert found == first.report.described.keys()
+    assert counts in explain(first.plan, first.report)
 
     def refuse(*_: object) -> None:
         raise AssertionError("nothing is searched again")
 
     monkeypatch.setattr(find, "search", refuse)
-    second = korch.optimize(lora(), superopt=1e-6, **options)
-    assert second.report.found.programs == report.programs
+    second = korch.optimize(lora(), **options)
+    assert second.report.provider_reports[0] == counts
     options["cache_folder"] = tmp_path / "empty"
     again = korch.optimize(lora(), superopt=60.0, replay=ledger, **options)
     assert [s.candidate for s in again.plan.steps] == [s.candidate for s in first.plan.steps]
@@ -65,8 +69,14 @@ def test_without_it_nothing_is_searched(cache_folder: Path, monkeypatch) -> None
     options = {"threads": 1, "search": SearchLimits(max_primitives=1), "cache_folder": cache_folder}
     for more in ({"superopt": 0.0}, {"superopt": 60.0, "strict": True}, {"superopt": 60.0, "measure": False}):
         executable = korch.optimize(lora(), **options, **more)
-        assert executable.report.found is None
-        assert not any(step.variant.startswith("found") for step in executable.plan.steps)
+        assert executable.report.provider_reports == ()
+        assert not any(step.provider == "superopt" for step in executable.plan.steps)
+
+
+def test_by_default_nothing_is_searched(tmp_path: Path, calibrated, monkeypatch) -> None:
+    monkeypatch.setattr(find, "search", None)
+    limits, cache = SearchLimits(max_primitives=1), calibrated(tmp_path)
+    assert korch.optimize(lora(), threads=1, search=limits, cache_folder=cache).report.provider_reports == ()
 
 
 def test_seconds_below_0_are_refused() -> None:
@@ -75,9 +85,13 @@ def test_seconds_below_0_are_refused() -> None:
 
 
 def test_found_programs_are_explained() -> None:
-    plan, report = korch.optimize(lora(), superopt=0.0, measure=False, threads=1).plan, Report()
+    plan, report = korch.optimize(lora(), measure=False, threads=1).plan, Report()
+    group, provider = group_of(BLOCKS["lora"]()), SuperoptProvider(Kept(), CacheMachine(4, 2, 1 << 16))
     found = FoundProgram(LORA, (), 1, ("before: e2 = contract(e0, e1) along a0",), 1500.0)
-    text = kernel_text(plan, replace(report, programs={plan.steps[0].candidate: found}), 0)
+    provider.known[group.key] = Finding((found,))
+    (offer,) = provider.offer(group, detect_target(1, ""))
+    lines = provider.describe(group, offer)
+    text = kernel_text(plan, replace(report, described={plan.steps[0].candidate: lines}), 0)
     assert "found by the superoptimizer (estimated 1.5 us)" in text
     assert "\n  +- memory: reads " in text
     assert "\n  before: e2 = contract(e0, e1) along a0\n" in text

@@ -127,7 +127,6 @@ class Offer:
             that compute them write into the output's memory.
         is_loop_nest: whether it runs the primitives in loops, so that its time can be estimated from
             their operations.
-        found_ns: the time that the superoptimizer estimates for a program that it has found; 0 for all other offers.
     """
 
     inputs: tuple[Layout, ...]
@@ -138,7 +137,6 @@ class Offer:
     vector_flop: int = 0
     is_in_place: bool = False
     is_loop_nest: bool = False
-    found_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -166,11 +164,6 @@ class Candidate:
         served = () if self.served is None else (str(self.served),)
         text = "|".join((self.group.key, self.provider, self.version, layouts, self.offer.variant, *served))
         return hashlib.sha256(text.encode()).hexdigest()[:20]
-
-    @property
-    def is_found(self) -> bool:
-        """Whether the superoptimizer has found its program."""
-        return self.offer.found_ns > 0
 
     @cached_property
     def input_ports(self) -> tuple[tuple[int, Layout], ...]:

@@ -152,8 +152,6 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         """
         if candidate.offer.is_in_place:
             return 0
-        if candidate.is_found:
-            return max(self.bound_ns(candidate), GUESS_START_NS + candidate.offer.found_ns)
         work = self._work(candidate)
         levels = self.calibration.levels
         shared = levels[-2] if len(levels) > 1 else levels[-1]

@@ -91,6 +91,15 @@ class CandidateMeter(ABC, Generic[T, K]):
         self.providers = (*self.providers, provider)
         self._provider[provider.name] = provider
 
+    def provider_reports(self) -> tuple[str, ...]:
+        """Return what providers report of a search."""
+        return tuple(line for p in self.providers if (report := getattr(p, "report", None)) for line in report())
+
+    def described(self, candidate: Candidate) -> tuple[str, ...]:
+        """Return what the provider of a candidate says of its kernel."""
+        describe = getattr(self._provider[candidate.provider], "describe", None)
+        return tuple(describe(candidate.group, candidate.offer)) if describe else ()
+
     def close(self) -> None:
         """Close the database, and stop concurrent work."""
         self.database.close()

@@ -17,7 +17,6 @@ from korch.measure.expect import expect
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
 from korch.numerics import Standard
-from korch.pipeline.find_programs import found_programs
 from korch.pipeline.run import END_SAFETY, Run
 from korch.primitive.dispute import Dispute
 from korch.primitive.graph import PrimitiveGraph
@@ -174,7 +173,7 @@ def _complete(report: Report, run: Run, validation: Validation, groupings: Group
         not_compiled=(*run.meter.uncompiled.values(), *validation.uncompiled()),
         provider_faults=run.meter.faults.counts(),
         rivals={step.candidate: report.rivals.get(step.candidate, ()) for step in plan.steps},
-        programs=found_programs(run, won.steps),
+        described={c.key: lines for c in won.steps if (lines := run.meter.described(c))},
         groupings=groupings.get(won.name, ()),
         kernels=plan.kernel_count,
         in_place=len(plan.steps) - plan.kernel_count,
@@ -237,7 +236,7 @@ def search_report(run: Run) -> Report:
         operators=tuple(OperatorRecord(o.label, tuple(o.inputs), tuple(o.outputs)) for o in run.operators.operators),
         partition=run.outcome.partition,
         machine=run.meter.rates(),
-        found=run.found,
+        provider_reports=run.meter.provider_reports(),
     )
 
 

@@ -33,7 +33,6 @@ from korch.segments.block import Partition
 from korch.segments.block_task import BlockTask
 from korch.segments.join import Joined
 from korch.segments.search import Outcome
-from korch.superopt.find import FinderReport
 from korch.system.deadline import Deadline
 from korch.tile.ir.program import TileProgram
 from korch.validation.fresh import FRESH_S
@@ -100,8 +99,7 @@ class Run:
             by "saturate".
         standard: random inputs and the exact results for them, set by "reference".
         meter: builds and times kernels; `ledger` has the questions of the search and their answers;
-            `found` counts the programs that the superoptimizer finds; `tasks` are the blocks with their
-            candidates. All are set by "candidates".
+            `tasks` are the blocks with their candidates. All are set by "candidates".
         outcome: the plans, set by "orchestrate".
         variants: for a range, the plans for other sizes, each with its size, set by "orchestrate".
         programs: the kernels of the best plan with their tile programs, set by "lower".
@@ -133,7 +131,6 @@ class Run:
     standard: Standard = field(init=False)
     meter: AnyMeter = field(init=False)
     ledger: Ledger = field(init=False)
-    found: FinderReport | None = None
     tasks: list[BlockTask] = field(default_factory=list)
     outcome: Outcome = field(init=False)
     variants: list[tuple[Sizes, tuple[Candidate, ...]]] = field(default_factory=list)

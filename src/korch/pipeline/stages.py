@@ -24,7 +24,6 @@ from korch.options import Options
 from korch.pipeline import texts
 from korch.pipeline.build import build_plans
 from korch.pipeline.calibration import calibration_of
-from korch.pipeline.find_programs import ProgramSearch
 from korch.pipeline.least import least_of
 from korch.pipeline.loops import plan_loops
 from korch.pipeline.precision import Form, Kernels, Precision, find_forms, with_forms
@@ -53,6 +52,7 @@ from korch.segments.search import Outcome, Segmented, search_segments
 from korch.segments.segment import Segment, whole_segment
 from korch.segments.spill import Spill
 from korch.segments.with_alternatives import split_segments
+from korch.superopt.provider import add_superopt
 from korch.system.deadline import Deadline, stopped_by_interrupt
 from korch.validation.standard import standard_of
 
@@ -206,8 +206,11 @@ def collect_candidates(run: Run) -> None:
     run.ledger = _ledger(run)
     plan_loops(run)
     if run.template is None:
-        search = ProgramSearch(run)
-        run.tasks = prepare_all(run.partition, run.joined, run.meter, run.options, deadline, search)
+        found = add_superopt(run.meter, run.partition, run.split.total_flop, run.ledger, run.options, deadline)
+        if found:
+            run.progress("candidates", found)
+            deadline = run.build_deadline.less(1 - ENUMERATE_SHARE)
+        run.tasks = prepare_all(run.partition, run.joined, run.meter, run.options, deadline)
     if run.masked is not None:
         time_as_served(run, run.masked.plan)
     run.progress("candidates", texts.tasks_line(run.tasks))

@@ -110,6 +110,6 @@ def _checked(offers: tuple[Offer, ...], group: Group) -> tuple[Offer, ...]:
             raise ProviderError(f"it offers {offer!r}", expected="Offers or a Refusal")
         if [[len(layout.order) for layout in layouts] for layouts in (offer.inputs, offer.outputs)] != ranks:
             raise ProviderError("an offer's layouts do not fit the group", expected=f"layouts of ranks {ranks}")
-        if min(offer.work_flop, offer.pairs, offer.vector_flop, offer.found_ns) < 0:
-            raise ProviderError("an offer has a negative number of operations or nanoseconds")
+        if min(offer.work_flop, offer.pairs, offer.vector_flop) < 0:
+            raise ProviderError("an offer has a negative number of operations")
     return offers

@@ -136,6 +136,8 @@ class Provider(Protocol[T_contra, K_co]):
 
     # A provider may also list the kinds of groups that it wants to be asked about, as `group_shapes`: see
     # `korch.candidate.shape`. A provider without this list is asked about groups of the `COMMON` kinds.
+    # It may describe the kernel of an offer, as `describe(group, offer)`, and a whole search, as `report()`; both
+    # return lines of text for `korch explain`.
     # A provider with `runs_opaque = True` runs operators that have no fission rule. Operators that it refuses run on
     # the host, and the reason of its refusal is reported.
 

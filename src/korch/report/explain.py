@@ -142,18 +142,6 @@ def uncompiled_lines(report: Report) -> list[str]:
     return lines
 
 
-def superopt_lines(report: Report) -> list[str]:
-    """Return what the superoptimizer visited and pruned, if it ran."""
-    found = report.found
-    if found is None or not found.groups:
-        return []
-    lines = [str(found)]
-    for what, counts in (("pruned", found.pruned), ("refused", found.refused)):
-        if counts:
-            lines.append(f"  {what}: " + ", ".join(f"{reason} {n:,}" for reason, n in counts.items()))
-    return lines
-
-
 def faults(report: Report) -> list[str]:
     """Return a line for each error of a rule or a provider; the search went on without what failed."""
     rules = [f"rule {rule.name} failed {error}" for rule in report.rule_reports for error in rule.failures]
@@ -188,7 +176,7 @@ def _head(plan: PlanRecord, report: Report) -> str:
     if report.is_known:
         lines.append(summary("plan", report))
         if report.stages_s:
-            lines += superopt_lines(report)
+            lines += report.provider_reports
             lines.append("seconds: " + ", ".join(f"{k} {v:.1f}" for k, v in report.stages_s.items()))
         if report.limits_hit:
             lines.append("limits that bound the candidates: " + ", ".join(report.limits_hit))

@@ -16,7 +16,6 @@ from korch.equivalence.rule import rule_of
 from korch.errors import OptionError
 from korch.measure.calibrate import Rates
 from korch.primitive.types import ValueType
-from korch.report.picture import picture
 from korch.report.units import count_text, cut, size_text, time_text
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
 from korch.runtime.report import GroupingRecord, Report, Rival
@@ -251,26 +250,8 @@ def kernel_text(plan: PlanRecord, report: Report, number: int) -> str:
         lines += [f"             not in the plan: {row.lost}"] if row.lost else []
     lines += [] if others else ["  none"]
     body = (cut(line, MOST_CHARACTERS) for line in step.primitives.splitlines())
-    return "\n".join([*lines, *found_lines(number, plan, report), "", "primitives:", *body])
-
-
-def found_lines(number: int, plan: PlanRecord, report: Report) -> list[str]:
-    """Return the diagram and the text of the program that the superoptimizer found for a kernel, if it found one."""
-    found = report.programs.get(plan.steps[number].candidate)
-    if found is None:
-        return []
-    rival = nearest_rival(number, plan, report) or "nothing else for these primitives was measured"
-    return [
-        "",
-        f"found by the superoptimizer (estimated {time_text(found.estimate_ns)}); {rival}",
-        *(f"  {line}" for line in picture(found.program)),
-        "",
-        "its steps, by the classes of equal expressions:",
-        *(f"  {line}" for line in found.steps),
-        "",
-        "its tile program:",
-        *(f"  {line}" for line in found.text.splitlines()),
-    ]
+    description = ["", *report.described[step.candidate]] if step.candidate in report.described else []
+    return "\n".join([*lines, *description, "", "primitives:", *body])
 
 
 def origins_of(step: StepRecord) -> tuple[list[str], list[str]]:

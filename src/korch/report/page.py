@@ -20,7 +20,6 @@ from korch.records import plain
 from korch.report.compare import Row
 from korch.report.explain import output_rows, rule_rows, summary
 from korch.report.kernel import (
-    found_lines,
     grouping_row,
     groupings_of,
     layer_of,
@@ -240,7 +239,7 @@ def _kernel(number: int, plan: PlanRecord, report: Report, run_ns: Sequence[floa
         "run_us": None if run_ns is None else run_ns[number] / 1e3,
         "rivals": [plain(rival_row(row, step, plan, report)) for row in report.rivals.get(step.candidate, ())],
         "groupings": [plain(grouping_row(row, plan, report)) for row in groupings_of(number, report)],
-        "found": "\n".join(found_lines(number, plan, report)).strip(),
+        "described": "\n".join(report.described.get(step.candidate, ())),
     }
 
 

@@ -19,7 +19,6 @@ from korch.ranges.cost import Cost
 from korch.runtime.record import HostNodeRecord, ModelRecord
 from korch.search.result import PlanName, Round
 from korch.segments.record import PartitionRecord
-from korch.superopt.find import FinderReport, FoundProgram
 
 CALL_NS = 200_000
 """A run is called from Python, and may take this much longer than the sum of its kernels."""
@@ -332,8 +331,8 @@ class Report:
         schedule: the times of the plan with joins and with tasks; None if they were not compared.
         rivals: by candidate of the plan, other candidates for the same primitives.
         groupings: for each kernel of the plan, other groupings of its primitives.
-        found: what the superoptimizer did; None if it did not run.
-        programs: by candidate of the plan, the program that the superoptimizer found.
+        provider_reports: lines in which providers report on the search.
+        described: by candidate of the plan, lines in which its provider describes the kernel.
         kernels: the number of kernels of the plan; `in_place` is the number of concatenations that need none.
         flop: the floating-point operations of the plan.
         arena_bytes: the size of the memory for intermediate values.
@@ -387,8 +386,8 @@ class Report:
     schedule: ScheduleTimes | None = None
     rivals: Mapping[str, tuple[Rival, ...]] = field(default_factory=dict)
     groupings: tuple[tuple[GroupingRecord, ...], ...] = ()
-    found: FinderReport | None = None
-    programs: Mapping[str, FoundProgram] = field(default_factory=dict)
+    provider_reports: tuple[str, ...] = ()
+    described: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kernels: int = 0
     in_place: int = 0
     flop: int = 0

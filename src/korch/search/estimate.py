@@ -41,7 +41,7 @@ def kinds(candidate: Candidate) -> tuple[Kind, ...]:
     moves = (any(p.op in MOVING_OPS for p in primitives), _concatenations(candidate))
     turns = _innermost(candidate)
     slow = min(2, sum(p.op in TRANSCENDENTAL_OPS for p in primitives))
-    maker = (candidate.provider, candidate.offer.pairs, candidate.is_found)
+    maker = (candidate.provider, candidate.offer.pairs)
     coarse = (maker, bool(primitives), linear, is_reduction)
     return ((*coarse, slow, moves, turns, layouts), (*coarse, slow, moves, turns), (*coarse, turns), coarse, coarse[:1])
 

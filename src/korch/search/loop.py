@@ -82,8 +82,6 @@ class Search:
         self._keys = frozenset(c.key for c in self.candidates)
         self._proven = (0, 0)  # a bound, and the number of bound corrections at which it was proven
         self._combined: frozenset[int] = frozenset()
-        self._found = [k for k, c in enumerate(self.candidates) if c.is_found]
-        self.questions.left_out = self._found  # until a plan without found programs is measured
 
     # State that is computed from the ledger.
 
@@ -171,20 +169,8 @@ class Search:
     def estimate(self) -> None:
         """Find a good plan: solve with estimates for unmeasured candidates, until the solution is fully measured.
 
-        This proves nothing, but it needs only a few rounds, whereas the bounds alone need many. Programs that the
-        superoptimizer found are left out until a plan without them is measured, so they can only improve on it.
+        This proves nothing, but it needs only a few rounds, whereas the bounds alone need many.
         """
-        if self.questions.left_out:
-            try:
-                self._estimate()
-            except InfeasibleError as error:
-                logger.info("there is no plan without programs that the superoptimizer found: %s", error)
-            if self.best is not None and not self._has_time():
-                return
-            self.questions.left_out = []
-        self._estimate()
-
-    def _estimate(self) -> None:
         limits = self.limits
         for _ in range(ESTIMATE_ROUNDS):
             has_plan = self.best is not None
@@ -213,7 +199,6 @@ class Search:
             InfeasibleError: no plan exists.
         """
         stopped, quiet, count = False, 0, 0
-        self.questions.left_out = []
         seconds, gap = ROUND_SECONDS, ROUND_GAP
         while not self._is_close(best := self.best) and count != most_rounds:
             count += 1
@@ -243,7 +228,7 @@ class Search:
     def combine_measured(self) -> None:
         """Look for the best plan of measured candidates only: the last measurements came after the last solve."""
         prices, best = price(self.ledger, self.candidates), self.best
-        measured = _measured_of(prices).difference(self.questions.left_out)
+        measured = frozenset(k for k, is_measured in enumerate(prices.is_measured) if is_measured)
         if best is None or self._is_close(best) or measured == self._combined or not measured.issuperset(best.kernels):
             return
         self._combined = measured
@@ -252,16 +237,6 @@ class Search:
             self.tried[plan.kernels] = None
         if self.best != best:
             self._report()
-
-    def without_found(self) -> tuple[Candidate, ...]:
-        """Return the best measured plan without programs that the superoptimizer found, () if there is none."""
-        prices = price(self.ledger, self.candidates)
-        measured = _measured_of(prices)
-        try:
-            plan = self.questions.solve_some(prices, measured.difference(self._found))
-        except InfeasibleError:
-            return ()
-        return tuple(self.candidates[k] for k in plan.kernels)
 
     def explore(self, seconds: float | None = None, gap: float | None = None) -> Exploration:
         """Return the best plan according to estimates, and other candidates that are worth measuring.
@@ -385,8 +360,3 @@ class Search:
             failed=len(prices.failed),
             stopped_by_budget=stopped,
         )
-
-
-def _measured_of(prices: Prices) -> frozenset[int]:
-    """Return the numbers of the candidates that are measured."""
-    return frozenset(k for k, is_measured in enumerate(prices.is_measured) if is_measured)

@@ -7,7 +7,7 @@ can be replayed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 
 from korch.binary_program.problem import Plan, Problem, Status
@@ -36,15 +36,13 @@ class Questions:
         candidates: the candidates of the instance.
         solver: holds the instance's program.
         deadline: limits the time of the questions.
-        left_out: the numbers of candidates that plans must not use, in addition to failed ones.
     """
 
     def __init__(self, instance: Instance, ledger: Ledger, deadline: Deadline, like: Problem | None) -> None:
         """Build the program; `like` is the problem of the same instance in another interface, if it exists."""
         self.graph, self.candidates = instance.graph, tuple(instance.candidates)
         self.ledger, self.limits, self.deadline = ledger, ledger.limits, deadline
-        self.left_out: list[int] = []
-        self._relaxed: tuple[tuple[list[int], list[int]], int, dict[int, int]] | None = None
+        self._relaxed: tuple[list[int], int, dict[int, int]] | None = None
         ledger.look_up(self.candidates)
         if like is None:
             ledger.bounds_ns(self.candidates)  # one question for all
@@ -89,7 +87,7 @@ class Questions:
                 first_seconds=FIRST_SECONDS,
                 hint=hint,
                 lower_bound_ns=bound_ns,
-                excluded=[*self._failed(), *self.left_out],
+                excluded=self._failed(),
                 gap=gap,
             )
             if plan.certificate.status is Status.INFEASIBLE:
@@ -123,19 +121,16 @@ class Questions:
             excluded=[k for k in range(len(self.candidates)) if k not in numbers],
         )
 
-    def relax(
-        self, costs_ns: list[int], least_s: float = 1.0, left_out: Sequence[int] = ()
-    ) -> tuple[int, dict[int, int]]:
+    def relax(self, costs_ns: list[int], least_s: float = 1.0) -> tuple[int, dict[int, int]]:
         """Return the lower bound that the relaxation gives for some costs, and the slack of each candidate."""
         left_s, most_s = self.ledger.left_s(self.deadline), RELAX_SECONDS
         seconds = most_s if left_s is None else max(least_s, min(most_s, left_s))
-        return self.ledger.relax(self.solver, costs_ns, excluded=[*self._failed(), *left_out], seconds=seconds)
+        return self.ledger.relax(self.solver, costs_ns, excluded=self._failed(), seconds=seconds)
 
     def relax_estimates(self, estimates: list[int]) -> tuple[int, dict[int, int]]:
         """Return `relax` for estimated costs; the last result is reused if the question is the same."""
-        question = estimates, self.left_out
-        if self._relaxed is None or self._relaxed[0] != question:
-            self._relaxed = (question, *self.relax(estimates, left_out=self.left_out))
+        if self._relaxed is None or self._relaxed[0] != estimates:
+            self._relaxed = (estimates, *self.relax(estimates))
         return self._relaxed[1:]
 
     def _failed(self) -> list[int]:

@@ -14,7 +14,6 @@ class PlanName(StrEnum):
 
     SEARCHED = "searched"
     SECOND = "second"
-    WITHOUT_FOUND = "without found programs"
     SPLIT = "split"
     PLAIN_LAYOUT = "plain-layout"
     GREEDY = "greedy"

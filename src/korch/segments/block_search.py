@@ -157,11 +157,6 @@ class BlockSearch:
         self._keep(one, SearchPhase.REFINE, Solved(one.result, {PlanName.SECOND: second} if second else {}))
         return second
 
-    def without_found(self, one: BlockInterface) -> Sequence[Candidate]:
-        """Return the best plan without programs of the superoptimizer; the interface's own plan if it uses none."""
-        steps = one.result.steps
-        return (any(step.is_found for step in steps) and self.open(one).without_found()) or steps
-
     def find_first(self, *, is_hurried: bool = False) -> None:
         """Find a good plan for each interface of each block.
 

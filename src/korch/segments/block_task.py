@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from korch.candidate.candidate import Candidate, Group
 from korch.candidate.enumerate import EnumerationReport, enumerate_groups
@@ -72,72 +71,24 @@ def prepare(
     Raises:
         InfeasibleError: a primitive is in no candidate.
     """
-    return _prepared(partition, _enumerated(partition, block, answers, options, deadline), answers, options, held)
-
-
-@dataclass(frozen=True)
-class _Enumerated:
-    """A block with its groups."""
-
-    block: Block
-    groups: list[Group]
-    enumeration: EnumerationReport
-
-
-def _enumerated(
-    partition: Partition,
-    block: Block,
-    answers: Answers,
-    options: Options,
-    deadline: Deadline | None,
-    awaited: Collection[str] = (),
-) -> _Enumerated:
-    """Return a block with its groups, after asking the providers for all groups except the awaited ones."""
-    shapes = answers.shapes()
-    groups, enumeration = _groups(block.graph, options, shapes, may_be_fewer=not partition.is_whole, deadline=deadline)
+    graph, shapes = block.graph, answers.shapes()
+    groups, enumeration = _groups(graph, options, shapes, may_be_fewer=not partition.is_whole, deadline=deadline)
     asked = []
     for group in _until(deadline, groups, enumeration):
         asked.append(group)
-        if group.key not in awaited:
-            answers.ask(group)
-    return _Enumerated(block, asked, enumeration)
-
-
-def _prepared(
-    partition: Partition, enumerated: _Enumerated, answers: Answers, options: Options, held: Collection[int] | None
-) -> BlockTask:
-    """Return the candidates of a block whose groups are known."""
-    block, graph = enumerated.block, enumerated.block.graph
+        answers.ask(group)
     # Without measurements, bounds alone can't decide which layout is worth a layout change.
     is_plain = partition.is_whole or not options.measure
     kinds = KINDS[options.ablation.layouts]
     interfaces = (PLAIN,) if is_plain else interfaces_of(partition, block, answers.target.lanes, kinds)
-    candidates, refusals = collect_candidates(graph, enumerated.groups, answers, interfaces, held)
+    candidates, refusals = collect_candidates(graph, asked, answers, interfaces, held)
     candidates = tuple(c for c in candidates if has_layouts(c, options.ablation.layouts))
     check_every_primitive_runs(graph, candidates, refusals)
-    return BlockTask(block, candidates, enumerated.enumeration, interfaces)
-
-
-class Awaited(Protocol):
-    """A concurrent search whose result providers need before they are asked for some groups.
-
-    Attributes:
-        awaited: the keys of these groups.
-    """
-
-    awaited: frozenset[str]
-
-    def end(self) -> None:
-        """Wait until the search has ended and the providers have its result."""
+    return BlockTask(block, candidates, enumeration, interfaces)
 
 
 def prepare_all(
-    partition: Partition,
-    joined: Joined,
-    meter: AnyMeter,
-    options: Options,
-    deadline: Deadline | None = None,
-    search: Awaited | None = None,
+    partition: Partition, joined: Joined, meter: AnyMeter, options: Options, deadline: Deadline | None = None
 ) -> list[BlockTask]:
     """Return the candidates of all blocks, fewer of them if the deadline passes.
 
@@ -147,19 +98,14 @@ def prepare_all(
         meter: has the providers.
         options: the options of the search.
         deadline: when to stop enumerating.
-        search: a search that runs concurrently; it is waited for after all other groups were asked for.
 
     Raises:
         InfeasibleError: a primitive is in no candidate.
     """
     answers = Answers(meter.providers, meter.target, meter.faults)  # shared, since blocks have many groups in common
-    awaited = frozenset() if search is None else search.awaited
-    found = [_enumerated(partition, block, answers, options, deadline, awaited) for block in partition.blocks]
-    if search is not None:
-        search.end()
     return [
-        _prepared(partition, one, answers, options, held)
-        for one, held in zip(found, held_values(partition, joined), strict=True)
+        prepare(partition, block, answers, options, held, deadline)
+        for block, held in zip(partition.blocks, held_values(partition, joined), strict=True)
     ]
 
 

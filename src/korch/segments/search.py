@@ -106,8 +106,6 @@ def search_segments(
         PlanName.SEARCHED: (choice, {one: one.result.steps for one in search.planned})
     }
     made |= _baselines(assembly, search)
-    if options.measure and any(step.is_found for one in uses for step in one.result.steps):
-        made[PlanName.WITHOUT_FOUND] = (choice, {one: search.without_found(one) for one in uses})
     if second := search.runner_up():
         made[PlanName.SECOND] = (choice, dict.fromkeys(uses, second))
     plans = {name: _steps(assembly, search, *plan) for name, plan in made.items()}

@@ -11,23 +11,19 @@ import hashlib
 import json
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 from korch.candidate.candidate import Group
 from korch.errors import InvalidGraphError
 from korch.limits import DEFAULT_LIMITS, SearchLimits
-from korch.primitive.graph import PrimitiveGraph
 from korch.records import plain, read_record
 from korch.superopt.axes import Named, NotNamedError, axis_of, named, resized
 from korch.superopt.emit import NotEmittedError, emit, vectors_of_panels
 from korch.superopt.expressions import Expressions, expressions
 from korch.superopt.frame import BlockSizes
 from korch.superopt.generate import BlockGraph, BlockStep, GraphSearch, Rules, StepKind, block_graphs
-from korch.superopt.groups import superopt_groups
 from korch.superopt.sizes import CacheMachine, SizedCut, columns_of, cuts, small_cut, small_sizes
 from korch.superopt.verify import verify
 from korch.system.deadline import Deadline
@@ -39,20 +35,6 @@ from korch.tile.ir.text import format_program
 GROUP_SECONDS = 12.0  # time of the search for one group
 
 LATE = "no time is left for the superoptimizer"
-
-
-class Facts(Protocol):
-    """A store for results."""
-
-    def fact(self, name: str) -> str | None:
-        """Return the text that is stored under a name, or None."""
-
-    def put_fact(self, name: str, value: str) -> None:
-        """Store a text under a name."""
-
-
-Answer = Callable[[str, object, Callable[[], object]], object]
-"""Returns the answer to a question of some kind: the result of a function, or, in a replay, the recorded answer."""
 
 
 @dataclass(frozen=True)
@@ -107,116 +89,12 @@ class Finding:
     is_complete: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class FinderReport:
-    """What the superoptimizer did in one optimization.
-
-    Attributes:
-        groups: how many groups it was given; `searched`: those that it reached; `fruitful`: those with programs.
-        programs: how many programs it found.
-        seconds: the time that the searches took, in this optimization or an earlier one.
-        visited: the number of prefixes of block graphs that were visited.
-        pruned: how many prefixes were pruned, by rule.
-        refused: how many block graphs were refused, by reason.
-    """
-
-    groups: int
-    searched: int
-    fruitful: int
-    programs: int
-    seconds: float
-    visited: int
-    pruned: Mapping[str, int]
-    refused: Mapping[str, int]
-
-    def __str__(self) -> str:
-        late = self.groups - self.searched
-        return (
-            f"superoptimizer: {self.programs} programs for {self.fruitful} of {self.groups} groups, "
-            f"{self.visited:,} prefixes visited in {self.seconds:.1f} s"
-            + (f"; no time was left for {late} groups" if late else "")
-        )
-
-
-class Finder:
-    """Finds programs of groups, and reports which were found."""
-
-    def __init__(
-        self, facts: Facts, machine: CacheMachine, version: str, limits: SearchLimits = DEFAULT_LIMITS
-    ) -> None:
-        """Store results in `facts`, under a version and the limits that differ from the defaults."""
-        self.facts, self.machine, self.version, self.limits = facts, machine, version, limits
-        own = {f.name: value for f in fields(limits) if (value := getattr(limits, f.name)) != f.default}
-        self.other = "".join(f" {name}={value}" for name, value in own.items() if name.startswith("superopt"))
-        self.known: dict[str, Finding] = {}
-
-    def groups(self, graph: PrimitiveGraph, groups: Iterable[Group]) -> Iterator[Group]:
-        """Yield the groups of a graph; the argument `groups`, groups of single products, is not used."""
-        return superopt_groups(graph, self.limits)
-
-    def find(self, group: Group) -> Finding:
-        """Return what was found for a group."""
-        return self.known.get(group.key) or Finding(reason="it was not searched")
-
-    def is_kept(self, group: Group) -> bool:
-        """Return whether the result of an earlier search for a group is stored."""
-        return self._kept(group) is not None
-
-    def take_all(self, groups: Iterable[Group], answer: Answer, found: Mapping[str, tuple[str, bool]]) -> None:
-        """Record the findings for some groups, and store those that more time would not change.
-
-        Args:
-            groups: the most promising groups first.
-            answer: records each result, or returns the recorded one.
-            found: by group key, the result of `timed_search` with its finding as text; missing groups got no time.
-        """
-        late = finding_text(Finding(reason=LATE)), False
-        for group in groups:
-            own = found.get(group.key, late)
-            text = answer("superopt", group.key, lambda group=group, own=own: self._result(group, *own))  # type: ignore[misc]
-            self.known[group.key] = _read(str(text)) or Finding(reason="its record is damaged")
-
-    def _result(self, group: Group, text: str, is_lasting: bool) -> str:
-        """Return the finding of a group as text: the stored one, or that of the search."""
-        kept = self._kept(group)
-        if kept is not None:
-            return kept
-        if is_lasting:
-            self.facts.put_fact(self._name(group), text)
-        return text
-
-    def _kept(self, group: Group) -> str | None:
-        kept = self.facts.fact(self._name(group))
-        return None if kept is None or _read(kept) is None else kept
-
-    def _name(self, group: Group) -> str:
-        return f"superopt {self.version} {self.machine}{self.other} {group.key}"
-
-    def report(self) -> FinderReport:
-        """Return the counts over all groups."""
-        found = self.known.values()
-        pruned, refused = Counter[str](), Counter[str]()
-        for finding in found:
-            pruned.update(finding.pruned)
-            refused.update(finding.refused)
-        return FinderReport(
-            groups=len(found),
-            searched=sum(finding.reason != LATE for finding in found),
-            fruitful=sum(bool(finding.programs) for finding in found),
-            programs=sum(len(finding.programs) for finding in found),
-            seconds=sum(finding.seconds for finding in found),
-            visited=sum(finding.visited for finding in found),
-            pruned=dict(pruned.most_common()),
-            refused=dict(refused.most_common()),
-        )
-
-
 def finding_text(finding: Finding) -> str:
     """Return a finding as the text that is stored."""
     return json.dumps(plain(finding))
 
 
-def _read(text: str) -> Finding | None:
+def read_finding(text: str) -> Finding | None:
     """Return the finding that a text represents; None if the text is damaged."""
     try:
         finding = read_record(Finding, json.loads(text), "finding")

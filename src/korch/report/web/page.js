@@ -198,7 +198,7 @@ function select(number, isFirst = false) {
     element("h3", {}, "Other groupings of the same work"),
     groupings.length ? element("ul", { class: "groupings" }, ...groupings)
       : element("p", { class: "faint" }, "None was measured."),
-    ...(k.found ? [element("h3", {}, "Found program"), element("pre", { tabindex: 0 }, k.found)] : []),
+    ...(k.described ? [element("h3", {}, "Program"), element("pre", { tabindex: 0 }, k.described)] : []),
     element("h3", {}, "Primitives"), element("pre", { tabindex: 0 }, k.primitives),
     element("h3", {}, "Source"), source(k),
   );

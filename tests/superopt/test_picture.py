@@ -1,6 +1,6 @@
 """Text diagrams of tile programs."""
 
-from korch.report.picture import picture
+from korch.superopt.picture import picture
 from korch.tile.ir.parse import parse_program
 from tests.superopt.superopt_programs import ATTENTION, LORA
 
