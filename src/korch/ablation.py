@@ -27,8 +27,6 @@ class Ablation:
             one candidate.
         baselines: whether the best plan is compared end to end with the fully split, the plain-layout
             and the greedily fused plan.
-        fitted_costs: whether a search for a range of sizes leaves out a kernel at one size if its times at other
-            sizes predict that it is slower than another kernel there.
         host: whether operators that do not fit a graph of static tensors run in ONNX Runtime. If not, models with
             such operators are refused.
 
@@ -41,7 +39,6 @@ class Ablation:
     layouts: Literal["any", "last", "plain"] = "any"
     contract_chains: bool = True
     baselines: bool = True
-    fitted_costs: bool = True
     host: bool = True
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from korch.ranges.cost import Cost, TimedSizes, fit, line
+from korch.ranges.cost import Cost, TimedSizes, fit
 
 SIZES = (1, 5, 9, 17, 33, 65, 97, 128)
 
@@ -65,9 +65,3 @@ def test_few_samples_give_simple_functions() -> None:
     assert fit([TimedSizes((7,), 100.0)]).at((3,)) == pytest.approx(100.0)
     two = fit([TimedSizes((1,), 100.0), TimedSizes((9,), 300.0)])
     assert 50 <= two.at((100,)) <= 600  # not far outside of what was seen
-
-
-def test_a_line_through_two_times() -> None:
-    assert line([TimedSizes((1,), 100.0), TimedSizes((9,), 500.0)]).at((5,)) == pytest.approx(300.0)
-    assert line([TimedSizes((7,), 100.0)]).at((9,)) == pytest.approx(100.0)
-    assert line([TimedSizes((1, 2), 100.0), TimedSizes((3, 4), 300.0)]).at((2, 3)) == pytest.approx(200.0)

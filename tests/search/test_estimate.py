@@ -101,7 +101,6 @@ def test_a_disturbed_time_says_nothing_of_other_kernels(is_disturbed: bool, expe
         bounds_ns=lambda candidates: [50 for _ in candidates],
         guesses_ns=lambda candidates: [100 for _ in candidates],
         experience=Experience(),
-        predicted_ns={},
     )
     assert estimates_ns(ledger, own) == [3000, expected_ns]
 

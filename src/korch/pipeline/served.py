@@ -2,19 +2,18 @@
 
 A search measures kernels at one size. The measured kernels are then timed at a few other sizes, which needs no
 compilation, together with other kernels for the groups of its plan (such as kernels for few rows). Each of these sizes
-gets the best plan of them. Kernels are left out whose times at other sizes predict that they lose (`predicted.py`).
+gets the best plan of them.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from korch.candidate.candidate import Candidate, Group, Offer
 from korch.errors import InfeasibleError
 from korch.measure.cpu import CpuMeter
-from korch.pipeline.predicted import at_sizes, predict, without_losers
 from korch.pipeline.run import Run
 from korch.provider.provider import Kernel
 from korch.ranges.endings import Ending, endings_of, read
@@ -100,7 +99,7 @@ def search_variants(run: Run, others: tuple[Sizes, ...]) -> list[tuple[Sizes, St
         run: with candidates and a plan.
         others: the sizes.
     """
-    ledger, found, seen = run.ledger, list[tuple[Sizes, Steps]](), [_main_sizes(run)]
+    ledger, found = run.ledger, list[tuple[Sizes, Steps]]()
     options = replace(run.options, ablation=replace(run.options.ablation, baselines=False))
     groups = frozenset(candidate.group.key for candidate in run.best_plan)
     for i, sizes in enumerate(others):
@@ -111,9 +110,6 @@ def search_variants(run: Run, others: tuple[Sizes, ...]) -> list[tuple[Sizes, St
         tasks = [_timed_at(task, sizes, ledger, groups) for task in run.tasks]
         known = [_all_at(plan, sizes) for plan in (run.best_plan, *(plan for _, plan in found))]
         ledger.measure([c for plan in known for c in plan], end)
-        if options.ablation.fitted_costs:
-            tasks = _predicted(tasks, known, sizes, seen, ledger)
-        seen.append(sizes)
         try:
             outcome = search_segments(Segmented(run.partition, run.joined, tasks), ledger, options, end)
         except InfeasibleError as error:
@@ -126,20 +122,6 @@ def search_variants(run: Run, others: tuple[Sizes, ...]) -> list[tuple[Sizes, St
     return found
 
 
-def _main_sizes(run: Run) -> Sizes:
-    return run.masked.plan.timed if run.masked is not None else ()
-
-
-def _predicted(
-    tasks: list[BlockTask], known: Iterable[Steps], sizes: Sizes, seen: Sequence[Sizes], ledger: Ledger
-) -> list[BlockTask]:
-    """Return blocks without candidates that are predicted to lose; the predicted times are put into the ledger."""
-    own = [c for task in tasks for c in task.candidates]
-    predicted = predict([*own, *(c for plan in known for c in plan)], sizes, seen, ledger)
-    ledger.predicted_ns.update(predicted.times_ns)
-    return [replace(task, candidates=without_losers(task.candidates, predicted, ledger)) for task in tasks]
-
-
 def _timed_at(task: BlockTask, sizes: Sizes, ledger: Ledger, groups: frozenset[str]) -> BlockTask:
     """Return a block with the candidates of some groups and all measured candidates, to be timed at other sizes."""
     own = (c for c in task.candidates if c.offer.is_in_place or c.group.key in groups or ledger.is_measured(c))
@@ -147,7 +129,7 @@ def _timed_at(task: BlockTask, sizes: Sizes, ledger: Ledger, groups: frozenset[s
 
 
 def _all_at(candidates: Iterable[Candidate], sizes: Sizes) -> Steps:
-    return tuple(at_sizes(candidate, sizes) for candidate in candidates)
+    return tuple(c if c.served is None else replace(c, served=replace(c.served, sizes=sizes)) for c in candidates)
 
 
 def _cost_ns(steps: Steps, ledger: Ledger) -> int:

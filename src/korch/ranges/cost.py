@@ -123,13 +123,6 @@ def fit(samples: Sequence[TimedSizes]) -> Cost:
     return best
 
 
-def line(samples: Sequence[TimedSizes]) -> Cost:
-    """Return the linear function of the sizes that fits a few times, without an estimate of its error."""
-    scales = _scales(samples)
-    constant, linear, *_ = (above for above, _ in _forms(len(scales)))
-    return _fitted(samples, scales, _Form(1, linear if len(samples) > 1 else constant, []))
-
-
 def _scales(samples: Sequence[TimedSizes]) -> Sizes:
     return tuple(max(1, *(sample.sizes[d] for sample in samples)) for d in range(len(samples[0].sizes)))
 

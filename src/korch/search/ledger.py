@@ -56,7 +56,6 @@ class Ledger:
         records: the last measurement or failure of each candidate, by key.
         experience: ratios of measured times to guesses, from which estimates are computed.
         corrections: how often bounds were corrected.
-        predicted_ns: by key, estimates of some candidates that are better than those from `experience`.
         is_replayed: whether the answers come from a file.
     """
 
@@ -87,7 +86,6 @@ class Ledger:
         self.records: dict[str, Record] = {}
         self.experience = Experience()
         self.corrections = 0
-        self.predicted_ns: dict[str, int] = {}
         self._bounds_ns: dict[str, int] = {}
         self._guesses_ns: dict[str, int] = {}
         self._looked_up: set[str] = set()

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from korch.candidate.candidate import Candidate
 from korch.measure.record import Failed, Measured
-from korch.search.estimate import Kind
 from korch.search.ledger import Ledger
 
 
@@ -56,7 +55,7 @@ def estimates_ns(ledger: Ledger, candidates: Sequence[Candidate]) -> list[int]:
             ledger.experience.learn(candidate, record.time_ns, guess_ns)
     factors = ledger.experience.factors()
     return [
-        cost_ns if is_measured else max(cost_ns, _expected_ns(ledger, c, guess_ns, factors))
+        cost_ns if is_measured else max(cost_ns, ledger.experience.estimate_ns(c, guess_ns, factors))
         for c, guess_ns, cost_ns, is_measured in zip(
             candidates, guesses_ns, prices.costs_ns, prices.is_measured, strict=True
         )
@@ -69,13 +68,7 @@ def estimate_ns(ledger: Ledger, candidate: Candidate) -> int:
     if is_measured:
         return cost_ns
     guess_ns = ledger.guesses_ns([candidate])[0]
-    return max(cost_ns, _expected_ns(ledger, candidate, guess_ns, ledger.experience.factors()))
-
-
-def _expected_ns(ledger: Ledger, candidate: Candidate, guess_ns: int, factors: dict[Kind, float]) -> int:
-    """Return the expected time of a candidate: predicted from its times at other sizes, or from its kind."""
-    predicted_ns = ledger.predicted_ns.get(candidate.key)
-    return ledger.experience.estimate_ns(candidate, guess_ns, factors) if predicted_ns is None else predicted_ns
+    return max(cost_ns, ledger.experience.estimate_ns(candidate, guess_ns, ledger.experience.factors()))
 
 
 def plan_ns(ledger: Ledger, chosen: Sequence[Candidate]) -> int:
