@@ -39,39 +39,6 @@ def pad(shape: str, before: object, after: object, rest: str = "") -> str:
     return f"%2: f64[{shape}] = pad(%0) {{before={before}, after={after}{rest}}}\n"
 
 
-def upsampled(
-    w: str,
-    out: str,
-    *,
-    pads: str = "",
-    padded: str = "",
-    x: str = "1,2,4,4",
-    steps: tuple[str, ...] = (
-        "f64[1,2,8,4] = take(%0) {axis=2, indices=(0,0,1,1,2,2,3,3)}",
-        "f64[1,2,8,8] = take(%1) {axis=3, indices=(0,0,1,1,2,2,3,3)}",
-    ),
-    weights: str = " = constant {digest=1f}",
-    **attributes: object,
-) -> str:
-    """Return the text of conv(pad(take(take(x))), w)."""
-    lines = [*steps, *([f"f64[{padded}] = pad(%2) {{{pads}}}"] if pads else [])]
-    fields = {
-        "strides": (1, 1),
-        "pads_begin": (0, 0),
-        "pads_end": (0, 0),
-        "dilations": (1, 1),
-        "groups": 1,
-        **attributes,
-    }
-    text = ", ".join(f"{name}={value}" for name, value in fields.items())
-    n, given = len(lines), "constant" not in weights
-    extra = f', %{n + 1} "w": f64[{w}]' if given else ""
-    body = "".join(f"%{i}: {line}\n" for i, line in enumerate(lines, 1))
-    body += "" if given else f"%{n + 1}: f64[{w}]{weights}\n"
-    body += f"%{n + 2}: f64[{out}] = conv(%{n}, %{n + 1}) {{{text}}}\n"
-    return f'graph(%0 "x": f64[{x}]{extra}) -> (%{n + 2} "y")\n{body}'
-
-
 AFTER = "f64[1,4,3,3] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), dilations=(1,1), groups=1}"
 WEIGHTS = "f64[4,2,2,2] = constant {digest=1f}"
 BEFORE = "f64[1,3,4,4] = conv(%2, %3) {strides=(1,1), pads_begin=(P,P), pads_end=(P,P), dilations=(1,1), groups=1}"
@@ -184,9 +151,6 @@ def grown(kind: str, step: str, out: str = "", rows: str = "4") -> str:
         f"%4: {kind}[2,3,4] = constant {{uniform={'True' if kind == 'bool' else '2.0'}}}\n"
         f"%5: {out or kind}[2,3,4] = {step}\n"
     )
-
-
-REFLECT = "before=(0,0,1,1), after=(0,0,1,1), mode='reflect'"
 
 
 def outer(a: str, b: str, axes: str, out: str, full: str = "3,2,4", kind: str = "f64") -> str:
@@ -427,8 +391,6 @@ FIRING: tuple[tuple[str, str], ...] = (
         "few-channel-conv-is-row-conv",
         conv("1,3,6,7", "2,3,3,2", "1,2,6,3", strides=(1, 2), pads_begin=(1, 0), pads_end=(1, 0)),
     ),
-    ("upsampled-conv-is-phase-conv", upsampled("3,2,3,3", "1,3,8,8", pads_begin=(1, 1), pads_end=(1, 1))),
-    ("upsampled-conv-is-phase-conv", upsampled("3,2,3,3", "1,3,8,8", pads=REFLECT, padded="1,2,10,10")),
     ("conv3x3-is-winograd", conv("1,16,9,8", "16,16,3,3", "1,16,8,7", pads_begin=(0, 1), pads_end=(1, 0))),
     ("conv3x3-is-winograd", conv("2,17,13,13", "16,17,3,3", "2,16,13,13", pads_begin=(1, 1), pads_end=(1, 1))),
     ("conv3x3-is-winograd", of_bytes(conv("1,17,9,8", "16,17,3,3", "1,16,8,7", pads_begin=(0, 1), pads_end=(1, 0)))),
@@ -503,7 +465,6 @@ FIRING: tuple[tuple[str, str], ...] = (
     ),
 )
 
-ROW_TAKE = "f64[1,2,8,4] = take(%0) {axis=2, indices=(0,0,1,1,2,2,3,3)}"
 
 REFUSING: tuple[tuple[str, str, str], ...] = (
     ("identity-layout-is-nothing", "elements move", unary("f64[2,2]", "f64[2,2] = transpose(%0) {perm=(1,0)}")),
@@ -856,33 +817,6 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
             ("the rows have a stride or a dilation", conv("1,1,5,4", "1,1,3,3", "1,1,2,2", strides=(2, 1))),
             ("the rows have a stride or a dilation", conv("1,1,5,4", "1,1,3,3", "1,1,1,2", dilations=(2, 1))),
             ("the batch is not 1", conv("2,1,4,4", "1,1,3,3", "2,1,2,2")),
-        )
-    ),
-    *(
-        ("upsampled-conv-is-phase-conv", reason, text)
-        for reason, text in (
-            ("the weights are not constant", upsampled("3,2,3,3", "1,3,6,6", weights="")),
-            ("the convolution has groups", upsampled("2,1,3,3", "1,2,6,6", groups=2)),
-            ("the convolution has strides", upsampled("3,2,3,3", "1,3,3,6", strides=(2, 1))),
-            ("the convolution is dilated", upsampled("3,2,3,3", "1,3,4,6", dilations=(2, 1))),
-            ("the upsampled axes are not the spatial ones", upsampled("3,2,3,3", "1,3,6,2", steps=(ROW_TAKE,))),
-            ("the phases' kernels differ in size", upsampled("3,2,2,3", "1,3,7,6")),
-            (
-                "the image is padded twice",
-                upsampled("3,2,3,3", "1,3,10,8", pads=REFLECT, padded="1,2,10,10", pads_begin=(1, 0), pads_end=(1, 0)),
-            ),
-            (
-                "the pad adds images or channels",
-                upsampled("3,3,3,3", "1,3,6,6", pads="before=(0,1,0,0), after=(0,0,0,0)", padded="1,3,8,8"),
-            ),
-            (
-                "the reflection reaches past the small image's edge",
-                upsampled(
-                    "3,2,3,3", "1,3,8,8", pads="before=(0,0,2,1), after=(0,0,0,1), mode='reflect'", padded="1,2,10,10"
-                ),
-            ),
-            ("no fewer operations", upsampled("3,2,1,1", "1,3,8,8")),
-            ("a weight is not finite", upsampled("3,2,3,3", "1,3,6,6", weights=" = constant {uniform=1e308}")),
         )
     ),
 )

@@ -22,10 +22,9 @@ from korch.equivalence.rules import (
     reductions,
     scales,
     siblings,
-    upsampling,
 )
 from korch.primitive import reference
-from korch.primitive.graph import GraphBuilder, PrimitiveGraph
+from korch.primitive.graph import GraphBuilder
 from korch.primitive.ops.layout import (
     ConcatAttributes,
     PadAttributes,
@@ -186,33 +185,6 @@ def test_convolutions(seed: int) -> None:
     assert_alternatives_agree(result, graph, seed=seed % 99, integers=True)
 
 
-def upsampled_conv(seed: int) -> PrimitiveGraph | None:
-    """Return a random convolution of an upsampled image; None if it does not fit the image."""
-    draft = Draft(seed, integers=True)
-    rng, rank = draft.rng, int(draft.rng.integers(1, 3))
-    size, factor = sizes(rng, rank, 9), numbers(rng, rank, 2, 3)
-    mode = str(rng.choice(["none", "zeros", "constant", "edge", "wrap", "reflect"]))
-    kernel = tuple(1 + r * int(rng.integers(1, 3)) for r in factor)
-    most = 1 if mode == "reflect" else 4
-    before, after = numbers(rng, rank, 0, most), numbers(rng, rank, 0, most)
-    x = draft.input(int(rng.integers(1, 3)), int(rng.integers(1, 4)), *size)
-    for axis in rng.permutation(rank):
-        indices = tuple(i // factor[axis] for i in range(factor[axis] * size[axis]))
-        x = draft.add("take", (x,), TakeAttributes(2 + int(axis), indices))
-    none, ones = (0,) * rank, (1,) * rank
-    begin, end = (before, after) if mode == "zeros" else (none, none)
-    if mode in ("constant", "edge", "wrap", "reflect"):
-        value = 3.0 if mode == "constant" else 0.0
-        pad = PadAttributes((0, 0, *before), (0, 0, *after), mode, value)
-        x = draft.add("pad", (x,), pad)
-    room = [n + b + e for n, b, e in zip(draft.shape(x)[2:], begin, end, strict=True)]
-    if any(k > n for k, n in zip(kernel, room, strict=True)):
-        return None
-    w = draft.constant(int(rng.integers(1, 4)), draft.shape(x)[1], *kernel)
-    y = draft.add("conv", (x, w), ConvAttributes(ones, begin, end, ones))
-    return draft.finish(y)
-
-
 def test_row_convolutions_exactly() -> None:
     fired = 0
     for seed in range(40):
@@ -228,20 +200,6 @@ def test_row_convolutions_exactly() -> None:
         fired += report.rules[0].fired
         assert_alternatives_agree(result, graph, seed=seed, integers=True)
     assert fired == 40
-
-
-def test_upsampled_convolutions_exactly() -> None:
-    fired = 0
-    for seed in range(300):
-        graph = upsampled_conv(seed)
-        if graph is not None:
-            result, report = apply_rules(graph, upsampling.RULES)
-            fired += report.rules[0].fired
-            assert_alternatives_agree(result, graph, seed=seed, integers=True)
-            if report.rules[0].fired:
-                flops = [result.work_flop(p) for p in result.primitives if p.op == "conv"]
-                assert len(flops) == 2
-    assert fired >= 80
 
 
 def test_all_rules_together() -> None:

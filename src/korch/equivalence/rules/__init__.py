@@ -19,7 +19,6 @@ from korch.equivalence.rules import (
     scales,
     siblings,
     stored,
-    upsampling,
     winograd,
 )
 from korch.errors import OptionError
@@ -39,7 +38,6 @@ FAMILIES: Mapping[str, tuple[AnyRule, ...]] = {
     "pooling": pooling.RULES,
     "siblings": siblings.RULES,
     "convolution": convolution.RULES,
-    "upsampling": upsampling.RULES,
     "channels": channels.RULES,
     "winograd": winograd.RULES,
 }
