@@ -55,12 +55,12 @@ def test_the_least_of_several_plans_counts_all_of_them() -> None:
     assert enough.least_s is None
 
 
-def test_a_compiler_may_take_as_long_as_was_announced() -> None:
+def test_a_compiler_that_hangs_is_given_up_at_the_end_of_the_budget_though_more_was_announced() -> None:
     begun_s = time.monotonic()
     short, enough = run(5.0, Deadline(begun_s + 5.0)), run(30.0, Deadline(begun_s + 30.0))
-    for own, least_s in ((short, 10.0), (enough, 30.0)):
+    for own, budget_s in ((short, 5.0), (enough, 30.0)):
         own.expect(LEAST)
-        assert least_s < (own.last_deadline.at_s or 0.0) - begun_s <= 1.1 * least_s + 2
+        assert budget_s < (own.last_deadline.at_s or 0.0) - begun_s <= 1.1 * budget_s + 0.1
 
 
 def test_more_kinds_of_primitives_and_an_empty_cache_take_longer(

@@ -42,7 +42,7 @@ PRECOMPILED = {ONEDNN_HEADER: 2, "korch_contract.h": 16, "korch_tile.h": 24}
 LATE = 1.5
 """A compiler may take this many times its longest time, also after the end: the machine may just be busy."""
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 """It may take at least this long, as long as it computes."""
 
 ONLY_CALLS = "// Compiled with -O1: it calls kernels, and is no faster at higher levels, which take twice as long."

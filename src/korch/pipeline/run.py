@@ -196,12 +196,12 @@ class Run:
 
     @property
     def last_deadline(self) -> Deadline:
-        """The time at which a compiler that has never ended is given up; an interrupt does not change it."""
+        """The time at which a compiler that does not compute is given up; an interrupt does not change it.
+
+        It does not depend on the announced least: a compiler that computes has more time anyway.
+        """
         budget_s, at_s = self.options.budget_s, self.deadline.at_s
-        if budget_s is None or at_s is None:
-            return Deadline()
-        allowed_s = max(budget_s, self.least_s or 0.0)
-        return Deadline(at_s + allowed_s - budget_s + LATE_SHARE * allowed_s)
+        return Deadline() if budget_s is None or at_s is None else Deadline(at_s + LATE_SHARE * budget_s)
 
     def expect(self, least: Least) -> None:
         """Reserve the time of the last stages, and warn if the budget is less than the least."""
