@@ -2,15 +2,17 @@
 
     python -m benchmarks.budget [--cases mlp,distilbert,...] [--busy 0,2] [--output FILE.json]
 
-Each run begins with an empty cache. A command is timed from its start to its end, a call of a module that torch.compile
-optimizes from its start until it returns. A budget is kept if that takes at most 1.1 times the budget plus two seconds,
-for each search. If a larger least was announced, it counts instead of the budget, and the run is repeated with it. Rows
+Each run begins with an empty cache, and with compiled bytecode, as in an installed package. A command is timed from
+its start to its end, a call of a module that torch.compile optimizes from its start until it returns. A budget is
+kept if that takes at most 1.1 times the budget plus two seconds, for each search; a call without a search may take
+two seconds. If a larger least was announced, it counts instead of the budget, and the run is repeated with it. Rows
 in the output file are not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import subprocess
@@ -23,6 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import korch
 from benchmarks.busy import busy_processes
 from benchmarks.suite import machine
 
@@ -100,7 +103,7 @@ CASES: Mapping[str, Case] = {
     "candy": Case(20, partial(written, "candy")),
     "segformer": Case(30, partial(written, "segformer")),
     "bert, two layers": Case(20, partial(written, "bert:script", layers=2)),
-    "bert, two layers, range": Case(40, partial(ranged, "bert-2"), ("batch=1", "length=1..128")),
+    "bert, two layers, range": Case(40, partial(ranged, "bert-2"), ("length=1..128",)),
     "bert, two layers, two ranges": Case(60, partial(ranged, "bert-2d"), ("batch=1..32", "length=16..512")),
     "vit, range": Case(30, partial(ranged, "vit-4"), ("batch=1..8",)),
     "yolox, range": Case(60, partial(ranged, "yolox"), ("size=160..640:32",)),
@@ -123,6 +126,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     rows = json.loads(args.output.read_text("utf-8"))["rows"] if args.output and args.output.exists() else []
+    compileall.compile_dir(Path(korch.__file__).parent, quiet=1)
     for name in args.cases.split(";") if args.cases else CASES:
         for busy in map(int, args.busy.split(",")):
             if any(row["model"].split(": ")[0] == name and row["busy"] == busy for row in rows):
@@ -155,7 +159,7 @@ def run(name: str, busy: int) -> list[dict[str, Any]]:
 
 def allowed_s(row: Mapping[str, Any]) -> float:
     """Return the seconds that the searches of a row may take."""
-    return row["searches"] * (ALLOWED_SHARE * max(row["budget_s"], row["least_s"] or 0.0) + ALLOWED_S)
+    return max(ALLOWED_S, row["searches"] * (ALLOWED_SHARE * max(row["budget_s"], row["least_s"] or 0.0) + ALLOWED_S))
 
 
 def attempt(name: str, budget_s: float, folder: Path) -> list[dict[str, Any]]:
@@ -186,10 +190,10 @@ def attempt(name: str, budget_s: float, folder: Path) -> list[dict[str, Any]]:
 
 
 def _call(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments], check=False, capture_output=True, text=True, env=environment
-    )
-    return done.stdout
+    own = {name: value for name, value in environment.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], check=False, capture_output=True, text=True, env=own
+    ).stdout
 
 
 if __name__ == "__main__":
