@@ -330,6 +330,37 @@ def test_a_slice_of_a_free_axis_is_right_at_all_sizes_or_refused(sizes: range, b
     assert max(worst_error(source, shapes, whole, (n,)) for n in sizes) == 0
 
 
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "y = Min(s, c)",
+        "m = Min(s, c) y = Div(c, m)",
+        "b = Less(s, c) y = Where(b, s, c)",
+        "b = Less(s, c) y = Not(b)",
+        "m = Min(s, c) f = Cast <to = 1> (m) y = Mul(x, f)",
+        "d = Div(c, s) y = Min(d, one)",
+        "m = Min(s, c) y = ConstantOfShape(m)",
+        "m = Min(s, c) q = Squeeze(m) y = Range(zero, q, step)",
+    ],
+)
+def test_numbers_that_differ_at_the_smallest_size_only_are_refused(nodes: str) -> None:
+    known = "int64[1] c = {2}, int64[1] one = {1}, int64 zero = {0}, int64 step = {1}"
+    kind = "float[n]" if "Mul" in nodes else "float[k]" if "OfShape" in nodes else "bool[1]" if "Not" in nodes else ""
+    result = kind or ("int64[k]" if "Range" in nodes else "int64[1]")
+    source = model(f"g (float[n] x) => ({result} y) <{known}> {{ s = Shape(x) {nodes} }}")
+    with pytest.raises(UnsupportedError, match=r"depend|no dimension explains|at the smallest size"):
+        masked_model(source, {"n": (range(1, 17),)})
+
+
+def test_a_number_may_be_zero_at_the_smallest_size() -> None:
+    """The number of elements after the first one."""
+    nodes = "{ t = Slice(x, one, most) s = Shape(t) f = Cast <to = 1> (s) y = Mul(t, f) }"
+    source = model(f"g (float[n] x) => (float[k] y) <int64[1] one = {{1}}, int64[1] most = {{99}}> {nodes}")
+    shapes = {"n": (range(1, 17),)}
+    whole = masked_model(source, shapes)
+    assert max(worst_error(source, shapes, whole, (n,)) for n in range(2, 17)) == 0
+
+
 @pytest.mark.parametrize("window", ["[2, 2]", "[3, 3], pads = [1, 1, 1, 1]", "[3, 3], ceil_mode = 1"])
 @pytest.mark.parametrize("sizes", [range(16, 65), range(16, 65, 4), range(16, 129, 8), range(224, 641, 32)])
 def test_windows_of_image_sizes_in_any_steps(window: str, sizes: range) -> None:

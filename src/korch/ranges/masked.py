@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -69,11 +69,14 @@ def masked(dimensions: tuple[Dimension, ...], largest: Sizes, primitives: Callab
         UnsupportedError: there is no rule that makes a node correct for all sizes.
     """
     try:
-        found = _Walk(align(sample(dimensions, largest, primitives))).run()
+        walk = _Walk(align(sample(dimensions, largest, primitives)))
+        found = walk.run()
     except AmbiguousError:
-        found = _Walk(align(sample(dimensions, largest, primitives, MANY))).run()
+        walk = _Walk(align(sample(dimensions, largest, primitives, MANY)))
+        found = walk.run()
     lowest = tuple(d.low for d in dimensions)  # it is no sample if it is 1
     graph = primitives(lowest)
+    walk.check_constants(lowest, graph)
     for (name, value), form in zip(graph.outputs, found.plan.outputs, strict=True):
         shape = tuple(math.prod(factor.at(lowest) for factor in axis) for axis in form)
         if shape != graph.types[value].shape:
@@ -114,6 +117,20 @@ class _Walk:
         outputs = [self._output(name, operand) for name, operand in self._lockstep.outputs]
         plan = RangePlan(self._samples.sizes[0], tuple(inputs), tuple(outputs), self._masks.records())
         return Masked(self._builder.freeze(), plan)
+
+    def check_constants(self, sizes: Sizes, graph: PrimitiveGraph) -> None:
+        """Raise an error if what the samples say of constants is not true at some other sizes, with their graph."""
+        samples = self._samples
+        try:
+            lockstep = align(replace(samples, sizes=(*samples.sizes, sizes), graphs=(*samples.graphs, graph)))
+        except UnsupportedError:
+            return  # axes of size 1 broadcast, so that other primitives may compute the same
+        other = _Walk(lockstep)
+        other._known = self._known
+        steps = [(step.origin, operand) for step in lockstep.steps for operand in step.operands]
+        for origin, operand in (*steps, *((f"output {name!r}", operand) for name, operand in lockstep.outputs)):
+            if operand.constants:
+                other._operand(operand, origin)
 
     def _note(self, form: Form) -> None:
         for axis in form:
@@ -194,17 +211,19 @@ class _Walk:
 
     def _function(self, numbers: Sequence[float], dtype: np.dtype) -> tuple[tuple[Factor, ...], float, float] | None:
         """Return factors, a coefficient and a power that give a number in all samples; None if there are none."""
-        if not all(np.isfinite(numbers)) or 0 in numbers:
+        if not all(np.isfinite(numbers)) or not numbers[0]:
             return None
         sizes = self._samples.sizes
         pairs = [(e,) for e in self._known] + [(a, b) for i, a in enumerate(self._known) for b in self._known[i:]]
         for extents in pairs:
             counts = [float(np.prod([e.at(s) for e in extents])) for s in sizes]
+            if any(bool(number) != bool(count) for number, count in zip(numbers, counts, strict=True)):
+                continue
             for power in (1.0, -1.0, 0.5, -0.5):
                 coefficient = numbers[0] / counts[0] ** power
                 rounded = float(np.format_float_positional(coefficient, 6, fractional=False))
                 coefficient = rounded if abs(rounded - coefficient) <= 1e-6 * abs(coefficient) else coefficient
-                made = [np.asarray(coefficient * count**power).astype(dtype) for count in counts]
+                made = [np.asarray(count and coefficient * count**power).astype(dtype) for count in counts]
                 exact = [np.asarray(number).astype(dtype) for number in numbers]
                 tolerance = 0 if dtype.kind in "iu" else 2 * np.finfo(np.float32).eps
                 if all(abs(float(a) - float(b)) <= tolerance * abs(float(b)) for a, b in zip(made, exact, strict=True)):
