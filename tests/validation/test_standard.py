@@ -16,8 +16,10 @@ from korch.errors import InaccurateError, InputError, OptionError
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.inputs import given_arrays
+from korch.numerics import Standard
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
+from korch.system.memory import available_bytes
 from korch.validation.standard import random_inputs, standard_of
 
 QUICK: dict[str, Any] = {"measure": False, "threads": 1, "ablation": Ablation(baselines=False)}
@@ -172,3 +174,25 @@ def test_inputs_reach_parts_behind_those_of_the_host(cache_folder: Path) -> None
         korch.optimize(model, inputs={**small, "z": np.ones(1)}, cache_folder=cache_folder, **QUICK)
     with pytest.raises(InputError, match="x"):
         korch.optimize(model, inputs={"x": np.ones((2, 4), np.float32)}, cache_folder=cache_folder, **QUICK)
+
+
+@pytest.mark.parametrize(("left", "is_refused"), [(2950, False), (2949, True)])
+def test_outputs_that_do_not_fit_into_memory_are_refused_before_they_are_computed(
+    monkeypatch: pytest.MonkeyPatch, left: int, is_refused: bool
+) -> None:
+    """100 floats and 50 doubles are 1,300 and 850 bytes in all types and as masks; a difference is 800 at most."""
+    model = graph_of("g (float[100] x, double[50] d) => (float[100] y, double[50] z) { y = Relu (x) z = Neg (d) }")
+    monkeypatch.setattr("korch.validation.standard.available_bytes", lambda: left)
+    if not is_refused:
+        standard_of(model, model, Options())
+        return
+    monkeypatch.setattr(Standard, "__init__", None)
+    with pytest.raises(MemoryError, match=r"^outputs need 0\.0 GB in several types, and 0\.0 GB are left$"):
+        standard_of(model, model, Options())
+
+
+def test_the_memory_that_is_left_is_read_from_the_system(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal:  24684096 kB\nMemAvailable:     3 kB\nBuffers: 1 kB\n")
+    assert available_bytes(tmp_path) == 3072

@@ -13,6 +13,7 @@ from korch.options import Options
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array, Category
+from korch.system.memory import available_bytes
 
 GIVE_INPUTS = "Give inputs that the model is made for with --inputs FILE.npz (inputs= in Python)"
 
@@ -35,8 +36,10 @@ def standard_of(
 
     Raises:
         OptionError: the user's inputs do not fit the model.
+        MemoryError: the outputs do not fit into the memory that is left.
         UnprovidedError: the reference of an opaque operator fails on the inputs.
     """
+    _check_memory(model)
     seed = options.search.seed
     if options.inputs is not None:
         inputs = given_arrays(options.inputs, _tensors(model))
@@ -56,6 +59,20 @@ def standard_of(
         raise UnprovidedError(
             f"the reference of an opaque operator fails on {kind} inputs: {excerpt(text)}", hint=hint
         ) from error
+
+
+def _check_memory(model: PrimitiveGraph) -> None:
+    """Refuse outputs that do not fit into memory: the system would end the process, or swap for minutes.
+
+    Raises:
+        MemoryError: in float64, in the model's own types, as a mask, and as a difference, they need more than is left.
+    """
+    types = [model.types[value] for _, value in model.outputs]
+    needed = sum((8 + type_.dtype.size_bytes + 1) * type_.size for type_ in types)
+    needed += 8 * max((type_.size for type_ in types), default=0)
+    left = available_bytes()
+    if left is not None and needed > left:
+        raise MemoryError(f"outputs need {needed / 1e9:.1f} GB in several types, and {left / 1e9:.1f} GB are left")
 
 
 def _scale(model: PrimitiveGraph, inputs: Mapping[str, Array]) -> float:
