@@ -26,7 +26,6 @@ import numpy as np
 from korch.candidate.candidate import Candidate, Group, make_group
 from korch.equivalence.rule import origin_of, rule_of
 from korch.equivalence.rules.integers import MOST_TERMS
-from korch.explanation.curve import PARTS, Curve
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.numerics import differences, worst
 from korch.primitive import reference
@@ -36,7 +35,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.quantized import largest_terms, quantize
 from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Verbs
-from korch.runtime.report import FormRecord, PrecisionRecord, TimeByError
+from korch.runtime.report import FormRecord, PrecisionRecord
 from korch.search.instance import Errors
 from korch.segments.block import Partition
 from korch.segments.block_task import BlockTask
@@ -396,7 +395,6 @@ class Precision:
         limits: when the search is repeated.
         factor: the factor of the budget in the program's row, adjusted after checks.
         error: the error of the plan on these inputs.
-        curve: the costs of the best plans for fractions of the budget.
     """
 
     budget: float
@@ -407,7 +405,6 @@ class Precision:
     limits: SearchLimits = DEFAULT_LIMITS
     factor: float = 1.0
     error: float = 0.0
-    curve: Curve = ()
     tried: list[float] = field(default_factory=list)
 
     def tasks(self, tasks: Sequence[BlockTask], partition: Partition) -> list[BlockTask]:
@@ -466,12 +463,7 @@ class Precision:
         """Return the report's record for a plan whose primitives have these origins."""
         used = {rule_of(origin) for origin in origins}
         rows = tuple(FormRecord(form.name, form.error) for form in self.forms if form.name in used)
-        times = tuple(
-            TimeByError(part * self.budget * math.sqrt(self.factor), cost_ns / 1e6)
-            for part, cost_ns in zip(PARTS, self.curve, strict=False)
-            if cost_ns is not None
-        )
-        return PrecisionRecord(self.budget, self.error, self.source, len(self.forms), rows, len(self.tried) or 1, times)
+        return PrecisionRecord(self.budget, self.error, self.source, len(self.forms), rows, len(self.tried) or 1)
 
 
 def _form_at(graph: PrimitiveGraph, p: int, marks: Mapping[str, Form]) -> Form | None:

@@ -253,8 +253,6 @@ def search_plans(run: Run) -> Outcome:
     while True:
         tasks = run.tasks if precision is None else precision.tasks(run.tasks, run.partition)
         outcome = search_segments(Segmented(run.partition, run.joined, tasks), run.ledger, run.options, deadline, tell)
-        if precision is not None:
-            precision.curve = outcome.curve
         if precision is None or not precision.check(
             run.joined.graph, outcome.plans[PlanName.SEARCHED], not run.build_deadline.is_over
         ):

@@ -324,16 +324,7 @@ def precision_lines(precision: PrecisionRecord, saved_ms: Mapping[str, float | N
             f"  {form.name:44} error {form.error:.1e}  {_saved(saved_ms, form.name)}".rstrip()
             for form in precision.forms
         ),
-        _curve_line(precision),
     ]
-
-
-def _curve_line(precision: PrecisionRecord) -> str:
-    """Return a line with the predicted times by allowed error, or the reason why there is no curve."""
-    if len({point.predicted_ms for point in precision.curve}) < 2:
-        return "  no curve of time by error: the measured kernels give the same time for each; try a longer --budget"
-    points = ", ".join(f"{point.predicted_ms:.3f} ms at {point.error:.1e}" for point in precision.curve)
-    return f"  predicted by the error allowed, over measured kernels: {points}"
 
 
 def rule_rows(plan: PlanRecord, report: Report) -> list[RuleRow]:

@@ -224,14 +224,6 @@ class FormRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeByError:
-    """An allowed sum of errors, and the predicted time of the best plan within it, from the measured kernels."""
-
-    error: float
-    predicted_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class PrecisionRecord:
     """How a plan uses its error budget.
 
@@ -242,7 +234,6 @@ class PrecisionRecord:
         offered: the number of less precise products that the search could choose from.
         forms: the less precise products of the plan.
         searches: how often the search ran, each time with another allowed sum of errors.
-        curve: predicted times by allowed error, in ascending order of the error.
     """
 
     budget: float
@@ -251,7 +242,6 @@ class PrecisionRecord:
     offered: int
     forms: tuple[FormRecord, ...] = ()
     searches: int = 1
-    curve: tuple[TimeByError, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

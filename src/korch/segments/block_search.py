@@ -21,7 +21,6 @@ from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.errors import InfeasibleError
 from korch.explanation.counterfactual import Groupings, counterfactual_groupings
-from korch.explanation.curve import Curve, times_by_error
 from korch.explanation.savings import Savings, rule_savings
 from korch.measure.record import Measured
 from korch.options import Options
@@ -317,10 +316,6 @@ class BlockSearch:
     def savings(self, one: BlockInterface) -> Savings:
         """Return the time that each rule saves in a block's plan; for some rules only, if the budget is spent."""
         return rule_savings(one.instance, one.result.steps, self.ledger, self.options, self.deadline)
-
-    def curve(self, one: BlockInterface) -> Curve:
-        """Return the costs of a block's best plans for fractions of its error budget."""
-        return times_by_error(one.instance, one.result.steps, self.ledger, self.deadline)
 
     def groupings(self, one: BlockInterface, steps: Sequence[Candidate], deadline: Deadline) -> Groupings:
         """Return alternative groupings of the kernels of a block's plan."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from korch.binary_program.problem import Certificate, Status
 from korch.candidate.candidate import Candidate
 from korch.explanation.counterfactual import Grouping, Groupings
-from korch.explanation.curve import Curve, add_curves
 from korch.explanation.savings import Savings, add_savings
 from korch.options import Options
 from korch.search.ledger import Ledger
@@ -54,7 +53,6 @@ class Outcome:
         savings: the time that each rule saves.
         is_recalled: whether the model is one segment whose search was done by an earlier run.
         groupings: per plan and kernel, alternative groupings.
-        curve: the costs of the best plans for fractions of the error budget, if there is one.
     """
 
     plans: dict[str, tuple[Candidate, ...]]
@@ -63,7 +61,6 @@ class Outcome:
     savings: Savings = field(default_factory=dict)
     is_recalled: bool = False
     groupings: dict[str, Groupings] = field(default_factory=dict)
-    curve: Curve = ()
 
 
 @dataclass(frozen=True)
@@ -119,15 +116,7 @@ def search_segments(
         for name, plan in made.items()
         if options.measure and not end.is_over
     }
-    return Outcome(plans, found, described, savings, is_recalled, groupings, _curve(search, choice, uses))
-
-
-def _curve(search: BlockSearch, choice: SegmentChoice, uses: Uses) -> Curve:
-    """Return the costs of plans for fractions of the error budget; the layout changes between segments are kept."""
-    if not search.options.error:
-        return ()
-    parts = [(search.curve(one), count) for one, count in uses.items()]
-    return add_curves(parts, choice.objective_ns - sum((curve[-1] or 0) * count for curve, count in parts))
+    return Outcome(plans, found, described, savings, is_recalled, groupings)
 
 
 def _search(assembly: Assembly, search: BlockSearch, deadline: Deadline) -> SegmentChoice:
