@@ -11,6 +11,7 @@ from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.primitive.op import Category
 from korch.provider.conv.rows import lines_of_task
+from korch.provider.conv.tiles import pixels_cost, worth_it
 from korch.provider.conv.vectors import WINDOWS, OfferPlan, image_layouts, image_position, layouts_of
 from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.matrix_units import STEP_BYTES, TOGETHER, components_layout
@@ -32,17 +33,8 @@ MANY_ROWS = 32
 PLACES = 8
 """The most pixels of a row of a depthwise convolution that are in registers."""
 
-TILE_COST = 2.0
-"""The overhead of a tile of results, in vector multiplications."""
-
 MOST_VECTORS = 5
 """The most vectors of channels that are computed together."""
-
-WORTH_IT = 0.92
-"""Another tile replaces the usual one if it takes less than this part of the usual one's time."""
-
-LATENCY = 8
-"""The independent multiplications that are needed to keep the vector units busy."""
 
 LEAST_CHANNELS = 64
 """The least channels, read or written, for which matrix units are tried if they fill tiles; else twice as many."""
@@ -234,18 +226,11 @@ def vectors_of(channels: int, width: int, sums: int, target: Target) -> int:
     usual = min(2, all_vectors)
     choices = range(usual, min(all_vectors, MOST_VECTORS) + 1)
     best = min(choices, key=lambda vectors: (total(vectors), vectors))
-    return best if total(best) < WORTH_IT * total(usual) else usual
+    return worth_it(best, usual, total)
 
 
 def pixels_of(width: int, most: int, vectors: int) -> tuple[int, float]:
     """Return how many pixels of a row to compute together for the least time, and the time of a whole row."""
-
-    def cost(pixels: int) -> float:
-        return max(pixels * vectors, LATENCY) + TILE_COST
-
-    def total(pixels: int) -> float:
-        rest = width % pixels
-        return width // pixels * cost(pixels) + (cost(rest) if rest else 0)
-
-    best = min(range(1, min(width, most) + 1), key=lambda p: (total(p), -p))
-    return best, total(best)
+    costs = ((pixels_cost(width, p, vectors), -p) for p in range(1, min(width, most) + 1))
+    total, best = min(costs)
+    return -best, total

@@ -14,6 +14,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
 from korch.provider.conv.depthwise import blockings
 from korch.provider.conv.rows import lines_of_task
+from korch.provider.conv.tiles import pixels_cost, worth_it
 from korch.provider.gemm.blocking import WIDE_VECTORS
 from korch.provider.gemm.vectors import require_neighbours
 from korch.provider.provider import Kernel
@@ -33,13 +34,6 @@ CACHE_SHARE = 0.25
 
 MOST_VECTORS = 8
 """The most vectors of columns that are computed together."""
-
-TILE_COST, LATENCY = 2.0, 8
-"""The overhead of a tile of results, and the independent multiplications that are needed to keep the vector
-units busy, both in vector multiplications."""
-
-WORTH_IT = 0.92
-"""Another tile replaces the usual one if it takes less than this part of the usual one's time."""
 
 FEW_TERMS = 32
 """The most terms for which tiles are wide."""
@@ -250,15 +244,9 @@ def _registers(rows: int, vectors: int, target: Target) -> Registers:
     """Return the rows and vectors to compute together for the least estimated time."""
     most = target.registers - 4
 
-    def cost(row: int, width: int) -> float:
-        return max(row * width, LATENCY) + TILE_COST
-
     def total(registers: Registers) -> float:
-        found = 0.0
-        for count, width in ((vectors // registers.vectors, registers.vectors), (vectors % registers.vectors, 1)):
-            whole, rest = divmod(rows, registers.rows)
-            found += count * (whole * cost(registers.rows, width) + (cost(rest, width) if rest else 0))
-        return found
+        parts = ((vectors // registers.vectors, registers.vectors), (vectors % registers.vectors, 1))
+        return sum(count * pixels_cost(rows, registers.rows, width) for count, width in parts)
 
     choices = [
         Registers(min(rows, height), width)
@@ -267,7 +255,7 @@ def _registers(rows: int, vectors: int, target: Target) -> Registers:
     ]
     usual = Registers(min(rows, most // min(2, vectors)), min(2, vectors))
     best = min(choices, key=lambda registers: (total(registers), registers.vectors))
-    return best if total(best) < WORTH_IT * total(usual) else usual
+    return worth_it(best, usual, total)
 
 
 def _wide_registers(rows: int, windows: Windows, target: Target) -> Registers | None:
