@@ -5,12 +5,16 @@ from __future__ import annotations
 from tests.equivalence import quantized_examples
 
 
+def window(rank: int = 2, **attributes: object) -> str:
+    """Return the text of attributes of a convolution or a pool; by default it has no strides, pads or dilations."""
+    ones, zeros = (1,) * rank, (0,) * rank
+    fields = {"strides": ones, "pads_begin": zeros, "pads_end": zeros, "dilations": ones, **attributes}
+    return ", ".join(f"{name}={value}" for name, value in fields.items())
+
+
 def conv(x: str, w: str, out: str, between: str = "", **attributes: object) -> str:
     """Return the text of conv(x, w), x being %0 or what `between` computes into %2."""
-    rank = x.count(",") - 1
-    ones, zeros = (1,) * rank, (0,) * rank
-    fields = {"strides": ones, "pads_begin": zeros, "pads_end": zeros, "dilations": ones, "groups": 1, **attributes}
-    text = ", ".join(f"{name}={value}" for name, value in fields.items())
+    text = window(x.count(",") - 1, **{"groups": 1, **attributes})
     data, result = ("%2", "%3") if between else ("%0", "%2")
     return (
         f'graph(%0 "x": f64[{x}]) -> ({result} "y")\n%1: f64[{w}] = constant {{digest=1f}}\n'
@@ -60,15 +64,7 @@ def before(constant: str, op: str, padding: int) -> str:
 
 
 def pool(k: int, p: int, x: str = "f64[1,2,9,9]", more: str = "", **attributes: object) -> str:
-    fields = {
-        "kernel": (k, k),
-        "strides": (1, 1),
-        "pads_begin": (p, p),
-        "pads_end": (p, p),
-        "dilations": (1, 1),
-        **attributes,
-    }
-    text = ", ".join(f"{name}={value}" for name, value in fields.items())
+    text = window(**{"kernel": (k, k), "pads_begin": (p, p), "pads_end": (p, p), **attributes})
     return f"pool_max(%0) {{{text}}}"
 
 
@@ -102,16 +98,8 @@ def focus(
     lines = [
         f"f64[1,2,3,3] = slice(%0) {{start=(0,0,{i},{j}), size=(1,2,3,3), step=({step})}}" for i, j in starts.split()
     ]
-    fields = {
-        "strides": (1, 1),
-        "pads_begin": (1, 1),
-        "pads_end": (1, 1),
-        "dilations": (1, 1),
-        "groups": 1,
-        **attributes,
-    }
-    text = ", ".join(f"{name}={value}" for name, value in fields.items())
-    groups, out = int(str(fields["groups"])), "1,4,3,3"
+    text = window(**{"pads_begin": (1, 1), "pads_end": (1, 1), "groups": 1, **attributes})
+    groups, out = int(str(attributes.get("groups", 1))), "1,4,3,3"
     return unary(
         f"f64[{x}]",
         *lines,
@@ -311,13 +299,9 @@ def means(
     )
 
 
-FIRING: tuple[tuple[str, str], ...] = (
-    (
-        "transposes-compose",
+APPLIES: dict[str, tuple[str, ...]] = {
+    "transposes-compose": (
         unary("f64[2,1,3]", "f64[3,2,1] = transpose(%0) {perm=(2,0,1)}", "f64[1,3,2] = transpose(%1) {perm=(2,0,1)}"),
-    ),
-    (
-        "transposes-compose",
         unary(
             "f64[2,3]",
             "f64[3,2] = transpose(%0) {perm=(1,0)}",
@@ -325,12 +309,8 @@ FIRING: tuple[tuple[str, str], ...] = (
             "f64[2,3] = exp(%2)",
         ),
     ),
-    (
-        "reshapes-compose",
+    "reshapes-compose": (
         unary("f64[2,6]", "f64[3,4] = reshape(%0) {shape=(3,4)}", "f64[12] = reshape(%1) {shape=(12,)}"),
-    ),
-    (
-        "reshapes-compose",
         unary(
             "f64[2,6]",
             "f64[3,4] = reshape(%0) {shape=(3,4)}",
@@ -338,10 +318,102 @@ FIRING: tuple[tuple[str, str], ...] = (
             "f64[2,6] = exp(%2)",
         ),
     ),
-    (
-        "broadcasts-compose",
+    "broadcasts-compose": (
         unary("f64[3,1]", "f64[3,4] = broadcast(%0) {shape=(3,4)}", "f64[2,3,4] = broadcast(%1) {shape=(2,3,4)}"),
     ),
+    "affine-steps-compose": (
+        unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = neg(%2)"),
+        unary("f64[2,3]", "f64[2,3] = constant {uniform=1.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = exp(%2)"),
+    ),
+    "div-by-power-of-two-is-mul": (divide("elements=[2.0, 0.5, -8.0, 1.0, 4.0, 0.25]"), divide("uniform=8.0", "f16")),
+    "div-by-constant-is-mul": (divide("uniform=3.0", shape="32,32"), divide("digest=1f", shape="32,32")),
+    "scale-folds-into-linear-before-it": (
+        after("uniform=3.0", "mul"),
+        after("uniform=3.0", "div"),
+        after("uniform=3.0", "add", "f64[1,4,3,3] = neg(%4)"),
+    ),
+    "affine-folds-into-linear-after-it": (before("uniform=3.0", "mul", 1), before("uniform=3.0", "add", 0)),
+    "conv1x1-is-matmul": (conv("1,3,4,5", "2,3,1,1", "1,2,4,5"), conv("1,3,1", "2,3,1", "1,2,1")),
+    "conv-of-patches-is-matmul": (
+        conv("2,3,4,6", "5,3,2,3", "2,5,2,2", strides=(2, 3)),
+        conv("1,3,8", "2,3,4", "1,2,2", strides=(4,)),
+    ),
+    "zero-pad-folds-into-conv": (
+        conv(
+            "1,1,4,4",
+            "1,1,3,3",
+            "1,1,6,4",
+            pad("1,1,7,4", (0, 0, 2, 0), (0, 0, 1, 0)),
+            pads_begin=(0, 1),
+            pads_end=(1, 1),
+        ),
+    ),
+    "few-channel-conv-is-row-conv": (
+        conv("1,3,6,5", "2,3,3,2", "1,2,4,4"),
+        conv("1,3,6,7", "2,3,3,2", "1,2,6,3", strides=(1, 2), pads_begin=(1, 0), pads_end=(1, 0)),
+    ),
+    "conv3x3-is-winograd": (
+        conv("1,16,9,8", "16,16,3,3", "1,16,8,7", pads_begin=(0, 1), pads_end=(1, 0)),
+        conv("2,17,13,13", "16,17,3,3", "2,16,13,13", pads_begin=(1, 1), pads_end=(1, 1)),
+        of_bytes(conv("1,17,9,8", "16,17,3,3", "1,16,8,7", pads_begin=(0, 1), pads_end=(1, 0))),
+    ),
+    "pool-is-one-axis-after-another": (
+        unary("f64[1,2,9,9]", f"f64[1,2,9,9] = {pool(5, 2)}"),
+        unary(
+            "f64[1,2,9,9]",
+            "f64[1,2,5,3] = pool_max(%0) {kernel=(3,4), strides=(2,3), "
+            "pads_begin=(1,0), pads_end=(1,1), dilations=(1,1)}",
+        ),
+    ),
+    "large-pool-is-pool-of-small-pool": (
+        two_pools(pool(5, 2), pool(9, 4)),
+        two_pools(pool(3, 1), pool(6, 2, strides=(2, 2)), "1,2,4,4"),
+    ),
+    "matmul-chain-in-its-cheaper-order": (
+        product("9,2", "2,9", "9,2", "9,9", "9,2"),
+        product("2,2,9", "2,9,2", "2,2,9", "2,9,9", "2,2,9", left=False),
+    ),
+    "conv-of-slices-is-strided-conv": (
+        focus(),
+        focus(starts="11 00 10 01", strides=(2, 1)).replace("1,4,3,3] = conv", "1,4,2,3] = conv"),
+    ),
+    "matmul-of-low-rank-is-two-matmuls": (ranked("10,10", "uniform=2.0", "3,9"),),
+    "sum-of-products-is-matmul": (outer("3,1,4", "2,4", "2", "3,2,1"), outer("3,2,1", "3,1,4", "0", "1,2,4")),
+    "sum-is-matmul-with-ones": (rows(),),
+    "row-scale-moves-behind-matmul": (
+        scaled(),
+        scaled("mul(%3, %0)"),
+        scaled(scale="6", side=1),
+        scaled(side=1, is_turned=True),
+        scaled(scale="1,6", is_turned=True),
+    ),
+    "computed-siblings-are-one-matmul": (joined(), joined(3, at=0), joined(constant=True)),
+    "sums-of-sums-merge": (means(), means(op="mul"), means(shapes=("1,2,3", "1,2,3"), axis=0)),
+    "squares-are-summed-with-their-mean": (moments(),),
+    "mean-is-summed-with-its-squares": (moments(),),
+    "sum-of-linear-is-linear-of-sum": (
+        pooled(),
+        pooled(shift=SHIFT),
+        pooled("1,3,1,1", sum_="reduce_sum(%2) {axes=(2,3)}", shift=SHIFT),
+    ),
+    "tanh-of-softplus-is-a-quotient": (gate(),),
+    "steps-come-before-the-move": (tokens(),),
+    "steps-come-before-the-broadcast": (grown("f64", "mul(%2, %3)"), grown("f64", "add(%2, %4)")),
+    "siblings-are-one-linear": (siblings(3), siblings(2, "matmul")),
+    "channel-map-moves-to-its-cheapest-place": (
+        conv("1,2,4,4", "1,2,1,1", "1,1,8,4", "%2: f64[1,2,8,4] = take(%0) {axis=2, indices=(0,0,1,1,2,2,3,3)}\n"),
+        unary(
+            "f64[5,4]",
+            "f64[4,3] = constant {digest=1f}",
+            "f64[5,3] = matmul(%0, %1)",
+            "f64[3,2] = constant {digest=2f}",
+            "f64[5,2] = matmul(%2, %3)",
+        ),
+    ),
+}
+
+FIRING: tuple[tuple[str, str], ...] = (
+    *((rule, text) for rule, texts in APPLIES.items() for text in texts),
     *(
         ("identity-layout-is-nothing", unary("f64[2,1]", f"f64[2,1] = {line}", "f64[2,1] = exp(%1)"))
         for line in (
@@ -354,79 +426,6 @@ FIRING: tuple[tuple[str, str], ...] = (
             "broadcast(%0) {shape=(2,1)}",
         )
     ),
-    (
-        "affine-steps-compose",
-        unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = neg(%2)"),
-    ),
-    (
-        "affine-steps-compose",
-        unary("f64[2,3]", "f64[2,3] = constant {uniform=1.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = exp(%2)"),
-    ),
-    ("div-by-power-of-two-is-mul", divide("elements=[2.0, 0.5, -8.0, 1.0, 4.0, 0.25]")),
-    ("div-by-power-of-two-is-mul", divide("uniform=8.0", "f16")),
-    ("div-by-constant-is-mul", divide("uniform=3.0", shape="32,32")),
-    ("div-by-constant-is-mul", divide("digest=1f", shape="32,32")),
-    ("scale-folds-into-linear-before-it", after("uniform=3.0", "mul")),
-    ("scale-folds-into-linear-before-it", after("uniform=3.0", "div")),
-    ("scale-folds-into-linear-before-it", after("uniform=3.0", "add", "f64[1,4,3,3] = neg(%4)")),
-    ("affine-folds-into-linear-after-it", before("uniform=3.0", "mul", 1)),
-    ("affine-folds-into-linear-after-it", before("uniform=3.0", "add", 0)),
-    ("conv1x1-is-matmul", conv("1,3,4,5", "2,3,1,1", "1,2,4,5")),
-    ("conv1x1-is-matmul", conv("1,3,1", "2,3,1", "1,2,1")),
-    ("conv-of-patches-is-matmul", conv("2,3,4,6", "5,3,2,3", "2,5,2,2", strides=(2, 3))),
-    ("conv-of-patches-is-matmul", conv("1,3,8", "2,3,4", "1,2,2", strides=(4,))),
-    (
-        "zero-pad-folds-into-conv",
-        conv(
-            "1,1,4,4",
-            "1,1,3,3",
-            "1,1,6,4",
-            pad("1,1,7,4", (0, 0, 2, 0), (0, 0, 1, 0)),
-            pads_begin=(0, 1),
-            pads_end=(1, 1),
-        ),
-    ),
-    ("few-channel-conv-is-row-conv", conv("1,3,6,5", "2,3,3,2", "1,2,4,4")),
-    (
-        "few-channel-conv-is-row-conv",
-        conv("1,3,6,7", "2,3,3,2", "1,2,6,3", strides=(1, 2), pads_begin=(1, 0), pads_end=(1, 0)),
-    ),
-    ("conv3x3-is-winograd", conv("1,16,9,8", "16,16,3,3", "1,16,8,7", pads_begin=(0, 1), pads_end=(1, 0))),
-    ("conv3x3-is-winograd", conv("2,17,13,13", "16,17,3,3", "2,16,13,13", pads_begin=(1, 1), pads_end=(1, 1))),
-    ("conv3x3-is-winograd", of_bytes(conv("1,17,9,8", "16,17,3,3", "1,16,8,7", pads_begin=(0, 1), pads_end=(1, 0)))),
-    ("pool-is-one-axis-after-another", unary("f64[1,2,9,9]", f"f64[1,2,9,9] = {pool(5, 2)}")),
-    (
-        "pool-is-one-axis-after-another",
-        unary(
-            "f64[1,2,9,9]",
-            "f64[1,2,5,3] = pool_max(%0) {kernel=(3,4), strides=(2,3), "
-            "pads_begin=(1,0), pads_end=(1,1), dilations=(1,1)}",
-        ),
-    ),
-    ("large-pool-is-pool-of-small-pool", two_pools(pool(5, 2), pool(9, 4))),
-    ("large-pool-is-pool-of-small-pool", two_pools(pool(3, 1), pool(6, 2, strides=(2, 2)), "1,2,4,4")),
-    ("matmul-chain-in-its-cheaper-order", product("9,2", "2,9", "9,2", "9,9", "9,2")),
-    ("matmul-chain-in-its-cheaper-order", product("2,2,9", "2,9,2", "2,2,9", "2,9,9", "2,2,9", left=False)),
-    ("conv-of-slices-is-strided-conv", focus()),
-    (
-        "conv-of-slices-is-strided-conv",
-        focus(starts="11 00 10 01", strides=(2, 1)).replace("1,4,3,3] = conv", "1,4,2,3] = conv"),
-    ),
-    ("matmul-of-low-rank-is-two-matmuls", ranked("10,10", "uniform=2.0", "3,9")),
-    ("sum-of-products-is-matmul", outer("3,1,4", "2,4", "2", "3,2,1")),
-    ("sum-of-products-is-matmul", outer("3,2,1", "3,1,4", "0", "1,2,4")),
-    ("sum-is-matmul-with-ones", rows()),
-    ("row-scale-moves-behind-matmul", scaled()),
-    ("row-scale-moves-behind-matmul", scaled("mul(%3, %0)")),
-    ("row-scale-moves-behind-matmul", scaled(scale="6", side=1)),
-    ("row-scale-moves-behind-matmul", scaled(side=1, is_turned=True)),
-    ("row-scale-moves-behind-matmul", scaled(scale="1,6", is_turned=True)),
-    ("computed-siblings-are-one-matmul", joined()),
-    ("computed-siblings-are-one-matmul", joined(3, at=0)),
-    ("computed-siblings-are-one-matmul", joined(constant=True)),
-    ("sums-of-sums-merge", means()),
-    ("sums-of-sums-merge", means(op="mul")),
-    ("sums-of-sums-merge", means(shapes=("1,2,3", "1,2,3"), axis=0)),
     *(
         (
             "sums-of-sums-merge",
@@ -438,243 +437,302 @@ FIRING: tuple[tuple[str, str], ...] = (
         )
         for kind in ("f64", "i32")
     ),
-    ("squares-are-summed-with-their-mean", moments()),
-    ("mean-is-summed-with-its-squares", moments()),
-    ("sum-of-linear-is-linear-of-sum", pooled()),
-    ("sum-of-linear-is-linear-of-sum", pooled(shift=SHIFT)),
-    ("sum-of-linear-is-linear-of-sum", pooled("1,3,1,1", sum_="reduce_sum(%2) {axes=(2,3)}", shift=SHIFT)),
-    ("tanh-of-softplus-is-a-quotient", gate()),
-    ("steps-come-before-the-move", tokens()),
-    ("steps-come-before-the-broadcast", grown("f64", "mul(%2, %3)")),
-    ("steps-come-before-the-broadcast", grown("f64", "add(%2, %4)")),
-    ("siblings-are-one-linear", siblings(3)),
-    ("siblings-are-one-linear", siblings(2, "matmul")),
-    (
-        "channel-map-moves-to-its-cheapest-place",
-        conv("1,2,4,4", "1,2,1,1", "1,1,8,4", "%2: f64[1,2,8,4] = take(%0) {axis=2, indices=(0,0,1,1,2,2,3,3)}\n"),
-    ),
-    (
-        "channel-map-moves-to-its-cheapest-place",
-        unary(
-            "f64[5,4]",
-            "f64[4,3] = constant {digest=1f}",
-            "f64[5,3] = matmul(%0, %1)",
-            "f64[3,2] = constant {digest=2f}",
-            "f64[5,2] = matmul(%2, %3)",
-        ),
-    ),
+    *quantized_examples.FIRING,
 )
 
 
+REFUSES: dict[str, tuple[tuple[str, str], ...]] = {
+    "identity-layout-is-nothing": (
+        ("elements move", unary("f64[2,2]", "f64[2,2] = transpose(%0) {perm=(1,0)}")),
+        ("elements move", unary("f64[2,2]", "f64[2,2] = slice(%0) {start=(1,0), size=(2,2), step=(-1,1)}")),
+        ("elements move", unary("f64[2,2]", "f64[2,2] = take(%0) {axis=0, indices=(1,1)}")),
+    ),
+    "affine-steps-compose": (
+        (
+            "the chain continues",
+            unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = neg(%2)"),
+        ),
+        (
+            "a scale or shift is not finite",
+            unary("f64[2,3]", "f64[2,3] = constant {uniform='inf'}", "f64[2,3] = mul(%0, %1)"),
+        ),
+        (
+            "no fewer steps",
+            unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = add(%2, %1)"),
+        ),
+    ),
+    "div-by-power-of-two-is-mul": (
+        ("a division of integers", divide("uniform=2", "i32")),
+        ("the divisor is not a power of 2", divide("uniform=3.0")),
+        ("the divisor is not a power of 2", divide("elements=[2.0, 3.0, 2.0, 2.0, 2.0, 2.0]")),
+    ),
+    "pool-is-one-axis-after-another": (
+        ("one axis after another compares no less", unary("f64[1,2,9,9]", f"f64[1,2,8,8] = {pool(2, 0)}")),
+    ),
+    "large-pool-is-pool-of-small-pool": (
+        ("the windows have dilations, or the smaller one strides", two_pools(pool(3, 2, dilations=(2, 2)), pool(9, 4))),
+        ("the smaller window does not fit into the larger one", two_pools(pool(3, 1), pool(4, 3, pads_end=(0, 0)))),
+    ),
+    "matmul-chain-in-its-cheaper-order": (
+        ("products of integers wrap", product("9,2", "2,9", "9,2", "9,9", "9,2", kind="i32")),
+        ("the batches of the factors differ", product("2,9,2", "2,2,9", "1,9,2", "2,9,9", "2,9,2")),
+        ("the other order multiplies no less", product("2,9", "9,2", "2,9", "2,2", "2,9")),
+        ("the product is empty", product("0,9,2", "0,2,9", "0,9,2", "0,9,9", "0,9,2")),
+    ),
+    "conv-of-slices-is-strided-conv": (
+        ("the convolution has groups or dilations", focus(groups=2)),
+        ("the channels are not strided parts of one image", focus(step="1,1,1,1")),
+        ("a sum of weights is not finite", focus("constant {uniform='inf'}")),
+    ),
+    "matmul-of-low-rank-is-two-matmuls": (
+        ("the matrix is not a constant of floats", ranked("10,10", "uniform=2", "3,9", "i32")),
+        ("the matrix is too small or too large", ranked("10,1", "uniform=2.0", "3,9")),
+        (
+            "the sums become integers, so they have to be exact",
+            ranked("10,10", "uniform=2.0", "3,9", end="i32[3,10] = cast(%2) {to='i32'}"),
+        ),
+        ("the rank is too high", ranked("10,10", "digest=1f", "3,9")),
+    ),
+    "sum-of-products-is-matmul": (
+        ("a sum of integers wraps", outer("3,1,4", "2,4", "2", "3,2,1", kind="i32")),
+        ("the sum is empty", outer("3,1,0", "2,0", "2", "3,2,1", "3,2,0")),
+        ("a factor does not vary along the sum", outer("3,1,1", "2,4", "2", "3,2,1")),
+        ("neither factor varies along an axis", outer("3,1,4", "1,4", "2", "3,2,1")),
+        ("each factor is used only once", outer("3,2,4", "2,4", "2", "3,2,1")),
+    ),
+    "sum-is-matmul-with-ones": (
+        ("a sum of integers wraps", rows(kind="i32")),
+        ("the sum is not over the columns", rows(0)),
+    ),
+    "row-scale-moves-behind-matmul": (
+        ("the scale is a constant, which folds into weights", scaled(constant="digest=1f")),
+        ("sums that are not scaled yet may overflow", scaled(kind="f16")),
+        ("the scale varies along the sum", scaled(scale="1,6")),
+        ("the scale varies along the sum", scaled(is_turned=True)),
+        ("the product is far larger than what is scaled", scaled(n=25)),
+    ),
+    "computed-siblings-are-one-matmul": (
+        ("there are too many siblings", joined(9, 400)),
+        ("the joined operands are too large to be copied", joined(m=5)),
+    ),
+    "sums-of-sums-merge": (
+        ("a reshape joins or splits axes between the sums", means(shapes=("6", "1"), axis=0)),
+        ("a division of integers", means("i32", "4")),
+        ("a scale or shift is not finite", means(count="1e999")),
+        ("a scale or shift is not finite", means(count="0.0")),
+    ),
+    "squares-are-summed-with-their-mean": (
+        ("the mean is over other axes than the squares", moments(axis=0)),
+        ("the elements fit into the level-1 cache", moments(100)),
+    ),
+    "sum-of-linear-is-linear-of-sum": (
+        ("the linear map is not of channels", pooled("1,3,1,1", "3,2,2,2", "1,3,3,3")),
+        ("the sum is over the channels", pooled("1,1,4,4", sum_="reduce_sum(%2) {axes=(1,)}")),
+        ("the shift is not summed as often at the borders", pooled(pad=1, shift=SHIFT)),
+        (
+            "no fewer values are mapped",
+            pooled(
+                sum_="pool_sum(%2) " + POOLED.replace("kernel=(2,2), strides=(2,2)", "kernel=(1,1), strides=(1,1)"),
+                out="1,3,4,4",
+            ),
+        ),
+        ("the values before the sum are needed too", pooled(more=', %2 "z"')),
+        ("the shift is not per channel", pooled(shift="neg(%2)")),
+    ),
+    "tanh-of-softplus-is-a-quotient": (("e^40 is too large for the element type", gate("f16")),),
+    "steps-come-before-the-move": (
+        ("an element is not a float", tokens(kind="i32")),
+        (
+            "no primitive before the move could fuse the steps",
+            unary("f64[2,3]", "f64[3,2] = transpose(%0) {perm=(1,0)}", "f64[3,2] = mul(%1, %1)"),
+        ),
+    ),
+    "steps-come-before-the-broadcast": (
+        ("a result is neither a float nor a step of conditions", grown("f64", "less(%2, %3)", "bool")),
+        ("hardly fewer elements are computed", grown("f64", "mul(%2, %3)", rows="2,1,4")),
+    ),
+    "siblings-are-one-linear": (
+        ("the siblings have groups", siblings(2, groups=2)),
+        ("there are too many siblings", siblings(9)),
+    ),
+    "conv3x3-is-winograd": (
+        (
+            "the weights of the window are not constant",
+            'graph(%0 "x": f64[1,16,6,6], %1 "w": f64[16,16,3,3]) -> (%2 "y")\n'
+            "%2: f64[1,16,4,4] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
+            "dilations=(1,1), groups=1}\n",
+        ),
+        ("the window has groups, strides or dilations", conv("1,32,9,9", "32,16,3,3", "1,32,7,7", groups=2)),
+        (
+            "the sums become integers, so they have to be exact",
+            conv("1,16,9,8", "16,16,3,3", "1,16,7,6").replace('(%2 "y")', '(%3 "y")')
+            + "%3: i32[1,16,7,6] = cast(%2) {to='i32'}\n",
+        ),
+        ("there are too few channels for a transform", conv("1,16,10,10", "15,16,3,3", "1,15,8,8")),
+        (
+            "the transforms would lose the bits of a half type",
+            conv("1,16,9,8", "16,16,3,3", "1,16,7,6").replace("f64", "f16"),
+        ),
+        ("the image is too small for such tiles", conv("1,16,3,3", "16,16,3,3", "1,16,1,1")),
+        ("other tiles take far fewer products", conv("1,16,18,18", "16,16,3,3", "1,16,16,16")),
+        (
+            "a transformed sum could exceed 32 bits",
+            of_bytes(conv("1,600,6,6", "16,600,3,3", "1,16,4,4")).replace("digest=1f", "uniform=127"),
+        ),
+        (
+            "a transformed weight is not finite",
+            conv("1,16,10,10", "16,16,3,3", "1,16,8,8").replace("digest=1f", "uniform='inf'"),
+        ),
+    ),
+    "channel-map-moves-to-its-cheapest-place": (
+        (
+            "the weights of the map are not constant",
+            'graph(%0 "x": f64[1,2,4,4], %1 "w": f64[3,2,1,1]) -> (%2 "y")\n'
+            "%2: f64[1,3,4,4] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
+            "dilations=(1,1), groups=1}\n",
+        ),
+        (
+            "the map differs along the batch",
+            unary("f64[2,3,4]", "f64[2,4,1] = constant {digest=1f}", "f64[2,3,1] = matmul(%0, %1)"),
+        ),
+        ("the map has groups, strides or pads", conv("1,2,4,4", "3,2,1,1", "1,3,2,4", strides=(2, 1))),
+        (
+            "the map is of integers or of nothing",
+            unary("f64[0,4]", "f64[4,1] = constant {digest=1f}", "f64[0,1] = matmul(%0, %1)"),
+        ),
+        (
+            "a weight of the map is not finite",
+            unary("f64[3,4]", "f64[4,1] = constant {uniform='inf'}", "f64[3,1] = matmul(%0, %1)"),
+        ),
+        (
+            "the map can be done nowhere else",
+            unary("f64[3,4]", "f64[4,1] = constant {digest=1f}", "f64[3,1] = matmul(%0, %1)"),
+        ),
+        (
+            "no place for the map is cheaper",
+            unary("f64[3,1]", "f64[1,4] = constant {digest=1f}", "f64[3,1] = neg(%0)", "f64[3,4] = matmul(%2, %1)"),
+        ),
+    ),
+    "div-by-constant-is-mul": (
+        ("the divisor is a power of two, which is exact", divide("uniform=-4.0")),
+        ("the tensor is too small to gain", divide("uniform=3.0")),
+        ("a division of integers", divide("uniform=3", "i32")),
+    ),
+    "scale-folds-into-linear-before-it": (
+        (
+            "the weights are not constant",
+            'graph(%0 "x": f64[2,3], %1 "w": f64[3,4]) -> (%4 "y")\n%2: f64[2,4] = matmul(%0, %1)\n'
+            "%3: f64[2,4] = constant {uniform=3.0}\n%4: f64[2,4] = mul(%2, %3)\n",
+        ),
+        ("there is no scale", after("uniform=3.0", "add")),
+        ("the chain continues", after("uniform=3.0", "mul", "f64[1,4,3,3] = neg(%4)")),
+        ("the unscaled value is needed too", after("uniform=3.0", "mul", "f64[1,4,3,3] = sub(%4, %2)")),
+        ("the unscaled value is needed too", after("uniform=3.0", "mul").replace('(%4 "y")', '(%4 "y", %2 "z")')),
+        (
+            "the scale is not per channel",
+            unary(
+                "f64[1,2,4,4]",
+                WEIGHTS,
+                AFTER,
+                "f64[3] = constant {elements=[1.0, 2.0, 3.0]}",
+                "f64[1,4,3,3] = broadcast(%3) {shape=(1,4,3,3)}",
+                "f64[1,4,3,3] = mul(%2, %4)",
+            ),
+        ),
+        ("a weight is not finite", after("uniform='inf'", "mul")),
+        ("a weight is not finite", after("uniform=0.0", "div")),
+    ),
+    "affine-folds-into-linear-after-it": (
+        ("the shift comes before zero pads", before("uniform=3.0", "add", 1)),
+        (
+            "the scale is not per channel",
+            unary(
+                "f64[3,4]",
+                "f64[3,1] = constant {elements=[1.0, 2.0, 3.0]}",
+                "f64[3,4] = broadcast(%1) {shape=(3,4)}",
+                "f64[3,4] = mul(%0, %2)",
+                "f64[4,2] = constant {digest=1f}",
+                "f64[3,2] = matmul(%3, %4)",
+            ),
+        ),
+        (
+            "the shift comes before batched weights",
+            unary(
+                "f64[1,3,4]",
+                "f64[1,3,4] = constant {uniform=3.0}",
+                "f64[1,3,4] = add(%0, %1)",
+                "f64[2,4,2] = constant {digest=1f}",
+                "f64[2,3,2] = matmul(%2, %3)",
+            ),
+        ),
+        ("a weight is not finite", before("uniform='nan'", "mul", 0)),
+        ("a weight is not finite", before("uniform='inf'", "add", 0)),
+        (
+            "a shift is not finite",
+            unary(
+                "f64[3,4]",
+                "f64[3,4] = constant {uniform=1e308}",
+                "f64[3,4] = add(%0, %1)",
+                "f64[4,2] = constant {uniform=2.0}",
+                "f64[3,2] = matmul(%2, %3)",
+            ),
+        ),
+    ),
+    "conv1x1-is-matmul": (
+        ("the convolution has groups", conv("1,4,4,5", "2,2,1,1", "1,2,4,5", groups=2)),
+        ("the convolution has strides", conv("1,3,4,5", "2,3,1,1", "1,2,2,5", strides=(2, 1))),
+        ("the convolution is padded", conv("1,3,4,5", "2,3,1,1", "1,2,5,5", pads_end=(1, 0))),
+        ("the batch is not 1", conv("2,3,4,5", "2,3,1,1", "2,2,4,5")),
+        (
+            "convolutions of bytes read rows of channels, as products do",
+            conv("1,3,4,5", "2,3,1,1", "1,2,4,5")
+            .replace("y: f64", "y: i32")
+            .replace("f64[1,2", "i32[1,2")
+            .replace("f64", "u8"),
+        ),
+    ),
+    "conv-of-patches-is-matmul": (
+        ("the convolution has groups or dilations", conv("1,4,4,4", "2,2,2,2", "1,2,2,2", strides=(2, 2), groups=2)),
+        ("the convolution is padded", conv("1,3,4,4", "2,3,2,2", "1,2,3,2", strides=(2, 2), pads_end=(2, 0))),
+        ("the windows leave a part of the image out", conv("1,3,5,4", "2,3,2,2", "1,2,2,2", strides=(2, 2))),
+        (
+            "convolutions of bytes read rows of channels, as products do",
+            conv("1,3,4,4", "2,3,2,2", "1,2,2,2", strides=(2, 2))
+            .replace("y: f64", "y: i32")
+            .replace("f64[1,2", "i32[1,2")
+            .replace("f64", "u8"),
+        ),
+    ),
+    "zero-pad-folds-into-conv": (
+        (
+            "the pad is not of zeros",
+            conv("1,1,4,4", "1,1,3,3", "1,1,4,2", pad("1,1,6,4", (0, 0, 1, 0), (0, 0, 1, 0), ", value=1.0")),
+        ),
+        (
+            "the pad is not of zeros",
+            conv("1,1,4,4", "1,1,3,3", "1,1,4,2", pad("1,1,6,4", (0, 0, 1, 0), (0, 0, 1, 0), ", mode='edge'")),
+        ),
+        (
+            "the pad adds images or channels",
+            conv("1,1,4,4", "1,2,3,3", "1,1,2,2", pad("1,2,4,4", (0, 0, 0, 0), (0, 1, 0, 0))),
+        ),
+    ),
+    "few-channel-conv-is-row-conv": (
+        (
+            "the weights are not constant",
+            'graph(%0 "x": f64[1,1,4,4], %1 "w": f64[1,1,3,3]) -> (%2 "y")\n'
+            "%2: f64[1,1,2,2] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
+            "dilations=(1,1), groups=1}\n",
+        ),
+        ("the convolution has groups", conv("1,2,4,4", "2,1,3,3", "1,2,2,2", groups=2)),
+        ("the rows have a stride or a dilation", conv("1,1,5,4", "1,1,3,3", "1,1,2,2", strides=(2, 1))),
+        ("the rows have a stride or a dilation", conv("1,1,5,4", "1,1,3,3", "1,1,1,2", dilations=(2, 1))),
+        ("the batch is not 1", conv("2,1,4,4", "1,1,3,3", "2,1,2,2")),
+    ),
+}
+
 REFUSING: tuple[tuple[str, str, str], ...] = (
-    ("identity-layout-is-nothing", "elements move", unary("f64[2,2]", "f64[2,2] = transpose(%0) {perm=(1,0)}")),
-    (
-        "identity-layout-is-nothing",
-        "elements move",
-        unary("f64[2,2]", "f64[2,2] = slice(%0) {start=(1,0), size=(2,2), step=(-1,1)}"),
-    ),
-    ("identity-layout-is-nothing", "elements move", unary("f64[2,2]", "f64[2,2] = take(%0) {axis=0, indices=(1,1)}")),
-    (
-        "affine-steps-compose",
-        "the chain continues",
-        unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = neg(%2)"),
-    ),
-    (
-        "affine-steps-compose",
-        "a scale or shift is not finite",
-        unary("f64[2,3]", "f64[2,3] = constant {uniform='inf'}", "f64[2,3] = mul(%0, %1)"),
-    ),
-    (
-        "affine-steps-compose",
-        "no fewer steps",
-        unary("f64[2,3]", "f64[2,3] = constant {uniform=2.0}", "f64[2,3] = mul(%0, %1)", "f64[2,3] = add(%2, %1)"),
-    ),
-    ("div-by-power-of-two-is-mul", "a division of integers", divide("uniform=2", "i32")),
-    ("div-by-power-of-two-is-mul", "the divisor is not a power of 2", divide("uniform=3.0")),
-    (
-        "div-by-power-of-two-is-mul",
-        "the divisor is not a power of 2",
-        divide("elements=[2.0, 3.0, 2.0, 2.0, 2.0, 2.0]"),
-    ),
-    (
-        "pool-is-one-axis-after-another",
-        "one axis after another compares no less",
-        unary("f64[1,2,9,9]", f"f64[1,2,8,8] = {pool(2, 0)}"),
-    ),
-    (
-        "large-pool-is-pool-of-small-pool",
-        "the windows have dilations, or the smaller one strides",
-        two_pools(pool(3, 2, dilations=(2, 2)), pool(9, 4)),
-    ),
-    (
-        "large-pool-is-pool-of-small-pool",
-        "the smaller window does not fit into the larger one",
-        two_pools(pool(3, 1), pool(4, 3, pads_end=(0, 0))),
-    ),
-    *(
-        ("matmul-chain-in-its-cheaper-order", reason, text)
-        for reason, text in (
-            ("products of integers wrap", product("9,2", "2,9", "9,2", "9,9", "9,2", kind="i32")),
-            ("the batches of the factors differ", product("2,9,2", "2,2,9", "1,9,2", "2,9,9", "2,9,2")),
-            ("the other order multiplies no less", product("2,9", "9,2", "2,9", "2,2", "2,9")),
-            ("the product is empty", product("0,9,2", "0,2,9", "0,9,2", "0,9,9", "0,9,2")),
-        )
-    ),
-    *(
-        ("conv-of-slices-is-strided-conv", reason, text)
-        for reason, text in (
-            ("the convolution has groups or dilations", focus(groups=2)),
-            ("the channels are not strided parts of one image", focus(step="1,1,1,1")),
-            ("a sum of weights is not finite", focus("constant {uniform='inf'}")),
-        )
-    ),
-    (
-        "matmul-of-low-rank-is-two-matmuls",
-        "the matrix is not a constant of floats",
-        ranked("10,10", "uniform=2", "3,9", "i32"),
-    ),
-    ("matmul-of-low-rank-is-two-matmuls", "the matrix is too small or too large", ranked("10,1", "uniform=2.0", "3,9")),
-    (
-        "matmul-of-low-rank-is-two-matmuls",
-        "the sums become integers, so they have to be exact",
-        ranked("10,10", "uniform=2.0", "3,9", end="i32[3,10] = cast(%2) {to='i32'}"),
-    ),
-    ("matmul-of-low-rank-is-two-matmuls", "the rank is too high", ranked("10,10", "digest=1f", "3,9")),
-    *(
-        ("sum-of-products-is-matmul", reason, text)
-        for reason, text in (
-            ("a sum of integers wraps", outer("3,1,4", "2,4", "2", "3,2,1", kind="i32")),
-            ("the sum is empty", outer("3,1,0", "2,0", "2", "3,2,1", "3,2,0")),
-            ("a factor does not vary along the sum", outer("3,1,1", "2,4", "2", "3,2,1")),
-            ("neither factor varies along an axis", outer("3,1,4", "1,4", "2", "3,2,1")),
-            ("each factor is used only once", outer("3,2,4", "2,4", "2", "3,2,1")),
-        )
-    ),
-    ("sum-is-matmul-with-ones", "a sum of integers wraps", rows(kind="i32")),
-    *(
-        ("row-scale-moves-behind-matmul", reason, text)
-        for reason, text in (
-            ("the scale is a constant, which folds into weights", scaled(constant="digest=1f")),
-            ("sums that are not scaled yet may overflow", scaled(kind="f16")),
-            ("the scale varies along the sum", scaled(scale="1,6")),
-            ("the scale varies along the sum", scaled(is_turned=True)),
-            ("the product is far larger than what is scaled", scaled(n=25)),
-        )
-    ),
-    ("computed-siblings-are-one-matmul", "there are too many siblings", joined(9, 400)),
-    ("computed-siblings-are-one-matmul", "the joined operands are too large to be copied", joined(m=5)),
-    ("sums-of-sums-merge", "a reshape joins or splits axes between the sums", means(shapes=("6", "1"), axis=0)),
-    ("sums-of-sums-merge", "a division of integers", means("i32", "4")),
-    ("sums-of-sums-merge", "a scale or shift is not finite", means(count="1e999")),
-    ("sums-of-sums-merge", "a scale or shift is not finite", means(count="0.0")),
-    ("sum-is-matmul-with-ones", "the sum is not over the columns", rows(0)),
-    *(
-        ("squares-are-summed-with-their-mean", reason, text)
-        for reason, text in (
-            ("the mean is over other axes than the squares", moments(axis=0)),
-            ("the elements fit into the level-1 cache", moments(100)),
-        )
-    ),
-    *(
-        ("sum-of-linear-is-linear-of-sum", reason, text)
-        for reason, text in (
-            ("the linear map is not of channels", pooled("1,3,1,1", "3,2,2,2", "1,3,3,3")),
-            ("the sum is over the channels", pooled("1,1,4,4", sum_="reduce_sum(%2) {axes=(1,)}")),
-            ("the shift is not summed as often at the borders", pooled(pad=1, shift=SHIFT)),
-            (
-                "no fewer values are mapped",
-                pooled(
-                    sum_="pool_sum(%2) " + POOLED.replace("kernel=(2,2), strides=(2,2)", "kernel=(1,1), strides=(1,1)"),
-                    out="1,3,4,4",
-                ),
-            ),
-            ("the values before the sum are needed too", pooled(more=', %2 "z"')),
-            ("the shift is not per channel", pooled(shift="neg(%2)")),
-        )
-    ),
-    ("tanh-of-softplus-is-a-quotient", "e^40 is too large for the element type", gate("f16")),
-    ("steps-come-before-the-move", "an element is not a float", tokens(kind="i32")),
-    (
-        "steps-come-before-the-broadcast",
-        "a result is neither a float nor a step of conditions",
-        grown("f64", "less(%2, %3)", "bool"),
-    ),
-    (
-        "steps-come-before-the-broadcast",
-        "hardly fewer elements are computed",
-        grown("f64", "mul(%2, %3)", rows="2,1,4"),
-    ),
-    (
-        "steps-come-before-the-move",
-        "no primitive before the move could fuse the steps",
-        unary("f64[2,3]", "f64[3,2] = transpose(%0) {perm=(1,0)}", "f64[3,2] = mul(%1, %1)"),
-    ),
-    ("siblings-are-one-linear", "the siblings have groups", siblings(2, groups=2)),
-    ("siblings-are-one-linear", "there are too many siblings", siblings(9)),
-    *(
-        ("conv3x3-is-winograd", reason, text)
-        for reason, text in (
-            (
-                "the weights of the window are not constant",
-                'graph(%0 "x": f64[1,16,6,6], %1 "w": f64[16,16,3,3]) -> (%2 "y")\n'
-                "%2: f64[1,16,4,4] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
-                "dilations=(1,1), groups=1}\n",
-            ),
-            ("the window has groups, strides or dilations", conv("1,32,9,9", "32,16,3,3", "1,32,7,7", groups=2)),
-            (
-                "the sums become integers, so they have to be exact",
-                conv("1,16,9,8", "16,16,3,3", "1,16,7,6").replace('(%2 "y")', '(%3 "y")')
-                + "%3: i32[1,16,7,6] = cast(%2) {to='i32'}\n",
-            ),
-            ("there are too few channels for a transform", conv("1,16,10,10", "15,16,3,3", "1,15,8,8")),
-            (
-                "the transforms would lose the bits of a half type",
-                conv("1,16,9,8", "16,16,3,3", "1,16,7,6").replace("f64", "f16"),
-            ),
-            ("the image is too small for such tiles", conv("1,16,3,3", "16,16,3,3", "1,16,1,1")),
-            ("other tiles take far fewer products", conv("1,16,18,18", "16,16,3,3", "1,16,16,16")),
-            (
-                "a transformed sum could exceed 32 bits",
-                of_bytes(conv("1,600,6,6", "16,600,3,3", "1,16,4,4")).replace("digest=1f", "uniform=127"),
-            ),
-            (
-                "a transformed weight is not finite",
-                conv("1,16,10,10", "16,16,3,3", "1,16,8,8").replace("digest=1f", "uniform='inf'"),
-            ),
-        )
-    ),
-    *(
-        ("channel-map-moves-to-its-cheapest-place", reason, text)
-        for reason, text in (
-            (
-                "the weights of the map are not constant",
-                'graph(%0 "x": f64[1,2,4,4], %1 "w": f64[3,2,1,1]) -> (%2 "y")\n'
-                "%2: f64[1,3,4,4] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
-                "dilations=(1,1), groups=1}\n",
-            ),
-            (
-                "the map differs along the batch",
-                unary("f64[2,3,4]", "f64[2,4,1] = constant {digest=1f}", "f64[2,3,1] = matmul(%0, %1)"),
-            ),
-            ("the map has groups, strides or pads", conv("1,2,4,4", "3,2,1,1", "1,3,2,4", strides=(2, 1))),
-            (
-                "the map is of integers or of nothing",
-                unary("f64[0,4]", "f64[4,1] = constant {digest=1f}", "f64[0,1] = matmul(%0, %1)"),
-            ),
-            (
-                "a weight of the map is not finite",
-                unary("f64[3,4]", "f64[4,1] = constant {uniform='inf'}", "f64[3,1] = matmul(%0, %1)"),
-            ),
-            (
-                "the map can be done nowhere else",
-                unary("f64[3,4]", "f64[4,1] = constant {digest=1f}", "f64[3,1] = matmul(%0, %1)"),
-            ),
-            (
-                "no place for the map is cheaper",
-                unary("f64[3,1]", "f64[1,4] = constant {digest=1f}", "f64[3,1] = neg(%0)", "f64[3,4] = matmul(%2, %1)"),
-            ),
-        )
-    ),
+    *((rule, reason, text) for rule, cases in REFUSES.items() for reason, text in cases),
     *(
         (name, "the divisor or its reciprocal is not a normal number", divide(c, dtype))
         for name in ("div-by-power-of-two-is-mul", "div-by-constant-is-mul")
@@ -687,138 +745,5 @@ REFUSING: tuple[tuple[str, str, str], ...] = (
             ("uniform=5e-324", "f64"),
         )
     ),
-    ("div-by-constant-is-mul", "the divisor is a power of two, which is exact", divide("uniform=-4.0")),
-    ("div-by-constant-is-mul", "the tensor is too small to gain", divide("uniform=3.0")),
-    ("div-by-constant-is-mul", "a division of integers", divide("uniform=3", "i32")),
-    (
-        "scale-folds-into-linear-before-it",
-        "the weights are not constant",
-        'graph(%0 "x": f64[2,3], %1 "w": f64[3,4]) -> (%4 "y")\n%2: f64[2,4] = matmul(%0, %1)\n'
-        "%3: f64[2,4] = constant {uniform=3.0}\n%4: f64[2,4] = mul(%2, %3)\n",
-    ),
-    ("scale-folds-into-linear-before-it", "there is no scale", after("uniform=3.0", "add")),
-    ("scale-folds-into-linear-before-it", "the chain continues", after("uniform=3.0", "mul", "f64[1,4,3,3] = neg(%4)")),
-    (
-        "scale-folds-into-linear-before-it",
-        "the unscaled value is needed too",
-        after("uniform=3.0", "mul", "f64[1,4,3,3] = sub(%4, %2)"),
-    ),
-    (
-        "scale-folds-into-linear-before-it",
-        "the unscaled value is needed too",
-        after("uniform=3.0", "mul").replace('(%4 "y")', '(%4 "y", %2 "z")'),
-    ),
-    (
-        "scale-folds-into-linear-before-it",
-        "the scale is not per channel",
-        unary(
-            "f64[1,2,4,4]",
-            WEIGHTS,
-            AFTER,
-            "f64[3] = constant {elements=[1.0, 2.0, 3.0]}",
-            "f64[1,4,3,3] = broadcast(%3) {shape=(1,4,3,3)}",
-            "f64[1,4,3,3] = mul(%2, %4)",
-        ),
-    ),
-    ("scale-folds-into-linear-before-it", "a weight is not finite", after("uniform='inf'", "mul")),
-    ("scale-folds-into-linear-before-it", "a weight is not finite", after("uniform=0.0", "div")),
-    ("affine-folds-into-linear-after-it", "the shift comes before zero pads", before("uniform=3.0", "add", 1)),
-    (
-        "affine-folds-into-linear-after-it",
-        "the scale is not per channel",
-        unary(
-            "f64[3,4]",
-            "f64[3,1] = constant {elements=[1.0, 2.0, 3.0]}",
-            "f64[3,4] = broadcast(%1) {shape=(3,4)}",
-            "f64[3,4] = mul(%0, %2)",
-            "f64[4,2] = constant {digest=1f}",
-            "f64[3,2] = matmul(%3, %4)",
-        ),
-    ),
-    (
-        "affine-folds-into-linear-after-it",
-        "the shift comes before batched weights",
-        unary(
-            "f64[1,3,4]",
-            "f64[1,3,4] = constant {uniform=3.0}",
-            "f64[1,3,4] = add(%0, %1)",
-            "f64[2,4,2] = constant {digest=1f}",
-            "f64[2,3,2] = matmul(%2, %3)",
-        ),
-    ),
-    ("affine-folds-into-linear-after-it", "a weight is not finite", before("uniform='nan'", "mul", 0)),
-    ("affine-folds-into-linear-after-it", "a weight is not finite", before("uniform='inf'", "add", 0)),
-    (
-        "affine-folds-into-linear-after-it",
-        "a shift is not finite",
-        unary(
-            "f64[3,4]",
-            "f64[3,4] = constant {uniform=1e308}",
-            "f64[3,4] = add(%0, %1)",
-            "f64[4,2] = constant {uniform=2.0}",
-            "f64[3,2] = matmul(%2, %3)",
-        ),
-    ),
-    ("conv1x1-is-matmul", "the convolution has groups", conv("1,4,4,5", "2,2,1,1", "1,2,4,5", groups=2)),
-    ("conv1x1-is-matmul", "the convolution has strides", conv("1,3,4,5", "2,3,1,1", "1,2,2,5", strides=(2, 1))),
-    ("conv1x1-is-matmul", "the convolution is padded", conv("1,3,4,5", "2,3,1,1", "1,2,5,5", pads_end=(1, 0))),
-    ("conv1x1-is-matmul", "the batch is not 1", conv("2,3,4,5", "2,3,1,1", "2,2,4,5")),
-    (
-        "conv1x1-is-matmul",
-        "convolutions of bytes read rows of channels, as products do",
-        conv("1,3,4,5", "2,3,1,1", "1,2,4,5")
-        .replace("y: f64", "y: i32")
-        .replace("f64[1,2", "i32[1,2")
-        .replace("f64", "u8"),
-    ),
-    *(
-        ("conv-of-patches-is-matmul", reason, text)
-        for reason, text in (
-            (
-                "the convolution has groups or dilations",
-                conv("1,4,4,4", "2,2,2,2", "1,2,2,2", strides=(2, 2), groups=2),
-            ),
-            ("the convolution is padded", conv("1,3,4,4", "2,3,2,2", "1,2,3,2", strides=(2, 2), pads_end=(2, 0))),
-            ("the windows leave a part of the image out", conv("1,3,5,4", "2,3,2,2", "1,2,2,2", strides=(2, 2))),
-            (
-                "convolutions of bytes read rows of channels, as products do",
-                conv("1,3,4,4", "2,3,2,2", "1,2,2,2", strides=(2, 2))
-                .replace("y: f64", "y: i32")
-                .replace("f64[1,2", "i32[1,2")
-                .replace("f64", "u8"),
-            ),
-        )
-    ),
-    (
-        "zero-pad-folds-into-conv",
-        "the pad is not of zeros",
-        conv("1,1,4,4", "1,1,3,3", "1,1,4,2", pad("1,1,6,4", (0, 0, 1, 0), (0, 0, 1, 0), ", value=1.0")),
-    ),
-    (
-        "zero-pad-folds-into-conv",
-        "the pad is not of zeros",
-        conv("1,1,4,4", "1,1,3,3", "1,1,4,2", pad("1,1,6,4", (0, 0, 1, 0), (0, 0, 1, 0), ", mode='edge'")),
-    ),
-    (
-        "zero-pad-folds-into-conv",
-        "the pad adds images or channels",
-        conv("1,1,4,4", "1,2,3,3", "1,1,2,2", pad("1,2,4,4", (0, 0, 0, 0), (0, 1, 0, 0))),
-    ),
-    *(
-        ("few-channel-conv-is-row-conv", reason, text)
-        for reason, text in (
-            (
-                "the weights are not constant",
-                'graph(%0 "x": f64[1,1,4,4], %1 "w": f64[1,1,3,3]) -> (%2 "y")\n'
-                "%2: f64[1,1,2,2] = conv(%0, %1) {strides=(1,1), pads_begin=(0,0), pads_end=(0,0), "
-                "dilations=(1,1), groups=1}\n",
-            ),
-            ("the convolution has groups", conv("1,2,4,4", "2,1,3,3", "1,2,2,2", groups=2)),
-            ("the rows have a stride or a dilation", conv("1,1,5,4", "1,1,3,3", "1,1,2,2", strides=(2, 1))),
-            ("the rows have a stride or a dilation", conv("1,1,5,4", "1,1,3,3", "1,1,1,2", dilations=(2, 1))),
-            ("the batch is not 1", conv("2,1,4,4", "1,1,3,3", "2,1,2,2")),
-        )
-    ),
+    *quantized_examples.REFUSING,
 )
-FIRING += tuple(quantized_examples.FIRING)
-REFUSING += tuple(quantized_examples.REFUSING)
