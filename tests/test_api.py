@@ -19,6 +19,7 @@ from benchmarks.models import build
 from korch.candidate.candidate import Candidate
 from korch.errors import InaccurateError, InputError, ModelError, OptionError
 from korch.measure.cpu import CpuMeter
+from tests.support.models import parsed
 
 QUICK = {"threads": 1, "budget": 1.0, "search": korch.SearchLimits(gap=0.5, max_primitives=8, solver_seconds=5.0)}
 FEW = korch.SearchLimits(gap=0.5, max_primitives=4, max_measured=0.02, free_measurements=20)
@@ -178,20 +179,7 @@ def test_save_and_load(network, tmp_path: Path) -> None:
 
 def test_an_operator_without_a_rule_is_run_by_onnx_runtime(cache_folder: Path) -> None:
     pytest.importorskip("onnxruntime")
-    nodes = [
-        onnx.helper.make_node("Relu", ["x"], ["a"]),
-        onnx.helper.make_node("Hardmax", ["a"], ["b"]),
-        onnx.helper.make_node("Sigmoid", ["b"], ["y"]),
-    ]
-    kind = onnx.TensorProto.FLOAT
-    graph = onnx.helper.make_graph(
-        nodes,
-        "g",
-        [onnx.helper.make_tensor_value_info("x", kind, [3, 5])],
-        [onnx.helper.make_tensor_value_info("y", kind, [3, 5])],
-    )
-    opsets = [onnx.helper.make_opsetid("", 17)]
-    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    model = parsed("(float[3,5] x) => (float[3,5] y) { a = Relu(x) b = Hardmax(a) y = Sigmoid(b) }")
     executable = korch.optimize(model, cache_folder=cache_folder, **ALONE)
     assert "onnxruntime" in {step.provider for step in executable.plan.steps}
     arrays = inputs_of(executable)
@@ -223,21 +211,14 @@ def test_bindings_that_are_none_are_named(shapes: Any) -> None:
 
 
 def test_a_size_may_be_of_numpy(cache_folder: Path) -> None:
-    batch = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 3])
-    out = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
-    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [batch], [out])
-    model = onnx.helper.make_model(graph)
+    model = parsed("(float[batch,3] x) => (float[batch,3] y) { y = Relu(x) }")
     for shapes in ({"batch": np.int64(2)}, {"x": np.array([2, 3])}):
         made = korch.optimize(model, shapes=shapes, measure=False, cache_folder=cache_folder)
         assert made.get_inputs()[0].shape == [2, 3]
 
 
 def test_an_executable_with_parts_on_the_host_takes_arrays_as_others_do(cache_folder: Path) -> None:
-    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [2, 3])
-    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT64, None)
-    graph = onnx.helper.make_graph([onnx.helper.make_node("NonZero", ["x"], ["y"])], "g", [x], [y])
-    opsets = [onnx.helper.make_opsetid("", 17)]
-    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    model = parsed("(float[2,3] x) => (int64[2,n] y) { y = NonZero(x) }")
     executable = korch.optimize(model, measure=False, cache_folder=cache_folder)
     assert repr(executable) == (
         "<HostedExecutable segments on the host: 1, native: 0\n"

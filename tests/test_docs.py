@@ -30,6 +30,7 @@ from korch.primitive.types import ValueType
 from korch.provider.provider import load_providers
 from korch.runtime.unpack import unpack
 from korch.testing.kernels import check_offers
+from tests.support.models import parsed
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
@@ -171,22 +172,14 @@ def test_the_flags_of_the_documentation_exist() -> None:
 def test_the_example_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache_folder: Path) -> None:
     (example,) = blocks(ROOT / "README.md", "python")
     assert len([line for line in example.splitlines() if line.strip()]) <= 3
-    kind, shape = onnx.TensorProto.FLOAT, [1, 3, 8, 8]
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Relu", ["input"], ["output"])],
-        "g",
-        [onnx.helper.make_tensor_value_info("input", kind, shape)],
-        [onnx.helper.make_tensor_value_info("output", kind, shape)],
-    )
-    opsets = [onnx.helper.make_opsetid("", 17)]
-    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    model = parsed("(float[1,3,8,8] input) => (float[1,3,8,8] output) { output = Relu(input) }")
+    onnx.save(model, tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KORCH_CACHE", str(cache_folder))
     names: dict[str, object] = {}
     exec(compile(example, "README.md", "exec"), names)
     assert isinstance(names["exe"], korch.Executable)
-    assert np.array_equal(names["y"], np.zeros(shape, np.float32))  # type: ignore[arg-type]
+    assert np.array_equal(names["y"], np.zeros((1, 3, 8, 8), np.float32))  # type: ignore[arg-type]
 
 
 def test_the_example_of_the_quick_start_runs(
@@ -267,40 +260,23 @@ def test_no_page_claims_more_than_a_bound() -> None:
 
 def network(rng: np.random.Generator) -> onnx.ModelProto:
     """Return a network as that of the page on deployment, without PyTorch."""
-    h, kind = onnx.helper, onnx.TensorProto.FLOAT
     weights = {"a": (16, 1, 3, 3), "b": (16,), "c": (32, 16, 3, 3), "d": (32,), "e": (10, 32)}
-    graph = h.make_graph(
-        [
-            h.make_node("Conv", ["image", "a", "b"], ["p"], pads=[1] * 4),
-            h.make_node("Relu", ["p"], ["q"]),
-            h.make_node("Conv", ["q", "c", "d"], ["r"], pads=[1] * 4, strides=[2, 2]),
-            h.make_node("Relu", ["r"], ["s"]),
-            h.make_node("GlobalAveragePool", ["s"], ["t"]),
-            h.make_node("Flatten", ["t"], ["u"]),
-            h.make_node("Gemm", ["u", "e"], ["v"], transB=1),
-            h.make_node("Softmax", ["v"], ["scores"], axis=1),
-        ],
-        "g",
-        [h.make_tensor_value_info("image", kind, [1, 1, 28, 28])],
-        [h.make_tensor_value_info("scores", kind, [1, 10])],
-        [
-            onnx.numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32) / 4, name)
-            for name, shape in weights.items()
-        ],
-    )
-    return h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+    text = """(float[1,1,28,28] image) => (float[1,10] scores) {
+        p = Conv<pads = [1,1,1,1]>(image, a, b)
+        q = Relu(p)
+        r = Conv<pads = [1,1,1,1], strides = [2,2]>(q, c, d)
+        s = Relu(r)
+        t = GlobalAveragePool(s)
+        u = Flatten(t)
+        v = Gemm<transB = 1>(u, e)
+        scores = Softmax<axis = 1>(v)
+    }"""
+    return parsed(text, **{name: rng.standard_normal(shape).astype(np.float32) / 4 for name, shape in weights.items()})
 
 
 def opaque(rng: np.random.Generator) -> onnx.ModelProto:
     """Return a model of an operator that ONNX Runtime runs in the kernel."""
-    h, kind = onnx.helper, onnx.TensorProto.FLOAT
-    graph = h.make_graph(
-        [h.make_node("Hardmax", ["x"], ["y"])],
-        "g",
-        [h.make_tensor_value_info("x", kind, [3, 4])],
-        [h.make_tensor_value_info("y", kind, [3, 4])],
-    )
-    return h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+    return parsed("(float[3,4] x) => (float[3,4] y) { y = Hardmax(x) }")
 
 
 @pytest.mark.parametrize("model", [network, opaque])

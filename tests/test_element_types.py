@@ -11,38 +11,30 @@ import pytest
 
 import korch
 from korch.ablation import Ablation
+from tests.support.models import parsed
 
 TYPES = {
-    "f16": (np.float16, onnx.TensorProto.FLOAT16, 5e-3),
-    "bf16": (ml_dtypes.bfloat16, onnx.TensorProto.BFLOAT16, 4e-2),
-    "f64": (np.float64, onnx.TensorProto.DOUBLE, 1e-12),
+    "f16": (np.float16, "float16", 5e-3),
+    "bf16": (ml_dtypes.bfloat16, "bfloat16", 4e-2),
+    "f64": (np.float64, "double", 1e-12),
 }
 
 
-def attention(kind: int, dtype: object) -> onnx.ModelProto:
+def attention(kind: str, dtype: object) -> onnx.ModelProto:
     """softmax((x W) x') x, and a normalization by hand."""
-    h, rng = onnx.helper, np.random.default_rng(0)
-    weight = (rng.standard_normal((12, 12)) / 4).astype(np.float32).astype(dtype)
-    nodes = [
-        h.make_node("MatMul", ["x", "w"], ["q"]),
-        h.make_node("Transpose", ["x"], ["k"], perm=[0, 2, 1]),
-        h.make_node("MatMul", ["q", "k"], ["s"]),
-        h.make_node("Softmax", ["s"], ["p"], axis=-1),
-        h.make_node("MatMul", ["p", "x"], ["r"]),
-        h.make_node("Add", ["r", "x"], ["t"]),
-        h.make_node("ReduceMean", ["t"], ["mean"], axes=[-1]),
-        h.make_node("Sub", ["t", "mean"], ["d"]),
-        h.make_node("Relu", ["d"], ["y"]),
-    ]
-    shape = [2, 5, 12]
-    graph = h.make_graph(
-        nodes,
-        "g",
-        [h.make_tensor_value_info("x", kind, shape)],
-        [h.make_tensor_value_info("y", kind, shape)],
-        [h.make_tensor("w", kind, weight.shape, weight.tobytes(), raw=True)],
-    )
-    return h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+    weight = (np.random.default_rng(0).standard_normal((12, 12)) / 4).astype(np.float32).astype(dtype)
+    text = f"""({kind}[2,5,12] x) => ({kind}[2,5,12] y) {{
+        q = MatMul(x, w)
+        k = Transpose<perm = [0, 2, 1]>(x)
+        s = MatMul(q, k)
+        p = Softmax<axis = -1>(s)
+        r = MatMul(p, x)
+        t = Add(r, x)
+        mean = ReduceMean<axes = [-1]>(t)
+        d = Sub(t, mean)
+        y = Relu(d)
+    }}"""
+    return parsed(text, w=weight)
 
 
 def reference(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -69,16 +61,10 @@ def test_a_block_of_attention(name: str, cache_folder: Path) -> None:
 @pytest.mark.parametrize("name", ["f16", "bf16"])
 def test_a_convolution_accumulates_in_float32(name: str, cache_folder: Path) -> None:
     dtype, kind, _ = TYPES[name]
-    h, rng = onnx.helper, np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     weight = rng.standard_normal((8, 64, 3, 3)).astype(np.float32).astype(dtype)
-    graph = h.make_graph(
-        [h.make_node("Conv", ["x", "w"], ["c"], pads=[1] * 4), h.make_node("Relu", ["c"], ["y"])],
-        "g",
-        [h.make_tensor_value_info("x", kind, [1, 64, 9, 7])],
-        [h.make_tensor_value_info("y", kind, [1, 8, 9, 7])],
-        [h.make_tensor("w", kind, weight.shape, weight.tobytes(), raw=True)],
-    )
-    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 22)], ir_version=10)
+    text = f"({kind}[1,64,9,7] x) => ({kind}[1,8,9,7] y) {{ c = Conv<pads = [1,1,1,1]>(x, w) y = Relu(c) }}"
+    model = parsed(text, 22, w=weight)
     executable = korch.optimize(model, measure=False, ablation=Ablation(host=False), cache_folder=cache_folder)
     x = rng.standard_normal((1, 64, 9, 7)).astype(np.float32).astype(dtype)
     padded = np.pad(x.astype(np.float64), ((0, 0), (0, 0), (1, 1), (1, 1)))
@@ -91,33 +77,18 @@ def test_a_convolution_accumulates_in_float32(name: str, cache_folder: Path) -> 
 
 
 def test_a_quantized_model(cache_folder: Path) -> None:
-    h, rng = onnx.helper, np.random.default_rng(0)
-    weight = rng.integers(-127, 128, (6, 4, 3, 3)).astype(np.int8)
-    scales = rng.uniform(0.01, 0.03, 6).astype(np.float32)
-    constants = {
-        "w": weight,
-        "ws": scales,
-        "wz": np.zeros(6, np.int8),
-        "s": np.float32(0.02),
-        "z": np.uint8(128),
-        "os": np.float32(0.1),
-        "oz": np.uint8(100),
-    }
-    nodes = [
-        h.make_node("QuantizeLinear", ["x", "s", "z"], ["q"]),
-        h.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
-        h.make_node("DequantizeLinear", ["w", "ws", "wz"], ["dw"], axis=0),
-        h.make_node("Conv", ["d", "dw"], ["c"], pads=[1] * 4),
-        h.make_node("QuantizeLinear", ["c", "os", "oz"], ["y"]),
-    ]
-    graph = h.make_graph(
-        nodes,
-        "g",
-        [h.make_tensor_value_info("x", 1, [1, 4, 9, 9])],
-        [h.make_tensor_value_info("y", onnx.TensorProto.UINT8, [1, 6, 9, 9])],
-        [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()],
-    )
-    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+    rng = np.random.default_rng(0)
+    text = """(float[1,4,9,9] x) => (uint8[1,6,9,9] y) {
+        q = QuantizeLinear(x, s, z)
+        d = DequantizeLinear(q, s, z)
+        dw = DequantizeLinear<axis = 0>(w, ws, wz)
+        c = Conv<pads = [1,1,1,1]>(d, dw)
+        y = QuantizeLinear(c, os, oz)
+    }"""
+    weight, scales = rng.integers(-127, 128, (6, 4, 3, 3)).astype(np.int8), rng.uniform(0.01, 0.03, 6)
+    constants = {"w": weight, "ws": scales.astype(np.float32), "wz": np.zeros(6, np.int8)}
+    grids = {"s": np.float32(0.02), "z": np.uint8(128), "os": np.float32(0.1), "oz": np.uint8(100)}
+    model = parsed(text, **constants, **grids)
     executable = korch.optimize(model, measure=False, cache_folder=cache_folder)
     x = rng.standard_normal((1, 4, 9, 9)).astype(np.float32)
     import onnxruntime
@@ -135,19 +106,8 @@ def test_a_quantized_model(cache_folder: Path) -> None:
 
 def test_an_output_that_is_zero_in_exact_arithmetic(cache_folder: Path) -> None:
     """The mean of what was just centred is rounding errors alone, of a plan and of the model."""
-    h = onnx.helper
-    nodes = [
-        h.make_node("MeanVarianceNormalization", ["x"], ["a"]),
-        h.make_node("ReduceMean", ["a", "k"], ["y"], keepdims=1),
-    ]
-    graph = h.make_graph(
-        nodes,
-        "g",
-        [h.make_tensor_value_info("x", 1, [3, 3, 5, 17])],
-        [h.make_tensor_value_info("y", 1, [1, 3, 1, 1])],
-        [onnx.numpy_helper.from_array(np.array([0, 2, 3]), "k")],
-    )
-    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 18)], ir_version=9)
+    text = "(float[3,3,5,17] x) => (float[1,3,1,1] y) { a = MeanVarianceNormalization(x) y = ReduceMean(a, k) }"
+    model = parsed(text, 18, k=np.array([0, 2, 3]))
     executable = korch.optimize(model, measure=False, ablation=Ablation(host=False), cache_folder=cache_folder)
     report = executable.report
     assert report.given_error == pytest.approx(1) and report.max_error < 100  # both relative to the model's

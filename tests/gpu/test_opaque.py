@@ -11,6 +11,7 @@ import korch
 from korch.ablation import Ablation
 from korch.primitive.ops.opaque import onnx_type
 from korch.primitive.types import DType
+from tests.support.models import parsed
 
 RNG = np.random.default_rng(0)
 
@@ -63,19 +64,8 @@ def test_a_call_is_captured(op, tmp_path):
 
 def test_the_host_runs_the_rest(tmp_path):
     """A pooling with the norm 3 has no call; what is around it runs on the device."""
-    nodes = [
-        helper.make_node("Tanh", ["x"], ["a"]),
-        helper.make_node("LpPool", ["a"], ["b"], kernel_shape=[2, 2], p=3),
-        helper.make_node("Neg", ["b"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", 1, [1, 3, 8, 8])],
-        [helper.make_tensor_value_info("y", 1, [1, 3, 7, 7])],
-    )
-    opsets = [helper.make_opsetid("", 20)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    nodes = "a = Tanh(x) b = LpPool<kernel_shape = [2,2], p = 3>(a) y = Neg(b)"
+    model = parsed(f"(float[1,3,8,8] x) => (float[1,3,7,7] y) {{ {nodes} }}", 20)
     executable = korch.optimize(model.SerializeToString(), target="cuda", budget=8, cache_folder=tmp_path)
     executable.save(tmp_path / "h.korch")
     x = f(1, 3, 8, 8)

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 
 import korch
 from korch.ablation import Ablation
@@ -26,6 +25,7 @@ from korch.provider.generated import GeneratedProvider
 from korch.report.explain import faults, summary
 from korch.search.instance import Answers, collect_candidates
 from korch.target import Target
+from tests.support.models import parsed
 
 pytestmark = pytest.mark.fault
 
@@ -149,16 +149,10 @@ def test_an_error_in_leaving_out_what_a_size_needs_excludes_the_candidate(cache_
 
 
 def test_a_model_is_optimized_although_a_provider_raises(cache_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = helper.make_graph(
-        [helper.make_node("Neg", ["x"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 5])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [3, 5])],
-    )
     for provider in (Broken(IndexError("tuple index out of range")), Broken(built=IndexError("tuple index"))):
         with monkeypatch.context() as patch:
             patch.setattr(providers, "_registered", {providers.ENTRY_POINT_GROUP: [lambda provider=provider: provider]})
-            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+            model = parsed("(float[3,5] x) => (float[3,5] y) { y = Neg(x) }", 20)
             executable: Any = korch.optimize(
                 model, measure=False, threads=1, cache_folder=cache_folder, ablation=Ablation(baselines=False)
             )

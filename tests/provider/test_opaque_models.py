@@ -3,13 +3,13 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 
 import korch
 from korch.ablation import Ablation
 from korch.limits import SearchLimits
 from korch.report.explain import describe
-from tests.support.models import one_operator
+from tests.support.models import one_operator, parsed
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -17,47 +17,25 @@ onnxruntime = pytest.importorskip("onnxruntime")
 @pytest.mark.long
 def test_operators_that_are_kept_whole_run_in_the_middle_of_a_model(cache_folder):
     """Two outputs, sizes as constants, truth values and integers of three types."""
-    node = helper.make_node
-    nodes = [
-        node("Relu", ["x"], ["positive"]),
-        node("CumSum", ["positive", "axis"], ["sums"]),
-        node("TopK", ["sums", "k"], ["values", "order"], axis=1),
-        node("Tanh", ["values"], ["top"]),
-        node("Add", ["order", "one"], ["places"]),
-        node("Exp", ["x"], ["grown"]),
-        node("Reshape", ["grown", "columns"], ["flat"]),
-        node("Col2Im", ["flat", "image", "block"], ["image_of_x"], strides=[2, 3]),
-        node("Neg", ["image_of_x"], ["negative"]),
-        node("BitShift", ["bits", "by"], ["shifted"], direction="LEFT"),
-        node("Cast", ["shifted"], ["counts"], to=TensorProto.INT32),
-        node("Greater", ["x", "half"], ["mask"]),
-        node("Not", ["mask"], ["unmasked"]),
-    ]
-    constants = {
-        "axis": np.array(1, np.int64),
-        "k": np.array([3], np.int64),
-        "one": np.array([1], np.int64),
-        "columns": np.array([1, 12, 4], np.int64),
-        "image": np.array([4, 6], np.int64),
-        "block": np.array([2, 3], np.int64),
-        "by": np.array([1, 2, 0, 3], np.uint32),
-        "half": np.array(0.5, np.float32),
-    }
-    info = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes,
-        "opaque",
-        [info("x", TensorProto.FLOAT, [4, 12]), info("bits", TensorProto.UINT32, [4])],
-        [
-            info("top", TensorProto.FLOAT, [4, 3]),
-            info("places", TensorProto.INT64, [4, 3]),
-            info("negative", TensorProto.FLOAT, [1, 2, 4, 6]),
-            info("counts", TensorProto.INT32, [4]),
-            info("unmasked", TensorProto.BOOL, [4, 12]),
-        ],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    outputs = "float[4,3] top, int64[4,3] places, float[1,2,4,6] negative, int32[4] counts, bool[4,12] unmasked"
+    text = f"""(float[4,12] x, uint32[4] bits) => ({outputs}) {{
+        positive = Relu(x)
+        sums = CumSum(positive, axis)
+        values, order = TopK<axis = 1>(sums, k)
+        top = Tanh(values)
+        places = Add(order, one)
+        grown = Exp(x)
+        flat = Reshape(grown, columns)
+        image_of_x = Col2Im<strides = [2, 3]>(flat, image, block)
+        negative = Neg(image_of_x)
+        shifted = BitShift<direction = "LEFT">(bits, by)
+        counts = Cast<to = {TensorProto.INT32}>(shifted)
+        mask = Greater(x, half)
+        unmasked = Not(mask)
+    }}"""
+    integers = {"axis": 1, "k": [3], "one": [1], "columns": [1, 12, 4], "image": [4, 6], "block": [2, 3]}
+    constants = {name: np.array(value, np.int64) for name, value in integers.items()}
+    model = parsed(text, 18, by=np.array([1, 2, 0, 3], np.uint32), half=np.float32(0.5), **constants)
     onnx.checker.check_model(model)
     executable = korch.optimize(
         model,

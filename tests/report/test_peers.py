@@ -17,6 +17,7 @@ from korch.report.peers import PEERS, get_peer
 from korch.report.peers.arrays import BFLOAT16, load_arrays, save_arrays
 from korch.report.peers.peer import require
 from korch.system.extras import install_command
+from tests.support.models import parsed
 
 NATIVE = ("onnxruntime", "openvino")
 TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is optional and not installed")
@@ -99,21 +100,8 @@ def test_pytorch_needs_the_name_of_a_module():
 
 def _argmax_model():
     """Two outputs, one of integers; two inputs, one not contiguous when transposed; free sizes."""
-    nodes = [
-        helper.make_node("Add", ["a", "b"], ["sum"]),
-        helper.make_node("ArgMax", ["sum"], ["where"], axis=1, keepdims=0),
-    ]
-    free = ["rows", 4]
-    graph = helper.make_graph(
-        nodes,
-        "argmax",
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, free) for n in "ab"],
-        [
-            helper.make_tensor_value_info("sum", TensorProto.FLOAT, free),
-            helper.make_tensor_value_info("where", TensorProto.INT64, ["rows"]),
-        ],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    ends = "(float[rows,4] a, float[rows,4] b) => (float[rows,4] sum, int64[rows] where)"
+    return parsed(f"{ends} {{ sum = Add(a, b) where = ArgMax<axis = 1, keepdims = 0>(sum) }}")
 
 
 @pytest.mark.parametrize("engine", NATIVE)

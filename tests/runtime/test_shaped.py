@@ -24,6 +24,7 @@ from korch.errors import ArtifactError, InputError, ModelError, OptionError, Uns
 from korch.measure.toolchain import find_compiler
 from korch.runtime.shaped import ShapedExecutable
 from korch.runtime.unpack import unpack
+from tests.support.models import parsed
 
 QUICK = {"measure": False, "threads": 1}
 WIDTH = 48
@@ -31,31 +32,19 @@ WIDTH = 48
 
 def attention_like() -> onnx.ModelProto:
     """x[batch, length, w] @ W, a mask[length, length] of scores, softmax, and back."""
-    h, rng = onnx.helper, np.random.default_rng(3)
-    kind = onnx.TensorProto.FLOAT
-    weight = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 7
-    nodes = [
-        h.make_node("MatMul", ["x", "w"], ["q"]),
-        h.make_node("Transpose", ["x"], ["k"], perm=[0, 2, 1]),
-        h.make_node("MatMul", ["q", "k"], ["s"]),
-        h.make_node("Add", ["s", "mask"], ["m"]),
-        h.make_node("Softmax", ["m"], ["p"], axis=-1),
-        h.make_node("MatMul", ["p", "x"], ["r"]),
-        h.make_node("Shape", ["x"], ["shape"]),
-        h.make_node("Reshape", ["r", "shape"], ["t"]),
-        h.make_node("Add", ["t", "x"], ["y"]),
-    ]
-    graph = h.make_graph(
-        nodes,
-        "g",
-        [
-            h.make_tensor_value_info("x", kind, ["batch", "length", WIDTH]),
-            h.make_tensor_value_info("mask", kind, ["length", "length"]),
-        ],
-        [h.make_tensor_value_info("y", kind, ["batch", "length", WIDTH])],
-        [onnx.numpy_helper.from_array(weight, "w")],
-    )
-    return h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+    weight = np.random.default_rng(3).standard_normal((WIDTH, WIDTH)).astype(np.float32) / 7
+    text = f"""(float[batch,length,{WIDTH}] x, float[length,length] mask) => (float[batch,length,{WIDTH}] y) {{
+        q = MatMul(x, w)
+        k = Transpose<perm = [0, 2, 1]>(x)
+        s = MatMul(q, k)
+        m = Add(s, mask)
+        p = Softmax<axis = -1>(m)
+        r = MatMul(p, x)
+        shape = Shape(x)
+        t = Reshape(r, shape)
+        y = Add(t, x)
+    }}"""
+    return parsed(text, w=weight)
 
 
 def feeds(batch: int, length: int) -> dict[str, np.ndarray]:
@@ -135,22 +124,15 @@ def test_it_is_copied_and_pickled(copied, executable) -> None:
 
 def test_weights_and_kernels_are_there_once(cache_folder) -> None:
     """x[n, w] @ W + s[1, w] @ W: what makes the second product does not depend on n."""
-    h, rng = onnx.helper, np.random.default_rng(3)
-    kind = onnx.TensorProto.FLOAT
+    rng = np.random.default_rng(3)
     weight = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 7
-    graph = h.make_graph(
-        [
-            h.make_node("MatMul", ["x", "w"], ["a"]),
-            h.make_node("MatMul", ["s", "w"], ["b"]),
-            h.make_node("Softmax", ["b"], ["p"]),
-            h.make_node("Add", ["a", "p"], ["y"]),
-        ],
-        "g",
-        [h.make_tensor_value_info("x", kind, ["n", WIDTH]), h.make_tensor_value_info("s", kind, [1, WIDTH])],
-        [h.make_tensor_value_info("y", kind, ["n", WIDTH])],
-        [onnx.numpy_helper.from_array(weight, "w")],
-    )
-    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+    text = f"""(float[n,{WIDTH}] x, float[1,{WIDTH}] s) => (float[n,{WIDTH}] y) {{
+        a = MatMul(x, w)
+        b = MatMul(s, w)
+        p = Softmax(b)
+        y = Add(a, p)
+    }}"""
+    model = parsed(text, w=weight)
     executable = korch.optimize(model, shapes=[{"n": 3}, {"n": 20}], cache_folder=cache_folder, **QUICK)
     for n in (3, 20):
         x, s = (rng.standard_normal((rows, WIDTH)).astype(np.float32) for rows in (n, 1))

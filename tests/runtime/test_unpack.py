@@ -9,7 +9,6 @@ import subprocess
 from dataclasses import replace
 
 import numpy as np
-import onnx
 import pytest
 
 import korch
@@ -23,6 +22,7 @@ from korch.runtime.unpack import unpack, weight_chunks
 from korch.runtime.weights import Weights
 from korch.system.libraries import find_library
 from tests.runtime import runtime_plans as plans
+from tests.support.models import parsed
 
 CALLS_ONEDNN = """extern "C" const void *dnnl_version(void);
 extern "C" int k_linked_run(void *, void *const *buffers) {
@@ -116,17 +116,9 @@ def test_constants_are_shared_between_plans():
 
 
 def test_several_plans(tmp_path, cache_folder):
-    h, kind = onnx.helper, onnx.TensorProto.FLOAT
     rng = np.random.default_rng(3)
     weight = rng.standard_normal((8, 8)).astype(np.float32)
-    graph = h.make_graph(
-        [h.make_node("MatMul", ["x", "w"], ["y"])],
-        "g",
-        [h.make_tensor_value_info("x", kind, ["n", 8])],
-        [h.make_tensor_value_info("y", kind, ["n", 8])],
-        [onnx.numpy_helper.from_array(weight, "w")],
-    )
-    model = h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=8)
+    model = parsed("(float[n,8] x) => (float[n,8] y) { y = MatMul(x, w) }", w=weight)
     executable = korch.optimize(
         model, shapes=[{"n": 3}, {"n": 20}], cache_folder=cache_folder, measure=False, threads=1
     )

@@ -50,6 +50,13 @@ def one_operator(
     return onnx.helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
+def parsed(text: str, opset: int = 17, **constants: Array) -> onnx.ModelProto:
+    """Return the model of a text of ONNX, `(inputs) => (outputs) { nodes }`, with these initializers."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]> g {text}')
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items())
+    return model
+
+
 def feeds_of(inputs: Sequence[Array | None], known: Mapping[int, Array] | None = None) -> dict[str, Array]:
     """Return the arrays that `one_operator`'s model reads at run time, by name."""
     return {f"x{i}": array for i, array in enumerate(inputs) if array is not None and i not in (known or {})}

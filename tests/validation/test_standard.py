@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper, numpy_helper, parser
+from onnx import parser
 
 import korch
 from korch.ablation import Ablation
@@ -21,6 +21,7 @@ from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.system.memory import available_bytes
 from korch.validation.standard import random_inputs, standard_of
+from tests.support.models import parsed
 
 QUICK: dict[str, Any] = {"measure": False, "threads": 1, "ablation": Ablation(baselines=False)}
 
@@ -152,21 +153,8 @@ def test_inputs_of_a_model_with_a_range_are_one_of_its_sizes(cache_folder: Path)
 
 def test_inputs_reach_parts_behind_those_of_the_host(cache_folder: Path) -> None:
     """The number of elements that NonZero finds is unknown, so it runs on the host; the rest is native."""
-    nodes = [
-        helper.make_node("Mul", ["x", "k"], ["a"]),
-        helper.make_node("NonZero", ["a"], ["i"]),
-        helper.make_node("Shape", ["i"], ["s"]),
-        helper.make_node("Mul", ["a", "a"], ["b"]),
-        helper.make_node("Sqrt", ["b"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", 1, [8])],
-        [helper.make_tensor_value_info("y", 1, [8]), helper.make_tensor_value_info("s", 7, [2])],
-        [numpy_helper.from_array(np.float32(1e20), "k")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    nodes = "a = Mul(x, k) i = NonZero(a) s = Shape(i) b = Mul(a, a) y = Sqrt(b)"
+    model = parsed(f"(float[8] x) => (float[8] y, int64[2] s) {{ {nodes} }}", 20, k=np.float32(1e20))
     small = {"x": np.full(8, 1e-3, np.float32)}
     executable: Any = korch.optimize(model, inputs=small, cache_folder=cache_folder, **QUICK)
     assert np.allclose(executable(small["x"])[0], 1e17, rtol=1e-4)
