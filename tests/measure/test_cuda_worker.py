@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 
-import pytest
-
 from korch.cuda.measure import worker
 from korch.measure.record import Failed, Measured
 from korch.measure.session import MeasuringProcess, run_jobs
@@ -80,25 +78,3 @@ def test_a_kept_process_takes_tasks_until_it_ends(tmp_path, monkeypatch):
     assert bad == Failed("crashed", "the process ended by exit code 1")
     assert process.close() == (-9, "")
     assert process.close() == (0, "")
-
-
-def test_switches_of_pytorch_are_put_back():
-    torch = pytest.importorskip("torch")
-    from korch.cuda.flags import library_flags, switches
-
-    def state():
-        return [getattr(holder, name) for holder, name, _ in switches(torch, True)]
-
-    before = state()
-    with library_flags(torch, False):
-        libraries = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
-        assert [library.fp32_precision for library in libraries] == ["ieee"] * 3
-    with library_flags(torch, True):
-        assert state() == [value for _, _, value in switches(torch, True)]
-        with library_flags(torch, False):
-            assert state() == [value for _, _, value in switches(torch, False)]
-    assert state() == before
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
-    with pytest.raises(ZeroDivisionError), library_flags(torch, True):
-        raise ZeroDivisionError
-    assert state()[:3] == before[:3] and isinstance(torch.backends.cuda.matmul.allow_tf32, bool)

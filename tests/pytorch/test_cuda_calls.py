@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from korch.candidate.candidate import Refusal, make_group
+from korch.cuda.flags import library_flags, switches
 from korch.cuda.kernel import TorchCall
 from korch.cuda.layout import strided
 from korch.cuda.target import NOMINAL
@@ -93,3 +94,22 @@ def test_what_is_not_in_the_table_is_refused():
     group = opaque("LpPool", {"x": (1, 2, 4, 4)}, {}, kernel_shape=[2, 2], p=3)
     found = TorchOpaqueProvider().offer(group, NOMINAL[90])
     assert isinstance(found, Refusal) and "LpPool" in found.reason
+
+
+def test_switches_of_pytorch_are_put_back():
+    def state():
+        return [getattr(holder, name) for holder, name, _ in switches(torch, True)]
+
+    before = state()
+    with library_flags(torch, False):
+        libraries = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+        assert [library.fp32_precision for library in libraries] == ["ieee"] * 3
+    with library_flags(torch, True):
+        assert state() == [value for _, _, value in switches(torch, True)]
+        with library_flags(torch, False):
+            assert state() == [value for _, _, value in switches(torch, False)]
+    assert state() == before
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32
+    with pytest.raises(ZeroDivisionError), library_flags(torch, True):
+        raise ZeroDivisionError
+    assert state()[:3] == before[:3] and isinstance(torch.backends.cuda.matmul.allow_tf32, bool)
