@@ -1,7 +1,5 @@
 import collections
 
-import pytest
-
 from korch.fission import RULES
 from tests.support.node_cases import node_cases, run_case
 
@@ -43,6 +41,5 @@ def test_no_operator_with_a_rule_is_unsupported_where_its_types_are_known():
     assert not lost, "\n".join(lost)
 
 
-@pytest.mark.parametrize("name", sorted(EXCLUDED))
-def test_exclusions_name_cases_that_exist(name):
-    assert name in {case.name for case in node_cases()}
+def test_exclusions_name_cases_that_exist():
+    assert EXCLUDED.keys() <= {case.name for case in node_cases()}

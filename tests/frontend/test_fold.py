@@ -178,15 +178,17 @@ def foldable(case) -> bool:
     return is_tensor and not is_random and not {0, 8, *range(17, 27)}.intersection(types)
 
 
-@pytest.mark.parametrize("case", [c for c in node_cases() if foldable(c)][::9], ids=lambda case: case.name)
-def test_a_case_of_onnx_as_constants(case) -> None:
-    inputs, expected = case.data_sets[0]
-    arrays = _arrays(inputs, [item.name for item in case.model.graph.input])
-    model = onnx.ModelProto()
-    model.CopyFrom(case.model)
-    del model.graph.input[:]  # an initializer that is an input is not a constant
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
-    constants = load_model(model).constants
-    for item, wanted in zip(model.graph.output, _results(expected), strict=True):
-        if item.name in constants:  # a dequantized weight is not folded
-            assert_same(constants[item.name], wanted, terms=64, name=item.name)
+def test_cases_of_onnx_as_constants() -> None:
+    """One test, because ONNX takes seconds to compute its cases: parameters of a test are made in each process."""
+    for case in [c for c in node_cases() if foldable(c)][::9]:
+        inputs, expected = case.data_sets[0]
+        arrays = _arrays(inputs, [item.name for item in case.model.graph.input])
+        assert arrays is not None
+        model = onnx.ModelProto()
+        model.CopyFrom(case.model)
+        del model.graph.input[:]  # an initializer that is an input is not a constant
+        model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in arrays.items())
+        constants = load_model(model).constants
+        for item, wanted in zip(model.graph.output, _results(expected), strict=True):
+            if item.name in constants:  # a dequantized weight is not folded
+                assert_same(constants[item.name], wanted, terms=64, name=f"{item.name} of {case.name}")
