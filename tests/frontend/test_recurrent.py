@@ -12,6 +12,7 @@ from onnx import parser
 
 from korch.frontend import load_model
 from korch.frontend.recurrent import replace_batch_first
+from korch.primitive.definitions import by_definition
 from korch.primitive.op import Array
 from tests.support.models import feeds_of, one_operator
 
@@ -70,6 +71,7 @@ def test_layout_1_is_layout_0_between_transposes(operator: str, given: list[int]
     swapped = [x.swapaxes(0, 1) if x is not None and i in (0, STATES, CELLS) else x for i, x in enumerate(inputs)]
     y, *states = _run(one_operator(operator, swapped, **options), swapped)
     model = one_operator(operator, inputs, layout=1, **options)
+    defined = by_definition(model.graph.node[0], inputs, 14)
     nodes = list(replace_batch_first(model.graph.node))
     del model.graph.node[:]
     model.graph.node.extend(nodes)
@@ -77,6 +79,8 @@ def test_layout_1_is_layout_0_between_transposes(operator: str, given: list[int]
     results = _run(model, inputs)
     for found, right in zip(results, expected, strict=True):
         np.testing.assert_array_equal(found, right)
+    for found, right in zip(defined, expected, strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-4, atol=1e-6)
     assert LENGTHS not in given or not results[0][1, 1:].any()  # sequence 1 has one step
 
 

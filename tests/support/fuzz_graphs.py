@@ -4,7 +4,7 @@ Several graphs are optimized together in one model, because compilers take most 
 model fails, its graphs are optimized one by one. Each graph gets a verdict:
 
 - right: the results agree with those of ONNX Runtime, whose optimizations are off, or where it differs from
-  `onnx.reference`, with a third opinion (`references.py`);
+  `onnx.reference`, the third opinion of another reference (`references.py`);
 - disputed: there is no third opinion, and they agree with one of the two;
 - wrong: they agree with neither;
 - refused: Korch raises an error, but ONNX Runtime has a result.
@@ -31,9 +31,8 @@ from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.lowering import lower_products
 from korch.primitive.op import Array
 from tests.support.fuzz_whole import loaded
-from tests.support.opinions import onnx_runtime
 from tests.support.random_onnx import OPSETS, Drawn, model_of, random_onnx
-from tests.support.references import difference, settled
+from tests.support.references import difference, onnx_runtime, settled
 
 BATCH = 8
 """The number of graphs in one model."""

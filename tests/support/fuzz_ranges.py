@@ -30,9 +30,8 @@ from korch.ranges.samples import LEAST_PLANNED
 from korch.runtime.padding import OutputCut, padded_inputs
 from tests.support.fuzz_graphs import Verdict
 from tests.support.fuzz_whole import loaded
-from tests.support.opinions import onnx_runtime
 from tests.support.random_onnx import OPSETS, model_of, random_onnx
-from tests.support.references import difference, onnx_reference, settled
+from tests.support.references import difference, onnx_reference, onnx_runtime, settled
 
 NAMES = ("n", "m")
 MOST_SIZES = 5

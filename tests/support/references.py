@@ -1,35 +1,43 @@
 """What a model computes: ONNX Runtime and `onnx.reference`, and a third opinion where these two differ.
 
 Both have faults, so a single reference is not enough: ONNX Runtime's inverse DFT of odd lengths is wrong, and so is the
-reference's softmax of opset 11. The third opinion is NumPy or PyTorch by the text of the specification.
+reference's softmax of opset 11. The third opinion is that of the other references of `agreed.py`.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper
-from onnx.reference import ReferenceEvaluator
 
+from korch.primitive.agreed import NUMPY, REFERENCE, TORCH, agreed, opinions_of
 from korch.primitive.op import Array
-from tests.support.opinions import OPINIONS, onnx_runtime
 
 FAR = {2: 2e-2, 4: 1e-3, 8: 1e-3}
 """The largest difference of results, relative to the largest element or to 1, by the bytes of an element."""
 
 
-def onnx_reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any] | None:
-    """Return the results of `onnx.reference`; None if it can't run the model."""
+def onnx_runtime(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any] | None:
+    """Return ONNX Runtime's results without its optimizations; None if it can't run the model."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
     try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore")
-            return list(ReferenceEvaluator(model).run(None, dict(feeds)))
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return list(session.run(None, dict(feeds)))
     except Exception:  # noqa: BLE001 - foreign code, whose errors have no base
         return None
+
+
+def onnx_reference(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any] | None:
+    """Return the results of `onnx.reference`; None if it can't run the model."""
+    found = agreed("", {REFERENCE: opinions_of(model, feeds)[REFERENCE]})
+    return None if found is None else list(found[0])
 
 
 def settled(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any] | None:
@@ -43,7 +51,7 @@ def settled(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Any] | N
         return ours
     if ours is None and (theirs is None or not _is_legal(model)):
         return None
-    third = opinion(model, feeds)
+    third = opinion(model, feeds, ours or theirs or [])
     if third is not None:
         return [third]
     if ours is None or theirs is None:
@@ -60,34 +68,24 @@ def _is_legal(model: onnx.ModelProto) -> bool:
     return True
 
 
-def opinion(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> Array | None:
-    """Return what the specification says about the last node of a model, where there is code for it here."""
+def opinion(model: onnx.ModelProto, feeds: Mapping[str, Array], like: list[Any]) -> Array | None:
+    """Return what NumPy or PyTorch computes for the last node of a model, whose results have the types of `like`."""
     *before, node = model.graph.node
-    if node.op_type not in OPINIONS:
-        return None
-    known = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    known |= feeds
+    known = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer} | dict(feeds)
     wanted = [name for name in node.input if name and name not in known]
+    own = onnx.ModelProto()
+    own.CopyFrom(model)
+    del own.graph.node[:]
     if before and wanted:
-        first = onnx.ModelProto()
-        first.CopyFrom(model)
-        del first.graph.node[:], first.graph.output[:]
-        first.graph.node.extend(before)
-        first.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
-        known |= zip(wanted, onnx_runtime(first, feeds) or [None] * len(wanted), strict=True)
-    inputs = [known.get(name) for name in node.input]
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    named = [i for i, name in enumerate(node.output) if name]
-    if named[0] and node.op_type not in ("LSTM", "GRU", "RNN"):
-        return None
-    with np.errstate(all="ignore"):
-        result = OPINIONS[node.op_type]([*inputs, *[None] * 8], {**attributes, "": node}, model.opset_import[0].version)
-    return None if result is None else np.asarray(result).astype(_type_of(inputs), copy=False)
-
-
-def _type_of(inputs: Sequence[Array | None]) -> Any:
-    first = next(x for x in inputs if x is not None)
-    return first.dtype
+        del own.graph.output[:]
+        own.graph.node.extend(before)
+        own.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted)
+        known |= zip(wanted, onnx_runtime(own, feeds) or (), strict=False)
+        del own.graph.node[:]
+    own.graph.node.append(node)
+    opinions = opinions_of(own, known)
+    found = agreed("", {NUMPY: opinions[NUMPY], TORCH: lambda _: opinions[TORCH](like)})
+    return None if found is None else np.asarray(found[0][0]).astype(like[0].dtype, copy=False)
 
 
 def difference(found: Array, expected: Array) -> str:

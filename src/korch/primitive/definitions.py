@@ -172,9 +172,11 @@ _Step = Callable[[_Cell, Array, Array, Array], tuple[Array, Array]]
 
 def _recurrence(step: _Step, *usual: str) -> Definition:
     def recurrence(inputs: Inputs, attributes: Mapping[str, Any]) -> Sequence[Array]:
-        x, w, r = (_present(inputs, i) for i in range(3))
         if attributes.get("layout", 0):
-            raise NotImplementedError("the frontend leaves layout 0 only")
+            moved = [a.swapaxes(0, 1) if a is not None and i in (0, 5, 6) else a for i, a in enumerate(inputs)]
+            y, *finals = recurrence(moved, {**attributes, "layout": 0})
+            return [y.transpose(2, 0, 1, 3), *(states.swapaxes(0, 1) for states in finals)]
+        x, w, r = (_present(inputs, i) for i in range(3))
         steps, batch, (count, gates, _), hidden = x.shape[0], x.shape[1], w.shape, r.shape[2]
 
         def given(i: int, shape: tuple[int, ...]) -> Array:
