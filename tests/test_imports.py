@@ -27,7 +27,7 @@ ORDER = (
     ("cuda.measure",),
     ("binary_program",),
     ("search",),
-    ("explanation",),
+    ("report.alternatives",),
     ("segments",),
     ("events",),
     ("runtime",),

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from korch.candidate.candidate import Candidate
 from korch.errors import excerpt
-from korch.explanation.counterfactual import Grouping, Groupings
 from korch.measure.record import Failed, Measured
+from korch.report.alternatives.counterfactual import Grouping, Groupings
 from korch.report.kernel import operations_of
 from korch.runtime.report import GroupedKernel, GroupingRecord, Rival
 from korch.search.ledger import Ledger

@@ -20,10 +20,10 @@ from korch.binary_program.problem import Status
 from korch.candidate.candidate import Candidate
 from korch.candidate.layout import Layout
 from korch.errors import InfeasibleError
-from korch.explanation.counterfactual import Groupings, counterfactual_groupings
-from korch.explanation.savings import Savings, rule_savings
 from korch.measure.record import Measured
 from korch.options import Options
+from korch.report.alternatives.counterfactual import Groupings, counterfactual_groupings
+from korch.report.alternatives.savings import Savings, rule_savings
 from korch.search.baselines import baseline_plans
 from korch.search.instance import Instance, Interface
 from korch.search.ledger import Ledger

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 
 from korch.binary_program.problem import Certificate, Status
 from korch.candidate.candidate import Candidate
-from korch.explanation.counterfactual import Grouping, Groupings
-from korch.explanation.savings import Savings, add_savings
 from korch.options import Options
+from korch.report.alternatives.counterfactual import Grouping, Groupings
+from korch.report.alternatives.savings import Savings, add_savings
 from korch.search.ledger import Ledger
 from korch.search.price import estimate_ns
 from korch.search.result import Orchestration, PlanName, Round

@@ -14,13 +14,13 @@ from korch.candidate.enumerate import enumerate_groups
 from korch.equivalence.rule import rule_of
 from korch.equivalence.rules import RULES
 from korch.equivalence.saturate import saturate
-from korch.explanation.savings import add_savings, rule_savings
 from korch.limits import SearchLimits
 from korch.measure.record import Failed, Measured
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.text import parse_graph
 from korch.provider.provider import load_providers
+from korch.report.alternatives.savings import add_savings, rule_savings
 from korch.search.instance import Answers, Instance, collect_candidates
 from korch.target import Target
 

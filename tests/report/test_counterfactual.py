@@ -8,12 +8,12 @@ from korch.binary_program.problem import Certificate, Computation, Plan, Port, P
 from korch.binary_program.solve import solve
 from korch.binary_program.verify import verify_plan
 from korch.errors import InfeasibleError
-from korch.explanation.counterfactual import _Swapper, counterfactual_groupings
 from korch.options import Options
 from korch.primitive.text import parse_graph
+from korch.report.alternatives.counterfactual import _Swapper, counterfactual_groupings
 from korch.search.instance import Instance
 from korch.system.deadline import Deadline
-from tests.explanation.test_savings import PRODUCTS, Costs, best, candidates_of
+from tests.report.test_savings import PRODUCTS, Costs, best, candidates_of
 from tests.small_problems import random_problem
 
 OPTIONS = Options()

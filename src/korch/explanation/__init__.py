@@ -1,1 +1,0 @@
-"""Explanations of a plan: baselines, savings by rule, counterfactual groupings."""
