@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from korch.measure import calibrate as module
 from korch.measure.calibrate import Calibration, calibrate, kept_size, shared_sizes
 from korch.measure.compiler import NATIVE_FOLDER
+from korch.system.deadline import Deadline
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -53,6 +55,15 @@ def test_this_machine_has_rates(timer, quick):
     assert found.rate_flop_per_s > 1e6
     assert 0 < found.launch_ns < found.region_ns
     assert Calibration.from_text(found.to_text()) == found
+
+
+@pytest.mark.parametrize(("left_s", "tries"), [(-1.0, 1), (1000.0, 3)])
+def test_after_the_end_each_rate_is_tried_once(timer, quick, monkeypatch, left_s, tries):
+    found, rate = [], module._rate
+    monkeypatch.setattr(module, "TRIES", 3)
+    monkeypatch.setattr(module, "_rate", lambda *args: found.append(args[1:3]) or rate(*args))
+    assert calibrate(timer, quick, Deadline.after(left_s, time.monotonic())).rate_flop_per_s > 1e6
+    assert {found.count(one) for one in set(found)} == {tries}
 
 
 def resident_bytes():

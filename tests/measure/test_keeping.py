@@ -29,7 +29,7 @@ KILLED = Failed("killed", "the system killed it")
 
 @pytest.fixture
 def meter(tmp_path, monkeypatch):
-    monkeypatch.setattr("korch.measure.cpu.calibrate", lambda timer, target: RATES)
+    monkeypatch.setattr("korch.measure.cpu.calibrate", lambda timer, target, end: RATES)
     with CpuMeter(Options(cache_folder=tmp_path), ()) as made:
         yield made
 
@@ -51,6 +51,18 @@ def test_a_calibration_that_was_measured_in_another_way_is_not_taken(meter):
     """Its rates could be too low, and bounds made of them too high."""
     assert meter.database.fact("calibration") is None
     assert meter.database.fact(FACT) == meter.calibration.to_text() == RATES.to_text()
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "seconds", "is_kept"), [(8.0, -1.0, False), (8.0, 99.0, True), (None, -1.0, True)]
+)
+def test_a_calibration_that_a_budget_shortens_is_not_kept(tmp_path, monkeypatch, budget_s, seconds, is_kept):
+    """Also not for a model with large weights, which has records of its own."""
+    monkeypatch.setattr("korch.measure.cpu.calibrate", lambda timer, target, end: RATES)
+    monkeypatch.setattr("korch.measure.cpu.CALIBRATION_S", seconds)
+    with CpuMeter(Options(cache_folder=tmp_path, budget_s=budget_s), (), weights_bytes=1 << 50) as made:
+        assert made.calibration == RATES and made.reads_weights_from_memory
+        assert (made.database.fact(FACT) is not None) == is_kept
 
 
 @pytest.mark.parametrize("then", [LASTING[6], LASTING[0]], ids=lambda r: getattr(r, "kind", "ran"))
@@ -94,7 +106,7 @@ class Broken(GeneratedProvider):
 
 @pytest.mark.uncompiled
 def test_a_kernel_that_does_not_compile_is_counted_in_each_session(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("korch.measure.cpu.calibrate", lambda timer, target: RATES)
+    monkeypatch.setattr("korch.measure.cpu.calibrate", lambda timer, target, end: RATES)
     graph = parse_graph('graph(%0 "x": f32[4]) -> (%1 "y")\n%1: f32[4] = exp(%0)\n')
     group = make_group(graph, [0], [1])
     candidate = Candidate(group, "generated", Offer(*group.plain_layouts))

@@ -11,13 +11,14 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from korch.candidate.candidate import ALL_PAIRS
 from korch.records import read_record
+from korch.system.deadline import Deadline
 from korch.system.libraries import load_globally
 from korch.target import OF_COMPONENTS, Target
 
@@ -198,13 +199,15 @@ class Calibration:
         return read_record(Calibration, json.loads(text), "calibration")
 
 
-def calibrate(timer: Path, target: Target) -> Calibration:
-    """Measure the machine, which takes about three seconds.
+def calibrate(timer: Path, target: Target, end: Deadline | None = None) -> Calibration:
+    """Measure the machine, which takes about three seconds if it is idle.
 
     Args:
         timer: the shared library built from `korch_timer.cpp`.
         target: has the number of threads and the cache sizes.
+        end: when each rate is tried only once more, if it was not tried yet; rates may then be too low.
     """
+    end = end or Deadline()
     load_globally(())
     library = ctypes.CDLL(str(timer))
     for name in ("read", "pass", "write", "stream", "flop", "split"):
@@ -215,13 +218,13 @@ def calibrate(timer: Path, target: Target) -> Calibration:
         nothing = [
             library.korch_time(library.korch_nothing, None, None, ctypes.c_int64(1000)) / 1e3 for _ in range(1000)
         ]
-        levels, kept_bytes = _levels(library, target)
+        levels, kept_bytes = _levels(library, target, end)
         return Calibration(
             levels=levels,
-            rate_flop_per_s=_flop_rate(library, target) * MARGIN,
+            rate_flop_per_s=_flop_rate(library, target, end) * MARGIN,
             launch_ns=min(nothing),
             region_ns=library.korch_region_ns(ctypes.c_int64(REGION_LIMIT_NS)),
-            split_flop_per_s=_flop_rate(library, target, "split") * MARGIN if target.isa in OF_COMPONENTS else 0.0,
+            split_flop_per_s=_flop_rate(library, target, end, "split") * MARGIN if target.isa in OF_COMPONENTS else 0.0,
             kept_bytes=kept_bytes,
         )
     finally:
@@ -229,7 +232,7 @@ def calibrate(timer: Path, target: Target) -> Calibration:
         library.korch_threads(ctypes.c_int(before))  # restore the number of threads for the caller's own OpenMP code
 
 
-def _levels(library: ctypes.CDLL, target: Target) -> tuple[tuple[MemoryLevel, ...], int]:
+def _levels(library: ctypes.CDLL, target: Target, end: Deadline) -> tuple[tuple[MemoryLevel, ...], int]:
     """Return the levels of memory, and how many bytes the farthest cache keeps."""
     # A level's limit is the size of the caches of all threads; it is measured with half of that, which surely fits.
     threads, all_l2_bytes = target.threads, target.l2_bytes * target.threads
@@ -239,7 +242,7 @@ def _levels(library: ctypes.CDLL, target: Target) -> tuple[tuple[MemoryLevel, ..
     sizes = [target.l1_bytes // 2, target.l2_bytes // 2, shared[0], farthest]
     reads, writes = [0.0] * len(sizes), [0.0] * len(sizes)
     passes = dict.fromkeys((*shared, farthest), 0.0)
-    for _ in range(TRIES):
+    for _ in _tries(end):
         for i, size in enumerate(sizes):
             reads[i] = max(reads[i], _rate(library, "read", size, threads))
             writes[i] = max(writes[i], _rate(library, "write", size, threads))
@@ -291,11 +294,16 @@ def _pass_rate(library: ctypes.CDLL, size_bytes: int, threads: int) -> float:
     return float(library.korch_pass_rate(size, _at_once(threads), count, pass_bytes))
 
 
-def _flop_rate(library: ctypes.CDLL, target: Target, units: str = "flop") -> float:
+def _flop_rate(library: ctypes.CDLL, target: Target, end: Deadline, units: str = "flop") -> float:
     count, repeats = ctypes.c_int64(CHUNKS), ctypes.c_int64(10_000 if units == "flop" else 1000)
     threads = _at_once(target.threads)
     rate = getattr(library, f"korch_{units}_rate")
-    return max(float(rate(threads, count, repeats)) for _ in range(TRIES))
+    return max(float(rate(threads, count, repeats)) for _ in _tries(end))
+
+
+def _tries(end: Deadline) -> Iterator[int]:
+    """Yield the number of each try: all of them, or only those that begin before the end, and always the first."""
+    return itertools.takewhile(lambda turn: turn == 0 or not end.is_over, range(TRIES))
 
 
 def _at_once(threads: int) -> ctypes.c_int:

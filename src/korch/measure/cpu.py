@@ -55,6 +55,10 @@ BYTES_TOGETHER = 4
 """The most products of bytes that vector units accumulate in the time of one float32 multiply-add."""
 
 
+CALIBRATION_S = 5.0
+"""The seconds after which a search with a budget only completes the calibration: a busy machine needs much longer."""
+
+
 def needed_flop(candidate: Candidate) -> int:
     """Return the operations that count for a kernel's bound: those of the units that determine its rate."""
     flop = max(candidate.linear_flop, candidate.offer.work_flop) - candidate.offer.vector_flop
@@ -119,6 +123,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         timer = (NATIVE_FOLDER / "korch_timer.cpp").read_text("utf-8")
         with self.pace.noting("compile", 2 * self.builder.missing_work([timer])):
             self._timer = self.builder.library([timer])
+        self._keeps_calibration = True
         self.calibration = self._calibrate()
         self.reads_weights_from_memory = weights_bytes > self.calibration.kept_bytes
         if self.reads_weights_from_memory:
@@ -288,16 +293,24 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         return self.pace.predict_s("start", starts) + self.pace.predict_s("time", 3 * kernels)
 
     def _calibrate(self, known: Calibration | None = None) -> Calibration:
-        """Return the calibration from the database, or else `known`, or else a new one; the latter two are stored."""
+        """Return the calibration from the database, or else `known`, or else a new one.
+
+        The latter two are stored, unless a budget has shortened the calibration: then its rates may be too low.
+        """
         text = self.database.fact(FACT)
         if text is not None:
             try:
                 return Calibration.from_text(text)
             except (ValueError, TypeError, KeyError):
                 logger.warning("the stored calibration is damaged; the machine is measured again")
-        found = known or calibrate(self._timer, self.target)
-        self.database.put_fact(FACT, found.to_text())
-        return found
+        if known is None:
+            budget_s = self.options.budget_s
+            end = Deadline() if budget_s is None else Deadline.after(CALIBRATION_S, time.monotonic())
+            known = calibrate(self._timer, self.target, end)
+            self._keeps_calibration = not end.is_over
+        if self._keeps_calibration:
+            self.database.put_fact(FACT, known.to_text())
+        return known
 
     def _job(self, candidate: Candidate, kernel: Kernel) -> Job:
         group, offer = candidate.group, candidate.offer
