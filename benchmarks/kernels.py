@@ -43,6 +43,8 @@ from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.search.instance import Answers
 from korch.segments.block_task import prepare
+from korch.system.extras import install_command
+from korch.system.libraries import find_library
 
 OWN = ("conv", "gemm", "winograd")
 TABLES = ("product", "convolution", "depthwise", "winograd", "pair")
@@ -60,6 +62,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--cache", type=Path, help="folder of measurements; a new one if not given")
     args = parser.parse_args()
+    if find_library("dnnl") is None:
+        parser.error(f"oneDNN is not installed; {install_command('onednn')}")
     tables = args.tables.split(",")
     rows: dict[str, Row] = {}
     with tempfile.TemporaryDirectory() as folder:
