@@ -1,1 +1,1 @@
-"""Primitive graph -> candidates."""
+"""Primitive graph -> groups -> candidates. Read `candidate.py`, then `enumerate.py`."""

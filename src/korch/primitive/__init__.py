@@ -1,1 +1,1 @@
-"""The primitive graph: values, primitives, their semantics and their text form."""
+"""The primitive graph: values, primitives, their semantics and their text form. Read `graph.py`, then `op.py`."""

@@ -1,1 +1,4 @@
-"""Providers turn candidates into kernels. The search compares all providers' kernels by the same rules."""
+"""Providers turn candidates into kernels. The search compares all providers' kernels by the same rules.
+
+Read `provider.py`, then `generated.py`.
+"""

@@ -1,1 +1,1 @@
-"""Plan -> executable and artifact."""
+"""Plan -> executable and artifact. Read `build.py`, then `executable.py`."""

@@ -1,1 +1,1 @@
-"""Groups -> tile programs: one file per kind of schedule."""
+"""Groups -> tile programs: one file per kind of schedule. Read `blocks.py`, then `products.py`."""

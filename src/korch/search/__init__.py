@@ -1,1 +1,4 @@
-"""The search decides which candidates to measure, and stops when the plan is proven optimal or good enough."""
+"""The search decides which candidates to measure, and stops when the plan is proven optimal or good enough.
+
+Read `loop.py`, then `ledger.py`.
+"""
