@@ -148,6 +148,17 @@ def test_a_random_constant_is_not_folded() -> None:
     assert [dispute.is_decided for dispute in disputes.values()] == [False]
 
 
+def test_a_constant_of_one_reference_is_noted() -> None:
+    rois, batch = np.array([[0, 0, 3, 3]], np.float32), np.array([0])
+    with noted_disputes() as disputes:
+        folded("RoiAlign", [IMAGE, rois, batch], 22)
+    (text,) = (dispute.text for dispute in disputes.values())
+    assert "RoiAlign" in text and text.endswith("computes it, so its result was not compared")
+    with noted_disputes() as disputes:
+        folded("LRN", [IMAGE], 13, size=3)
+    assert not disputes
+
+
 def test_integers_are_exact() -> None:
     big, one = np.array([2**62 + 1, -(2**62) - 3]), np.array([1])
     assert folded("Add", [big, one], 14)[0].tolist() == [2**62 + 2, -(2**62) - 2]

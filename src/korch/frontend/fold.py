@@ -13,7 +13,7 @@ from korch.frontend.infer import static_type
 from korch.frontend.names import node_label
 from korch.frontend.operator import Operator
 from korch.primitive.agreed import agreed, opinions_of
-from korch.primitive.dispute import noted_disputes
+from korch.primitive.dispute import Dispute, note, noted_disputes
 from korch.primitive.op import Array
 from korch.primitive.types import DType, ValueType
 
@@ -75,6 +75,8 @@ def evaluate(
         return None
     if any(isinstance(item, list | dict) or item is None for item in found[0]):
         return None
+    if len(found[1]) == 1:
+        note(Dispute(node_label(node), found[1], (), 0.0))
     results = iter(found[0])
     return [np.asarray(next(results)) if name else np.zeros(0) for name in node.output]
 

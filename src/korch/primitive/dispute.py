@@ -1,4 +1,4 @@
-"""Records of nodes for which references gave different results.
+"""Records of nodes for which references gave different results, or whose constant only one reference computes.
 
 The references of a node are compared wherever one of them is needed: when constants are folded, when the model's
 results are computed, and when what the host runs is checked. Whoever optimizes a model collects these records.
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Dispute:
-    """A node for which references gave different results.
+    """A node for which references gave different results, or which only one of them computes.
 
     Attributes:
         node: the node's operator, and its name if it is known.
         followed: the references whose result was used; if there are several, they agree.
-        others: the references with other results.
+        others: the references with other results; none if there is only one reference.
         error: the largest difference between them, relative to the largest element; infinite if shapes differ, or NaN
             and infinities are at other places.
     """
@@ -31,12 +31,14 @@ class Dispute:
 
     @property
     def is_decided(self) -> bool:
-        """Whether a majority of the references agrees."""
-        return len(self.followed) > 1
+        """Whether a majority of the references agrees, or there is only one."""
+        return len(self.followed) > 1 or not self.others
 
     @property
     def text(self) -> str:
         """A line for users."""
+        if not self.others:
+            return f"{self.node}: only {self.followed[0]} computes it, so its result was not compared"
         differ = "differs" if len(self.others) == 1 else "differ"
         size = "in shape or special numbers" if self.error == float("inf") else f"by {self.error:.1e} of the largest"
         followed, others = " and ".join(self.followed), " and ".join(self.others)

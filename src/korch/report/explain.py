@@ -124,7 +124,7 @@ def warnings(report: Report) -> list[str]:
 
 def dispute_lines(disputes: Sequence[Dispute]) -> list[str]:
     """Return lines about the nodes on which references differed."""
-    return [f"references differ: {dispute.text}" for dispute in disputes]
+    return [f"references {'differ' if dispute.others else 'missing'}: {dispute.text}" for dispute in disputes]
 
 
 def uncompiled_lines(report: Report) -> list[str]:
