@@ -44,16 +44,17 @@ def _search(name: str, options: Options) -> Plan:
     run = Run(options, {}, lambda stage, text: print(name, stage, text, flush=True), load(name).SerializeToString())
     with run.resources:
         run_until(run, "orchestrate", skip=("reference",))
-        meter, chosen, steps = run.meter, run.outcome.plans[PlanName.SEARCHED], []
+        offered, chosen = run.results["candidates"], run.results["orchestrate"].outcome.plans[PlanName.SEARCHED]
+        meter, steps = offered.meter, []
         if not isinstance(meter, CpuMeter):
             raise AssertionError("a meter of another target")
         for candidate in chosen:
             kernel = meter.kernel(candidate)
             if isinstance(kernel, Refusal):
                 raise SystemExit(kernel.reason)
-            cost_ns, is_measured = run.ledger.cost_ns(candidate)
+            cost_ns, is_measured = offered.ledger.cost_ns(candidate)
             steps.append(PlanStep(candidate, kernel, cost_ns, meter.bound_ns(candidate), is_measured))
-        return with_constants_of(run.joined.graph, [chosen]), steps, meter.target
+        return with_constants_of(run.results["saturate"].joined.graph, [chosen]), steps, meter.target
 
 
 def run_times_ns(handle: Handle, inputs: Sequence[int], outputs: Sequence[int], runs: int) -> list[int]:

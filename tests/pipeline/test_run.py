@@ -44,12 +44,12 @@ def test_a_budget_that_is_too_short_is_reported_with_what_the_plan_is_chosen_by(
 ) -> None:
     begun = run(budget_s=100.0)
     begun.started_s, begun.end_s = time.monotonic(), 7.0
-    begun.ledger = Ledger(Meter())
-    begun.ledger.records = {str(number): Measured(1000, ()) for number in range(timed)}
-    begun.check_budget(92.0)
+    ledger = Ledger(Meter())
+    ledger.records = {str(number): Measured(1000, ()) for number in range(timed)}
+    begun.check_budget(ledger, 92.0)
     assert caplog.messages == []
-    begun.check_budget(94.0)
-    begun.check_budget(95.0)
+    begun.check_budget(ledger, 94.0)
+    begun.check_budget(ledger, 95.0)
     assert caplog.messages == [
         f"no time is left to time all kernels of a first plan, so it is chosen by {chosen}; a budget of about 202 s "
         "suffices"

@@ -21,6 +21,7 @@ from korch.limits import SearchLimits
 from korch.measure.cpu import CpuMeter
 from korch.options import Options
 from korch.pipeline import optimize
+from korch.pipeline.results import StageResults
 from korch.pipeline.run import Run
 from korch.pipeline.stages import PipelineStage
 from korch.search.ledger import Ledger
@@ -124,10 +125,10 @@ def test_a_line_that_is_no_entry_is_named(wrong: str, tmp_path: Path) -> None:
 
 
 def test_an_answer_of_another_type_is_a_damaged_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(run: Run) -> None:
+    def fails(run: Run, results: StageResults) -> StageResults:
         raise TypeError("'<' not supported between instances of 'str' and 'float'")
 
-    monkeypatch.setattr(optimize, "STAGES", (PipelineStage("frontend", fails, lambda run: None, lambda run: ""),))
+    monkeypatch.setattr(optimize, "STAGES", (PipelineStage("frontend", fails, lambda results: ""),))
     run = Run(replace(OPTIONS, replay=Path("a.ledger")), {}, lambda stage, text: None)
     with pytest.raises(ReplayError, match=r"^a\.ledger: an answer of the ledger can't be used"):
         optimize.run_until(run, "frontend")

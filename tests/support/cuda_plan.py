@@ -13,6 +13,7 @@ from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.options import Options
 from korch.pipeline import Run, run_until
+from korch.pipeline.results import SplitModel
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.lowering import MULTIPLIED_BY_CUDA, lower_products
 from korch.runtime.bind import PlanStep
@@ -41,9 +42,9 @@ def program_of_graph(split: PrimitiveGraph, options: Options, left_out: Collecti
         build: makes the program.
     """
     run = Run(options, {}, lambda stage, text: None)
-    run.split = split
+    run.results["fission"] = SplitModel(split)
     run_until(run, "saturate", first="saturate")
-    partition = run.partition
+    partition = run.results["saturate"].partition
     with open_meter(options) as meter:
         assert isinstance(meter, CudaMeter)
         meter.providers = tuple(p for p in meter.providers if p.name not in left_out)

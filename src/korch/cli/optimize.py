@@ -106,7 +106,7 @@ def _run_stages(parsed: argparse.Namespace, options: Options, last: str, printed
         if parsed.model.suffix == ".txt":
             if last in ("frontend", "fission"):
                 raise OptionError(f"{parsed.model} is the text of a graph", f"korch {last}", "an ONNX model")
-            first = read_graph_text(run, _read_text(parsed.model))
+            first = read_graph_text(run.results, _read_text(parsed.model))
             if last == "saturate" and first != last:
                 raise OptionError(
                     "the text already contains alternatives", str(parsed.model), "a text that korch fission printed"
@@ -120,7 +120,7 @@ def _run_stages(parsed: argparse.Namespace, options: Options, last: str, printed
 
 def _print_result(printed: Sequence[str], stage: PipelineStage, run: Run) -> None:
     if stage.name in printed:
-        print(stage.text(run), end="")
+        print(stage.text(run.results), end="")
 
 
 def _read_text(path: Path) -> str:

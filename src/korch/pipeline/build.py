@@ -17,6 +17,9 @@ from korch.measure.expect import expect
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
 from korch.numerics import Standard
+from korch.options import Options
+from korch.pipeline.precision import Precision
+from korch.pipeline.results import Built, SplitModel, StageResults
 from korch.pipeline.run import END_SAFETY, Run
 from korch.primitive.dispute import Dispute
 from korch.primitive.graph import PrimitiveGraph
@@ -56,35 +59,29 @@ Groupings = Mapping[str, tuple[tuple[GroupingRecord, ...], ...]]
 """By the name of a plan, the alternative groupings of each of its kernels."""
 
 
-def build_plans(run: Run) -> None:
-    """Build, check and time the plans; set the fastest executable with correct results."""
-    options, meter, ledger, outcome = run.options, run.meter, run.ledger, run.outcome
-    limits = options.search
+def build_plans(run: Run, results: StageResults) -> Built:
+    """Build, check and time the plans; return the fastest executable with correct results.
+
+    Args:
+        run: has the options and the deadline.
+        results: the results of all earlier stages. Those that only the search needs are dropped.
+    """
+    options, offered, found = run.options, results["candidates"], results["orchestrate"]
+    meter, ledger, outcome = offered.meter, offered.ledger, found.outcome
     meter.tell = partial(run.progress, "build")
-    report = search_report(run)
-    untimed = _count_untimed(outcome.plans[PlanName.SEARCHED], ledger) if options.measure else 0
-    chosen = {c.key: c for steps in outcome.plans.values() for c in steps}.values()
-    everything = (c for task in run.tasks for c in task.candidates)
-    report = replace(
-        report,
-        measured_candidates=_count_measured(run.tasks, ledger),
-        timed_kernels=ledger.timed_kernels,
-        untimed=untimed,
-        gap=None if untimed else report.gap,
-        rivals=rivals_of(chosen, everything, ledger) if options.measure else {},
-    )
+    report = _measured_report(run, results) if options.measure else search_report(run, results)
     groupings = {name: grouping_rows(rows) for name, rows in outcome.groupings.items()}
     plans = list(outcome.plans.items())[: None if options.ablation.baselines else 1]
-    variants = [(sizes, _entry(PlanName.SEARCHED, steps, ledger)) for sizes, steps in run.variants]
+    variants = [(sizes, _entry(PlanName.SEARCHED, steps, ledger)) for sizes, steps in found.variants]
     entries = _replayed([_entry(name, steps, ledger) for name, steps in plans], ledger)
-    graph = run.joined.graph
-    if not run.partition.is_whole:
-        graph = with_constants_of(graph, [*outcome.plans.values(), *(steps for _, steps in run.variants)])
+    graph = results["saturate"].joined.graph
+    if not results["saturate"].partition.is_whole:
+        graph = with_constants_of(graph, [*outcome.plans.values(), *(steps for _, steps in found.variants)])
     certificate = outcome.found.certificate
-    del chosen, everything, outcome, plans
-    run.release()  # candidates that no plan uses may need much memory
+    del outcome, plans, found, offered
+    del results["saturate"], results["candidates"], results["orchestrate"]  # unused candidates may need much memory
     model = model_record(run.model) if isinstance(run.model, str | Path) else ModelRecord()
-    model = model.with_defaults(run.operators.defaults)
+    model = model.with_defaults(results["frontend"].defaults)
     ranges = run.masked.plan if run.masked is not None else None
     families = run.template.families if run.template is not None else None
     make_any = partial(
@@ -92,52 +89,54 @@ def build_plans(run: Run) -> None:
     )
     schedule = ledger.recorded_choice("schedule") or run.schedule
     make = make_any(runs_tasks=schedule == "tasks")
-    write_s = meter.pace.predict_s("build", run.weights_bytes / WEIGHTS_BYTES)
+    write_s = meter.pace.predict_s("build", results["fission"].weights_bytes / WEIGHTS_BYTES)
     end = run.deadline.before(END_SAFETY * write_s)
-    trial = Trial(graph, run.standard) if run.masked is None else masked_trial(run.masked, run.standard, graph, limits)
+    standard = results["reference"]
+    trial = Trial(graph, standard) if run.masked is None else masked_trial(run.masked, standard, graph, options.search)
     validation = validate_plans(trial, entries, meter, make, end)
     ledger.record_choice("plan", validation.won.entry.name)
-    validation, times = _with_schedule(run, schedule, validation, make_any(runs_tasks=True), end)
+    validation, times = _with_schedule(options, schedule, ledger, validation, make_any(runs_tasks=True), end)
     discrepancy = None if ledger.is_replayed else examine(validation, meter, end)
     executable = validation.winner
     if not isinstance(executable, Executable | CudaExecutable):
         raise AssertionError("an executable of another target")
-    fresh = _fresh_times(run, validation, end)
+    fresh = _fresh_times(run, validation, end) if options.measure and not ledger.is_replayed else None
     report = replace(report, discrepancy=discrepancy, schedule=times, fresh=fresh)
-    executable.report = _complete(report, run, validation, groupings)
-    run.executable = executable
+    executable.report = _complete(report, run, results["fission"], meter, validation, groupings)
+    sized = []
     if ranges is not None and isinstance(executable, Executable):
-        run.executables = [(ranges.timed, executable)]
+        sized = [(ranges.timed, executable)]
         for sizes, entry in variants:
             if end.is_over:
                 break
             trial = replace(trial, timed={**trial.timed, **ranges.hidden_at(sizes)})
-            found = validate_plans(trial, [entry], meter, make, end)
-            if isinstance(found.winner, Executable):
-                found.winner.report = _complete(replace(report, predicted_ms=entry.predicted_ns / 1e6), run, found, {})
-                run.executables.append((sizes, found.winner))
+            other = validate_plans(trial, [entry], meter, make, end)
+            if isinstance(other.winner, Executable):
+                own = replace(report, predicted_ms=entry.predicted_ns / 1e6)
+                other.winner.report = _complete(own, run, results["fission"], meter, other, {})
+                sized.append((sizes, other.winner))
+    return Built(executable, sized)
 
 
 def _fresh_times(run: Run, validation: Validation, end: Deadline) -> RunTimes | None:
     """Return the times of the chosen plan in a process of its own; None for plans of ranges and of GPUs."""
     executable = validation.winner
-    is_timed = run.options.measure and not run.ledger.is_replayed
-    if not isinstance(executable, Executable) or run.masked is not None or not is_timed:
+    if not isinstance(executable, Executable) or run.masked is not None:
         return None
     return time_fresh(executable, validation.timed, validation.won.median_ns, end.left_s)
 
 
 def _with_schedule(
-    run: Run, schedule: str, validation: Validation, make_tasks: Make, end: Deadline
+    options: Options, schedule: str, ledger: Ledger, validation: Validation, make_tasks: Make, end: Deadline
 ) -> tuple[Validation, ScheduleTimes | None]:
     """Return the validation with the chosen schedule, and the times of both schedules if they were compared."""
     times = None
     if schedule == "fastest":
         # On a GPU the kernels may have other numbers of warps, which changes the order of summation.
-        allowed = 2 * max(ROUNDING, validation.won.max_error or 0.0) if run.options.is_cuda else 0.0
-        validation, times = with_fastest_schedule(validation, run.meter, make_tasks, end, allowed)
+        allowed = 2 * max(ROUNDING, validation.won.max_error or 0.0) if options.is_cuda else 0.0
+        validation, times = with_fastest_schedule(validation, ledger.meter, make_tasks, end, allowed)
         schedule = "tasks" if times is not None and times.runs_tasks else "joins"
-    run.ledger.record_choice("schedule", schedule)
+    ledger.record_choice("schedule", schedule)
     return validation, times
 
 
@@ -163,31 +162,33 @@ def masked_trial(masked: Masked, standard: Standard, graph: PrimitiveGraph, limi
     )
 
 
-def _complete(report: Report, run: Run, validation: Validation, groupings: Groupings) -> Report:
+def _complete(
+    report: Report, run: Run, split: SplitModel, meter: AnyMeter, validation: Validation, groupings: Groupings
+) -> Report:
     """Return the report of a search, completed with the results of the chosen plan."""
     won, plan = validation.won.entry, validation.winner.plan
     return replace(
         validation.described(report),
-        disturbed=_disturbance(validation, run.meter),
-        disputes=_disputes(run),
-        not_compiled=(*run.meter.uncompiled.values(), *validation.uncompiled()),
-        provider_faults=run.meter.faults.counts(),
+        disturbed=_disturbance(validation, meter),
+        disputes=_disputes(run, split.graph),
+        not_compiled=(*meter.uncompiled.values(), *validation.uncompiled()),
+        provider_faults=meter.faults.counts(),
         rivals={step.candidate: report.rivals.get(step.candidate, ()) for step in plan.steps},
-        described={c.key: lines for c in won.steps if (lines := run.meter.described(c))},
+        described={c.key: lines for c in won.steps if (lines := meter.described(c))},
         groupings=groupings.get(won.name, ()),
         kernels=plan.kernel_count,
         in_place=len(plan.steps) - plan.kernel_count,
-        precision=_precision(run, validation),
+        precision=_precision(split.precision, validation),
         flop=sum(step.work_flop for step in plan.steps),
         arena_bytes=plan.arena_bytes,
         seconds=time.monotonic() - run.started_s,
     )
 
 
-def _disputes(run: Run) -> tuple[Dispute, ...]:
+def _disputes(run: Run, graph: PrimitiveGraph) -> tuple[Dispute, ...]:
     """Return the nodes on which references differed; those of opaque primitives name only an operator until here."""
     nodes: dict[str, list[str]] = {}
-    for primitive, origin in zip(run.split.primitives, run.split.origins, strict=True):
+    for primitive, origin in zip(graph.primitives, graph.origins, strict=True):
         if isinstance(primitive.attributes, OpaqueAttributes):
             nodes.setdefault(primitive.attributes.op_type, []).append(origin)
     return tuple(
@@ -196,21 +197,23 @@ def _disputes(run: Run) -> tuple[Dispute, ...]:
     )
 
 
-def _precision(run: Run, validation: Validation) -> PrecisionRecord | None:
+def _precision(precision: Precision | None, validation: Validation) -> PrecisionRecord | None:
     """Return how the kept plan uses the error budget: another plan than the searched one may have been kept."""
-    if run.precision is None:
+    if precision is None:
         return None
-    record = run.precision.record(origin for step in validation.winner.plan.steps for origin in step.origins)
+    record = precision.record(origin for step in validation.winner.plan.steps for origin in step.origins)
     return replace(record, error=max(record.error, validation.won.max_error or 0.0))
 
 
-def search_report(run: Run) -> Report:
+def search_report(run: Run, results: StageResults) -> Report:
     """Return the report of the model and the search."""
-    found, split, tasks = run.outcome.found, run.split, run.tasks
+    outcome, split, offered = results["orchestrate"].outcome, results["fission"].graph, results["candidates"]
+    operators = results["frontend"].operators
+    partition, meter, tasks, found = results["saturate"].partition, offered.meter, offered.tasks, outcome.found
     certificate, enumerations = found.certificate, [task.enumeration for task in tasks]
     keys = [{c.key for c in task.candidates} for task in tasks]
-    is_optimal = certificate.status is Status.OPTIMAL and not run.partition.is_whole
-    savings = run.outcome.savings.items()
+    is_optimal = certificate.status is Status.OPTIMAL and not partition.is_whole
+    savings = outcome.savings.items()
     return Report(
         status="optimal per segment" if is_optimal else certificate.status.value,
         predicted_ms=(certificate.objective_ns or 0) / 1e6,
@@ -218,25 +221,44 @@ def search_report(run: Run) -> Report:
         gap=certificate.gap,
         primitives=len(split.primitives),
         given_flop=split.total_flop,
-        alternatives=run.partition.rules.alternatives,
+        alternatives=partition.rules.alternatives,
         sets=sum(enumeration.sets for enumeration in enumerations),
         groups=sum(enumeration.groups for enumeration in enumerations),
         limits_hit=tuple(sorted({hit for enumeration in enumerations for hit in enumeration.limits_hit})),
         candidates=sum(len(task.candidates) for task in tasks),
         distinct_candidates=len(set().union(*keys)),
+        measured_candidates=_count_measured(tasks, offered.ledger),
+        timed_kernels=offered.ledger.timed_kernels,
         failed_candidates=found.failed,
-        rules=run.partition.rules,
+        rules=partition.rules,
         rule_savings_ms={rule: None if saved_ns is None else saved_ns / 1e6 for rule, saved_ns in savings},
         rounds=changed_rounds(found.rounds),
-        recalled=run.outcome.is_recalled,
+        recalled=outcome.is_recalled,
         stopped_by_budget=found.stopped_by_budget,
         budget_s=run.options.budget_s,
         least_s=run.least_s,
         stages_s=run.stage_seconds,
-        operators=tuple(OperatorRecord(o.label, tuple(o.inputs), tuple(o.outputs)) for o in run.operators.operators),
-        partition=run.outcome.partition,
-        machine=run.meter.rates(),
-        provider_reports=run.meter.provider_reports(),
+        operators=tuple(OperatorRecord(o.label, tuple(o.inputs), tuple(o.outputs)) for o in operators),
+        partition=outcome.partition,
+        machine=meter.rates(),
+        provider_reports=meter.provider_reports(),
+    )
+
+
+def _measured_report(run: Run, results: StageResults) -> Report:
+    """Return the report of the model and the search with what was measured, and the rivals of the plans' kernels."""
+    plans, tasks, ledger = (
+        results["orchestrate"].outcome.plans,
+        results["candidates"].tasks,
+        results["candidates"].ledger,
+    )
+    report, untimed = search_report(run, results), _count_untimed(plans[PlanName.SEARCHED], ledger)
+    chosen = {c.key: c for steps in plans.values() for c in steps}.values()
+    return replace(
+        report,
+        gap=None if untimed else report.gap,
+        untimed=untimed,
+        rivals=rivals_of(chosen, (c for task in tasks for c in task.candidates), ledger),
     )
 
 

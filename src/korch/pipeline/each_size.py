@@ -159,9 +159,10 @@ def _built(run: Run | None, watch: Watch | None) -> Run | None:
 
 
 def _executable(run: Run) -> Executable:
-    if not isinstance(run.executable, Executable):
+    executable = run.results["build"].executable
+    if not isinstance(executable, Executable):
         raise AssertionError("an executable of another target")
-    return run.executable
+    return executable
 
 
 def _lowest(dimensions: tuple[Dimension, ...]) -> Sizes:

@@ -30,10 +30,11 @@ from korch.provider.teams import team_refusal
 from korch.runtime.bind import PlanStep, bind_steps
 from korch.runtime.loop import LoopKey, LoopPlan, LoopProvider, loop_key
 from korch.search.infeasible import where_of
+from korch.search.ledger import Ledger
 from korch.search.result import PlanName
 from korch.segments.block import Partition, find_blocks
-from korch.segments.block_task import BlockTask, prepare_all
-from korch.segments.join import Joined, join
+from korch.segments.block_task import prepare_all
+from korch.segments.join import join
 from korch.segments.search import Segmented, search_segments
 from korch.segments.segment import whole_segment
 from korch.system.deadline import Deadline
@@ -47,13 +48,13 @@ MOST_EMBEDDED = 4096
 Plans = dict[LoopKey, LoopPlan | Refusal]
 
 
-def plan_loops(run: Run) -> None:
-    """Search a plan for the iterations of each loop, and let the run's meter build loops from them.
+def plan_loops(run: Run, partition: Partition, ledger: Ledger) -> None:
+    """Search a plan for the iterations of each loop, and let the ledger's meter build loops from them.
 
     Raises:
         UnprovidedError: there is a loop, and the target is no CPU.
     """
-    graphs = [block.graph for block in run.partition.blocks]
+    graphs = [block.graph for block in partition.blocks]
     loops = [
         (graph, i)
         for graph in graphs
@@ -62,22 +63,22 @@ def plan_loops(run: Run) -> None:
     ]
     if not loops:
         return
-    if not isinstance(run.meter, CpuMeter):
+    if not isinstance(ledger.meter, CpuMeter):
         hint = "On a device the host runs it, without --dry-run; or use --target cpu"
         raise UnprovidedError("kernels of loops are generated for CPUs only", where_of(*loops[0]), hint=hint)
     plans: Plans = {}
-    run.meter.add_provider(LoopProvider(plans))
-    _add_plans(run, graphs, plans, run.deadline.shared(2))
+    ledger.meter.add_provider(LoopProvider(plans))
+    _add_plans(run, ledger, graphs, plans, run.deadline.shared(2))
 
 
-def _add_plans(run: Run, graphs: Sequence[PrimitiveGraph], plans: Plans, deadline: Deadline) -> None:
+def _add_plans(run: Run, ledger: Ledger, graphs: Sequence[PrimitiveGraph], plans: Plans, deadline: Deadline) -> None:
     """Add the plans for the loops of some graphs, which share the time."""
     keys = [key for key in dict.fromkeys(key for graph in graphs for key in _loops(graph)) if key not in plans]
     for i, (loop, fixed) in enumerate(keys):
         graph, weights = _iteration(loop, fixed)
         end = deadline.shared(len(keys) - i)
-        _add_plans(run, [graph], plans, end.shared(2))
-        plan = plans[loop, fixed] = _planned(run, graph, weights, end)
+        _add_plans(run, ledger, [graph], plans, end.shared(2))
+        plan = plans[loop, fixed] = _planned(run.options, ledger, graph, weights, end)
         found = f"none: {plan.reason}" if isinstance(plan, Refusal) else plan.text
         run.progress("candidates", f"plan of a loop of {loop.trips} iterations: {found}")
 
@@ -114,19 +115,21 @@ def _random(type_: ValueType, seed: int) -> Array:
     return array.astype(type_.dtype.numpy)
 
 
-def _planned(run: Run, graph: PrimitiveGraph, weights: Mapping[str, int], deadline: Deadline) -> LoopPlan | Refusal:
+def _planned(
+    options: Options, ledger: Ledger, graph: PrimitiveGraph, weights: Mapping[str, int], deadline: Deadline
+) -> LoopPlan | Refusal:
     """Return the plan of one iteration, or why there is none; `weights` is as for `_iteration`."""
-    options = replace(run.options, error=0.0, calibrate=None, ablation=replace(run.options.ablation, baselines=False))
+    options = replace(options, error=0.0, calibrate=None, ablation=replace(options.ablation, baselines=False))
     partition = find_blocks(graph, (whole_segment(graph),), _rewriting(options, graph, deadline.less(0.75)))
     joined = join(partition)
     try:
-        tasks = prepare_all(partition, joined, run.meter, options, deadline.shared(2))
-        steps = _searched(run, options, partition, joined, tasks, deadline)
+        tasks = prepare_all(partition, joined, ledger.meter, options, deadline.shared(2))
+        steps = _searched(ledger, options, Segmented(partition, joined, tasks), deadline)
     except (InfeasibleError, UnprovidedError) as error:
         return Refusal(f"{error.what} in an iteration")
     if isinstance(steps, Refusal):
         return steps
-    return _bound(joined.graph, steps, weights, run.meter.target.threads)
+    return _bound(joined.graph, steps, weights, ledger.meter.target.threads)
 
 
 def _rewriting(
@@ -150,22 +153,22 @@ def _rewriting(
 
 
 def _searched(
-    run: Run, options: Options, partition: Partition, joined: Joined, tasks: list[BlockTask], deadline: Deadline
+    ledger: Ledger, options: Options, model: Segmented, deadline: Deadline
 ) -> tuple[PlanStep[Kernel], ...] | Refusal:
     """Return the kernels of an iteration; if possible, only kernels that have no threads of their own."""
 
-    def search(tasks: list[BlockTask], deadline: Deadline) -> tuple[PlanStep[Kernel], ...] | Refusal:
-        found = search_segments(Segmented(partition, joined, tasks), run.ledger, options, deadline)
+    def search(model: Segmented, deadline: Deadline) -> tuple[PlanStep[Kernel], ...] | Refusal:
+        found = search_segments(model, ledger, options, deadline)
         steps = []
         for candidate in found.plans[PlanName.SEARCHED]:
-            kernel = run.meter.kernel(candidate)
+            kernel = ledger.meter.kernel(candidate)
             if isinstance(kernel, Refusal):
                 return kernel
-            cost_ns, is_measured = run.ledger.cost_ns(candidate)
+            cost_ns, is_measured = ledger.cost_ns(candidate)
             steps.append(PlanStep(candidate, kernel, cost_ns, is_measured=is_measured))
         return tuple(steps)
 
-    steps = search(tasks, deadline.shared(2))
+    steps = search(model, deadline.shared(2))
     apart = () if isinstance(steps, Refusal) else {s.candidate.provider for s in steps if team_refusal(s.kernel)}
     if not apart:
         return steps
@@ -173,9 +176,9 @@ def _searched(
     def is_kept(candidate: Candidate) -> bool:
         return candidate.provider not in apart
 
-    fewer = [replace(task, candidates=tuple(filter(is_kept, task.candidates))) for task in tasks]
+    fewer = [replace(task, candidates=tuple(filter(is_kept, task.candidates))) for task in model.tasks]
     try:
-        return search(fewer, deadline)
+        return search(replace(model, tasks=fewer), deadline)
     except InfeasibleError:
         return steps
 

@@ -56,8 +56,8 @@ def run_until(
     for stage in STAGES[names.index(first) : names.index(last) + 1]:
         if stage.name not in skip:
             with run.stage(stage.name), _damaged_ledgers(options.replay):
-                stage.run(run)
-                stage.check(run)
+                run.results.update(stage.run(run, run.results))
+                stage.check(run.results)
             if watch is not None:
                 watch(stage, run)
 
@@ -89,7 +89,7 @@ def _files_of(model: ModelSource | OperatorGraph | None) -> list[Path]:
 def front(run: Run) -> tuple[Partition, PrimitiveGraph]:
     """Return a model's primitives in segments with alternatives, and as a graph without them."""
     run_until(run, "saturate")
-    return run.partition, run.split
+    return run.results["saturate"].partition, run.results["fission"].graph
 
 
 def plan_model(
@@ -117,10 +117,11 @@ def plan_model(
     run = Run(options, shapes or {}, progress or _no_progress, model)
     with run.resources:
         run_until(run, "orchestrate", skip=("reference",))
-        if not isinstance(run.meter, CudaMeter):
+        meter, found = run.results["candidates"].meter, run.results["orchestrate"]
+        if not isinstance(meter, CudaMeter):
             raise AssertionError("a meter of another target")
         with run.stage("build"):
-            return dry_run(run.outcome.plans[PlanName.SEARCHED], run.meter, search_report(run))
+            return dry_run(found.outcome.plans[PlanName.SEARCHED], meter, search_report(run, run.results))
 
 
 def optimize_model(
@@ -145,7 +146,7 @@ def optimize_model(
         KorchError: the model, an option or the machine is unsuitable; the message says what to do.
     """
     run = Run(options, shapes or {}, progress or _no_progress, model, given=deadline)
-    return optimize_run(run, watch).executable
+    return optimize_run(run, watch).results["build"].executable
 
 
 def optimize_run(run: Run, watch: Watch | None) -> Run:
@@ -177,7 +178,8 @@ def optimize_run(run: Run, watch: Watch | None) -> Run:
             keep=run.keep,
         )
         _run_all(again, watch)
-        again.executable.report = replace(again.executable.report, rejected=error.what)
+        executable = again.results["build"].executable
+        executable.report = replace(executable.report, rejected=error.what)
         return again
 
 

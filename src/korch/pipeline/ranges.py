@@ -154,7 +154,7 @@ def _plans(
         given = end.before(FIT_SHARE * (end.left_s or 0.0))
         run = Run(options.for_search(i), binding, progress, model, given=given, masked=whole)
         run = optimize_run(run, watch)
-        executables = run.executables
+        executables = run.results["build"].sized
         found += [executable for _, executable in executables]
         served = [replace(whole.plan, timed=at) for at, _ in executables]
         progress("build", f"timing {len(served)} plans at several sizes")

@@ -1,4 +1,4 @@
-"""The state of one optimization: the results of the stages, and the division of the time budget."""
+"""What the stages of one optimization share: the options, the progress, the division of the time budget."""
 
 from __future__ import annotations
 
@@ -12,29 +12,20 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from korch.candidate.candidate import Candidate
-from korch.cuda.runtime.executable import CudaExecutable
 from korch.errors import KorchError
 from korch.frontend.onnx import ModelSource
 from korch.frontend.operator import OperatorGraph
 from korch.measure.meter import AnyMeter
-from korch.numerics import Standard
 from korch.options import Options
 from korch.pipeline.least import Least
-from korch.pipeline.precision import Precision
+from korch.pipeline.results import SplitModel, StageResults
 from korch.primitive.dispute import Disputes, noted_disputes
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.families import Families
-from korch.ranges.form import Sizes
 from korch.ranges.masked import Masked
 from korch.report.progress import Progress
-from korch.runtime.executable import Executable
 from korch.search.ledger import Ledger
-from korch.segments.block import Partition
-from korch.segments.block_task import BlockTask
-from korch.segments.join import Joined
-from korch.segments.search import Outcome
 from korch.system.deadline import Deadline
-from korch.tile.ir.program import TileProgram
 from korch.validation.fresh import FRESH_S
 from korch.validation.timing import BUILD_SAFETY
 from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES
@@ -73,7 +64,7 @@ class Template:
 
 @dataclass(eq=False, repr=False)
 class Run:
-    """The state of one optimization. The attributes after `stage_seconds` are set by the stages.
+    """What the stages of one optimization share, and their results.
 
     Attributes:
         options: how to optimize.
@@ -90,21 +81,7 @@ class Run:
         resources: closed when the run ends.
         stage_seconds: seconds of each stage that has ended.
         disputes: the nodes on which references differed in these stages.
-        operators: the model, set by "frontend".
-        split: its primitives, set by "fission".
-        quantized: a quantized model's original primitives, with which plans are compared: `split` may compute
-            with bytes where these compute with floats.
-        precision: the less precise forms of products, if there is a budget of errors, set by "fission".
-        partition: the segments with their alternatives, and `joined`, the graph of all of them, set
-            by "saturate".
-        standard: random inputs and the exact results for them, set by "reference".
-        meter: builds and times kernels; `ledger` has the questions of the search and their answers;
-            `tasks` are the blocks with their candidates. All are set by "candidates".
-        outcome: the plans, set by "orchestrate".
-        variants: for a range, the plans for other sizes, each with its size, set by "orchestrate".
-        programs: the kernels of the best plan with their tile programs, set by "lower".
-        executable: the result, set by "build".
-        executables: for a range, all results, each with the size for which it was timed, set by "build".
+        results: the results of the stages that have ended.
     """
 
     options: Options
@@ -122,25 +99,7 @@ class Run:
     resources: ExitStack = field(default_factory=ExitStack)
     stage_seconds: dict[str, float] = field(default_factory=dict)
     disputes: Disputes = field(default_factory=dict)
-    operators: OperatorGraph = field(init=False)
-    split: PrimitiveGraph = field(init=False)
-    quantized: PrimitiveGraph | None = field(init=False, default=None)
-    partition: Partition = field(init=False)
-    joined: Joined = field(init=False)
-    precision: Precision | None = None
-    standard: Standard = field(init=False)
-    meter: AnyMeter = field(init=False)
-    ledger: Ledger = field(init=False)
-    tasks: list[BlockTask] = field(default_factory=list)
-    outcome: Outcome = field(init=False)
-    variants: list[tuple[Sizes, tuple[Candidate, ...]]] = field(default_factory=list)
-    programs: tuple[tuple[Candidate, TileProgram | None], ...] = field(init=False)
-    executable: Executable | CudaExecutable = field(init=False)
-    executables: list[tuple[Sizes, Executable]] = field(default_factory=list)
-
-    def release(self) -> None:
-        """Free the results that only the search needs."""
-        del self.partition, self.joined, self.tasks, self.outcome
+    results: StageResults = field(default_factory=StageResults)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -153,22 +112,12 @@ class Run:
         except MemoryError as error:
             raise KorchError(
                 f"the memory of this process does not suffice for the stage {name!r} ({error or 'no size known'})",
-                where=self.operators.name if hasattr(self, "operators") else "",
+                where=self.results["frontend"].name if "frontend" in self.results else "",
                 hint="Give it more, for example with `ulimit -v`, or optimize for smaller inputs",
             ) from error
         self.disputes |= disputes
         self.stage_seconds[name] = time.monotonic() - begun
         logger.debug("%s took %.2f s", name, self.stage_seconds[name])
-
-    @property
-    def weights_bytes(self) -> int:
-        """The size of the model's constants."""
-        return sum(constant.array.nbytes for constant in self.split.constants.values())
-
-    @property
-    def best_plan(self) -> tuple[Candidate, ...]:
-        """The kernels of the plan that is predicted to be the fastest."""
-        return next(iter(self.outcome.plans.values()))
 
     @cached_property
     def deadline(self) -> Deadline:
@@ -219,10 +168,11 @@ class Run:
             f"kernels, {least.end_s:.0f} to build and check it)"
         )
 
-    def check_budget(self, compile_s: float) -> None:
+    def check_budget(self, ledger: Ledger, compile_s: float) -> None:
         """Say which budget suffices if no time is left to time the kernels of a first plan.
 
         Args:
+            ledger: knows how many kernels are timed.
             compile_s: predicted seconds to compile these kernels.
         """
         budget_s, left_s = self.options.budget_s, self.deadline.left_s
@@ -232,19 +182,18 @@ class Run:
         # The search for candidates takes a part of any budget, so a longer one leaves only the rest of it.
         spent_s = budget_s - left_s
         self.timing_s = max(spent_s + needed_s, needed_s / (1 - ENUMERATE_SHARE))
-        timed = self.ledger.timed_kernels
+        timed = ledger.timed_kernels
         known = f"the measured times of {timed} kernels and by " if timed else ""
         logger.warning(
             f"no time is left to time all kernels of a first plan, so it is chosen by {known}estimates; a budget of "
             f"about {self.timing_s:.0f} s suffices"
         )
 
-    def predict_end_s(self) -> float:
+    def predict_end_s(self, split: SplitModel, meter: AnyMeter) -> float:
         """Return the predicted seconds to build, check and write a plan, with a margin."""
-        meter, split = self.meter, self.split
-        kernels = BUILD_KERNELS + len(split.primitives) / PRIMITIVES_PER_KERNEL
-        build_s = meter.pace.predict_s("build", kernels + 2 * self.weights_bytes / WEIGHTS_BYTES)
-        work_flop = split.total_flop * (self.masked.share if self.masked is not None else 1)
+        kernels = BUILD_KERNELS + len(split.graph.primitives) / PRIMITIVES_PER_KERNEL
+        build_s = meter.pace.predict_s("build", kernels + 2 * split.weights_bytes / WEIGHTS_BYTES)
+        work_flop = split.graph.total_flop * (self.masked.share if self.masked is not None else 1)
         run_s = 3 * work_flop / meter.rates().rate_flop_per_s * meter.pace.slowness
         budget_s = self.options.budget_s or math.inf
         tasks_s = BUILD_SAFETY * build_s if self.schedule == "fastest" else 0.0

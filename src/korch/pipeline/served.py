@@ -8,17 +8,19 @@ gets the best plan of them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from korch.candidate.candidate import Candidate, Group, Offer
 from korch.errors import InfeasibleError
 from korch.measure.cpu import CpuMeter
+from korch.measure.meter import AnyMeter
 from korch.pipeline.run import Run
 from korch.provider.provider import Kernel
 from korch.ranges.endings import Ending, endings_of, read
 from korch.ranges.filled import ends
 from korch.ranges.form import Sizes
+from korch.ranges.masked import Masked
 from korch.ranges.needed import Ends, Need
 from korch.ranges.plan import RangePlan
 from korch.ranges.served import Served, likely_needs
@@ -36,22 +38,25 @@ logger = logging.getLogger("korch.pipeline")
 Steps = tuple[Candidate, ...]
 
 
-def time_as_served(run: Run, plan: RangePlan) -> None:
-    """Make the meter time kernels that leave out the elements that a typical size of the plan does not need."""
-    meter = run.meter
+def time_as_served(tasks: Sequence[BlockTask], joined: Joined, meter: AnyMeter, plan: RangePlan) -> list[BlockTask]:
+    """Make the meter time kernels that leave out the elements that a typical size of the plan does not need.
+
+    Returns:
+        The tasks with candidates that are timed so.
+    """
     if not isinstance(meter, CpuMeter):
-        return
+        return [*tasks]
     target = meter.target
 
     def as_served(candidate: Candidate, kernel: Kernel) -> Kernel:
         return sized(kernel, candidate, plan, target)
 
     meter.sized = as_served
-    graph = run.joined.graph
+    graph = joined.graph
     found = ends(graph, range(len(graph.primitives)), plan)
     ended = read(found, [(p, axis) for p, own in found.items() for axis in own], target.lanes)
     needs = likely_needs(graph, plan, ended)
-    run.tasks = [_served(task, run.joined, needs, found, plan) for task in run.tasks]
+    return [_served(task, joined, needs, found, plan) for task in tasks]
 
 
 def _served(
@@ -92,26 +97,31 @@ def _of_any(needs: list[Need]) -> Need:
     return {axis: frozenset().union(*(need[axis] for need in needs)) for axis in axes}
 
 
-def search_variants(run: Run, others: tuple[Sizes, ...]) -> list[tuple[Sizes, Steps]]:
+def search_variants(
+    run: Run, model: Segmented, ledger: Ledger, best: Steps, masked: Masked
+) -> list[tuple[Sizes, Steps]]:
     """Return plans for other sizes that are faster there than the best plan and than the variants found before.
 
     Args:
-        run: with candidates and a plan.
-        others: the sizes.
+        run: has the options and the deadline.
+        model: the model with its candidates.
+        ledger: answers the searches' questions.
+        best: the kernels of the best plan.
+        masked: has the sizes.
     """
-    ledger, found = run.ledger, list[tuple[Sizes, Steps]]()
+    found, others = list[tuple[Sizes, Steps]](), masked.others
     options = replace(run.options, ablation=replace(run.options.ablation, baselines=False))
-    groups = frozenset(candidate.group.key for candidate in run.best_plan)
+    groups = frozenset(candidate.group.key for candidate in best)
     for i, sizes in enumerate(others):
         end = run.build_deadline.shared(len(others) - i)
         if end.is_over:
             break
         run.progress("orchestrate", f"the best plan of what was measured at size {'x'.join(map(str, sizes))}")
-        tasks = [_timed_at(task, sizes, ledger, groups) for task in run.tasks]
-        known = [_all_at(plan, sizes) for plan in (run.best_plan, *(plan for _, plan in found))]
+        tasks = [_timed_at(task, sizes, ledger, groups) for task in model.tasks]
+        known = [_all_at(plan, sizes) for plan in (best, *(plan for _, plan in found))]
         ledger.measure([c for plan in known for c in plan], end)
         try:
-            outcome = search_segments(Segmented(run.partition, run.joined, tasks), ledger, options, end)
+            outcome = search_segments(replace(model, tasks=tasks), ledger, options, end)
         except InfeasibleError as error:
             logger.info("there is no plan for size %s: %s", sizes, error)
             continue

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from korch.backend import has_kernels, open_meter
-from korch.candidate.candidate import Refusal, make_group
+from korch.candidate.candidate import Candidate, Refusal, make_group
 from korch.equivalence.rule import AnyRule
 from korch.equivalence.rules import integers, select_rules
 from korch.equivalence.saturate import SaturationLimits, SaturationReport, joined_reports, saturate
@@ -20,6 +20,8 @@ from korch.errors import InvalidGraphError, OptionError
 from korch.fission import fission
 from korch.frontend.onnx import load_model
 from korch.frontend.operator import OperatorGraph
+from korch.measure.meter import AnyMeter
+from korch.numerics import Standard
 from korch.options import Options
 from korch.pipeline import texts
 from korch.pipeline.build import build_plans
@@ -28,6 +30,7 @@ from korch.pipeline.least import least_of
 from korch.pipeline.loops import plan_loops
 from korch.pipeline.precision import Form, Kernels, Precision, find_forms, with_forms
 from korch.pipeline.quantized import in_bytes, is_quantized
+from korch.pipeline.results import Offered, Planned, Programs, Rewritten, SplitModel, StageResults
 from korch.pipeline.run import ENUMERATE_SHARE, Run, Template
 from korch.pipeline.served import search_variants, time_as_served
 from korch.pipeline.transfer import learn, transferred
@@ -38,19 +41,21 @@ from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.lowering import MULTIPLIED, MULTIPLIED_BY_CUDA, lower_products
 from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.precision import with_half
+from korch.primitive.text import format_graph
 from korch.primitive.types import DType
 from korch.provider.families import Families
 from korch.records import plain
 from korch.search.instance import check_steps
 from korch.search.ledger import Ledger
 from korch.search.result import PlanName, Round
-from korch.segments.block import find_blocks
-from korch.segments.block_task import prepare_all
+from korch.segments.block import Partition, find_blocks
+from korch.segments.block_task import BlockTask, prepare_all
 from korch.segments.extract import extract
-from korch.segments.join import join
+from korch.segments.join import Joined, join
 from korch.segments.search import Outcome, Segmented, search_segments
 from korch.segments.segment import Segment, whole_segment
 from korch.segments.spill import Spill
+from korch.segments.text import format_partition
 from korch.segments.with_alternatives import split_segments
 from korch.superopt.provider import add_superopt
 from korch.system.deadline import Deadline, stopped_by_interrupt
@@ -73,36 +78,35 @@ class PipelineStage:
 
     Attributes:
         name: the name on the command line.
-        run: reads the results of earlier stages from the `Run`, and sets its own.
-        check: raises an error if the result is not valid.
+        run: returns its result, from those of earlier stages.
         text: returns the printed form of the result.
+        check: raises an error if the result is not valid.
     """
 
     name: str
-    run: Callable[[Run], None]
-    check: Callable[[Run], None]
-    text: Callable[[Run], str]
+    run: Callable[[Run, StageResults], StageResults]
+    text: Callable[[StageResults], str]
+    check: Callable[[StageResults], None] = lambda found: None
 
 
-def load(run: Run) -> None:
-    """Set the model's operators."""
-    run.operators = run.model if isinstance(run.model, OperatorGraph) else load_model(run.model, run.shapes)
+def load(run: Run) -> OperatorGraph:
+    """Return the model's operators."""
+    return run.model if isinstance(run.model, OperatorGraph) else load_model(run.model, run.shapes)
 
 
-def split_operators(run: Run) -> None:
-    """Set the model's primitives; a quantized model is computed with bytes if the target has kernels for that."""
-    options, given = run.options, fission(run.operators) if run.masked is None else run.masked.graph
+def split_operators(run: Run, operators: OperatorGraph) -> SplitModel:
+    """Return the model's primitives; a quantized model is computed with bytes if the target has kernels for that."""
+    options, given = run.options, fission(operators) if run.masked is None else run.masked.graph
     is_narrow = is_quantized(given)
     multiplies = is_narrow and not (options.is_cuda or options.strict)
     multiplies = multiplies and integers.RULES[0] in select_rules(options.ablation.rules)
     multiplied = MULTIPLIED_BY_CUDA if options.is_cuda else MULTIPLIED
     given = _with_gathers(given, multiplied, options)
-    run.split = in_bytes(given, has_kernels(options) if multiplies else None, run.deadline, multiplied)
-    run.quantized = lower_products(given) if is_narrow else None
+    graph = in_bytes(given, has_kernels(options) if multiplies else None, run.deadline, multiplied)
     if options.budget_s is not None and not options.is_cuda:
-        run.expect(least_of(run.split, options, run.masked.compared if run.masked is not None else ()))
-    if options.error:
-        _find_forms(run)
+        run.expect(least_of(graph, options, run.masked.compared if run.masked is not None else ()))
+    precision = _precision(run, graph) if options.error else None
+    return SplitModel(graph, lower_products(given) if is_narrow else None, precision)
 
 
 def _with_gathers(graph: PrimitiveGraph, multiplied: Sequence[DType], options: Options) -> PrimitiveGraph:
@@ -119,9 +123,9 @@ def _with_gathers(graph: PrimitiveGraph, multiplied: Sequence[DType], options: O
     return gather_matrices(lowered, keeps)
 
 
-def _find_forms(run: Run) -> None:
-    """Set the less precise forms of the model's products."""
-    options, graph = run.options, run.split
+def _precision(run: Run, graph: PrimitiveGraph) -> Precision:
+    """Return the less precise forms of a model's products."""
+    options = run.options
     if run.masked is not None:
         raise OptionError("less precise types are for models of fixed sizes", "option error", hint="Remove --error")
     found = calibration_of(graph, options.calibrate, options.search)
@@ -129,22 +133,17 @@ def _find_forms(run: Run) -> None:
     end = run.build_deadline.less(1 - REWRITE_SHARE)
     forms = find_forms(graph, found.samples, options.error, kernels, end, options.search)
     expected = [reference.run(graph, feeds) for feeds in found.checks]
-    run.precision = Precision(options.error, forms, found.checks, expected, found.source, options.search)
     run.progress("fission", f"{len(forms)} less precise products, calibrated on {found.source}")
+    return Precision(options.error, forms, found.checks, expected, found.source, options.search)
 
 
-def check_split(run: Run) -> None:
-    """Check the model's primitives."""
-    check_graph(run.split)
-
-
-def add_alternatives(run: Run) -> None:
-    """Set the segments of the model with their alternatives.
+def add_alternatives(run: Run, found: SplitModel) -> Rewritten:
+    """Return the segments of the model with their alternatives.
 
     Rules that match more than one primitive are applied to the whole model before it is cut,
     because a cut could separate what they match.
     """
-    options, split = run.options, run.split
+    options, split = run.options, found.graph
     deadline = run.build_deadline.less(1 - REWRITE_SHARE)
     limit = options.search.segment_limit(len(split.primitives))
     rules = _rules(options)
@@ -159,13 +158,12 @@ def add_alternatives(run: Run) -> None:
             split, strict=options.strict, rules=wide, keep=spill.keep, limits=limits, deadline=deadline
         )
         segments = split_segments(whole, limit)
-    forms = run.precision.forms if run.precision else ()
+    forms = found.precision.forms if found.precision else ()
     rewrite = partial(_rewrite, options=options, rules=rules, forms=forms, deadline=deadline)
     partition = find_blocks(whole, segments, rewrite, spill)
     if report is not None:
         partition = replace(partition, rules=joined_reports(report, partition.rules))
-    run.partition = partition
-    run.joined = join(partition)
+    return Rewritten(partition, join(partition))
 
 
 def _rules(options: Options) -> Sequence[AnyRule]:
@@ -184,125 +182,152 @@ def _rewrite(
     return with_forms(found, forms), report
 
 
-def check_blocks(run: Run) -> None:
+def check_blocks(partition: Partition) -> None:
     """Check the graph of each block."""
-    for block in run.partition.blocks:
+    for block in partition.blocks:
         check_graph(block.graph)
 
 
-def compute_reference(run: Run) -> None:
-    """Set random inputs and exact results; a model for which this fails is refused before the search."""
+def compute_reference(run: Run, split: SplitModel, joined: Joined) -> Standard:
+    """Return random inputs and exact results; a model for which this fails is refused before the search."""
     if run.masked is not None and run.masked.model is not None:
-        run.standard = standard_of(run.masked.model, run.joined.graph, run.options)
-        return
-    given = run.precision.samples[0] if run.precision else {}
-    run.standard = standard_of(run.quantized or run.split, run.joined.graph, run.options, given)
+        return standard_of(run.masked.model, joined.graph, run.options)
+    given = split.precision.samples[0] if split.precision else {}
+    return standard_of(split.quantized or split.graph, joined.graph, run.options, given)
 
 
-def collect_candidates(run: Run) -> None:
-    """Set the candidates of each block, and the meter that builds and times them."""
-    run.meter = run.resources.enter_context(open_meter(run.options, run.weights_bytes, run.last_deadline))
+def collect_candidates(run: Run, split: SplitModel, alternatives: Rewritten) -> Offered:
+    """Return the candidates of each block, and the meter that builds and times them."""
+    options, partition, joined = run.options, alternatives.partition, alternatives.joined
+    meter = run.resources.enter_context(open_meter(options, split.weights_bytes, run.last_deadline))
     deadline = run.build_deadline.less(1 - ENUMERATE_SHARE)
-    run.ledger = _ledger(run)
-    plan_loops(run)
+    ledger = _ledger(options, meter)
+    plan_loops(run, partition, ledger)
+    tasks: list[BlockTask] = []
     if run.template is None:
-        found = add_superopt(run.meter, run.partition, run.split.total_flop, run.ledger, run.options, deadline)
+        found = add_superopt(meter, partition, split.graph.total_flop, ledger, options, deadline)
         if found:
             run.progress("candidates", found)
             deadline = run.build_deadline.less(1 - ENUMERATE_SHARE)
-        run.tasks = prepare_all(run.partition, run.joined, run.meter, run.options, deadline)
+        tasks = prepare_all(partition, joined, meter, options, deadline)
     if run.masked is not None:
-        time_as_served(run, run.masked.plan)
-    run.progress("candidates", texts.tasks_line(run.tasks))
-    run.meter.tell = partial(run.progress, "orchestrate")
-    run.end_s = run.predict_end_s()
-    run.meter.expect_compiling = run.check_budget
+        tasks = time_as_served(tasks, joined, meter, run.masked.plan)
+    run.progress("candidates", texts.tasks_line(tasks))
+    meter.tell = partial(run.progress, "orchestrate")
+    run.end_s = run.predict_end_s(split, meter)
+    meter.expect_compiling = partial(run.check_budget, ledger)
+    return Offered(meter, ledger, tasks)
 
 
-def orchestrate(run: Run) -> None:
-    """Set the plans: the best one first, then the plans that it is compared with."""
+def orchestrate(run: Run, precision: Precision | None, alternatives: Rewritten, offered: Offered) -> Planned:
+    """Return the plans: the best one first, then the plans that it is compared with."""
+    ledger, joined = offered.ledger, alternatives.joined
     with _interruptible(run):
         if run.template is not None:
-            run.outcome = transferred(run, run.template)
-            return
-        run.outcome = search_plans(run)
+            return Planned(transferred(run, joined.graph, ledger, run.template))
+        model = Segmented(alternatives.partition, joined, offered.tasks)
+        outcome = search_plans(run, model, ledger, precision)
+        steps = outcome.plans[PlanName.SEARCHED]
         if run.keep is not None:
-            run.keep(_template(run))
-        if run.masked is not None:
-            run.variants = search_variants(run, run.masked.others)
+            families = Families()
+            learn(families, steps, offered.meter)
+            run.keep(Template(joined.graph, steps, families))
+        variants = [] if run.masked is None else search_variants(run, model, ledger, steps, run.masked)
+        return Planned(outcome, variants)
 
 
-def _template(run: Run) -> Template:
-    """Return the plan that was found, as a template for other sizes."""
-    steps, families = run.outcome.plans[PlanName.SEARCHED], Families()
-    learn(families, steps, run)
-    return Template(run.joined.graph, steps, families)
-
-
-def search_plans(run: Run) -> Outcome:
+def search_plans(run: Run, model: Segmented, ledger: Ledger, precision: Precision | None) -> Outcome:
     """Return the best sequential plan and the plans that it is compared with."""
 
     def tell(b: int, entry: Round) -> None:
-        run.progress("orchestrate", texts.round_line(run.tasks, b, entry))
+        run.progress("orchestrate", texts.round_line(model.tasks, b, entry))
 
-    precision, deadline = run.precision, run.build_deadline
+    deadline = run.build_deadline
     if precision is not None:
         deadline = deadline.less(CHECK_SHARE)
     if run.masked is not None and run.masked.others:
         deadline = deadline.less(VARIANTS_SHARE)
     while True:
-        tasks = run.tasks if precision is None else precision.tasks(run.tasks, run.partition)
-        outcome = search_segments(Segmented(run.partition, run.joined, tasks), run.ledger, run.options, deadline, tell)
+        tasks = model.tasks if precision is None else precision.tasks(model.tasks, model.partition)
+        outcome = search_segments(replace(model, tasks=tasks), ledger, run.options, deadline, tell)
         if precision is None or not precision.check(
-            run.joined.graph, outcome.plans[PlanName.SEARCHED], not run.build_deadline.is_over
+            model.joined.graph, outcome.plans[PlanName.SEARCHED], not run.build_deadline.is_over
         ):
             return outcome
         deadline = run.build_deadline
         run.progress("orchestrate", f"the error is {precision.error:.1e}; searched again with another sum of errors")
 
 
-def _ledger(run: Run) -> Ledger:
+def _ledger(options: Options, meter: AnyMeter) -> Ledger:
     """Return the ledger of the search: a new one, or the one that is replayed."""
-    options = run.options
     values = plain(options.recorded)
     values |= values.pop("search") | values.pop("ablation")
     about = {f"option {name}": value for name, value in values.items() if name not in NOT_REPLAYED}
-    about["target"] = run.meter.database.target
-    return Ledger(run.meter, options.search, write_to=options.ledger, replay=options.replay, about=about)
+    about["target"] = meter.database.target
+    return Ledger(meter, options.search, write_to=options.ledger, replay=options.replay, about=about)
 
 
-def check_plans(run: Run) -> None:
+def check_plans(graph: PrimitiveGraph, outcome: Outcome) -> None:
     """Check each plan without a solver.
 
     Raises:
         InvalidGraphError: a kernel reads a value that no earlier kernel writes, or an output is not written.
     """
-    for name, steps in run.outcome.plans.items():
+    for name, steps in outcome.plans.items():
         try:
-            check_steps(run.joined.graph, steps)
+            check_steps(graph, steps)
         except InvalidGraphError as error:
             raise replace(error, where=f"plan {name!r}, {error.where}".removesuffix(", ")) from error
 
 
-def lower_plan(run: Run) -> None:
-    """Set the tile programs of the best plan's kernels; None for a kernel that is not generated from one."""
-    kernels = [(candidate, run.meter.kernel(candidate)) for candidate in run.best_plan]
-    run.programs = tuple((c, None if isinstance(kernel, Refusal) else kernel.program) for c, kernel in kernels)
-
-
-def no_check(run: Run) -> None:
-    """Check nothing, for stages that check their results themselves."""
+def lower_plan(steps: Sequence[Candidate], meter: AnyMeter) -> Programs:
+    """Return the tile programs of a plan's kernels; None for a kernel that is not generated from one."""
+    kernels = [(candidate, meter.kernel(candidate)) for candidate in steps]
+    return tuple((c, None if isinstance(kernel, Refusal) else kernel.program) for c, kernel in kernels)
 
 
 STAGES = (
-    PipelineStage("frontend", load, no_check, texts.operators_text),
-    PipelineStage("fission", split_operators, check_split, texts.split_text),
-    PipelineStage("saturate", add_alternatives, check_blocks, texts.blocks_text),
-    PipelineStage("reference", compute_reference, no_check, texts.reference_text),
-    PipelineStage("candidates", collect_candidates, no_check, texts.candidates_text),
-    PipelineStage("orchestrate", orchestrate, check_plans, texts.plan_text),
-    PipelineStage("lower", lower_plan, no_check, texts.programs_text),
-    PipelineStage("build", build_plans, no_check, texts.kernels_text),
+    PipelineStage(
+        "frontend", lambda run, found: {"frontend": load(run)}, lambda found: texts.operators_text(found["frontend"])
+    ),
+    PipelineStage(
+        "fission",
+        lambda run, found: {"fission": split_operators(run, found["frontend"])},
+        lambda found: format_graph(found["fission"].graph),
+        lambda found: check_graph(found["fission"].graph),
+    ),
+    PipelineStage(
+        "saturate",
+        lambda run, found: {"saturate": add_alternatives(run, found["fission"])},
+        lambda found: format_partition(found["saturate"].partition),
+        lambda found: check_blocks(found["saturate"].partition),
+    ),
+    PipelineStage(
+        "reference",
+        lambda run, found: {"reference": compute_reference(run, found["fission"], found["saturate"].joined)},
+        lambda found: texts.reference_text(found["reference"]),
+    ),
+    PipelineStage(
+        "candidates",
+        lambda run, found: {"candidates": collect_candidates(run, found["fission"], found["saturate"])},
+        lambda found: texts.candidates_text(found["candidates"].tasks),
+    ),
+    PipelineStage(
+        "orchestrate",
+        lambda run, found: {
+            "orchestrate": orchestrate(run, found["fission"].precision, found["saturate"], found["candidates"])
+        },
+        lambda found: texts.plan_text(found["candidates"], found["orchestrate"]),
+        lambda found: check_plans(found["saturate"].joined.graph, found["orchestrate"].outcome),
+    ),
+    PipelineStage(
+        "lower",
+        lambda run, found: {"lower": lower_plan(found["orchestrate"].best, found["candidates"].meter)},
+        lambda found: texts.programs_text(found["lower"]),
+    ),
+    PipelineStage(
+        "build", lambda run, found: {"build": build_plans(run, found)}, lambda found: texts.kernels_text(found["build"])
+    ),
 )
 """The stages from a model to its executable. The stage "build" checks each executable by its results."""
 
@@ -319,6 +344,3 @@ def _interruptible(run: Run) -> Iterator[None]:
 
     with stopped_by_interrupt(run.deadline, tell):
         yield
-
-
-__all__ = ["STAGES", "PipelineStage", "search_plans"]

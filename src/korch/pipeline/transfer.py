@@ -24,26 +24,26 @@ from korch.search.result import Orchestration, PlanName, Round
 from korch.segments.search import Outcome
 
 
-def transferred(run: Run, template: Template) -> Outcome:
+def transferred(run: Run, graph: PrimitiveGraph, ledger: Ledger, template: Template) -> Outcome:
     """Return a plan for a run's size that consists of the kernels of another size's plan.
 
     Raises:
         InfeasibleError: a kernel has no counterpart at this size.
     """
-    begun_s, ledger, graph = time.monotonic(), run.ledger, run.joined.graph
-    answers = Answers(run.meter.providers, run.meter.target, run.meter.faults)
+    begun_s, meter = time.monotonic(), ledger.meter
+    answers = Answers(meter.providers, meter.target, meter.faults)
     same = counterparts(template.graph, graph)
-    options = [_options(step, graph, same, answers, ledger.meter) for step in template.steps]
+    options = [_options(step, graph, same, answers, meter) for step in template.steps]
     rivals = [c for own in options if len(own) > 1 for c in own]
     if run.options.measure:
         ledger.measure(rivals, run.build_deadline)
     steps = tuple(_least(own, ledger) for own in options)
-    learn(template.families, steps, run)
+    learn(template.families, steps, meter)
     costs = [ledger.cost_ns(step) for step in steps]
     total_ns = sum(cost for cost, _ in costs)
     spent_s = time.monotonic() - begun_s
     flags = [is_known for _, is_known in costs]
-    certificate = Certificate.of(total_ns, sum(map(ledger.meter.bound_ns, steps)), flags, range(len(flags)), spent_s)
+    certificate = Certificate.of(total_ns, sum(map(meter.bound_ns, steps)), flags, range(len(flags)), spent_s)
     found = Orchestration(
         steps=steps,
         certificate=certificate,
@@ -56,10 +56,10 @@ def transferred(run: Run, template: Template) -> Outcome:
     return Outcome({PlanName.SEARCHED: steps}, found)
 
 
-def learn(families: Families, steps: Sequence[Candidate], run: Run) -> None:
+def learn(families: Families, steps: Sequence[Candidate], meter: AnyMeter) -> None:
     """Register the kernels of a plan, so that the kernels of other sizes share code with them."""
     for place, step in enumerate(steps):
-        kernel = run.meter.kernel(step)
+        kernel = meter.kernel(step)
         if isinstance(kernel, Kernel):
             families.learn(place, step.key, kernel)
 

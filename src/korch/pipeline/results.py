@@ -1,0 +1,105 @@
+"""The results of the stages, each frozen, and set by one stage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from korch.candidate.candidate import Candidate
+from korch.cuda.runtime.executable import CudaExecutable
+from korch.frontend.operator import OperatorGraph
+from korch.measure.meter import AnyMeter
+from korch.numerics import Standard
+from korch.pipeline.precision import Precision
+from korch.primitive.graph import PrimitiveGraph
+from korch.ranges.form import Sizes
+from korch.runtime.executable import Executable
+from korch.search.ledger import Ledger
+from korch.segments.block import Partition
+from korch.segments.block_task import BlockTask
+from korch.segments.join import Joined
+from korch.segments.search import Outcome
+from korch.tile.ir.program import TileProgram
+
+
+@dataclass(frozen=True, slots=True)
+class SplitModel:
+    """A model's primitives.
+
+    Attributes:
+        graph: the primitives.
+        quantized: a quantized model's original primitives, with which plans are compared: `graph` may compute
+            with bytes where these compute with floats.
+        precision: the less precise forms of products, if there is a budget of errors.
+    """
+
+    graph: PrimitiveGraph
+    quantized: PrimitiveGraph | None = None
+    precision: Precision | None = None
+
+    @property
+    def weights_bytes(self) -> int:
+        """The size of the model's constants."""
+        return sum(constant.array.nbytes for constant in self.graph.constants.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """The segments of a model with their alternatives, and the graph of all of them."""
+
+    partition: Partition
+    joined: Joined
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """The candidates of a model.
+
+    Attributes:
+        meter: builds and times kernels.
+        ledger: has the questions of the search and their answers.
+        tasks: the blocks with their candidates; none if the kernels of another size's plan are used.
+    """
+
+    meter: AnyMeter
+    ledger: Ledger
+    tasks: Sequence[BlockTask] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plans of a model, and for a range the plans for other sizes, each with its size."""
+
+    outcome: Outcome
+    variants: Sequence[tuple[Sizes, tuple[Candidate, ...]]] = ()
+
+    @property
+    def best(self) -> tuple[Candidate, ...]:
+        """The kernels of the plan that is predicted to be the fastest."""
+        return next(iter(self.outcome.plans.values()))
+
+
+Programs = tuple[tuple[Candidate, TileProgram | None], ...]
+"""The kernels of the best plan with their tile programs; None for a kernel that is not generated from one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """The executable, and for a range all executables, each with the size for which it was timed."""
+
+    executable: Executable | CudaExecutable
+    sized: Sequence[tuple[Sizes, Executable]] = ()
+
+
+class StageResults(TypedDict, total=False):
+    """The results of the stages that have run, by the stage's name."""
+
+    frontend: OperatorGraph
+    fission: SplitModel
+    saturate: Rewritten
+    reference: Standard
+    candidates: Offered
+    orchestrate: Planned
+    lower: Programs
+    build: Built
