@@ -196,7 +196,7 @@ def budgets() -> str:
         taken = f"{row['seconds']:.1f}{least}{'' if row['is_kept'] else ' **no**'}"
         searches = f" x {row['searches']}" if row["searches"] > 1 else ""
         cells[row["model"], f"{row['budget_s']:g}{searches}"].append(taken)
-    rows = [[*key, *found] for key, found in cells.items()]
+    rows = [[*key, *found, "not measured"][:4] for key, found in cells.items()]
     return markdown(["case", "budget, s", "alone, s", "beside two, s"], rows)
 
 
