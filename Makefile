@@ -42,6 +42,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# `make test KORCH_LONG=1` compiles all kernels as for users, with -O3, which takes twice as long.
 test: check
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/pytorch --ignore tests/cuda --ignore tests/gpu --ignore tests/web
 

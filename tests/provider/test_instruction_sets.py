@@ -36,6 +36,8 @@ from korch.testing.kernels import check_offers
 from tests.provider.onednn_groups import Graph
 from tests.support.fuzz_kernels import PLAIN, run_round
 
+pytestmark = pytest.mark.usefixtures("optimized")
+
 
 def normalized(n: int) -> list[Group]:
     """A softmax over rows that are no whole vectors."""
