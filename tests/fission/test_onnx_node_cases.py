@@ -1,5 +1,7 @@
 import collections
 
+import pytest
+
 from korch.fission import RULES
 from tests.support.node_cases import node_cases, run_case
 
@@ -15,6 +17,7 @@ EXCLUDED = {
 LEAST_PASSED = 800
 
 
+@pytest.mark.long
 def test_onnx_s_own_operator_tests_pass():
     cases = [case for case in node_cases() if case.name not in EXCLUDED]
     outcomes = [run_case(case) for case in cases]
