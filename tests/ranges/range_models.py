@@ -9,8 +9,9 @@ import numpy as np
 import onnx
 
 from korch.fission import fission
-from korch.frontend.onnx import load_model
+from korch.frontend.onnx import load_model, read_model
 from korch.inputs import random_arrays
+from korch.pipeline.source import compared_numbers
 from korch.primitive import reference
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
@@ -42,7 +43,9 @@ def primitives(source: bytes, shapes: Shapes, sizes: Sizes) -> PrimitiveGraph:
 def masked_model(source: bytes, shapes: Shapes) -> Masked:
     dimensions = dimensions_of(shapes)
     largest = tuple(max(d.high, LEAST_PLANNED) for d in dimensions)
-    return masked(dimensions, largest, lambda sizes: primitives(source, shapes, sizes))
+    return masked(
+        dimensions, largest, lambda sizes: primitives(source, shapes, sizes), compared_numbers(read_model(source))
+    )
 
 
 def padded(whole: Masked, feeds: Mapping[str, Array]) -> dict[str, Array]:

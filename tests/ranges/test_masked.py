@@ -352,6 +352,29 @@ def test_numbers_that_differ_at_the_smallest_size_only_are_refused(nodes: str) -
         masked_model(source, {"n": (range(1, 17),)})
 
 
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        "b = Equal(s, c) y = Not(b)",
+        "b = Equal(s, c) f = Cast <to = 7> (b) y = Greater(f, zero)",
+        "b = Equal(s, c) w = Where(b, c, zero) y = Equal(w, zero)",
+        "m = Max(s, c) t = Min(m, d) u = Sub(t, s) y = Equal(u, zero)",
+    ],
+)
+@pytest.mark.parametrize("number", range(2, 15))
+def test_numbers_that_differ_at_one_size_are_refused(nodes: str, number: int) -> None:
+    known = f"int64[1] c = {{{number}}}, int64[1] d = {{{number + 1}}}, int64[1] zero = {{0}}"
+    source = model(f"g (float[n] x) => (bool[1] y) <{known}> {{ s = Shape(x) {nodes} }}")
+    with pytest.raises(UnsupportedError, match=r"depend|no dimension explains|other primitives"):
+        masked_model(source, {"n": (range(1, 17),)})
+
+
+def test_numbers_that_differ_at_one_pair_of_sizes_are_refused() -> None:
+    source = model("g (float[n, m] x) => (bool[2] y) <int64[2] c = {3, 5}> { s = Shape(x) y = Equal(s, c) }")
+    with pytest.raises(UnsupportedError, match="depend"):
+        masked_model(source, {"n": (range(1, 17),), "m": (range(1, 9),)})
+
+
 def test_a_number_may_be_zero_at_the_smallest_size() -> None:
     """The number of elements after the first one."""
     nodes = "{ t = Slice(x, one, most) s = Shape(t) f = Cast <to = 1> (s) y = Mul(t, f) }"

@@ -189,7 +189,7 @@ def _module(rng: np.random.Generator, case: int, folder: Path, *, built: bool) -
 def _interpreted(source: Source, sizes: Sequence[Sizes], feeds: Sequence[Sequence[Array]]) -> Iterator[list[Array]]:
     """Yield the outputs at some sizes, which the primitives of the largest size compute with masks."""
     largest = tuple(max(d.high, LEAST_PLANNED) for d in source.dimensions)
-    whole = masked(source.dimensions, largest, source.primitives)
+    whole = masked(source.dimensions, largest, source.primitives, source.compared)
     graph, plan = whole.graph, whole.plan
     if any(p.op == "opaque" for p in graph.primitives):
         raise UnprovidedError("a part of the model runs on the host", "range")

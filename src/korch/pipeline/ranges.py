@@ -132,7 +132,7 @@ def _plans(
         if i and left_s is not None and left_s < fixed_s:
             break  # the first plan serves these sizes, too
         progress("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}")
-        whole = masked(dimensions, sizes, source.primitives)
+        whole = masked(dimensions, sizes, source.primitives, source.compared)
         timed, *others = _timed(dimensions, columns, sizes)
         pace = slowness()
         share = _checked_share(whole.graph, left_s, pace)

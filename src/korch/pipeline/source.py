@@ -6,12 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
+import numpy as np
+import onnx
+
 from korch.fission import fission
-from korch.frontend.onnx import ModelSource, load_model, read_model
+from korch.frontend.onnx import LoadedModel, ModelSource, load_model, read_model
 from korch.frontend.operator import OperatorGraph
 from korch.primitive.graph import PrimitiveGraph
 from korch.ranges.binding import Bound, binding_of, dimensions_of
 from korch.ranges.form import Dimension, Sizes
+
+COMPARING = {"Clip", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min"}
+"""Operators whose result may change at one size, the constant with which they compare it."""
 
 MOST_KEPT = 16
 """For how many choices of sizes a model's primitives are kept; they share its weights."""
@@ -25,11 +31,13 @@ class Source:
         dimensions: the free dimensions.
         primitives: returns the model's primitives for one size of each dimension.
         bound: returns the model and the binding for such sizes, as arguments of `optimize_model`.
+        compared: the integers that the model compares others with.
     """
 
     dimensions: tuple[Dimension, ...]
     primitives: Callable[[Sizes], PrimitiveGraph]
     bound: Callable[[Sizes], tuple[ModelSource | OperatorGraph, Mapping[str, tuple[int, ...]]]]
+    compared: frozenset[int] = frozenset()
 
     @staticmethod
     def of(
@@ -47,7 +55,7 @@ class Source:
         """
         loaded = read_model(model)
         primitives = lru_cache(MOST_KEPT)(lambda sizes: fission(load_model(loaded, binding(sizes))))
-        return Source(dimensions, primitives, lambda sizes: (model, binding(sizes)))
+        return Source(dimensions, primitives, lambda sizes: (model, binding(sizes)), compared_numbers(loaded))
 
 
 def onnx_source(model: ModelSource, shapes: Mapping[str, Sequence[Bound]]) -> Source:
@@ -61,3 +69,19 @@ def onnx_source(model: ModelSource, shapes: Mapping[str, Sequence[Bound]]) -> So
         ModelError: as `load_model`.
     """
     return Source.of(model, dimensions_of(shapes), partial(binding_of, shapes))
+
+
+def compared_numbers(model: LoadedModel) -> frozenset[int]:
+    """Return the integers of short constants with which a model compares other integers."""
+    constants = dict(model.constants)
+    for node in model.nodes:
+        if node.op_type == "Constant" and node.attribute[0].name == "value":
+            constants[node.output[0]] = onnx.numpy_helper.to_array(node.attribute[0].t)
+    found = [
+        constants[name]
+        for node in model.nodes
+        if node.op_type in COMPARING
+        for name in node.input
+        if name in constants and constants[name].dtype.kind in "iu" and constants[name].size <= MOST_KEPT
+    ]
+    return frozenset(int(number) for array in found for number in np.ravel(array))

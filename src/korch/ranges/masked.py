@@ -7,7 +7,7 @@ the rules of `free.py` preserve it for each primitive, so that the outputs, cut 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from korch.ranges.free import rule_of
 from korch.ranges.lockstep import AmbiguousError, LockOperand, Lockstep, align, refusal
 from korch.ranges.mask import Fill, Masks, Value, plain
 from korch.ranges.plan import RangePlan
-from korch.ranges.samples import MANY, sample
+from korch.ranges.samples import MANY, sample, sizes_near
 from korch.ranges.site import Site, fit
 
 
@@ -57,13 +57,19 @@ class Masked:
         return math.prod(n / m for n, m in zip(sizes, self.plan.sizes, strict=True))
 
 
-def masked(dimensions: tuple[Dimension, ...], largest: Sizes, primitives: Callable[[Sizes], PrimitiveGraph]) -> Masked:
+def masked(
+    dimensions: tuple[Dimension, ...],
+    largest: Sizes,
+    primitives: Callable[[Sizes], PrimitiveGraph],
+    compared: Collection[int] = (),
+) -> Masked:
     """Return a model's primitives for all sizes up to some.
 
     Args:
         dimensions: the dimensions that are free.
         largest: their largest sizes.
         primitives: returns the model's primitives at one size of each.
+        compared: numbers with which the model may compare sizes.
 
     Raises:
         UnsupportedError: there is no rule that makes a node correct for all sizes.
@@ -76,7 +82,8 @@ def masked(dimensions: tuple[Dimension, ...], largest: Sizes, primitives: Callab
         found = walk.run()
     lowest = tuple(d.low for d in dimensions)  # it is no sample if it is 1
     graph = primitives(lowest)
-    walk.check_constants(lowest, graph)
+    for sizes in (lowest, *sizes_near(dimensions, largest, compared)):
+        walk.check_constants(sizes, primitives(sizes))
     for (name, value), form in zip(graph.outputs, found.plan.outputs, strict=True):
         shape = tuple(math.prod(factor.at(lowest) for factor in axis) for axis in form)
         if shape != graph.types[value].shape:

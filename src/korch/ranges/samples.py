@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import itertools
+from collections.abc import Callable, Collection, Sequence
 
 from korch.primitive.graph import PrimitiveGraph
 from korch.ranges.form import Dimension, Sizes
@@ -12,6 +13,9 @@ FEW, MANY = 3, 12
 """The numbers of smaller sizes that are compared with the largest; MANY is used if FEW leave an ambiguity."""
 
 LEAST_PLANNED = 3
+
+MOST_NEAR = 32
+"""The most sizes at which numbers that are computed from sizes are compared again."""
 
 
 def upper_sizes(dimension: Dimension, factor: int, least: int) -> list[int]:
@@ -48,6 +52,16 @@ def sample(
         rows.append(tuple(column[-1] if k == i else size for k, size in enumerate(largest)))
     rows = list(dict.fromkeys(rows))
     return Samples(dimensions, tuple(rows), (graph, *(primitives(row) for row in rows[1:])))
+
+
+def sizes_near(dimensions: Sequence[Dimension], largest: Sizes, numbers: Collection[int]) -> list[Sizes]:
+    """Return sizes at some numbers and beside them; no more than `MOST_NEAR`, of which the first are nearest to 0."""
+    near = sorted({number + more for number in numbers for more in (-1, 0, 1)})
+    columns = [
+        [most, *(n for n in map(d.steps_of, near) if n is not None and n < most)]
+        for d, most in zip(dimensions, largest, strict=True)
+    ]
+    return list(itertools.islice(itertools.product(*columns), 1, 1 + MOST_NEAR))
 
 
 def _smaller_sizes(low: int, high: int, taken: Collection[int], count: int) -> list[int]:
