@@ -88,5 +88,9 @@ def test_a_plan_that_is_large_or_late_or_does_not_compile_stays_as_it_is():
     ):
         found, times = with_fastest_schedule(validated(joins), METER, make, deadline)
         assert (found.winner, times) == (joins, None)
+    many = Plan(1)
+    many.plan.steps = range(2000)
+    found, times = with_fastest_schedule(validated(many), METER, is_not_called, soon)
+    assert (found.winner, times) == (many, None)
     given = replace(validated(Plan(1)), won=slow)
     assert with_fastest_schedule(given, METER, is_not_called, soon) == (given, None)

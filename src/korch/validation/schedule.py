@@ -25,6 +25,9 @@ logger = logging.getLogger("korch.validation")
 RUNS = 6
 """Runs for each round in which two plans are timed, including those that compare results; for a time estimate."""
 
+PAIR_S = 1.4e-4
+"""Seconds to compare what two kernels touch, for the events between their tasks and to check them."""
+
 
 def with_fastest_schedule(
     validation: Validation, meter: AnyMeter, make_tasks: Make, deadline: Deadline, allowed: float = 0.0
@@ -46,6 +49,7 @@ def with_fastest_schedule(
     until = Until(deadline, lambda entry: 0.0, meter.tell)
     runs_s = RUNS * LEAST_PLAN_ROUNDS * won.median_ns / 1e9
     build_s = meter.pace.predict_s("build", build_units(validation.winner)) + runs_s
+    build_s += PAIR_S * len(validation.winner.plan.steps) ** 2 / 2
     if validation.winner.plan.weights_bytes > HEAVY_BYTES or until.leaves_out(won.entry, build_s):
         return validation, None
     try:
