@@ -191,13 +191,15 @@ def budgets() -> str:
     """Return the seconds that searches took, alone and beside two busy processes, by case and budget."""
     cells: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in rows_of("budget.json"):
-        follows = f", {row['follows_s']:.0f} when followed" if row["follows_s"] else ""
-        least = f" (least {row['least_s']:.0f}{follows})" if row["least_s"] else ""
+        if not row["searches"]:
+            continue
+        follows = f": {row['follows_s']:.1f}" if row["follows_s"] else ""
+        least = f" ({row['least_s']:.0f}{follows})" if row["least_s"] else ""
         taken = f"{row['seconds']:.1f}{least}{'' if row['is_kept'] else ' **no**'}"
         searches = f" x {row['searches']}" if row["searches"] > 1 else ""
         cells[row["model"], f"{row['budget_s']:g}{searches}"].append(taken)
-    rows = [[*key, *found, "not measured"][:4] for key, found in cells.items()]
-    return markdown(["case", "budget, s", "alone, s", "beside two, s"], rows)
+    rows = [[*key, *found, "–"][:4] for key, found in cells.items()]
+    return markdown(["case", "budget, s", "alone, s (least: followed)", "beside two, s"], rows)
 
 
 def operators() -> str:
