@@ -356,6 +356,7 @@ def test_numbers_that_differ_at_the_smallest_size_only_are_refused(nodes: str) -
     "nodes",
     [
         "b = Equal(s, c) y = Not(b)",
+        "e = Constant <value_ints = [NUMBER]> () b = Equal(s, e) y = Not(b)",
         "b = Equal(s, c) f = Cast <to = 7> (b) y = Greater(f, zero)",
         "b = Equal(s, c) w = Where(b, c, zero) y = Equal(w, zero)",
         "m = Max(s, c) t = Min(m, d) u = Sub(t, s) y = Equal(u, zero)",
@@ -364,7 +365,7 @@ def test_numbers_that_differ_at_the_smallest_size_only_are_refused(nodes: str) -
 @pytest.mark.parametrize("number", range(2, 15))
 def test_numbers_that_differ_at_one_size_are_refused(nodes: str, number: int) -> None:
     known = f"int64[1] c = {{{number}}}, int64[1] d = {{{number + 1}}}, int64[1] zero = {{0}}"
-    source = model(f"g (float[n] x) => (bool[1] y) <{known}> {{ s = Shape(x) {nodes} }}")
+    source = model(f"g (float[n] x) => (bool[1] y) <{known}> {{ s = Shape(x) {nodes.replace('NUMBER', str(number))} }}")
     with pytest.raises(UnsupportedError, match=r"depend|no dimension explains|other primitives"):
         masked_model(source, {"n": (range(1, 17),)})
 

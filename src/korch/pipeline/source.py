@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
-import onnx
 
 from korch.fission import fission
+from korch.frontend.fold import constant_of
 from korch.frontend.onnx import LoadedModel, ModelSource, load_model, read_model
 from korch.frontend.operator import OperatorGraph
 from korch.primitive.graph import PrimitiveGraph
@@ -73,15 +73,12 @@ def onnx_source(model: ModelSource, shapes: Mapping[str, Sequence[Bound]]) -> So
 
 def compared_numbers(model: LoadedModel) -> frozenset[int]:
     """Return the integers of short constants with which a model compares other integers."""
-    constants = dict(model.constants)
-    for node in model.nodes:
-        if node.op_type == "Constant" and node.attribute[0].name == "value":
-            constants[node.output[0]] = onnx.numpy_helper.to_array(node.attribute[0].t)
-    found = [
-        constants[name]
+    read = {name for node in model.nodes if node.op_type in COMPARING for name in node.input}
+    made = [
+        constant_of(node)
         for node in model.nodes
-        if node.op_type in COMPARING
-        for name in node.input
-        if name in constants and constants[name].dtype.kind in "iu" and constants[name].size <= MOST_KEPT
+        if node.op_type == "Constant" and read.intersection(node.output) and len(node.attribute) == 1
     ]
-    return frozenset(int(number) for array in found for number in np.ravel(array))
+    found = [array for array in (*(model.constants.get(name) for name in read), *made) if array is not None]
+    short = (array for array in found if array.dtype.kind in "iu" and array.size <= MOST_KEPT)
+    return frozenset(int(number) for array in short for number in np.ravel(array))
