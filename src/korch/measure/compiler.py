@@ -207,12 +207,10 @@ class Builder:
     def _run(self, command: Sequence[str], target: Path, stop: Deadline | None = None) -> None:
         """Run a compiler that writes `target`, until `stop` or the end."""
         end, begun_s = self._end, time.monotonic()
-        latest = Deadline()
-        if end.at_s is not None:
-            patience_s = 0.0 if self._hangs else max(PATIENCE_SECONDS, LATE * self._longest_s)
-            latest = Deadline(max(end.at_s, begun_s + patience_s))
+        patience_s = 0.0 if self._hangs else max(PATIENCE_SECONDS, LATE * self._longest_s)
+        latest_s = None if end.at_s is None else max(end.at_s, begun_s + patience_s)
         try:
-            run_compiler(command, target.parent, latest if stop is None else stop.until(latest.at_s), end)
+            run_compiler(command, target.parent, (stop or Deadline()).until(latest_s), end)
         except StoppedError:
             self._hangs = self._hangs or end.is_over
             raise

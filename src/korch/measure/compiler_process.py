@@ -102,7 +102,9 @@ def _call(command: Sequence[str], folder: Path, stop: Deadline, end: Deadline) -
                         said = process.communicate(timeout=TICK_SECONDS)[1]
                         break
                     except subprocess.TimeoutExpired:
-                        idle = 0 if _computes(process.pid) else idle + 1
+                        left_s = end.left_s
+                        if left_s is not None and left_s <= IDLE_TICKS * TICK_SECONDS:  # all processes are listed
+                            idle = 0 if _computes(process.pid) else idle + 1
                         if stop.is_over or (end.is_over and idle >= IDLE_TICKS):
                             raise StoppedError("the compiler did not end in time") from None
                         if limit.is_over:
