@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from korch.candidate.candidate import Group, Refusal
+from korch.candidate.candidate import Group, Offer, Refusal
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
 from korch.provider import tile_kernel
@@ -18,6 +18,9 @@ from korch.provider.faults import Fault, Faults
 from korch.provider.gemm import GemmProvider
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel
+from korch.superopt.provider import SuperoptProvider
+from korch.superopt.sizes import CacheMachine
+from korch.system.deadline import Deadline
 from korch.target import LANES, Target
 from korch.tile.check.accesses import accesses
 from korch.tile.check.check import check_program
@@ -30,6 +33,19 @@ from tests.provider.test_instruction_sets import FAMILIES
 from tests.provider.test_running import GROUPS as RUNNING
 from tests.provider.test_stored import stored
 from tests.provider.test_top import GROUPS as TOP
+from tests.superopt.test_find import Kept, group_of
+from tests.support import blocks
+
+
+class Searching(SuperoptProvider):
+    """Searches for the programs of a group when it is asked for offers."""
+
+    def __init__(self) -> None:
+        super().__init__(Kept(), CacheMachine(16, 2, 64 << 10))
+
+    def offer(self, group: Group, target: Target) -> Sequence[Offer] | Refusal:
+        self.search([group], lambda kind, question, ask: ask(), Deadline())
+        return super().offer(group, target)
 
 
 def of_bytes(n: int) -> list[Group]:
@@ -52,6 +68,7 @@ BUILDERS: dict[str, tuple[Callable[[], Any], Callable[[int], list[Group]]]] = {
     "convolutions of bytes": (ConvProvider, of_bytes),
     "running sums": (GeneratedProvider, lambda n: RUNNING[:12:4]),
     "largest elements": (GeneratedProvider, lambda n: TOP[1:3]),
+    "found programs": (Searching, lambda n: [group_of(blocks.lora(2, 24, 32, 4))]),
 }
 
 

@@ -121,6 +121,18 @@ def parse_constants(text: str, constants: Mapping[str, Array] | None = None) -> 
     return parser.constants
 
 
+def printed_calls(text: str) -> list[tuple[int, str, tuple[int, ...]]]:
+    """Return the value, the operation and the inputs of each primitive in a text form; constants are not read."""
+    calls, value = [], -1
+    for line in (line.partition("   # ")[0] for line in text.splitlines()):
+        if match := _Parser.VALUE.match(line):
+            value = int(match[1])
+        call = _Parser.CALL.match(match[3] if match else line.removeprefix("   | "))
+        if call is not None:
+            calls.append((value, call[1], _Parser.values(call[2])))
+    return calls
+
+
 @cache
 def _field_names(kind: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
@@ -161,8 +173,8 @@ def _elements(constant: Constant) -> str:
 class _Parser:
     """The state of one parse: tables that are extended line by line."""
 
-    _VALUE = re.compile(r"%(\d+): (\S+) = (.*)$")
-    _CALL = re.compile(r"(\w+)\(([^)]*)\)(?: \{(.*)\})?$")
+    VALUE = re.compile(r"%(\d+): (\S+) = (.*)$")
+    CALL = re.compile(r"(\w+)\(([^)]*)\)(?: \{(.*)\})?$")
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self.arrays = arrays
@@ -204,7 +216,7 @@ class _Parser:
         if content.startswith("   | "):
             self._call(content[5:], origin)
             return
-        match = self._VALUE.match(content)
+        match = self.VALUE.match(content)
         if match is None:
             raise ValueError("expected '%N: TYPE = ...'")
         self.current = int(match[1])
@@ -215,14 +227,18 @@ class _Parser:
             self._call(match[3], origin)
 
     def _call(self, text: str, origin: str) -> None:
-        match = self._CALL.match(text)
+        match = self.CALL.match(text)
         if match is None:
             raise ValueError("expected 'op(%N, ...) {...}'")
         row = OPS[match[1]]
-        inputs = tuple(int(item.strip()[1:]) for item in match[2].split(",") if item.strip())
         attributes = _parse_attributes(row.attributes, match[3] or "")
-        self.primitives.append(Primitive(row.name, inputs, attributes, self.current))
+        self.primitives.append(Primitive(row.name, self.values(match[2]), attributes, self.current))
         self.origins.append(origin)
+
+    @staticmethod
+    def values(text: str) -> tuple[int, ...]:
+        """Read the inputs of a call, `%1, %2`."""
+        return tuple(int(item.strip()[1:]) for item in text.split(",") if item.strip())
 
     def _constant(self, text: str) -> Constant:
         type_ = self.types[self.current]

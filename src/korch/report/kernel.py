@@ -7,7 +7,6 @@ For a kernel far from its bound, a faster kernel may be possible, unless it is v
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from korch.candidate.layout import Layout
 from korch.equivalence.rule import rule_of
 from korch.errors import OptionError
 from korch.measure.calibrate import Rates
+from korch.primitive.text import printed_calls
 from korch.primitive.types import ValueType
 from korch.report.units import count_text, cut, size_text, time_text
 from korch.runtime.record import PlanRecord, PortRecord, StepRecord
@@ -282,7 +282,7 @@ def operations(step: StepRecord, most: int = MOST_OPERATIONS) -> str:
 
 def operations_of(primitives: str, most: int = MOST_OPERATIONS) -> str:
     """Return the names of the operations in a kernel's primitives, which are given as text."""
-    names = re.findall(r"^%\d+: \S+ = (\w+)\(", primitives, re.MULTILINE)
+    names = [op for _, op, _ in printed_calls(primitives)]
     names = [name for name in names if name != "broadcast"] or names
     if not names:
         return "layout change"

@@ -16,6 +16,7 @@ from importlib.resources import files
 from typing import Any
 
 from korch.errors import UnsupportedError
+from korch.primitive.text import parse_ends, printed_calls
 from korch.records import plain
 from korch.report.compare import Row
 from korch.report.explain import output_rows, rule_rows, summary
@@ -44,9 +45,6 @@ LONGEST_SOURCE = 200_000
 
 LONGEST_LABEL = 250
 """The limit of a label in the graph, in characters. Labels are shown in several lines."""
-
-_PRIMITIVE = re.compile(r"^(%\d+): (\S+) = (\w+)\(([^)]*)\)", re.MULTILINE)
-_ENDS = re.compile(r'(%\d+) "(\w+)"')
 
 
 def page(
@@ -305,26 +303,22 @@ def _primitive_graph(plan: PlanRecord) -> dict[str, Any]:
     for n, step in enumerate(plan.steps):
         box = f"k{n}"
         nodes.append({"id": box, "label": f"{n} {step.provider}", "kernels": [n]})
-        head = step.primitives.partition("->")
-        inputs = {v: int(name[1:]) for v, name in _ENDS.findall(head[0])}
-        outputs = {v: int(name[1:]) for v, name in _ENDS.findall(head[2].partition("\n")[0])}
-        own = {match[1] for match in _PRIMITIVE.finditer(step.primitives)}
-        for match in _PRIMITIVE.finditer(step.primitives):
-            value, _, op, arguments = match.groups()
-            if op == "constant":
-                continue
-            node = f"{box}{value}"
+        ends = parse_ends(step.primitives.partition("\n")[0])
+        inputs = {value: int(name[1:]) for name, value, _ in ends[0]}
+        outputs = {value: int(name[1:]) for name, value in ends[1]}
+        calls = printed_calls(step.primitives)
+        local = {value for value, _, _ in calls}
+        for value, op, arguments in calls:
+            node = f"{box}%{value}"
             nodes.append({"id": node, "parent": box, "label": op, "kernels": [n]})
-            for argument in re.findall(r"%\d+", arguments):
-                before = None
-                if argument in own:
-                    edges.add((f"{box}{argument}", node))
-                elif argument in inputs and inputs[argument] < len(step.inputs):
+            for argument in arguments:
+                if argument in local:
+                    edges.add((f"{box}%{argument}", node))
+                elif inputs.get(argument, len(step.inputs)) < len(step.inputs):
                     port = step.inputs[inputs[argument]]
-                    before = _source(writers[n], port)
-                    if before is not None:
+                    if (before := _source(writers[n], port)) is not None:
                         edges.add((made.get((before, port.value), f"k{before}"), node))
-            if value in outputs and outputs[value] < len(step.outputs):
+            if outputs.get(value, len(step.outputs)) < len(step.outputs):
                 made[n, step.outputs[outputs[value]].value] = node
     known = {node["id"] for node in nodes}
     return {"nodes": nodes, "edges": sorted(e for e in edges if set(e) <= known)}
