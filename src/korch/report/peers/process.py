@@ -7,6 +7,7 @@ an engine have three different messages, and each names the engine.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -99,7 +100,7 @@ class WorkerProcess:
             now_ns = self._busy_ns()
             if before_ns is None or now_ns is None:
                 return False
-            if now_ns - before_ns < 0.05e9 * step_s:
+            if now_ns - before_ns < 0.05e9 * step_s and not self._is_runnable():
                 return True
             before_ns = now_ns
         return False
@@ -162,6 +163,14 @@ class WorkerProcess:
         except OSError:
             return None
         return total_ns
+
+    def _is_runnable(self) -> bool:
+        """Return whether a thread runs or waits for a core; the time that it waits is only known once it runs again."""
+        for stat in Path(f"/proc/{self._process.pid}/task").glob("*/stat"):
+            with contextlib.suppress(OSError):
+                if stat.read_text("utf-8").rpartition(")")[2].split()[0] == "R":
+                    return True
+        return False
 
     def _death(self, request: str) -> MeasureError:
         try:
