@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from korch.errors import CompileError
+from korch.measure import database as database_module
 from korch.measure.calibrate import Calibration, MemoryLevel, Work
 from korch.measure.compiler import NATIVE_FOLDER, Builder, CompileFailure, usable_folder
 from korch.measure.database import SCHEMA_VERSION, Database
@@ -74,6 +75,8 @@ def test_records_keep_all_facts_apart() -> None:
 
 
 def _write(folder: str, first: int) -> None:
+    # On a busy machine an entry is left out after a short wait; here each is written.
+    database_module.LOCK_SECONDS = database_module.SWITCH_SECONDS = 300
     database = Database(Path(folder), "target")
     for i in range(first, first + 40):
         database.put_record(f"c{i}", Failed("crashed", str(i)))
