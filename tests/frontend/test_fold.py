@@ -153,7 +153,7 @@ def test_a_constant_of_one_reference_is_noted() -> None:
     with noted_disputes() as disputes:
         folded("RoiAlign", [IMAGE, rois, batch], 22)
     (text,) = (dispute.text for dispute in disputes.values())
-    assert "RoiAlign" in text and text.endswith("computes it, so its result was not compared")
+    assert "RoiAlign" in text and text.endswith("computes it, so no other reference confirms its result")
     with noted_disputes() as disputes:
         folded("LRN", [IMAGE], 13, size=3)
     assert not disputes

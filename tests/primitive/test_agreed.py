@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from onnx.reference import ReferenceEvaluator
@@ -12,6 +13,8 @@ from onnx.reference import ReferenceEvaluator
 from korch.primitive.agreed import NUMPY, REFERENCE, RUNTIME, TORCH, agreed, largest_difference, opinions_of
 from korch.primitive.definitions import by_definition
 from korch.primitive.dispute import noted_disputes
+from korch.primitive.ops import OPS, opaque
+from korch.primitive.ops.opaque import OpaqueAttributes
 from tests.support.models import feeds_of, one_operator
 
 ONE, TWO = [np.array([1.0, 2.0], np.float32)], [np.array([1.0, 3.0], np.float32)]
@@ -64,6 +67,18 @@ def test_lines_for_users() -> None:
         "and no third reference decides",
     ]
     assert outside == disputes
+
+
+@pytest.mark.parametrize(("of_runtime", "others"), [(None, ()), (TWO, (RUNTIME,))])
+def test_an_opaque_node_of_one_reference_is_noted(monkeypatch, of_runtime, others) -> None:
+    opinions = {RUNTIME: opinion(of_runtime), REFERENCE: opinion(ONE)}
+    monkeypatch.setattr(opaque, "opinions_of", lambda model, feeds: opinions)
+    node = onnx.helper.make_node("Elu", ["x0"], ["y0"])
+    attributes = OpaqueAttributes("Elu", "", 17, node.SerializeToString().hex(), ("f32[2]",), ("f32[2]",), 0)
+    with noted_disputes() as disputes:
+        found = OPS["opaque"].reference(ONE, attributes)
+    assert found is ONE[0]  # that of the runtime is not followed, because it runs the node in plans
+    assert [(d.node, d.followed, d.others) for d in disputes.values()] == [("Elu", (REFERENCE,), others)]
 
 
 def test_a_reference_that_takes_too_long_is_given_up() -> None:

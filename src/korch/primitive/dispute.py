@@ -1,4 +1,4 @@
-"""Records of nodes for which references gave different results, or whose constant only one reference computes.
+"""Records of nodes for which references gave different results, or that only one reference computes.
 
 The references of a node are compared wherever one of them is needed: when constants are folded, when the model's
 results are computed, and when what the host runs is checked. Whoever optimizes a model collects these records.
@@ -38,7 +38,7 @@ class Dispute:
     def text(self) -> str:
         """A line for users."""
         if not self.others:
-            return f"{self.node}: only {self.followed[0]} computes it, so its result was not compared"
+            return f"{self.node}: only {self.followed[0]} computes it, so no other reference confirms its result"
         differ = "differs" if len(self.others) == 1 else "differ"
         size = "in shape or special numbers" if self.error == float("inf") else f"by {self.error:.1e} of the largest"
         followed, others = " and ".join(self.followed), " and ".join(self.others)

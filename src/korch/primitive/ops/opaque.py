@@ -14,8 +14,9 @@ import numpy as np
 import onnx
 from onnx.reference import ReferenceEvaluator
 
-from korch.primitive.agreed import RUNTIME, agreed, opinions_of
+from korch.primitive.agreed import REFERENCE, RUNTIME, agreed, opinions_of
 from korch.primitive.definitions import by_definition
+from korch.primitive.dispute import Dispute, note
 from korch.primitive.op import Array, Attributes, Category, Op, OutputOfSeveral, Sample, no_flop, require
 from korch.primitive.types import DType, ValueType
 
@@ -90,9 +91,14 @@ def _reference(inputs: Sequence[Array], attributes: OpaqueAttributes) -> Array:
         types = [ValueType.parse(text).dtype.numpy for text in attributes.inputs]
         with np.errstate(all="ignore"):
             feeds = {name: x.astype(type_) for (name, x), type_ in zip(named.items(), types, strict=True)}
-        found, by = agreed(attributes.op_type, opinions_of(model, feeds)) or (None, ())
-        if found is None or by == (RUNTIME,):  # it runs the node in plans, so it can't be the only reference
-            found = ReferenceEvaluator(model).run(names, feeds)
+        opinions = opinions_of(model, feeds)
+        # The runtime runs the node in plans, so it can't be the only reference.
+        opinions = {REFERENCE: opinions.pop(REFERENCE), **opinions}
+        found, by = agreed(attributes.op_type, opinions) or (None, ())
+        if found is None or by == (RUNTIME,):
+            found, by = ReferenceEvaluator(model).run(names, feeds), (REFERENCE,)  # its error is the reason
+        if len(by) == 1:
+            note(Dispute(attributes.op_type, by, (), 0.0))
     out: Array = found[names.index(f"y{attributes.output}")]
     return out
 
