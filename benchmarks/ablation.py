@@ -21,10 +21,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.models import PAPER, build
-from benchmarks.suite import machine
+from benchmarks.rows import write_rows
 from korch.ablation import Ablation
 from korch.api import optimize
 from korch.equivalence.rules import FAMILIES
@@ -77,11 +75,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name in args.models.split(","):
         found[name] = ablate(name, args.folder / name, args.budget, args.rounds, args.variants)
-        print(f"{name}\n{table(found[name])}\n", flush=True)
-        if args.output is not None:
-            args.output.parent.mkdir(parents=True, exist_ok=True)
-            rows = {"machine": machine(), "models": found}
-            args.output.write_text(json.dumps(rows, indent=1) + "\n")
+        write_rows(args.output, found)
 
 
 def ablate(name: str, folder: Path, budget_s: float | None, rounds: int, variants: str | None = None) -> dict[str, Any]:
@@ -127,26 +121,11 @@ def ablate(name: str, folder: Path, budget_s: float | None, rounds: int, variant
     add(JOINT, again="times_ns" not in rows[JOINT], times=JOINT_TIMES)
     runners = [RunnerSpec("korch", artifact(variant), variant) for variant in rows]
     comparison = compare(runners, random_inputs(model), Settings(default_threads(), rounds, subject=JOINT))
+    print(f"{name}\n{comparison.to_text()}\n", flush=True)
     for row in comparison.rows:
         rows[row.name]["times_ns"] = list(row.times_ns)
     kept.write_text(json.dumps(rows, indent=1) + "\n")
     return rows
-
-
-def table(rows: dict[str, Any]) -> str:
-    """Return one model's variants as a table in Markdown; times and FLOP are relative to the joint choice."""
-    own = np.array(rows[JOINT]["times_ns"], float)
-    lines = ["| variant | predicted | measured (10–90 %) | FLOP | kernels | gap |", "|---|---:|---:|---:|---:|---:|"]
-    for name, row in rows.items():
-        times = np.array(row["times_ns"], float)
-        low, middle, high = np.percentile(times / own, [10, 50, 90])
-        lines.append(
-            f"| {name} | {row['predicted_ms'] / rows[JOINT]['predicted_ms']:.2f} | "
-            f"{middle:.2f} ({low:.2f}–{high:.2f}) | "
-            f"{row['flop'] / rows[JOINT]['flop']:.2f} | {row['kernels']} | "
-            f"{100 * (row['gap'] or 0):.0f} % |"
-        )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Any
 
 import korch
 from benchmarks.busy import busy_processes
-from benchmarks.suite import machine
+from benchmarks.rows import known_rows, write_rows
 
 ALLOWED_SHARE, ALLOWED_S = 1.1, 2.0
 
@@ -125,7 +125,7 @@ def main() -> int:
     parser.add_argument("--busy", default="0,2", help="numbers of busy processes")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    rows = json.loads(args.output.read_text("utf-8"))["rows"] if args.output and args.output.exists() else []
+    rows = known_rows(args.output, "rows")
     compileall.compile_dir(Path(korch.__file__).parent, quiet=1)
     for name in args.cases.split(";") if args.cases else CASES:
         for busy in map(int, args.busy.split(",")):
@@ -134,8 +134,7 @@ def main() -> int:
             for row in run(name, busy):
                 rows.append({"busy": busy, **row})
                 print(rows[-1], flush=True)
-            if args.output:
-                args.output.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+            write_rows(args.output, rows, "rows")
     return int(not all(row["is_kept"] for row in rows))
 
 

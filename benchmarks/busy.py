@@ -14,7 +14,6 @@ complete, and rows in the file are not measured again, so an interrupted run can
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.suite import MODELS, load, machine, quotients
+from benchmarks.rows import known_rows, options_of, write_rows
+from benchmarks.suite import MODELS, load, quotients
 from korch.api import optimize
 from korch.cli.bench import bench
 from korch.options import Options
@@ -33,27 +33,17 @@ from korch.options import Options
 
 def main() -> int:
     """Compare; return 1 if Korch is slower than ONNX Runtime in any row."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser = options_of(__doc__, MODELS)
     parser.add_argument("--against", default="onnxruntime,openvino")
     parser.add_argument("--busy", default="0,1,2", help="numbers of busy processes")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--budget", type=float, help="seconds of search per model")
-    parser.add_argument("--artifacts", type=Path, help="folder of artifacts; those that are searched are written to it")
-    parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    rows = []
-    if args.output and args.output.exists():
-        rows = json.loads(args.output.read_text("utf-8"))["rows"]
+    rows = known_rows(args.output, "rows")
     counts = [int(count) for count in args.busy.split(",")]
     for name in args.models.split(","):
         todo = [n for n in counts if (name, n) not in {(r["model"], r["busy"]) for r in rows}]
         for row in measure(name, todo, args):
             rows.append(row)
-            if args.output:
-                found = {"machine": machine(), "rows": rows}
-                args.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(rows))
+            write_rows(args.output, rows, "rows")
     found = (quotients({"comparison": row}).get("onnxruntime", [1.0]) for row in rows)
     return int(any(np.median(quotient) < 1 for quotient in found))
 
@@ -75,32 +65,6 @@ def measure(name: str, counts: list[int], args: argparse.Namespace) -> Iterator[
             row = {"model": name, "busy": count, **found.to_json()}
             print(f"{name} beside {count}\n{found.to_text()}\n", flush=True)
             yield row
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Return the rows as a table in Markdown: medians, and quotients with their percentiles."""
-    engines = list(dict.fromkeys(r["name"] for row in rows for r in row["rows"]))
-    peers = [name for name in engines if name != "korch"]
-    lines = [
-        "| model | busy processes | "
-        + " | ".join(f"{name}, ms" for name in engines)
-        + " | "
-        + " | ".join(f"{name} / Korch" for name in peers)
-        + " |",
-        "|---|" + "---:|" * (1 + len(engines) + len(peers)),
-    ]
-    for row in rows:
-        times = {r["name"]: f"{r['median_ms']:.1f}" for r in row["rows"]}
-        cells = [times.get(name, "–") for name in engines]
-        found = quotients({"comparison": row})
-        for name in peers:
-            if name in found:
-                low, middle, high = np.percentile(found[name], [10, 50, 90])
-                cells.append(f"{middle:.2f} ({low:.2f}–{high:.2f})")
-            else:
-                cells.append("–")
-        lines.append(f"| {row['model']} | {row['busy']} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Compares blocks of experts (Mixtral- and Qwen-MoE-like) with other engines, in each form that an engine can run.
 
-    python -m benchmarks.experts [--blocks mixtral,qwen] [--tokens 1,16,128,1024] [--budget 60] [--rounds 15]
+    python -m benchmarks.experts [--models mixtral,qwen] [--tokens 1,16,128,1024] [--budget 60] [--rounds 15]
                                  [--artifacts FOLDER] [--output FILE.json]
 
 Weights and tokens are random, from fixed seeds. ONNX Runtime and OpenVINO read the block in ONNX in three forms: with
@@ -13,8 +13,6 @@ ones are searched first. Each row is written when it is complete, and rows in th
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +22,8 @@ import numpy as np
 import onnx
 
 from benchmarks.models.experts import BLOCKS, FORMS, module_of, onnx_of, tokens_of
-from benchmarks.suite import KEPT, machine
+from benchmarks.rows import known_rows, options_of, write_rows
+from benchmarks.suite import KEPT
 from korch.api import optimize
 from korch.loading import load
 from korch.options import Options
@@ -43,20 +42,13 @@ OPERATOR = "operator"
 
 
 def main() -> None:
-    """Compare, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--blocks", default=",".join(BLOCKS))
+    """Compare, and print each comparison."""
+    parser = options_of(__doc__, BLOCKS)
     parser.add_argument("--tokens", default="1,16,128,1024")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--budget", type=float, help="seconds of search per model")
-    parser.add_argument("--artifacts", type=Path, help="folder of models and artifacts; missing ones are written to it")
-    parser.add_argument("--output", type=Path)
     parser.add_argument("--search-only", action="store_true", help="only make the artifacts")
     args = parser.parse_args()
-    rows: dict[str, Any] = {}
-    if args.output and args.output.exists():
-        rows = json.loads(args.output.read_text("utf-8"))["blocks"]
-    for name in args.blocks.split(","):
+    rows = known_rows(args.output, "blocks")
+    for name in args.models.split(","):
         for tokens in map(int, args.tokens.split(",")):
             key = f"{name}-{tokens}"
             with tempfile.TemporaryDirectory() as folder:
@@ -66,9 +58,7 @@ def main() -> None:
                 if args.search_only or key in rows:
                     continue
                 rows[key] = _measure(name, tokens, runners, args.rounds)
-            if args.output:
-                args.output.write_text(json.dumps({"machine": machine(), "blocks": rows}, indent=1) + "\n")
-    print(table(rows))
+            write_rows(args.output, rows, "blocks")
 
 
 def _runners(name: str, tokens: int, folder: Path, budget: float | None) -> Iterator[RunnerSpec]:
@@ -129,25 +119,6 @@ def best_of(row: dict[str, Any], engine: str) -> tuple[str, np.ndarray[Any, Any]
         return None
     best = min(own, key=lambda r: r["median_ms"])
     return best["name"].removeprefix(engine).strip(), np.array(best["times_ns"]) / np.array(found["korch"]["times_ns"])
-
-
-def table(rows: dict[str, Any]) -> str:
-    """Return a table in Markdown: the times of the fastest form of each engine divided by Korch's."""
-    engines = ("onnxruntime", "openvino", "eager", "inductor")
-    lines = [f"| block | experts | Korch | {' | '.join(engines)} |", "|---|---|---|" + "---|" * len(engines)]
-    for key, row in rows.items():
-        name, _, tokens = key.partition("-")
-        (own,) = (r["median_ms"] for r in row["comparison"]["rows"] if r["name"] == "korch")
-        cells = [f"{name}, {tokens}", f"{row['chosen']} of {BLOCKS[name].experts}", f"{own:.2f} ms"]
-        for engine in engines:
-            found = best_of(row, engine)
-            if found is None:
-                cells.append("")
-                continue
-            low, mid, high = np.percentile(found[1], [10, 50, 90])
-            cells.append(f"{mid:.2f} ({low:.2f} to {high:.2f}) {found[0]}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,7 @@ rows of the others stay in the output file.
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import PAPER, build
-from benchmarks.suite import machine
+from benchmarks.rows import known_rows, write_rows
 from korch.backend import open_meter
 from korch.candidate.candidate import Candidate
 from korch.measure.meter import AnyMeter
@@ -55,7 +53,7 @@ Row = dict[str, Any]
 
 
 def main() -> int:
-    """Measure all models' shapes and print the tables."""
+    """Measure all models' shapes and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(PAPER))
     parser.add_argument("--tables", default=",".join(TABLES))
@@ -69,14 +67,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name in args.models.split(","):
             for row in measure(name, args.cache or Path(folder), tables):
-                rows.setdefault(row["key"], row)
-            print(f"{name}: {len(rows)} places so far", flush=True)
+                print(rows.setdefault(row["key"], row), flush=True)
     join_products(list(rows.values()))
-    if args.output is not None:
-        others = [row for row in _known_rows(args.output) if row["table"] not in tables]
-        found = {"machine": machine(), "rows": [*others, *rows.values()]}
-        args.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(rows.values()))
+    others = [row for row in known_rows(args.output, "rows") if row["table"] not in tables]
+    write_rows(args.output, [*others, *rows.values()], "rows")
     return 0
 
 
@@ -92,12 +86,6 @@ def join_products(rows: Sequence[Row]) -> None:
         same = products.get(f"f32[{rows_},{terms}] f32[{terms},{columns}] -> f32[{rows_},{columns}]")
         if same is not None:
             row |= {time: min(row[time], same[time]) for time in ("korch_us", "onednn_us")}
-
-
-def _known_rows(path: Path) -> list[Row]:
-    """Return the rows of a file of results, if there is one."""
-    rows: list[Row] = json.loads(path.read_text("utf-8"))["rows"] if path.exists() else []
-    return rows
 
 
 def measure(name: str, cache: Path, tables: Sequence[str] = TABLES) -> list[Row]:
@@ -248,18 +236,6 @@ def fastest(candidates: Iterable[Candidate], meter: AnyMeter) -> int | None:
     """Return the least measured time, in nanoseconds; None if all have failed."""
     records = (meter.known(candidate) for candidate in candidates)
     return min((r.time_ns for r in records if isinstance(r, Measured)), default=None)
-
-
-def table(rows: Iterable[Row]) -> str:
-    """Return oneDNN's times divided by Korch's, summarized for each table, in Markdown."""
-    by_table: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        by_table[row["table"]].append(row["onednn_us"] / row["korch_us"])
-    lines = ["| kernels | shapes | oneDNN / Korch, geometric mean | least | most |", "|---|---:|---:|---:|---:|"]
-    for name, found in sorted(by_table.items()):
-        mean = statistics.geometric_mean(found)
-        lines.append(f"| {name} | {len(found)} | {mean:.2f} | {min(found):.2f} | {max(found):.2f} |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,15 @@ copy. Kernels with transcendental functions or divisions may be unable to reach 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.suite import machine
+from benchmarks.rows import write_rows
 from korch.backend import open_meter
 from korch.candidate.candidate import Candidate, Group, Offer, make_group, make_layout_change
 from korch.candidate.layout import Layout
@@ -44,8 +41,6 @@ from korch.provider.generated import GeneratedProvider
 
 LEVELS = {"L2": 1, "L3": 16, "DRAM": 128}
 """The number of images or sequences for each level: their data fits this level, but not the level before it."""
-
-GOAL = 0.85
 
 Row = dict[str, Any]
 
@@ -209,7 +204,7 @@ CASES: tuple[tuple[str, str, Callable[[int], Group], str], ...] = (
 
 
 def main() -> int:
-    """Measure all cases and print the table."""
+    """Measure all cases and print the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--levels", default=",".join(LEVELS))
     parser.add_argument("--output", type=Path)
@@ -218,10 +213,9 @@ def main() -> int:
     for level in args.levels.split(","):
         with tempfile.TemporaryDirectory() as folder:
             rows += measure(level, Path(folder))
-    if args.output is not None:
-        found = {"machine": machine(), "rows": rows}
-        args.output.write_text(json.dumps(found, indent=1) + "\n")
-    print(table(rows))
+    for row in rows:
+        print(f"{row['level']} {row['table']} {row['what']}: copy / kernel {row['copy_us'] / row['kernel_us']:.2f}")
+    write_rows(args.output, rows, "rows")
     return 0
 
 
@@ -270,28 +264,6 @@ def copy_of(size_bytes: int) -> Candidate:
     g.output("y", g.add("neg", [value]))
     plain = (Layout.plain(1),)
     return candidate_of(make_layout_change(g.freeze(), value), Offer(plain, plain, is_loop_nest=True))
-
-
-def table(rows: Iterable[Row]) -> str:
-    """Return a table in Markdown of the copies' times divided by the kernels'."""
-    by_case: dict[tuple[str, str], dict[str, Row]] = defaultdict(dict)
-    for row in rows:
-        by_case[row["table"], row["what"]][row["level"]] = row
-    lines = [
-        "| kernels | what | " + " | ".join(f"copy / kernel, {name}" for name in LEVELS) + " |",
-        "|---|---|" + "---:|" * len(LEVELS),
-    ]
-    for (name, what), found in by_case.items():
-        cells = (
-            f"{r['copy_us'] / r['kernel_us']:.2f} ({r['kernel_us']:.1f} µs)" if r else "-"
-            for r in (found.get(level) for level in LEVELS)
-        )
-        lines.append(f"| {name} | {what} | " + " | ".join(cells) + " |")
-    quotients = [row["copy_us"] / row["kernel_us"] for found in by_case.values() for row in found.values()]
-    reached = sum(quotient >= GOAL for quotient in quotients)
-    mean = statistics.geometric_mean(quotients)
-    lines.append(f"\n{reached} of {len(quotients)} reach {GOAL}; geometric mean {mean:.2f}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

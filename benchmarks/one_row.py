@@ -11,7 +11,6 @@ has the median over the rounds, and the least and the largest quotient.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping
@@ -22,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.memory_bound import Graph
-from benchmarks.suite import machine
+from benchmarks.rows import write_rows
 from korch.backend import open_meter
 from korch.candidate.candidate import Candidate, Group
 from korch.measure.record import Measured
@@ -126,8 +125,7 @@ def main() -> int:
                 )
                 low, middle, high = rows[-1]["quotient"]
                 print(f"{k:5} x {n:5} {name:26} {middle:.2f} ({low:.2f} to {high:.2f})", flush=True)
-    if args.output:
-        args.output.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
+    write_rows(args.output, rows, "rows")
     return int(any(row["quotient"][1] < GOAL for row in rows))
 
 

@@ -1,17 +1,15 @@
 """Compares single operators with ONNX Runtime: running sums, chosen elements, spectra and loops.
 
-    python -m benchmarks.operators [--only cumsum,dft] [--budget 10] [--rounds 15]
+    python -m benchmarks.operators [--models cumsum,dft] [--budget 10] [--rounds 15]
                                    [--artifacts FOLDER] [--output benchmarks/results/operators.json]
 
 Each operator is a model of its own. Artifacts in the folder are used; operators without one are searched first. Both
 engines run interleaved, with bound inputs and outputs, on two threads. A quotient is ONNX Runtime's time divided by
-Korch's, the median over the rounds. Rows of other operators than those of `--only` stay in the output file.
+Korch's, the median over the rounds. Rows of other operators than those of `--models` stay in the output file.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, parser
 
 from benchmarks.figures import spread
-from benchmarks.suite import machine, quotients
+from benchmarks.rows import known_rows, options_of, write_rows
+from benchmarks.suite import quotients
 from korch.api import optimize
 from korch.cli.bench import bench
 from korch.options import Options
@@ -121,24 +120,17 @@ def measure(name: str, model: bytes, folder: Path, budget_s: float, rounds: int)
 
 def main() -> int:
     """Compare; return 1 if a median quotient is below `GOAL`."""
-    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--only", default="", help="beginnings of the rows' names")
-    arguments.add_argument("--budget", type=float, default=10.0, help="seconds of search per operator")
-    arguments.add_argument("--rounds", type=int, default=15)
-    arguments.add_argument("--artifacts", type=Path, help="folder of artifacts; those that are searched are kept in it")
-    arguments.add_argument("--output", type=Path)
-    args = arguments.parse_args()
-    known = args.output and args.output.exists()
-    rows: dict[str, Any] = json.loads(args.output.read_text("utf-8"))["models"] if known else {}
+    models = dict(cases())
+    args = options_of(__doc__, dict.fromkeys(name.split()[0] for name in models), budget_s=10.0).parse_args()
+    rows = known_rows(args.output)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.artifacts or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, model in cases():
-            if name.startswith(tuple(args.only.split(","))):
+        for name, model in models.items():
+            if name.startswith(tuple(args.models.split(","))):
                 rows[name] = measure(name, model, folder, args.budget, args.rounds)
                 print(name, spread(quotients(rows[name])["onnxruntime"]), flush=True)
-                if args.output:
-                    args.output.write_text(json.dumps({"machine": machine(), "models": rows}, indent=1) + "\n")
+                write_rows(args.output, rows)
     return int(any(np.median(quotients(row)["onnxruntime"]) < GOAL for row in rows.values()))
 
 

@@ -12,7 +12,6 @@ the largest element of each output.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -20,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.suite import TRANSFORMERS, load, machine
+from benchmarks.rows import known_rows, options_of, write_rows
+from benchmarks.suite import TRANSFORMERS, load
 from korch.api import optimize
 from korch.inputs import random_inputs
 from korch.loading import load as load_artifact
@@ -34,14 +34,9 @@ GOAL = 2.0
 
 def main() -> int:
     """Compare; return 1 if a median quotient is below `GOAL` or an error is larger than the budget."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(TRANSFORMERS))
+    parser = options_of(__doc__, TRANSFORMERS, budget_s=90.0, rounds=25)
     parser.add_argument("--error", type=float, default=1e-2)
-    parser.add_argument("--budget", type=float, default=90.0)
     parser.add_argument("--budget-with-error", type=float, default=140.0)
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--artifacts", type=Path)
-    parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     rows: dict[str, Any] = {}
     for name in args.models.split(","):
@@ -50,9 +45,7 @@ def main() -> int:
             folder.mkdir(parents=True, exist_ok=True)
             rows[name] = measure(name, folder, args)
         print(f"{name}: {text(rows[name])}", flush=True)
-        if args.output:
-            known = json.loads(args.output.read_text("utf-8"))["models"] if args.output.exists() else {}
-            args.output.write_text(json.dumps({"machine": machine(), "models": known | rows}, indent=1) + "\n")
+        write_rows(args.output, known_rows(args.output) | rows)
     return int(any(np.median(row["quotients"]) < GOAL or max(row["errors"]) > args.error for row in rows.values()))
 
 

@@ -13,7 +13,6 @@ is written when it is complete, and rows in the file are not measured again. A q
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 import tempfile
@@ -30,7 +29,8 @@ from numpy.typing import NDArray
 from benchmarks.models import build
 from benchmarks.models.exported import export_model
 from benchmarks.models.narrow import in_bfloat16, in_float16, with_int4_weights, with_int8_weights
-from benchmarks.suite import KEPT, machine, quotients
+from benchmarks.rows import known_rows, options_of, write_rows
+from benchmarks.suite import KEPT, quotients
 from korch.api import optimize
 from korch.cli.bench import bench
 from korch.loading import load
@@ -75,23 +75,14 @@ CALIBRATION = 3
 
 def main() -> int:
     """Compare; return 1 if Korch is slower than ONNX Runtime on any model."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join((*MODELS, *NARROW)))
+    parser = options_of(__doc__, (*MODELS, *NARROW), rounds=25)
     parser.add_argument("--against", default="onnxruntime,openvino")
-    parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--budget", type=float, help="seconds of search per model")
-    parser.add_argument("--artifacts", type=Path, help="folder of artifacts; those that are searched are written to it")
-    parser.add_argument("--output", type=Path)
     args = parser.parse_args()
-    rows: dict[str, Any] = {}
-    if args.output and args.output.exists():
-        rows = json.loads(args.output.read_text("utf-8"))["models"]
+    rows = known_rows(args.output)
     for name in args.models.split(","):
         if name not in rows:
             rows[name] = measure(name, args)
-        if args.output:
-            args.output.write_text(json.dumps({"machine": machine(), "models": rows}, indent=1) + "\n")
-    print(table(rows))
+        write_rows(args.output, rows)
     found = (quotients(row).get("onnxruntime", [1.0]) for row in rows.values())
     return int(any(np.median(quotient) < 1 for quotient in found))
 
@@ -167,24 +158,6 @@ def random_inputs(model: onnx.ModelProto, seed: int) -> dict[str, NDArray[Any]]:
         array = rng.standard_normal(shape) if dtype.kind == "f" else rng.integers(0, 2, shape)
         found[value.name] = array.astype(dtype)
     return found
-
-
-def table(rows: Mapping[str, Any]) -> str:
-    """Return the rows as a table in Markdown: medians, and quotients with their 10th and 90th percentile."""
-    engines = list(dict.fromkeys(r["name"] for row in rows.values() for r in row["comparison"]["rows"]))
-    peers = [name for name in engines if name != "korch"]
-    heads = [*(f"{name}, ms" for name in engines), *(f"{name} / Korch" for name in peers), "kernels", "search, s"]
-    lines = ["| model | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
-    for model, row in rows.items():
-        times = {r["name"]: f"{r['median_ms']:.2f}" for r in row["comparison"]["rows"]}
-        cells = [times.get(name, "–") for name in engines]
-        found = quotients(row)
-        for name in peers:
-            low, middle, high = np.percentile(found[name], [10, 50, 90]) if name in found else [0, 0, 0]
-            cells.append(f"{middle:.2f} ({low:.2f}–{high:.2f})" if name in found else "–")
-        cells += [str(row["report"]["kernels"]), f"{row['report']['seconds']:.0f}"]
-        lines.append(f"| {model} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

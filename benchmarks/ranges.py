@@ -2,7 +2,7 @@
 
     python -m benchmarks.ranges [--models bert-2,bert,bert-2d,vit-4,llama,yolox] [--budget 120]
                                 [--sizes 8 | --at 1,2x64] [--exact 3] [--pairs 200] [--rounds 15]
-                                [--folder FOLDER] [--output FILE.json]
+                                [--artifacts FOLDER] [--output FILE.json]
 
 Each model is exported once with one or two free dimensions, and optimized once for its range. ONNX Runtime and OpenVINO
 read the same file. Sizes of two dimensions are written as 2x64. At a few of the random sizes, a plan for exactly that
@@ -30,7 +30,7 @@ import onnx
 
 from benchmarks.models.exported import export_model
 from benchmarks.models.yolox import build_yolox
-from benchmarks.suite import machine
+from benchmarks.rows import options_of, write_rows
 from korch.api import optimize
 from korch.inputs import random_arrays
 from korch.limits import SearchLimits
@@ -115,16 +115,11 @@ MODELS: Mapping[str, Ranged] = {
 
 def main() -> int:
     """Compare; return 1 if an artifact for a range is slower than another engine at one of the sizes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--budget", type=float, default=120.0, help="seconds of search per plan")
+    parser = options_of(__doc__, MODELS, budget_s=120.0)
     parser.add_argument("--sizes", type=int, default=8, help="random sizes, besides the two ends")
     parser.add_argument("--at", type=_numbers, default=(), help="compare these sizes, not random ones")
     parser.add_argument("--exact", type=int, default=3, help="at how many sizes an exact plan is searched")
     parser.add_argument("--pairs", type=int, default=0, help="kernels at sizes at which the choice is judged")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--folder", type=Path, help="of models and artifacts; those that are there are used")
-    parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     for name in args.models.split(","):
         if outside := [sizes for sizes in args.at if not MODELS[name].has(sizes)]:
@@ -132,12 +127,10 @@ def main() -> int:
     rows: dict[str, Any] = {}
     for name in args.models.split(","):
         with tempfile.TemporaryDirectory() as temporary:
-            folder = args.folder or Path(temporary)
+            folder = args.artifacts or Path(temporary)
             folder.mkdir(parents=True, exist_ok=True)
             rows[name] = measure(name, MODELS[name], folder, args)
-        if args.output:
-            args.output.write_text(json.dumps({"machine": machine(), "models": rows}, indent=1) + "\n")
-        print(table(name, rows[name]), flush=True)
+        write_rows(args.output, rows)
     return int(any(row["quotients"][peer] < 1 for rows_ in rows.values() for row in rows_["sizes"] for peer in PEERS))
 
 
@@ -181,6 +174,7 @@ def measure(name: str, model: Ranged, folder: Path, args: argparse.Namespace) ->
                 "choice": _choice(ranged, steps, feeds, args.rounds),
             }
         )
+        print(name, rows[-1], flush=True)
     about = {"plans": len(ranged.executables), "search": search, "alone": alone}
     if own_search := alone.get(_text(model.alone)):
         about["search_quotients"] = {what: n / max(1, own_search[what]) for what, n in search.items()}
@@ -314,28 +308,6 @@ def _pairs(
         if len(variants) > 1:
             chosen = min(variants.values())[1] / min(time_ns for _, time_ns in variants.values())
             yield {"kernel": kernel, "variants": len(variants), "chosen": chosen}
-
-
-def table(name: str, found: Mapping[str, Any]) -> str:
-    """Return the results of a model as a table in Markdown."""
-    rows: Sequence[Mapping[str, Any]] = found["sizes"]
-    peers = ("exact", *PEERS)
-    lines = [f"| {name} | ms | " + " | ".join(f"{p} / Korch" for p in peers) + " | chosen / best plan |"]
-    lines.append("|---:|---:|" + "---:|" * (len(peers) + 1))
-    for row in rows:
-        cells = [f"{row['quotients'][p]:.2f}" if p in row["quotients"] else "" for p in peers]
-        lines.append(f"| {row['size']} | {row['ms']['korch']:.3f} | {' | '.join(cells)} | {row['choice']:.2f} |")
-    means = {p: [row["quotients"][p] for row in rows if p in row["quotients"]] for p in peers}
-    cells = [f"{np.exp(np.mean(np.log(m))):.2f}" if m else "" for m in means.values()]
-    lines.append(f"| geometric mean | | {' | '.join(cells)} | |")
-    search = found["search"]
-    lines.append(f"\nsearch: {search['seconds']:.0f} s, {search['timed']} kernels timed")
-    if quotients := found.get("search_quotients"):
-        lines[-1] += f"; {quotients['seconds']:.2f} and {quotients['timed']:.2f} times as for one size alone"
-    if pairs := found["pairs"]:
-        share = "" if pairs["within"] is None else f", {pairs['within']:.0%} within {NEAR}, worst {pairs['worst']:.2f}"
-        lines.append(f"\nchoice for {pairs['count']} pairs of a kernel and a size{share}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ interleaved runs. With more threads than cores times are meaningless and not mea
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Mapping
@@ -22,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.plans import Plan, executable, for_threads, searched
-from benchmarks.suite import MODELS, machine
+from benchmarks.rows import known_rows, write_rows
+from benchmarks.suite import MODELS
 from korch.backend import TASK_PARTS
 from korch.events.kernels import has_tasks
 from korch.runtime.executable import Executable
@@ -43,8 +43,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8, help="of interleaved runs")
     parser.add_argument("--output", type=Path, help="rows that it has are kept")
     args = parser.parse_args()
-    known = json.loads(args.output.read_text("utf-8"))["models"] if args.output and args.output.exists() else {}
-    rows: dict[str, dict[str, Any]] = known
+    rows = known_rows(args.output)
     for name in args.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
             plan = searched(name, args.plans or Path(folder), args.budget)
@@ -52,8 +51,7 @@ def main() -> None:
             row = compare(plan, threads, args.seconds)
             rows.setdefault(name, {})[str(threads)] = row
             print(name, threads, "threads:", row, flush=True)
-            if args.output:
-                args.output.write_text(json.dumps({"machine": machine(), "models": rows}, indent=1) + "\n")
+            write_rows(args.output, rows)
 
 
 def compare(plan: Plan, threads: int, seconds: float) -> dict[str, Any]:

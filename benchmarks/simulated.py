@@ -17,7 +17,6 @@ interleaved. Each turn has one untimed run, which wakes the threads, and some ti
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ import numpy as np
 
 from benchmarks.core_costs import measure_costs
 from benchmarks.plans import Plan, executable, for_threads, run_times_ns, searched
-from benchmarks.suite import machine
+from benchmarks.rows import known_rows, write_rows
 from korch.backend import TASK_PARTS
 from korch.events.fetched import CachedLines
 from korch.events.kernels import has_tasks, segments_of
@@ -58,8 +57,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="measured times that it has are used again")
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
-    known = json.loads(args.output.read_text("utf-8"))["models"] if args.output and args.output.exists() else {}
-    rows: dict[str, Any] = known
+    rows = known_rows(args.output)
     for name in args.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
             plan = searched(name, args.plans or Path(folder), args.budget)
@@ -69,8 +67,7 @@ def main() -> None:
         if args.predict:
             row["predicted_ms"] = predict(plan, list(map(int, args.predict.split(","))), row)
             print(line(name, row), flush=True)
-        if args.output:
-            args.output.write_text(json.dumps({"machine": machine(), "models": rows}, indent=1) + "\n")
+        write_rows(args.output, rows)
     if args.plot:
         draw(rows, args.plot)
 

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy
-import ortools
-
 from benchmarks.instances import Severity, make_instance
+from benchmarks.rows import machine
 from korch.binary_program.solve import Solver
 from korch.limits import SearchLimits
 
@@ -73,23 +69,6 @@ def run_one(severity: Severity, seconds: float, workers: int) -> dict[str, Any]:
         "again_status": again.status.value,
         "again_gap": again.gap,
         "again_s": round(again.seconds, 3),
-    }
-
-
-def machine() -> dict[str, Any]:
-    """Return the facts about the machine and its software on which the times depend."""
-    cpu = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text("utf-8").splitlines() if line.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip() if names else cpu
-    return {
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "load_before": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "ortools": ortools.__version__,
-        "numpy": numpy.__version__,
     }
 
 

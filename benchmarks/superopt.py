@@ -25,11 +25,12 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
 
 import korch
+from benchmarks.models.writer import GraphWriter
 from benchmarks.peers import full_name
-from benchmarks.suite import load, machine
+from benchmarks.rows import machine
+from benchmarks.suite import load
 from korch.candidate.candidate import make_group
 from korch.inputs import random_inputs
 from korch.primitive import reference
@@ -184,100 +185,69 @@ def _within_bound(search: GraphSearch) -> set[tuple[BlockStep, ...]]:
 # Models of the six blocks
 
 
-class Model:
-    """Builds an ONNX model with random weights."""
-
-    def __init__(self) -> None:
-        self.nodes: list[onnx.NodeProto] = []
-        self.weights: list[onnx.TensorProto] = []
-        self.inputs: list[onnx.ValueInfoProto] = []
-        self.rng = np.random.default_rng(0)
-
-    def input(self, *shape: int) -> str:
-        """Add an input; return its name."""
-        name = f"x{len(self.inputs)}"
-        self.inputs.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
-        return name
-
-    def weight(self, *shape: int) -> str:
-        """Add a random weight; return its name."""
-        array = (self.rng.standard_normal(shape) / np.sqrt(shape[0])).astype(np.float32)
-        return self.constant(array)
-
-    def constant(self, array: Any) -> str:
-        """Add a constant; return its name."""
-        name = f"w{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(np.asarray(array), name))
-        return name
-
-    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
-        """Add an operator; return the name of its output."""
-        name = f"v{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, list(inputs), [name], **attributes))
-        return name
-
-    def normalized(self, x: str, epsilon: float = 1e-5) -> str:
-        """Return x divided by the root of the mean of its squares along the last axis."""
-        axes = self.constant(np.array([-1], np.int64))
-        mean = self.add("ReduceMean", self.add("Mul", x, x), axes, keepdims=1)
-        return self.add("Div", x, self.add("Sqrt", self.add("Add", mean, self.constant(np.float32(epsilon)))))
-
-    def attention(self, q: str, k: str, v: str, d: int) -> str:
-        """Return softmax(q k' / sqrt(d)) v."""
-        scores = self.add("MatMul", q, self.add("Transpose", k, perm=[0, 2, 1]))
-        scaled = self.add("Mul", scores, self.constant(np.float32(d**-0.5)))
-        return self.add("MatMul", self.add("Softmax", scaled, axis=-1), v)
-
-    def save(self, result: str, path: Path) -> Path:
-        """Write the model with one output; return the path."""
-        output = helper.make_tensor_value_info(result, onnx.TensorProto.FLOAT, None)
-        graph = helper.make_graph(self.nodes, "block", self.inputs, [output], self.weights)
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-        onnx.save(onnx.shape_inference.infer_shapes(model), path)
-        return path
+def inputs(g: GraphWriter, *shapes: tuple[int, ...]) -> list[str]:
+    """Add inputs; return their names."""
+    return [g.input(f"x{i}", shape) for i, shape in enumerate(shapes)]
 
 
-def gqa(m: Model, batch: int) -> str:
+def weight(g: GraphWriter, *shape: int) -> str:
+    """Add a random weight; return its name."""
+    return g.normal(shape, shape[0] ** -0.5, "w")
+
+
+def normalized(g: GraphWriter, x: str) -> str:
+    """Return x divided by the root of the mean of its squares along the last axis."""
+    mean = g.op("ReduceMean", g.op("Mul", x, x), axes=[-1], keepdims=1)
+    return g.op("Div", x, g.op("Sqrt", g.op("Add", mean, g.scalar(1e-5, "epsilon"))))
+
+
+def attention(g: GraphWriter, q: str, k: str, v: str, d: int) -> str:
+    """Return softmax(q k' / sqrt(d)) v."""
+    scores = g.op("MatMul", q, g.op("Transpose", k, perm=[0, 2, 1]))
+    scaled = g.op("Mul", scores, g.scalar(d**-0.5, "scale"))
+    return g.op("MatMul", g.op("Softmax", scaled, axis=-1), v)
+
+
+def gqa(g: GraphWriter, batch: int) -> str:
     """Return attention with 8 key heads, 4 queries for each of them, and 1024 keys of width 64."""
-    q, k, v = m.input(8 * batch, 4, 64), m.input(8 * batch, 1024, 64), m.input(8 * batch, 1024, 64)
-    return m.attention(q, k, v, 64)
+    return attention(g, *inputs(g, (8 * batch, 4, 64), (8 * batch, 1024, 64), (8 * batch, 1024, 64)), 64)
 
 
-def qk_norm(m: Model, batch: int) -> str:
+def qk_norm(g: GraphWriter, batch: int) -> str:
     """Return attention with 8 heads, 64 normalized queries, and 256 normalized keys of width 64."""
-    q, k, v = m.input(8 * batch, 64, 64), m.input(8 * batch, 256, 64), m.input(8 * batch, 256, 64)
-    return m.attention(m.normalized(q), m.normalized(k), v, 64)
+    q, k, v = inputs(g, (8 * batch, 64, 64), (8 * batch, 256, 64), (8 * batch, 256, 64))
+    return attention(g, normalized(g, q), normalized(g, k), v, 64)
 
 
-def rms_norm(m: Model, batch: int) -> str:
+def rms_norm(g: GraphWriter, batch: int) -> str:
     """Return the product of a normalized row of 1024 and a matrix of 1024 columns."""
-    x = m.normalized(m.input(batch, 1024))
-    return m.add("MatMul", m.add("Mul", x, m.weight(1024)), m.weight(1024, 1024))
+    x = normalized(g, *inputs(g, (batch, 1024)))
+    return g.op("MatMul", g.op("Mul", x, weight(g, 1024)), weight(g, 1024, 1024))
 
 
-def lora(m: Model, batch: int) -> str:
+def lora(g: GraphWriter, batch: int) -> str:
     """Return the product of a row of 1024 with a matrix, plus its product with a matrix of rank 16."""
-    x = m.input(batch, 1024)
-    low = m.add("MatMul", m.add("MatMul", x, m.weight(1024, 16)), m.weight(16, 1024))
-    return m.add("Add", m.add("MatMul", x, m.weight(1024, 1024)), low)
+    (x,) = inputs(g, (batch, 1024))
+    low = g.op("MatMul", g.op("MatMul", x, weight(g, 1024, 16)), weight(g, 16, 1024))
+    return g.op("Add", g.op("MatMul", x, weight(g, 1024, 1024)), low)
 
 
-def gated_mlp(m: Model, batch: int) -> str:
+def gated_mlp(g: GraphWriter, batch: int) -> str:
     """Return silu(x w) (x v) for a row x of 1024."""
-    x = m.input(batch, 1024)
-    gate = m.add("MatMul", x, m.weight(1024, 1024))
-    gate = m.add("Mul", gate, m.add("Sigmoid", gate))
-    return m.add("Mul", gate, m.add("MatMul", x, m.weight(1024, 1024)))
+    (x,) = inputs(g, (batch, 1024))
+    gate = g.op("MatMul", x, weight(g, 1024, 1024))
+    gate = g.op("Mul", gate, g.op("Sigmoid", gate))
+    return g.op("Mul", gate, g.op("MatMul", x, weight(g, 1024, 1024)))
 
 
-def n_trans(m: Model, batch: int) -> str:
+def n_trans(g: GraphWriter, batch: int) -> str:
     """Return norm(x + alpha (norm(h) - x)) for 16 rows of 1024 in each element of the batch."""
-    x, h, alpha = m.input(16 * batch, 1024), m.input(16 * batch, 1024), m.weight(1024)
-    step = m.add("Mul", alpha, m.add("Sub", m.normalized(h), x))
-    return m.normalized(m.add("Add", x, step))
+    x, h = inputs(g, (16 * batch, 1024), (16 * batch, 1024))
+    step = g.op("Mul", weight(g, 1024), g.op("Sub", normalized(g, h), x))
+    return normalized(g, g.op("Add", x, step))
 
 
-MODELS: dict[str, Callable[[Model, int], str]] = {
+MODELS: dict[str, Callable[[GraphWriter, int], str]] = {
     "GQA": gqa,
     "QKNorm": qk_norm,
     "RMSNorm": rms_norm,
@@ -292,8 +262,9 @@ def write_model(path: Path, name: str, batch: int) -> None:
     if path.exists():
         return
     if name in MODELS:
-        model = Model()
-        model.save(MODELS[name](model, batch), path)
+        g = GraphWriter(name, 0)
+        g.output(MODELS[name](g, batch), "y", (None, None, None)[: 2 + (name in ("GQA", "QKNorm"))])
+        onnx.save(g.finish(), path)
     else:
         path.write_bytes(load(name).SerializeToString())
 

@@ -27,15 +27,3 @@ def test_products_are_counted_by_the_type_of_their_first_operand() -> None:
     )
     plan = SimpleNamespace(steps=[SimpleNamespace(primitives=text) for text in texts])
     assert list(quantized.products_of(SimpleNamespace(plan=plan))) == ["u8", "f32"]
-
-
-def test_the_table_has_medians_and_quotients() -> None:
-    rows = [
-        {"name": name, "median_ms": ms, "times_ns": [ms * 1e6] * 3} for name, ms in (("korch", 2.0), ("other", 3.0))
-    ]
-    row = {"comparison": {"rows": rows}, "report": {"kernels": 7, "seconds": 59.6}}
-    assert quantized.table({"m": row}).splitlines() == [
-        "| model | korch, ms | other, ms | other / Korch | kernels | search, s |",
-        "|---|---:|---:|---:|---:|---:|",
-        "| m | 2.00 | 3.00 | 1.50 (1.50–1.50) | 7 | 60 |",
-    ]

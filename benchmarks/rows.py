@@ -1,0 +1,81 @@
+"""What the commands of benchmarks share: options, files of results, and the facts about the machine in them.
+
+Each row is written when it is complete, so that an interrupted command can be continued.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from korch.target import detect_target
+
+PACKAGES = (
+    "onnxruntime",
+    "openvino",
+    "onednn-cpu-gomp",
+    "ortools",
+    "numpy",
+    "onnx",
+    "torch",
+    "transformers",
+    "iree-base-compiler",
+    "iree-base-runtime",
+    "apache-tvm",
+)
+
+
+def options_of(doc: str, models: Iterable[str], *, budget_s: float | None = None, rounds: int = 15) -> Any:
+    """Return a parser with the options of commands that search models and compare their plans.
+
+    Args:
+        doc: the documentation of the module; its first line describes the command.
+        models: the names of all models.
+        budget_s: the default seconds of a search.
+        rounds: the default number of rounds in which engines are timed.
+    """
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    parser.add_argument("--models", default=",".join(models))
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--budget", type=float, default=budget_s, help="seconds of each search")
+    parser.add_argument("--artifacts", type=Path, help="folder of artifacts; those that are searched are written to it")
+    parser.add_argument("--output", type=Path, help="the file of results")
+    return parser
+
+
+def known_rows(path: Path | None, key: str = "models") -> Any:
+    """Return the rows of a file of results; no rows if there is no such file."""
+    if path is None or not path.exists():
+        return [] if key == "rows" else {}
+    return json.loads(path.read_text("utf-8"))[key]
+
+
+def write_rows(path: Path | None, rows: Any, key: str = "models") -> None:
+    """Write rows with the facts about the machine to a file of results, if there is one."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"machine": machine(), key: rows}, indent=1) + "\n")
+
+
+def machine() -> dict[str, Any]:
+    """Return the CPU's model, its cores and instruction set, and the versions of Python and of installed packages."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.machine(),
+        "cores": len(names),
+        "isa": detect_target(1, "").isa,
+        "python": platform.python_version(),
+        "versions": versions,
+    }
