@@ -13,6 +13,7 @@ import korch
 from korch.report.explain import describe
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
+from korch.runtime.report import ShapedReport
 from korch.validation import fresh
 from tests.runtime import runtime_plans as plans
 
@@ -42,13 +43,15 @@ def test_there_are_none_without_the_time_for_them(
     assert fresh.time_fresh(executable, arrays, 10e9, 60.0) is None  # a run takes 10 s
 
 
-def test_a_search_reports_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [2, range(1, 3)])
+def test_a_search_reports_them(rows: int | range, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("korch.pipeline.build.time_fresh", fresh.time_fresh)
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 8])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 8])
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    report = korch.optimize(model, threads=1, cache_folder=tmp_path).report
+    report = korch.optimize(model, threads=1, cache_folder=tmp_path, shapes={"n": rows}).report
+    report = next(iter(report.plans.values())) if isinstance(report, ShapedReport) else report
     assert report.fresh is not None and report.times == report.fresh
     assert "in a process of its own" in describe("m.korch", report)
 

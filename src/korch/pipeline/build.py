@@ -119,9 +119,9 @@ def build_plans(run: Run, results: StageResults) -> Built:
 
 
 def _fresh_times(run: Run, validation: Validation, end: Deadline) -> RunTimes | None:
-    """Return the times of the chosen plan in a process of its own; None for plans of ranges and of GPUs."""
+    """Return the times of the chosen plan in a process of its own; None for plans of GPUs."""
     executable = validation.winner
-    if not isinstance(executable, Executable) or run.masked is not None:
+    if not isinstance(executable, Executable):
         return None
     return time_fresh(executable, validation.timed, validation.won.median_ns, end.left_s)
 
