@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import importlib
 import os
 import re
@@ -75,6 +76,19 @@ def test_files_that_are_named_exist(page: Path) -> None:
     short = re.findall(r"`((?:\w+/)+\w+\.(?:py|h))`", text)
     folders = (ROOT, ROOT / "src" / "korch", ROOT / "src" / "korch" / "equivalence")
     assert [s for s in short if not any((folder / s).exists() for folder in folders)] == []
+
+
+def test_identifiers_that_are_named_exist() -> None:
+    """Names in code style with an underscore or two capitals are in the sources, and limits that messages name exist."""
+    files = [path for folder in ("src", "tests", "benchmarks") for path in (ROOT / folder).rglob("*.[phj]*")]
+    sources = "\n".join(path.read_text("utf-8") for path in files if path.suffix in (".py", ".h", ".json"))
+    words = set(re.findall(r"\w+", sources)) | set(re.findall(r"\w+", (ROOT / "pyproject.toml").read_text("utf-8")))
+    foreign = {"DYNAMIC_QUANTIZATION_GROUP_SIZE", "DataLoader", "perf_event_open", "op_NAME"}
+    pages = {page: re.findall(r"`([A-Za-z]\w+)(?:\(.*?\))?`", page.read_text("utf-8")) for page in PAGES}
+    named = {word: page.name for page, found in pages.items() for word in found if re.search(r"_|[A-Z]\w*[A-Z]", word)}
+    assert {word: page for word, page in named.items() if word not in words | foreign} == {}
+    limits = set(re.findall(r"SearchLimits\.([a-z]\w+)", sources))
+    assert limits <= {field.name for field in dataclasses.fields(korch.SearchLimits)}
 
 
 def test_every_page_is_in_the_navigation() -> None:

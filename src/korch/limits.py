@@ -53,10 +53,10 @@ class SearchLimits:
         exact_sizes: if windows depend on the size and the ranges have at most this many sizes, each has its own plan.
         gap: the search ends when the lower bound is below the cost of the plan by at most this share
             of the cost.
-        max_primitives: largest number of primitives in a candidate.
+        max_primitives: largest number of primitives in an enumerated group, without those that are attached to readers.
         max_inputs: largest number of tensors that a candidate reads.
         max_outputs: largest number of tensors that a candidate writes.
-        max_candidates: largest number of convex groups that are enumerated for one model.
+        max_candidates: largest number of convex sets of primitives that are enumerated for one block.
         max_byte_casts: largest number of casts to bytes in a candidate, without casts that are attached to readers.
         max_measured: largest share of the distinct candidates that is measured.
         patience: the search ends after this many rounds of measurements in which neither the plan

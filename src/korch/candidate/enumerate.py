@@ -21,7 +21,7 @@ The following rules keep the number of sets small:
   ends between the two only moves the tensor one more time. A chain that begins at a linear primitive is not
   contracted, as a kernel may fuse a part of it, unless it ends with a cast to bytes.
   A chain that would read more than `max_inputs` values is cut.
-- At most `max_pools` reductions over windows are in one set, and at most `max_byte_casts` casts to bytes, whose
+- At most `MAX_POOLS` reductions over windows are in one set, and at most `max_byte_casts` casts to bytes, whose
   results are stored and read at a quarter of the cost of floats.
 - Options limit sets, inputs and outputs; the report names the limits that were reached.
 

@@ -46,7 +46,7 @@ def around(*anchors: str, widens: bool = False) -> GroupShape:
 
     Args:
         anchors: names of linear operations.
-        widens: whether casts from 16-bit floats may also stand before it.
+        widens: whether casts to float32, from 16-bit floats or from constants of bytes, may also stand before it.
     """
     return GroupShape(anchors, widens=widens)
 

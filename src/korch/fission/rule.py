@@ -32,7 +32,7 @@ class FissionRule:
         last: the last opset, or None if the rule holds for the newest.
         build: emits primitives into a context and returns the operator's outputs, or a refusal.
             It may leave out trailing outputs only if nothing reads them.
-            source: the definition that the rule follows.
+        source: the definition that the rule follows.
     """
 
     operator: str

@@ -242,8 +242,8 @@ class Search:
         """Return the best plan according to estimates, and other candidates that are worth measuring.
 
         Args:
-            seconds: time limit of the solve; half of `round_seconds` if not given.
-            gap: the relative gap at which the solve may stop; `estimate_gap` if not given.
+            seconds: time limit of the solve; half of `ROUND_SECONDS` if not given.
+            gap: the relative gap at which the solve may stop; `ESTIMATE_GAP` if not given.
         """
         estimates = estimates_ns(self.ledger, self.candidates)
         plan = self._solve(

@@ -98,7 +98,7 @@ class Questions:
         if found.status is Status.UNKNOWN:
             raise InfeasibleError(
                 f"the solver found no plan within {max(seconds, FIRST_SECONDS):.0f} s",
-                hint="Raise SearchLimits.first_seconds, or lower SearchLimits.max_primitives",
+                hint="give a larger budget, or lower SearchLimits.max_primitives",
             )
         logger.info(
             "solved: %s, %s ns, bound %s ns, %.1f s",
