@@ -23,7 +23,7 @@ class Ablation:
             kernels, by the cost of their operations.
         layouts: "any" allows all layouts of values; "last" only plain and channels-last layouts;
             "plain" only the plain layout.
-        contract_chains: whether a chain of elementwise primitives without a branch always stays in
+        attach_chains: whether a chain of elementwise primitives without a branch always stays in
             one candidate.
         baselines: whether the best plan is compared end to end with the fully split, the plain-layout
             and the greedily fused plan.
@@ -37,7 +37,7 @@ class Ablation:
     rules: str = "all"
     rewrites: Literal["joint", "first"] = "joint"
     layouts: Literal["any", "last", "plain"] = "any"
-    contract_chains: bool = True
+    attach_chains: bool = True
     baselines: bool = True
     host: bool = True
 

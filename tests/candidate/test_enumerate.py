@@ -20,7 +20,7 @@ from korch.primitive.types import ValueType
 from korch.system.deadline import Deadline
 from tests.candidate.candidate_oracle import Oracle, small_graph, with_operator
 
-ALL = Options(search=SearchLimits(max_outputs=9, max_inputs=99), ablation=Ablation(contract_chains=False))
+ALL = Options(search=SearchLimits(max_outputs=9, max_inputs=99), ablation=Ablation(attach_chains=False))
 
 
 def keys(graph, options=ALL):
@@ -38,7 +38,7 @@ def test_all_subsets(kind, most_outputs):
         graph = small_graph(seed, 9, kind == "linear", 2 * (kind == "alternatives"))
         options = Options(
             search=SearchLimits(max_outputs=most_outputs, max_primitives=2 + seed % 8, max_inputs=1 + seed % 6),
-            ablation=Ablation(contract_chains=False),
+            ablation=Ablation(attach_chains=False),
         )
         assert keys(graph, options) == Oracle(graph, options).groups(), seed
 
@@ -48,7 +48,7 @@ def test_all_subsets_with_products_alternatives_and_an_operator_of_several_outpu
         graph = with_operator(small_graph(seed, 6, linear=True, merges=3), seed)
         options = Options(
             search=SearchLimits(max_outputs=1 + seed % 4, max_primitives=2 + seed % 7, max_inputs=1 + seed % 5),
-            ablation=Ablation(contract_chains=False),
+            ablation=Ablation(attach_chains=False),
         )
         found = keys(graph, options)
         assert found == Oracle(graph, options).groups(), seed
@@ -232,7 +232,7 @@ def test_opaque_primitives_meet_only_the_other_outputs_of_their_operator():
 def test_limits_are_reported_and_single_primitives_always_there():
     graph = small_graph(3, 9)
     tight = Options(
-        search=SearchLimits(max_primitives=2, max_inputs=1, max_outputs=1), ablation=Ablation(contract_chains=False)
+        search=SearchLimits(max_primitives=2, max_inputs=1, max_outputs=1), ablation=Ablation(attach_chains=False)
     )
     groups, report = enumerate_groups(graph, tight)
     assert set(report.limits_hit) <= {"max_primitives", "max_inputs", "max_outputs"}
@@ -244,7 +244,7 @@ def test_limits_are_reported_and_single_primitives_always_there():
     builder.output("p", builder.add("exp", [a]))
     graph = builder.freeze()
     for name, value in (("max_primitives", 2), ("max_inputs", 1), ("max_outputs", 1), ("max_candidates", 3)):
-        wide = Options(search=SearchLimits(max_outputs=2), ablation=Ablation(contract_chains=False))
+        wide = Options(search=SearchLimits(max_outputs=2), ablation=Ablation(attach_chains=False))
         assert enumerate_groups(graph, wide)[1].limits_hit == ()
         groups, report = enumerate_groups(graph, replace(wide, search=replace(wide.search, **{name: value})))
         assert report.limits_hit == ((name,) if name != "max_outputs" else report.limits_hit)

@@ -15,11 +15,11 @@ The following rules keep the number of sets small:
   opaque operator. So a set has at most one linear primitive; `Compose` functions combine groups
   into larger ones.
 - A broadcast or a slice costs nothing inside a kernel, so it is attached to each primitive that reads it: it
-  is in every set with that primitive, and is not added as a neighbour (`contract.py`). Unless
-  `contract_chains` is off, also attached are an elementwise primitive all of whose readers (a few) are
+  is in every set with that primitive, and is not added as a neighbour (`attach.py`). Unless
+  `attach_chains` is off, also attached are an elementwise primitive all of whose readers (a few) are
   elementwise and of its shape, and a layout primitive whose only reader is a layout primitive: a kernel that
   ends between the two only moves the tensor one more time. A chain that begins at a linear primitive is not
-  contracted, as a kernel may fuse a part of it, unless it ends with a cast to bytes.
+  attached, as a kernel may fuse a part of it, unless it ends with a cast to bytes.
   A chain that would read more than `max_inputs` values is cut.
 - At most `MAX_POOLS` reductions over windows are in one set, and at most `max_byte_casts` casts to bytes, whose
   results are stored and read at a quarter of the cost of floats.
@@ -39,8 +39,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from korch.candidate.attach import Attachment
 from korch.candidate.candidate import Group, make_group
-from korch.candidate.contract import Attachment
 from korch.candidate.shape import COMMON, Compose, GroupShape
 from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
@@ -112,7 +112,7 @@ def enumerate_groups(
             if mask.bit_count() > MOST_NEEDED:
                 break
             continue
-        whole = space.with_absorbed(mask)
+        whole = space.with_attached(mask)
         if whole.bit_count() > 1 and space.input_count(whole) > options.search.max_inputs:
             hit.add("max_inputs")
             continue
@@ -171,24 +171,24 @@ def bits(mask: int) -> list[int]:
 
 
 class _Space:
-    """The graph as bitsets over primitives, with attached primitives ("free" ones) contracted into their readers."""
+    """The graph as bitsets over primitives, with attached primitives counted to their readers."""
 
     def __init__(self, graph: PrimitiveGraph, options: Options, shapes: Sequence[GroupShape]) -> None:
         self.graph, self.limits = graph, options.search
-        contract_chains = options.ablation.contract_chains
+        attach_chains = options.ablation.attach_chains
         count = len(graph.primitives)
         self.outputs = {value for _, value in graph.outputs}
-        self.contraction = Attachment(graph, contract_chains)
-        self.is_free = [self.contraction.is_free(p) for p in range(count)]
+        self.attachment = Attachment(graph, attach_chains)
+        self.is_attached = [self.attachment.is_attached(p) for p in range(count)]
         self.reads = [self._values_read(p) for p in range(count)]
-        # Per primitive: its direct producers that are not free, through free ones; and the free ones attached to it.
-        self.feeds, self.comes_with = self._behind()
+        # Per primitive: its nearest producers that are not attached; and the primitives that are attached to it.
+        self.feeds, self.attached_to = self._producers()
         while (cut := self._too_long(options.search.max_inputs)) is not None:
-            self.is_free[cut] = False
-            self.feeds, self.comes_with = self._behind()
+            self.is_attached[cut] = False
+            self.feeds, self.attached_to = self._producers()
         self.read_by = [0] * count
         for p, sources in enumerate(self.feeds):
-            for q in bits(0 if self.is_free[p] else sources):
+            for q in bits(0 if self.is_attached[p] else sources):
                 self.read_by[q] |= 1 << p
         self.ancestors = self._closure(self.feeds)
         self.descendants = self._closure(self.read_by)
@@ -200,9 +200,9 @@ class _Space:
                 self.rivals[p] = together & ~(1 << p)
         self.siblings = [self._siblings(p) for p in range(count)]
         pools = (p for p, primitive in enumerate(graph.primitives) if "pool" in primitive.op)
-        self.pools = sum(1 << p for p in pools) if contract_chains else 0
-        casts = (p for p in range(count) if self.contraction.is_byte_cast(p))
-        self.byte_casts = sum(1 << p for p in casts) if contract_chains else 0
+        self.pools = sum(1 << p for p in pools) if attach_chains else 0
+        casts = (p for p in range(count) if self.attachment.is_byte_cast(p))
+        self.byte_casts = sum(1 << p for p in casts) if attach_chains else 0
         self.linear = self._of(Category.LINEAR)
         self.opaque = self._of(Category.OPAQUE)
         # By linear operation ("" for none): per shape, the primitives allowed before it and beside it.
@@ -225,30 +225,30 @@ class _Space:
         casts = ((p, primitive) for p, primitive in enumerate(graph.primitives) if primitive.op == "cast")
         return sum(1 << p for p, cast in casts if graph.is_widening(cast, cast.inputs[0] in graph.constants))
 
-    def _behind(self) -> tuple[list[int], list[int]]:
-        """Return the direct non-free producers of each primitive, and the free ones between them and it.
+    def _producers(self) -> tuple[list[int], list[int]]:
+        """Return each primitive's nearest producers that are not attached, and the attached ones between them and it.
 
-        Each primitive is visited after the free ones that it reads, and only once: chains of free
+        Each primitive is visited after the attached ones that it reads, and only once: chains of attached
         primitives are long, and have exponentially many paths if they branch and join.
         """
         count = len(self.graph.primitives)
-        solid, free = [0] * count, [0] * count
+        solid, attached = [0] * count, [0] * count
         done: set[int] = set()
         for root in range(count):
             stack = [root]
             while stack:
                 p = stack[-1]
-                makers = self.contraction.makers(p)
-                waits = [q for q in makers if self.is_free[q] and q not in done]
+                makers = self.attachment.makers(p)
+                waits = [q for q in makers if self.is_attached[q] and q not in done]
                 if waits and p not in done:
                     stack.extend(waits)
                     continue
                 stack.pop()
                 done.add(p)
                 for q in makers:
-                    solid[p] |= solid[q] if self.is_free[q] else 1 << q
-                    free[p] |= 1 << q | free[q] if self.is_free[q] else 0
-        return solid, free
+                    solid[p] |= solid[q] if self.is_attached[q] else 1 << q
+                    attached[p] |= 1 << q | attached[q] if self.is_attached[q] else 0
+        return solid, attached
 
     def _too_long(self, max_inputs: int) -> int | None:
         """Return a primitive at which to cut a chain that reads too many values, None if there is no such chain.
@@ -256,11 +256,13 @@ class _Space:
         A group contains all primitives attached to its own. If these read too many values, there is no group of
         several primitives. The result is the direct producer that reads most, at the end of the shortest such chain.
         """
-        links = sum(1 << p for p, free in enumerate(self.is_free) if free and not self.contraction.costs_nothing(p))
-        for p in sorted(range(len(self.comes_with)), key=lambda p: (self.comes_with[p].bit_count(), p)):
-            direct = [q for q in self.contraction.makers(p) if links >> q & 1]
-            if direct and self.input_count(1 << p | self.comes_with[p]) > max_inputs:
-                return max(direct, key=lambda q: self.input_count(1 << q | self.comes_with[q]))
+        links = sum(
+            1 << p for p, is_one in enumerate(self.is_attached) if is_one and not self.attachment.costs_nothing(p)
+        )
+        for p in sorted(range(len(self.attached_to)), key=lambda p: (self.attached_to[p].bit_count(), p)):
+            direct = [q for q in self.attachment.makers(p) if links >> q & 1]
+            if direct and self.input_count(1 << p | self.attached_to[p]) > max_inputs:
+                return max(direct, key=lambda q: self.input_count(1 << q | self.attached_to[q]))
         return None
 
     def _values_read(self, p: int) -> int:
@@ -360,7 +362,7 @@ class _Space:
         """Yield every connected convex set within the limits, once."""
         seen: set[int] = set()
         illegal: set[int] = set()
-        frontier = [1 << p for p, free in enumerate(self.is_free) if not free]
+        frontier = [1 << p for p, is_one in enumerate(self.is_attached) if not is_one]
         seen.update(frontier)
         while frontier:
             following: list[int] = []
@@ -391,7 +393,7 @@ class _Space:
     def is_needed(self, mask: int) -> bool:
         """Whether a set is one primitive, or a product of bytes and the cast of its sums to bytes."""
         is_pair = mask.bit_count() == MOST_NEEDED and bool(mask & self.linear)
-        return mask.bit_count() == 1 or (is_pair and any(map(self.contraction.is_byte_cast, bits(mask))))
+        return mask.bit_count() == 1 or (is_pair and any(map(self.attachment.is_byte_cast, bits(mask))))
 
     def sinks(self, mask: int) -> int:
         """Return the number of sinks: primitives of a set that no other member reads, so that they must be outputs.
@@ -453,11 +455,11 @@ class _Space:
             read |= self.reads[p]
         return (read & ~own).bit_count()
 
-    def with_absorbed(self, mask: int) -> int:
+    def with_attached(self, mask: int) -> int:
         """Return a set with the primitives that are attached to its members."""
         whole = mask
         for p in bits(mask):
-            whole |= self.comes_with[p]
+            whole |= self.attached_to[p]
         return whole
 
     def output_sets(self, mask: int, options: Options, hit: set[str]) -> Iterator[tuple[int, ...]]:

@@ -19,18 +19,18 @@ LAYOUT_GROWTH = 1.25  # layout primitives that enlarge a tensor by more than thi
 class Attachment:
     """Decides which primitives of a graph are attached to their readers."""
 
-    def __init__(self, graph: PrimitiveGraph, contract_chains: bool) -> None:
+    def __init__(self, graph: PrimitiveGraph, attach_chains: bool) -> None:
         """Initialize.
 
         Args:
             graph: the graph.
-            contract_chains: whether chains are attached, too, and not only broadcasts and slices.
+            attach_chains: whether chains are attached, too, and not only broadcasts and slices.
         """
-        self.graph, self.contract_chains = graph, contract_chains
+        self.graph, self.attach_chains = graph, attach_chains
         self.outputs = {value for _, value in graph.outputs}
         self.in_cycle = _in_cycles(graph)
 
-    def is_free(self, p: int) -> bool:
+    def is_attached(self, p: int) -> bool:
         """Whether a primitive is attached to its readers."""
         graph, value = self.graph, self.graph.primitives[p].output
         if value in self.outputs or len(graph.producers[value]) != 1:
@@ -39,7 +39,7 @@ class Attachment:
         if self.costs_nothing(p):
             closed = (Category.LINEAR, Category.OPAQUE)
             return not any(reader.row.category in closed for reader in readers)
-        if not self.contract_chains or not 1 <= len(readers) <= MAX_READERS:
+        if not self.attach_chains or not 1 <= len(readers) <= MAX_READERS:
             return False
         if p in self.in_cycle:  # attached to its reader, it could close the cycle
             return False
@@ -87,7 +87,7 @@ class Attachment:
                 category = self.graph.primitives[q].row.category
                 if category is Category.LINEAR:
                     return True
-                is_link = category is Category.ELEMENTWISE and self._absorbed_alone(q) and not self.is_byte_cast(q)
+                is_link = category is Category.ELEMENTWISE and self._is_attached_alone(q) and not self.is_byte_cast(q)
                 if is_link and q not in seen:
                     seen.add(q)
                     stack.append(q)
@@ -98,7 +98,7 @@ class Attachment:
         inputs = self.graph.primitives[p].inputs
         return [q for value in inputs for q in self.graph.producers[value]]
 
-    def _absorbed_alone(self, p: int) -> bool:
+    def _is_attached_alone(self, p: int) -> bool:
         """Whether the value of a primitive has one producer and one reader, so that both form a chain."""
         value = self.graph.primitives[p].output
         return len(self.graph.producers[value]) == len(self.graph.consumers[value]) == 1
