@@ -21,7 +21,7 @@ from korch.primitive.ops.layout import ConcatAttributes, SliceAttributes, Transp
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import DType
 from korch.ranges.form import Extent, prefix
-from korch.ranges.free import identity_of
+from korch.ranges.mask import identity_of
 from korch.ranges.needed import Ends, before_reshape
 from korch.ranges.plan import RangePlan
 

@@ -32,7 +32,7 @@ from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes, window_extent
 from korch.primitive.types import DType
 from korch.ranges.form import Axis, Factor, axis_of, is_free, prefix
-from korch.ranges.mask import DEQUANTIZES, Fill, Value, plain
+from korch.ranges.mask import DEQUANTIZES, Fill, Value, identity_of, plain
 from korch.ranges.site import Site, fixed, result_of
 from korch.ranges.whole import loop, whole
 
@@ -189,18 +189,6 @@ def _reduce(site: Site) -> Value:
     return Value(result.id, result.form, result.fills, (name, value.id))
 
 
-def identity_of(name: str, dtype: DType) -> float:
-    """Return the identity of a reduction."""
-    if name in ("reduce_sum", "pool_sum"):
-        return 0
-    if name == "reduce_prod":
-        return 1
-    if dtype.is_float:
-        return -np.inf if name in ("reduce_max", "pool_max") else np.inf
-    limits = np.iinfo(dtype.numpy)
-    return int(limits.min if name in ("reduce_max", "pool_max") else limits.max)
-
-
 def _matmul(site: Site) -> Value:
     a, b = site.operands
     inner = site.join(a.form[-1], b.form[-2])
@@ -249,6 +237,14 @@ def _conv(site: Site) -> Value:
         more = begin + end - window_extent(kernel[i], dilation) + stride
         spatial.append(_windows(site, 2 + i, stride, more))
     return result_of(site, (site.operands[0].form[0], site.operands[1].form[0], *spatial))
+
+
+def _conv_transpose(site: Site) -> Value:
+    site.same_attributes()
+    form = [site.factors(k, axis) for k in range(2) for axis in range(len(site.inputs[k]))]
+    if any(map(is_free, form[1:])):
+        raise site.refusal("only its batch size may depend on the size")
+    return result_of(site, (form[0], *(axis_of([Factor(vector[0])]) for vector in site.output[1:])))
 
 
 def _pool(site: Site) -> Value:
@@ -462,6 +458,7 @@ RULES: dict[str, Rule] = {
     "concat": _concat,
     "matmul": _matmul,
     "conv": _conv,
+    "conv_transpose": _conv_transpose,
     "pool_sum": _pool,
     "pool_max": _pool,
     "reduce_sum": _reduce,

@@ -64,6 +64,18 @@ def plain(id: ValueId, form: Form, fills: Sequence[Fill | None] = ()) -> Value:
     return Value(id, form, tuple(f if is_free(a) else None for f, a in zip(known, form, strict=True)))
 
 
+def identity_of(name: str, dtype: DType) -> float:
+    """Return the identity of a reduction."""
+    if name in ("reduce_sum", "pool_sum"):
+        return 0
+    if name == "reduce_prod":
+        return 1
+    if dtype.is_float:
+        return -np.inf if name in ("reduce_max", "pool_max") else np.inf
+    limits = np.iinfo(dtype.numpy)
+    return int(limits.min if name in ("reduce_max", "pool_max") else limits.max)
+
+
 class Masks:
     """Adds masks to a graph, without duplicates.
 

@@ -75,8 +75,11 @@ class Site:
         return self.attributes
 
     def refusal(self, what: str) -> UnsupportedError:
-        """Return the error that says why this primitive can't run for a range of sizes."""
-        return refusal(self.samples, self.step.origin, f"{self.step.op}: {what}")
+        """Return the error that says why this primitive can't run for a range of sizes, and which axes are free."""
+        forms = [value.form for value in self.operands]
+        free = [f"{axis} of operand {k}" for k, form in enumerate(forms) for axis, a in enumerate(form) if is_free(a)]
+        where = f" (free: axis {', axis '.join(free)})" if free else ""
+        return refusal(self.samples, self.step.origin, f"{self.step.op}: {what}{where}")
 
     def ambiguous(self, what: str) -> AmbiguousError:
         """Return the error that says that more samples are needed."""

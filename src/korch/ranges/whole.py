@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
+from korch.primitive.definitions import OPSET
 from korch.primitive.ops.opaque import OpaqueAttributes
-from korch.ranges.form import Factor, axis_of, is_free
-from korch.ranges.mask import Value
+from korch.ranges.form import Axis, Factor, axis_of, is_free
+from korch.ranges.mask import Value, identity_of
 from korch.ranges.site import Site, fixed, result_of
 
 
@@ -17,11 +18,13 @@ def whole(site: Site) -> Value:
     attributes = site.attributes_as(OpaqueAttributes)
     if (same := _same_for_all_sizes(site)) is not None:
         return same
+    node = onnx.NodeProto.FromString(bytes.fromhex(attributes.node))
+    if not attributes.domain and node.op_type in _PARALLEL:
+        return _parallel(site, attributes, node)
     rule = None if attributes.domain else _RULES.get(attributes.op_type)
     if rule is None:
         raise site.refusal(f"{attributes.op_type} has no rule for ranges of sizes")
-    node = onnx.NodeProto.FromString(bytes.fromhex(attributes.node))
-    return rule(site, {item.name: item.i for item in node.attribute})
+    return rule(site, {item.name: item.i for item in node.attribute} | {OPSET: attributes.opset})
 
 
 def loop(site: Site) -> Value:
@@ -41,10 +44,49 @@ def _same_for_all_sizes(site: Site) -> Value | None:
     return result_of(site, [axis_of([Factor(vector[0])]) for vector in site.output])
 
 
+def _parallel(site: Site, attributes: OpaqueAttributes, node: onnx.NodeProto) -> Value:
+    """Return the result of an operator that computes the elements along some axes independently.
+
+    Elements beyond the valid ones are replaced by 0 in all inputs but the first: they may be no legal indices.
+    """
+    inputs, outputs = _PARALLEL[node.op_type]
+    axes: dict[str, Axis] = {}
+    for k, letters in enumerate(part for name, part in zip(node.input, inputs.split(), strict=False) if name):
+        for axis in range(len(site.inputs[k])):
+            factors, letter = site.factors(k, axis), letters[axis : axis + 1].strip(".")
+            if letter:
+                axes[letter] = site.join(axes.get(letter), factors)
+            elif is_free(factors):
+                raise site.refusal(f"{node.op_type} combines elements along axis {axis} of operand {k}")
+        if k > 0:
+            site.mask(k, range(len(site.inputs[k])), 0)
+    letters = outputs.split()[attributes.output].ljust(len(site.output), ".")
+    fixed_axes = [axis_of([Factor(vector[0])]) for vector in site.output]
+    form = [axes.get(letter, axis) for letter, axis in zip(letters, fixed_axes, strict=False)]
+    return result_of(site, form)
+
+
+def _top(site: Site, given: Mapping[str, int]) -> Value:
+    axis = given.get("axis", -1) % len(site.inputs[0])
+    if not fixed(site.output[axis]):
+        raise site.refusal("its number of elements depends on the size")
+    extreme = "reduce_max" if given.get("largest", 1) else "reduce_min"
+    site.mask(0, (axis,), identity_of(extreme, site.dtype(0)))
+    count = axis_of([Factor(site.output[axis][0])])
+    return result_of(site, [count if i == axis else a for i, a in enumerate(site.operands[0].form)])
+
+
+def _hardmax(site: Site, given: Mapping[str, int]) -> Value:
+    rank, is_old = len(site.inputs[0]), given[OPSET] < 13
+    axis = given.get("axis", 1 if is_old else -1) % rank
+    site.mask(0, range(axis, rank) if is_old else (axis,), identity_of("reduce_max", site.dtype(0)))
+    return result_of(site, site.operands[0].form)
+
+
 def _indexed_axis(site: Site, given: Mapping[str, int]) -> int:
     """Return the axis of indices, which must not be free; indices that are not valid are replaced by 0."""
     axis = given.get("axis", 0) % len(site.inputs[0])
-    if len(site.operands) != 2 or is_free(site.factors(0, axis)) or not fixed(site.inputs[0][axis]):
+    if is_free(site.factors(0, axis)) or not fixed(site.inputs[0][axis]):
         raise site.refusal("indices into a free axis are computed at run time")
     site.mask(1, range(len(site.inputs[1])), 0)
     return axis
@@ -56,13 +98,25 @@ def _gather(site: Site, given: Mapping[str, int]) -> Value:
     return result_of(site, (*data.form[:axis], *indices.form, *data.form[axis + 1 :]))
 
 
-def _gather_elements(site: Site, given: Mapping[str, int]) -> Value:
+def _elements_axis(site: Site, given: Mapping[str, int]) -> int:
+    """Return the axis of indices of single elements; along the other axes, all operands must depend on the same."""
     axis = _indexed_axis(site, given)
     for i in range(len(site.inputs[0])):
-        factors = [site.factors(k, i) for k in (0, 1)]
-        if i != axis and any(map(is_free, factors)) and factors[0] != factors[1]:
+        factors = [site.factors(k, i) for k in range(len(site.operands))]
+        if i != axis and any(map(is_free, factors)) and len(set(factors)) > 1:
             raise site.refusal("its indices depend on the size in another way than its elements")
+    return axis
+
+
+def _gather_elements(site: Site, given: Mapping[str, int]) -> Value:
+    _elements_axis(site, given)
     return result_of(site, site.operands[1].form)
+
+
+def _scatter_elements(site: Site, given: Mapping[str, int]) -> Value:
+    if is_free(site.factors(1, _elements_axis(site, given))):
+        raise site.refusal("the number of its indices along their axis depends on the size")
+    return result_of(site, site.operands[0].form)
 
 
 def _running(first: int) -> Callable[[Site, Mapping[str, int]], Value]:
@@ -80,7 +134,21 @@ def _running(first: int) -> Callable[[Site, Mapping[str, int]], Value]:
 _RULES: dict[str, Callable[[Site, Mapping[str, int]], Value]] = {
     "Gather": _gather,
     "GatherElements": _gather_elements,
+    "Hardmax": _hardmax,
+    "ScatterElements": _scatter_elements,
+    "TopK": _top,
     "CumSum": _running(0),
     "CumProd": _running(1),
 }
-"""The rule of each operator, as a function of its integer attributes."""
+"""The rule of each operator, as a function of its integer attributes and its version."""
+
+_PARALLEL = {
+    "GRU": (".b . . . b .b", "..b .b"),
+    "GridSample": ("nc nzyx", "nczyx"),
+    "LSTM": (".b . . . b .b .b .", "..b .b .b"),
+    "LpPool": ("nc", "nc"),
+    "MaxPool": ("n", "n n"),
+    "RNN": (".b . . . b .b", "..b .b"),
+    "RoiAlign": ("nc r r", "rc"),
+}
+"""For each input and output, letters of the axes along which the operator computes independently (`_parallel`)."""
