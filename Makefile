@@ -14,7 +14,7 @@ TORCH_STAMP := $(VENV)/.installed-torch
 
 TRITON_STAMP := $(VENV)/.installed-triton
 
-.PHONY: docs web wheel test-web demo test test-torch test-cuda check bench size clean conformance bench-smoke fuzz
+.PHONY: docs web wheel test-web demo test tests test-torch test-cuda check bench size clean conformance bench-smoke fuzz
 .DELETE_ON_ERROR:
 
 $(STAMP): pyproject.toml
@@ -42,8 +42,10 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+test: check tests
+
 # `make test KORCH_LONG=1` compiles all kernels as for users, with -O3, which takes twice as long.
-test: check
+tests: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore tests/pytorch --ignore tests/cuda --ignore tests/gpu --ignore tests/web
 
 # PyTorch first and alone: whichever build it is, it is kept.
@@ -118,9 +120,8 @@ $(DOCS_STAMP): $(STAMP)
 	@touch $@
 
 # The documentation as a site in build/site, which asks no other host for anything. Warnings are errors,
-# but not with --quiet, under which MkDocs does not count them.
+# but not with --quiet, under which MkDocs does not count them. `make test` checks links, options and references.
 docs: $(DOCS_STAMP)
-	$(BIN)/python -m pytest tests/test_docs.py -k 'links or files or navigation or reference or options'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@! grep -rEn '<(script|link|img|iframe)[^>]* (src|href)="(https?:)?//' build/site --include='*.html'
 	@! grep -rEno '(url\(|@import )"?(https?:)?//[^)]*' build/site --include='*.css'
