@@ -271,9 +271,6 @@ REFUSED = {
         "<int64 z = {0}> { s = Shape(x) n = Gather(s, z) f = Cast <to = 1> (n) l = Log(f) y = Mul(x, l) }"
     ),
     "its shape splits a free axis": one("<int64[2] s = {2, -1}> { y = Reshape(x, s) }"),
-    "only its batch size may depend on the size": one(
-        "{ y = ConvTranspose(x, v) }", "float[1, 4, n] x", "float[a, b, c] y"
-    ),
     "indices into a free axis": one("{ y = Gather(x, i) }", "float[n, 4] x, int64[3] i"),
     "its weights depend on the size": one("{ y = Conv(u, x) }", "float[1, 4, 9] u, float[n, 4, 3] x", "float[a,b,c] y"),
     "the elements of a constant depend on the size: counts": one(

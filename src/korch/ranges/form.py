@@ -94,6 +94,12 @@ class Extent:
             return self if count == 1 else None
         return extent(self.dimension, self.times * count, (self.plus + self.step - 1) * count)
 
+    def divided(self, count: int) -> Extent | None:
+        """Return self / count, or None if this is not a whole number for all sizes."""
+        if (self.over, self.step) != (1, 1) or self.times % count or self.plus % count:
+            return None
+        return extent(self.dimension, self.times // count, self.plus // count)
+
     def rounded(self, step: int) -> Extent:
         """Return the extent rounded up to a multiple of `step`."""
         if self.step != 1:

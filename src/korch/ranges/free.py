@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -28,13 +27,13 @@ from korch.primitive.ops.layout import (
     TakeAttributes,
     TransposeAttributes,
 )
-from korch.primitive.ops.linear import ConvAttributes
-from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes, window_extent
+from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import DType
 from korch.ranges.form import Axis, Factor, axis_of, is_free, prefix
 from korch.ranges.mask import DEQUANTIZES, Fill, Value, identity_of, plain
 from korch.ranges.site import Site, fixed, result_of
 from korch.ranges.whole import loop, whole
+from korch.ranges.windows import conv, conv_transpose, pool
 
 Rule = Callable[[Site], Value]
 
@@ -160,10 +159,13 @@ def _reshape(site: Site) -> Value:
                 part = Factor(math.gcd(factor.size, left[0]))
             elif not factor.is_free and any(n % factor.size for n in left):
                 raise site.refusal("its shape splits a free axis")
+            elif (inner := site.quotient(factor, left)) is not None:  # sizes that are multiples of a number of elements
+                part = Factor(left[0], inner)
+                waiting.append((Factor(factor.size // left[0]), axis))
             sizes = site.vector(part)
             if part.size == 1 or any(m == 0 or n % m for n, m in zip(left, sizes, strict=True)):
                 raise site.refusal("its shape splits a free axis")
-            if part.size < factor.size:
+            if not part.is_free and part.size < factor.size:
                 waiting.append((Factor(factor.size // part.size), axis))
             left = tuple(n // m for n, m in zip(left, sizes, strict=True))
             taken.append(part)
@@ -220,75 +222,6 @@ def _mask_contraction(site: Site) -> None:
     if not any((fill := site.fill(k, axis)) is not None and fill.number == 0 for k, axis in places):
         k, axis = next((place for place in places if not _is_finite(site, place[0])), places[0])
         site.mask(k, (axis,), 0)
-
-
-def _conv(site: Site) -> Value:
-    site.same_attributes()
-    attributes = site.attributes_as(ConvAttributes)
-    kernel = [vector[0] for vector in site.inputs[1][2:]]
-    if not all(map(fixed, site.inputs[1])) or any(map(is_free, site.operands[1].form)):
-        raise site.refusal("its weights depend on the size")
-    if not fixed(site.inputs[0][1]):
-        raise site.refusal("its channels depend on the size")
-    spatial = []
-    site.mask(0, [2 + i for i, end in enumerate(attributes.pads_end) if end > 0], 0)
-    for i, (stride, dilation) in enumerate(zip(attributes.strides, attributes.dilations, strict=True)):
-        begin, end = attributes.pads_begin[i], attributes.pads_end[i]
-        more = begin + end - window_extent(kernel[i], dilation) + stride
-        spatial.append(_windows(site, 2 + i, stride, more))
-    return result_of(site, (site.operands[0].form[0], site.operands[1].form[0], *spatial))
-
-
-def _conv_transpose(site: Site) -> Value:
-    site.same_attributes()
-    form = [site.factors(k, axis) for k in range(2) for axis in range(len(site.inputs[k]))]
-    if any(map(is_free, form[1:])):
-        raise site.refusal("only its batch size may depend on the size")
-    return result_of(site, (form[0], *(axis_of([Factor(vector[0])]) for vector in site.output[1:])))
-
-
-def _pool(site: Site) -> Value:
-    """Return the result of a pool; fission omits end pads that no window reads, so the window count gives the pads."""
-    found = [a for a in site.step.attributes if isinstance(a, PoolAttributes)]
-    if len({replace(a, pads_end=()) for a in found}) > 1:
-        raise site.refusal("its attributes depend on the size")
-    attributes = found[0]
-    lead = len(site.output) - len(attributes.kernel)
-    number = identity_of(site.step.op, site.dtype(0))
-    spatial: list[Axis] = []
-    over: list[int] = []
-    for i, (kernel, stride) in enumerate(zip(attributes.kernel, attributes.strides, strict=True)):
-        if not is_free(site.factors(0, lead + i)):
-            spatial.append(axis_of([Factor(site.output[lead + i][0])]))
-            continue
-        span = window_extent(kernel, attributes.dilations[i])
-        sizes = list(zip(site.inputs[0][lead + i], site.output[lead + i], strict=True))
-        fits = range(-span, span + 2 * stride)
-        counts = [more for more in fits if all((n + more) // stride == m for n, m in sizes)]
-        windows = [_windows(site, lead + i, stride, more) for more in counts]
-        if site.explained([factor.extent for (factor,) in windows if factor.extent is not None]) is None:
-            raise site.ambiguous("the number of its windows does not follow from the sizes that are compared")
-        reaches_over = counts[0] - stride + span - attributes.pads_begin[i] > 0
-        over += [lead + i] if reaches_over else []
-        spatial.append(windows[0])
-    site.mask(0, over, number)
-    result = result_of(site, (*site.operands[0].form[:lead], *spatial))
-    # Kernels that split operands of products would recompute products of infinities element by element, so use 0.
-    return result if math.isfinite(number) else site.masks.filled(result, over, 0)
-
-
-def _windows(site: Site, axis: int, stride: int, more: int) -> tuple[Factor, ...]:
-    """Return the axis of floor((n + more) / stride) windows over an axis of n elements.
-
-    If windows reach beyond the end, the operand must be masked: elements that are not valid act as the pad.
-    """
-    factors = site.factors(0, axis)
-    if not is_free(factors):
-        return axis_of([Factor(site.output[axis][0])])
-    along = prefix(factors)
-    if along is None:
-        raise site.refusal("a window moves along an axis whose valid elements are not its first ones")
-    return (Factor(site.output[axis][0], along.then(more, stride)),)
 
 
 def _concat(site: Site) -> Value:
@@ -457,10 +390,10 @@ RULES: dict[str, Rule] = {
     "pad": _pad,
     "concat": _concat,
     "matmul": _matmul,
-    "conv": _conv,
-    "conv_transpose": _conv_transpose,
-    "pool_sum": _pool,
-    "pool_max": _pool,
+    "conv": conv,
+    "conv_transpose": conv_transpose,
+    "pool_sum": pool,
+    "pool_max": pool,
     "reduce_sum": _reduce,
     "reduce_prod": _reduce,
     "reduce_max": _reduce,

@@ -15,7 +15,7 @@ import numpy as np
 from korch.errors import UnsupportedError
 from korch.primitive.graph import Constant, GraphBuilder, PrimitiveGraph
 from korch.primitive.ops import OPS
-from korch.ranges.form import Dimension, Factor, Form, Hidden, Sizes, extent, is_free, sizes_input
+from korch.ranges.form import Dimension, Extent, Factor, Form, Hidden, Sizes, extent, is_free, sizes_input
 from korch.ranges.free import rule_of
 from korch.ranges.lockstep import AmbiguousError, LockOperand, Lockstep, align, refusal
 from korch.ranges.mask import Fill, Masks, Value, plain
@@ -221,7 +221,8 @@ class _Walk:
         if not all(np.isfinite(numbers)) or not numbers[0]:
             return None
         sizes = self._samples.sizes
-        pairs = [(e,) for e in self._known] + [(a, b) for i, a in enumerate(self._known) for b in self._known[i:]]
+        pairs: list[tuple[Extent, ...]] = [(e.then(more),) for more in (0, -1, 1) for e in self._known]
+        pairs += [(a, b) for i, a in enumerate(self._known) for b in self._known[i:]]
         for extents in pairs:
             counts = [float(np.prod([e.at(s) for e in extents])) for s in sizes]
             if any(bool(number) != bool(count) for number, count in zip(numbers, counts, strict=True)):

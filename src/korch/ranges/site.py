@@ -106,6 +106,23 @@ class Site:
                     raise self.ambiguous("its number of elements does not follow from the sizes that are compared")
         return extents[0] if extents else None
 
+    def multiple(self, factors: tuple[Factor, ...], count: int) -> Extent:
+        """Return `count` times the number of valid elements of a free axis."""
+        along = prefix(factors)
+        if along is None:
+            raise self.refusal("it reads an axis whose valid elements are not its first ones")
+        found = along.repeated(count)
+        if found is None:
+            raise self.refusal(f"its axis has a size divided by {along.over}, which is multiplied by {count}")
+        return found
+
+    def quotient(self, factor: Factor, counts: Sizes) -> Extent | None:
+        """Return the extent of `counts` if a free factor has a fixed multiple of it in all samples; else None."""
+        whole, ratios = factor.extent, {divmod(n, m) for n, m in zip(self.vector(factor), counts, strict=True) if m}
+        if whole is None or len(ratios) > 1 or not (times := ratios.pop()) > (1, 0) or times[1]:
+            return None
+        return whole.divided(times[0])
+
     def concrete(self, axis: Axis, vector: Sizes) -> tuple[Factor, ...]:
         """Return an axis's factors; if all elements along it are equal (None), any factors that match its size."""
         if axis is not None:
