@@ -121,6 +121,39 @@ def test_unique_elements(is_sorted: int, attributes) -> None:
         np.testing.assert_array_equal(array, wanted)
 
 
+IMAGE = np.random.default_rng(2).standard_normal((2, 3, 5)).astype(np.float32)
+PAIRS, ONES, LENGTH = IMAGE[..., :2].copy(), np.ones(3, np.float32), np.array(4)
+DEFINED = [
+    ("Softmax", [IMAGE], 13, {"axis": 1}),
+    ("LogSoftmax", [IMAGE], 11, {"axis": 1}),
+    ("LRN", [IMAGE[..., None]], 13, {"size": 3, "alpha": 0.5, "beta": 0.6, "bias": 2.0}),
+    ("LRN", [IMAGE[..., None]], 13, {"size": 1}),
+    ("DFT", [PAIRS], 17, {}),
+    ("DFT", [PAIRS, LENGTH], 17, {"inverse": 1}),
+    ("DFT", [IMAGE[..., :1].copy(), LENGTH, np.array(-2)], 20, {"onesided": 1}),
+    ("BatchNormalization", [IMAGE, ONES, 2 * ONES, IMAGE[0, :, 0].copy(), 3 * ONES], 15, {"epsilon": 0.1}),
+    ("GlobalMaxPool", [IMAGE], 22, {}),
+]
+
+
+@pytest.mark.parametrize(("operator", "given", "opset", "attributes"), DEFINED)
+def test_definitions_agree_with_the_runtime(operator: str, given, opset: int, attributes) -> None:
+    model = one_operator(operator, given, opset=opset, **attributes)
+    found = opinions_of(model, feeds_of(given))
+    (wanted,), (array,) = found[RUNTIME](None), found[NUMPY](None)
+    assert array.dtype == wanted.dtype
+    np.testing.assert_allclose(array, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_third_opinion_on_a_softmax_of_several_axes() -> None:
+    model = one_operator("Softmax", [IMAGE], opset=11, axis=1)  # onnx.reference takes one axis only
+    with noted_disputes() as disputes:
+        (found,), names = agreed("Softmax", opinions_of(model, feeds_of([IMAGE])))
+    assert names == (RUNTIME, NUMPY)
+    assert [d.others for d in disputes.values()] == [(REFERENCE,)]
+    np.testing.assert_allclose(found.sum((1, 2)), 1, atol=1e-6)
+
+
 def test_the_references_of_a_node() -> None:
     rows = np.random.default_rng(1).normal(size=(2, 3, 4)).astype(np.float32)
     model = one_operator("Hardmax", [rows], opset=11, axis=0)  # before opset 13 all axes from `axis` on are one

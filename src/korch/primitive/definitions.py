@@ -75,13 +75,64 @@ def _running(accumulate: Callable[..., Array], first: int) -> Definition:
     return running
 
 
-def _hardmax(inputs: Inputs, attributes: Mapping[str, Any]) -> Sequence[Array]:
-    """Return 1 at the first largest element; before opset 13 the axes from `axis` on are flattened."""
-    x, is_old = _present(inputs, 0), attributes[OPSET] < 13
-    axis = attributes.get("axis", 1 if is_old else -1) % x.ndim
-    rows = x.reshape(*x.shape[:axis], -1) if is_old else np.moveaxis(x, axis, -1)
-    found = (np.arange(rows.shape[-1]) == rows.argmax(-1)[..., None]).astype(x.dtype)
-    return [found.reshape(x.shape) if is_old else np.moveaxis(found, -1, axis)]
+def _by_rows(compute: Callable[[Array], Array]) -> Definition:
+    """Return the definition of a function of rows; before opset 13 the axes from `axis` on are flattened to a row."""
+
+    def by_rows(inputs: Inputs, attributes: Mapping[str, Any]) -> Sequence[Array]:
+        x, is_old = _present(inputs, 0), attributes[OPSET] < 13
+        axis = attributes.get("axis", 1 if is_old else -1) % x.ndim
+        rows = x.reshape(*x.shape[:axis], -1) if is_old else np.moveaxis(x, axis, -1)
+        found = compute(rows).astype(x.dtype)
+        return [found.reshape(x.shape) if is_old else np.moveaxis(found, -1, axis)]
+
+    return by_rows
+
+
+def _first_largest(x: Array) -> Array:
+    return np.asarray(np.arange(x.shape[-1]) == x.argmax(-1)[..., None])
+
+
+def _log_softmax(x: Array) -> Array:
+    wide = x.astype(np.float64)
+    above = wide - wide.max(-1, keepdims=True, initial=-np.inf)
+    return np.asarray(above - np.log(np.exp(above).sum(-1, keepdims=True)))
+
+
+def _local_response(inputs: Inputs, attributes: Mapping[str, Any]) -> Sequence[Array]:
+    x, size = _present(inputs, 0), attributes["size"]
+    alpha, beta, bias = (attributes.get(*item) for item in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
+    before = (size - 1) // 2
+    squares = np.pad(np.square(x, dtype=np.float64), [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)])
+    sums = sum(squares[:, i : i + x.shape[1]] for i in range(size))
+    return [(x / (bias + alpha / size * sums) ** beta).astype(x.dtype)]
+
+
+def _fourier(inputs: Inputs, attributes: Mapping[str, Any]) -> Sequence[Array]:
+    x, length, axis = _present(inputs, 0), _given(inputs, 1), _given(inputs, 2)
+    is_half = attributes.get("onesided", 0)
+    if is_half and attributes.get("inverse", 0):
+        raise NotImplementedError("the inverse of half a spectrum")
+    along = int((attributes.get("axis", 1) if attributes[OPSET] < 20 else -2) if axis is None else axis) % x.ndim
+    count = x.shape[along] if length is None else int(length)
+    values = x[..., 0] + (1j * x[..., 1] if x.shape[-1] == 2 else 0)
+    found = (np.fft.ifft if attributes.get("inverse", 0) else np.fft.fft)(values, count, along)
+    kept = np.take(found, range(count // 2 + 1), along) if is_half else found
+    return [np.stack([kept.real, kept.imag], -1).astype(x.dtype)]
+
+
+def _batch_normalization(inputs: Inputs, attributes: Mapping[str, Any]) -> Sequence[Array]:
+    if attributes[OPSET] < 9 or attributes.get("training_mode", 0):
+        raise NotImplementedError("statistics of the batch, or of an older form")
+    x = _present(inputs, 0)
+    scale, bias, mean, variance = (
+        _present(inputs, i).astype(np.float64).reshape(-1, *[1] * (x.ndim - 2)) for i in range(1, 5)
+    )
+    return [((x - mean) / np.sqrt(variance + attributes.get("epsilon", 1e-5)) * scale + bias).astype(x.dtype)]
+
+
+def _global_max(inputs: Inputs, attributes: Mapping[str, Any]) -> Sequence[Array]:
+    x = _present(inputs, 0)
+    return [x.max(tuple(range(2, x.ndim)), keepdims=True)]
 
 
 def _unique(inputs: Inputs, attributes: Mapping[str, Any]) -> Sequence[Array]:
@@ -209,13 +260,19 @@ def _recurrence(step: _Step, *usual: str) -> Definition:
 
 
 DEFINITIONS: dict[str, Definition] = {
+    "BatchNormalization": _batch_normalization,
     "CumProd": _running(np.cumprod, 1),
     "CumSum": _running(np.cumsum, 0),
+    "DFT": _fourier,
     "GRU": _recurrence(_Cell.gru, "Sigmoid", "Tanh"),
     "GatherElements": _gathered_elements,
-    "Hardmax": _hardmax,
+    "GlobalMaxPool": _global_max,
+    "Hardmax": _by_rows(_first_largest),
+    "LRN": _local_response,
     "LSTM": _recurrence(_Cell.lstm, "Sigmoid", "Tanh", "Tanh"),
+    "LogSoftmax": _by_rows(_log_softmax),
     "RNN": _recurrence(_Cell.rnn, "Tanh"),
+    "Softmax": _by_rows(lambda x: np.exp(_log_softmax(x))),
     "Unique": _unique,
 }
 """The definitions by the operator's name."""
