@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "korch"
@@ -21,16 +22,20 @@ MORE_PARAMETERS = {
 }
 
 
+@cache
+def functions(text: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
 def long_functions(text: str) -> list[str]:
     """Return the names of the functions in a source that have more than MOST_LINES lines."""
-    functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
-    return [f.name for f in functions if f.end_lineno is not None and f.end_lineno - f.lineno >= MOST_LINES]
+    found = [(f.name, f.lineno, f.end_lineno) for f in functions(text)]
+    return [name for name, first, last in found if last is not None and last - first >= MOST_LINES]
 
 
 def functions_of_many_parameters(text: str) -> list[str]:
     """Return the names of the functions with more than MOST_PARAMETERS parameters, keyword-only ones left out."""
-    functions = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
-    named = [(f.name, [a.arg for a in (*f.args.posonlyargs, *f.args.args)]) for f in functions]
+    named = [(f.name, [a.arg for a in (*f.args.posonlyargs, *f.args.args)]) for f in functions(text)]
     return [name for name, args in named if len([a for a in args if a not in ("self", "cls")]) > MOST_PARAMETERS]
 
 

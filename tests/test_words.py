@@ -6,6 +6,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ SOURCE = ROOT / "src" / "korch"
 NOT_CLEAN_YET: set[str] = set()
 
 
+@cache
 def rejected() -> re.Pattern[str]:
     """Return a pattern of the left column of the glossary's table of words."""
     table = (ROOT / "docs" / "glossary.md").read_text("utf-8").partition("## Words to avoid")[2]

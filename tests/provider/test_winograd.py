@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import repeat
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from korch.target import Target
 from korch.testing.kernels import check_kernel, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
 from tests.provider.onednn_groups import Graph
+from tests.support.in_turn import InTurn
 from tests.support.matrix_units import is_software, matrix_units
 
 NONE = (0, 0)
@@ -57,13 +59,13 @@ def per_channel(g: Graph, op: str, y: int) -> int:
     return g.with_tensor(op, y, g.weights(1, g.type(y).shape[1], 1, 1))
 
 
-def check(groups, target, builder, rng) -> list[tuple[Group, Offer, Kernel]]:
+def check(groups, target, builder, rng, makers=None) -> list[tuple[Group, Offer, Kernel]]:
     """Compare all offers with the reference; the weights are transformed ones."""
     made = []
-    for each in groups:
-        offers = WinogradProvider().offer(each, target)
+    for each, maker in zip(groups, makers or repeat(WinogradProvider()), strict=False):
+        offers = maker.offer(each, target)
         assert not isinstance(offers, Refusal), offers.reason
-        made += [(each, o, WinogradProvider().build(each, o, target)) for o in offers]
+        made += [(each, o, maker.build(each, o, target)) for o in offers]
     library = load_kernels([kernel for _, _, kernel in made], builder)
     for each, offer, kernel in made:
         check_kernel(kernel, each, offer, arrays_for(each, rng), builder, library)
@@ -103,7 +105,8 @@ def test_shapes_pads_and_layouts(target, builder, rng):
         group((1, n, 9, 10), n, 2, pad=reflect("wrap"), begin=NONE, end=NONE),
         group((1, n, 9, 10), n, 2, pad=reflect("edge")),
     ]
-    checked = check(groups, target, builder, rng)
+    # All offers for two images, and one of them in turn for each of the others.
+    checked = check(groups, target, builder, rng, [*2 * [WinogradProvider()], *8 * [InTurn(WinogradProvider())]])
     assert {offer.variant for _, offer, _ in checked} == {"tiles", "channels"}
     layouts = {str(offer.inputs[0]) for _, offer, _ in checked}
     assert {"acdb"} < layouts | {f"aBcd{n}b"}

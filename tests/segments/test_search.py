@@ -163,7 +163,7 @@ class Hopeful(FakeMeter):
 
 def test_a_plan_is_held_to_what_its_kernels_take_a_second_time() -> None:
     meter = Hopeful()
-    graph = convolutions(2)
+    graph = convolutions(1)
     _, joined, _, outcome = search(graph, 8, meter)
     check_plans(graph, joined, outcome, 3)
     steps = outcome.plans["searched"]
@@ -276,10 +276,17 @@ def in_segments(deadline: Deadline, meter: FakeMeter) -> tuple[PrimitiveGraph, J
     return graph, joined, outcome
 
 
-def test_a_spent_budget_gives_the_plan_of_the_preferred_interfaces_only() -> None:
-    whole, hurried = FakeMeter(), FakeMeter()
+@pytest.fixture(scope="module")
+def whole() -> tuple[FakeMeter, Outcome]:
+    """The outcome of a search that is given its time, and the meter that it used."""
+    meter = FakeMeter()
+    return meter, in_segments(Deadline(), meter)[2]
+
+
+def test_a_spent_budget_gives_the_plan_of_the_preferred_interfaces_only(whole: tuple[FakeMeter, Outcome]) -> None:
+    hurried = FakeMeter()
     graph, joined, outcome = in_segments(Deadline(0.0), hurried)
-    best = in_segments(Deadline(), whole)[2]
+    meter, best = whole
     check_plans(graph, joined, outcome, 2)
     assert outcome.partition is not None
     assert best.partition is not None
@@ -288,7 +295,7 @@ def test_a_spent_budget_gives_the_plan_of_the_preferred_interfaces_only() -> Non
     assert list(outcome.plans) == ["searched"]
     assert outcome.found.stopped_by_budget
     assert 0 < outcome.found.certificate.bound_ns <= (best.found.certificate.objective_ns or 0)
-    assert len(hurried.records) < len(whole.records)
+    assert len(hurried.records) < len(meter.records)
 
 
 class AlmostOver(Deadline):
@@ -315,13 +322,12 @@ def test_the_last_seconds_are_spent_on_blocks_and_not_on_a_survey() -> None:
     assert all(len(block.interfaces) == 1 for block in outcome.partition.blocks)
 
 
-@pytest.mark.parametrize("deadline", [Deadline(), Deadline(0.0)])
-def test_what_will_be_measured_is_built_ahead_and_nothing_after_the_scouting(deadline: Deadline) -> None:
-    meter = FakeMeter()
-    outcome = in_segments(deadline, meter)[2]
-    assert {c.key for c in outcome.plans["searched"]} & set(meter.begun)
-    assert not meter.in_vain
-    assert meter.is_quiet
+def test_what_will_be_measured_is_built_ahead_and_nothing_after_the_scouting(whole: tuple[FakeMeter, Outcome]) -> None:
+    hurried = FakeMeter()
+    for meter, outcome in (whole, (hurried, in_segments(Deadline(0.0), hurried)[2])):
+        assert {c.key for c in outcome.plans["searched"]} & set(meter.begun)
+        assert not meter.in_vain
+        assert meter.is_quiet
 
 
 class FailsUnlessPlain(FakeMeter):
@@ -346,12 +352,12 @@ def test_layouts_in_which_no_kernel_works_do_not_end_the_search(deadline: Deadli
     check_plans(graph, joined, outcome, 2)
 
 
-def test_layouts_are_chosen_by_estimates_before_anything_is_measured() -> None:
+def test_layouts_are_chosen_by_estimates_before_anything_is_measured(whole: tuple[FakeMeter, Outcome]) -> None:
     """A guess that is true leads to the best plan: a block is measured in one layout only."""
-    meter, guessed = FakeMeter(), FakeMeter()
+    meter = FakeMeter()
     meter.guess_ns = meter.true_ns  # type: ignore[method-assign]
     found = in_segments(Deadline(0.0), meter)[2]
-    best = in_segments(Deadline(), guessed)[2]
+    best = whole[1]
     assert found.found.certificate.objective_ns == pytest.approx(best.found.certificate.objective_ns, rel=0.05)
 
 
