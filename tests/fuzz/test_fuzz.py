@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,15 @@ def test_a_budget_that_is_not_met_is_an_error(monkeypatch, tmp_path: Path) -> No
     monkeypatch.setattr(fuzz_whole.korch, "optimize", lambda *_, **__: Late())
     with pytest.raises(fuzz_whole.OverrunError, match="of 15 s"):
         fuzz_whole.loaded(b"", folder=tmp_path)
+
+
+def test_the_load_while_a_budget_is_spent() -> None:
+    assert fuzz_whole.mean_load(3.0, 3.0, 20) == pytest.approx(3)
+    after = 1.0
+    for load, seconds in ((9.0, 10), (5.0, 10)):  # as the system damps its average
+        after = load + (after - load) * math.exp(-seconds / 60)
+    assert after < 3
+    assert fuzz_whole.mean_load(1.0, after, 20) == pytest.approx(7, abs=0.5)
 
 
 def test_reasons_of_refusals_are_counted_without_names_and_numbers() -> None:
