@@ -258,30 +258,15 @@ MODELS = {
     for name, head, body in re.findall(r"(?s)(.*?): (.*?)\n(.*)", block)
 }
 
-OWN, CONSTANT = "its attributes depend on the size", "the elements of a constant depend on the size"
+CONSTANT = "the elements of a constant depend on the size"
 
 REFUSED = {
     "average pool of elements hw": CONSTANT,
     "average pool of elements n": CONSTANT,
     "average pool ceil hw any": "the model has other steps at some of the sizes",
-    "resize bilinear hw": OWN,
-    "resize bilinear hw any": OWN,
-    "resize bicubic hw": OWN,
-    "resize corners hw": OWN,
-    "resize linear n": OWN,
-    "resize bilinear to another hw": OWN,
-    "resize nearest to another hw any": OWN,
+    "resize corners hw": CONSTANT,
+    "resize nearest to another hw any": "the elements that it takes depend on the size",
     "resize to a fixed size hw": "the model has other steps at some of the sizes",
-    "pad reflect hw": "padded with its own elements",
-    "pad edge hw": "padded with its own elements",
-    "pad reflect n": "padded with its own elements",
-    "chunk hw": "no number of elements at its end explains",
-    "first half hw": "no number of elements at its end explains",
-    "last three n": "begins at its end",
-    "flip n": "begins at its end",
-    "tile n": OWN,
-    "sort n": "its number of elements depends on the size",
-    "gather elements n": "indices into a free axis are computed at run time",
     "lstm n": "combines elements along axis 0",
     "lstm both directions n": "combines elements along axis 0",
     "gru n": "combines elements along axis 0",

@@ -95,10 +95,7 @@ def _resize_axis(c: Context, x: ValueId, axis: int, out: int, scale: float) -> V
         exact = np.where(np.abs(where - np.rint(where)) < 1e-7, np.rint(where), where)
         index = np.clip(_ROUNDINGS[rounding](exact), 0, size - 1)
         return c.take(x, axis, [int(i) for i in index])
-    if mode == "cubic" or c.attributes.integer("antialias", 0):
-        taps = _taps(mode, where, size, scale, c)
-    else:
-        taps = _taps(mode, np.clip(where, 0, size - 1), size, scale, c)
+    taps = _taps(mode, where, size, scale, c)
     if len(taps) > MOST_TAPS:
         return NotSplit(f"a filter of {len(taps)} taps")
     shape = [-1 if i == axis else 1 for i in range(c.rank(x))]

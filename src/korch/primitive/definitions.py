@@ -62,6 +62,13 @@ def _gathered_elements(inputs: Inputs, attributes: Mapping[str, Any]) -> Sequenc
     return [np.take_along_axis(part, places, axis)]
 
 
+def _gathered(inputs: Inputs, attributes: Mapping[str, Any]) -> Sequence[Array]:
+    """Return the parts along an axis that indices choose; they keep the precision of the data."""
+    data, index = _present(inputs, 0), _present(inputs, 1).astype(np.int64)
+    axis = attributes.get("axis", 0)
+    return [np.take(data, np.where(index < 0, index + data.shape[axis], index), axis)]
+
+
 def _running(accumulate: Callable[..., Array], first: int) -> Definition:
     def running(inputs: Inputs, attributes: Mapping[str, Any]) -> Sequence[Array]:
         axis, step = int(_present(inputs, 1).reshape(-1)[0]), -1 if attributes.get("reverse", 0) else 1
@@ -265,6 +272,7 @@ DEFINITIONS: dict[str, Definition] = {
     "CumSum": _running(np.cumsum, 0),
     "DFT": _fourier,
     "GRU": _recurrence(_Cell.gru, "Sigmoid", "Tanh"),
+    "Gather": _gathered,
     "GatherElements": _gathered_elements,
     "GlobalMaxPool": _global_max,
     "Hardmax": _by_rows(_first_largest),

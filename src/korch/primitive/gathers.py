@@ -9,7 +9,7 @@ import onnx
 from korch.primitive.graph import GraphBuilder, Primitive, PrimitiveGraph
 from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.ops.opaque import OpaqueAttributes
-from korch.primitive.types import DType, ValueId, ValueType
+from korch.primitive.types import DType, ValueId
 from korch.primitive.verbs import Verbs, lit
 
 
@@ -41,10 +41,15 @@ def _gathered(verbs: Verbs, rows: ValueId, matrices: ValueId, index: ValueId) ->
     (count, terms, columns), (m, _) = verbs.builder.type(matrices).shape, verbs.builder.type(rows).shape
     wide = verbs.cast(index, DType.I64)
     clipped = verbs.elementwise("max", verbs.elementwise("min", wide, lit(count - 1)), lit(-count))
-    node = onnx.helper.make_node("Gather", ["x0", "x1"], ["y0"], axis=0)
-    types = [verbs.builder.type(value) for value in (matrices, clipped)]
-    out = ValueType((m, terms, columns), types[0].dtype)
-    text = node.SerializeToString(deterministic=True).hex()
-    attributes = OpaqueAttributes("Gather", "", 13, text, tuple(map(str, types)), (str(out),), 0)
-    own = verbs.add("opaque", matrices, clipped, attributes=attributes)
+    own = gather(verbs, matrices, clipped, 0)
     return verbs.reshape(verbs.add("matmul", verbs.reshape(rows, (m, 1, terms)), own), (m, columns))
+
+
+def gather(verbs: Verbs, data: ValueId, index: ValueId, axis: int) -> ValueId:
+    """Add a primitive that gathers elements along an axis by a vector of indices."""
+    node = onnx.helper.make_node("Gather", ["x0", "x1"], ["y0"], axis=axis)
+    given, count = verbs.builder.type(data), verbs.builder.type(index)
+    out = given.with_shape((*given.shape[:axis], *count.shape, *given.shape[axis + 1 :]))
+    text = node.SerializeToString(deterministic=True).hex()
+    attributes = OpaqueAttributes("Gather", "", 13, text, (str(given), str(count)), (str(out),), 0)
+    return verbs.add("opaque", data, index, attributes=attributes)

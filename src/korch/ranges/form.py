@@ -191,6 +191,33 @@ class Along:
 
 
 @dataclass(frozen=True, slots=True)
+class Places:
+    """Places along an axis: from `start`, `step` apart, moved into the axis where they are outside of it.
+
+    Attributes:
+        start: the first place.
+        step: the distance of two places.
+        size: the number of valid elements of the axis.
+        mode: how places are moved: "edge", "reflect" or "wrap", as the modes of a pad.
+    """
+
+    start: Extent
+    step: int
+    size: Extent
+    mode: str = "edge"
+
+    def array(self, count: int, sizes: Sequence[int]) -> Array:
+        """Return `count` places, for the sizes of all dimensions."""
+        found, size = self.start.at(sizes) + self.step * np.arange(count, dtype=np.int64), self.size.at(sizes)
+        if self.mode == "edge" or size < 2:
+            return np.clip(found, 0, max(0, size - 1))
+        if self.mode == "wrap":
+            return found % size
+        within = found % (2 * size - 2)
+        return np.minimum(within, 2 * size - 2 - within)
+
+
+@dataclass(frozen=True, slots=True)
 class Hidden:
     """An input of a masked graph that the user does not see.
 
@@ -198,7 +225,7 @@ class Hidden:
         name: its name.
         kind: "mask": 1 for the valid elements along axes, else 0. "end": 1 for the element that `offset` valid ones
             follow, else 0. "number": coefficient · (product of the extents) ^ power. "sizes": the sizes of all
-            dimensions.
+            dimensions. "places": places along an axis of another value.
         factors: the factors of `axis`; for a "number", the factors whose extents are multiplied.
         rank: the number of axes; most have size 1.
         axis: the axis with these factors.
@@ -207,6 +234,7 @@ class Hidden:
         coefficient: for a "number".
         power: for a "number".
         others: for a "mask", further axes with their factors.
+        places: for "places".
     """
 
     name: str
@@ -219,6 +247,7 @@ class Hidden:
     coefficient: float = 0.0
     power: float = 1.0
     others: tuple[Along, ...] = ()
+    places: Places | None = None
 
     @property
     def axes(self) -> dict[int, tuple[Factor, ...]]:
@@ -241,6 +270,8 @@ class Hidden:
         """Return its elements for the sizes of all dimensions."""
         if self.kind == "sizes":
             return np.array(sizes, np.int64)
+        if self.places is not None:
+            return self.places.array(self.factors[0].size, sizes)
         counts = [factor.at(sizes) for factor in self.factors]
         if self.kind == "number":
             number = self.coefficient * float(math.prod(counts)) ** self.power

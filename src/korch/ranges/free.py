@@ -20,17 +20,12 @@ import numpy as np
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
 from korch.primitive.ops import OPS
-from korch.primitive.ops.layout import (
-    ConcatAttributes,
-    PadAttributes,
-    SliceAttributes,
-    TakeAttributes,
-    TransposeAttributes,
-)
+from korch.primitive.ops.layout import ConcatAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.primitive.types import DType
+from korch.ranges.chosen import pad, part, take
 from korch.ranges.form import Axis, Factor, axis_of, is_free, prefix
-from korch.ranges.mask import DEQUANTIZES, Fill, Value, identity_of, plain
+from korch.ranges.mask import DEQUANTIZES, Fill, Value, identity_of
 from korch.ranges.site import Site, fixed, result_of
 from korch.ranges.whole import loop, whole
 from korch.ranges.windows import conv, conv_transpose, pool
@@ -257,137 +252,13 @@ def _concatenated(site: Site, along: int, parts: Sequence[tuple[Factor, ...]]) -
     return (Factor(site.output[along][0], last.then(before)),)
 
 
-def _pad(site: Site) -> Value:
-    site.same_attributes()
-    attributes = site.attributes_as(PadAttributes)
-    form: list[Axis] = []
-    padded: list[int] = []
-    for axis, (before, after) in enumerate(zip(attributes.before, attributes.after, strict=True)):
-        if not (before or after):
-            form.append(site.operands[0].form[axis])
-            continue
-        factors = site.factors(0, axis)
-        if not is_free(factors):
-            form.append(axis_of([Factor(site.output[axis][0])]))
-            continue
-        along = prefix(factors)
-        if attributes.mode != "constant" or along is None:
-            raise site.refusal("a free axis is padded with its own elements")
-        if after:
-            padded.append(axis)
-        form.append((Factor(site.output[axis][0], along.then(before + after)),))
-    site.mask(0, padded, attributes.value)
-    return result_of(site, form)
-
-
-def _slice(site: Site) -> Value:
-    value = site.operands[0]
-    found = [a for a in site.step.attributes if isinstance(a, SliceAttributes)]
-    lasts: list[tuple[int, int]] = []
-    form: list[Axis] = []
-    fills: list[Fill | None] = []
-    for axis, given in enumerate(site.inputs[0]):
-        start, size, step = (tuple(getattr(a, name)[axis] for a in found) for name in ("start", "size", "step"))
-        is_whole = size == given and (set(step) == {1} or set(given) == {1})
-        if is_whole:
-            form.append(value.form[axis])
-            fills.append(value.fills[axis])
-            continue
-        factors = site.factors(0, axis)
-        if not is_free(factors):
-            if not all(map(fixed, (start, size, step))):
-                raise site.refusal("it takes a part of a fixed axis that depends on the size")
-            form.append(axis_of([Factor(size[0])]))
-            fills.append(None)
-            continue
-        part = _part(site, factors, given, start, size, step)
-        if isinstance(part, int):
-            lasts.append((axis, part))
-        form.append(() if isinstance(part, int) else part)
-        fills.append(None)
-    return _sliced(site, form, fills, lasts)
-
-
-def _sliced(site: Site, form: list[Axis], fills: list[Fill | None], lasts: list[tuple[int, int]]) -> Value:
-    if not lasts:
-        return result_of(site, form, fills)
-    site.check(form)
-    verbs, attributes, value = site.masks.verbs, site.attributes, site.operands[0]
-    if not isinstance(attributes, SliceAttributes) or verbs.dtype(value.id) is DType.BOOL:
-        raise site.refusal("it takes the last element of a free axis of truth values")
-    for axis, offset in lasts:
-        shape = verbs.shape(value.id)
-        value = plain(site.masks.only_last(value, axis, offset), value.form)
-        attributes = SliceAttributes(
-            *(
-                tuple(n if i == axis else old for i, old in enumerate(field))
-                for n, field in zip((0, 1, 1), (attributes.start, attributes.size, attributes.step), strict=True)
-            )
-        )
-        value = Value(value.id, tuple(() if i == axis else a for i, a in enumerate(value.form)), (None,) * len(shape))
-    id_ = verbs.slice(value.id, attributes.start, attributes.size, attributes.step)
-    return plain(id_, tuple(form), fills)
-
-
-def _part(
-    site: Site,
-    factors: tuple[Factor, ...],
-    given: tuple[int, ...],
-    start: tuple[int, ...],
-    size: tuple[int, ...],
-    step: tuple[int, ...],
-) -> Axis | int:
-    """Return the axis of a slice of a free axis; if it takes one element near the end, how many elements follow it."""
-    along = prefix(factors)
-    behind = {n - 1 - s for n, s in zip(given, start, strict=True)}
-    if along is None or not fixed(step):
-        raise site.refusal("it takes a part of an axis whose valid elements are not its first ones")
-    lowest = along.at([d.low for d in site.samples.dimensions])
-    if set(size) == {1} and not fixed(start) and len(behind) == 1 and len(factors) == 1:
-        if min(behind) >= lowest:
-            raise site.refusal(f"it takes an element that the free axis of {lowest} at the smallest size does not have")
-        return behind.pop()
-    if not fixed(start) or step[0] < 1:
-        raise site.refusal("it takes a part of a free axis that begins at its end")
-    if fixed(size):
-        if start[0] + step[0] * (size[0] - 1) >= lowest:
-            raise site.refusal(f"it takes {size[0]} elements of a free axis, which has {lowest} at the smallest size")
-        return axis_of([Factor(size[0])])
-    # The slice drops `start` elements at the beginning, and at the end the number that explains its sizes.
-    ends = [along.then(step[0] - 1 - start[0] - dropped, step[0]) for dropped in range(given[0])]
-    rest = site.explained([end for end in ends if tuple(map(end.at, site.samples.sizes)) == size])
-    if rest is None:
-        raise site.refusal("it takes a part of a free axis that no number of elements at its end explains")
-    if rest.at([d.low for d in site.samples.dimensions]) < 0:
-        raise site.refusal(f"it drops more elements of a free axis than the {lowest} that the smallest size has")
-    return (Factor(size[0], rest),)
-
-
-def _take(site: Site) -> Value:
-    attributes = site.attributes_as(TakeAttributes)
-    value, axis = site.operands[0], attributes.axis
-    factors = site.factors(0, axis)
-    counts = {a.repeats if isinstance(a, TakeAttributes) else 0 for a in site.step.attributes}
-    if is_free(factors) and len(counts) == 1 and 0 not in counts:
-        repeated = axis_of((*factors, Factor(counts.pop())))
-        return result_of(site, [repeated if i == axis else a for i, a in enumerate(value.form)], value.fills)
-    site.same_attributes()
-    if is_free(factors):
-        along = prefix(factors)
-        lowest = 0 if along is None else along.at([d.low for d in site.samples.dimensions])
-        if max(attributes.indices, default=0) >= lowest:
-            raise site.refusal("it takes elements of a free axis that it does not have at the smallest size")
-    form = [axis_of([Factor(len(attributes.indices))]) if i == axis else a for i, a in enumerate(value.form)]
-    return result_of(site, form, [None if i == axis else fill for i, fill in enumerate(value.fills)])
-
-
 RULES: dict[str, Rule] = {
     "broadcast": _broadcast,
     "transpose": _transpose,
     "reshape": _reshape,
-    "slice": _slice,
-    "take": _take,
-    "pad": _pad,
+    "slice": part,
+    "take": take,
+    "pad": pad,
     "concat": _concat,
     "matmul": _matmul,
     "conv": conv,

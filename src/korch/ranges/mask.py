@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from korch.primitive.gathers import gather
 from korch.primitive.graph import GraphBuilder, Primitive
 from korch.primitive.op import Category
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Verbs, lit
-from korch.ranges.form import Along, Form, Hidden, axis_of, is_free
+from korch.ranges.form import Along, Extent, Factor, Form, Hidden, Places, axis_of, is_free, prefix
 
 NARROW = (DType.I8, DType.U8)
 """The types of quantized values that are multiplied."""
@@ -176,6 +177,31 @@ class Masks:
         type_ = self.verbs.builder.type(value.id)
         alone = self.verbs.add("where", mask, value.id, self.verbs.full(0, type_))
         return self.verbs.reduce("sum", alone, (axis,))
+
+    def gathered(self, value: Value, axis: int, count: int, places: Places) -> Value:
+        """Return the `count` elements of a value at places along an axis, which become a factor without a form."""
+        if self.verbs.dtype(value.id) is not DType.BOOL:
+            value = self.filled(value, (axis,), 0)  # so that elements beyond the valid ones need not be computed
+        index = self.input(Hidden("", "places", (Factor(count),), 1, dtype="i64", places=places))
+        form = tuple((Factor(count),) if i == axis else own for i, own in enumerate(value.form))
+        return plain(gather(self.verbs, value.id, index, axis), form)
+
+    def count(self, extent: Extent, like: ValueId) -> ValueId:
+        """Return the number of elements of an extent, with the shape and the type of a value."""
+        shape, dtype = self.verbs.shape(like), self.verbs.dtype(like)
+        number = Hidden("", "number", (Factor(1, extent),), len(shape), dtype=dtype.value, coefficient=1.0)
+        return self.verbs.broadcast(self.input(number), shape)
+
+    def extended(self, value: Value, axis: int) -> Value:
+        """Return a value with its last valid element along an axis in all elements beyond the valid ones."""
+        along = prefix(value.form[axis])
+        if along is None:
+            raise AssertionError("an axis whose valid elements are not its first ones")
+        last = self.gathered(value, axis, 1, Places(along.then(-1), 1, along))
+        value = self.filled(value, (axis,), 0)
+        whole = self.verbs.broadcast(last.id, self.verbs.shape(value.id))
+        id_ = self.verbs.add("where", self._along(value, (axis,), "mask"), value.id, whole)
+        return plain(id_, value.form)
 
     def _along(self, value: Value, axes: Sequence[int], kind: str, offset: int = 0) -> ValueId:
         found = [Along(axis, factors) for axis in axes if (factors := value.form[axis]) is not None]

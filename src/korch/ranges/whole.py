@@ -8,8 +8,9 @@ import onnx
 
 from korch.primitive.definitions import OPSET
 from korch.primitive.ops.opaque import OpaqueAttributes
+from korch.primitive.verbs import lit
 from korch.ranges.form import Axis, Factor, axis_of, is_free
-from korch.ranges.mask import Value, identity_of
+from korch.ranges.mask import Value, identity_of, plain
 from korch.ranges.site import Site, fixed, result_of
 
 
@@ -67,13 +68,17 @@ def _parallel(site: Site, attributes: OpaqueAttributes, node: onnx.NodeProto) ->
 
 
 def _top(site: Site, given: Mapping[str, int]) -> Value:
+    """Return the result of TopK; a number of elements that depends on the size must be that of all elements."""
     axis = given.get("axis", -1) % len(site.inputs[0])
-    if not fixed(site.output[axis]):
-        raise site.refusal("its number of elements depends on the size")
     extreme = "reduce_max" if given.get("largest", 1) else "reduce_min"
     site.mask(0, (axis,), identity_of(extreme, site.dtype(0)))
-    count = axis_of([Factor(site.output[axis][0])])
-    return result_of(site, [count if i == axis else a for i, a in enumerate(site.operands[0].form)])
+    own = axis_of([Factor(site.output[axis][0])])
+    if not fixed(site.output[axis]):
+        own = site.factors(0, axis)
+        if site.output[axis] != site.inputs[0][axis]:
+            raise site.refusal("it takes a part of the elements, of which the number depends on the size")
+        site.operands[1] = plain(site.masks.verbs.constant(site.step.operands[1].constants[0].array), ((),))
+    return result_of(site, [own if i == axis else a for i, a in enumerate(site.operands[0].form)])
 
 
 def _hardmax(site: Site, given: Mapping[str, int]) -> Value:
@@ -84,11 +89,16 @@ def _hardmax(site: Site, given: Mapping[str, int]) -> Value:
 
 
 def _indexed_axis(site: Site, given: Mapping[str, int]) -> int:
-    """Return the axis of indices, which must not be free; indices that are not valid are replaced by 0."""
+    """Return the axis of indices; those that are not valid are replaced by 0, negative ones count from a free end."""
     axis = given.get("axis", 0) % len(site.inputs[0])
-    if is_free(site.factors(0, axis)) or not fixed(site.inputs[0][axis]):
-        raise site.refusal("indices into a free axis are computed at run time")
     site.mask(1, range(len(site.inputs[1])), 0)
+    factors, index = site.factors(0, axis), site.operands[1]
+    if is_free(factors):
+        count, verbs = site.masks.count(site.multiple(factors, 1), index.id), site.masks.verbs
+        wrapped = verbs.add(
+            "where", verbs.elementwise("less", index.id, lit(0)), verbs.elementwise("add", index.id, count), index.id
+        )
+        site.operands[1] = plain(wrapped, index.form)
     return axis
 
 
