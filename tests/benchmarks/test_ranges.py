@@ -11,7 +11,7 @@ import pytest
 import korch
 from benchmarks import ranges
 from korch.runtime.ranged import RangedExecutable
-from tests.ranges.range_models import bert, model, weight
+from tests.ranges.range_models import model, weight
 
 TEXT = """
 g (float[n, 6] x) => (float[n, 6] y)
@@ -29,7 +29,7 @@ def test_a_range_is_compared_with_exact_plans_and_engines(tmp_path: Path, monkey
     monkeypatch.setitem(ranges.MODELS, "small", ranges.Ranged(lambda: source, {"n": range(2, 33, 2)}, (8,)))  # type: ignore
     output = tmp_path / "out.json"
     flags = ["--models", "small", "--budget", "4", "--sizes", "1", "--exact", "1", "--rounds", "1", "--pairs", "4"]
-    monkeypatch.setattr("sys.argv", ["ranges", *flags, "--folder", str(tmp_path), "--output", str(output)])
+    monkeypatch.setattr("sys.argv", ["ranges", *flags, "--artifacts", str(tmp_path), "--output", str(output)])
     assert ranges.main() in (0, 1)
     found = json.loads(output.read_text("utf-8"))["models"]["small"]
     assert {2, 8, 32} < {row["size"] for row in found["sizes"]}
@@ -41,9 +41,9 @@ def test_a_range_is_compared_with_exact_plans_and_engines(tmp_path: Path, monkey
 
 def test_choices_are_judged_at_sizes_that_no_fit_has_seen(cache_folder) -> None:
     limits = korch.SearchLimits(range_least=4, range_factor=4)
-    shapes = {"batch": 1, "length": range(1, 33)}
     options = {"measure": False, "threads": 1, "ablation": korch.Ablation(baselines=False)}
-    found = korch.optimize(bert(), shapes=shapes, search=limits, cache_folder=cache_folder, **options)
+    source, shapes = model(TEXT, w=weight(6, 6)), {"n": range(1, 33)}
+    found = korch.optimize(source, shapes=shapes, search=limits, cache_folder=cache_folder, **options)
     assert isinstance(found, RangedExecutable) and len(found.executables) > 1
     judged = ranges.judge(found, 5, 1)
     seen = {s.sizes[0] for plan in found.ranges.plans for cost in plan.costs for s in cost.samples}
