@@ -13,7 +13,7 @@ import pytest
 from korch.measure.compiler import NATIVE_FOLDER
 from korch.measure.toolchain import find_compiler
 from korch.system import cores
-from korch.system.cores import SHORT_SLICE_NS, machine_cores, short_slices, usable_cores
+from korch.system.cores import SHORT_SLICE_NS, machine_cores, short_slices, slowness, usable_cores
 
 V1 = "3:cpuset:/\n2:cpu,cpuacct:/box\n1:name=systemd:/\n0::/\n"
 
@@ -75,6 +75,29 @@ def test_the_quota_of_a_container_is_seen(
 ) -> None:
     monkeypatch.setattr("korch.system.cores.os.sched_getaffinity", lambda _: set(range(64)))
     assert usable_cores(written(tmp_path, files)) == cores
+
+
+@pytest.mark.parametrize(
+    ("text", "cores", "expected"),
+    [
+        ("cpu 1 2 3\nprocs_running 1\nprocs_blocked 7\n", 2, 1.0),
+        ("procs_running 2\n", 2, 1.5),
+        ("procs_running 3\n", 2, 2.0),
+        ("procs_running 11\n", 64, 74 / 64),
+        ("procs_running 0\n", 2, 1.0),
+        ("", 2, 1.0),
+    ],
+)
+def test_work_takes_longer_beside_threads_that_need_the_same_cores(
+    text: str, cores: int, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("korch.system.cores.os.sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr("korch.system.cores.os.cpu_count", lambda: cores)
+    monkeypatch.setattr("korch.system.cores.SAMPLE_S", 0.0)
+    root = written(tmp_path, {"proc/stat": text})
+    assert slowness(root) == expected
+    monkeypatch.setattr("korch.system.cores.os.cpu_count", lambda: 4 * cores)  # and this process may use a quarter
+    assert slowness(root) == 1.0
 
 
 def test_the_runtime_sees_the_same_quotas(tmp_path: Path) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from korch.errors import InaccurateError
 from korch.options import Options
 from korch.pipeline import Run
-from korch.pipeline.least import Least, least_of
+from korch.pipeline.least import Least, least_of, work_of
+from korch.pipeline.optimize import optimize_run
+from korch.pipeline.results import Built
 from korch.primitive.graph import GraphBuilder, PrimitiveGraph
 from korch.primitive.types import DType, ValueType
+from korch.runtime.report import Report
 from korch.system.deadline import Deadline
 
 LEAST = Least(search_s=4.0, compile_s=3.0, end_s=2.0)
@@ -55,6 +60,42 @@ def test_the_least_of_several_plans_counts_all_of_them() -> None:
     assert enough.least_s is None
 
 
+def test_the_least_is_announced_once(caplog: pytest.LogCaptureFixture) -> None:
+    own = run(5.0)
+    for least in (LEAST, Least(100.0, 3.0, 2.0)):
+        own.expect(least)
+    assert own.least_s == 10.0 and len(caplog.records) == 1
+    enough = run(20.0)
+    for least in (LEAST, Least(100.0, 3.0, 2.0)):
+        enough.expect(least)
+    assert enough.least_s is None and len(caplog.records) == 1
+
+
+def test_a_repeated_search_ends_with_the_budget_or_announces_its_least(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = run(10.0, Deadline.after(10.0, time.monotonic() - 2))
+    seen: list[Run] = []
+
+    def search(own: Run, watch: object) -> None:
+        own.expect(LEAST if own is first else Least(20.0, 3.0, 2.0))
+        seen.append(own)
+        if own is first:
+            raise InaccurateError("the error is 1")
+        own.results["build"] = Built(SimpleNamespace(report=Report()), [])  # type: ignore[arg-type]
+
+    monkeypatch.setattr("korch.pipeline.optimize._run_all", search)
+    again = optimize_run(first, None)
+    assert seen == [first, again] and again.options.strict
+    assert again.deadline.at_s == first.deadline.at_s
+    assert again.least_s == 28.0  # 25 s from now, after 2
+    assert [record.message.partition(" (")[0] for record in caplog.records] == [
+        "the budget of 10 s is too short: the least is about 12 s",
+        "no plan is within the tolerance, so the search is repeated; with --strict it is done once",
+        "the budget of 10 s is too short: the least is about 28 s",
+    ]
+
+
 def test_a_compiler_that_hangs_is_given_up_at_the_end_of_the_budget_though_more_was_announced() -> None:
     begun_s = time.monotonic()
     short, enough = run(5.0, Deadline(begun_s + 5.0)), run(30.0, Deadline(begun_s + 30.0))
@@ -68,10 +109,10 @@ def test_more_kinds_of_primitives_and_an_empty_cache_take_longer(
 ) -> None:
     monkeypatch.setattr("korch.pipeline.least.slowness", lambda: 1.0)
     options = Options(cache_folder=tmp_path)
-    few, many, long = (least_of(graph, options) for graph in (chain(1, 1), chain(4, 1), chain(4, 100)))
+    few, many, long = (least_of(work_of(graph), options) for graph in (chain(1, 1), chain(4, 1), chain(4, 100)))
     assert few.compile_s < many.compile_s == long.compile_s  # equal kernels are compiled once
     assert many.end_s < long.end_s
     assert few.search_s > 3 and few.search_s < long.search_s  # the machine is not calibrated
-    assert least_of(chain(1, 1), options, compared=(1.0, 0.5)).end_s > few.end_s
+    assert least_of(work_of(chain(1, 1)), options, compared=(1.0, 0.5)).end_s > few.end_s
     monkeypatch.setattr("korch.pipeline.least.slowness", lambda: 2.0)
-    assert least_of(chain(1, 1), options).total_s == pytest.approx(2 * few.total_s)
+    assert least_of(work_of(chain(1, 1)), options).total_s == pytest.approx(2 * few.total_s)

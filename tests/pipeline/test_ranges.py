@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from korch.pipeline.ranges import _timed
+from korch.limits import SearchLimits
+from korch.pipeline.ranges import _checked_sizes, _timed
 from korch.ranges.form import Dimension
 
 
@@ -22,3 +23,16 @@ def test_sizes_at_which_kernels_are_timed_are_apart(
 ) -> None:
     dimensions = [Dimension(f"d{i}", None, low, high) for i, (low, high) in enumerate(ranges)]
     assert _timed(dimensions, [(n,) for n in upper], upper) == expected
+
+
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(1.0, [(32, 512), (1, 16), (31, 511)]), (0.002, [(2, 16), (1, 32), (1, 16)]), (1e-6, [(1, 16)])],
+)
+def test_sizes_at_which_plans_are_compared_have_at_most_a_share_of_the_work(
+    share: float, expected: list[tuple[int, int]]
+) -> None:
+    dimensions = [Dimension("batch", None, 1, 32), Dimension("length", None, 16, 512)]
+    found = _checked_sizes(dimensions, [[32], [512]], (32, 512), share, SearchLimits())
+    assert found[:3] == expected
+    assert all(n * m <= max(share * 32 * 512, 16) for n, m in found)

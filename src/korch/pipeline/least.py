@@ -1,4 +1,4 @@
-"""The least budget of a search, estimated from the model's primitives before the search begins.
+"""The least budget of a search, estimated before the search begins, and announced once.
 
 The shortest path to an artifact chooses a plan by estimates, and compiles, builds, checks and writes it. Its time
 depends on the number of different kernels most. Durations are scaled by the share of the cores that this process gets.
@@ -6,6 +6,8 @@ depends on the number of different kernels most. Durations are scaled by the sha
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ from korch.options import Options
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Category
 from korch.system.cores import slowness
+from korch.system.deadline import Deadline
 from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES
 
 CALIBRATION_S = 3.0
@@ -44,6 +47,34 @@ RANGE_S = 3.0
 
 MARGIN = 1.2
 
+logger = logging.getLogger("korch.pipeline")
+
+
+@dataclass(frozen=True)
+class PlanWork:
+    """What must be done for a plan of a model.
+
+    Attributes:
+        kernels: the work to compile it, as a number of long kernels.
+        primitives: the number of primitives.
+        weights_bytes: the bytes of its constants.
+        flop: the floating-point operations of a run.
+        elements: the elements that the primitives of a run compute.
+        read_s: the predicted seconds until its primitives are known, on an idle machine.
+    """
+
+    kernels: float
+    primitives: float
+    weights_bytes: int
+    flop: int
+    elements: int
+    read_s: float = 0.0
+
+    @property
+    def reference_s(self) -> float:
+        """The predicted seconds in which the interpreter computes the results on an idle machine."""
+        return FLOP_S * self.flop + ELEMENT_S * self.elements
+
 
 @dataclass(frozen=True)
 class Least:
@@ -65,32 +96,60 @@ class Least:
         return self.search_s + self.compile_s + self.end_s
 
 
-def reference_s(graph: PrimitiveGraph) -> float:
-    """Return the predicted seconds in which the interpreter computes the results of a model on an idle machine."""
-    elements = sum(graph.types[p.output].size for p in graph.primitives)
-    return FLOP_S * graph.total_flop + ELEMENT_S * elements
+def work_of(graph: PrimitiveGraph) -> PlanWork:
+    """Return the work for a plan of a model, from its primitives."""
+    primitives = graph.primitives
+    kinds = {(p.op, p.attributes, *(graph.types[v] for v in p.inputs)): p.row.category for p in primitives}
+    return PlanWork(
+        sum(KIND_KERNELS[category] for category in kinds.values()),
+        len(primitives),
+        sum(constant.array.nbytes for constant in graph.constants.values()),
+        graph.total_flop,
+        sum(graph.types[p.output].size for p in primitives),
+    )
 
 
-def least_of(graph: PrimitiveGraph, options: Options, compared: Sequence[float] = ()) -> Least:
-    """Return the predicted seconds of the shortest path from a model's primitives to an artifact for the CPU.
+def least_of(work: PlanWork, options: Options, compared: Sequence[float] = ()) -> Least:
+    """Return the predicted seconds of the shortest path from a model to an artifact for the CPU.
 
     Args:
-        graph: the primitives.
+        work: what must be done for a plan.
         options: the threads and the cache folder.
         compared: for a plan for a range, the work at each size at which it is compared with the model, as a fraction
             of the work at the largest size.
     """
     pace, is_calibrated = usual_pace(options)
     factor = MARGIN * slowness()
-    primitives = graph.primitives
-    kinds = {(p.op, p.attributes, *(graph.types[v] for v in p.inputs)): p.row.category for p in primitives}
-    compiled = sum(KIND_KERNELS[category] for category in kinds.values())
-    weights_bytes = sum(constant.array.nbytes for constant in graph.constants.values())
     first, *others = compared or (1.0,)
-    run_s = reference_s(graph)
-    search_s = first * run_s + SEARCH_S + PRIMITIVE_S * len(primitives) + (0.0 if is_calibrated else CALIBRATION_S)
+    run_s = work.reference_s
+    search_s = work.read_s + first * run_s + SEARCH_S + PRIMITIVE_S * work.primitives
+    search_s += 0.0 if is_calibrated else CALIBRATION_S
     build_s = pace.predict_s(
-        "build", BUILD_KERNELS + PRIMITIVE_BUILD * len(primitives) + 2 * weights_bytes / WEIGHTS_BYTES
+        "build", BUILD_KERNELS + PRIMITIVE_BUILD * work.primitives + 2 * work.weights_bytes / WEIGHTS_BYTES
     )
     build_s += (RANGE_S + sum(others) * run_s) if compared else 0.0
-    return Least(factor * search_s, factor * pace.predict_s("compile", compiled), factor * build_s)
+    return Least(factor * search_s, factor * pace.predict_s("compile", work.kernels), factor * build_s)
+
+
+def announce(least: Least, budget_s: float | None, deadline: Deadline) -> None:
+    """Warn if a budget is less than the least, unless a search has had an estimate already.
+
+    Args:
+        least: the predicted seconds from now on.
+        budget_s: the budget.
+        deadline: the end of the budget, or of the part of it that is for one of several plans; its `whole` keeps the
+            least.
+    """
+    whole, needed_s = deadline.whole, least.total_s / deadline.share
+    left_s = whole.left_s
+    if whole.least_s is not None or budget_s is None or left_s is None:
+        return
+    spent_s = budget_s - left_s
+    whole.least_s = math.ceil(spent_s + needed_s) if needed_s > left_s else 0.0
+    if whole.least_s:
+        parts = "" if deadline.share == 1 else " for one of several plans"
+        logger.warning(
+            f"the budget of {budget_s:g} s is too short: the least is about {whole.least_s:.0f} s ({spent_s:.0f} until "
+            f"now;{parts} {least.search_s:.0f} to find a plan by estimates, {least.compile_s:.0f} to compile its "
+            f"kernels, {least.end_s:.0f} to build and check it)"
+        )

@@ -165,15 +165,16 @@ def optimize_run(run: Run, watch: Watch | None) -> Run:
     except InaccurateError as error:
         if run.options.strict:
             raise
-        run.progress("candidates", "no plan is within the tolerance; the search is repeated with --strict")
+        logger.warning("no plan is within the tolerance, so the search is repeated; with --strict it is done once")
         logger.info("%s", error)
+        run.deadline.whole.least_s = None  # the rest of the budget may be too short for another search
         again = Run(
             replace(run.options, strict=True, error=0.0, calibrate=None),
             run.shapes,
             run.progress,
             run.model,
             started_s=run.started_s,
-            given=run.given,
+            given=run.deadline,
             masked=run.masked,
             keep=run.keep,
         )

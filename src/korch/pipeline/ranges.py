@@ -18,15 +18,14 @@ from korch.numerics import Standard
 from korch.options import Options
 from korch.pipeline.each_size import has_time_for_each, optimize_each
 from korch.pipeline.fit_costs import fit_costs
-from korch.pipeline.least import least_of, reference_s
+from korch.pipeline.least import PlanWork, announce, least_of, work_of
 from korch.pipeline.optimize import Watch, optimize_run
 from korch.pipeline.run import Run
 from korch.pipeline.source import Source
-from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.op import Array
 from korch.ranges.form import Dimension, Sizes
 from korch.ranges.lockstep import HINT
-from korch.ranges.masked import masked
+from korch.ranges.masked import masked, share_of
 from korch.ranges.samples import upper_sizes
 from korch.report.progress import Progress
 from korch.runtime.combine import combine
@@ -122,9 +121,7 @@ def _plans(
 ) -> tuple[list[Executable], Ranges]:
     """Return executables for a few upper sizes, and how they serve all sizes of the ranges."""
     dimensions, limits = source.dimensions, options.search
-    columns = [upper_sizes(d, limits.range_factor, limits.range_least) for d in dimensions]
-    if len(columns) > 1:  # kernels compute the needed rows of several dimensions, and time is for one search
-        columns = [column[:1] for column in columns]
+    columns = _columns(dimensions, limits)
     uppers = list(itertools.product(*columns))
     found, plans, fixed_s = [], [], 0.0
     for i, sizes in enumerate(uppers):
@@ -132,23 +129,26 @@ def _plans(
         if i and left_s is not None and left_s < fixed_s:
             break  # the first plan serves these sizes, too
         progress("frontend", f"a plan for sizes up to {_text(dimensions, sizes)}")
+        work, pace = work_of(source.primitives(sizes)), slowness()
+        checks = _checked_sizes(dimensions, columns, sizes, _checked_share(work, left_s, pace), limits)
+        needed = checks[: 1 + CHECKED_SIZES]
+        shares = [share_of(checked, sizes) for checked in needed]
+        left = len(uppers) - i
+        share = left if left == 1 else left / LARGER_SHARE
+        least = least_of(work, options, shares)
+        if left_s is not None and least.total_s > left_s / share:
+            share = 1  # there is time for one plan at most
+        announce(least, options.budget_s, deadline)
         whole = masked(dimensions, sizes, source.primitives, source.compared)
         timed, *others = _timed(dimensions, columns, sizes)
-        pace = slowness()
-        share = _checked_share(whole.graph, left_s, pace)
-        checks = _checked_sizes(dimensions, columns, sizes, share, limits)
         whole = replace(
             whole,
             plan=replace(whole.plan, timed=timed),
             others=tuple(others),
-            checked=tuple(checks[: 1 + CHECKED_SIZES]),
+            checked=tuple(needed),
             model=source.primitives(checks[0]),
         )
-        left = len(uppers) - i
-        share = left if left == 1 else left / LARGER_SHARE
-        if left_s is not None and least_of(whole.graph, options, whole.compared).total_s > left_s / share:
-            share = 1  # there is time for one plan at most
-        rest_s = COMBINE_S + reference_s(whole.graph) * sum(whole.compared[1:])
+        rest_s = COMBINE_S + work.reference_s * sum(shares[1:])
         end = deadline.shared(share).before(pace * rest_s)
         model, binding = source.bound(sizes)
         given = end.before(FIT_SHARE * (end.left_s or 0.0))
@@ -159,8 +159,8 @@ def _plans(
         served = [replace(whole.plan, timed=at) for at, _ in executables]
         progress("build", f"timing {len(served)} plans at several sizes")
         costs = fit_costs(dimensions, list(zip((e for _, e in executables), served, strict=True)), end, limits)
-        for k, checked in enumerate(checks[1:]):
-            if k >= CHECKED_SIZES and not _has_time(end):
+        for checked in (*checks[1:], *({_highs(dimensions, sizes)} - {*checks})):
+            if checked not in needed and not _has_time(end, pace * work.reference_s * share_of(checked, sizes)):
                 break
             progress("build", f"comparing with the model at {_text(dimensions, checked)}")
             model = source.primitives(checked)
@@ -173,17 +173,35 @@ def _plans(
     return found, Ranges(dimensions, tuple(plans))
 
 
-def _checked_share(graph: PrimitiveGraph, left_s: float | None, pace: float) -> float:
+def compared_shares(
+    dimensions: Sequence[Dimension], work: PlanWork, options: Options, deadline: Deadline
+) -> list[float]:
+    """Return the work at each size at which the first plan is compared, as a fraction of the work at the largest."""
+    columns = _columns(dimensions, options.search)
+    upper = tuple(column[0] for column in columns)
+    share = _checked_share(work, deadline.left_s, slowness())
+    checks = _checked_sizes(dimensions, columns, upper, share, options.search)
+    return [share_of(checked, upper) for checked in checks[: 1 + CHECKED_SIZES]]
+
+
+def _columns(dimensions: Sequence[Dimension], limits: SearchLimits) -> list[list[int]]:
+    """Return the upper sizes of plans, by dimension."""
+    columns = [upper_sizes(d, limits.range_factor, limits.range_least) for d in dimensions]
+    # Kernels compute the needed rows of several dimensions, and time is for one search.
+    return [column[:1] for column in columns] if len(columns) > 1 else columns
+
+
+def _checked_share(work: PlanWork, left_s: float | None, pace: float) -> float:
     """Return the largest work at a size at which plans are compared, as a fraction of the work at the largest size."""
-    share = min(1.0, CHECKED_FLOP / max(1, graph.total_flop))
+    share = min(1.0, CHECKED_FLOP / max(1, work.flop))
     return (
-        share if left_s is None else min(share, CHECK_SHARE * max(1.0, left_s) / (pace * max(1e-6, reference_s(graph))))
+        share if left_s is None else min(share, CHECK_SHARE * max(1.0, left_s) / (pace * max(1e-6, work.reference_s)))
     )
 
 
-def _has_time(deadline: Deadline) -> bool:
+def _has_time(deadline: Deadline, seconds: float) -> bool:
     left_s = deadline.left_s
-    return left_s is None or left_s > 0
+    return left_s is None or left_s > seconds
 
 
 def _checked_sizes(
@@ -195,13 +213,13 @@ def _checked_sizes(
         dimensions: the free dimensions.
         columns: the upper sizes of plans, by dimension.
         upper: the upper sizes of this plan.
-        share: the largest work of the model at one of the sizes, as a fraction of the work at the largest size; the
-            last of the returned sizes may exceed it.
+        share: the largest work of the model at one of the sizes, as a fraction of the work at the largest size; only
+            the lowest sizes may exceed it.
         limits: has the seed.
     """
     lows = _lows(dimensions, columns, upper)
     lowest = tuple(d.low for d in dimensions)
-    upper = tuple(min(n, d.high) for n, d in zip(upper, dimensions, strict=True))
+    upper = _highs(dimensions, upper)
     rng = np.random.default_rng(limits.seed)
     corners = [lowest, tuple(max(low, n - 1) for low, n in zip(lows, upper, strict=True)), lows]
     corners.append(tuple(max(low, n // 2 + 1) for low, n in zip(lowest, upper, strict=True)))
@@ -209,7 +227,12 @@ def _checked_sizes(
         corners.append(tuple(int(rng.integers(low, n + 1)) for low, n in zip(lowest, upper, strict=True)))
     smaller = [_smaller(upper, lowest, upper, share, kept) for kept in range(len(upper))]
     smaller += [_smaller(n, lowest, upper, share, k % len(upper)) for k, n in enumerate(corners)]
-    return list(dict.fromkeys((*smaller, upper)))
+    return list(dict.fromkeys(smaller))
+
+
+def _highs(dimensions: Sequence[Dimension], upper: Sizes) -> Sizes:
+    """Return the largest sizes that a plan serves; the upper size of a very short range is larger."""
+    return tuple(min(n, d.high) for n, d in zip(upper, dimensions, strict=True))
 
 
 def _smaller(sizes: Sizes, lowest: Sizes, upper: Sizes, share: float, kept: int) -> Sizes:
@@ -245,7 +268,7 @@ def _timed(dimensions: Sequence[Dimension], columns: Sequence[Sequence[int]], up
     close to an earlier one are left out.
     """
     lows = _lows(dimensions, columns, upper)
-    highs = [min(n, d.high) for n, d in zip(upper, dimensions, strict=True)]
+    highs = _highs(dimensions, upper)
 
     def between(low: int, high: int, share: float) -> int:
         place = low + share * (high - low) if len(lows) == 1 or not low else low * (high / low) ** share

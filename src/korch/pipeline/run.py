@@ -17,7 +17,7 @@ from korch.frontend.onnx import ModelSource
 from korch.frontend.operator import OperatorGraph
 from korch.measure.meter import AnyMeter
 from korch.options import Options
-from korch.pipeline.least import Least
+from korch.pipeline.least import Least, announce
 from korch.pipeline.results import SplitModel, StageResults
 from korch.primitive.dispute import Disputes, noted_disputes
 from korch.primitive.graph import PrimitiveGraph
@@ -76,7 +76,6 @@ class Run:
         template: the plan of another size whose kernels are used, instead of a search.
         keep: called with the plan that the search found, if other sizes use its kernels.
         end_s: predicted seconds to build, check and write the plan; before there are candidates, also to compile it.
-        least_s: the least sufficient budget, if the given budget is too short.
         timing_s: the budget that suffices to time the kernels of a first plan, if the given budget is too short for it.
         resources: closed when the run ends.
         stage_seconds: seconds of each stage that has ended.
@@ -94,7 +93,6 @@ class Run:
     template: Template | None = None
     keep: Callable[[Template], None] | None = None
     end_s: float = 0.0
-    least_s: float | None = None
     timing_s: float | None = None
     resources: ExitStack = field(default_factory=ExitStack)
     stage_seconds: dict[str, float] = field(default_factory=dict)
@@ -123,6 +121,11 @@ class Run:
     def deadline(self) -> Deadline:
         """The time at which the artifact must be on disk."""
         return self.given or Deadline.after(self.options.budget_s, self.started_s)
+
+    @property
+    def least_s(self) -> float | None:
+        """The least sufficient budget, if the given budget is too short."""
+        return self.deadline.whole.least_s or None
 
     @property
     def schedule(self) -> str:
@@ -154,19 +157,9 @@ class Run:
 
     def expect(self, least: Least) -> None:
         """Reserve the time of the last stages, and warn if the budget is less than the least."""
-        budget_s, left_s, self.end_s = self.options.budget_s, self.deadline.whole.left_s, least.compile_s + least.end_s
-        is_small = self.template is not None or self.keep is not None  # its part of the budget follows from its size
-        needed_s = least.total_s / self.deadline.share
-        if is_small or budget_s is None or left_s is None or needed_s <= left_s:
-            return
-        spent_s = budget_s - left_s
-        self.least_s = math.ceil(spent_s + needed_s)
-        parts = "" if self.deadline.share == 1 else " for one of several plans"
-        logger.warning(
-            f"the budget of {budget_s:g} s is too short: the least is about {self.least_s:.0f} s ({spent_s:.0f} until "
-            f"now;{parts} {least.search_s:.0f} to find a plan by estimates, {least.compile_s:.0f} to compile its "
-            f"kernels, {least.end_s:.0f} to build and check it)"
-        )
+        self.end_s = least.compile_s + least.end_s
+        if self.template is None and self.keep is None:  # else its part of the budget follows from its size
+            announce(least, self.options.budget_s, self.deadline)
 
     def check_budget(self, ledger: Ledger, compile_s: float) -> None:
         """Say which budget suffices if no time is left to time the kernels of a first plan.

@@ -26,7 +26,7 @@ from korch.options import Options
 from korch.pipeline import texts
 from korch.pipeline.build import build_plans
 from korch.pipeline.calibration import calibration_of
-from korch.pipeline.least import least_of
+from korch.pipeline.least import least_of, work_of
 from korch.pipeline.loops import plan_loops
 from korch.pipeline.precision import Form, Kernels, Precision, find_forms, with_forms
 from korch.pipeline.quantized import in_bytes, is_quantized
@@ -104,7 +104,7 @@ def split_operators(run: Run, operators: OperatorGraph) -> SplitModel:
     given = _with_gathers(given, multiplied, options)
     graph = in_bytes(given, has_kernels(options) if multiplies else None, run.deadline, multiplied)
     if options.budget_s is not None and not options.is_cuda:
-        run.expect(least_of(graph, options, run.masked.compared if run.masked is not None else ()))
+        run.expect(least_of(work_of(graph), options, run.masked.compared if run.masked is not None else ()))
     precision = _precision(run, graph) if options.error else None
     return SplitModel(graph, lower_products(given) if is_narrow else None, precision)
 

@@ -26,6 +26,7 @@ from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import Source
 from korch.primitive.op import Array
 from korch.pytorch.check import check_module, limit_s
+from korch.pytorch.least import announcing
 from korch.pytorch.tensors import as_array, as_tensor
 from korch.runtime.executable import Executable
 from korch.runtime.ranged import RangedExecutable
@@ -147,10 +148,12 @@ def optimize_module(
     """
     args, kwargs = _example(example_inputs)
     both = {**kwargs, **(example_kwargs or {})}
-    free = FreeModule.of(module) if args is None and not both and not options.is_cuda else None
+    deadline = Deadline.after(options.budget_s, time.monotonic())
+    begin = announcing(options, deadline)
+    free = FreeModule.of(module, begin) if args is None and not both and not options.is_cuda else None
     if free is not None:
-        return build_ranged(free, options, progress)
-    return build_module(export_module(module, args, both), options, progress)
+        return build_ranged(free, options, progress, deadline)
+    return build_module(export_module(module, args, both, begin), options, progress, deadline)
 
 
 def build_ranged(

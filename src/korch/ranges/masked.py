@@ -46,15 +46,17 @@ class Masked:
     def share(self) -> float:
         """The work of a run at the timed or checked sizes, at most, as a fraction of the largest size's work."""
         known = [sizes for sizes in (*self.checked[:1], self.plan.timed, *self.others) if sizes]
-        return max(map(self._share_of, known), default=1.0)
+        return max((share_of(sizes, self.plan.sizes) for sizes in known), default=1.0)
 
     @property
     def compared(self) -> list[float]:
         """The work at each of the sizes at which plans are compared, as a fraction of the largest size's work."""
-        return list(map(self._share_of, self.checked))
+        return [share_of(sizes, self.plan.sizes) for sizes in self.checked]
 
-    def _share_of(self, sizes: Sizes) -> float:
-        return math.prod(n / m for n, m in zip(sizes, self.plan.sizes, strict=True))
+
+def share_of(sizes: Sizes, upper: Sizes) -> float:
+    """Return the work at some sizes as a fraction of the work at the upper sizes."""
+    return math.prod(n / most for n, most in zip(sizes, upper, strict=True))
 
 
 def masked(

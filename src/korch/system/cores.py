@@ -13,11 +13,16 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
+import statistics
 import struct
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+SAMPLES, SAMPLE_S = 11, 0.005
+"""How often the running threads are counted, and the seconds between two counts."""
 
 SHORT_SLICE_NS = 100_000
 """The shortest time slice that Linux accepts. It has an effect since Linux 6.12."""
@@ -41,17 +46,22 @@ def usable_cores(root: Path = Path("/")) -> int:
     return max(1, min([len(os.sched_getaffinity(0)), *map(int, _quotas(root))]))
 
 
-def slowness(seconds: float = 0.05) -> float:
+def slowness(root: Path = Path("/")) -> float:
     """Return how many times as long work on all cores takes now as on an idle machine, at least 1.
 
+    It follows from the number of threads that run or wait for a core on the machine, sampled a few times; it is 1 if
+    the system does not tell.
+
     Args:
-        seconds: how long one thread computes to find this out.
+        root: the root of the system's files.
     """
-    begun_s, before_s, cores = time.monotonic(), time.thread_time(), usable_cores()
-    while time.thread_time() < before_s + seconds:
-        pass
-    busy = cores * (time.monotonic() - begun_s) / (time.thread_time() - before_s) - 1  # the other threads
-    return max(1.0, (busy + cores) / cores) if busy >= cores else 1.0
+    counts = []
+    for _ in range(SAMPLES):
+        found = re.search(r"^procs_running (\d+)", _read(root / "proc/stat"), re.MULTILINE)
+        counts.append(int(found[1]) if found else 1)
+        time.sleep(SAMPLE_S)
+    others = statistics.median(counts) - 1  # this thread runs, too
+    return float(max(1.0, (others + usable_cores()) / machine_cores()))
 
 
 def machine_cores() -> int:

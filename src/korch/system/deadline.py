@@ -16,6 +16,7 @@ class Deadline:
         at_s: the time, None for no limit.
         whole: the deadline of which this one is a part.
         share: the fraction of the remaining time of `whole` that this deadline was given.
+        least_s: of `whole`, the least budget that was announced; 0 if the budget suffices, None before the estimate.
     """
 
     def __init__(
@@ -26,6 +27,7 @@ class Deadline:
         share: float = 1.0,
     ) -> None:
         self.at_s, self.share, self.whole = at_s, share, whole or self
+        self.least_s: float | None = None
         self._told = told or threading.Event()
 
     @staticmethod

@@ -30,9 +30,14 @@ from korch.frontend.torch.experts import experts_as_batches
 from korch.frontend.torch.samples import ModuleInputs, samples
 from korch.frontend.torch.tree import Arguments, Results, Trees
 from korch.frontend.torch.trouble import export_trouble, path_of, random_operator
+from korch.ranges.form import Dimension
 
 TRACING = compile_lock
 """Tracing changes global state of PyTorch, and torch.compile traces too, so both take this lock."""
+
+Begin = Callable[[Any, Sequence[Any], Mapping[str, Any], Sequence[Dimension]], None]
+"""Called before an export with a module, the positional and keyword arguments of a call, and its free dimensions, which
+have their largest sizes in the call."""
 
 NO_AXES: Mapping[tuple[int, int], Any] = {}
 
@@ -86,7 +91,13 @@ def is_torch_model(model: Any) -> bool:
     return isinstance(model, torch.nn.Module | torch.export.ExportedProgram)
 
 
-def export_module(model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None = None) -> Exported:
+def unnoticed(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dimensions: Sequence[Dimension]) -> None:
+    """Do nothing before an export."""
+
+
+def export_module(
+    model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None = None, begin: Begin = unnoticed
+) -> Exported:
     """Return a module as ONNX, for calls like the given one.
 
     Args:
@@ -94,6 +105,7 @@ def export_module(model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, A
         args: positional arguments of an example call; None for those that an ExportedProgram was
             exported with.
         kwargs: its keyword arguments.
+        begin: called before the export.
 
     Raises:
         ModelError: the module is in training mode, or returns no tensor.
@@ -101,6 +113,7 @@ def export_module(model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, A
             what is needed is not installed.
     """
     module, args, kwargs = _callable(model, args, kwargs or {})
+    begin(module, args, kwargs, ())
     return export_call(module, args, kwargs, type(model).__name__)
 
 

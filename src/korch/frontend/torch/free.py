@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from korch.errors import UnsupportedError
-from korch.frontend.torch.export import Exported, export_call
+from korch.frontend.torch.export import Begin, Exported, export_call, unnoticed
 from korch.ranges.form import Dimension, Sizes
 
 
@@ -33,6 +33,7 @@ class FreeModule:
         dimensions: tuple[Dimension, ...],
         axes: Mapping[tuple[int, int], int],
         call: tuple[Any, Sequence[Any], Mapping[str, Any], str],
+        begin: Begin = unnoticed,
     ) -> FreeModule:
         """Return an exported module.
 
@@ -40,6 +41,7 @@ class FreeModule:
             dimensions: the free dimensions.
             axes: as the attribute.
             call: a module, the arguments of an example call, and its name, as for `export_call`.
+            begin: called before the export.
 
         Raises:
             UnsupportedError: PyTorch can't export it for all sizes.
@@ -52,6 +54,7 @@ class FreeModule:
         for (k, axis), n in axes.items():
             leaves[places[k]] = resized(leaves[places[k]], axis, dimensions[n].high)
         args, kwargs = pytree.tree_unflatten(leaves, spec)
+        begin(module, args, kwargs, dimensions)
         symbols = [
             torch.export.Dim(f"size{n}", min=d.low, max=d.high) if d.low < d.high else None
             for n, d in enumerate(dimensions)
@@ -71,8 +74,12 @@ class FreeModule:
         )
 
     @staticmethod
-    def of(program: Any) -> FreeModule | None:
+    def of(program: Any, begin: Begin = unnoticed) -> FreeModule | None:
         """Return the module of a program whose inputs have dynamic dimensions, None if there are none.
+
+        Args:
+            program: any model; there are none unless it is an ExportedProgram.
+            begin: as for `exporting`.
 
         Raises:
             UnsupportedError: a dimension has no largest size, or is computed from another one.
@@ -102,7 +109,8 @@ class FreeModule:
         if not dimensions:
             return None
         args, kwargs = program.example_inputs
-        found = FreeModule.exporting(tuple(dimensions), axes, (program.module(), args, kwargs, "ExportedProgram"))
+        call = (program.module(), args, kwargs, "ExportedProgram")
+        found = FreeModule.exporting(tuple(dimensions), axes, call, begin)
         if any(isinstance(leaf, torch.SymInt) for leaf in found.exported.trees.results.leaves):
             raise UnsupportedError("it returns a number that is computed from sizes", "module")
         return found
