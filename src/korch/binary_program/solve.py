@@ -19,10 +19,10 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from ortools.sat.python import cp_model
 
 from korch.binary_program.formulate import Formulation, formulate, loop_row
 from korch.binary_program.presolve import Describe, diagnose, dominated_kernels, greedy_plan, useful_kernels
@@ -32,6 +32,9 @@ from korch.binary_program.verify import check_problem, ready_order, verify_plan
 from korch.errors import InvalidGraphError
 from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.primitive.component import strong_components
+
+if TYPE_CHECKING:
+    from ortools.sat.python import cp_model
 
 FIRST_KERNELS = 500  # least number of kernels in the first restricted program
 GROWTH = 3  # each further restricted program has this many times the kernels of the last one
@@ -345,6 +348,8 @@ class _Search:
 
     def _cp_sat(self, alive: npt.NDArray[np.bool_], seconds: float) -> _Answer:
         """Solve the program over some variables; the others are 0."""
+        from ortools.sat.python import cp_model  # importing it takes 0.3 s, before which the least budget is announced
+
         model, variables = _load(self.owner.program, alive, self.owner.relaxer.matrix)
         terms = [(k, cost) for k, cost in enumerate(self.costs_ns) if alive[k]]
         model.minimize(cp_model.LinearExpr.weighted_sum([variables[k] for k, _ in terms], [c for _, c in terms]))
@@ -385,6 +390,8 @@ def _load(
         alive: bool[variable]: the variables to load; the others are 0.
         matrix: the program's first rows; rows that were added later are not in it.
     """
+    from ortools.sat.python import cp_model
+
     model = cp_model.CpModel()
     variables = {int(j): model.new_int_var(0, program.most[j], program.names[j]) for j in np.flatnonzero(alive)}
     counts = np.zeros(len(program.rows), np.int64)

@@ -14,8 +14,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ortools.sat.python import cp_model
-
 from korch.errors import InvalidGraphError
 from korch.system.alignment import ALIGNMENT, align_up
 
@@ -209,6 +207,8 @@ def _place(
 
 def _solve(buffers: Sequence[ArenaBuffer], hint: Sequence[int], bound: int, seconds: float) -> tuple[list[int], int]:
     """Return the placement and the lower bound that CP-SAT finds; neither is worse than the given ones."""
+    from ortools.sat.python import cp_model  # as in korch.binary_program.solve
+
     model = cp_model.CpModel()
     limit = _size_bytes(buffers, hint) // ALIGNMENT
     size = model.new_int_var(bound // ALIGNMENT, limit, "size")
