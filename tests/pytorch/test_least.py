@@ -51,7 +51,6 @@ def test_the_work_of_a_call_is_about_that_of_the_exported_module(name: str) -> N
     assert early is not None
     late = work_of(fission(load_model(export_module(module, (x,)).model)))
     assert early.flop == pytest.approx(late.flop, rel=0.2)
-    assert late.weights_bytes == pytest.approx(early.weights_bytes, rel=0.2)
     assert 0.7 * late.kernels < early.kernels < 3 * late.kernels
     assert 0.7 * late.primitives < early.primitives < 3 * late.primitives
     assert early.read_s > 0 == late.read_s
