@@ -254,10 +254,8 @@ REFUSED = {
         "<int64[1] s = {0}, int64[1] e = {-1}, int64[3] i = {0, 1, 2}> { y = Gather(x, i) }"
     ),
     "Det has no rule": one("{ y = Det(x) }", "float[n, 3, 3] x", "float[a] y"),
-    "RNN combines elements along axis 0 of operand 0 (free: axis 0 of operand 0)": one(
-        "{ y = RNN <hidden_size = 4> (x, i, u) }",
-        "float[n, 2, 2] x, float[1, 4, 2] i, float[1, 4, 4] u",
-        "float[a, b, c, d] y",
+    "GridSample combines elements along axis 2 of operand 0 (free: axis 2 of operand 0)": one(
+        "{ y = GridSample(x, g) }", "float[1, 2, n, 3] x, float[1, 4, 4, 2] g", "float[a, b, c, d] y"
     ),
     "the elements of a constant depend on the size": one(
         "<int64 z = {0}, int64 o = {1}, int64[1] a = {1}> { s = Shape(x) n = Gather(s, z) r = Range(z, n, o) "

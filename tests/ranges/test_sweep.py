@@ -267,10 +267,6 @@ REFUSED = {
     "resize corners hw": CONSTANT,
     "resize nearest to another hw any": "the elements that it takes depend on the size",
     "resize to a fixed size hw": "the model has other steps at some of the sizes",
-    "lstm n": "combines elements along axis 0",
-    "lstm both directions n": "combines elements along axis 0",
-    "gru n": "combines elements along axis 0",
-    "gru state n": "combines elements along axis 0",
 }
 
 

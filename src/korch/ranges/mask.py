@@ -186,11 +186,10 @@ class Masks:
         form = tuple((Factor(count),) if i == axis else own for i, own in enumerate(value.form))
         return plain(gather(self.verbs, value.id, index, axis), form)
 
-    def count(self, extent: Extent, like: ValueId) -> ValueId:
-        """Return the number of elements of an extent, with the shape and the type of a value."""
-        shape, dtype = self.verbs.shape(like), self.verbs.dtype(like)
-        number = Hidden("", "number", (Factor(1, extent),), len(shape), dtype=dtype.value, coefficient=1.0)
-        return self.verbs.broadcast(self.input(number), shape)
+    def count(self, extent: Extent, type_: ValueType) -> ValueId:
+        """Return the number of elements of an extent in all elements of a value of a type."""
+        number = Hidden("", "number", (Factor(1, extent),), type_.rank, dtype=type_.dtype.value, coefficient=1.0)
+        return self.verbs.broadcast(self.input(number), type_.shape)
 
     def extended(self, value: Value, axis: int) -> Value:
         """Return a value with its last valid element along an axis in all elements beyond the valid ones."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import onnx
 
 from korch.primitive.definitions import OPSET
 from korch.primitive.ops.opaque import OpaqueAttributes
+from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import lit
 from korch.ranges.form import Axis, Factor, axis_of, is_free
 from korch.ranges.mask import Value, identity_of, plain
@@ -63,8 +66,26 @@ def _parallel(site: Site, attributes: OpaqueAttributes, node: onnx.NodeProto) ->
             site.mask(k, range(len(site.inputs[k])), 0)
     letters = outputs.split()[attributes.output].ljust(len(site.output), ".")
     fixed_axes = [axis_of([Factor(vector[0])]) for vector in site.output]
-    form = [axes.get(letter, axis) for letter, axis in zip(letters, fixed_axes, strict=False)]
-    return result_of(site, form)
+    form = tuple(axes.get(letter, axis) for letter, axis in zip(letters, fixed_axes, strict=False))
+    if "t" not in axes or not is_free(axes["t"]):
+        return result_of(site, form)
+    site.check(form)
+    return plain(_within_steps(site, attributes, node), form)
+
+
+def _within_steps(site: Site, attributes: OpaqueAttributes, node: onnx.NodeProto) -> ValueId:
+    """Add a recurrence that ends after the valid steps: their number becomes an input, if none was given."""
+    verbs, operands = site.masks.verbs, [value.id for value in site.operands]
+    names = [*node.input, *[""] * (5 - len(node.input))]
+    if not names[4]:
+        lengths = ValueType((verbs.shape(operands[0])[1],), DType.I32)
+        steps = site.masks.count(site.multiple(site.factors(0, 0), 1), lengths)
+        operands.insert(sum(map(bool, names[:4])), steps)
+        names[4] = "lengths"
+    given = itertools.count()
+    node.input[:] = [f"x{next(given)}" if name else "" for name in names]
+    types, text = map(str, map(verbs.builder.type, operands)), node.SerializeToString(deterministic=True).hex()
+    return verbs.add("opaque", *operands, attributes=replace(attributes, node=text, inputs=tuple(types)))
 
 
 def _top(site: Site, given: Mapping[str, int]) -> Value:
@@ -94,11 +115,10 @@ def _indexed_axis(site: Site, given: Mapping[str, int]) -> int:
     site.mask(1, range(len(site.inputs[1])), 0)
     factors, index = site.factors(0, axis), site.operands[1]
     if is_free(factors):
-        count, verbs = site.masks.count(site.multiple(factors, 1), index.id), site.masks.verbs
-        wrapped = verbs.add(
-            "where", verbs.elementwise("less", index.id, lit(0)), verbs.elementwise("add", index.id, count), index.id
-        )
-        site.operands[1] = plain(wrapped, index.form)
+        verbs = site.masks.verbs
+        count = site.masks.count(site.multiple(factors, 1), verbs.builder.type(index.id))
+        is_negative, wrapped = verbs.elementwise("less", index.id, lit(0)), verbs.add("add", index.id, count)
+        site.operands[1] = plain(verbs.add("where", is_negative, wrapped, index.id), index.form)
     return axis
 
 
@@ -153,12 +173,12 @@ _RULES: dict[str, Callable[[Site, Mapping[str, int]], Value]] = {
 """The rule of each operator, as a function of its integer attributes and its version."""
 
 _PARALLEL = {
-    "GRU": (".b . . . b .b", "..b .b"),
+    "GRU": ("tb . . . b .b", "t.b .b"),
     "GridSample": ("nc nzyx", "nczyx"),
-    "LSTM": (".b . . . b .b .b .", "..b .b .b"),
+    "LSTM": ("tb . . . b .b .b .", "t.b .b .b"),
     "LpPool": ("nc", "nc"),
     "MaxPool": ("n", "n n"),
-    "RNN": (".b . . . b .b", "..b .b"),
+    "RNN": ("tb . . . b .b", "t.b .b"),
     "RoiAlign": ("nc r r", "rc"),
 }
 """For each input and output, letters of the axes along which the operator computes independently (`_parallel`)."""
