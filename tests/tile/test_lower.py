@@ -14,7 +14,8 @@ from korch.tile.ir.program import Level, Load
 from korch.tile.lower import loops
 from korch.tile.lower.lower import lower
 from korch.tile.lower.staging import Machine
-from tests.tile.tile_groups import FAMILIES, Graph, check_lowering, lowered, offers_of, random_groups, softmax
+from tests.support.blocks import normalized_update
+from tests.tile.tile_groups import FAMILIES, Graph, check_lowering, lowered, offers_of, random_groups, softmax, whole
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -53,11 +54,42 @@ def test_a_softmax_is_one_stage_that_keeps_its_exponentials_if_told(target):
     plain, kept = (lowered(group, offer, target) for offer in offers_of(group, target))
     assert [len(p.stages) for p in (plain, kept)] == [1, 1]
     tiles = [{b.size for b in p.buffers if b.level is Level.TILE} for p in (plain, kept)]
-    assert tiles == [{32}, {32, 32 * 33}]  # a task takes 32 rows
+    assert tiles == [{16}, {16, 16 * 33}]  # a task takes 16 rows
     exponentials = [
         sum(getattr(op, "op", "") == "exp" for s in p.stages for q in s.passes for op in q.ops) for p in (plain, kept)
     ]
     assert exponentials == [2, 1]
+
+
+@pytest.mark.parametrize("shape", [(6, 40), (130, 7), (1, 33), (5, 1)])
+def test_values_that_passes_over_rows_share_are_computed_once(shape, target, rng):
+    """The root of each row always, and what is divided by it, if an offer says so and a further reduction needs it."""
+    group = whole(normalized_update(*shape))
+    plain, kept = ([*offers_of(group, target)] * 2)[:2]
+    for offer, divisions in ((plain, 3), (kept, 2)) if shape[1] > 1 else ():
+        (stage,) = lowered(group, offer, target).stages
+        assert count(stage, "sqrt", shape[1]) == 0
+        assert count(stage, "div", shape[1]) == divisions
+    for offer in offers_of(group, target):
+        check_lowering(group, offer, target, random_arrays(rng, group.input_types))
+
+
+def count(stage, op, least):
+    """Return how often an operation is in the passes of at least this number of points."""
+    found = [p for p in stage.passes if math.prod(axis.extent for axis in p.axes) >= least]
+    return sum(getattr(own, "op", "") == op for p in found for own in p.ops)
+
+
+def test_a_value_of_rows_is_computed_again_in_a_stage_of_other_rows(target, rng):
+    """It would need a stage of its own."""
+    g = Graph()
+    x = g.tensor("f32[40,50]")
+    rows, columns = g.reduce("sum", x, 1), g.reduce("max", x, 0)
+    roots = g.add("sqrt", [g.add("abs", [rows])])
+    group = g.group(g.add("mul", [g.wide(roots, (40, 50)), g.wide(columns, (40, 50))]))
+    for offer in offers_of(group, target):
+        assert len(lowered(group, offer, target).stages) == 2
+        check_lowering(group, offer, target, random_arrays(rng, group.input_types))
 
 
 def test_a_reduction_of_a_reduction_goes_through_the_workspace(target, rng):

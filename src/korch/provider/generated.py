@@ -12,7 +12,7 @@ from korch.candidate.shape import FUSED
 from korch.primitive.op import Category
 from korch.provider.content import content_version
 from korch.provider.elements import elements_program, offer_elements
-from korch.provider.offers import keeps_some, offered_layouts
+from korch.provider.offers import offered_layouts
 from korch.provider.opaque import operator_of
 from korch.provider.provider import Kernel
 from korch.provider.running import offer_running, running_program
@@ -23,7 +23,7 @@ from korch.tile.cpp.text import C_TYPE
 from korch.tile.ir.growth import TextLimitError, grows_too_large
 from korch.tile.ir.program import TileProgram
 from korch.tile.lower.lower import lower
-from korch.tile.lower.staging import Machine
+from korch.tile.lower.staging import Machine, kept_values
 
 LEAST_STREAM_BYTES = 16 << 20
 """Outputs of fewer bytes are always written through the caches, however small the caches are."""
@@ -70,10 +70,11 @@ class GeneratedProvider:
                 return Refusal(f"elements of type {type_.dtype.value} are not generated")
         if grows_too_large(group.body):
             return Refusal("its text would be too long")
+        variants = ("", "keep") if kept_values(group.body)[1] else ("",)
         return [
             Offer(inputs, outputs, variant, is_loop_nest=True)
             for inputs, outputs in dict.fromkeys(offered_layouts(group, target.lanes))
-            for variant in (("", "keep") if keeps_some(group) else ("",))
+            for variant in variants
         ]
 
     def program(self, group: Group, offer: Offer, machine: Machine) -> TileProgram:

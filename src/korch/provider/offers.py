@@ -11,23 +11,10 @@ from collections.abc import Iterator
 
 from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout, layouts_by_kind
-from korch.primitive.op import Category
-from korch.primitive.ops.elementwise import TRANSCENDENTAL_OPS
 from korch.primitive.types import ValueType
 
 MIXED_PRIMITIVES = 2
 """Groups of at most this many primitives are also offered with an output layout that differs from the input's."""
-
-
-def keeps_some(group: Group) -> bool:
-    """Return whether several passes read a transcendental value, so that keeping it in a tile may pay."""
-    body = group.body
-    for primitive in body.primitives:
-        readers = body.reading(primitive.output)
-        feeds = any(reader.row.category is Category.REDUCE for reader in readers)
-        if primitive.op in TRANSCENDENTAL_OPS and feeds and len(readers) > 1:
-            return True
-    return False
 
 
 def offered_layouts(group: Group, lanes: int) -> Iterator[tuple[tuple[Layout, ...], tuple[Layout, ...]]]:

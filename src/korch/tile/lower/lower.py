@@ -39,8 +39,7 @@ def lower(
         inputs: the layout of each input.
         outputs: the layout of each output.
         machine: vector lanes and threads.
-        keep: store transcendental results that several passes read in tiles, instead of recomputing
-            them.
+        keep: store costly values of elements that several passes read in tiles, instead of recomputing them.
     """
     return _Lowering(body, inputs, outputs, machine, keep).run()
 

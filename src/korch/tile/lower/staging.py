@@ -1,8 +1,8 @@
 """Finds the members of a group and the stages that they run in: the first half of lowering.
 
-A member is a value that must be in memory: an output, or the result of a reduction. A reduction opens
-a stage whose grid consists of its kept axes. A later member joins the stage if it reads results of the
-stage at its own grid point only; otherwise it opens a new stage.
+A member is a value that is in memory: an output, the result of a reduction, or a value of its stage that passes would
+compute again (`kept_values`). A reduction opens a stage whose grid consists of its kept axes. A later member joins the
+stage if it reads results of the stage at its own grid point only; otherwise it opens a new stage.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive, PrimitiveGraph
+from korch.primitive.op import Category
 from korch.primitive.ops.elementwise import TRANSCENDENTAL_OPS
 from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes
 from korch.primitive.types import ValueType
@@ -26,8 +27,12 @@ from korch.tile.lower.window import ROW_ELEMENTS, WindowRow, pays, row_of
 WIDEST_BLOCK = 1024
 STARVED_ELEMENTS = 4096
 
+COSTLY_OPS = TRANSCENDENTAL_OPS | {"div", "sqrt"}
+"""Operations that take longer than to store an element in a tile and to read it."""
+
 ROW_POINTS = 2048
-"""The maximum points of a task that reduces several short rows: they overlap in time and stay in the L1 cache."""
+"""The maximum elements of all inputs and outputs that a task which reduces several short rows reads and writes: the
+rows overlap in time and stay in the L1 cache."""
 
 WINDOW_POINTS = 8192
 """The maximum points of a task that reduces several windows, whose elements are not stored."""
@@ -58,6 +63,40 @@ class Machine:
 
 
 DEVICE = Machine(lanes=1, threads=1, is_device=True)
+
+
+def kept_values(body: PrimitiveGraph) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the values after reductions that passes over the same elements would compute again.
+
+    Args:
+        body: a group's graph.
+
+    Returns:
+        The values that are computed once for each row, as all elements of a row read them; and the costly values of
+        elements that a further reduction and other primitives need.
+    """
+    needed: set[int] = set()  # those that reductions are computed from
+    for p in reversed(body.primitives):
+        if p.row.category is Category.REDUCE or p.output in needed:
+            needed.update(p.inputs)
+    after, costly = set[int](), set[int]()
+    rows, elements = set[int](), set[int]()
+    for p in body.primitives:
+        value, size = p.output, body.types[p.output].size
+        is_reduction = p.row.category is Category.REDUCE
+        if is_reduction or not after.isdisjoint(p.inputs):
+            after.add(value)
+        if p.op in COSTLY_OPS or any(own in costly and body.types[own].size == size for own in p.inputs):
+            costly.add(value)
+        if p.row.category is not Category.ELEMENTWISE or value not in after:
+            continue
+        readers = body.reading(value)
+        if any(reader.op == "broadcast" for reader in readers):
+            rows.add(value)
+        elif len(readers) > 1 and value in costly & needed:
+            elements.add(value)
+            costly.discard(value)
+    return frozenset(rows), frozenset(elements)
 
 
 @dataclass
@@ -102,7 +141,8 @@ class Staging:
 
     def _find_members(self) -> list[Member]:
         found: list[Member] = []
-        kept = self._kept() if self.keep else frozenset()
+        rows, elements = kept_values(self.body)
+        kept = frozenset() if self.machine.is_device else rows | elements if self.keep else rows
         for primitive in self.body.primitives:
             value = primitive.output
             reduction = primitive if self._is_reduction(primitive) else None
@@ -124,21 +164,14 @@ class Staging:
                 return True
         return False
 
-    def _kept(self) -> frozenset[int]:
-        """Return the transcendental values that a reduction and at least one other primitive read."""
-        kept = set()
-        for primitive in self.body.primitives:
-            readers = self.body.consumers[primitive.output]
-            feeds = any(self._is_reduction(self.body.primitives[p]) for p in readers)
-            if primitive.op in TRANSCENDENTAL_OPS and feeds and len(readers) > 1:
-                kept.add(primitive.output)
-        return frozenset(kept)
-
     def _place(self, member: Member) -> None:
         loads = self._trace(member)
         member.reads = frozenset(value for value, _ in loads)
         stage = self.stages[-1] if self.stages else None
         if stage is None or not self._join(stage, member, loads):
+            if member.reduction is None and member.value not in self.out_buffer:
+                del self.members[member.value]  # each reader computes it
+                return
             stage = self._open(member)
             self.stages.append(stage)
         stage.members.append(member)
@@ -225,7 +258,7 @@ class Staging:
         if room is None:
             is_window = isinstance(member.reduction and member.reduction.attributes, PoolAttributes)
             points = block * math.prod(self._reduced(member).values())
-            room = (WINDOW_POINTS if is_window else ROW_POINTS) // max(1, points)
+            room = (WINDOW_POINTS if is_window else ROW_POINTS // self._arrays(member)) // max(1, points)
         tasks = member.type.size // block
         blocks: dict[int, int] = {}
         for axis in reversed(axes):
@@ -235,6 +268,11 @@ class Staging:
             blocks[axis] = rows
             room, tasks = room // rows, tasks // rows
         return blocks
+
+    def _arrays(self, member: Member) -> int:
+        """Return how many inputs and outputs are as large as what a member is reduced from."""
+        size = self.body.types[member.source].size
+        return max(1, sum(self.body.types[v].size >= size for _, v in (*self.body.inputs, *self.body.outputs)))
 
     def _vector_split(self, member: Member, kept: list[int]) -> tuple[int | None, int]:
         """Choose the vector axis: a reduced axis (None, 1), or a kept axis and its block per task."""
