@@ -27,10 +27,21 @@ from korch.cli.bench import bench
 from korch.options import Options
 
 GOAL = 0.9
+FRAMES = ((16_000, 400, 160), (16_000, 1024, 256), (160_000, 400, 160), (160_000, 512, 128), (160_000, 1024, 256))
+"""Samples, and the lengths and the steps of frames of them."""
+
 Shape = tuple[int, ...]
 
 
-def operator(op: str, shape: Shape, out: Shape, constants: dict[int, Any], opset: int = 20, **attributes: int) -> bytes:
+def operator(
+    op: str,
+    shape: Shape,
+    out: Shape,
+    constants: dict[int, Any],
+    opset: int = 20,
+    element: int = TensorProto.FLOAT,
+    **attributes: int,
+) -> bytes:
     """Return a model of one operator with the input x, and constants for other inputs by their position."""
     names = ["x", *("" for _ in range(max(constants, default=0)))]
     for i in constants:
@@ -38,8 +49,8 @@ def operator(op: str, shape: Shape, out: Shape, constants: dict[int, Any], opset
     graph = helper.make_graph(
         [helper.make_node(op, names, ["y"], **attributes)],
         op,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, out)],
+        [helper.make_tensor_value_info("x", element, shape)],
+        [helper.make_tensor_value_info("y", element, out)],
         [numpy_helper.from_array(np.asarray(value), f"c{i}") for i, value in constants.items()],
     )
     return _model(graph, opset)
@@ -77,34 +88,50 @@ def _model(graph: onnx.GraphProto, opset: int) -> bytes:
 
 def cases() -> Iterator[tuple[str, bytes]]:
     """Yield the name and the model of each row."""
-    large = (32, 128, 768)
-    for shape, axis, flags in (
-        ((1, 50), 1, {}),
-        *((large, axis, {}) for axis in range(3)),
-        (large, 0, {"reverse": 1}),
-        (large, 2, {"exclusive": 1, "reverse": 1}),
-        ((1000, 1000), 0, {}),
-        ((10_000_000,), 0, {}),
+    large, square = (32, 128, 768), (1000, 1000)
+    for shape, axis, element, flags in (
+        ((1, 50), 1, "FLOAT", {}),
+        *((large, axis, "FLOAT", {}) for axis in range(3)),
+        (large, 1, "INT64", {}),
+        (large, 0, "FLOAT", {"reverse": 1}),
+        (large, 2, "FLOAT", {"exclusive": 1, "reverse": 1}),
+        *((square, axis, element, {}) for axis in (0, 1) for element in ("FLOAT", "INT64")),
+        (square, 0, "FLOAT", {"exclusive": 1}),
+        ((300, 5000), 0, "FLOAT", {}),
+        ((16, 100_000), 0, "FLOAT", {"exclusive": 1, "reverse": 1}),
+        ((8, 500, 33), 1, "FLOAT", {}),
+        ((1, 2048, 8), 1, "FLOAT", {}),
+        ((100_000,), 0, "FLOAT", {"reverse": 1}),
+        ((10_000_000,), 0, "FLOAT", {}),
     ):
-        name = " ".join(["cumsum", "x".join(map(str, shape)), f"axis {axis}", *flags])
-        yield name, operator("CumSum", shape, shape, {1: np.int64(axis)}, 14, **flags)
-    for shape, axis in (((8, 5), 1), ((1024, 1024), 0), ((1024, 1024), 1), ((128, 32000), 1), (large, 1)):
+        words = [
+            "cumsum",
+            "x".join(map(str, shape)),
+            f"axis {axis}",
+            *(["int64"] if element == "INT64" else []),
+            *flags,
+        ]
+        kind = TensorProto.DataType.Value(element)
+        yield " ".join(words), operator("CumSum", shape, shape, {1: np.int64(axis)}, 14, kind, **flags)
+    sizes = (((8, 5), 1), ((1024, 1024), 0), ((1024, 1024), 1), ((128, 32000), 1), (large, 1), ((16, 1000, 33), 1))
+    for shape, axis in sizes:
         yield f"gather {'x'.join(map(str, shape))} axis {axis}", gather_elements(shape, shape, axis)
     for batch, length, parts, flags in (
         (1, 128, 1, {"onesided": 1}),
-        (1, 1024, 1, {}),
+        *((1, length, 1, {}) for length in (512, 1000, 1024, 4096)),
         (1, 251, 2, {"inverse": 1}),
+        (8, 97, 2, {}),
         (100, 400, 1, {"onesided": 1}),
-        (100, 1000, 2, {}),
-        (100, 1009, 2, {}),
+        *((100, length, 2, {}) for length in (1000, 1009, 1024, 4096)),
     ):
-        name = " ".join(["dft", f"{batch}x{length}", "real" if parts == 1 else "complex", *flags])
+        words = ["dft", f"{batch}x{length}", "real" if parts == 1 else "complex", *flags]
         out = (batch, length // 2 + 1 if "onesided" in flags else length, 2)
-        yield name, operator("DFT", (batch, length, parts), out, {2: np.int64(1)}, **flags)
-    for length, step in ((400, 160), (512, 128), (1024, 256)):
-        out = (1, (160_000 - length) // step + 1, length // 2 + 1, 2)
+        yield " ".join(words), operator("DFT", (batch, length, parts), out, {2: np.int64(1)}, **flags)
+    for samples, length, step in FRAMES:
+        frames = (1, (samples - length) // step + 1, length // 2 + 1, 2)
         window = np.hanning(length).astype(np.float32)
-        yield f"stft {length} by {step}", operator("STFT", (1, 160_000, 1), out, {1: np.int64(step), 2: window}, 17)
+        name = f"stft {length} by {step}" + (f" of {samples}" if samples < 160_000 else "")
+        yield name, operator("STFT", (1, samples, 1), frames, {1: np.int64(step), 2: window}, 17)
     for steps, channels, state in ((8, 64, 16), (64, 64, 16), (64, 512, 16), (512, 64, 16)):
         yield f"scan {steps} steps of {channels}x{state}", selective_scan(steps, channels, state)
 
