@@ -261,7 +261,6 @@ MODELS = {
 CONSTANT = "the elements of a constant depend on the size"
 
 REFUSED = {
-    "average pool of elements hw": CONSTANT,
     "average pool of elements n": CONSTANT,
     "average pool ceil hw any": "the model has other steps at some of the sizes",
     "resize corners hw": CONSTANT,

@@ -198,7 +198,8 @@ class Places:
         start: the first place.
         step: the distance of two places.
         size: the number of valid elements of the axis.
-        mode: how places are moved: "edge", "reflect" or "wrap", as the modes of a pad.
+        mode: how places are moved: "edge", "reflect" or "wrap", as the modes of a pad; or "ends", for a table made for
+            the largest size: the last `start` places are those of its end.
     """
 
     start: Extent
@@ -208,6 +209,9 @@ class Places:
 
     def array(self, count: int, sizes: Sequence[int]) -> Array:
         """Return `count` places, for the sizes of all dimensions."""
+        if self.mode == "ends":
+            first, size = np.arange(count, dtype=np.int64), self.size.at(sizes)
+            return np.minimum(np.where(first < size - self.start.at(sizes), first, first + count - size), count - 1)
         found, size = self.start.at(sizes) + self.step * np.arange(count, dtype=np.int64), self.size.at(sizes)
         if self.mode == "edge" or size < 2:
             return np.clip(found, 0, max(0, size - 1))

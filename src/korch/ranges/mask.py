@@ -178,13 +178,16 @@ class Masks:
         alone = self.verbs.add("where", mask, value.id, self.verbs.full(0, type_))
         return self.verbs.reduce("sum", alone, (axis,))
 
+    def places(self, count: int, places: Places) -> ValueId:
+        """Return the input with `count` places of an axis."""
+        return self.input(Hidden("", "places", (Factor(count),), 1, dtype="i64", places=places))
+
     def gathered(self, value: Value, axis: int, count: int, places: Places) -> Value:
         """Return the `count` elements of a value at places along an axis, which become a factor without a form."""
         if self.verbs.dtype(value.id) is not DType.BOOL:
             value = self.filled(value, (axis,), 0)  # so that elements beyond the valid ones need not be computed
-        index = self.input(Hidden("", "places", (Factor(count),), 1, dtype="i64", places=places))
         form = tuple((Factor(count),) if i == axis else own for i, own in enumerate(value.form))
-        return plain(gather(self.verbs, value.id, index, axis), form)
+        return plain(gather(self.verbs, value.id, self.places(count, places), axis), form)
 
     def count(self, extent: Extent, type_: ValueType) -> ValueId:
         """Return the number of elements of an extent in all elements of a value of a type."""

@@ -13,9 +13,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from korch.errors import UnsupportedError
+from korch.primitive.gathers import gather
 from korch.primitive.graph import Constant, GraphBuilder, PrimitiveGraph
+from korch.primitive.op import Array
 from korch.primitive.ops import OPS
-from korch.ranges.form import Dimension, Extent, Factor, Form, Hidden, Sizes, extent, is_free, sizes_input
+from korch.ranges.form import (
+    Dimension,
+    Extent,
+    Factor,
+    Form,
+    Hidden,
+    Places,
+    Sizes,
+    extent,
+    is_free,
+    prefix,
+    sizes_input,
+)
 from korch.ranges.free import rule_of
 from korch.ranges.lockstep import AmbiguousError, LockOperand, Lockstep, align, refusal
 from korch.ranges.mask import Fill, Masks, Value, plain
@@ -197,12 +211,31 @@ class _Walk:
             raise refusal(self._samples, origin, "a constant depends on the size")
         factors = [factor for axis in axes for factor in axis]
         whole = constants[0].array.reshape([factor.size for factor in factors])
+        parts = [whole[tuple(slice(f.at(sizes)) for f in factors)].reshape(-1) for sizes in self._samples.sizes]
+        if all(_is_same(part, c.array.reshape(-1)) for part, c in zip(parts, constants, strict=True)):
+            return plain(self._builder.constant(constants[0].array), tuple(axes))
+        return self._with_ends(constants, axes, origin)
+
+    def _with_ends(self, constants: Sequence[Constant], axes: Sequence[tuple[Factor, ...]], origin: str) -> Value:
+        """Return a constant of which the last elements are those of the largest sample's end, at the size of a run."""
+        whole, places = constants[0].array, {}
+        for axis, factors in enumerate(axes):
+            if is_free(factors):
+                along = prefix(factors)
+                if along is None:
+                    raise refusal(self._samples, origin, "the elements of a constant depend on the size")
+                least = along.at([d.low for d in self._samples.dimensions])
+                places[axis] = Places(extent(0, 0, least // 2), 1, along, "ends")
         for sizes, constant in zip(self._samples.sizes, constants, strict=True):
-            counts = [factor.at(sizes) for factor in factors]
-            part = whole[tuple(slice(count) for count in counts)]
-            if not np.array_equal(part, constant.array.reshape(counts), equal_nan=part.dtype.kind == "f"):
+            part = whole
+            for axis, own in places.items():
+                part = np.take(part, own.array(whole.shape[axis], sizes)[: constant.array.shape[axis]], axis)
+            if not _is_same(part, constant.array):
                 raise refusal(self._samples, origin, "the elements of a constant depend on the size")
-        return plain(self._builder.constant(constants[0].array), tuple(axes))
+        id_ = self._builder.constant(whole)
+        for axis, own in places.items():
+            id_ = gather(self._masks.verbs, id_, self._masks.places(whole.shape[axis], own), axis)
+        return plain(id_, tuple(axes))
 
     def _number(self, constants: Sequence[Constant], form: Form, origin: str) -> Value:
         """Return a uniform constant whose number is a function of the sizes."""
@@ -239,3 +272,7 @@ class _Walk:
                 if all(abs(float(a) - float(b)) <= tolerance * abs(float(b)) for a, b in zip(made, exact, strict=True)):
                     return tuple(Factor(e.at(sizes[0]), e) for e in extents), coefficient, power
         return None
+
+
+def _is_same(part: Array, other: Array) -> bool:
+    return np.array_equal(part, other, equal_nan=part.dtype.kind == "f")
