@@ -64,19 +64,13 @@ def test_programs_are_found_kept_and_replayed(tmp_path: Path, cache_folder: Path
     np.testing.assert_array_equal(again.run(None, given)[0], first.run(None, given)[0])
 
 
-def test_without_it_nothing_is_searched(cache_folder: Path, monkeypatch) -> None:
+def test_by_default_and_without_it_nothing_is_searched(tmp_path: Path, calibrated, monkeypatch) -> None:
     monkeypatch.setattr(find, "search", None)
-    options = {"threads": 1, "search": SearchLimits(max_primitives=1), "cache_folder": cache_folder}
-    for more in ({"superopt": 0.0}, {"superopt": 60.0, "strict": True}, {"superopt": 60.0, "measure": False}):
+    options = {"threads": 1, "search": SearchLimits(max_primitives=1), "cache_folder": calibrated(tmp_path)}
+    for more in ({}, {"superopt": 0.0}, {"superopt": 60.0, "strict": True}, {"superopt": 60.0, "measure": False}):
         executable = korch.optimize(lora(), **options, **more)
         assert executable.report.provider_reports == ()
         assert not any(step.provider == "superopt" for step in executable.plan.steps)
-
-
-def test_by_default_nothing_is_searched(tmp_path: Path, calibrated, monkeypatch) -> None:
-    monkeypatch.setattr(find, "search", None)
-    limits, cache = SearchLimits(max_primitives=1), calibrated(tmp_path)
-    assert korch.optimize(lora(), threads=1, search=limits, cache_folder=cache).report.provider_reports == ()
 
 
 def test_seconds_below_0_are_refused() -> None:
