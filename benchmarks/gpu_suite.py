@@ -1,13 +1,12 @@
 """Compares Korch on a CUDA device with PyTorch, torch.compile, TensorRT and ONNX Runtime, on the benchmark models.
 
-    python -m benchmarks.gpu_suite [--quick] [--persistent] [--seconds 520] [--budget 30] [--jobs 1] [--no-tests]
+    python -m benchmarks.gpu_suite [--quick] [--seconds 520] [--budget 30] [--jobs 1] [--no-tests]
                                    [--folder build/gpu] [--output benchmarks/results/gpu.json]
 
 It runs the tests that need a device, then one configuration after another, each in a separate
 process, until the time of --seconds is used up. The next call continues where this one stopped. A row is
 written after each of its engines; a row that lacks engines is measured again by the next call. With --quick
-it runs two models within 170 seconds. With --persistent it runs the transformers with Korch only, once as a
-graph of separate launches and once with persistent kernels (`--schedule tasks`). The table is printed last.
+it runs two models within 170 seconds. The table is printed last.
 
 With --jobs several configurations are prepared at the same time, but only one at a time is timed.
 Engines are timed interleaved. A time is measured between two events around a few runs. Korch and
@@ -72,20 +71,12 @@ TRANSFORMER_NAMES = ("bert", "gpt2", "vit", "llama")
 PACKAGES = ("torch", "triton", "onnx", "numpy", "onnxruntime-gpu", "tensorrt", "ortools")
 
 
-COLUMNS = {
-    "korch": "korch",
-    "korch.tasks": "tasks",
-    "eager": "eager",
-    "torch.compile": "compile",
-    "tensorrt": "tensorrt",
-    "onnxruntime": "ort",
-}
+COLUMNS = {"korch": "korch", "eager": "eager", "torch.compile": "compile", "tensorrt": "tensorrt", "onnxruntime": "ort"}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two models, no max-autotune")
-    parser.add_argument("--persistent", action="store_true", help="transformers, with and without persistent kernels")
     parser.add_argument("--seconds", type=float, help="of the whole call; 520, or 170 if quick")
     parser.add_argument("--budget", type=float, help="seconds of each search; 30, or 10 if quick")
     parser.add_argument("--no-tests", action="store_true")
@@ -102,14 +93,12 @@ def main() -> int:
         measure(name, precision, int(batch), args, Path(output))
         return 0
     end_s = time.monotonic() + args.seconds
-    if args.persistent:
-        args.folder /= "persistent"
     args.folder.mkdir(parents=True, exist_ok=True)
     if not args.no_tests:
         _tests(args, end_s)
     with ThreadPoolExecutor(args.jobs) as pool:
         list(pool.map(lambda item: _measure_apart(args, item, end_s), _configurations_of(args)))
-    found = collect(args.folder, args.quick, args.persistent)
+    found = collect(args.folder, args.quick)
     args.output.parent.mkdir(parents=True, exist_ok=True)
     args.output.write_text(json.dumps(found, indent=1) + "\n")
     print(table(found))
@@ -119,8 +108,8 @@ def main() -> int:
 def _configurations_of(args: argparse.Namespace) -> list[tuple[str, str, int]]:
     """Return the requested configurations: all, or those named by `--only`."""
     if not args.only:
-        return configurations(args.quick, args.persistent)
-    known = {"-".join(map(str, item)): item for item in configurations(False, args.persistent)}
+        return configurations(args.quick)
+    known = {"-".join(map(str, item)): item for item in configurations(False)}
     return [known[name] for name in args.only.split(",")]
 
 
@@ -133,7 +122,7 @@ def _measure_apart(args: argparse.Namespace, item: tuple[str, str, int], end_s: 
         return
     command = ["--one", name, precision, str(batch), str(path), "--budget", str(args.budget)]
     command += ["--folder", str(args.folder)]
-    command += [f"--{flag}" for flag in ("quick", "persistent") if getattr(args, flag)]
+    command += ["--quick"] * args.quick
     begun_s = time.monotonic()
     ended = _run([sys.executable, "-m", "benchmarks.gpu_suite", *command], left_s)[0]
     print(f"{path.stem}: {ended}, {time.monotonic() - begun_s:.0f} s", flush=True)
@@ -160,11 +149,8 @@ def _is_whole(path: Path) -> bool:
     return path.exists() and json.loads(path.read_text("utf-8"))["is_whole"]
 
 
-def configurations(quick: bool, persistent: bool = False) -> list[tuple[str, str, int]]:
+def configurations(quick: bool) -> list[tuple[str, str, int]]:
     """Return model, precision and batch of each configuration, the most important ones first."""
-    if persistent:
-        names = TRANSFORMER_NAMES[:2] if quick else TRANSFORMER_NAMES
-        return [(name, precision, batch) for batch in (1, 16) for precision in ("float16", "tf32") for name in names]
     if quick:
         return [("candy", "tf32", 1), ("yolox", "tf32", 1)]
     found = [(name, precision, 1) for precision in ("tf32", "float16") for name in PAPER]
@@ -232,11 +218,11 @@ def measure(name: str, precision: str, batch: int, args: argparse.Namespace, out
     module, inputs, model = _model(name, batch, "cuda")
     row = _empty_row(name, precision, batch, torch.cuda.get_device_name(0))
 
-    def korch_run(schedule: str = "joins") -> Callable[[], Any]:
+    def korch_run() -> Callable[[], Any]:
         begun_s = time.monotonic()
-        found = korch.optimize(*model, schedule=schedule, **options_of(precision, args))
+        found = korch.optimize(*model, **options_of(precision, args))
         executable = getattr(found, "flat", found)
-        row["korch" if schedule == "joins" else "korch.tasks"] = _describe(executable, time.monotonic() - begun_s)
+        row["korch"] = _describe(executable, time.monotonic() - begun_s)
         return executable.bind().replay  # type: ignore[no-any-return]
 
     def half() -> None:
@@ -255,8 +241,6 @@ def measure(name: str, precision: str, batch: int, args: argparse.Namespace, out
         "tensorrt": lambda: _tensorrt(module, model[0], inputs, precision),
         "onnxruntime": lambda: _onnxruntime(model[0], inputs, precision),
     }
-    if args.persistent:
-        engines = {"korch": korch_run, "korch.tasks": lambda: korch_run("tasks")}
     runs: dict[str, Callable[[], Any]] = {}
     with torch.no_grad():
         for engine, prepare in engines.items():
@@ -476,9 +460,9 @@ def _describe(executable: Any, seconds: float) -> dict[str, Any]:
     return {"seconds": seconds, **{key: plain(getattr(report, key)) for key in kept}, "steps": kernels}
 
 
-def collect(folder: Path, quick: bool, persistent: bool = False) -> dict[str, Any]:
+def collect(folder: Path, quick: bool) -> dict[str, Any]:
     """Return all rows of a folder, with the last line of the tests."""
-    paths = [_path(folder, quick, *item) for item in configurations(False, persistent)]
+    paths = [_path(folder, quick, *item) for item in configurations(False)]
     rows = [json.loads(path.read_text("utf-8")) for path in paths if path.exists()]
     tests = folder / "tests.txt"
     lines = tests.read_text("utf-8").strip().splitlines() if tests.exists() else []
@@ -486,10 +470,7 @@ def collect(folder: Path, quick: bool, persistent: bool = False) -> dict[str, An
 
 
 def table(found: dict[str, Any]) -> str:
-    """Return a short table: medians in milliseconds, and the best peer's time divided by Korch's.
-
-    If Korch also ran with persistent kernels, the ratio is the best time of all others divided by theirs.
-    """
+    """Return a short table: medians in milliseconds, and the best peer's time divided by Korch's."""
     lines = [
         f"tests: {found['tests']}",
         f"{'ms':14}{'precision':10}{'batch':>5}"
@@ -502,11 +483,10 @@ def table(found: dict[str, Any]) -> str:
         text = f"{row['model']:14}{row['precision']:10}{row['batch']:>5}"
         for name in COLUMNS:
             text += f"{np.median(times[name]):>9.3f}" if name in times else f"{'-':>9}"
-        own = "korch.tasks" if "korch.tasks" in times else "korch"
-        peers = {n: t for n, t in times.items() if n != own}
-        if own in times and peers:
+        peers = {n: t for n, t in times.items() if n != "korch"}
+        if "korch" in times and peers:
             best = min(peers.values(), key=np.median)
-            paired = best / times[own]
+            paired = best / times["korch"]
             low, high = np.percentile(paired, [10, 90])
             text += f"{np.median(paired):>7.2f} ({low:.2f}-{high:.2f})"
             ratios.setdefault(f"{row['precision']} x{row['batch']}", []).append(np.median(paired))

@@ -123,8 +123,7 @@ def maker(
         options: stored in the plan.
         model: the model that the graph was made from.
         certificate: what the search proved about the plan.
-        runs_tasks: whether threads (on CUDA, the programs of persistent kernels) wait for single tasks, not for
-            whole kernels.
+        runs_tasks: whether threads wait for single tasks, not for whole kernels (on CPUs only).
         ranges: how plans serve smaller sizes, for which their kernels compute only the needed part (on CPUs only).
         families: the kernels for other sizes, with which the kernels of the plan share code (on CPUs only).
     """
@@ -137,12 +136,11 @@ def maker(
         def make_cuda(steps: Sequence[PlanStep[Any]]) -> CudaExecutable:
             from korch.cuda.measure.meter import CudaMeter
             from korch.cuda.runtime.build import build_cuda
-            from korch.cuda.runtime.executable import CudaExecutable, with_best_branches
+            from korch.cuda.runtime.executable import with_best_branches
 
             if not isinstance(meter, CudaMeter):
                 raise AssertionError("a meter of another target")
-            program = build_cuda(graph, steps, meter.target, meter.compiler, origin, parts)
-            return CudaExecutable(program) if parts else with_best_branches(program)
+            return with_best_branches(build_cuda(graph, steps, meter.target, meter.compiler, origin))
 
         return make_cuda
 

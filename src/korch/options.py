@@ -155,9 +155,8 @@ class Options:
         default="auto",
         metadata={
             "help": "what a thread waits for. joins: for all threads, after each kernel. tasks: only for the tasks "
-            "whose results it reads (on CUDA devices in persistent kernels, whose speed has not been measured yet). "
-            "fastest: time both plans, and keep the faster one. auto: joins for ranges, with --no-measure and on CUDA "
-            "devices, else fastest"
+            "whose results it reads (on CPUs only). fastest: time both plans, and keep the faster one. auto: joins for "
+            "ranges, with --no-measure and on CUDA devices, else fastest"
         },
     )
     measure: bool = field(
@@ -208,6 +207,10 @@ class Options:
                 f"the value {self.precision!r} is for CUDA devices only",
                 where="option precision",
                 hint="Add --target cuda, or remove --precision",
+            )
+        if self.schedule in ("tasks", "fastest") and self.is_cuda:
+            raise OptionError(
+                "kernels for CUDA devices do not run as tasks", "option schedule", hint="Remove --schedule"
             )
 
     def _check_error(self) -> None:

@@ -139,7 +139,7 @@ def test_scratch_memory_is_in_the_arena_where_a_call_has_returned_a_result_befor
     weights = SimpleNamespace(block=np.zeros(0, np.uint8), offsets=())
     owner = issuer_on_cpu(SimpleNamespace(steps=steps, weights=weights, copies=()), torch, 8192)
     owner._calls, owner._functions = {"c": lambda torch, x: (x + 1,)}, {"f": function}
-    owner._descriptors, owner._persistent = [[torch.empty(0)] * len(step.launches) for step in steps], {}
+    owner._descriptors = [[torch.empty(0)] * len(step.launches) for step in steps]
     owner._turns = schedule(steps)
     owner._issue([Stream()] * STREAMS, [torch.zeros(16)], [torch.zeros(16)])
     arena = owner._arena.data_ptr()

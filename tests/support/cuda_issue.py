@@ -13,11 +13,11 @@ from typing import Any
 
 from korch.cuda.kernel import Launch
 from korch.cuda.module import load_call
-from korch.cuda.runtime.executable import CudaExecutable, open_engines, persistent_by_step
+from korch.cuda.runtime.executable import CudaExecutable, open_engines
 from korch.cuda.runtime.record import CudaProgram
 from korch.cuda.runtime.schedule import STREAMS, schedule
 from korch.primitive.types import DType
-from tests.support.interpret import Memory, run_launches, run_together
+from tests.support.interpret import Memory, run_launches
 
 
 class _Torch:
@@ -51,18 +51,13 @@ class _Function:
     def __init__(self, launch: Launch) -> None:
         self.interpreted = launch
 
-    def launch(
-        self, programs: int, pointers: Sequence[int], stream: int, descriptors: int, is_cooperative: bool = False
-    ) -> None:
-        """Run the kernel; programs of a cooperative launch run in threads, because they wait for each other."""
+    def launch(self, programs: int, pointers: Sequence[int], stream: int, descriptors: int) -> None:
+        """Run the kernel."""
         memory: Any = [
             Memory(SimpleNamespace(ctypes=SimpleNamespace(data=pointer)))  # type: ignore[arg-type]
             for pointer in pointers
         ]
-        if is_cooperative:
-            run_together(self.interpreted, memory)
-        else:
-            run_launches([self.interpreted], [memory])
+        run_launches([self.interpreted], [memory])
 
 
 def issuer_on_cpu(program: Any, torch: Any, arena_bytes: int, device: str = "") -> Any:
@@ -92,7 +87,6 @@ def issue_on_cpu(program: CudaProgram, inputs: Sequence[Any], runs: int = 1) -> 
     owner._calls = {s.call: load_call(s.call, program.sources[s.call]) for s in program.steps if s.call}
     owner._functions = {symbol: _Function(la.launch(program.sources)) for symbol, la in program.launches.items()}
     owner._descriptors = [[torch.empty(0) for _ in step.launches] for step in program.steps]
-    owner._persistent = persistent_by_step(torch, program.persistent, dict.fromkeys(program.launches, 0), "cpu")
     outputs = [torch.zeros(t.shape, dtype=getattr(torch, DType(t.dtype).numpy.name)) for t in program.plan.outputs]
     for _ in range(runs):
         owner._issue([Stream() for _ in range(STREAMS)], inputs, outputs)

@@ -5,7 +5,6 @@ The process must have TRITON_INTERPRET=1 in its environment before Triton is imp
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -18,8 +17,6 @@ from korch.cuda.kernel import CudaKernel, Launch
 from korch.cuda.module import load_functions
 from korch.primitive.op import Array
 from korch.primitive.types import DType
-
-MOST_SECONDS = 120.0
 
 _NAMES = {DType.BOOL: "int8", DType.BF16: "bfloat16"}
 
@@ -74,56 +71,6 @@ def run_launches(launches: Sequence[Launch], memory: Sequence[Sequence[Memory]])
         for launch, function, buffers in zip(launches, functions, memory, strict=True):
             with _checked_addresses(buffers):
                 Executor(function.rewrite(), function.arg_names, (launch.programs,))(*_pointers(launch, buffers))
-
-
-def run_together(launch: Launch, memory: Sequence[Memory]) -> None:
-    """Run each program of a launch in its own thread, because programs may wait for each other.
-
-    Args:
-        launch: the launch to run.
-        memory: its buffers in the order of its arguments.
-
-    Raises:
-        ValueError: the process does not interpret.
-        TimeoutError: a program has not ended after `MOST_SECONDS`.
-    """
-    from triton.runtime import interpreter
-
-    own = threading.local()
-
-    class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
-        """Returns the number of the program that the current thread runs."""
-
-        grid_idx = property(lambda self: (own.program, 0, 0), lambda self, value: None)
-
-    function = getattr(load_functions([launch]), launch.symbol)
-    arguments = [interpreter._implicit_cvt(pointer) for pointer in _pointers(launch, memory)]
-    failures: list[BaseException] = []
-
-    def run(program: int) -> None:
-        own.program = program
-        try:
-            function.rewrite()(*arguments)
-        except BaseException as error:  # noqa: BLE001 - it is raised again below
-            failures.append(error)
-
-    before = interpreter.interpreter_builder.__class__
-    with _quick_interpreter(), np.errstate(all="ignore"):
-        interpreter.interpreter_builder.grid_dim = (launch.programs, 1, 1)
-        interpreter._patch_lang(function.fn)
-        interpreter.interpreter_builder.__class__ = Builder
-        try:
-            threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(launch.programs)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join(MOST_SECONDS)
-        finally:
-            interpreter.interpreter_builder.__class__ = before
-    if failures:
-        raise failures[0]
-    if any(thread.is_alive() for thread in threads):
-        raise TimeoutError("a program waits for ever")
 
 
 @contextmanager
@@ -182,15 +129,12 @@ def _quick_interpreter() -> Iterator[None]:
     seen: set[int] = set()
     patch_language, nothing = interpreter._patch_lang, interpreter._LangPatchScope()
 
-    lock = threading.Lock()  # programs in several threads call the same functions at the same time
-
     def patch_once(function: Any) -> Any:
-        with lock:
-            if id(function.__globals__) not in seen:
-                replaced.callback(patch_language(function).restore)
-                # Since NumPy 2.4 the interpreter's own conversion to an integer fails with arrays of one element.
-                replaced.enter_context(patch.object(language.tensor, "__index__", lambda t: t.handle.data.item()))
-                seen.add(id(function.__globals__))
+        if id(function.__globals__) not in seen:
+            replaced.callback(patch_language(function).restore)
+            # Since NumPy 2.4 the interpreter's own conversion to an integer fails with arrays of one element.
+            replaced.enter_context(patch.object(language.tensor, "__index__", lambda t: t.handle.data.item()))
+            seen.add(id(function.__globals__))
         return nothing
 
     builder = interpreter.interpreter_builder

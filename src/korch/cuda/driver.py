@@ -96,17 +96,7 @@ class CudaFunction:
             _call("cuFuncSetAttribute", self._function, MAX_DYNAMIC_SHARED_SIZE, shared_bytes)
             _call("cuFuncSetAttribute", self._function, PREFERRED_CARVEOUT, 100)
 
-    def resident(self) -> int:
-        """Return how many of its programs a multiprocessor can run at the same time."""
-        found = ctypes.c_int()
-        enter_context()
-        arguments = self._function, self.threads, ctypes.c_size_t(self.shared_bytes)
-        _call("cuOccupancyMaxActiveBlocksPerMultiprocessor", ctypes.byref(found), *arguments)
-        return found.value
-
-    def launch(
-        self, programs: int, pointers: Sequence[int], stream: int, descriptors: int = 0, is_cooperative: bool = False
-    ) -> None:
+    def launch(self, programs: int, pointers: Sequence[int], stream: int, descriptors: int = 0) -> None:
         """Launch the kernel asynchronously.
 
         Args:
@@ -114,7 +104,6 @@ class CudaFunction:
             pointers: the addresses of its buffers.
             stream: the stream's handle.
             descriptors: the address of memory for the tensor descriptors of all programs; 0 if there are none.
-            is_cooperative: whether programs wait for each other, so that all of them must be resident.
 
         Raises:
             DriverError: the launch was refused.
@@ -125,7 +114,4 @@ class CudaFunction:
         base = ctypes.addressof(values)
         parameters = (ctypes.c_void_p * len(values))(*(base + i * step for i in range(len(values))))
         sizes = programs, 1, 1, self.threads, 1, 1, self.shared_bytes
-        if is_cooperative:
-            _call("cuLaunchCooperativeKernel", self._function, *sizes, ctypes.c_void_p(stream), parameters)
-        else:
-            _call("cuLaunchKernel", self._function, *sizes, ctypes.c_void_p(stream), parameters, None)
+        _call("cuLaunchKernel", self._function, *sizes, ctypes.c_void_p(stream), parameters, None)

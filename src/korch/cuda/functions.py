@@ -2,7 +2,6 @@
 
 They use only features that both Triton's compiler and its interpreter support, so that kernels can be
 checked without a GPU. Arguments and results are tiles of float32 or float64 unless said otherwise.
-The last functions are for persistent kernels (`korch.cuda.persistent`).
 """
 
 # mypy: ignore-errors
@@ -125,30 +124,3 @@ def floored_remainder(a, b):
     rest = a % divisor
     rest = tl.where((rest != 0) & ((rest < 0) != (divisor < 0)), rest + divisor, rest)
     return tl.where(b == 0, 0, rest)
-
-
-@triton.jit
-def pointer(row, position: tl.constexpr, kind: tl.constexpr):
-    """Return an address in a row of the table as a typed pointer; all memory is aligned to 256 bytes."""
-    return tl.multiple_of(tl.load(row + position).to(tl.pointer_type(kind)), 16)
-
-
-@triton.jit
-def wait(plan, events, run, at, end):
-    """Wait until each event's counter has reached its count of all runs so far; counters may wrap, and never reset."""
-    while at < end:
-        event = events + tl.load(plan + at)
-        count = run * tl.load(plan + at + 1)
-        while tl.atomic_add(event, 0, sem="acquire", scope="gpu") - count < 0:
-            pass
-        at += 2
-    tl.debug_barrier()  # one thread has read the counters; after the barrier, all threads see the writes that it saw
-
-
-@triton.jit
-def notify(plan, events, at, end):
-    """Add one to the counters of events, after all threads have finished their writes."""
-    tl.debug_barrier()
-    while at < end:
-        tl.atomic_add(events + tl.load(plan + at), 1, sem="release", scope="gpu")
-        at += 1

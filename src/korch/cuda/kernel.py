@@ -10,9 +10,7 @@ from korch.primitive.types import DType
 from korch.system.alignment import round_up
 from korch.system.content_name import content_name
 from korch.tile.check.check import check_program
-from korch.tile.ir.program import TileProgram
 from korch.tile.triton.launch import PrintedLaunches, PrintedProgram
-from korch.tile.triton.program_order import ProgramOrder
 
 logger = logging.getLogger("korch.cuda")
 
@@ -106,17 +104,11 @@ class CudaKernel:
         steps: launches in order, one call, or one network.
         scratch: the element types and sizes of scratch buffers.
         tables: constant tables of 32-bit integers.
-        program: the tile program from which the launches are printed.
-        names: the names of the buffers in that program: inputs, outputs, scratch and tables.
-        orders: for each launch, which grid points each program computes.
     """
 
     steps: tuple[Launch, ...] | tuple[TorchCall] | tuple[Network]
     scratch: tuple[tuple[DType, int], ...] = ()
     tables: tuple[tuple[int, ...], ...] = ()
-    program: TileProgram | None = None
-    names: tuple[str, ...] = ()
-    orders: tuple[ProgramOrder | None, ...] = ()
 
     @property
     def launches(self) -> tuple[Launch, ...]:
@@ -195,11 +187,4 @@ def kernel_of(
     types |= dict.fromkeys(printed.tables, DType.I32)
     number = {name: i for i, name in enumerate(types)}
     launches = tuple(make_launch(p, number, types) for p in printed.launches)
-    return CudaKernel(
-        launches,
-        tuple(printed.scratch.values()),
-        tuple(printed.tables.values()),
-        printed.program,
-        tuple(types),
-        tuple(p.order for p in printed.launches),
-    )
+    return CudaKernel(launches, tuple(printed.scratch.values()), tuple(printed.tables.values()))

@@ -7,9 +7,8 @@ there the one with the longest path to the end. A task may begin before tasks of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 from korch.events.check import check_graph, check_queues
 from korch.events.derive import derive_events
@@ -131,51 +130,6 @@ def list_orders(
             missing[after] -= 1
             if missing[after] == 0:
                 ready[threads[after]].append(after)
-    return orders
-
-
-def spread_orders(graph: TaskGraph, times_ns: Mapping[Task, float], count: int) -> list[list[Task]]:
-    """Return the order of each queue, if any queue may run any task.
-
-    The task that can begin first goes to the queue that is free first. So all queues follow one sequence in which no
-    task precedes a task that it waits for: the queues never wait for each other forever.
-
-    Args:
-        graph: the tasks and events.
-        times_ns: the time of each task.
-        count: how many queues there are.
-    """
-    notified: dict[Task, list[int]] = {task: [] for task in graph.tasks}
-    missing = dict.fromkeys(notified, 0)  # events of a task that have not reached their counts
-    left: list[int] = []
-    waiting: list[list[Task]] = []
-    for tensor in graph.events:
-        for producers, consumers in zip(graph.notified(tensor), graph.waiting(tensor), strict=True):
-            for task in producers:
-                notified[task].append(len(left))
-            for task in consumers:
-                missing[task] += 1
-            left.append(len(producers))
-            waiting.append(consumers)
-    ready_ns = dict.fromkeys(notified, 0.0)
-    ready = [(0.0, task) for task, n in missing.items() if n == 0]
-    free = [(0.0, queue) for queue in range(count)]
-    orders: list[list[Task]] = [[] for _ in range(count)]
-    event_ns = [0.0] * len(left)
-    while ready:
-        begin_ns, task = heappop(ready)
-        free_ns, queue = heappop(free)
-        orders[queue].append(task)
-        end_ns = max(begin_ns, free_ns) + times_ns[task]
-        heappush(free, (end_ns, queue))
-        for event in notified[task]:
-            left[event] -= 1
-            event_ns[event] = max(event_ns[event], end_ns + DEFAULT_COSTS.wait_ns)
-            for after in waiting[event] if left[event] == 0 else ():
-                missing[after] -= 1
-                ready_ns[after] = max(ready_ns[after], event_ns[event])
-                if missing[after] == 0:
-                    heappush(ready, (ready_ns[after], after))
     return orders
 
 

@@ -17,7 +17,6 @@ from korch.measure.expect import expect
 from korch.measure.meter import AnyMeter
 from korch.measure.record import Measured
 from korch.numerics import Standard
-from korch.options import Options
 from korch.pipeline.precision import Precision
 from korch.pipeline.results import Built, SplitModel, StageResults
 from korch.pipeline.run import END_SAFETY, Run
@@ -95,7 +94,7 @@ def build_plans(run: Run, results: StageResults) -> Built:
     trial = Trial(graph, standard) if run.masked is None else masked_trial(run.masked, standard, graph, options.search)
     validation = validate_plans(trial, entries, meter, make, end)
     ledger.record_choice("plan", validation.won.entry.name)
-    validation, times = _with_schedule(options, schedule, ledger, validation, make_any(runs_tasks=True), end)
+    validation, times = _with_schedule(schedule, ledger, validation, make_any(runs_tasks=True), end)
     discrepancy = None if ledger.is_replayed else examine(validation, meter, end)
     executable = validation.winner
     if not isinstance(executable, Executable | CudaExecutable):
@@ -127,14 +126,12 @@ def _fresh_times(run: Run, validation: Validation, end: Deadline) -> RunTimes | 
 
 
 def _with_schedule(
-    options: Options, schedule: str, ledger: Ledger, validation: Validation, make_tasks: Make, end: Deadline
+    schedule: str, ledger: Ledger, validation: Validation, make_tasks: Make, end: Deadline
 ) -> tuple[Validation, ScheduleTimes | None]:
     """Return the validation with the chosen schedule, and the times of both schedules if they were compared."""
     times = None
     if schedule == "fastest":
-        # On a GPU the kernels may have other numbers of warps, which changes the order of summation.
-        allowed = 2 * max(ROUNDING, validation.won.max_error or 0.0) if options.is_cuda else 0.0
-        validation, times = with_fastest_schedule(validation, ledger.meter, make_tasks, end, allowed)
+        validation, times = with_fastest_schedule(validation, ledger.meter, make_tasks, end)
         schedule = "tasks" if times is not None and times.runs_tasks else "joins"
     ledger.record_choice("schedule", schedule)
     return validation, times

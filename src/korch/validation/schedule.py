@@ -10,7 +10,6 @@ import numpy as np
 
 from korch.errors import CompileError, InvalidGraphError, UnsupportedError
 from korch.measure.meter import AnyMeter
-from korch.numerics import difference
 from korch.primitive.op import Array
 from korch.runtime.report import ScheduleTimes
 from korch.system.deadline import Deadline
@@ -30,7 +29,7 @@ PAIR_S = 1.4e-4
 
 
 def with_fastest_schedule(
-    validation: Validation, meter: AnyMeter, make_tasks: Make, deadline: Deadline, allowed: float = 0.0
+    validation: Validation, meter: AnyMeter, make_tasks: Make, deadline: Deadline
 ) -> tuple[Validation, ScheduleTimes | None]:
     """Build the kernels of the winning plan as tasks, compare the results, and time both plans interleaved.
 
@@ -39,7 +38,6 @@ def with_fastest_schedule(
         meter: the meter that has compiled the kernels.
         make_tasks: builds an executable that runs tasks.
         deadline: when to end.
-        allowed: the allowed difference of an output, relative to its largest element; 0 if all bits must be equal.
 
     Returns:
         The validation with the faster plan, and the times. There are no times (None) if the plan has large
@@ -56,7 +54,7 @@ def with_fastest_schedule(
         executable = make_tasks(steps_of(won.entry, meter))
         if executable.plan.waiting is not None and not executable.plan.waiting.runs_tasks:
             return validation, None
-        _require_same(validation.winner(*validation.arrays), executable(*validation.arrays), allowed)
+        _require_same(validation.winner(*validation.arrays), executable(*validation.arrays))
     except (CompileError, InvalidGraphError, UnsupportedError) as error:
         logger.warning("plan %s does not run as tasks: %s", won.entry.name, error)
         return validation, None
@@ -67,14 +65,14 @@ def with_fastest_schedule(
     return (replace(validation, winner=executable, won=tasks) if is_faster else validation), times
 
 
-def _require_same(expected: Sequence[Array], found: Sequence[Array], allowed: float) -> None:
+def _require_same(expected: Sequence[Array], found: Sequence[Array]) -> None:
     """Raise an error if two executables have different results.
 
     Raises:
-        InvalidGraphError: an output differs in a bit, or by more than is allowed.
+        InvalidGraphError: an output differs in a bit.
     """
     for i, (a, b) in enumerate(zip(expected, found, strict=True)):
-        if _bits(a) != _bits(b) and not (allowed and difference(b, a).of_largest <= allowed):
+        if _bits(a) != _bits(b):
             raise InvalidGraphError("tasks and joins give different results", where=f"output {i}")
 
 

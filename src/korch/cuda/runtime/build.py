@@ -14,7 +14,6 @@ from korch.cuda.engine import build_engine, maker
 from korch.cuda.kernel import CudaKernel, Network, TorchCall, aligned
 from korch.cuda.measure.meter import failure_of
 from korch.cuda.network import with_constants
-from korch.cuda.runtime.persistent import with_persistent
 from korch.cuda.runtime.record import BufferRecord, CudaProgram, LaunchRecord, StepProgram
 from korch.cuda.target import CudaTarget
 from korch.errors import CompileError
@@ -32,7 +31,6 @@ def build_cuda(
     target: CudaTarget,
     compiler: CubinCompiler,
     origin: Origin = UNKNOWN,
-    parts: int = 0,
 ) -> CudaProgram:
     """Build a plan.
 
@@ -42,8 +40,6 @@ def build_cuda(
         target: the device that they are built for.
         compiler: compiles launches; its cache has those that were measured.
         origin: the origin of the plan.
-        parts: the most tasks into which a launch is cut for each program of a persistent kernel; 0 for no such
-            kernels.
 
     Raises:
         CompileError: a kernel does not compile.
@@ -63,7 +59,7 @@ def build_cuda(
         for step, slots in zip(steps, bound.slots, strict=True)
     )
     plan = plan_record(graph, steps, bound, weights, origin)
-    program = CudaProgram(
+    return CudaProgram(
         plan=replace(plan, target=plain(target) | {"cpu": target.name, "isa": target.isa}),
         arch=target.arch,
         allow_tf32=target.allow_tf32,
@@ -80,7 +76,6 @@ def build_cuda(
         engine_maker=maker(target.name, target.arch) if engines else "",
         sources={part.symbol: part.source for step in steps for part in step.kernel.steps},
     )
-    return with_persistent(program, steps, target, compiler, parts) if parts else program
 
 
 def _program(

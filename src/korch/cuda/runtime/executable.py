@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import IO, Any, Self
 
 import numpy as np
@@ -24,7 +24,7 @@ from korch.cuda.measure.device import require_torch
 from korch.cuda.module import load_call
 from korch.cuda.runtime.memory import StepMemory, bytes_of
 from korch.cuda.runtime.recompile import cubins_for
-from korch.cuda.runtime.record import CudaProgram, PersistentRecord, StepProgram, archive_of, read_program
+from korch.cuda.runtime.record import CudaProgram, StepProgram, archive_of, read_program
 from korch.cuda.runtime.schedule import STREAMS, Turn, schedule
 from korch.errors import InputError
 from korch.primitive.types import DType
@@ -102,8 +102,6 @@ class CudaExecutable(PlanExecutable):
         self._turns: tuple[Turn, ...] = (
             schedule(program.steps) if program.is_parallel else tuple(Turn(0, ()) for _ in program.steps)
         )
-        records = self._resident(torch.cuda.get_device_properties(0).multi_processor_count)
-        self._persistent = persistent_by_step(torch, records, sizes, "cuda")
         self._own = self._bind(self._allocate("inputs"), self._allocate("outputs"))
         self._done = torch.cuda.Event()
 
@@ -202,22 +200,6 @@ class CudaExecutable(PlanExecutable):
         """
         return cls(read_program(path))
 
-    def _resident(self, processors: int) -> tuple[PersistentRecord, ...]:
-        """Return the persistent kernels; none if one would hang because its programs can't all be resident at once."""
-        for record in self._program.persistent:
-            most = processors * self._functions[record.launch.symbol].resident()
-            if record.launch.programs > most:
-                logger.warning(
-                    "steps %d to %d are launched one by one: their persistent kernel has %d programs, and this device "
-                    "runs %d of them at the same time",
-                    record.first,
-                    record.end - 1,
-                    record.launch.programs,
-                    most,
-                )
-                return ()
-        return self._program.persistent
-
     # Memory
 
     def _allocate(self, side: str) -> list[Any]:
@@ -268,11 +250,6 @@ class CudaExecutable(PlanExecutable):
             with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
                 results = self._issue(streams, inputs, outputs)
             torch._C._cuda_clearCublasWorkspaces()
-            for persistent in (
-                self._persistent[record.first] for record in self._program.persistent if self._persistent
-            ):
-                persistent.table.copy_(torch.tensor(persistent.addresses))  # some are from the capture
-                results.append(persistent.table)
             torch.cuda.synchronize()
         kept = (
             self._functions,
@@ -314,12 +291,9 @@ class CudaExecutable(PlanExecutable):
                 else:
                     memory.forget(step.buffers[step.inputs :])
                 pointers = [[memory.address(step.buffers[i]) for i in la.arguments] for la in step.launches]
-                if number in self._persistent:
-                    self._issue_persistent(number, pointers, stream.cuda_stream)
-                else:
-                    for launch, own, kept in zip(step.launches, pointers, self._descriptors[number], strict=True):
-                        function = self._functions[launch.symbol]
-                        function.launch(launch.programs, own, stream.cuda_stream, kept.data_ptr())
+                for launch, own, kept in zip(step.launches, pointers, self._descriptors[number], strict=True):
+                    function = self._functions[launch.symbol]
+                    function.launch(launch.programs, own, stream.cuda_stream, kept.data_ptr())
             if number in wanted:
                 events[number] = stream.record_event()
         for stream in joined - {main}:
@@ -328,63 +302,6 @@ class CudaExecutable(PlanExecutable):
             for output, place in self._program.copies:
                 bytes_of(torch, outputs[output]).copy_(memory.flat(place))
         return memory.kept
-
-    def _issue_persistent(self, number: int, pointers: Sequence[Sequence[int]], stream: int) -> None:
-        """Collect the addresses of a step's launches; at the last step, launch the persistent kernel.
-
-        In a capture, the kernel uses the table of addresses of the previous run, which is overwritten after the
-        capture: memory for a new table, allocated in the capture, might be memory that the graph uses otherwise.
-        """
-        torch, persistent = self._torch, self._persistent[number]
-        record, launch = persistent.record, persistent.record.launch
-        if number == record.first:
-            persistent.addresses = []
-        persistent.addresses += [address for own in pointers for address in own]
-        if number < record.end - 1:
-            return
-        if not torch.cuda.is_current_stream_capturing():
-            persistent.table = torch.tensor(persistent.addresses, device=self._arena.device)
-        arguments = [tensor.data_ptr() for tensor in (self._tables[record.table], persistent.table, persistent.state)]
-        function, kept = self._functions[launch.symbol], persistent.descriptors.data_ptr()
-        function.launch(launch.programs, arguments, stream, kept, is_cooperative=True)
-
-
-@dataclass(eq=False)
-class _Persistent:
-    """A persistent kernel.
-
-    Attributes:
-        record: the record with its steps.
-        state: the counters of its runs and events.
-        descriptors: memory for tensor descriptors.
-        addresses: the addresses of the buffers of the launches that were issued so far.
-        table: the addresses on the device, for the run that was bound last.
-    """
-
-    record: PersistentRecord
-    state: Any
-    descriptors: Any
-    addresses: list[int] = field(default_factory=list)
-    table: Any = None
-
-
-def persistent_by_step(
-    torch: Any, records: Sequence[PersistentRecord], sizes: Mapping[str, int], device: str
-) -> dict[int, _Persistent]:
-    """Return the persistent kernel of each step that runs in one.
-
-    Args:
-        torch: the module.
-        records: the persistent kernels.
-        sizes: bytes for the tensor descriptors of each function.
-        device: the device of their memory.
-    """
-    found: dict[int, _Persistent] = {}
-    for record in records:
-        state = torch.zeros(record.launch.programs + record.events, dtype=torch.int32, device=device)
-        own = _Persistent(record, state, torch.empty(sizes[record.launch.symbol], dtype=torch.uint8, device=device))
-        found |= dict.fromkeys(range(record.first, record.end), own)
-    return found
 
 
 def open_engines(program: CudaProgram, arch: int, torch: Any) -> dict[int, TensorRtEngine]:

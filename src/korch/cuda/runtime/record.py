@@ -110,25 +110,6 @@ class StepProgram:
     known: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PersistentRecord:
-    """Steps that run as one persistent kernel.
-
-    Attributes:
-        first: the first step.
-        end: the step after the last.
-        launch: the kernel; its buffers are the tables of `korch.cuda.persistent`.
-        table: the index of its task table among the program's tables.
-        events: the number of event counters.
-    """
-
-    first: int
-    end: int
-    launch: LaunchRecord
-    table: int
-    events: int
-
-
 @dataclass(frozen=True)
 class CudaProgram:
     """Everything that an executable needs.
@@ -146,7 +127,6 @@ class CudaProgram:
         engines: the TensorRT engines by symbol.
         engine_maker: what built the engines: the version of TensorRT and the device; "" if there are none.
         is_parallel: whether independent kernels run on branches of the graph.
-        persistent: the steps that run as persistent kernels, in order.
         report: how the plan was found.
     """
 
@@ -162,14 +142,12 @@ class CudaProgram:
     engines: Mapping[str, bytes] = field(default_factory=dict)
     engine_maker: str = ""
     is_parallel: bool = False
-    persistent: tuple[PersistentRecord, ...] = ()
     report: Report = field(default_factory=Report)
 
     @property
     def launches(self) -> dict[str, LaunchRecord]:
         """The launches by symbol."""
-        every = [launch for step in self.steps for launch in step.launches]
-        return {launch.symbol: launch for launch in (*every, *(record.launch for record in self.persistent))}
+        return {launch.symbol: launch for step in self.steps for launch in step.launches}
 
 
 def archive_of(program: CudaProgram) -> Archive:
@@ -180,7 +158,6 @@ def archive_of(program: CudaProgram) -> Archive:
         "is_parallel": program.is_parallel,
         "engine_maker": program.engine_maker,
         "steps": [asdict(step) for step in program.steps],
-        "persistent": [asdict(record) for record in program.persistent],
         "copies": [[output, asdict(place)] for output, place in program.copies],
         "tables": program.tables,
     }
@@ -208,7 +185,6 @@ def read_program(path: str | os.PathLike[str] | IO[bytes]) -> CudaProgram:
             allow_tf32=bool(data["allow_tf32"]),
             is_parallel=bool(data["is_parallel"]),
             steps=tuple(map(_step, data["steps"])),
-            persistent=tuple(PersistentRecord(**{**r, "launch": _launch(r["launch"])}) for r in data["persistent"]),
             copies=tuple((int(output), _place(place)) for output, place in data["copies"]),
             tables=tuple(tuple(map(int, table)) for table in data["tables"]),
             weights=read_weights(archive),

@@ -36,7 +36,6 @@ from korch.tile.ir.program import (
 )
 from korch.tile.triton.descriptor import described_block
 from korch.tile.triton.launch import LaunchOptions, PrintedProgram, StageLaunch
-from korch.tile.triton.program_order import ProgramOrder
 from korch.tile.triton.text import COLUMNS, REDUCE, ROWS, STORED, Coordinate, axes_of, converted, literal, power_of_two
 
 SMALLEST = 16
@@ -139,9 +138,8 @@ class BlockStage(StageLaunch):
         self.text.known, self.options = {}, options
         self.widen()
         self.steps(self.stage.steps, self.place())
-        order = ProgramOrder(self.stage, tuple(axis.name for axis in self.stage.grid), band=self.band)
         programs = options.programs(self.stage.tasks, self.processors)
-        self.finish(self.stage.tasks, options.warps, order, programs)
+        self.finish(self.stage.tasks, options.warps, programs)
 
     def place(self) -> dict[str, Coordinate]:
         """Write the task of a program; return the Triton text of the grid's axes."""

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from korch.primitive.types import DType
 from korch.tile.ir.program import Buffer, Load, Pass, Stage, TileProgram
-from korch.tile.triton.program_order import ProgramOrder
 from korch.tile.triton.text import Text
 
 
@@ -50,7 +49,6 @@ class PrintedLaunches:
         grid: the number of tasks.
         programs: the number of programs launched; each runs one task, or several if there are fewer programs.
         warps: the warps per program.
-        order: which grid points each task computes; None if a task may touch all that the kernel touches.
     """
 
     source: str
@@ -58,7 +56,6 @@ class PrintedLaunches:
     grid: int
     programs: int
     warps: int
-    order: ProgramOrder | None = None
 
 
 @dataclass
@@ -79,9 +76,7 @@ class PrintedProgram:
     tables: dict[str, tuple[int, ...]] = field(default_factory=dict)
     descriptors: int = 0
 
-    def add(
-        self, text: Text, comment: str, grid: int, warps: int, order: ProgramOrder | None, programs: int | None = None
-    ) -> None:
+    def add(self, text: Text, comment: str, grid: int, warps: int, programs: int | None = None) -> None:
         """Add the launch of a text; launches share equal tables.
 
         Args:
@@ -89,7 +84,6 @@ class PrintedProgram:
             comment: the comment at the head of the function.
             grid: the number of tasks.
             warps: the warps per program.
-            order: which grid points each task computes; None if it is not known.
             programs: the number of programs to launch; by default one for each task.
         """
         programs = grid if programs is None else programs
@@ -110,7 +104,7 @@ class PrintedProgram:
             f"@triton.jit\ndef NAME({parameters}):\n{run}"
         )
         buffers = tuple(renamed.get(name, name) for name in text.arguments)
-        self.launches.append(PrintedLaunches(source, buffers, grid, programs, warps, order))
+        self.launches.append(PrintedLaunches(source, buffers, grid, programs, warps))
 
 
 MANY_NUMBERS = 12
@@ -150,9 +144,9 @@ class StageLaunch:
         """Return a buffer of the program."""
         return self.program.buffer(name)
 
-    def finish(self, grid: int, warps: int, order: ProgramOrder | None = None, programs: int | None = None) -> None:
+    def finish(self, grid: int, warps: int, programs: int | None = None) -> None:
         """Add the launch whose text has been written, and begin a new text."""
-        self.found.add(self.text, self.comment, grid, warps, order, programs)
+        self.found.add(self.text, self.comment, grid, warps, programs)
         self.text = Text()
 
     def widen(self) -> None:

@@ -27,7 +27,6 @@ from korch.tile.triton.launch import (
     numbers_of,
     warps_for,
 )
-from korch.tile.triton.program_order import ProgramOrder
 from korch.tile.triton.rows import RowStage, SplitStage
 from korch.tile.triton.text import COLUMNS, Coordinate, power_of_two
 
@@ -104,14 +103,12 @@ class _FreeStage(StageLaunch):
         self.widen()
         at: dict[str, Coordinate] = {}
         masks: dict[int, str] = {}
-        flat = replace(self.stage, grid=pass_.axes, steps=(replace(pass_, axes=()),))
         if rows is None:
             total = math.prod(axis.extent for axis in pass_.axes)
             wide = 1024 if total >= 1024 * 4 * self.processors else 256
             wide = wide if numbers_of(pass_) <= MANY_NUMBERS else MANY_WIDE
             columns = min(wide, power_of_two(total))
             grid, shape = -(-total // columns), [1, columns]
-            order = ProgramOrder(flat, tuple(a.name for a in pass_.axes), run=columns)
             text.line(f"c = pid * {columns} + tl.arange(0, {columns})[None, :]")
             at |= text.split("c", [(a.name, a.extent) for a in pass_.axes], COLUMNS)
             if total % columns:
@@ -123,8 +120,6 @@ class _FreeStage(StageLaunch):
             height, width = min(64, power_of_two(rows.extent)), min(64, power_of_two(column.extent))
             down, across = -(-rows.extent // height), -(-column.extent // width)
             grid, shape = down * across * math.prod(a.extent for a in others), [height, width]
-            names = tuple(a.name for a in (*others, rows, column))
-            order = ProgramOrder(flat, names, {rows.name: height, column.name: width})
             at |= text.split(
                 "pid", [*((a.name, a.extent) for a in others), ("down", down), ("across", across)], frozenset()
             )
@@ -142,7 +137,7 @@ class _FreeStage(StageLaunch):
         for sink in pass_.sinks:
             dtype = self.buffer(sink.buffer).dtype
             text.store(sink, dtype, values[sink.value], at, masks, str(shape))
-        self.finish(grid, warps_for(math.prod(shape), numbers_of(pass_)), order)
+        self.finish(grid, warps_for(math.prod(shape), numbers_of(pass_)))
 
     def _turned(self, pass_: Pass) -> Axis | None:
         """Return the axis along which the largest load is contiguous, if that is not the vector axis; else None."""

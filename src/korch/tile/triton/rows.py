@@ -11,7 +11,6 @@ from korch.tile.ir.identity import identity
 from korch.tile.ir.index import Expr, add, scale, var
 from korch.tile.ir.program import Accumulate, Axis, Level, Load, Pass, written_by
 from korch.tile.triton.launch import MANY_NUMBERS, StageLaunch, numbers_of, warps_for
-from korch.tile.triton.program_order import ProgramOrder
 from korch.tile.triton.text import COLUMNS, COMPUTE, REDUCE, ROWS, STORED, Coordinate, literal, power_of_two
 
 MOST_SERIAL = 128
@@ -82,8 +81,7 @@ class RowStage(StageLaunch):
             if any(name not in row.values for name in written):
                 text.line("tl.debug_barrier()")
                 row.memo.clear()
-        order = ProgramOrder(stage, tuple(a.name for a in self.grid()), run=rows)
-        self.finish(-(-tasks // rows), warps_for(rows * max(columns), max(map(numbers_of, passes))), order)
+        self.finish(-(-tasks // rows), warps_for(rows * max(columns), max(map(numbers_of, passes))))
 
     def grid(self) -> list[Axis]:
         """Return the grid's axes, with the one along which most reads are contiguous last."""
