@@ -75,12 +75,6 @@ class SearchLimits:
 
         kept_bytes: size of the constants computed by rules that stay in memory.
 
-        superopt_primitives: most primitives in a group of the superoptimizer.
-        superopt_cuts: number of cuts of each block graph that are estimated.
-        superopt_worth: programs with more than this many times the least estimate are not verified.
-        superopt_graphs: block graphs of a group that are verified.
-        superopt_programs: programs of a group that are offered.
-
         free_measurements: number of candidates that may be measured in a small model,
             whatever `max_measured` says.
         round_candidates: candidates measured in one round in addition to those of the plan.
@@ -116,12 +110,6 @@ class SearchLimits:
     form_slack: float = 1.5
 
     kept_bytes: int = 256 << 20
-
-    superopt_primitives: int = 30
-    superopt_cuts: int = 2
-    superopt_worth: float = 1.3
-    superopt_graphs: int = 8
-    superopt_programs: int = 4
 
     free_measurements: int = 300
     round_candidates: int = 48

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.compiler import Builder
 from korch.primitive.ops.linear import ConvAttributes
 from korch.provider.generated import GeneratedProvider
+from korch.superopt.find import DEFAULT_EFFORT, Effort
 from korch.superopt.groups import superopt_groups
 from korch.superopt.provider import SuperoptProvider
 from korch.superopt.sizes import CacheMachine
@@ -38,8 +38,8 @@ def target() -> Target:
     return detect_target(2, "gcc")
 
 
-def provider_for(target: Target, limits: SearchLimits = DEFAULT_LIMITS) -> SuperoptProvider:
-    return SuperoptProvider(Kept(), CacheMachine(target.lanes, 2, target.l2_bytes), limits)
+def provider_for(target: Target, effort: Effort = DEFAULT_EFFORT) -> SuperoptProvider:
+    return SuperoptProvider(Kept(), CacheMachine(target.lanes, 2, target.l2_bytes), effort)
 
 
 def offers_of(provider: SuperoptProvider, group: Group, target: Target) -> list[Offer]:
@@ -72,10 +72,10 @@ def test_kernels_of_found_programs(target, tmp_path):
 @pytest.mark.parametrize("lanes", [8, 16])
 def test_packed_columns_of_a_task_are_whole_panels(target, lanes):
     """All cuts are printed, also those whose columns are no multiple of a panel: these read what is not packed."""
-    limits = SearchLimits(superopt_programs=40, superopt_graphs=1, superopt_cuts=40, superopt_worth=1e9)
+    effort = Effort(cuts=40, worth=1e9, graphs=1, programs=40)
     group = replace(group_of(blocks.lora(8, 64, 1056, 8)), constant_inputs=frozenset((1, 2, 3)))
     other = replace(target, lanes=lanes)
-    provider = provider_for(other, limits)
+    provider = provider_for(other, effort)
     for offer in offers_of(provider, group, other):
         assert not isinstance(provider.build(group, offer, other), Refusal)
     found = provider.find(group).programs
@@ -108,19 +108,18 @@ def test_what_the_provider_leaves_to_others(target):
 
 def test_groups_of_convolutions_and_pads():
     """A depthwise convolution begins a group; a pad with a normalization is one, what is computed before is not."""
-    limits = SearchLimits()
     graph = blocks.depthwise_pointwise()
-    (group,) = {group.key: group for group in superopt_groups(graph, limits)}.values()
+    (group,) = {group.key: group for group in superopt_groups(graph)}.values()
     assert len(group.primitives) == len(graph.primitives)
     graph = blocks.instance_norm_pad()
-    assert max(len(group.primitives) for group in superopt_groups(graph, limits)) == len(graph.primitives)
+    assert max(len(group.primitives) for group in superopt_groups(graph)) == len(graph.primitives)
     b = blocks.Block()
     x = b.add("exp", (b.tensor("x", 1, 4, 5, 5),))
     ones = ConvAttributes((1, 1), (1, 1), (1, 1), (1, 1), 4)
     y = b.add("conv", (x, b.tensor("w", 4, 1, 3, 3)), ones)
     y = b.add("exp", (y,))
     y = b.add("conv", (y, b.tensor("v", 4, 4, 1, 1)), ConvAttributes((1, 1), (0, 0), (0, 0), (1, 1)))
-    (group,) = superopt_groups(b.result(y), limits)
+    (group,) = superopt_groups(b.result(y))
     assert [primitive.op for primitive in group.body.primitives] == ["conv", "exp", "conv"]
 
 
@@ -128,7 +127,7 @@ def test_groups():
     """A group has a product and what normalizes it, two products or two reductions; copies share a reduction."""
     for name, make in blocks.BLOCKS.items():
         graph = make()
-        found = {len(group.primitives) for group in superopt_groups(graph, SearchLimits())}
-        fewer = superopt_groups(graph, SearchLimits(superopt_primitives=max(found) - 1))
+        found = {len(group.primitives) for group in superopt_groups(graph)}
+        fewer = superopt_groups(graph, max(found) - 1)
         assert {len(group.primitives) for group in fewer} < found
         assert max(found) == len(graph.primitives), name

@@ -17,7 +17,6 @@ from functools import cached_property
 
 from korch.candidate.candidate import Group
 from korch.errors import InvalidGraphError
-from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.records import plain, read_record
 from korch.superopt.axes import Named, NotNamedError, axis_of, named, resized
 from korch.superopt.emit import NotEmittedError, emit, vectors_of_panels
@@ -35,6 +34,26 @@ from korch.tile.ir.text import format_program
 GROUP_SECONDS = 12.0  # time of the search for one group
 
 LATE = "no time is left for the superoptimizer"
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """What the search verifies and offers for a group.
+
+    Attributes:
+        cuts: the most cuts of each block graph that are emitted.
+        worth: programs with more than this many times the least estimate are not verified.
+        graphs: the most block graphs that are verified.
+        programs: the most programs that are offered.
+    """
+
+    cuts: int = 2
+    worth: float = 1.3
+    graphs: int = 8
+    programs: int = 4
+
+
+DEFAULT_EFFORT = Effort()
 
 
 @dataclass(frozen=True)
@@ -106,19 +125,19 @@ def read_finding(text: str) -> Finding | None:
 
 
 def timed_search(
-    group: Group, machine: CacheMachine, deadline: Deadline, limits: SearchLimits = DEFAULT_LIMITS
+    group: Group, machine: CacheMachine, deadline: Deadline, effort: Effort = DEFAULT_EFFORT
 ) -> tuple[Finding, bool]:
     """Search for a group until a deadline; return the finding, and whether more time would not change it."""
     left_s, most_s = deadline.left_s, GROUP_SECONDS
     seconds = most_s if left_s is None else min(most_s, left_s)
     if seconds <= 0:
         return Finding(reason=LATE), False
-    finding = search(group, machine, seconds, limits)
+    finding = search(group, machine, seconds, effort)
     return finding, finding.is_complete or seconds == most_s
 
 
 def search(
-    group: Group, machine: CacheMachine, seconds: float | None = None, limits: SearchLimits = DEFAULT_LIMITS
+    group: Group, machine: CacheMachine, seconds: float | None = None, effort: Effort = DEFAULT_EFFORT
 ) -> Finding:
     """Return verified programs of a group; none if it is no computation over named axes.
 
@@ -126,7 +145,7 @@ def search(
         group: the group.
         machine: the machine that sizes are chosen for.
         seconds: the longest time; that of the limits if None.
-        limits: how many block graphs and programs.
+        effort: how many block graphs and programs.
     """
     begin = time.monotonic()
     seconds = GROUP_SECONDS if seconds is None else seconds
@@ -137,7 +156,7 @@ def search(
     ways = expressions(computation)
     rules = Rules(tile_elements=machine.cache_bytes // 4, seconds=seconds / 2)
     found = block_graphs(computation, ways, rules)
-    return _Selection(group, machine, limits, computation, ways, found, begin, begin + seconds).run()
+    return _Selection(group, machine, effort, computation, ways, found, begin, begin + seconds).run()
 
 
 @dataclass
@@ -146,7 +165,7 @@ class _Selection:
 
     group: Group
     machine: CacheMachine
-    limits: SearchLimits
+    effort: Effort
     computation: Named
     ways: Expressions
     found: GraphSearch
@@ -156,17 +175,17 @@ class _Selection:
     def run(self) -> Finding:
         ranked: list[tuple[SizedCut, BlockGraph]] = []
         for graph in self.found.found:
-            best = cuts(self.computation, self.ways, graph, self.machine)[: self.limits.superopt_cuts]
+            best = cuts(self.computation, self.ways, graph, self.machine)[: self.effort.cuts]
             ranked += [(cut, graph) for cut in best]
         ranked.sort(key=lambda pair: pair[0].estimate_ns)
-        most_ns = self.limits.superopt_worth * ranked[0][0].estimate_ns if ranked else 0.0
+        most_ns = self.effort.worth * ranked[0][0].estimate_ns if ranked else 0.0
         ranked = [pair for pair in ranked if pair[0].estimate_ns <= most_ns]
         programs: list[FoundProgram] = []
         verdicts: dict[int, str] = {}
         refused: dict[str, int] = {}
         for cut, graph in ranked:
-            is_over = time.monotonic() > self.end or len(programs) >= self.limits.superopt_programs
-            if is_over or (id(graph) not in verdicts and len(verdicts) >= self.limits.superopt_graphs):
+            is_over = time.monotonic() > self.end or len(programs) >= self.effort.programs
+            if is_over or (id(graph) not in verdicts and len(verdicts) >= self.effort.graphs):
                 continue
             if id(graph) not in verdicts:
                 verdicts[id(graph)] = self._refusal(graph)

@@ -11,26 +11,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from korch.candidate.candidate import Group, make_group
-from korch.limits import SearchLimits
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.op import Category
 from korch.primitive.ops.layout import PadAttributes, ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType
 
-PRODUCTS = 3  # most products in a group
+PRODUCTS, PRIMITIVES = 3, 30  # most products, and most primitives, in a group
 
 INSIDE = (Category.ELEMENTWISE, Category.BROADCAST, Category.REDUCE)
 
 
-def superopt_groups(graph: PrimitiveGraph, limits: SearchLimits) -> Iterator[Group]:
-    """Yield the groups of a graph within the limits."""
+def superopt_groups(graph: PrimitiveGraph, primitives: int = PRIMITIVES) -> Iterator[Group]:
+    """Yield the groups of a graph that have at most `primitives` primitives."""
     known: set[tuple[int, ...]] = set()
     for p, primitive in enumerate(graph.primitives):
         if not _is_end(graph, primitive) or not _fits(graph, primitive):
             continue
         for copies in (False, True):
-            found = _cone(graph, p, copies, limits)
+            found = _cone(graph, p, copies, primitives)
             if found and found not in known:
                 known.add(found)
                 yield make_group(graph, found, (primitive.output,))
@@ -77,7 +76,7 @@ def _is_pointwise(graph: PrimitiveGraph, primitive: Primitive) -> bool:
     return attributes.groups == 1 and set(kernel) == {1} and not any((*attributes.pads_begin, *attributes.pads_end))
 
 
-def _cone(graph: PrimitiveGraph, end: int, copies: bool, limits: SearchLimits) -> tuple[int, ...] | None:
+def _cone(graph: PrimitiveGraph, end: int, copies: bool, primitives: int) -> tuple[int, ...] | None:
     """Return the primitives of the group that ends with one; None if the group is too large or too small."""
     chosen: dict[int, int] = {graph.primitives[end].output: end}
     waiting = [] if _is_window(graph, graph.primitives[end]) else [*graph.primitives[end].inputs]
@@ -95,7 +94,7 @@ def _cone(graph: PrimitiveGraph, end: int, copies: bool, limits: SearchLimits) -
     rows = [graph.primitives[p] for p in found]
     products = sum(row.row.category is Category.LINEAR for row in rows)
     reductions = sum(row.row.category is Category.REDUCE for row in rows)
-    is_small = products <= PRODUCTS and len(found) <= limits.superopt_primitives
+    is_small = products <= PRODUCTS and len(found) <= primitives
     is_rich = products >= 2 or reductions >= (1 if products else 2)
     is_convex = not _reads_itself(graph, found, chosen)
     return found if is_small and is_rich and is_convex else None

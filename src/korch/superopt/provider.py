@@ -8,14 +8,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import fields
+from dataclasses import asdict
 from functools import partial
 from typing import Protocol
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.candidate.shape import Compose
-from korch.limits import DEFAULT_LIMITS, SearchLimits
 from korch.measure.cpu import CpuMeter
 from korch.measure.meter import AnyMeter
 from korch.options import Options
@@ -28,7 +27,16 @@ from korch.report.units import time_text
 from korch.search.ledger import Ledger
 from korch.segments.block import Partition
 from korch.superopt.choose import ranked
-from korch.superopt.find import LATE, Finding, FoundProgram, finding_text, read_finding, timed_search
+from korch.superopt.find import (
+    DEFAULT_EFFORT,
+    LATE,
+    Effort,
+    Finding,
+    FoundProgram,
+    finding_text,
+    read_finding,
+    timed_search,
+)
 from korch.superopt.groups import superopt_groups
 from korch.superopt.picture import picture
 from korch.superopt.sizes import CacheMachine
@@ -57,11 +65,10 @@ class SuperoptProvider:
     name = "superopt"
     version = content_version("superopt")
 
-    def __init__(self, facts: Facts, machine: CacheMachine, limits: SearchLimits = DEFAULT_LIMITS) -> None:
-        """Store results in `facts`, under the version and the limits that differ from the defaults."""
-        self.facts, self.machine, self.limits = facts, machine, limits
-        own = {f.name: value for f in fields(limits) if (value := getattr(limits, f.name)) != f.default}
-        self.other = "".join(f" {name}={value}" for name, value in own.items() if name.startswith("superopt"))
+    def __init__(self, facts: Facts, machine: CacheMachine, effort: Effort = DEFAULT_EFFORT) -> None:
+        """Store results in `facts`, under the version and an effort that differs from the default."""
+        self.facts, self.machine, self.effort = facts, machine, effort
+        self.other = "" if effort == DEFAULT_EFFORT else f" {asdict(effort)}"
         self.known: dict[str, Finding] = {}
 
     @property
@@ -70,7 +77,7 @@ class SuperoptProvider:
         return (self._groups,)
 
     def _groups(self, graph: PrimitiveGraph, groups: Sequence[Group]) -> Iterator[Group]:
-        return (group for group in superopt_groups(graph, self.limits) if self.find(group).programs)
+        return (group for group in superopt_groups(graph) if self.find(group).programs)
 
     def find(self, group: Group) -> Finding:
         """Return what was found for a group."""
@@ -94,7 +101,7 @@ class SuperoptProvider:
         kept = self.facts.fact(name)
         if kept is not None and read_finding(kept) is not None:
             return kept
-        finding, is_lasting = timed_search(group, self.machine, deadline, self.limits)
+        finding, is_lasting = timed_search(group, self.machine, deadline, self.effort)
         text = finding_text(finding)
         if is_lasting:
             self.facts.put_fact(name, text)
@@ -189,12 +196,12 @@ def add_superopt(
     seconds = options.superopt_s
     if not isinstance(meter, CpuMeter) or seconds == 0 or not options.measure or options.strict:
         return ""
-    target, limits = meter.target, options.search
+    target = meter.target
     machine = CacheMachine(target.lanes, target.threads, target.l2_bytes)
-    provider = SuperoptProvider(meter.database, machine, limits)
+    provider = SuperoptProvider(meter.database, machine)
     if seconds is None and not provider.has_results(ledger.fact):
         return ""
-    groups = ((g, len(block.instances)) for block in partition.blocks for g in superopt_groups(block.graph, limits))
+    groups = ((g, len(block.instances)) for block in partition.blocks for g in superopt_groups(block.graph))
     end = deadline.until(time.monotonic() + (seconds or 0.0))
     provider.search(ranked(groups, machine, work_flop), ledger.answer, end)
     if seconds is None:
