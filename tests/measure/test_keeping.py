@@ -59,7 +59,7 @@ def test_a_calibration_that_was_measured_in_another_way_is_not_taken(meter):
 def test_a_calibration_that_a_budget_shortens_is_not_kept(tmp_path, monkeypatch, budget_s, seconds, is_kept):
     """Also not for a model with large weights, which has records of its own."""
     monkeypatch.setattr("korch.measure.cpu.calibrate", lambda timer, target, end: RATES)
-    monkeypatch.setattr("korch.measure.cpu.CALIBRATION_S", seconds)
+    monkeypatch.setattr("korch.measure.cpu.CALIBRATION_LIMIT_S", seconds)
     with CpuMeter(Options(cache_folder=tmp_path, budget_s=budget_s), (), weights_bytes=1 << 50) as made:
         assert made.calibration == RATES and made.reads_weights_from_memory
         assert (made.database.fact(FACT) is not None) == is_kept

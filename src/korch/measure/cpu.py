@@ -55,7 +55,7 @@ BYTES_TOGETHER = 4
 """The most products of bytes that vector units accumulate in the time of one float32 multiply-add."""
 
 
-CALIBRATION_S = 5.0
+CALIBRATION_LIMIT_S = 5.0
 """The seconds after which a search with a budget only completes the calibration: a busy machine needs much longer."""
 
 
@@ -305,7 +305,7 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
                 logger.warning("the stored calibration is damaged; the machine is measured again")
         if known is None:
             budget_s = self.options.budget_s
-            end = Deadline() if budget_s is None else Deadline.after(CALIBRATION_S, time.monotonic())
+            end = Deadline() if budget_s is None else Deadline.after(CALIBRATION_LIMIT_S, time.monotonic())
             known = calibrate(self._timer, self.target, end)
             self._keeps_calibration = not end.is_over
         if self._keeps_calibration:
