@@ -15,6 +15,7 @@ from korch.measure.compiler import NATIVE_FOLDER
 from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS, find_compiler
 from korch.primitive.ops.layout import ReshapeAttributes, SliceAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import ReduceAttributes
+from korch.provider.cache_room import SHARES
 from korch.provider.gemm import GemmProvider
 from korch.provider.gemm.blocking import VectorBlocking, have_conflicts
 from korch.provider.provider import SPLIT
@@ -421,7 +422,7 @@ def test_threads_share_the_larger_operand_out(m, n, parts):
 @pytest.fixture(params=[True, False], ids=["kept as components", "split in each run"])
 def is_kept(request, monkeypatch):
     """Whether constant operands are kept as components; both are offered where components don't stay in the cache."""
-    monkeypatch.setattr("korch.provider.gemm.provider.KEPT_SHARE", 0.0)
+    monkeypatch.setitem(SHARES, "constant", 0.0)
     return request.param
 
 
@@ -466,7 +467,7 @@ def test_operands_are_packed_before_they_are_split(units, rng):
 
 
 def test_constant_operands_may_be_split_in_each_run(units, rng, monkeypatch):
-    monkeypatch.setattr("korch.provider.gemm.provider.KEPT_SHARE", 0.0)
+    monkeypatch.setitem(SHARES, "constant", 0.0)
     groups = [product(*shapes) for shapes in (((49, 33), (33, 70)), ((500, 40), (40, 64)))]
     checked = check_offers(SplitGemmProvider(), groups, *units, rng)
     kept = {(group.key, any(layout.is_split for layout in offer.inputs)) for group, offer, _ in checked}

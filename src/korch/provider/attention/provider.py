@@ -9,6 +9,7 @@ from korch.candidate.shape import around
 from korch.errors import InvalidGraphError
 from korch.provider.attention.groups import attention_groups
 from korch.provider.attention.match import match_group
+from korch.provider.cache_room import cache_room
 from korch.provider.content import content_version
 from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import Kernel
@@ -42,9 +43,6 @@ MOST_KEYS = 4096
 
 SPLIT_KEYS = (128, 512)
 """Keys of a task if there are few rows."""
-
-SCORES_SHARE = 0.5
-"""The part of the level-2 cache that the scores of a block may fill on matrix units."""
 
 MOST_BYTES = 64 << 20
 """The largest workspace of a thread, for packed keys and values."""
@@ -167,7 +165,7 @@ def split_blockings(schedule: Attentions, target: Target) -> Iterator[AttentionB
     pairs = _pairs(schedule.scores.group, schedule.found)
     if not all(map(target.sums_components, pairs)) or rows <= FEW_ROWS or keys > MOST_KEYS or not is_full:
         return
-    most = max(TOGETHER, int(SCORES_SHARE * target.l2_bytes) // (4 * keys))
+    most = max(TOGETHER, int(cache_room("operand", target)) // (4 * keys))
     seen = set()
     for least in (1, 2):
         block = ceil_div(rows, _chunks(schedule, target, ceil_div(rows, most) * least, TOGETHER))

@@ -6,12 +6,10 @@ import math
 from collections.abc import Iterator
 
 from korch.candidate.layout import Layout
+from korch.provider.cache_room import cache_room
 from korch.provider.conv.rows import lines_of_task
 from korch.schedule.depthwise import Depthwise, DepthwiseBlocking
 from korch.target import Target
-
-CACHE_SHARE = 0.25
-"""The part of the level-2 cache that a task's copy of its part of an image may fill."""
 
 PLACES = 8
 """The most pixels of a row that are in registers: that many independent multiplications hide their latency."""
@@ -28,7 +26,7 @@ def blockings(depthwise: Depthwise, source: Layout, target: Target) -> Iterator[
 
     def rows(tasks: int, channels: int) -> int:
         """Return the rows of a task, given the number of tasks without cutting rows, so that a copy fits the cache."""
-        fitting = int(CACHE_SHARE * target.l2_bytes) // (4 * area * channels * side.stride)
+        fitting = int(cache_room("image", target)) // (4 * area * channels * side.stride)
         return lines_of_task(side.out, side.out if is_read else fitting, tasks, threads)
 
     one = lanes if source.blocks else channels

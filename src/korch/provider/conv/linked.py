@@ -10,6 +10,7 @@ from dataclasses import replace
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout
 from korch.primitive.op import Category
+from korch.provider.cache_room import cache_room
 from korch.provider.conv.rows import lines_of_task
 from korch.provider.conv.tiles import pixels_cost, worth_it
 from korch.provider.conv.vectors import WINDOWS, OfferPlan, image_layouts, image_position, layouts_of
@@ -24,9 +25,6 @@ from korch.target import Target
 from korch.tile.ir.program import Registers
 from korch.tile.lower.staging import Machine
 
-CACHE_SHARE = 0.75
-"""The part of the level-2 cache that the intermediate rows between convolutions may fill."""
-
 MANY_ROWS = 32
 """With this many rows per thread, a thread's extra row, or rows that two threads both compute, hardly matter."""
 
@@ -38,9 +36,6 @@ MOST_VECTORS = 5
 
 LEAST_CHANNELS = 64
 """The least channels, read or written, for which matrix units are tried if they fill tiles; else twice as many."""
-
-COMPONENTS_SHARE, SPLIT_SHARE = 0.6, 0.3
-"""The parts of the level-2 cache for the components of weights and for the intermediate rows."""
 
 
 def chain_plans(group: Group, target: Target) -> tuple[OfferPlan, ...] | Refusal:
@@ -79,7 +74,7 @@ def _suits_matrix_units(chain: Chain, target: Target) -> bool:
     channels = [(link.channels, link.results) for link in chain.links if link.can_be_split]
     components = STEP_BYTES * sum(ceil_div(m, TOGETHER) * ceil_div(n, TOGETHER) for m, n in channels)
     least = (LEAST_CHANNELS * (2 if any(n % TOGETHER for n in pair) else 1) for pair in channels)
-    is_kept = 0 < components <= COMPONENTS_SHARE * target.l2_bytes
+    is_kept = 0 < components <= cache_room("components", target)
     return is_kept and all(max(pair) >= n for pair, n in zip(channels, least, strict=True))
 
 
@@ -91,7 +86,7 @@ def _split_plans(
     for variant, way in blockings:
         if way.channels < chain.links[-1].results and way.channels % TOGETHER:
             continue
-        block = _fitting(chain, way.rows, way.channels, SPLIT_SHARE * target.l2_bytes, is_split=True)
+        block = _fitting(chain, way.rows, way.channels, cache_room("rows beside components", target), is_split=True)
         registers = zip(chain.links, way.registers, strict=True)
         blocking = replace(
             way, block=block, registers=tuple(None if link.can_be_split else own for link, own in registers)
@@ -181,7 +176,7 @@ def _blocking(chain: Chain, rows: int, channels: int, target: Target) -> ChainBl
     own = [channels if channels < last else link.results for link in chain.links]
     links = zip(chain.links, own, strict=True)
     registers = (_registers(link, n, target, link is chain.links[0]) for link, n in links)
-    block = _fitting(chain, rows, channels, CACHE_SHARE * target.l2_bytes)
+    block = _fitting(chain, rows, channels, cache_room("rows between", target))
     return ChainBlocking(rows, block, channels, tuple(registers))
 
 

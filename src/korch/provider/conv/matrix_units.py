@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from korch.candidate.candidate import ALL_PAIRS, Group, Offer, Refusal
 from korch.candidate.layout import Layout, replaced
+from korch.provider.cache_room import cache_room
 from korch.provider.conv.vectors import (
     OfferPlan,
     image_layouts,
@@ -49,12 +50,6 @@ SPLIT_COST = 0.03
 
 BLOCKS_COST = 1.08
 """The factor by which several blocks of kept rows cost more: a pause after each, and reading the weights again."""
-
-ROWS_SHARE, CHUNK_SHARE = 0.45, 0.1
-"""The parts of the level-2 cache for kept rows, and for each of two chunks of a streamed strip."""
-
-STAY_SHARE, BLOCK_SHARE = 0.5, 0.2
-"""The parts of the level-2 cache for split operands that are kept, and for those of the streamed rows."""
 
 
 def split_plans(group: Group, target: Target) -> tuple[OfferPlan, ...]:
@@ -158,13 +153,13 @@ def _choices(sizes: _Sizes) -> Iterator[tuple[float, SplitWindowBlocking]]:
 def _rows_pass(sizes: _Sizes, chunks: int, parts: int) -> Iterator[tuple[float, SplitWindowBlocking]]:
     """Yield the ways that keep strips in the cache, with estimated times in units of `STEP_COST`."""
     own = ceil_div(sizes.strips, parts)
-    fitting = max(1, int(STAY_SHARE * sizes.target.l2_bytes / (sizes.units * sizes.step_bytes)))
+    fitting = max(1, int(cache_room("operand", sizes.target) / (sizes.units * sizes.step_bytes)))
     group = ceil_div(own, ceil_div(own, fitting))
     all_rows = ceil_div(sizes.rows, chunks)
     rounds = ceil_div(sizes.images * chunks * parts, sizes.target.threads)
     for blocks in range(1, all_rows + 1):
         block = ceil_div(all_rows, blocks)
-        is_large = 2 * 2 * sizes.image(block) > BLOCK_SHARE * sizes.target.l2_bytes
+        is_large = 2 * 2 * sizes.image(block) > cache_room("streamed", sizes.target)
         if block > 1 and (is_large or ceil_div(all_rows, block) < blocks):
             continue
         whole, rest = divmod(all_rows, block)
@@ -182,11 +177,11 @@ def _strips_pass(sizes: _Sizes) -> tuple[float, SplitWindowBlocking]:
     """Return the way that keeps rows in the cache, with its estimated time."""
     parts = min(sizes.target.threads, sizes.strips)
     own = ceil_div(sizes.strips, parts)
-    room = ROWS_SHARE * sizes.target.l2_bytes
+    room = cache_room("kept rows", sizes.target)
     fitting = [b for b in range(1, sizes.rows + 1) if 2 * sizes.image(b) <= room]
     blocks = ceil_div(sizes.rows, max(fitting, default=1))
     block = ceil_div(sizes.rows, blocks)
-    fitting_units = int(CHUNK_SHARE * sizes.target.l2_bytes / sizes.step_bytes)
+    fitting_units = int(cache_room("chunk", sizes.target) / sizes.step_bytes)
     units = ceil_div(sizes.units, ceil_div(sizes.units, max(1, fitting_units)))
     strip = max(sizes.products(block) * sizes.units, 2 * sizes.split_strip())
     cost = own * strip + sizes.split_rows(block) + sizes.split_strip() * units / sizes.units

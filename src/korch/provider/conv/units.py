@@ -8,8 +8,9 @@ from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
+from korch.provider.cache_room import cache_room
 from korch.provider.conv.rows import lines_of_task
-from korch.provider.gemm.units import KEPT_BYTES_SHARE, tiled_program_of
+from korch.provider.gemm.units import tiled_program_of
 from korch.provider.gemm.vectors import require_rows
 from korch.provider.matrix_units import LEAST_ROWS_OF_BYTES, LEAST_TERMS_OF_BYTES, TOGETHER
 from korch.schedule.byte_units import ByteWindows, WindowBlocking, pixel_quads, unit_of
@@ -71,7 +72,7 @@ def window_blocking(windows: ByteWindows, target: Target) -> WindowBlocking:
     lines are. Weights that fit into the cache are kept there while lines are streamed.
     """
     strips, teams = ceil_div(windows.results, TOGETHER), target.threads
-    weights_bytes, room = windows.terms * windows.results, int(KEPT_BYTES_SHARE * target.l2_bytes)
+    weights_bytes, room = windows.terms * windows.results, int(cache_room("operand", target))
     by_channels = strips >= teams and weights_bytes > windows.copied_bytes(windows.down.out) * windows.images
     channels = (
         min(windows.results, round_up(ceil_div(windows.results, teams), TOGETHER)) if by_channels else windows.results

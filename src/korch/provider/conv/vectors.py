@@ -12,6 +12,7 @@ from korch.candidate.layout import Layout, channels_blocked, channels_last, layo
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import ValueType
+from korch.provider.cache_room import cache_room
 from korch.provider.conv.depthwise import blockings
 from korch.provider.conv.rows import lines_of_task
 from korch.provider.conv.tiles import pixels_cost, worth_it
@@ -28,9 +29,6 @@ from korch.system.alignment import ceil_div
 from korch.target import Target
 from korch.tile.ir.program import Registers, TileProgram
 from korch.tile.lower.staging import Machine
-
-CACHE_SHARE = 0.25
-"""The part of the level-2 cache that a task's part of the image may fill."""
 
 MOST_VECTORS = 8
 """The most vectors of columns that are computed together."""
@@ -277,7 +275,7 @@ def _lines(windows: Windows, target: Target, variant: str) -> tuple[int, ...]:
     side, ones = windows.sides[-2], (1,) * (len(windows.sides) - 2)
     outer = math.prod((windows.images, windows.groups, *(s.out for s in windows.sides[:-2])))
     line = windows.channels * last.reach(last.out) * math.prod(s.window for s in windows.sides[:-2])
-    limit = CACHE_SHARE * target.l2_bytes / 4
+    limit = cache_room("image", target) / 4
     tasks = target.threads if variant == "channels" else outer
     rows = lines_of_task(side.out, side.out, tasks, target.threads)
     fitting = max((n for n in range(1, rows + 1) if line * side.reach(n) <= limit), default=1)

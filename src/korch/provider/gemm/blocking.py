@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from korch.provider.cache_room import cache_room
 from korch.provider.matrix_units import COMPONENT_BYTES, TOGETHER
 from korch.system.alignment import round_up
 from korch.target import Target
@@ -22,9 +23,9 @@ WIDE_STRIPS = 16
 WIDE_ROWS = 64
 """The least rows for wide strips in a product of many columns and few terms, but more than half of `FEW_TERMS`."""
 
-FEW_TERMS, LONG_ROW, PART_SHARE = 64, 2048, 0.6
-"""The most terms, the least columns, and the most of the level-2 cache that a thread's part of the right
-operand takes, for which storing results takes most of the time. Then a few rows are stored from end to
+FEW_TERMS, LONG_ROW = 64, 2048
+"""The most terms and the least columns for which storing results takes most of the time if a thread's part of the
+right operand is small. Then a few rows are stored from end to
 end before the next ones, so that hardware prefetchers predict the stores."""
 
 LEAST_BLOCK = 256
@@ -32,9 +33,6 @@ LEAST_BLOCK = 256
 
 MOST_WASTE = 1.06
 """The most rows computed per row needed; beyond it, fewer rows are computed together."""
-
-SPLIT_CACHE_SHARE = 0.5
-"""The part of the level-2 cache that split operands kept there may fill."""
 
 SPLIT_ROWS = 384
 """Rows of a block: enough that splitting columns takes little time compared with the products."""
@@ -80,7 +78,7 @@ class VectorBlocking:
         rows_bytes, columns_bytes = (COMPONENT_BYTES * TOGETHER * count for count in components)
         teams = max(1, target.threads // math.gcd(batch, target.threads))
         strips, vectors = -(-n // TOGETHER), TOGETHER // target.lanes
-        room = SPLIT_CACHE_SHARE * target.l2_bytes
+        room = cache_room("operand", target)
         fitting = int(room / (columns_bytes * round_up(terms, TOGETHER)))
         if not is_given and m >= teams * SPLIT_ROWS // 2 and fitting >= min(strips, LEAST_GROUP):
             block = min(m, -(-m // (teams * TOGETHER)) * TOGETHER)
@@ -131,7 +129,7 @@ class VectorBlocking:
             blocks = -(-m // fitting)
             block = m if blocks == 1 else -(-m // (blocks * rows)) * rows
             part_bytes = FLOAT_BYTES * terms * n // teams
-            if terms <= FEW_TERMS and n >= LONG_ROW and part_bytes <= PART_SHARE * target.l2_bytes:
+            if terms <= FEW_TERMS and n >= LONG_ROW and part_bytes <= cache_room("components", target):
                 if can_be_wide and m >= WIDE_ROWS and terms > FEW_TERMS // 2:
                     return VectorBlocking(WIDE_VECTORS, wide_rows, min(m, 8 * wide_rows), teams)
                 block = rows

@@ -11,7 +11,7 @@ from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
 from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.types import DType
-from korch.provider.gemm.blocking import SPLIT_CACHE_SHARE
+from korch.provider.cache_room import cache_room
 from korch.provider.gemm.match import source_of
 from korch.provider.gemm.units import is_split_right, split_right
 from korch.provider.gemm.vectors import require_rows
@@ -122,7 +122,7 @@ def _blocking(group: Group, root: Primitive, target: Target, is_split: bool) -> 
     width = min(columns, round_up(ceil_div(columns, parts), strip))
     if is_split:
         block = min(rows, SPLIT_ROWS, max(LEAST_SPLIT_ROWS, round_up(each, TOGETHER)))
-        steps = int(SPLIT_CACHE_SHARE * target.l2_bytes / (SPLIT_BYTES * round_up(block, TOGETHER) * TOGETHER))
+        steps = int(cache_room("operand", target) / (SPLIT_BYTES * round_up(block, TOGETHER) * TOGETHER))
         turns = ceil_div(terms, max(1, steps) * TOGETHER)
         chunk = min(terms, round_up(ceil_div(terms, turns), TOGETHER))
         registers = Registers(TOGETHER, TOGETHER // target.lanes, fetches_b=True)

@@ -16,6 +16,7 @@ from korch.candidate.layout import Layout, channels_last, layout_choices, replac
 from korch.candidate.shape import around
 from korch.primitive.ops.gathered import GATHERED
 from korch.primitive.types import DType, ValueType
+from korch.provider.cache_room import cache_room
 from korch.provider.content import content_version
 from korch.provider.gemm.gathered import AROUND_GATHERED, build_gathered, offer_gathered
 from korch.provider.gemm.match import MatchedProduct, is_widened, match_group
@@ -35,9 +36,6 @@ from korch.tile.ir.program import TileProgram
 LEAST_ROWS = 16
 """Matrix units are tried for float32 with more rows than this; with fewer components per number, the limit is lower
 in proportion."""
-
-KEPT_SHARE = 1.0
-"""A constant right operand's components are assumed to stay in the level-2 cache up to this share of its size."""
 
 LEAST_ROWS_ON_VECTORS = 9
 """The least rows for vector units that multiply bfloat16: they compute 16 rows at a time."""
@@ -172,7 +170,7 @@ def _ways(group: Group, found: MatchedProduct, target: Target) -> list[Way]:
     weights = group.input_types[found.b]
     if not _is_packed(group, found) or weights.dtype not in (DType.F32, DType.BF16):
         return [Way.VECTORS, Way.SPLIT]
-    stays = weights.dtype is DType.BF16 or SPLIT_BYTES * weights.size <= KEPT_SHARE * target.l2_bytes
+    stays = weights.dtype is DType.BF16 or SPLIT_BYTES * weights.size <= cache_room("constant", target)
     return [Way.VECTORS, Way.SPLIT_B] if stays else [Way.VECTORS, Way.SPLIT_B, Way.SPLIT]
 
 

@@ -10,6 +10,7 @@ from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.stored import StoredAttributes
 from korch.primitive.types import DType
+from korch.provider.cache_room import cache_room
 from korch.provider.gemm.vectors import require_rows
 from korch.provider.matrix_units import COMPONENT_BYTES, TOGETHER
 from korch.provider.provider import SPLIT, Kernel
@@ -29,9 +30,6 @@ STORED = "matmul_stored"
 
 LEAST_ROWS = 8
 """The least rows for which matrix units may pay: with fewer, converting the integers takes most of the time."""
-
-KEPT_SHARE = 0.5
-"""The part of the level-2 cache that the components of a task's rows may fill."""
 
 
 def offer_stored(group: Group, target: Target) -> tuple[Offer, ...] | Refusal:
@@ -108,7 +106,7 @@ def _units(group: Group, root: Primitive, target: Target) -> tuple[tuple[Layout,
     layouts = _layouts(group, root, TOGETHER)
     schedule = SplitStored(group, root, layouts, Machine.of(target))
     term_bytes = COMPONENT_BYTES * _components(group, root)[0]
-    room = int(KEPT_SHARE * target.l2_bytes)
+    room = int(cache_room("operand", target))
     block, own = _attributes(root).block, min(round_up(rows, TOGETHER), MOST_FACTOR_ROWS)
     turns = next(
         (n for n in range(1, terms // block + 1) if terms % (n * block) == 0 and terms // n * own * term_bytes <= room),

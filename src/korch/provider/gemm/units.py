@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from korch.candidate.candidate import Group
 from korch.candidate.layout import Layout
 from korch.primitive.graph import Primitive
+from korch.provider.cache_room import cache_room
 from korch.provider.gemm.blocking import VectorBlocking as Sizes
 from korch.provider.gemm.vectors import require_rows, stays_in_cache
 from korch.provider.matrix_units import TOGETHER, components_layout
@@ -75,10 +76,6 @@ def split_program_of(
     return program
 
 
-KEPT_BYTES_SHARE = 0.5
-"""The part of the level-2 cache that the operand of bytes which is kept there may fill."""
-
-
 def columns_in_steps(rank: int, terms: int) -> Layout:
     """Return the layout of a right operand of bytes: strips of columns, whole steps of terms, four terms adjacent."""
     columns, row = rank - 1, rank - 2
@@ -124,7 +121,7 @@ def tiled_blocking(sizes: Sequence[int], target: Target, is_packed: bool) -> Pro
     by_columns = n >= m and ceil_div(n, TOGETHER) >= teams
     columns = min(n, round_up(ceil_div(n, teams), TOGETHER)) if by_columns else n
     rows = m if by_columns else ceil_div(m, teams)
-    room = int(KEPT_BYTES_SHARE * target.l2_bytes)
+    room = int(cache_room("operand", target))
     strips_pass = rows < columns or columns * terms > room
     if strips_pass:
         rows = ceil_div(rows, ceil_div(rows * terms, room))

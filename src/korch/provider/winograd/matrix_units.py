@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from korch.provider.cache_room import cache_room
 from korch.provider.matrix_units import STEP_BYTES, TOGETHER, components_layout
 from korch.schedule.split_winograd import SplitWinograd, SplitWinogradBlocking
 from korch.system.alignment import ceil_div, round_up
@@ -35,9 +36,6 @@ SHARED_COST = 0.65
 
 STAGES_COST = 50
 """The cost of running three stages instead of one."""
-
-CACHE_SHARE = 0.5
-"""The part of the level-2 cache that points may fill."""
 
 TASK_VECTORS = 4
 """The most vectors of channels that are transformed back together."""
@@ -66,7 +64,7 @@ def _choices(schedule: SplitWinograd, target: Target) -> Iterator[tuple[float, S
     own, tile_bytes = ceil_div(tiles, threads), 4 * schedule.points * max(channels)
     for groups in range(1, ceil_div(own, TOGETHER) + 1):
         group = ceil_div(own, groups)
-        moved = 2 * max(0.0, group * tile_bytes - CACHE_SHARE * target.l2_bytes) / STEP_BYTES
+        moved = 2 * max(0.0, group * tile_bytes - cache_room("operand", target)) / STEP_BYTES
         yield (
             groups * (steps * (_products(group) + READ_COST) + READ_COST * moved),
             SplitWinogradBlocking(vectors, group),

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from korch.provider.cache_room import cache_room
 from korch.schedule.winograd import Winograd, WinogradBlocking
 from korch.target import Target
 from korch.tile.cpp.steps import BYTE_REGISTERS
-
-CACHE_SHARE = 0.9
-"""The part of the level-2 cache that a group of transformed tiles may fill."""
 
 
 def blocking_of(
@@ -30,7 +28,7 @@ def blocking_of(
     most_rows = (target.registers - 4) // vectors
     group = tiles
     if not is_shared:
-        most = max(most_rows // 2, int(CACHE_SHARE * target.l2_bytes / (element_bytes * points * channels[0])))
+        most = max(most_rows // 2, int(cache_room("tiles", target) / (element_bytes * points * channels[0])))
         per_thread = -(-tiles // target.threads)
         group = -(-per_thread // -(-per_thread // most))
     # Each block of rows loads the weights once more, which costs as much as a row.
