@@ -68,7 +68,7 @@ def test_kernels_compile_within_their_bounds(compiler):
 def simple(text: str):
     source = f"@triton.jit\ndef NAME(p_i0, p_o0):\n    {text}\n"
     types = {"i0": DType.F32, "o0": DType.F32}
-    return make_launch(PrintedLaunches(source, ("i0", "o0"), 1, 1, 1), {"i0": 0, "o0": 1}, types)
+    return make_launch(PrintedLaunches(source, ("i0", "o0"), 1, 1), {"i0": 0, "o0": 1}, types)
 
 
 def test_a_damaged_cubin_is_compiled_again(compiler, caplog):
@@ -106,7 +106,7 @@ from pathlib import Path
 print("begun", flush=True)
 types = {"i0": DType.F32, "o0": DType.F32}
 source = "@triton.jit\\ndef NAME(p_i0, p_o0):\\n    tl.store(p_o0, tl.load(p_i0) + 7.0)\\n"
-launch = make_launch(PrintedLaunches(source, ("i0", "o0"), 1, 1, 1), {"i0": 0, "o0": 1}, types)
+launch = make_launch(PrintedLaunches(source, ("i0", "o0"), 1, 1), {"i0": 0, "o0": 1}, types)
 compiler = CubinCompiler(90, Path(sys.argv[1]), workers=1)
 (found,) = compiler.compile([launch]).values()
 print(type(found).__name__, flush=True)
@@ -164,13 +164,11 @@ def test_warps_are_part_of_a_symbol():
     assert replace(launch, warps=2).symbol == launch.symbol
     types = {"i0": DType.F32, "o0": DType.F32}
     source = "@triton.jit\ndef NAME(p_i0, p_o0):\n    tl.store(p_o0, tl.load(p_i0))\n"
-    other = make_launch(PrintedLaunches(source, ("i0", "o0"), 1, 1, 4), {"i0": 0, "o0": 1}, types)
+    other = make_launch(PrintedLaunches(source, ("i0", "o0"), 1, 4), {"i0": 0, "o0": 1}, types)
     assert other.symbol != launch.symbol
 
 
-@pytest.mark.parametrize(
-    ("variant", "instruction"), [("split", r"HGMMA\.\w+\.F32\.BF16"), ("descriptors", "UTMALDG"), ("f32", "FFMA")]
-)
+@pytest.mark.parametrize(("variant", "instruction"), [("split", r"HGMMA\.\w+\.F32\.BF16"), ("f32", "FFMA")])
 def test_variants_use_the_instructions_of_hopper(compiler, variant, instruction):
     if compiler.arch != 90:
         pytest.skip("the instructions are Hopper's")
@@ -182,7 +180,6 @@ def test_variants_use_the_instructions_of_hopper(compiler, variant, instruction)
         cubin = compiler.compile([launch])[launch.symbol]
         assert isinstance(cubin, Cubin), cubin
         assert re.search(instruction, disassembled(cubin.image))
-        assert (cubin.descriptor_bytes > 0) is ("descriptors" in offer.variant)
 
 
 def disassembled(image: bytes) -> str:

@@ -109,36 +109,6 @@ def test_masked_keys_have_no_weight_and_rows_without_keys_are_nan(small, rng):
         assert np.isnan(found).all()
 
 
-@pytest.mark.parametrize(
-    ("left", "right", "count"),
-    [
-        ("f32[300,256]", "f32[256,132]", 2),  # rows and columns end early
-        ("f32[40,100]", "f32[100,64]", 2),  # terms end early
-        ("f32[3,40,64]", "f32[3,64,48]", 2),  # matrices of a batch
-        ("f32[40,64]", "f32[64,33]", 1),  # the second operand's rows begin at no multiples of 16 bytes
-        ("f16[70,72]", "f16[72,64]", 2),
-    ],
-)
-def test_operands_are_read_through_descriptors(small, rng, left, right, count):
-    found = check_cuda_offers(PRODUCT, [product(left, right)], small, rng)
-    (source,) = [k.launches[0].source for _, offer, k in found if "descriptors" in offer.variant]
-    assert source.count("make_tensor_descriptor") == source.count(".load([") == count
-
-
-def test_an_operand_that_no_descriptor_can_read_is_refused(small):
-    group = product("f32[40,65]", "f32[65,33]")
-    (offer,) = [offer for offer in PRODUCT.offer(group, small) if "descriptors" in offer.variant]
-    found = PRODUCT.build(group, offer, small)
-    assert isinstance(found, Refusal) and "descriptor" in found.reason
-
-
-def test_programs_with_several_tasks_compute_all(small, rng):
-    found = check_cuda_offers(PRODUCT, [product("f32[300,64]", "f32[64,264]")], small, rng)
-    (kernel,) = [kernel for _, offer, kernel in found if "persistent" in offer.variant]
-    (launch,) = kernel.launches
-    assert launch.programs < launch.grid
-
-
 def test_strict_plans_multiply_float32_as_it_is(small):
     group = product("f32[64,64]", "f32[64,64]")
     variants = [[o.variant for o in PRODUCT.offer(group, replace(small, allow_split=on))] for on in (True, False)]

@@ -133,13 +133,12 @@ def test_scratch_memory_is_in_the_arena_where_a_call_has_returned_a_result_befor
     x, y = BufferRecord("input", 0, 64, "f32", (16,), "a"), BufferRecord("output", 0, 64, "f32", (16,), "a")
     steps = (
         StepProgram((x, result), 1, 1, call="c"),
-        StepProgram((result, middle), 1, 1, (LaunchRecord("f", 1, 1, 1, 0, 0, ("f32",) * 2, (0, 1)),)),
-        StepProgram((middle, y, scratch), 1, 1, (LaunchRecord("f", 1, 1, 1, 0, 0, ("f32",) * 3, (0, 1, 2)),)),
+        StepProgram((result, middle), 1, 1, (LaunchRecord("f", 1, 1, 0, ("f32",) * 2, (0, 1)),)),
+        StepProgram((middle, y, scratch), 1, 1, (LaunchRecord("f", 1, 1, 0, ("f32",) * 3, (0, 1, 2)),)),
     )
     weights = SimpleNamespace(block=np.zeros(0, np.uint8), offsets=())
     owner = issuer_on_cpu(SimpleNamespace(steps=steps, weights=weights, copies=()), torch, 8192)
     owner._calls, owner._functions = {"c": lambda torch, x: (x + 1,)}, {"f": function}
-    owner._descriptors = [[torch.empty(0)] * len(step.launches) for step in steps]
     owner._turns = schedule(steps)
     owner._issue([Stream()] * STREAMS, [torch.zeros(16)], [torch.zeros(16)])
     arena = owner._arena.data_ptr()

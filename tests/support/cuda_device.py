@@ -62,8 +62,7 @@ def run_on_device(
             raise KernelError(f"{cubin.message}\n{launch.source}")
         function = CudaFunction(cubin.image, launch.symbol, cubin.shared_bytes, launch.warps)
         pointers = [memory[i].data_ptr() for i in launch.arguments]
-        descriptors = torch.empty(max(1, launch.grid * cubin.descriptor_bytes), dtype=torch.uint8, device="cuda")
-        function.launch(launch.grid, pointers, torch.cuda.current_stream().cuda_stream, descriptors.data_ptr())
+        function.launch(launch.grid, pointers, torch.cuda.current_stream().cuda_stream)
     torch.cuda.synchronize()
     found = []
     for layout, type_, output, size in zip(offer.outputs, types, outputs, sizes, strict=False):

@@ -51,7 +51,7 @@ class _Function:
     def __init__(self, launch: Launch) -> None:
         self.interpreted = launch
 
-    def launch(self, programs: int, pointers: Sequence[int], stream: int, descriptors: int) -> None:
+    def launch(self, programs: int, pointers: Sequence[int], stream: int) -> None:
         """Run the kernel."""
         memory: Any = [
             Memory(SimpleNamespace(ctypes=SimpleNamespace(data=pointer)))  # type: ignore[arg-type]
@@ -86,7 +86,6 @@ def issue_on_cpu(program: CudaProgram, inputs: Sequence[Any], runs: int = 1) -> 
     owner._turns = schedule(program.steps)
     owner._calls = {s.call: load_call(s.call, program.sources[s.call]) for s in program.steps if s.call}
     owner._functions = {symbol: _Function(la.launch(program.sources)) for symbol, la in program.launches.items()}
-    owner._descriptors = [[torch.empty(0) for _ in step.launches] for step in program.steps]
     outputs = [torch.zeros(t.shape, dtype=getattr(torch, DType(t.dtype).numpy.name)) for t in program.plan.outputs]
     for _ in range(runs):
         owner._issue([Stream() for _ in range(STREAMS)], inputs, outputs)

@@ -70,7 +70,7 @@ def run_launches(launches: Sequence[Launch], memory: Sequence[Sequence[Memory]])
     with _quick_interpreter(), np.errstate(all="ignore"):
         for launch, function, buffers in zip(launches, functions, memory, strict=True):
             with _checked_addresses(buffers):
-                Executor(function.rewrite(), function.arg_names, (launch.programs,))(*_pointers(launch, buffers))
+                Executor(function.rewrite(), function.arg_names, (launch.grid,))(*_pointers(launch, buffers))
 
 
 @contextmanager

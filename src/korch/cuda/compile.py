@@ -41,7 +41,6 @@ class Cubin:
         shared_bytes: the shared memory of a program.
         registers: the registers of a thread.
         spill_bytes: the stack memory of a thread, for spilled registers.
-        descriptor_bytes: the global memory of a program for its tensor descriptors.
     """
 
     symbol: str
@@ -49,7 +48,6 @@ class Cubin:
     shared_bytes: int
     registers: int
     spill_bytes: int
-    descriptor_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from korch.cuda.compile import Cubin, CubinFailure
-from korch.cuda.kernel import ALIGNMENT, SIGNATURE, Launch
+from korch.cuda.kernel import SIGNATURE, Launch
 from korch.cuda.module import load_functions
 
 
@@ -61,13 +61,13 @@ def _compile(launch: Launch, arch: int) -> Cubin | CubinFailure:
         text = str(error).strip() or type(error).__name__
         return CubinFailure(launch.symbol, text.splitlines()[-1][:300])
     metadata: Any = compiled.metadata
-    if getattr(metadata, "profile_scratch_size", 0) or metadata.global_scratch_align > ALIGNMENT:
+    if getattr(metadata, "profile_scratch_size", 0) or metadata.global_scratch_size:
         return CubinFailure(launch.symbol, "the compiler asks for memory that launches don't pass")
     if metadata.num_warps != launch.warps or metadata.num_ctas != 1:
         return CubinFailure(launch.symbol, "the compiler asks for another number of warps")
     image: bytes = compiled.asm["cubin"]
     registers, spills = _resources(image)
-    return Cubin(launch.symbol, image, metadata.shared, registers, spills, metadata.global_scratch_size)
+    return Cubin(launch.symbol, image, metadata.shared, registers, spills)
 
 
 def _resources(image: bytes) -> tuple[int, int]:

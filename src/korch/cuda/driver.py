@@ -1,7 +1,7 @@
 """Runs cubins on a device through the driver's C interface: Triton is not needed to run a kernel.
 
-A Triton kernel takes its own pointers and then two more: to memory for its tensor descriptors, and to memory
-for profiles, which Korch's kernels never use (Triton 3.6 and 3.7; a kernel with fewer parameters ignores the
+A Triton kernel takes its own pointers and then two more: to memory for tensor descriptors, and to memory
+for profiles. Korch's kernels use neither (Triton 3.6 and 3.7; a kernel with fewer parameters ignores the
 rest). The driver acts on the calling thread's current context. PyTorch works in the device's primary context,
 but makes it current only where needed, so this module makes it current on a thread that has no context yet.
 """
@@ -96,20 +96,19 @@ class CudaFunction:
             _call("cuFuncSetAttribute", self._function, MAX_DYNAMIC_SHARED_SIZE, shared_bytes)
             _call("cuFuncSetAttribute", self._function, PREFERRED_CARVEOUT, 100)
 
-    def launch(self, programs: int, pointers: Sequence[int], stream: int, descriptors: int = 0) -> None:
+    def launch(self, programs: int, pointers: Sequence[int], stream: int) -> None:
         """Launch the kernel asynchronously.
 
         Args:
             programs: the number of programs.
             pointers: the addresses of its buffers.
             stream: the stream's handle.
-            descriptors: the address of memory for the tensor descriptors of all programs; 0 if there are none.
 
         Raises:
             DriverError: the launch was refused.
         """
         enter_context()
-        values = (ctypes.c_uint64 * (len(pointers) + 2))(*pointers, descriptors, 0)
+        values = (ctypes.c_uint64 * (len(pointers) + 2))(*pointers, 0, 0)
         step = ctypes.sizeof(ctypes.c_uint64)
         base = ctypes.addressof(values)
         parameters = (ctypes.c_void_p * len(values))(*(base + i * step for i in range(len(values))))

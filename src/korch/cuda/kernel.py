@@ -47,12 +47,11 @@ class Launch:
     """One launch of a Triton function whose parameters are all pointers.
 
     Attributes:
-        symbol: the function's name, made from its source; the function SYMBOL_task does the work of one program.
+        symbol: the function's name, made from its source.
         source: its source, without imports.
         signature: the element type of each pointer.
         arguments: the number of the buffer for each pointer, counting inputs, outputs, scratch and tables in order.
-        grid: the number of tasks.
-        programs: the number of programs that are launched.
+        grid: the number of programs.
         warps: the warps of a program.
     """
 
@@ -61,7 +60,6 @@ class Launch:
     signature: tuple[DType, ...]
     arguments: tuple[int, ...]
     grid: int
-    programs: int
     warps: int
 
 
@@ -162,7 +160,6 @@ def make_launch(printed: PrintedLaunches, number: Mapping[str, int], types: Mapp
         tuple(types[name] for name in printed.buffers),
         tuple(number[name] for name in printed.buffers),
         printed.grid,
-        printed.programs,
         printed.warps,
     )
 

@@ -132,16 +132,11 @@ def dry_run(steps: Sequence[Candidate], meter: CudaMeter, report: Report) -> Dry
             if isinstance(cubin, Cubin):
                 launches.append(
                     LaunchReport(
-                        launch.symbol,
-                        launch.programs,
-                        launch.warps,
-                        cubin.registers,
-                        cubin.spill_bytes,
-                        cubin.shared_bytes,
+                        launch.symbol, launch.grid, launch.warps, cubin.registers, cubin.spill_bytes, cubin.shared_bytes
                     )
                 )
             else:
-                launches.append(LaunchReport(launch.symbol, launch.programs, launch.warps, failure=cubin.message))
+                launches.append(LaunchReport(launch.symbol, launch.grid, launch.warps, failure=cubin.message))
         inputs, outputs = (
             ", ".join(map(str, layouts)) for layouts in (candidate.offer.inputs, candidate.offer.outputs)
         )

@@ -169,8 +169,7 @@ def _job(
                     "symbol": launch.symbol,
                     "shared_bytes": cubin.shared_bytes,
                     "warps": launch.warps,
-                    "programs": launch.programs,
-                    "descriptor_bytes": cubin.descriptor_bytes,
+                    "programs": launch.grid,
                     "arguments": list(launch.arguments),
                 }
             )

@@ -174,7 +174,7 @@ def _maker(torch: Any, job: dict[str, Any], allow_tf32: bool) -> Make:
     """Load a kernel once; return a function that makes runs of it on given buffers."""
     if job["network"]:
         return _engine_maker(job, allow_tf32)
-    return _call_maker(torch, job) if job["call"] else _launch_maker(torch, job)
+    return _call_maker(torch, job) if job["call"] else _launch_maker(job)
 
 
 def _engine_maker(job: dict[str, Any], allow_tf32: bool) -> Make:
@@ -220,7 +220,7 @@ def _call_maker(torch: Any, job: dict[str, Any]) -> Make:
     return make
 
 
-def _launch_maker(torch: Any, job: dict[str, Any]) -> Make:
+def _launch_maker(job: dict[str, Any]) -> Make:
     functions = [
         CudaFunction(Path(step["path"]).read_bytes(), step["symbol"], step["shared_bytes"], step["warps"])
         for step in job["launches"]
@@ -230,13 +230,11 @@ def _launch_maker(torch: Any, job: dict[str, Any]) -> Make:
         pointers = [buffer.data_ptr() for buffer in buffers]
         launches = []
         for function, step in zip(functions, job["launches"], strict=True):
-            size = step["programs"] * step["descriptor_bytes"]
-            memory = torch.empty(size, dtype=torch.uint8, device="cuda")
-            launches.append((function, step["programs"], [pointers[i] for i in step["arguments"]], memory))
+            launches.append((function, step["programs"], [pointers[i] for i in step["arguments"]]))
 
         def run() -> None:
-            for function, programs, arguments, descriptors in launches:
-                function.launch(programs, arguments, stream.cuda_stream, descriptors.data_ptr())
+            for function, programs, arguments in launches:
+                function.launch(programs, arguments, stream.cuda_stream)
 
         return run
 

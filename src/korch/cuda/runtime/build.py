@@ -110,10 +110,8 @@ def _program(
         LaunchRecord(
             launch.symbol,
             launch.grid,
-            launch.programs,
             launch.warps,
             cubins[launch.symbol].shared_bytes,
-            cubins[launch.symbol].descriptor_bytes,
             tuple(d.value for d in launch.signature),
             launch.arguments,
         )

@@ -87,12 +87,6 @@ class CudaExecutable(PlanExecutable):
             symbol: CudaFunction(image.image, symbol, image.shared_bytes, launches[symbol].warps)
             for symbol, image in images.items()
         }
-        # Launches of one function may run at the same time, so each has its own memory for descriptors.
-        sizes = {symbol: image.descriptor_bytes * launches[symbol].programs for symbol, image in images.items()}
-        self._descriptors = [
-            [torch.empty(sizes[launch.symbol], dtype=torch.uint8, device="cuda") for launch in step.launches]
-            for step in program.steps
-        ]
         calls = {step.call for step in program.steps if step.call}
         self._calls = {symbol: load_call(symbol, program.sources[symbol]) for symbol in calls}
         self._engines = open_engines(program, 10 * major + minor, torch)
@@ -251,15 +245,7 @@ class CudaExecutable(PlanExecutable):
                 results = self._issue(streams, inputs, outputs)
             torch._C._cuda_clearCublasWorkspaces()
             torch.cuda.synchronize()
-        kept = (
-            self._functions,
-            self._calls,
-            self._engines,
-            self._arena,
-            self._weights,
-            self._tables,
-            self._descriptors,
-        )
+        kept = (self._functions, self._calls, self._engines, self._arena, self._weights, self._tables)
         return Bound(tuple(inputs), tuple(outputs), graph, (*kept, results))
 
     def _issue(self, streams: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
@@ -291,9 +277,8 @@ class CudaExecutable(PlanExecutable):
                 else:
                     memory.forget(step.buffers[step.inputs :])
                 pointers = [[memory.address(step.buffers[i]) for i in la.arguments] for la in step.launches]
-                for launch, own, kept in zip(step.launches, pointers, self._descriptors[number], strict=True):
-                    function = self._functions[launch.symbol]
-                    function.launch(launch.programs, own, stream.cuda_stream, kept.data_ptr())
+                for launch, own in zip(step.launches, pointers, strict=True):
+                    self._functions[launch.symbol].launch(launch.grid, own, stream.cuda_stream)
             if number in wanted:
                 events[number] = stream.record_event()
         for stream in joined - {main}:

@@ -22,7 +22,7 @@ def cubins_for(program: CudaProgram, arch: int) -> dict[str, Cubin]:
     is_older = program.arch // 10 == arch // 10 and program.arch <= arch and arch < 90
     if program.arch == arch or is_older:
         return {
-            symbol: Cubin(symbol, program.cubins[symbol], launch.shared_bytes, 0, 0, launch.descriptor_bytes)
+            symbol: Cubin(symbol, program.cubins[symbol], launch.shared_bytes, 0, 0)
             for symbol, launch in launches.items()
         }
     try:

@@ -29,7 +29,7 @@ from korch.runtime.report import Report
 from korch.runtime.weights import Weights
 
 FORMAT = "korch-cuda"
-SCHEMA = 7
+SCHEMA = 8
 PLAN, PROGRAM, REPORT = "plan.json", "program.json", "report.json"
 WEIGHTS = "weights.safetensors"
 CUBINS, ENGINES, SOURCES = "cubins/", "engines/", "sources/"
@@ -63,28 +63,24 @@ class LaunchRecord:
 
     Attributes:
         symbol: the function.
-        grid: the number of tasks.
-        programs: the number of programs that are launched.
+        grid: the number of programs.
         warps: the number of warps of a program.
         shared_bytes: shared memory of a program.
-        descriptor_bytes: global memory of a program for its tensor descriptors.
         signature: the element types of its buffers.
         arguments: the numbers of its buffers in the step.
     """
 
     symbol: str
     grid: int
-    programs: int
     warps: int
     shared_bytes: int
-    descriptor_bytes: int
     signature: tuple[str, ...]
     arguments: tuple[int, ...]
 
     def launch(self, sources: Mapping[str, str]) -> Launch:
         """Return the launch with the function's source, which is looked up in `sources` by symbol."""
         types = tuple(map(DType, self.signature))
-        return Launch(self.symbol, sources[self.symbol], types, self.arguments, self.grid, self.programs, self.warps)
+        return Launch(self.symbol, sources[self.symbol], types, self.arguments, self.grid, self.warps)
 
 
 @dataclass(frozen=True, slots=True)

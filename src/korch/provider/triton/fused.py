@@ -13,7 +13,6 @@ from korch.primitive.types import DType
 from korch.provider.content import content_version
 from korch.provider.offers import offered_layouts
 from korch.provider.tile_kernel import comment_of
-from korch.schedule.contraction import NotFusedError
 from korch.tile.ir.growth import TextLimitError, grows_too_large
 from korch.tile.ir.program import TileProgram
 from korch.tile.lower.lower import lower
@@ -78,14 +77,9 @@ def print_kernel(
         program: the program to print.
         target: the device.
         options: how stages with contractions or loops are printed and launched.
-
-    Raises:
-        NotFusedError: the options ask for tensor descriptors, but no operand can be read through one.
     """
     comment = f"{comment_of(group, offer)}\nvariant {offer.variant}"
     printed = print_triton(program, comment, target.processors, offer.variant == "split", options)
-    if options.has_descriptors and not printed.descriptors:
-        raise NotFusedError("no operand can be read through a descriptor")
     return kernel_of(printed, *ports(group))
 
 

@@ -33,11 +33,6 @@ OFFERED = 5
 
 MOST_WARPS = 8
 
-DESCRIPTOR_ARCH = 90
-"""The least compute capability whose tensor memory accelerator reads blocks of memory."""
-
-PERSISTENT, DESCRIPTORS = "persistent", "descriptors"
-
 
 @dataclass(frozen=True, slots=True)
 class ProgramTile:
@@ -51,8 +46,6 @@ class ProgramTile:
         stages: the pipeline stages: the number of loads in flight.
         parts: the number of parts into which the terms are split, each computed by another program.
         product: how elements are multiplied.
-        is_persistent: whether a program runs several tasks.
-        has_descriptors: whether operands are read through tensor descriptors.
     """
 
     rows: int
@@ -62,38 +55,23 @@ class ProgramTile:
     stages: int
     parts: int = 1
     product: Product = Product.F32
-    is_persistent: bool = False
-    has_descriptors: bool = False
 
     def __str__(self) -> str:
         text = f"{self.rows}x{self.columns}x{self.terms}w{self.warps}s{self.stages}"
         text += f"p{self.parts}" if self.parts > 1 else ""
-        flags = [
-            name for name, is_set in ((PERSISTENT, self.is_persistent), (DESCRIPTORS, self.has_descriptors)) if is_set
-        ]
-        return " ".join([text, self.product.value, *flags])
+        return f"{text} {self.product.value}"
 
     @staticmethod
     def parse(text: str) -> ProgramTile:
         """Return the tile that prints as `text`."""
-        sizes, product, *flags = text.split(" ")
+        sizes, product = text.split(" ")
         rows, columns, terms, warps, stages, *parts = map(int, re.findall(r"\d+", sizes))
-        return ProgramTile(
-            rows,
-            columns,
-            terms,
-            warps,
-            stages,
-            parts[0] if parts else 1,
-            Product(product),
-            is_persistent=PERSISTENT in flags,
-            has_descriptors=DESCRIPTORS in flags,
-        )
+        return ProgramTile(rows, columns, terms, warps, stages, parts[0] if parts else 1, Product(product))
 
     @property
     def options(self) -> LaunchOptions:
         """The options with which its program is printed and launched."""
-        return LaunchOptions(self.warps, self.stages, self.is_persistent, self.has_descriptors)
+        return LaunchOptions(self.warps, self.stages)
 
     def shared_bytes(self, dtype: DType) -> int:
         """Return the bytes of shared memory that the blocks of operands in all stages take."""
@@ -220,8 +198,7 @@ def _is_narrow(found: Contraction) -> bool:
 def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[ProgramTile]:
     """Return the tiles to offer: those with the shortest estimated times, and variants of the best one.
 
-    The variants have another number of warps or stages, persistent programs, or tensor descriptors,
-    whose effects the model does not estimate.
+    The variants have another number of warps or stages, whose effects the model does not estimate.
     """
     tiles = ranked_tiles(found, dtype, target)
     if not tiles:
@@ -232,12 +209,6 @@ def tiles_for(found: Contraction, dtype: DType, target: CudaTarget) -> list[Prog
         replace(best, stages=best.stages + 1),
         replace(best, warps=min(MOST_WARPS, 2 * best.warps)),
     ]
-    persistent = replace(best, is_persistent=True)
-    tasks = extent(found.batch) * -(-extent(found.rows) // best.rows) * -(-extent(found.columns) // best.columns)
-    if best.parts == 1 and persistent.options.programs(tasks, target.processors) < tasks:
-        variants.append(persistent)
-    if target.arch >= DESCRIPTOR_ARCH:
-        variants.append(replace(best, has_descriptors=True))
     return [*dict.fromkeys((*promising(tiles), *(v for v in variants if v.fits(dtype, target))))]
 
 

@@ -34,7 +34,6 @@ from korch.tile.ir.program import (
     TileProgram,
     written_by,
 )
-from korch.tile.triton.descriptor import described_block
 from korch.tile.triton.launch import LaunchOptions, PrintedProgram, StageLaunch
 from korch.tile.triton.text import COLUMNS, REDUCE, ROWS, STORED, Coordinate, axes_of, converted, literal, power_of_two
 
@@ -120,7 +119,6 @@ class BlockStage(StageLaunch):
         self.blocks: dict[str, TileBlock] = {}
         self.sides: dict[str, int] = {}
         self.options, self.band = LaunchOptions(), 1
-        self.loops: list[Axis] = []
         for loops, step in stage.leaves:
             for axis in step.axes:
                 least = SMALLEST if isinstance(step, Contract) else 1
@@ -138,8 +136,7 @@ class BlockStage(StageLaunch):
         self.text.known, self.options = {}, options
         self.widen()
         self.steps(self.stage.steps, self.place())
-        programs = options.programs(self.stage.tasks, self.processors)
-        self.finish(self.stage.tasks, options.warps, programs)
+        self.finish(self.stage.tasks, options.warps)
 
     def place(self) -> dict[str, Coordinate]:
         """Write the task of a program; return the Triton text of the grid's axes."""
@@ -195,9 +192,7 @@ class BlockStage(StageLaunch):
             )
         for name in loop.carried:
             self.blocks[name] = replace(self.blocks[name], zero=frozenset())
-        self.loops.append(axis)
         self.steps(loop.body, at | {axis.name: here})
-        self.loops.pop()
         for name in written_by(loop.body) - {*loop.carried}:
             self.blocks.pop(name, None)
         if is_turned:
@@ -229,8 +224,6 @@ class BlockStage(StageLaunch):
         """Write a pass over one block."""
         text = self.text
         frame = self.frame(_sides(pass_), at)
-        if self.options.has_descriptors and self.described(pass_, frame):
-            return
         values: dict[str, str] = {}
         types: dict[str, DType] = {}
         ops = []
@@ -256,27 +249,6 @@ class BlockStage(StageLaunch):
             else:
                 dtype = self.buffer(sink.buffer).dtype
                 text.store(sink, dtype, value, frame.at, frame.masks, frame.text)
-
-    def described(self, pass_: Pass, frame: PassFrame) -> bool:
-        """Write a pass that copies memory to a tile as a tensor descriptor load; return whether that is possible."""
-        match pass_.ops, pass_.sinks:
-            case (Load() as load,), (Store() as sink,) if self.loops and self.buffer(sink.buffer).level is Level.TILE:
-                dtype = self.buffer(load.buffer).dtype
-                block = described_block(load, frame.axes, self.loops[-1], dtype, self.text.ranges)
-            case _:
-                return False
-        is_whole = all(axis is not None and axis.extent == n for axis, n in zip(frame.axes, frame.shape, strict=True))
-        if block is None or not is_whole or self.buffer(sink.buffer).dtype is not dtype:
-            return False
-        text, name = self.text, _variable(sink.buffer)
-        sizes, steps, shape, offsets = (", ".join(parts) for parts in block.texts(text, frame.at))
-        begin = f"{text.pointer(load.buffer)} + ({text.expr(block.begin, frame.at)})"
-        made = text.once(f"tl.make_tensor_descriptor({begin}, [{sizes}], [{steps}], [{shape}])", "d")
-        loaded = f"{made}.load([{offsets}])"
-        text.line(f"{name} = {f'tl.trans({loaded})' if block.is_turned else loaded}")
-        self.keep(At(sink.buffer, sink.index), frame, name, frozenset((0, 1)))
-        self.found.descriptors += 1
-        return True
 
     def collect(self, sink: Accumulate, value: str, frame: PassFrame) -> None:
         """Write the reduction of a block along its columns."""

@@ -16,25 +16,13 @@ class LaunchOptions:
     Attributes:
         warps: the warps per program.
         stages: the number of pipeline stages of a loop (Triton's `num_stages`).
-        is_persistent: whether only as many programs are launched as run at a time, each with several tasks.
-        has_descriptors: whether operands are read through tensor descriptors (Hopper's tensor memory accelerator).
     """
 
     warps: int = 4
     stages: int = 2
-    is_persistent: bool = False
-    has_descriptors: bool = False
-
-    def programs(self, tasks: int, processors: int) -> int:
-        """Return the number of programs to launch for a number of tasks."""
-        resident = processors * max(1, RESIDENT_WARPS // self.warps)
-        return min(tasks, resident) if self.is_persistent else tasks
 
 
 USUAL = LaunchOptions()
-
-RESIDENT_WARPS = 16
-"""The warps that a multiprocessor runs at a time if programs have large tiles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +30,16 @@ class PrintedLaunches:
     """One kernel launch.
 
     Attributes:
-        source: the text of two Triton functions: NAME_task runs one task, whose number is its first
-            argument, and NAME is the kernel that is launched.
+        source: the text of a Triton function NAME; each of its programs runs one task.
         buffers: the buffers that it takes, in order; names that the printer adds begin with "c"
             (tables) or "s" (partial results).
-        grid: the number of tasks.
-        programs: the number of programs launched; each runs one task, or several if there are fewer programs.
+        grid: the number of tasks, and of programs.
         warps: the warps per program.
     """
 
     source: str
     buffers: tuple[str, ...]
     grid: int
-    programs: int
     warps: int
 
 
@@ -67,16 +52,14 @@ class PrintedProgram:
         launches: the launches in order.
         scratch: the scratch buffers: by name, the type and the size in elements.
         tables: the constant tables: by name, the entries.
-        descriptors: the number of operands that are read through tensor descriptors.
     """
 
     program: TileProgram
     launches: list[PrintedLaunches] = field(default_factory=list)
     scratch: dict[str, tuple[DType, int]] = field(default_factory=dict)
     tables: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    descriptors: int = 0
 
-    def add(self, text: Text, comment: str, grid: int, warps: int, programs: int | None = None) -> None:
+    def add(self, text: Text, comment: str, grid: int, warps: int) -> None:
         """Add the launch of a text; launches share equal tables.
 
         Args:
@@ -84,9 +67,7 @@ class PrintedProgram:
             comment: the comment at the head of the function.
             grid: the number of tasks.
             warps: the warps per program.
-            programs: the number of programs to launch; by default one for each task.
         """
-        programs = grid if programs is None else programs
         renamed = {}
         for table, name in text.tables.items():
             known = next((n for n, t in self.tables.items() if t == table), None)
@@ -95,16 +76,9 @@ class PrintedProgram:
         head = "".join(f"    # {line}\n" for line in comment.splitlines())
         parameters = ", ".join(f"p_{name}" for name in text.arguments)
         body = "\n".join(text.lines)
-        run = f"    NAME_task(tl.program_id(0), {parameters})\n"
-        if programs < grid:
-            tasks = f"tl.range(tl.program_id(0), {grid}, {programs}, flatten=True)"
-            run = f"    for pid in {tasks}:\n        NAME_task(pid, {parameters})\n"
-        source = (
-            f"@triton.jit\ndef NAME_task(pid, {parameters}):\n{head}{body}\n\n\n"
-            f"@triton.jit\ndef NAME({parameters}):\n{run}"
-        )
+        source = f"@triton.jit\ndef NAME({parameters}):\n{head}    pid = tl.program_id(0)\n{body}\n"
         buffers = tuple(renamed.get(name, name) for name in text.arguments)
-        self.launches.append(PrintedLaunches(source, buffers, grid, programs, warps))
+        self.launches.append(PrintedLaunches(source, buffers, grid, warps))
 
 
 MANY_NUMBERS = 12
@@ -144,9 +118,9 @@ class StageLaunch:
         """Return a buffer of the program."""
         return self.program.buffer(name)
 
-    def finish(self, grid: int, warps: int, programs: int | None = None) -> None:
+    def finish(self, grid: int, warps: int) -> None:
         """Add the launch whose text has been written, and begin a new text."""
-        self.found.add(self.text, self.comment, grid, warps, programs)
+        self.found.add(self.text, self.comment, grid, warps)
         self.text = Text()
 
     def widen(self) -> None:
