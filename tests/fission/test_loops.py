@@ -42,18 +42,7 @@ def test_loops_print_and_parse_back_and_have_an_onnx_form(name):
     feeds, graph = loop_inputs(model), fission(load_model(model))
     text, arrays = format_graph(graph), {c.digest: c.array for c in graph.constants.values()}
     assert format_graph(parse_graph(text, arrays)) == text
-    nodes = OnnxNodes(graph, "here").nodes()
-    made = onnx.helper.make_model(
-        onnx.helper.make_graph(
-            nodes,
-            "made",
-            list(model.graph.input),
-            [onnx.helper.make_empty_tensor_value_info(name) for name, _ in graph.outputs],
-        ),
-        opset_imports=[onnx.helper.make_opsetid("", 20)],
-        ir_version=10,
-    )
-    made = onnx.shape_inference.infer_shapes(made)
+    made = OnnxNodes(graph, "here").model()
     found = onnxruntime.InferenceSession(made.SerializeToString()).run(None, feeds)
     for array, right in zip(found, reference.run(graph, feeds).values(), strict=True):
         np.testing.assert_allclose(array, right, rtol=1e-5, atol=1e-6)

@@ -1,9 +1,16 @@
 import collections
 
+import numpy as np
+import onnxruntime
 import pytest
 
-from korch.fission import RULES
-from tests.support.node_cases import node_cases, run_case
+from korch.errors import UnsupportedError
+from korch.fission import RULES, fission
+from korch.frontend import load_model
+from korch.primitive import reference
+from korch.primitive.as_onnx import OnnxNodes
+from korch.testing.tolerance import assert_same
+from tests.support.node_cases import _arrays, node_cases, run_case, with_constants
 
 # Cases that can't be compared, each with its reason.
 EXCLUDED = {
@@ -42,6 +49,34 @@ def test_no_operator_with_a_rule_is_unsupported_where_its_types_are_known():
         and not any(text in outcome.text for text in foreign)
     ]
     assert not lost, "\n".join(lost)
+
+
+def test_primitives_as_onnx_have_the_same_results() -> None:
+    """ONNX Runtime has no kernels for some operators and types; all others without chance or ties are compared."""
+    options, refused, same = onnxruntime.SessionOptions(), 0, 0
+    options.log_severity_level = 4
+    for case in [case for case in node_cases() if "training" not in case.name and "dynamicquantize" not in case.name][
+        ::11
+    ]:
+        arrays = _arrays(case.data_sets[0][0], [item.name for item in case.model.graph.input])
+        if arrays is None or any(array.dtype.kind not in "biuf" for array in arrays.values()):
+            continue
+        try:
+            graph = fission(load_model(with_constants(case.model, arrays)))
+        except UnsupportedError:
+            continue
+        model = OnnxNodes(graph, case.name).model().SerializeToString()
+        try:
+            runner = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except Exception:  # noqa: BLE001  it raises classes without a common base
+            refused += 1
+            continue
+        feeds = {name: array for name, array in arrays.items() if name in dict(graph.inputs)}
+        expected = reference.run(graph, feeds)
+        for found, (name, right) in zip(runner.run(None, feeds), expected.items(), strict=True):
+            assert_same(np.asarray(found), right, terms=100, name=f"{case.name} {name}")
+        same += 1
+    assert same > 90 and refused < 9
 
 
 def test_exclusions_name_cases_that_exist():

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from korch.report.compare import Row
     from korch.runtime.runnable import PlanExecutable, Runnable
 
-LARGEST_PROTOBUF = 1 << 30
-"""The weights of a larger model are written to a separate file."""
-
 PAGE_ROUNDS = 20
 """The number of runs for the timeline of the HTML page."""
 
@@ -93,9 +90,8 @@ def _compare(parsed: argparse.Namespace, first: PlanExecutable, second: PlanExec
 
 
 def _write_plan_onnx(parsed: argparse.Namespace, executable: PlanExecutable) -> None:
-    import onnx
-
     from korch.report.plan_onnx import plan_model
+    from korch.report.stage_onnx import save_model
     from korch.runtime.executable import Executable
     from korch.runtime.text import counted
 
@@ -105,7 +101,7 @@ def _write_plan_onnx(parsed: argparse.Namespace, executable: PlanExecutable) -> 
         )
     model = plan_model(executable.plan, executable.artifact.weights.array)
     with writing(parsed.onnx, "option --onnx"):
-        onnx.save(model, str(parsed.onnx), save_as_external_data=model.ByteSize() > LARGEST_PROTOBUF)
+        save_model(model, parsed.onnx)
     print(f"{parsed.onnx}: {counted(len(model.functions), 'kernel')} as functions")
 
 

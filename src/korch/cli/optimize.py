@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from korch.cli.arrays import writing
 from korch.cli.flags import options_of
 from korch.cli.shapes import parse_bindings, parse_shapes
 from korch.errors import OptionError
@@ -20,6 +21,7 @@ from korch.system.files import check_output, open_file
 
 if TYPE_CHECKING:
     from korch.pipeline import PipelineStage, Run
+    from korch.pipeline.results import StageResults
 
 
 def optimize(parsed: argparse.Namespace) -> int:
@@ -85,8 +87,28 @@ def print_stage(parsed: argparse.Namespace) -> int:
                 print(f"block {b}\n" if len(problems) > 1 else "", end="")
                 print(format_plan(solve(problem, seconds=limits.solver_seconds, limits=limits)), end="")
             return 0
-    _run_stages(parsed, options, parsed.stage, [parsed.stage])
+    if parsed.onnx is None:
+        _run_stages(parsed, options, parsed.stage, [parsed.stage])
+        return 0
+    check_output(parsed.onnx, "--onnx", [parsed.model])
+    _write_onnx(_run_stages(parsed, options, parsed.stage, []), parsed.onnx)
     return 0
+
+
+def _write_onnx(results: StageResults, path: Path) -> None:
+    """Write the candidates if there are any, else the primitives, as ONNX."""
+    from korch.primitive.as_onnx import OnnxNodes
+    from korch.report.stage_onnx import save_candidates, save_model
+    from korch.runtime.text import counted
+
+    with writing(path, "option --onnx"):
+        if offered := results.get("candidates"):
+            models, candidates = save_candidates(offered.tasks, offered.ledger.cost_ns, path)
+            print(f"{path}: {counted(candidates, 'candidate')} for {counted(models, 'model')}")
+        else:
+            graph = results["fission"].graph
+            save_model(OnnxNodes(graph, str(path)).model(), path)
+            print(f"{path}: {counted(len(graph.primitives), 'primitive')}")
 
 
 def _stop_after(parsed: argparse.Namespace) -> int:
@@ -94,7 +116,7 @@ def _stop_after(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _run_stages(parsed: argparse.Namespace, options: Options, last: str, printed: Sequence[str]) -> None:
+def _run_stages(parsed: argparse.Namespace, options: Options, last: str, printed: Sequence[str]) -> StageResults:
     """Run the stages up to `last`, from a model or from the text of a graph; print the results of `printed`."""
     from korch.pipeline import Run, run_until
     from korch.pipeline.texts import read_graph_text
@@ -116,6 +138,7 @@ def _run_stages(parsed: argparse.Namespace, options: Options, last: str, printed
         skip = () if "reference" in (last, *printed) or last == "build" else ("reference",)
         with run.resources:
             run_until(run, last, first=first, skip=skip, watch=partial(_print_result, printed))
+        return run.results
 
 
 def _print_result(printed: Sequence[str], stage: PipelineStage, run: Run) -> None:

@@ -39,6 +39,12 @@ PRINTED = {
 }
 """The commands that print the result of a stage: the help text of each, and its options."""
 
+WRITTEN = {
+    "fission": ("OUT.onnx", "write the primitives as an ONNX model with the same results, and do not print them"),
+    "candidates": ("FOLDER", "write an ONNX model for each group and a list of the candidates with their costs"),
+}
+"""The commands whose result can be written as ONNX: what is written."""
+
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
@@ -178,4 +184,7 @@ def _add_stages(commands: Commands) -> None:
         parser.add_argument("--shape", action="append", default=[], metavar="NAME=1x3x224x224", help=SHAPE_HELP)
         if options:
             add_options(parser, options)
-        parser.set_defaults(command=optimize.print_stage, stage=name)
+        if name in WRITTEN:
+            flags = ("-o", "--onnx") if name == "fission" else ("--onnx",)
+            parser.add_argument(*flags, type=Path, metavar=WRITTEN[name][0], help=WRITTEN[name][1])
+        parser.set_defaults(command=optimize.print_stage, stage=name, **({} if name in WRITTEN else {"onnx": None}))

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import onnx
-from onnx import helper
 
 from korch.candidate.candidate import Group, Refusal
-from korch.primitive.as_onnx import IR_VERSION, OPSET, OnnxNodes, onnx_tensor
+from korch.primitive.as_onnx import OnnxNodes, onnx_tensor
 from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import PadAttributes, SliceAttributes
 from korch.primitive.ops.linear import ConvTransposeAttributes
-from korch.primitive.ops.opaque import onnx_type
 from korch.primitive.types import DType
 
 FLOATS = (DType.F32, DType.F16, DType.BF16)
@@ -107,15 +105,7 @@ def network_of(group: Group) -> onnx.ModelProto:
 
     Its inputs and outputs are those of the group's body, i0, i1, ... and o0, o1, ....
     """
-    body = group.body
-    graph = helper.make_graph(
-        _Nodes(body).nodes(),
-        group.key,
-        [_value(body, *item) for item in body.inputs],
-        [_value(body, *item) for item in body.outputs],
-    )
-    opsets = [helper.make_opsetid("", OPSET)]
-    model: onnx.ModelProto = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
+    model = _Nodes(group.body).model()
     onnx.checker.check_model(model)
     return model
 
@@ -129,11 +119,6 @@ def with_constants(model: onnx.ModelProto, constants: Mapping[str, Array]) -> on
     made.graph.input.extend(inputs)
     made.graph.initializer.extend(onnx_tensor(name, array, DType.of(array.dtype)) for name, array in constants.items())
     return made
-
-
-def _value(body: PrimitiveGraph, name: str, value: int) -> onnx.ValueInfoProto:
-    type_ = body.types[value]
-    return helper.make_tensor_value_info(name, onnx_type(type_.dtype), type_.shape)
 
 
 class _Nodes(OnnxNodes):

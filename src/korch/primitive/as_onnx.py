@@ -10,6 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+import onnx.version_converter
 from onnx import helper
 
 from korch.errors import UnsupportedError
@@ -26,8 +27,8 @@ from korch.primitive.ops.layout import (
 )
 from korch.primitive.ops.linear import ConvAttributes, ConvTransposeAttributes
 from korch.primitive.ops.loop import LoopAttributes
-from korch.primitive.ops.opaque import OpaqueAttributes, onnx_type
-from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes
+from korch.primitive.ops.opaque import OpaqueAttributes, onnx_type, opaque_model
+from korch.primitive.ops.reduce import BroadcastAttributes, PoolAttributes, ReduceAttributes, identity
 from korch.primitive.ops.stored import StoredAttributes
 from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts
 from korch.primitive.reference import body_of
@@ -35,6 +36,8 @@ from korch.primitive.types import DType, ValueType
 
 OPSET = 20
 IR_VERSION = 10
+INLINE_BYTES = 1024
+"""Larger constants of a model are initializers."""
 
 _SAME = {
     "neg": "Neg",
@@ -85,7 +88,7 @@ _SAME = {
     "matmul": "MatMul",
 }
 _REDUCE = {"reduce_sum": "ReduceSum", "reduce_prod": "ReduceProd", "reduce_max": "ReduceMax", "reduce_min": "ReduceMin"}
-_POOL = {"pool_sum": ("Add", 0.0), "pool_prod": ("Mul", 1.0), "pool_max": ("Max", -np.inf), "pool_min": ("Min", np.inf)}
+_POOL = {"pool_sum": "Add", "pool_prod": "Mul", "pool_max": "Max", "pool_min": "Min"}
 
 
 class OnnxNodes:
@@ -95,6 +98,7 @@ class OnnxNodes:
         body: the graph.
         where: the graph's name in messages.
         prefix: what the names of values begin with.
+        opsets: the version of each domain whose operators the nodes have.
     """
 
     def __init__(self, body: PrimitiveGraph, where: str, prefix: str = "") -> None:
@@ -102,6 +106,8 @@ class OnnxNodes:
         self.where = where
         self.prefix = prefix
         self.made: list[onnx.NodeProto] = []
+        self.opsets = {"": OPSET}
+        self.opaque_outputs: dict[tuple[str, ...], dict[int, str]] = {}
         self.names = {value: name for name, value in body.inputs}
         self.count = 0
 
@@ -114,11 +120,43 @@ class OnnxNodes:
         body = self.body
         for value, constant in body.constants.items():
             self.names[value] = self.constant(value, constant)
-        for primitive in body.primitives:
+        for p, primitive in enumerate(body.primitives):
+            begin = len(self.made)
             self.names[primitive.output] = self.primitive(primitive)
+            for node in self.made[begin:] if body.origins else ():
+                node.doc_string = body.origins[p]
         for name, value in body.outputs:
             self.made.append(helper.make_node("Identity", [self.names[value]], [name]))
         return self.made
+
+    def model(self) -> onnx.ModelProto:
+        """Return the graph as a model with the same inputs and outputs; nodes have their origins as documentation.
+
+        Raises:
+            UnsupportedError: as `nodes`.
+        """
+        while any(name.startswith(self.prefix + "t") for name, _ in (*self.body.inputs, *self.body.outputs)):
+            self.prefix += "_"
+
+        def described(named: Sequence[tuple[str, int]]) -> list[onnx.ValueInfoProto]:
+            types = ((name, self.body.types[value]) for name, value in named)
+            return [helper.make_tensor_value_info(name, onnx_type(t.dtype), t.shape) for name, t in types]
+
+        kept, initializers = [], []
+        for node in self.nodes():
+            tensor = node.attribute[0].t if node.op_type == "Constant" else None
+            if tensor is None or len(tensor.raw_data) <= INLINE_BYTES:
+                kept.append(node)
+            else:
+                tensor.name = node.output[0]
+                initializers.append(tensor)
+        graph = helper.make_graph(
+            kept, "graph", described(self.body.inputs), described(self.body.outputs), initializers
+        )
+        made: onnx.ModelProto = helper.make_model(
+            graph, opset_imports=[helper.make_opsetid(*item) for item in self.opsets.items()], ir_version=IR_VERSION
+        )
+        return made
 
     def add(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
         """Add a node; return the name of its output."""
@@ -223,7 +261,7 @@ class OnnxNodes:
         at = p.attributes
         if not isinstance(at, PoolAttributes):
             raise AssertionError("a pool without its attributes")
-        op, fill = _POOL[p.op]
+        op, fill = _POOL[p.op], identity(p.op.removeprefix("pool_"), type_.dtype.numpy)
         lead = type_.rank - len(at.kernel)
         if any((*at.pads_begin, *at.pads_end)):
             zeros = [0] * lead
@@ -346,21 +384,44 @@ class OnnxNodes:
         return names[at.output]
 
     def opaque(self, at: OpaqueAttributes, inputs: Sequence[str]) -> str:
-        """Add the node of an opaque primitive, as the model has it."""
+        """Add the node of an opaque primitive as the model has it, or nodes of this opset with the same meaning."""
+        key = (at.node, *inputs)
+        if key not in self.opaque_outputs:
+            self.opaque_outputs[key] = self.opaque_node(at, inputs)
+        return self.opaque_outputs[key][at.output]
+
+    def opaque_node(self, at: OpaqueAttributes, inputs: Sequence[str]) -> dict[int, str]:
+        """Add a node for all outputs of an operator; return their names by position."""
+        made = opaque_model(at)
         if at.domain:
-            raise UnsupportedError(f"{at.domain}::{at.op_type} is not ONNX's own", self.where)
-        node = onnx.NodeProto.FromString(bytes.fromhex(at.node))
-        self.count += 1
-        given = iter(inputs)
-        unique = {name: next(given) for name in dict.fromkeys(node.input) if name}
-        names = [unique.get(name, "") for name in node.input]
-        node.ClearField("input")
-        node.input.extend(names)
-        outputs = [f"{self.prefix}t{self.count}_{i}" if name else "" for i, name in enumerate(node.output)]
-        node.ClearField("output")
-        node.output.extend(outputs)
-        self.made.append(node)
-        return outputs[at.output]
+            self.opsets[at.domain] = at.opset
+        elif (since := _since(at.op_type, at.opset)) > OPSET:
+            self.opsets[""] = max(since, self.opsets[""])
+        elif since < _since(at.op_type, OPSET):
+            try:
+                made = onnx.version_converter.convert_version(made, OPSET)
+            except RuntimeError as error:
+                raise UnsupportedError(
+                    f"{at.op_type} of opset {at.opset} has no form in {OPSET}", self.where
+                ) from error
+        names: dict[str, str] = dict(zip((item.name for item in made.graph.input), inputs, strict=True)) | {"": ""}
+        for tensor in made.graph.initializer:
+            names[tensor.name] = self.add("Constant", [], value=tensor)
+        for node in made.graph.node:
+            self.count += 1
+            names |= {name: f"{self.prefix}t{self.count}_{i}" for i, name in enumerate(node.output) if name}
+            for field in (node.input, node.output):
+                renamed = [names[name] for name in field]
+                del field[:]
+                field.extend(renamed)
+            self.made.append(node)
+        positions = (i for i, text in enumerate(at.outputs) if text)
+        return {i: names[item.name] for i, item in zip(positions, made.graph.output, strict=True)}
+
+
+def _since(op: str, opset: int) -> int:
+    """Return the first opset with an operator's definition of this one."""
+    return int(onnx.defs.get_schema(op, opset).since_version)
 
 
 def onnx_tensor(name: str, array: Array, dtype: DType) -> onnx.TensorProto:

@@ -108,14 +108,9 @@ class _Plan:
         body = parse_graph(text)
         name = f"kernel_{number}"
         function = OnnxNodes(body, f"kernel {number} of {step.provider}")
-        made = helper.make_function(
-            DOMAIN,
-            name,
-            [n for n, _ in body.inputs],
-            [n for n, _ in body.outputs],
-            function.nodes(),
-            [helper.make_opsetid("", OPSET)],
-        )
+        nodes, ends = function.nodes(), ([n for n, _ in body.inputs], [n for n, _ in body.outputs])
+        opsets = [helper.make_opsetid(*item) for item in function.opsets.items()]
+        made = helper.make_function(DOMAIN, name, *ends, nodes, opsets)
         made.doc_string = f"{operations(step)}\n{step.primitives}"
         self.functions[name] = made
         node = helper.make_node(

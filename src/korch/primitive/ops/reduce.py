@@ -76,7 +76,8 @@ def _infer_pool(name: str) -> Callable[[Sequence[ValueType], PoolAttributes], Va
     return infer
 
 
-def _identity(name: str, dtype: np.dtype[Any]) -> float:
+def identity(name: str, dtype: np.dtype[Any]) -> float:
+    """Return the element that a reduction ("sum", "prod", "max" or "min") in a type begins with."""
     if name in ("sum", "prod"):
         return 0 if name == "sum" else 1
     if np.issubdtype(dtype, np.integer):
@@ -91,7 +92,7 @@ def _reduce(name: str) -> Callable[[Sequence[Array], ReduceAttributes], Array]:
             function = getattr(np, name)
             is_float = DType.of(x.dtype).is_float
             wide = x.astype(np.float64) if is_float and name in ("sum", "prod") else x
-            out = function(wide, axis=attributes.axes, keepdims=True, initial=_identity(name, x.dtype))
+            out = function(wide, axis=attributes.axes, keepdims=True, initial=identity(name, x.dtype))
             return np.asarray(out).astype(x.dtype)
 
     return reference
@@ -102,7 +103,7 @@ def _pool(name: str) -> Callable[[Sequence[Array], PoolAttributes], Array]:
         x, spatial = inputs[0], len(attributes.kernel)
         lead = x.ndim - spatial
         pads = [(0, 0)] * lead + list(zip(attributes.pads_begin, attributes.pads_end, strict=True))
-        padded = np.pad(x, pads, constant_values=_identity(name, x.dtype))
+        padded = np.pad(x, pads, constant_values=identity(name, x.dtype))
         extents = tuple(map(window_extent, attributes.kernel, attributes.dilations))
         view = np.lib.stride_tricks.sliding_window_view(padded, extents, axis=tuple(range(lead, x.ndim)))
         steps = [slice(None)] * lead + [slice(None, None, s) for s in attributes.strides]
