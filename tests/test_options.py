@@ -37,6 +37,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"precision": "tf32"},
         "option precision: the value 'tf32' is for CUDA devices only. Add --target cuda, or remove --precision",
     ),
+    (
+        {"schedule": "tasks", "target": "cuda"},
+        "option schedule: kernels for CUDA devices do not run as tasks. Remove --schedule",
+    ),
     ({"strict": None}, "option strict: the value is None; expected True or False"),
     ({"cache_folder": 3}, "option cache_folder: the value is 3; expected a path"),
 ]
