@@ -172,6 +172,14 @@ resize bilinear to another hw: float[1, 4, h, w] x
 resize nearest to another hw any: float[1, 4, h, w] x
   { p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (x) s = Shape(x) y = Resize <mode = "nearest",
   nearest_mode = "floor", coordinate_transformation_mode = "asymmetric"> (p, , , s) }
+resize nearest to a fixed size hw any: float[1, 4, h, w] x
+  <int64[4] k = {1, 4, 8, 10}>{ y = Resize <mode = "nearest", nearest_mode = "floor",
+  coordinate_transformation_mode = "asymmetric"> (x, , , k) }
+up and down again hw: float[1, 3, h, w] x | m 4 3 3 3, t 4 3 2 2, r 2 6 3 3
+  <float[4] twice = {1, 1, 2, 2}>{ a = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (x, m) b = MaxPool
+  <kernel_shape = [2, 2], strides = [2, 2]> (a) c = Resize <mode = "linear"> (b, , twice) d = Add(a, c)
+  e = ConvTranspose <strides = [2, 2]> (d, t) f = Concat <axis = 1> (x, e)
+  y = Conv <pads = [1, 1, 1, 1]> (f, r) }
 resize to a fixed size hw: float[1, 4, h, w] x
   <int64[4] k = {1, 4, 8, 8}>{ y = Resize <mode = "linear"> (x, , , k) }
 
@@ -264,7 +272,7 @@ REFUSED = {
     "average pool of elements n": CONSTANT,
     "average pool ceil hw any": "the model has other steps at some of the sizes",
     "resize corners hw": CONSTANT,
-    "resize nearest to another hw any": "the elements that it takes depend on the size",
+    "resize nearest to a fixed size hw any": "it computes slice or take, depending on the size",
     "resize to a fixed size hw": "the model has other steps at some of the sizes",
 }
 

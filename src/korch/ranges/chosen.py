@@ -6,6 +6,7 @@ elements of a free axis, a reversed axis or a pad that reflects, indices that ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -180,14 +181,24 @@ def take(site: Site) -> Value:
     given, size = site.inputs[0][axis], len(attributes.indices)
     if all(np.array_equal(own, np.arange(len(own)) % n) for own, n in zip(indices, given, strict=True)):
         count = site.multiple(factors, size // given[0])
-        id_ = site.masks.gathered(value, axis, size, Places(Extent(0, 0, 0), 1, along, "wrap")).id
-        form = [(Factor(size, count),) if i == axis else a for i, a in enumerate(value.form)]
-        site.check(form)
-        return plain(id_, tuple(form))
+        return _gathered(site, axis, (Factor(size, count),), Places(Extent(0, 0, 0), 1, along, "wrap"))
+    if all(np.array_equal(own, np.arange(len(own)) * n // len(own)) for own, n in zip(indices, given, strict=True)):
+        own = site.concrete(None, tuple(map(len, indices)))
+        count = prefix(own) or Extent(0, 0, size)
+        return _gathered(site, axis, own, Places(Extent(0, 0, 0), 1, along, out=count))
     if all(_is_clipped(own, indices[0], n) for own, n in zip(indices, given, strict=True)):
         count = _derived(site, along, tuple(map(len, indices)), "its number of elements")
         return _taken(site, site.masks.extended(value, axis), axis, (Factor(size, count),))
     raise site.refusal("the elements that it takes depend on the size")
+
+
+def _gathered(site: Site, axis: int, own: tuple[Factor, ...], places: Places) -> Value:
+    """Return the elements of the operand at places that depend on the size."""
+    value = site.operands[0]
+    form = [own if i == axis else a for i, a in enumerate(value.form)]
+    site.check(form)
+    size = math.prod(factor.size for factor in own)
+    return plain(site.masks.gathered(value, axis, size, places).id, tuple(form))
 
 
 def _is_clipped(indices: Array, largest: Array, size: int) -> bool:

@@ -194,25 +194,31 @@ class Along:
 class Places:
     """Places along an axis: from `start`, `step` apart, moved into the axis where they are outside of it.
 
+    If `out` is given, a step is `size / out`, rounded down at each place.
+
     Attributes:
         start: the first place.
         step: the distance of two places.
         size: the number of valid elements of the axis.
         mode: how places are moved: "edge", "reflect" or "wrap", as the modes of a pad; or "ends", for a table made for
             the largest size: the last `start` places are those of its end.
+        out: the number of places at the size of a run; None if steps are whole.
     """
 
     start: Extent
     step: int
     size: Extent
     mode: str = "edge"
+    out: Extent | None = None
 
     def array(self, count: int, sizes: Sequence[int]) -> Array:
         """Return `count` places, for the sizes of all dimensions."""
         if self.mode == "ends":
             first, size = np.arange(count, dtype=np.int64), self.size.at(sizes)
             return np.minimum(np.where(first < size - self.start.at(sizes), first, first + count - size), count - 1)
-        found, size = self.start.at(sizes) + self.step * np.arange(count, dtype=np.int64), self.size.at(sizes)
+        size, steps = self.size.at(sizes), np.arange(count, dtype=np.int64)
+        steps = steps if self.out is None else steps * size // self.out.at(sizes)
+        found = self.start.at(sizes) + self.step * steps
         if self.mode == "edge" or size < 2:
             return np.clip(found, 0, max(0, size - 1))
         if self.mode == "wrap":
