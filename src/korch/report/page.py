@@ -303,7 +303,7 @@ def _primitive_graph(plan: PlanRecord) -> dict[str, Any]:
     for n, step in enumerate(plan.steps):
         box = f"k{n}"
         nodes.append({"id": box, "label": f"{n} {step.provider}", "kernels": [n]})
-        ends = parse_ends(step.primitives.partition("\n")[0])
+        ends = parse_ends(next(line for line in step.primitives.splitlines() if not line.startswith("#")))
         inputs = {value: int(name[1:]) for name, value, _ in ends[0]}
         outputs = {value: int(name[1:]) for name, value in ends[1]}
         calls = printed_calls(step.primitives)
