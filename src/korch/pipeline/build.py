@@ -92,7 +92,9 @@ def build_plans(run: Run, results: StageResults) -> Built:
     end = run.deadline.before(END_SAFETY * write_s)
     standard = results["reference"]
     trial = Trial(graph, standard) if run.masked is None else masked_trial(run.masked, standard, graph, options.search)
+    begun_s = time.monotonic()
     validation = validate_plans(trial, entries, meter, make, end)
+    first_s = time.monotonic() - begun_s
     ledger.record_choice("plan", validation.won.entry.name)
     validation, times = _with_schedule(schedule, ledger, validation, make_any(runs_tasks=True), end)
     discrepancy = None if ledger.is_replayed else examine(validation, meter, end)
@@ -106,8 +108,8 @@ def build_plans(run: Run, results: StageResults) -> Built:
     if ranges is not None and isinstance(executable, Executable):
         sized = [(ranges.timed, executable)]
         for sizes, entry in variants:
-            if end.is_over:
-                break
+            if end.left_s is not None and end.left_s < first_s:
+                break  # it takes about as long as the first plan
             trial = replace(trial, timed={**trial.timed, **ranges.hidden_at(sizes)})
             other = validate_plans(trial, [entry], meter, make, end)
             if isinstance(other.winner, Executable):

@@ -9,6 +9,7 @@ import numpy as np
 
 from korch.inputs import random_arrays
 from korch.limits import SearchLimits
+from korch.measure.meter import NEVER
 from korch.primitive.op import Array
 from korch.ranges.cost import Cost, TimedSizes, fit
 from korch.ranges.form import Dimension, Sizes
@@ -42,7 +43,7 @@ def fit_costs(
     for sizes in sample_sizes(bounds, FIT_SIZES):
         if deadline.is_over:
             break
-        for own, row in zip(times, kernel_ns(plans, sizes, limits), strict=True):
+        for own, row in zip(times, kernel_ns(plans, sizes, limits, deadline), strict=True):
             own.append((sizes, row))
     return [_fitted(own) for own in times]
 
@@ -62,7 +63,9 @@ def _between(low: int, high: int, share: float) -> int:
     return round(low * (high / low) ** share) if low else round(high * share)
 
 
-def kernel_ns(plans: Sequence[tuple[Executable, RangePlan]], sizes: Sizes, limits: SearchLimits) -> list[list[float]]:
+def kernel_ns(
+    plans: Sequence[tuple[Executable, RangePlan]], sizes: Sizes, limits: SearchLimits, deadline: Deadline = NEVER
+) -> list[list[float]]:
     """Return the least time of each kernel of some plans for some sizes, over interleaved runs.
 
     The least time is used because other processes make some runs longer.
@@ -71,13 +74,15 @@ def kernel_ns(plans: Sequence[tuple[Executable, RangePlan]], sizes: Sizes, limit
         plans: executables, and how each serves sizes.
         sizes: the size of each dimension.
         limits: the limits for the runs of each plan, not counting a first one.
+        deadline: after it, each plan has one run besides the first one.
     """
     feeds = [_inputs(executable, plan, sizes) for executable, plan in plans]
     rows: list[list[Sequence[int]]] = [[] for _ in plans]
     begun_s = time.monotonic()
     with short_slices():
         for turn in range(limits.fit_rounds + 1):
-            if turn > LEAST_FIT_ROUNDS and time.monotonic() > begun_s + FIT_SECONDS:
+            is_enough = turn > LEAST_FIT_ROUNDS and time.monotonic() > begun_s + FIT_SECONDS
+            if is_enough or (turn > 1 and deadline.is_over):
                 break
             for (executable, _), arrays, own in zip(plans, feeds, rows, strict=True):
                 found = executable.time(arrays, 1).kernel_ns

@@ -33,6 +33,7 @@ from korch.validation.validate import BUILD_KERNELS, WEIGHTS_BYTES
 ENUMERATE_SHARE = 0.5  # share of the remaining budget after which no more candidates are added
 END_RUNS = 8  # runs of the model assumed for the last stages, at a third of the machine's best rate
 END_SAFETY = 1.3  # the time reserved for the last stages is this many times their predicted time
+RANGE_SAFETY = 1.3  # this many times more for ranges: kernels with masks have more code, and plans run at several sizes
 
 logger = logging.getLogger("korch.pipeline")
 
@@ -191,6 +192,7 @@ class Run:
         budget_s = self.options.budget_s or math.inf
         tasks_s = BUILD_SAFETY * build_s if self.schedule == "fastest" else 0.0
         end_s = END_SAFETY * (build_s + END_RUNS * run_s) + min(tasks_s, TASKS_SHARE * budget_s)
+        end_s *= RANGE_SAFETY if self.masked is not None else 1.0
         return end_s + FRESH_S * (budget_s >= 10 * FRESH_S)
 
 
