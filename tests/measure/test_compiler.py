@@ -44,6 +44,12 @@ def test_several_sources_become_one_library(fresh):
     assert (number(path), number(path, "korch_test_other")) == (41, 42)
 
 
+def test_a_cache_folder_may_be_relative(fresh, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Builder(fresh.isa, Path("here")).library(["int one() { return 1; }"]).is_file()
+    assert (tmp_path / "here").is_dir()
+
+
 def test_what_was_built_is_found_again(fresh, tmp_path, monkeypatch):
     path = fresh.library([GOOD, OTHER])
     forbid(monkeypatch)

@@ -82,7 +82,8 @@ class Builder:
         self._end, self._longest_s, self._hangs = end or Deadline(), 0.0, False
         self.compiler = find_compiler()
         self.isa = isa
-        self.folder = usable_folder(cache_folder or default_cache_folder()) / KERNELS
+        # Compilers run in folders of their own.
+        self.folder = usable_folder(cache_folder or default_cache_folder()).absolute() / KERNELS
         own = own_flags(self.compiler.version, isa)
         if isa == "amx" and not has_matrix_units():
             own = (*own, "-DKORCH_AMX_IN_SOFTWARE")
