@@ -35,6 +35,7 @@ def test_a_model_as_primitives(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_candidates_with_their_costs(tmp_path: Path, cache_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mlp.onnx").write_bytes(build("mlp").SerializeToString())
+    (tmp_path / "out").mkdir()
     arguments = ["candidates", str(tmp_path / "mlp.onnx"), "--onnx", str(tmp_path / "out")]
     assert main([*arguments, "--cache-folder", str(cache_folder)]) == 0
     rows = json.loads((tmp_path / "out" / INDEX).read_text())

@@ -90,7 +90,8 @@ def print_stage(parsed: argparse.Namespace) -> int:
     if parsed.onnx is None:
         _run_stages(parsed, options, parsed.stage, [parsed.stage])
         return 0
-    check_output(parsed.onnx, "--onnx", [parsed.model])
+    if parsed.stage == "fission":  # the other one writes a folder, which may exist
+        check_output(parsed.onnx, "--onnx", [parsed.model])
     _write_onnx(_run_stages(parsed, options, parsed.stage, []), parsed.onnx)
     return 0
 

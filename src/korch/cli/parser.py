@@ -187,4 +187,4 @@ def _add_stages(commands: Commands) -> None:
         if name in WRITTEN:
             flags = ("-o", "--onnx") if name == "fission" else ("--onnx",)
             parser.add_argument(*flags, type=Path, metavar=WRITTEN[name][0], help=WRITTEN[name][1])
-        parser.set_defaults(command=optimize.print_stage, stage=name, **({} if name in WRITTEN else {"onnx": None}))
+        parser.set_defaults(command=optimize.print_stage, stage=name, onnx=None)
