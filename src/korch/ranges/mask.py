@@ -17,6 +17,7 @@ from korch.primitive.gathers import gather
 from korch.primitive.graph import GraphBuilder, Primitive
 from korch.primitive.op import Category
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
+from korch.primitive.ops.reduce import identity
 from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Verbs, lit
 from korch.ranges.form import Along, Extent, Factor, Form, Hidden, Places, axis_of, is_free, prefix
@@ -66,15 +67,8 @@ def plain(id: ValueId, form: Form, fills: Sequence[Fill | None] = ()) -> Value:
 
 
 def identity_of(name: str, dtype: DType) -> float:
-    """Return the identity of a reduction."""
-    if name in ("reduce_sum", "pool_sum"):
-        return 0
-    if name == "reduce_prod":
-        return 1
-    if dtype.is_float:
-        return -np.inf if name in ("reduce_max", "pool_max") else np.inf
-    limits = np.iinfo(dtype.numpy)
-    return int(limits.min if name in ("reduce_max", "pool_max") else limits.max)
+    """Return the identity of a reduction, of a whole axis or of windows."""
+    return identity(name.partition("_")[2], dtype.numpy)
 
 
 class Masks:
