@@ -113,6 +113,15 @@ def test_an_element_that_depends_on_the_order_of_a_product_is_not_compared() -> 
     assert model.judge({"y": np.array([[np.nan], [7.0]], np.float32)})[1] == ("y",)
 
 
+def test_a_product_that_may_underflow_before_it_meets_infinity_is_not_compared() -> None:
+    text = 'graph(%0 "x": f32[2,4]) -> (%1 "y")\n%1: f32[2,1] = reduce_prod(%0) {axes=(1,)}\n'
+    model = standard(text, x=np.array([[1e-30, 1e-30, np.inf, 1.0], [1e-30, 1.0, np.inf, 1.0]]))
+    assert (model.expected["y"] == np.inf).all()
+    for first in (np.inf, np.nan):
+        assert model.judge({"y": np.array([[first], [np.inf]], np.float32)})[1] == ()
+    assert model.judge({"y": np.array([[np.nan], [np.nan]], np.float32)})[1] == ("y",)
+
+
 def test_a_zero_in_a_product_that_does_not_overflow_is_determined() -> None:
     text = 'graph(%0 "x": f32[4]) -> (%1 "y")\n%1: f32[1] = reduce_prod(%0) {axes=(0,)}\n'
     model = standard(text, x=np.array([0.0, 1e10, 1e10, 1.0]))

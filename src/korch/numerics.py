@@ -250,8 +250,8 @@ class Standard:
         rng = np.random.default_rng((self._seed, self._runs))
         self._runs += 1
         found = reference.run(self._model, self.inputs, exact=False, roundings=rng)
-        for name, array in found.items():  # 0 * inf: a product overflows if computed in another order
-            self._undetermined[name] |= np.isnan(array) & np.isfinite(self.expected[name])
+        for name, array in found.items():  # 0 * inf: a product over- or underflows if computed in another order
+            self._undetermined[name] |= np.isnan(array) & ~np.isnan(self.expected[name])
         for name, error in self.differences(found).items():
             self.own[name] = self.own[name].merged(_finite(error))
 

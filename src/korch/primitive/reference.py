@@ -161,11 +161,8 @@ def _apply_rounded(
         return apply(graph, primitive, values, exact=False)
     given = {value: values[value] for value in primitive.inputs}
     if primitive.op == "reduce_prod" and isinstance(primitive.attributes, ReduceAttributes):
-        # In another order the product of the nonzero elements may overflow before it is multiplied by zero.
-        (x,), axes = given.values(), primitive.attributes.axes
-        with np.errstate(all="ignore"):
-            others = np.prod(np.where(x == 0, 1, x), axis=axes, keepdims=True, dtype=result_type.dtype.numpy)
-        if (undetermined := np.isinf(others) & (x == 0).any(axis=axes, keepdims=True)).any():
+        undetermined = _depends_on_order(values[primitive.inputs[0]], primitive.attributes.axes)
+        if undetermined.any():
             return np.where(undetermined, np.nan, apply(graph, primitive, given, exact=False))
     if category in (Category.REDUCE, Category.LINEAR):
         terms = graph.work_flop(primitive) / max(1, result_type.size)
@@ -173,6 +170,15 @@ def _apply_rounded(
             array = _summable(array) if category is Category.LINEAR else array
             given[value] = _disturbed(array, max(1.0, terms) ** 0.5, rng)
     return _disturbed(apply(graph, primitive, given, exact=False), 1.0, rng)
+
+
+def _depends_on_order(x: Array, axes: tuple[int, ...]) -> Array:
+    """Return where a product of floats may overflow before it meets 0, or underflow before it meets infinity."""
+    is_zero, is_infinite = x == 0, np.isinf(x)
+    with np.errstate(all="ignore"):
+        others = np.prod(np.where(is_zero | is_infinite, 1, x), axis=axes, keepdims=True, dtype=x.dtype)
+    overflows = np.isinf(others) & is_zero.any(axis=axes, keepdims=True)
+    return np.asarray(overflows | ((others == 0) & is_infinite.any(axis=axes, keepdims=True)))
 
 
 def _summable(array: Array) -> Array:
