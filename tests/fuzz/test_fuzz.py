@@ -16,7 +16,7 @@ from tests.support import fuzz, fuzz_graphs, fuzz_ranges, fuzz_whole
 from tests.support.fuzz import run_case, run_cases, run_random
 from tests.support.fuzz_graphs import batches, opset_of
 from tests.support.fuzz_models import mutate
-from tests.support.random_onnx import OPSETS, model_of, random_onnx
+from tests.support.random_onnx import OPSETS, Drawn, model_of, random_onnx
 from tests.support.references import settled
 
 SAMPLE = range(90)
@@ -63,7 +63,7 @@ def test_a_crash_and_a_wrong_result_are_findings(monkeypatch, tmp_path: Path) ->
     monkeypatch.setattr(fuzz.sys, "executable", "/bin/false")
     (outcome,) = run_cases(0, range(3, 4), 1, tmp_path)
     assert outcome.outcome == "finding" and "ended with code" in outcome.message
-    monkeypatch.setattr(fuzz_graphs, "_interpret", lambda graph, opset: np.full((77,), 1e9))
+    monkeypatch.setattr(fuzz_graphs, "_interpret", lambda *_: np.full((77,), 1e9))
     with pytest.raises(fuzz._WrongError, match="wrong: "):
         fuzz._operators(np.random.default_rng(1), tmp_path)
 
@@ -174,6 +174,25 @@ def test_random_graphs_that_are_wrong_or_refused_are_findings(monkeypatch, tmp_p
     assert found[2].message.startswith("wrong: ") and "float64[77] instead" in found[2].message
     model = onnx.load(tmp_path / "graph-1-2.onnx")
     assert len(model.graph.output) == 1
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        ([np.nan, 6], "right"),
+        ([np.inf, 6], "disputed"),
+        ([-np.inf, 6], "wrong"),
+        ([5, 6], "wrong"),
+        ([np.inf, 7], "wrong"),
+    ],
+)
+def test_a_product_that_underflows_before_infinity_is_disputed(found, verdict: str) -> None:
+    pytest.importorskip("onnxruntime")
+    x = np.array([[1e-30, 1e-30, np.inf], [1, 2, 3]], np.float32)
+    node = onnx.helper.make_node("ReduceProd", ["x", "axis"], ["y"], keepdims=0)
+    graph = Drawn({"x": x}, is_special=True, nodes=[node], output="y", expected=np.array([np.nan, 6], np.float32))
+    graph.constants = [onnx.numpy_helper.from_array(np.array([1]), "axis")]
+    assert fuzz_graphs._judge(np.array(found, np.float32), graph, 18)[0] == verdict
 
 
 def test_a_graph_is_the_same_in_whatever_range_it_stands() -> None:
