@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -34,6 +35,27 @@ def model(text: str, **weights: Array) -> bytes:
 def weight(*shape: int) -> Array:
     rng = np.random.default_rng(math.prod(shape))
     return (rng.standard_normal(shape) / math.sqrt(shape[-1])).astype(np.float32)
+
+
+def models_in(cases: str) -> dict[str, tuple[str, str]]:
+    """Return the inputs with the weights' shapes, and the nodes, of each model of a table, by name."""
+    return {
+        name: (head, body)
+        for block in re.split(r"\n(?=\S)", cases.strip())
+        for name, head, body in re.findall(r"(?s)(.*?): (.*?)\n(.*)", block)
+    }
+
+
+def shapes_of(name: str, ranges: Mapping[str, Shapes]) -> Shapes:
+    """Return the ranges with whose name the name of a model ends."""
+    return ranges[max((end for end in ranges if name.endswith(f" {end}")), key=len)]
+
+
+def model_of(head: str, body: str, result: str = "float[] y") -> bytes:
+    """Return a model of a table."""
+    inputs, _, shapes = head.partition(" | ")
+    weights = {shape[0]: weight(*map(int, shape[1:].split())) for shape in shapes.split(", ") if shape}
+    return model(f"g ({inputs}) => ({result}) {body}", **weights)
 
 
 def primitives(source: bytes, shapes: Shapes, sizes: Sizes) -> PrimitiveGraph:

@@ -8,7 +8,7 @@ import pytest
 
 from korch.errors import UnsupportedError
 from korch.ranges.binding import dimensions_of
-from tests.ranges.range_models import Shapes, masked_model, model, weight, worst_error
+from tests.ranges.range_models import Shapes, masked_model, model_of, models_in, shapes_of, worst_error
 
 EXACT = 1e-9
 
@@ -260,11 +260,7 @@ gru state n: float[n, 2, 4] x | m 1 9 4, r 1 9 3
 """
 """Each has a name that ends with its range, its inputs, the shapes of its weights, and its nodes with result `y`."""
 
-MODELS = {
-    name: (head, body)
-    for block in re.split(r"\n(?=\S)", CASES.strip())
-    for name, head, body in re.findall(r"(?s)(.*?): (.*?)\n(.*)", block)
-}
+MODELS = models_in(CASES)
 
 CONSTANT = "the elements of a constant depend on the size"
 
@@ -277,10 +273,6 @@ REFUSED = {
 }
 
 
-def shapes_of(name: str) -> Shapes:
-    return RANGES[max((end for end in RANGES if name.endswith(f" {end}")), key=len)]
-
-
 def sizes_of(shapes: Shapes) -> list[tuple[int, ...]]:
     """Return the first and the last sizes, and four between them, in steps."""
     dimensions = dimensions_of(shapes)
@@ -288,17 +280,10 @@ def sizes_of(shapes: Shapes) -> list[tuple[int, ...]]:
     return [tuple(d.low + round(at[i] * (d.high - d.low)) for i, d in enumerate(dimensions)) for at in shares]
 
 
-def source_of(name: str) -> bytes:
-    head, body = MODELS[name]
-    inputs, _, shapes = head.partition(" | ")
-    weights = {shape[0]: weight(*map(int, shape[1:].split())) for shape in shapes.split(", ") if shape}
-    kind = "int64[] y" if name.startswith("argmax") else "float[] y"
-    return model(f"g ({inputs}) => ({kind}) {body}", **weights)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_an_operator_along_free_axes(name: str) -> None:
-    source, shapes = source_of(name), shapes_of(name)
+    shapes = shapes_of(name, RANGES)
+    source = model_of(*MODELS[name], "int64[] y" if name.startswith("argmax") else "float[] y")
     if name in REFUSED:
         with pytest.raises(UnsupportedError, match=re.escape(REFUSED[name])):
             masked_model(source, shapes)

@@ -70,6 +70,13 @@ class Count:
     dimension: int = 0
     rows: tuple[Count, int] | None = None
 
+    def at(self, sizes: Sequence[int]) -> int:
+        """Return the count for the sizes of all dimensions."""
+        size = sizes[self.dimension]
+        most = max(round_up((n * size + plus) // over, step) for n, plus, over, step in self.terms)
+        found = round_up(most, self.step)
+        return found if self.rows is None else self.rows[0].at(sizes) * min(self.rows[1], found)
+
     def text(self, sizes: str) -> str:
         """Return the count as a C++ expression; `sizes` is the text of a pointer to the sizes."""
         size = f"{sizes}[{self.dimension}]"
