@@ -8,7 +8,9 @@ from korch.errors import UnsupportedError
 from korch.fission import RULES, fission
 from korch.frontend import load_model
 from korch.primitive import reference
+from korch.primitive.agreed import NUMPY, largest_difference, opinions_of
 from korch.primitive.as_onnx import OnnxNodes
+from korch.primitive.definitions import DEFINITIONS
 from korch.testing.tolerance import assert_same
 from tests.support.node_cases import _arrays, node_cases, run_case, with_constants
 
@@ -49,6 +51,19 @@ def test_no_operator_with_a_rule_is_unsupported_where_its_types_are_known():
         and not any(text in outcome.text for text in foreign)
     ]
     assert not lost, "\n".join(lost)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_definitions_compute_the_cases_of_the_standard() -> None:
+    cases = [case for case in node_cases() if [n.op_type for n in case.model.graph.node if n.op_type in DEFINITIONS]]
+    computed = 0
+    for case in cases:
+        ((given, wanted),) = case.data_sets
+        names = [item.name for item in case.model.graph.input]
+        found = opinions_of(case.model, dict(zip(names, given, strict=False)))[NUMPY](None)
+        computed += found is not None
+        assert found is None or largest_difference([*found], [*wanted]) <= 1, case.name
+    assert computed > 190 and computed > 0.95 * len(cases)
 
 
 def test_primitives_as_onnx_have_the_same_results() -> None:

@@ -123,6 +123,8 @@ def test_unique_elements(is_sorted: int, attributes) -> None:
 
 IMAGE = np.random.default_rng(2).standard_normal((2, 3, 5)).astype(np.float32)
 PAIRS, ONES, LENGTH = IMAGE[..., :2].copy(), np.ones(3, np.float32), np.array(4)
+CROP = np.array([0, 0.2, -0.2, 1, 0.9, 1.1], np.float32)
+CROPPED = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 0.5}
 DEFINED = [
     ("Softmax", [IMAGE], 13, {"axis": 1}),
     ("LogSoftmax", [IMAGE], 11, {"axis": 1}),
@@ -133,6 +135,26 @@ DEFINED = [
     ("DFT", [IMAGE[..., :1].copy(), LENGTH, np.array(-2)], 20, {"onesided": 1}),
     ("BatchNormalization", [IMAGE, ONES, 2 * ONES, IMAGE[0, :, 0].copy(), 3 * ONES], 15, {"epsilon": 0.1}),
     ("GlobalMaxPool", [IMAGE], 22, {}),
+    ("AveragePool", [IMAGE], 19, {"kernel_shape": [2], "strides": [3], "ceil_mode": 1, "pads": [1, 0]}),
+    ("AveragePool", [IMAGE], 19, {"kernel_shape": [3], "dilations": [2], "pads": [2, 1], "count_include_pad": 1}),
+    ("AveragePool", [IMAGE], 11, {"kernel_shape": [2], "strides": [3], "auto_pad": "SAME_LOWER"}),
+    ("LpPool", [IMAGE], 18, {"kernel_shape": [3], "p": 3, "auto_pad": "SAME_UPPER"}),
+    ("LpPool", [IMAGE], 22, {"kernel_shape": [2], "p": 1, "strides": [2]}),
+    ("MaxPool", [IMAGE], 12, {"kernel_shape": [2], "strides": [3], "pads": [1, 1], "ceil_mode": 1}),
+    ("LpNormalization", [IMAGE], 22, {"p": 1, "axis": 1}),
+    ("LpNormalization", [0 * IMAGE], 22, {}),
+    ("Mean", [IMAGE, IMAGE[0], ONES[:, None]], 13, {}),
+    ("ReduceSumSquare", [IMAGE.astype(np.int32), np.array([0, -1])], 18, {"keepdims": 0}),
+    ("STFT", [IMAGE[0, :, :, None].copy(), np.array(2), ONES], 17, {"onesided": 0}),
+    ("STFT", [PAIRS, np.array(1), None, np.array(2)], 17, {"onesided": 0}),
+    ("Slice", [IMAGE, np.array([9, -9]), np.array([-9, 9]), np.array([2, -2]), np.array([-2, 2])], 13, {}),
+    ("Slice", [IMAGE], 9, {"starts": [1], "ends": [-1], "axes": [2]}),
+    ("Resize", [IMAGE, np.array([1, 1, 1.6], np.float32)], 10, {"mode": "linear"}),
+    ("Resize", [IMAGE, None, None, np.array([3, 3, 9])], 13, {"mode": "linear"}),
+    ("Resize", [IMAGE, None, None, np.array([3, 4])], 18, {"axes": [1, -1], "keep_aspect_ratio_policy": "not_smaller"}),
+    ("Resize", [IMAGE[None], None, None, np.array([1, 2, 5, 8])], 13, {"mode": "cubic", "exclude_outside": 1}),
+    ("Resize", [IMAGE[None], None, None, np.array([1, 2, 2, 4])], 18, {"mode": "linear", "antialias": 1}),
+    ("Resize", [IMAGE, CROP, None, np.array([2, 2, 6])], 13, {"mode": "linear", **CROPPED}),
 ]
 
 
@@ -143,6 +165,17 @@ def test_definitions_agree_with_the_runtime(operator: str, given, opset: int, at
     (wanted,), (array,) = found[RUNTIME](None), found[NUMPY](None)
     assert array.dtype == wanted.dtype
     np.testing.assert_allclose(array, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("operator", "array", "attributes"),
+    [("LpNormalization", IMAGE, {"p": 1}), ("MaxPool", IMAGE, {"kernel_shape": [2], "pads": [1, 0], "ceil_mode": 1})],
+)
+def test_a_third_opinion_where_the_reference_is_wrong(operator: str, array, attributes) -> None:
+    model = one_operator(operator, [array], opset=18, **attributes)
+    with noted_disputes() as disputes:
+        assert agreed(operator, opinions_of(model, feeds_of([array])))[1] == (RUNTIME, NUMPY)
+    assert [d.others for d in disputes.values()] == [(REFERENCE,)]
 
 
 def test_a_third_opinion_on_a_softmax_of_several_axes() -> None:
