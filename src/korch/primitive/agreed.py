@@ -104,6 +104,8 @@ def largest_difference(a: Any, b: Any) -> float:
 
 def _relative(a: Any, b: Any) -> float:
     """Return the largest difference, relative to the largest element; infinite if not the same elements are finite."""
+    if np.array_equal(a, b):  # most results are exactly equal, and the rest takes many passes over both
+        return 0.0
     x, y = a.astype(np.float64), b.astype(np.float64)
     finite = np.isfinite(y)
     if not np.array_equal(np.where(np.isfinite(x), 0, x), np.where(finite, 0, y), equal_nan=True):
