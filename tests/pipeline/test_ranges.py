@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import time
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from korch.limits import SearchLimits
+from korch.options import Options
 from korch.pipeline.ranges import _checked_sizes, _timed
+from korch.pipeline.served import search_variants
 from korch.ranges.form import Dimension
+from korch.search.result import PlanName
+from korch.system.deadline import Deadline
 
 
 @pytest.mark.parametrize(
@@ -36,3 +45,32 @@ def test_sizes_at_which_plans_are_compared_have_at_most_a_share_of_the_work(
     found = _checked_sizes(dimensions, [[32], [512]], (32, 512), share, SearchLimits())
     assert found[:3] == expected
     assert all(n * m <= max(share * 32 * 512, 16) for n, m in found)
+
+
+def test_a_plan_of_estimates_is_measured_before_plans_for_other_sizes_which_need_the_time_of_a_first_plan() -> None:
+    offer, group = SimpleNamespace(is_in_place=False), SimpleNamespace(key="g")
+    best = tuple(SimpleNamespace(key=key, offer=offer, group=group) for key in ("known", "estimated", "estimated"))
+    measured: list[str] = []
+
+    def measure(batch: list[Any], deadline: Deadline) -> list[None]:
+        measured.extend(c.key for c in batch)
+        return [None] * len(batch)
+
+    ledger: Any = SimpleNamespace(
+        limits=SimpleNamespace(batch=24),
+        cost_ns=lambda c: (1, c.key == "known"),
+        measure=measure,
+        bounds_ns=lambda known: [],
+        compile_s=lambda some: 0.0,
+        expect_compiling=lambda seconds: None,
+        is_over=lambda deadline: deadline.is_over,
+        left_s=lambda deadline: deadline.left_s,
+    )
+    found = SimpleNamespace(rounds=[SimpleNamespace(seconds=math.inf)])
+    outcome: Any = SimpleNamespace(plans={PlanName.SEARCHED: best}, found=found)
+    run: Any = SimpleNamespace(
+        options=Options(), build_deadline=Deadline.after(60.0, time.monotonic()), progress=pytest.fail
+    )
+    model, masked = SimpleNamespace(tasks=[]), SimpleNamespace(others=[(5,)])
+    assert search_variants(run, model, ledger, outcome, masked) == []  # type: ignore[arg-type]
+    assert measured == ["estimated"]

@@ -26,10 +26,11 @@ from korch.ranges.plan import RangePlan
 from korch.ranges.served import Served, likely_needs
 from korch.runtime.trim import sized
 from korch.search.ledger import Ledger
+from korch.search.measure import measure_some
 from korch.search.result import PlanName
 from korch.segments.block_task import BlockTask
 from korch.segments.join import Joined
-from korch.segments.search import Segmented, search_segments
+from korch.segments.search import Outcome, Segmented, search_segments
 
 VARIANT_GAIN = 0.97  # a plan for another size is kept if its time there is at most this share of that of other plans
 
@@ -98,23 +99,30 @@ def _of_any(needs: list[Need]) -> Need:
 
 
 def search_variants(
-    run: Run, model: Segmented, ledger: Ledger, best: Steps, masked: Masked
+    run: Run, model: Segmented, ledger: Ledger, outcome: Outcome, masked: Masked
 ) -> list[tuple[Sizes, Steps]]:
     """Return plans for other sizes that are faster there than the best plan and than the variants found before.
+
+    First, the kernels of the best plan that were chosen by estimates are measured. A search is left out if less time
+    is left than the first search took until it had a plan.
 
     Args:
         run: has the options and the deadline.
         model: the model with its candidates.
         ledger: answers the searches' questions.
-        best: the kernels of the best plan.
+        outcome: of the first search.
         masked: has the sizes.
     """
+    best, needed_s = outcome.plans[PlanName.SEARCHED], outcome.found.rounds[0].seconds
+    unknown = list({c.key: c for c in best if not (ledger.cost_ns(c)[1] or c.offer.is_in_place)}.values())
+    measure_some(ledger, unknown, run.build_deadline, needed=len(unknown))
     found, others = list[tuple[Sizes, Steps]](), masked.others
     options = replace(run.options, ablation=replace(run.options.ablation, baselines=False))
     groups = frozenset(candidate.group.key for candidate in best)
     for i, sizes in enumerate(others):
         end = run.build_deadline.shared(len(others) - i)
-        if end.is_over:
+        left_s = ledger.left_s(end)
+        if left_s is not None and left_s < needed_s:
             break
         run.progress("orchestrate", f"the best plan of what was measured at size {'x'.join(map(str, sizes))}")
         tasks = [_timed_at(task, sizes, ledger, groups) for task in model.tasks]

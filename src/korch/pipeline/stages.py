@@ -232,7 +232,7 @@ def orchestrate(run: Run, precision: Precision | None, alternatives: Rewritten, 
             families = Families()
             learn(families, steps, offered.meter)
             run.keep(Template(joined.graph, steps, families))
-        variants = [] if run.masked is None else search_variants(run, model, ledger, steps, run.masked)
+        variants = [] if run.masked is None else search_variants(run, model, ledger, outcome, run.masked)
         return Planned(outcome, variants)
 
 
