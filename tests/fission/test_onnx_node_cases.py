@@ -12,6 +12,7 @@ from korch.primitive.agreed import NUMPY, largest_difference, opinions_of
 from korch.primitive.as_onnx import OnnxNodes
 from korch.primitive.definitions import DEFINITIONS
 from korch.testing.tolerance import assert_same
+from tests.support.bodies import by_body
 from tests.support.node_cases import _arrays, node_cases, run_case, with_constants
 
 # Cases that can't be compared, each with its reason.
@@ -64,6 +65,15 @@ def test_definitions_compute_the_cases_of_the_standard() -> None:
         computed += found is not None
         assert found is None or largest_difference([*found], [*wanted]) <= 1, case.name
     assert computed > 190 and computed > 0.95 * len(cases)
+
+
+def test_bodies_node_by_node_compute_the_cases_of_the_standard() -> None:
+    names = ("test_loop11", "test_scan9_sum", "test_scan9_multi_state", "test_scan9_scalar", "test_if")
+    for case in [case for case in node_cases() if case.name in names]:
+        ((given, wanted),), (node,) = case.data_sets, case.model.graph.node
+        values = dict(zip((item.name for item in case.model.graph.input), given, strict=True))
+        found = by_body(node, values, case.model.opset_import)
+        assert found is not None and largest_difference(found, [*wanted]) <= 1, case.name
 
 
 def test_primitives_as_onnx_have_the_same_results() -> None:

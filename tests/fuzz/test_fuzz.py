@@ -13,11 +13,13 @@ import pytest
 
 from korch.errors import ModelError
 from tests.support import fuzz, fuzz_graphs, fuzz_ranges, fuzz_whole
+from tests.support.bodies import by_body
 from tests.support.fuzz import run_case, run_cases, run_random
 from tests.support.fuzz_graphs import batches, opset_of
 from tests.support.fuzz_models import mutate
+from tests.support.models import parsed
 from tests.support.random_onnx import OPSETS, Drawn, model_of, random_onnx
-from tests.support.references import settled
+from tests.support.references import onnx_runtime, settled
 
 SAMPLE = range(90)
 
@@ -193,6 +195,38 @@ def test_a_product_that_underflows_before_infinity_is_disputed(found, verdict: s
     graph = Drawn({"x": x}, is_special=True, nodes=[node], output="y", expected=np.array([np.nan, 6], np.float32))
     graph.constants = [onnx.numpy_helper.from_array(np.array([1]), "axis")]
     assert fuzz_graphs._judge(np.array(found, np.float32), graph, 18)[0] == verdict
+
+
+LOOP = """(int64 n, float[3,2] x) => (y) {
+  s, y = Loop <body: graph = one (int64 i, bool c, float[3,2] v) => (bool go, float[3,2] t, float[3,2] w) {
+    go = Identity (c)
+    t = Sigmoid (v)
+    w = Neg (v)
+  }> (n, , x)
+}"""
+SCAN = """(float[3] z, float[3,2] x) => (y) {
+  s, y = Scan <
+    num_scan_inputs = 1, scan_input_axes = [1], scan_input_directions = [1], scan_output_axes = [1],
+    scan_output_directions = [1], body: graph = one (float[3] a, float[3] b) => (float[3] t, float[3] w) {
+      t = Add (a, b)
+      w = Identity (t)
+    }
+  > (z, x)
+}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "begin", "shape"), [(LOOP, np.array(2), (2, 3, 2)), (SCAN, np.ones(3, np.float32), (3, 2))]
+)
+def test_a_loop_node_by_node_agrees_with_the_runtime(text: str, begin, shape) -> None:
+    """`onnx.reference` runs no Loop without a condition, and no Scan that writes backwards."""
+    pytest.importorskip("onnxruntime")
+    model = parsed(text)
+    feeds = {model.graph.input[0].name: begin, "x": np.arange(6, dtype=np.float32).reshape(3, 2)}
+    (y,), (wanted,) = by_body(model.graph.node[0], feeds, model.opset_import)[1:], onnx_runtime(model, feeds)
+    assert y.shape == wanted.shape == shape
+    assert np.allclose(y, wanted)
+    assert len(settled(model, feeds)) == 1
 
 
 def test_a_graph_is_the_same_in_whatever_range_it_stands() -> None:

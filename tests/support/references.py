@@ -13,8 +13,10 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from korch.frontend.names import captured_names
 from korch.primitive.agreed import NUMPY, REFERENCE, TORCH, agreed, opinions_of
 from korch.primitive.op import Array
+from tests.support.bodies import by_body
 
 FAR = {2: 2e-2, 4: 1e-3, 8: 1e-3}
 """The largest difference of results, relative to the largest element or to 1, by the bytes of an element."""
@@ -69,10 +71,17 @@ def _is_legal(model: onnx.ModelProto) -> bool:
 
 
 def opinion(model: onnx.ModelProto, feeds: Mapping[str, Array], like: list[Any]) -> Array | None:
-    """Return what NumPy or PyTorch computes for the last node of a model, whose results have the types of `like`."""
+    """Return what NumPy, PyTorch or the nodes of its bodies compute for the last node of a model.
+
+    Args:
+        model: the model.
+        feeds: its inputs.
+        like: arrays of the types of its results.
+    """
     *before, node = model.graph.node
     known = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer} | dict(feeds)
-    wanted = [name for name in node.input if name and name not in known]
+    read = (*node.input, *captured_names(node))
+    wanted = [name for name in dict.fromkeys(read) if name and name not in known]
     own = onnx.ModelProto()
     own.CopyFrom(model)
     del own.graph.node[:]
@@ -84,7 +93,8 @@ def opinion(model: onnx.ModelProto, feeds: Mapping[str, Array], like: list[Any])
         del own.graph.node[:]
     own.graph.node.append(node)
     opinions = opinions_of(own, known)
-    found = agreed("", {NUMPY: opinions[NUMPY], TORCH: lambda _: opinions[TORCH](like)})
+    chosen = {NUMPY: opinions[NUMPY], TORCH: lambda _: opinions[TORCH](like)}
+    found = agreed("", chosen | {"its bodies": lambda _: by_body(node, known, model.opset_import)})
     return None if found is None else np.asarray(found[0][0]).astype(like[0].dtype, copy=False)
 
 
