@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import operator
 import os
 import sys
@@ -17,12 +18,13 @@ import onnx
 from korch.backend import builder_of
 from korch.cuda.measure.device import require_device
 from korch.cuda.runtime.executable import CudaExecutable
-from korch.errors import ModelError, OptionError, UnprovidedError, UnsupportedError
-from korch.frontend.onnx import ModelSource
+from korch.errors import ModelError, OptionError, UnknownSizeError, UnprovidedError, UnsupportedError
+from korch.frontend.onnx import ModelSource, read_model
 from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
 from korch.options import Options, default_threads, unknown_option
 from korch.pipeline import Progress, Watch, optimize_model
+from korch.pipeline.assumed import assumed, binding_text, fixed
 from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import onnx_source
 from korch.ranges.binding import Bound, static
@@ -40,7 +42,9 @@ if TYPE_CHECKING:
 
     from korch.pytorch.module import ModuleExecutable
 
-Shapes = Mapping[str, Sequence[int | range] | int | range]
+logger = logging.getLogger("korch.api")
+
+Shapes = Mapping[str, Sequence[int | range] | int | range | str]
 
 
 @overload
@@ -101,7 +105,8 @@ def optimize(
         budget: seconds after which the executable is returned, with the best plan found so far.
         superopt: seconds for the search for kernels with several products or sums, such as normalizations.
         shapes: for unknown dimensions: shapes by input name or sizes by dimension name; a size may be a `range` of
-            sizes. A sequence of such bindings gives one executable with a plan for each.
+            sizes, or the name of another dimension. Sizes that are not given are assumed, as a warning says. A
+            sequence of such bindings gives one executable with a plan for each.
         strict: use only rewrites and algorithms that keep the order of operations, except within reductions.
         progress: whether to show the current step and the remaining time on stderr, or a function that is called with a
             stage's name and a line of text. By default they are shown on a terminal and in a notebook.
@@ -186,10 +191,10 @@ def _bound(shapes: Shapes) -> dict[str, tuple[Bound, ...]]:
     return {name: _shape(name, shape) for name, shape in shapes.items()}
 
 
-def _shape(name: str, shape: Sequence[int | range] | int | range) -> tuple[Bound, ...]:
+def _shape(name: str, shape: Sequence[int | range] | int | range | str) -> tuple[Bound, ...]:
     """Return a shape as a tuple of Python integers and ranges; a single size becomes a shape of one dimension."""
-    if isinstance(shape, range):
-        return (_sizes(name, shape),)
+    if isinstance(shape, range | str):
+        return (_sizes(name, shape) if isinstance(shape, range) else shape,)
     try:
         return (operator.index(shape),)  # type: ignore[arg-type]
     except TypeError:
@@ -249,7 +254,44 @@ def build(
     if options.is_cuda and options.measure:
         require_device(options.target)
     deadline = deadline or Deadline.after(options.budget_s, time.monotonic())
-    if is_ranged:
+    try:
+        return _build(source, options, bindings, progress, deadline, watch)
+    except UnknownSizeError:
+        if len(bindings) > 1:
+            raise
+    return _build_assumed(source, options, bindings[0], progress, deadline, watch)
+
+
+def _build_assumed(
+    source: ModelSource,
+    options: Options,
+    binding: Mapping[str, tuple[Bound, ...]],
+    progress: Progress | None,
+    deadline: Deadline,
+    watch: Watch | None,
+) -> Runnable:
+    """Optimize a model for ranges of the sizes that the binding leaves open, or else for one size of each."""
+    sizes = assumed(read_model(source).declared, binding)
+    try:
+        if not options.is_cuda:
+            logger.warning("sizes that are not given are assumed; to change them: %s", binding_text(sizes))
+            return _build(source, options, [{**binding, **sizes}], progress, deadline, watch)
+    except (UnsupportedError, ModelError) as error:
+        logger.warning("the model is optimized for one size of each dimension: %s", error)
+    sizes = fixed(sizes)
+    logger.warning("sizes that are not given are assumed; to change them: %s", binding_text(sizes))
+    return _build(source, options, [{**binding, **sizes}], progress, deadline, watch)
+
+
+def _build(
+    source: ModelSource,
+    options: Options,
+    bindings: Sequence[Mapping[str, tuple[Bound, ...]]],
+    progress: Progress | None,
+    deadline: Deadline,
+    watch: Watch | None,
+) -> Runnable:
+    if any(isinstance(n, range) for binding in bindings for shape in binding.values() for n in shape):
         return _build_ranges(source, options, bindings, progress, deadline, watch)
     found = [
         _build_one(source, options.for_search(i), static(binding), progress, deadline.shared(len(bindings) - i), watch)

@@ -37,6 +37,10 @@ class ModelError(KorchError):
     """The model can't be read, or uses something that no version of ONNX defines: the model's fault."""
 
 
+class UnknownSizeError(ModelError):
+    """The model leaves the size of an input's axis open, and the caller gives none."""
+
+
 class UnsupportedError(KorchError):
     """The model is valid, but Korch (or the installed packages) can't run a part of it."""
 

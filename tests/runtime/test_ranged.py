@@ -184,7 +184,7 @@ def test_it_times_whole_runs(executable: RangedExecutable) -> None:
     [
         ((2, 25, 6), 25, "input 'x', axis 1: the size 25 of 'n' is out of its range; expected 1..24"),
         ((2, 0, 6), 0, "input 'x', axis 1: the size 0 of 'n' is out of its range; expected 1..24"),
-        ((2, 5, 6), 4, "input 'bias', axis 0: the size of 'n' is 4; expected 5, as in another input"),
+        ((2, 5, 6), 4, "input 'bias', axis 0: the size of 'n' is 4; expected 5, as another axis"),
         ((3, 5, 6), 5, "input 'x', axis 0: its size is 3; expected 2"),
         ((5, 6), 5, "it is f32[5,6]; expected f32[?,?,?]"),
     ],

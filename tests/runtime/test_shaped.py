@@ -257,7 +257,7 @@ def test_weights_that_are_not_there_are_refused(executable, tmp_path: Path, plac
             OptionError,
             "no named dimension 'lenght'; expected one of 'x', 'mask', or a dimension: 'batch', 'length'",
         ),
-        ({"batch": 1}, ModelError, "dimension 1, 'length', is unknown"),
+        ([{"batch": 1}, {"batch": 2}], ModelError, "dimension 1, 'length', is unknown"),
         ({"batch": (1, 2), "length": 5}, OptionError, "the dimension 'batch' can't be 1x2"),
         ({"batch": -1, "length": 5}, OptionError, "the dimension 'batch' can't be -1"),
         ({"length": 6, "x": (1, 5, WIDTH)}, OptionError, "dimension 1, 'length', is 5"),

@@ -79,7 +79,7 @@ def bench(
             raise ModelError("there is no such file", where=str(path))
         described, report = executable.get_inputs(), executable.report
         if isinstance(executable, RangedExecutable):
-            sizes = sizes_of(executable, shapes)
+            sizes = sizes_of(executable, {**executable.planned_bindings()[0], **shapes})  # else the largest sizes
             described, report = executable.inputs_at(sizes), executable.serving(sizes)[0].report
         known = {tensor.name: tensor.shape for tensor in described if -1 not in tensor.shape}
         seed = options.search.seed

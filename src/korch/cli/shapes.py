@@ -13,25 +13,29 @@ _SIZE = re.compile(r"([0-9]{1,18})(?:\.\.([0-9]{1,18})(?::([1-9][0-9]{0,17}))?)?
 
 
 def parse_bindings(texts: Sequence[str]) -> list[dict[str, tuple[Bound, ...]]]:
-    """Return bindings of shapes from texts like `image=1x3x224x224`, `length=128,256` or `size=320..640:32`.
+    """Return bindings of shapes from texts like `image=1x3x224x224`, `length=128,256`, `size=320..640:32` or `w=h`.
 
-    A name is the name of an input or of a dimension. Shapes that are separated by commas are alternatives: the
-    first shapes of all names make up the first binding, the second shapes the second binding, and so on. A name
-    with only one shape has this shape in all bindings.
+    A name is the name of an input or of a dimension; `w=h` gives `w` the size of `h`. Shapes that are separated by
+    commas are alternatives: the first shapes of all names make up the first binding, the second shapes the second
+    binding, and so on. A name with only one shape has this shape in all bindings.
 
     Raises:
         OptionError: a text has another form, or names have different numbers of alternatives.
     """
     found: dict[str, list[tuple[Bound, ...]]] = {}
+    names = {text.rpartition("=")[0] for text in texts}
     for text in texts:
         name, equals, sizes = text.rpartition("=")
+        if name and sizes in names - {name, ""} and name not in found:
+            found[name] = [(sizes,)]
+            continue
         shapes = [part.split("x") if part else [] for part in sizes.split(",")]
         if not equals or not name or not all(_SIZE(n) for shape in shapes for n in shape):
             raise OptionError(
                 f"can't read {text!r}",
                 where="option --shape",
                 expected="NAME=1x3x224x224, NAME=128,256 for two bindings, or NAME=1..512 for a range of sizes, "
-                "NAME=320..640:32 for multiples of 32",
+                "NAME=320..640:32 for multiples of 32, or NAME=OTHER for the size of a dimension that is given, too",
             )
         if name in found:
             raise OptionError(

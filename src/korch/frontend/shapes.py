@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 
-from korch.errors import ModelError, OptionError, UnsupportedError
+from korch.errors import ModelError, OptionError, UnknownSizeError, UnsupportedError
 from korch.primitive.types import DType, ValueType
 
 logger = logging.getLogger("korch.frontend")
@@ -30,7 +30,7 @@ def bind_inputs(
         model: the model's name, for messages.
 
     Raises:
-        ModelError: a dimension is unknown.
+        UnknownSizeError: a dimension is unknown.
         OptionError: a given shape names no input, or contradicts what the model declares.
         UnsupportedError: an input is not a tensor of a supported element type.
     """
@@ -145,10 +145,10 @@ def check_size(type_: ValueType, where: str) -> None:
         )
 
 
-def _unknown(name: str, what: str, example: str, where: str, symbols: Sequence[str] = ()) -> ModelError:
-    sizes = " ".join(f"--shape {symbol}={_example(symbol)}" for symbol in symbols)
+def _unknown(name: str, what: str, example: str, where: str, symbols: Sequence[str] = ()) -> UnknownSizeError:
+    sizes = " ".join(f"--shape {symbol}={1 if is_batch(symbol) else 128}" for symbol in symbols)
     other = f", or all by their names: {sizes}" if symbols else ""
-    return ModelError(
+    return UnknownSizeError(
         f"{what} is unknown",
         where=where,
         expected="a static shape",
@@ -194,10 +194,9 @@ def check_declared_outputs(declared: Sequence[onnx.ValueInfoProto], types: Mappi
             )
 
 
-def _example(symbol: str) -> int:
-    """Return a plausible size for a dimension's name: 1 for a batch, otherwise 128."""
-    is_batch = "batch" in symbol.lower() or symbol.lower() in ("n", "b", "bs", "bsz")
-    return 1 if is_batch else 128
+def is_batch(symbol: str) -> bool:
+    """Return whether a dimension's name says that it is a batch."""
+    return "batch" in symbol.lower() or symbol.lower() in ("n", "b", "bs", "bsz")
 
 
 def is_number_tensor(item: onnx.ValueInfoProto) -> bool:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from korch.errors import OptionError
 from korch.ranges.form import Dimension, Sizes
 
-Bound = int | range
-"""A size, or all sizes of a range."""
+Bound = int | range | str
+"""A size, all sizes of a range, or the name of another dimension, which always has the same size."""
 
 NAME_WITH_STEP = "size=320..640:32"
 """An example of a range with a step."""
@@ -37,22 +37,53 @@ def dimensions_of(shapes: Mapping[str, Sequence[Bound]]) -> tuple[Dimension, ...
 
 
 def binding_of(shapes: Mapping[str, Sequence[Bound]], sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """Return the binding with a fixed size for each free dimension; `sizes` are in steps."""
+    """Return the binding with a fixed size for each free dimension; `sizes` are in steps.
+
+    Raises:
+        OptionError: a dimension is to have the size of one that has none.
+    """
     left = list(reversed(sizes))
-    return {
-        name: tuple(left.pop() * bound.step if isinstance(bound, range) else bound for bound in shape)
+    found = {
+        name: tuple(left.pop() * bound.step if isinstance(bound, range) else int(bound) for bound in shape)
         for name, shape in shapes.items()
+        if _other(shape) is None
     }
+    for name in shapes.keys() - found.keys():
+        found[name] = _size_of(name, shapes, found)
+    return found
+
+
+def _other(shape: Sequence[Bound]) -> str | None:
+    """Return the name of the dimension that gives a dimension its size, if there is one."""
+    return shape[0] if len(shape) == 1 and isinstance(shape[0], str) else None
+
+
+def _size_of(name: str, shapes: Mapping[str, Sequence[Bound]], found: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
+    """Return the size of the dimension that gives another one its size.
+
+    Raises:
+        OptionError: there is no such dimension.
+    """
+    seen, other = {name}, _other(shapes[name])
+    while other is not None and other in shapes and other not in found and other not in seen:
+        seen.add(other)
+        other = _other(shapes[other])
+    if other is None or len(found.get(other, ())) != 1:
+        raise OptionError(
+            f"{name!r} is to have the size of {other!r}, which has none",
+            where="option --shape",
+            expected="the name of a dimension with a size or a range of sizes",
+        )
+    return found[other]
 
 
 def static(shapes: Mapping[str, Sequence[Bound]]) -> dict[str, tuple[int, ...]]:
     """Return a binding that has no ranges.
 
     Raises:
-        OptionError: it has a range.
+        OptionError: it has a range, or a dimension is to have the size of one that has none.
     """
-    found = {name: tuple(n for n in shape if isinstance(n, int)) for name, shape in shapes.items()}
     for name, shape in shapes.items():
-        if len(shape) > len(found[name]):
+        if any(isinstance(bound, range) for bound in shape):
             raise OptionError(f"{name!r} is a range of sizes", where="option --shape", expected="one size here")
-    return found
+    return binding_of(shapes, ())

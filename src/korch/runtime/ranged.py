@@ -179,7 +179,7 @@ class RangedExecutable(ShapedExecutable):
             )
         known = sizes[extent.dimension]
         if known is not None and known != steps:
-            other = f"{known * dimension.step}, as in another input"
+            other = f"{known * dimension.step}, as another axis"
             raise InputError(f"the size of {str(dimension)!r} is {size}", where, other)
         sizes[extent.dimension] = steps
 
