@@ -123,6 +123,7 @@ def test_unique_elements(is_sorted: int, attributes) -> None:
 
 IMAGE = np.random.default_rng(2).standard_normal((2, 3, 5)).astype(np.float32)
 PAIRS, ONES, LENGTH = IMAGE[..., :2].copy(), np.ones(3, np.float32), np.array(4)
+KERNEL = np.random.default_rng(3).standard_normal((3, 2, 3)).astype(np.float32)
 CROP = np.array([0, 0.2, -0.2, 1, 0.9, 1.1], np.float32)
 CROPPED = {"coordinate_transformation_mode": "tf_crop_and_resize", "extrapolation_value": 0.5}
 DEFINED = [
@@ -138,6 +139,10 @@ DEFINED = [
     ("AveragePool", [IMAGE], 19, {"kernel_shape": [2], "strides": [3], "ceil_mode": 1, "pads": [1, 0]}),
     ("AveragePool", [IMAGE], 19, {"kernel_shape": [3], "dilations": [2], "pads": [2, 1], "count_include_pad": 1}),
     ("AveragePool", [IMAGE], 11, {"kernel_shape": [2], "strides": [3], "auto_pad": "SAME_LOWER"}),
+    ("ConvTranspose", [IMAGE, KERNEL, ONES[:2]], 11, {"strides": [2], "pads": [1, 0], "output_padding": [1]}),
+    ("ConvTranspose", [IMAGE[:, :2], KERNEL[:2]], 11, {"group": 2, "dilations": [2]}),
+    ("ConvTranspose", [IMAGE, KERNEL], 22, {"strides": [3], "output_shape": [12]}),
+    ("ConvTranspose", [IMAGE, KERNEL], 11, {"strides": [2], "auto_pad": "SAME_LOWER"}),
     ("LpPool", [IMAGE], 18, {"kernel_shape": [3], "p": 3, "auto_pad": "SAME_UPPER"}),
     ("LpPool", [IMAGE], 22, {"kernel_shape": [2], "p": 1, "strides": [2]}),
     ("MaxPool", [IMAGE], 12, {"kernel_shape": [2], "strides": [3], "pads": [1, 1], "ceil_mode": 1}),

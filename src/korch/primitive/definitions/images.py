@@ -1,4 +1,4 @@
-"""Pools and resizes, in float64."""
+"""Pools, resizes and transposed convolutions, in float64."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -195,6 +196,37 @@ def _resize(inputs: Inputs, attributes: Given) -> Sequence[Array]:
     return [found.astype(x.dtype)]
 
 
+def _transposed(inputs: Inputs, attributes: Given) -> Sequence[Array]:
+    x, w, bias = present(inputs, 0).astype(np.float64), present(inputs, 1), optional(inputs, 2)
+    rank, groups, auto = w.ndim - 2, attributes.get("group", 1), attributes.get("auto_pad", b"NOTSET")
+    strides, dilations = (attributes.get(name, [1] * rank) for name in ("strides", "dilations"))
+    extra, pads = attributes.get("output_padding", [0] * rank), attributes.get("pads", [0] * 2 * rank)
+    whole = [
+        s * (n - 1) + (k - 1) * d + 1 + e
+        for n, k, s, d, e in zip(x.shape[2:], w.shape[2:], strides, dilations, extra, strict=True)
+    ]
+    sizes = attributes.get("output_shape", [n * s for n, s in zip(x.shape[2:], strides, strict=True)])
+    if "output_shape" not in attributes and auto in (b"NOTSET", b"VALID"):
+        begin = [0] * rank if auto == b"VALID" else pads[:rank]
+        sizes = whole if auto == b"VALID" else [n - pads[i] - pads[rank + i] for i, n in enumerate(whole)]
+    else:
+        totals = [max(0, n - size) for n, size in zip(whole, sizes, strict=True)]
+        begin = [t // 2 if auto == b"SAME_UPPER" else t - t // 2 for t in totals]
+    count, most = w.shape[1], [max(n, b + size) for n, b, size in zip(whole, begin, sizes, strict=True)]
+    found = np.zeros((x.shape[0], groups, count, *most))
+    by_group = x.reshape(x.shape[0], groups, -1, *x.shape[2:])
+    weights = w.astype(np.float64).reshape(groups, -1, *w.shape[1:])
+    for tap in np.ndindex(w.shape[2:]):
+        places: Any = [
+            slice(t * d, t * d + s * (n - 1) + 1, s)
+            for t, d, s, n in zip(tap, dilations, strides, x.shape[2:], strict=True)
+        ]
+        found[(..., *places)] += np.einsum("ngc...,gco->ngo...", by_group, weights[(..., *tap)])
+    inside: Any = [slice(b, b + size) for b, size in zip(begin, sizes, strict=True)]
+    part = found[(..., *inside)].reshape(x.shape[0], groups * count, *sizes)
+    return [(part if bias is None else part + bias.reshape(-1, *[1] * rank)).astype(w.dtype)]
+
+
 def _local_response(inputs: Inputs, attributes: Given) -> Sequence[Array]:
     x, size = present(inputs, 0), attributes["size"]
     alpha, beta, bias = (attributes.get(*item) for item in (("alpha", 1e-4), ("beta", 0.75), ("bias", 1.0)))
@@ -206,6 +238,7 @@ def _local_response(inputs: Inputs, attributes: Given) -> Sequence[Array]:
 
 ROWS: dict[str, Definition] = {
     "AveragePool": _pool(_average, 0.0),
+    "ConvTranspose": _transposed,
     "GlobalMaxPool": lambda inputs, attributes: [
         present(inputs, 0).max(tuple(range(2, present(inputs, 0).ndim)), keepdims=True)
     ],
