@@ -261,7 +261,7 @@ class OnnxNodes:
         at = p.attributes
         if not isinstance(at, PoolAttributes):
             raise AssertionError("a pool without its attributes")
-        op, fill = _POOL[p.op], identity(p.op.removeprefix("pool_"), type_.dtype.numpy)
+        op, fill = _POOL[p.op], identity(p.op.removeprefix("pool_"), type_.dtype)
         lead = type_.rank - len(at.kernel)
         if any((*at.pads_begin, *at.pads_end)):
             zeros = [0] * lead

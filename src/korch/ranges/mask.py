@@ -68,7 +68,7 @@ def plain(id: ValueId, form: Form, fills: Sequence[Fill | None] = ()) -> Value:
 
 def identity_of(name: str, dtype: DType) -> float:
     """Return the identity of a reduction, of a whole axis or of windows."""
-    return identity(name.partition("_")[2], dtype.numpy)
+    return identity(name.partition("_")[2], dtype)
 
 
 class Masks:

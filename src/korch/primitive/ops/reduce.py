@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -76,13 +75,18 @@ def _infer_pool(name: str) -> Callable[[Sequence[ValueType], PoolAttributes], Va
     return infer
 
 
-def identity(name: str, dtype: np.dtype[Any]) -> float:
-    """Return the element that a reduction ("sum", "prod", "max" or "min") in a type begins with."""
-    if name in ("sum", "prod"):
-        return 0 if name == "sum" else 1
-    if np.issubdtype(dtype, np.integer):
-        return np.iinfo(dtype).min if name == "max" else np.iinfo(dtype).max
-    return -np.inf if name == "max" else np.inf
+def identity(op: str, dtype: DType) -> float | int:
+    """Return the identity element of a reduction ("sum", "prod", "max" or "min"): accumulating it changes nothing."""
+    if op in ("sum", "prod"):
+        return (0 if op == "sum" else 1) * (1.0 if dtype.is_float else 1)
+    if dtype.is_float:
+        return -math.inf if op == "max" else math.inf
+    if dtype is DType.BOOL:
+        return 0 if op == "max" else 1
+    bits = 8 * dtype.size_bytes
+    is_signed = dtype.value.startswith("i")
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if is_signed else (0, (1 << bits) - 1)
+    return low if op == "max" else high
 
 
 def _reduce(name: str) -> Callable[[Sequence[Array], ReduceAttributes], Array]:
@@ -92,7 +96,7 @@ def _reduce(name: str) -> Callable[[Sequence[Array], ReduceAttributes], Array]:
             function = getattr(np, name)
             is_float = DType.of(x.dtype).is_float
             wide = x.astype(np.float64) if is_float and name in ("sum", "prod") else x
-            out = function(wide, axis=attributes.axes, keepdims=True, initial=identity(name, x.dtype))
+            out = function(wide, axis=attributes.axes, keepdims=True, initial=identity(name, DType.of(x.dtype)))
             return np.asarray(out).astype(x.dtype)
 
     return reference
@@ -103,7 +107,7 @@ def _pool(name: str) -> Callable[[Sequence[Array], PoolAttributes], Array]:
         x, spatial = inputs[0], len(attributes.kernel)
         lead = x.ndim - spatial
         pads = [(0, 0)] * lead + list(zip(attributes.pads_begin, attributes.pads_end, strict=True))
-        padded = np.pad(x, pads, constant_values=identity(name, x.dtype))
+        padded = np.pad(x, pads, constant_values=identity(name, DType.of(x.dtype)))
         extents = tuple(map(window_extent, attributes.kernel, attributes.dilations))
         view = np.lib.stride_tricks.sliding_window_view(padded, extents, axis=tuple(range(lead, x.ndim)))
         steps = [slice(None)] * lead + [slice(None, None, s) for s in attributes.strides]

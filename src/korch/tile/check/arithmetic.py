@@ -12,8 +12,8 @@ import numpy as np
 from korch.primitive.op import Array
 from korch.primitive.ops import OPS
 from korch.primitive.ops.elementwise import CastAttributes
+from korch.primitive.ops.reduce import identity
 from korch.primitive.types import DType
-from korch.tile.ir.identity import identity
 from korch.tile.ir.program import Buffer, Product, Split
 
 COLLECT: Mapping[str, Callable[..., Array]] = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}

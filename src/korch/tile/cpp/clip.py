@@ -6,7 +6,7 @@ skip these points. Then the guards need not be tested at each point.
 
 from __future__ import annotations
 
-from korch.tile.ir.identity import identity
+from korch.primitive.ops.reduce import identity
 from korch.tile.ir.index import Expr, Ranges, add, bounds, constant, scale, var
 from korch.tile.ir.program import Accumulate, Inside, Literal, Pass, Select, Sink
 

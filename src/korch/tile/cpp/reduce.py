@@ -6,10 +6,10 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+from korch.primitive.ops.reduce import identity
 from korch.tile.cpp.loops import LoopPrinter
 from korch.tile.cpp.numbers import number
 from korch.tile.cpp.text import C_TYPE, literal, loop_end
-from korch.tile.ir.identity import identity
 from korch.tile.ir.index import Ranges
 from korch.tile.ir.program import Accumulate, Axis
 from korch.tile.lower.loops import LEAST_SIDE, SQUARE_TYPES

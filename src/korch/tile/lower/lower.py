@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 from korch.candidate.layout import Layout
 from korch.primitive.graph import PrimitiveGraph
-from korch.primitive.ops.reduce import PoolAttributes
+from korch.primitive.ops.reduce import PoolAttributes, identity
 from korch.primitive.types import row_major_strides
-from korch.tile.ir.identity import identity
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, remainder, scale, var
 from korch.tile.ir.program import Accumulate, Axis, Buffer, Level, Pass, Sink, Stage, Store, TileProgram
 from korch.tile.lower.buffers import ports

@@ -13,9 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from korch.primitive.ops.reduce import PoolAttributes, window_extent
+from korch.primitive.ops.reduce import PoolAttributes, identity, window_extent
 from korch.primitive.types import DType
-from korch.tile.ir.identity import identity
 from korch.tile.ir.index import ZERO, Expr, add, constant, scale, var
 from korch.tile.ir.program import Accumulate, Axis, Literal, Load, Pass, Store
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from korch.errors import InvalidGraphError
+from korch.primitive.ops.reduce import identity
 from korch.primitive.types import DType
-from korch.tile.ir.identity import identity
 from korch.tile.ir.index import Expr
 from korch.tile.ir.program import (
     Accumulate,

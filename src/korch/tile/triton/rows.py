@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from korch.primitive.ops.reduce import identity
 from korch.primitive.types import DType
-from korch.tile.ir.identity import identity
 from korch.tile.ir.index import Expr, add, scale, var
 from korch.tile.ir.program import Accumulate, Axis, Level, Load, Pass, written_by
 from korch.tile.triton.launch import MANY_NUMBERS, StageLaunch, numbers_of, warps_for
