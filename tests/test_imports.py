@@ -20,6 +20,7 @@ ORDER = (
     ("tile.check", "tile.lower"),
     ("tile.trim",),
     ("tile.cpp", "tile.triton"),
+    ("tile.llvm",),
     ("cuda",),
     ("schedule",),
     ("provider",),

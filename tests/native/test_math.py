@@ -6,10 +6,14 @@ import math
 import numpy as np
 import pytest
 
+from korch.tile.llvm import functions, wide
+from korch.tile.llvm.arithmetic import Arithmetic
+from korch.tile.llvm.emit import Emit, SsaValue
+from korch.tile.llvm.isa import ISAS
+from korch.tile.llvm.print import module
+
 FUNCTIONS = ("exp", "log", "tanh", "erf", "sigmoid")
 WIDTHS = (1, 4, 8, 16)
-WORST_ULP = {"exp": 1.5, "log": 1.5, "tanh": 1.5, "erf": 6.2, "sigmoid": 2.5}
-WORST_ULP_OF_512_BITS = {"exp": 1.0, "log": 0.8, "tanh": 1.0, "erf": 2.3, "sigmoid": 2.2}
 COUNT = 1 << 18
 SPECIALS = np.array(
     [
@@ -78,35 +82,48 @@ EDGES = {
 def worst_ulp(target):
     """The largest error allowed, in units in the last place, of a function at a width."""
     is_wide = target.lanes == 16
-    return lambda name, width: (WORST_ULP_OF_512_BITS if is_wide and width == 16 else WORST_ULP)[name]
+    return lambda name, width: (wide.ERRORS if is_wide and width == 16 else functions.ERRORS)[name]
 
 
-@pytest.fixture(scope="module")
-def library(builder):
+@pytest.fixture(scope="module", params=["C++", "LLVM"])
+def library(request, builder, target):
+    names = [(f, w) for f in (*FUNCTIONS, "exp_of_nonpositive") for w in WIDTHS]
+    if request.param == "LLVM":
+        if target.isa not in ISAS:
+            pytest.skip(f"{target.isa} is not printed yet")
+        return ctypes.CDLL(str(builder.library([module_of(names, ISAS[target.isa])])))
     lines = [
         f"void korch_test_{f}{w}(const float* x, float* y, long n) {{ for (long i = 0; i < n; "
-        f"i += {w}) korch::store<float, {w}>(y + i, korch::op_{f}<float, {w}>("
-        f"korch::load<float, {w}>(x + i))); }}"
-        for f in FUNCTIONS
-        for w in WIDTHS
+        f"i += {w}) korch::store<float, {w}>(y + i, korch::{'' if 'of' in f else 'op_'}{f}"
+        f"<{'' if 'of' in f else 'float, '}{w}>(korch::load<float, {w}>(x + i))); }}"
+        for f, w in names
     ]
     source = "\n".join(['#include "korch_tile.h"', 'extern "C" {', *lines, "}"])
     return ctypes.CDLL(str(builder.library([source])))
 
 
+def module_of(names, isa):
+    """Return LLVM IR of loops that apply functions to arrays, each at a number of lanes."""
+    emit = Emit()
+    for name, width in names:
+        with emit.function(f"void @korch_test_{name}{width}(ptr %x, ptr %y, i64 %n) #0"):
+
+            def body(i, name=name, width=width):
+                x, y = (emit.place("float", SsaValue(p, "ptr"), i) for p in ("%x", "%y"))
+                own = Arithmetic(emit, isa).functions(width)
+                emit.store(getattr(own, name)(emit.load("float", width, x, 4, emit.depth)), y, 4)
+
+            emit.loop(emit.index(0), SsaValue("%n", "i64"), width, body)
+            emit.effect("ret void")
+    return module(emit, isa, "")
+
+
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_exponential_of_numbers_that_are_not_positive(builder, worst_ulp, rng, width):
-    source = (
-        '#include "korch_tile.h"\nextern "C" void run(const float* x, float* y, long n) {\n'
-        f"for (long i = 0; i < n; i += {width}) korch::store<float, {width}>(y + i, "
-        f"korch::exp_of_nonpositive<{width}>(korch::load<float, {width}>(x + i))); }}"
-    )
-    run = ctypes.CDLL(str(builder.library([source]))).run
+def test_the_exponential_of_numbers_that_are_not_positive(library, worst_ulp, rng, width):
     x = -np.concatenate(
         [rng.uniform(0, 86.9, COUNT - 16), np.zeros(4), np.full(4, np.inf), np.full(4, np.nan), np.full(4, 200.0)]
     ).astype(np.float32)
-    y = np.empty_like(x)
-    run(*(ctypes.c_void_p(a.ctypes.data) for a in (x, y)), ctypes.c_long(x.size))
+    y = call(library, "exp_of_nonpositive", width, x)
     expected = np.exp(x[:-16].astype(np.float64))
     unit = np.spacing(expected.astype(np.float32)).astype(np.float64)
     assert (np.abs(y[:-16] - expected) / unit).max() <= worst_ulp("exp", width)

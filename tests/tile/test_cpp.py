@@ -36,9 +36,15 @@ def moderate(array: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(array) & (np.abs(array) > 1e20), np.float32(1), array)
 
 
-def check_specials(groups: Iterable[Group], target: Target, builder: Builder, rng: np.random.Generator) -> None:
+def check_specials(
+    groups: Iterable[Group],
+    target: Target,
+    builder: Builder,
+    rng: np.random.Generator,
+    provider: GeneratedProvider = PROVIDER,
+) -> None:
     """NaN, infinities, zeros and denormals, compared in the types of the kernel."""
-    todo = [(g, o, PROVIDER.build(g, o, target)) for g in groups for o in offers_of(g, target)]
+    todo = [(g, o, provider.build(g, o, target)) for g in groups for o in offers_of(g, target)]
     library = load_kernels([kernel for *_, kernel in todo], builder)
     for group, offer, kernel in todo:
         inputs = [moderate(a) for a in random_arrays(rng, group.input_types, specials=True)]

@@ -13,6 +13,7 @@ from korch.target import Target
 from korch.tile.check.check import check_program
 from korch.tile.cpp.print import PrintedCpp, print_cpp
 from korch.tile.ir.program import TileProgram
+from korch.tile.llvm.print import REGION, PrintedLlvm
 from korch.tile.trim.trim import Count
 
 logger = logging.getLogger("korch.provider")
@@ -53,14 +54,31 @@ def kernel_of(
     return replace(printed_kernel(program, printed), counts=tuple((counts or {}).items()))
 
 
+def llvm_kernel(program: TileProgram, printed: PrintedLlvm) -> Kernel:
+    """Check a program that has already been printed, and return its kernel.
+
+    Raises:
+        InvalidGraphError: a check fails; what a provider builds so is a fault (`korch.provider.faults`).
+    """
+    _check(program)
+    threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
+    return Kernel(
+        printed.symbol,
+        printed.source,
+        workspace_bytes=printed.workspace_bytes,
+        threading=threading,
+        program=program,
+        shared=REGION if printed.is_parallel else "",
+    )
+
+
 def printed_kernel(program: TileProgram, printed: PrintedCpp) -> Kernel:
     """Check a program that has already been printed, and return its kernel.
 
     Raises:
         InvalidGraphError: a check fails; what a provider builds so is a fault (`korch.provider.faults`).
     """
-    for line in check_program(program):
-        logger.info("a tile program is not fully checked: %s", line)
+    _check(program)
     threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
     return Kernel(
         printed.symbol,
@@ -71,3 +89,8 @@ def printed_kernel(program: TileProgram, printed: PrintedCpp) -> Kernel:
         thread_bytes=printed.thread_bytes,
         marked=printed.marked,
     )
+
+
+def _check(program: TileProgram) -> None:
+    for line in check_program(program):
+        logger.info("a tile program is not fully checked: %s", line)

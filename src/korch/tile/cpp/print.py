@@ -129,7 +129,7 @@ class _Printer:
         self.is_parallel = threads > 1 and sum(stage.work for stage in program.stages) >= SERIAL_POINTS
         self.threads = threads if self.is_parallel else 1
         self.room_bytes = max(map(self._large_bytes, program.stages), default=0)
-        streamed, large = _streamed(program, stream_bytes), _large(program, stream_bytes)
+        streamed, large = streamed_outputs(program, stream_bytes), large_inputs(program, stream_bytes)
         self.out = CppWriter(program, lanes, streamed, large, depth=0 if self.is_parallel else 1)
 
     def run(self) -> PrintedCpp:
@@ -168,7 +168,7 @@ class _Printer:
         if not self.is_parallel:
             return f"{head}\n{body}\n  return 0;\n}}\n"
         calls, cases = [], []
-        for i, waits in enumerate(self._waits()):
+        for i, waits in enumerate(stages_that_wait(self.program)):
             begin, end = (self._share(i, me) for me in ("me", "me + 1"))
             calls.append(f"  NAME_stage{i}({PASSED}buffers, {begin}, {end}, me);\n")
             calls += ["  own.meet();\n"] if waits else []
@@ -251,20 +251,6 @@ class _Printer:
     def _large_bytes(self, stage: Stage) -> int:
         return sum(tile_bytes(self.program, stage, buffer) for buffer in self._large_tiles(stage))
 
-    def _waits(self) -> list[bool]:
-        """Return, by stage, whether a barrier follows it: before a stage that reads results since the last barrier.
-
-        After the last stage, the end of the parallel region is the barrier.
-        """
-        waits: list[bool] = []
-        written: set[str] = set()
-        for stage, following in itertools.zip_longest(self.program.stages, self.program.stages[1:]):
-            written |= written_by(stage.steps) | (stage.sort.written.keys() if stage.sort is not None else set())
-            read = read_by(following.steps) if following is not None else set()
-            waits.append(bool(written & read))
-            written = set() if waits[-1] else written
-        return waits
-
     def _tasks(self, i: int, stage: Stage, begin: str, end: str) -> None:
         """Print the loop over a range of a stage's tasks."""
         given = {b.name for b in self.program.buffers if b.level is Level.INPUT}
@@ -346,7 +332,22 @@ def _headers(body: str) -> list[str]:
     return found or ["korch_half.h" if is_narrow else "korch_tile.h"]
 
 
-def _streamed(program: TileProgram, stream_bytes: int) -> frozenset[str]:
+def stages_that_wait(program: TileProgram) -> list[bool]:
+    """Return, by stage, whether a barrier follows it: before a stage that reads results since the last barrier.
+
+    After the last stage, the end of the parallel region is the barrier.
+    """
+    waits: list[bool] = []
+    written: set[str] = set()
+    for stage, following in itertools.zip_longest(program.stages, program.stages[1:]):
+        written |= written_by(stage.steps) | (stage.sort.written.keys() if stage.sort is not None else set())
+        read = read_by(following.steps) if following is not None else set()
+        waits.append(bool(written & read))
+        written = set() if waits[-1] else written
+    return waits
+
+
+def streamed_outputs(program: TileProgram, stream_bytes: int) -> frozenset[str]:
     """Return the outputs that are written past the caches: large ones that the program does not read again.
 
     Lines that are written whole then need not be read first, and they evict nothing from the caches.
@@ -362,7 +363,7 @@ def _streamed(program: TileProgram, stream_bytes: int) -> frozenset[str]:
     )
 
 
-def _large(program: TileProgram, large_bytes: int) -> frozenset[str]:
+def large_inputs(program: TileProgram, large_bytes: int) -> frozenset[str]:
     """Return the inputs that are too large for a core's private cache."""
     return frozenset(
         buffer.name

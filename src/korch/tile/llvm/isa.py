@@ -1,0 +1,58 @@
+"""What the printer and LLVM must know about an instruction set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_AVX2 = ("avx2", "fma", "f16c", "bmi", "bmi2", "prfchw")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
+_VNNI = (*_AVX512, "avx512vnni")
+
+
+@dataclass(frozen=True, slots=True)
+class Isa:
+    """An instruction set.
+
+    Attributes:
+        name: its name in a target.
+        triple: LLVM's name of the architecture and the system.
+        features: LLVM's names of its extensions.
+    """
+
+    name: str
+    triple: str = "x86_64-unknown-linux-gnu"
+    features: tuple[str, ...] = ()
+
+    @property
+    def is_avx512(self) -> bool:
+        """Whether it has AVX-512, with masks."""
+        return "avx512f" in self.features
+
+    @property
+    def is_x86(self) -> bool:
+        """Whether the architecture is x86-64."""
+        return self.triple.startswith("x86_64")
+
+    @property
+    def has_fma(self) -> bool:
+        """Whether a product and a sum can be rounded once."""
+        return "fma" in self.features or not self.is_x86
+
+    @property
+    def has_half(self) -> bool:
+        """Whether it converts 16-bit floats."""
+        return "f16c" in self.features or not self.is_x86
+
+
+ISAS = {
+    isa.name: isa
+    for isa in (
+        Isa("amx", features=_VNNI),
+        Isa("avx512_bf16", features=_VNNI),
+        Isa("avx512_vnni", features=_VNNI),
+        Isa("avx512", features=_AVX512),
+        Isa("avx2", features=_AVX2),
+        Isa("generic"),
+    )
+}
+"""The instruction sets for which kernels are printed."""

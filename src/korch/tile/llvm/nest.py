@@ -1,0 +1,308 @@
+"""Prints the loop nest of a pass of a tile program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from korch.tile.cpp.collect import begins_lines, collected
+from korch.tile.ir.index import Expr, add, substitute
+from korch.tile.ir.index import constant as number
+from korch.tile.ir.passes import turns_on
+from korch.tile.ir.program import Accumulate, Axis, Inside, Load, Select, Sink
+from korch.tile.llvm.emit import SsaValue, constant
+from korch.tile.llvm.index import Env
+from korch.tile.llvm.memory import Place
+from korch.tile.llvm.points import PointVector
+from korch.tile.llvm.reduce import SumPrinter
+from korch.tile.lower.loops import ALIASED_ELEMENTS, LINE_ELEMENTS, is_across, side_of
+
+ALIASED_SIDE = 8
+"""The maximum rows written together if they map to the same L1 sets: a number that these sets can hold."""
+
+UNROLLED_OPERATIONS = 12
+"""The maximum operations of a square whose code is unrolled."""
+
+FAR_SQUARES = 4
+"""The prefetch distance from memory, in squares."""
+
+DENSE_AHEAD = 1024
+"""The prefetch distance in elements if all the data that squares read is contiguous in memory."""
+
+UNROLLED_EXTENT = 4
+"""Loops of at most this extent are unrolled if a guard depends on them."""
+
+MOST_DECIDED = 2
+"""At most this number of guards are tested before the innermost loop, which is printed for each combination."""
+
+LONG_ROW = 256
+"""The minimum elements of rows that are written past the caches even if they begin inside cache lines."""
+
+
+At = Callable[[SsaValue], None]
+
+
+class NestPrinter(SumPrinter):
+    """Prints the loop nest of one pass."""
+
+    def run(self) -> None:
+        """Print the loop nest."""
+        kept = [a for a in self.pass_.axes if not a.is_reduced]
+        self.across = next((a for a in kept if a.name == self.pass_.across), None)
+        self.side = self._side(self.across) if self.across is not None else 1
+        if any(axis.extent == 0 for axis in kept):
+            return
+        outer = [a for a in kept if a is not self.vector and a is not self.across]
+        self._where(outer, self.pass_.where, self.env)
+
+    def _where(self, outer: Sequence[Axis], where: Sequence[Inside], env: Env) -> None:
+        """Print guards of the pass outside the loops that they do not depend on, then these loops."""
+        inner = {axis.name for axis in outer} | {self.pass_.vector, self.pass_.across}
+        ready = [guard for guard in where if not guard.expr.variables & inner]
+        if not ready:
+            self._nest(outer, where, env)
+        elif self.all_hold(ready, self.ranges) is not False:
+            rest = [guard for guard in where if guard not in ready]
+            condition = self.condition(ready, PointVector(env, self.ranges))
+            self.emit.branch(condition, lambda: self._decide(dict.fromkeys(ready, True), outer, rest, env))
+
+    def _decide(self, known: dict[Inside, bool], outer: Sequence[Axis], where: Sequence[Inside], env: Env) -> None:
+        before = self.decided
+        self.decided = {**before, **known}
+        self._where(outer, where, env)
+        self.decided = before
+
+    def _nest(self, outer: Sequence[Axis], where: Sequence[Inside], env: Env) -> None:
+        """Print the kept loops, outermost first, then their body."""
+        if not outer:
+            self._inside(env)
+            return
+        axis, *rest = outer
+        if axis.extent <= UNROLLED_EXTENT and axis.ragged is None and turns_on(self.pass_, axis.name):
+            before = self.ranges
+            for value in range(axis.extent):  # guards are decided for each value
+                self.ranges = {**before, axis.name: (value, value)}
+                self._where(rest, where, {**env, axis.name: self.emit.index(value)})
+            self.ranges = before
+            return
+        if not rest and (self._is_split(axis, env) or self.reduce_rows(axis, env)):
+            return
+        end = self.end_of(axis, axis.extent, env)
+        self.emit.loop(
+            self.emit.index(0), end, 1, lambda i: self._where(rest, where, {**env, axis.name: i}), cost=self._cost(rest)
+        )
+
+    def _cost(self, rest: Sequence[Axis]) -> int:
+        points = self.lines
+        for axis in (*rest, *(a for a in self.pass_.axes if a.name in (self.pass_.vector, self.pass_.across))):
+            points *= max(1, axis.extent // (self.lanes if axis is self.vector else 1))
+        return points * (UNROLLED_EXTENT if self.reduced else 1)
+
+    def _is_split(self, axis: Axis, env: Env) -> bool:
+        """Print an axis as two loops, one inside and one at the edges, if guards separate these; return whether."""
+        parts = self.parts(axis) if self.clipped and axis.ragged is None else []
+        if len(parts) < 2:
+            return False
+        name, before = axis.name, self.ranges
+        low, high = max(parts, key=lambda part: part[1] - part[0])
+
+        def body(i: SsaValue) -> None:
+            self._inside({**env, name: i})
+
+        self.ranges = {**before, name: (low, high - 1)}
+        self.emit.loop(self.emit.index(low), self.emit.index(high), 1, body)
+        self.ranges, self.is_edge = before, True
+        for begin, end in ((0, low), (high, axis.extent)):
+            self.emit.loop(self.emit.index(begin), self.emit.index(end), 1, body)
+        self.is_edge = False
+        return True
+
+    def _inside(self, env: Env) -> None:
+        """Print the loops over vectors, for each result of guards that do not depend on them."""
+        found = self._open_guards()
+        if found and len(found) <= MOST_DECIDED:
+            guard, before = found[0], self.decided
+
+            def decide(result: bool) -> None:
+                self.decided = {**before, guard: result}
+                self._inside(env)
+                self.decided = before
+
+            condition = self.condition([guard], PointVector(env, self.ranges))
+            self.emit.branch(condition, lambda: decide(True), lambda: decide(False))
+        elif self.across is not None:
+            self._squares(self.across, env)
+        elif not self.pass_.is_reduction:
+            self.over(self.vector, env, self._stores)
+        elif self.vector is None or self.vector.is_reduced:
+            self.reduce_row(env)
+        else:
+            self.over(self.vector, env, self.reduce_lanes, self.abreast(self.vector))
+
+    def _open_guards(self) -> list[Inside]:
+        inner = {self.pass_.vector, self.pass_.across, *(axis.name for axis in self.reduced)}
+        guards = (g for op in self.pass_.ops if isinstance(op, Load | Select) for g in op.guards)
+        return [
+            guard
+            for guard in dict.fromkeys(guards)
+            if not guard.expr.variables & inner and self.all_hold([guard], self.ranges) is None
+        ]
+
+    # Stores
+
+    def _stores(self, vectors: list[PointVector]) -> None:
+        for points in vectors:
+            self.compute_and_store(points)
+
+    def compute_and_store(self, points: PointVector) -> None:
+        """Print the operations at some points, and their stores."""
+        values = self.values(points)
+        if points.lanes > 1:
+            self._fetch(self.fetches.beside, points)
+            self._fetch(self.fetches.written, points, write=1)
+        for sink in self.pass_.sinks:
+            self.store(sink.buffer, sink.index, values[sink.value], points, streams=self.streams(sink))
+
+    def _fetch(self, places: Sequence[tuple[str, Expr, int]], points: PointVector, write: int = 0) -> None:
+        for buffer, index, step in places:
+            at = add(substitute(index, {}, points.ranges), number(step))
+            self.emit.prefetch(self.place(buffer, at, points.env).at, write)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether anything is written past the caches."""
+        return any(map(self.streams, self.pass_.sinks))
+
+    def streams(self, sink: Sink) -> bool:
+        """Return whether whole vectors are written past the caches, preferably as whole cache lines."""
+        axis = self.vector
+        if axis is None or sink.buffer not in self.context.streamed or isinstance(sink, Accumulate):
+            return False
+        if self.pass_.across and self.context.lanes < LINE_ELEMENTS:
+            return False
+        if sink.buffer in collected(self.pass_, self.context.streamed):
+            return False
+        is_along = substitute(sink.index, {}, self.ranges).coefficient(axis.name) == 1
+        is_long = axis.extent >= LONG_ROW and not self.pass_.across
+        return is_along and (is_long or begins_lines(self.pass_, sink))
+
+    # Squares
+
+    def _side(self, across: Axis) -> int:
+        side = side_of(across.extent, self.context.lanes)
+        steps = [sink.index.coefficient(across.name) or 0 for sink in self.pass_.sinks]
+        is_aliased = self.pass_.axes[-1] is not across and not any(s % ALIASED_ELEMENTS for s in steps)
+        return min(side, ALIASED_SIDE) if is_aliased and not self.is_streamed else side
+
+    def _squares(self, across: Axis, env: Env) -> None:
+        """Print the loops over both axes of squares, in the order of the pass."""
+
+        def placed(points: PointVector, at: SsaValue) -> PointVector:
+            return replace(points, env={**points.env, across.name: at})
+
+        if self.pass_.axes[-1] is across:
+            self.over(
+                self.vector,
+                env,
+                lambda vectors: self._sides(
+                    across,
+                    vectors[0].env,
+                    lambda at: self._square_stores(placed(vectors[0], at)),
+                    lambda at: self.compute_and_store(placed(vectors[0], at)),
+                ),
+            )
+            return
+        self._sides(
+            across,
+            env,
+            lambda at: self.over(self.vector, {**env, across.name: at}, lambda v: self._square_stores(v[0])),
+            lambda at: self.over(self.vector, {**env, across.name: at}, lambda v: self.compute_and_store(v[0])),
+        )
+
+    def _sides(self, axis: Axis, env: Env, square: At, single: At) -> None:
+        """Print the loop over an axis in steps of a square's side; the last step may overlap."""
+        emit, side = self.emit, self.side
+        limit = self.end_of(axis, axis.extent, env)
+
+        def squares() -> None:
+            last = emit.add(limit, emit.index(-side))
+            emit.loop(emit.index(0), limit, side, lambda at: square(emit.least(at, last)))
+
+        def singles() -> None:
+            emit.loop(emit.index(0), limit, 1, single)
+
+        if side == 1:
+            singles()
+        elif axis.ragged is None:
+            squares()
+        else:
+            emit.branch(emit.test("icmp sge", limit, emit.index(side)), squares, singles)
+
+    def _square_stores(self, points: PointVector) -> None:
+        """Print the loads of the squares that begin at a point of the across axis, and the stores of their vectors.
+
+        The vectors of one square stay in registers; those of several are stored, because there are too few registers.
+        """
+        across, emit = self.pass_.across, self.emit
+        live, first = self._live(points.ranges), points.env[across]
+        loads = [op for op in live if isinstance(op, Load) and self.all_hold(op.guards, points.ranges) is not False]
+        squares = [op for op in loads if is_across(op, points.variable, across, points.ranges)]
+        is_unrolled = len(live) <= UNROLLED_OPERATIONS
+        read: list[Callable[[SsaValue], SsaValue]]
+        if len(squares) == 1 and is_unrolled:
+            vectors = self._square(squares[0], points)
+            read = [lambda side: vectors[int(side.text)]]
+        else:
+            read = [self._in_memory(op, points) for op in squares]
+
+        def one(side: SsaValue) -> None:
+            self.squares = {op.name: at(side) for op, at in zip(squares, read, strict=True)}
+            self.compute_and_store(replace(points, env={**points.env, across: emit.add(first, side)}))
+            self.squares = {}
+
+        if is_unrolled:
+            for i in range(self.side):
+                one(emit.index(i))
+        else:
+            emit.loop(emit.index(0), emit.index(self.side), 1, one)
+
+    def _in_memory(self, op: Load, points: PointVector) -> Callable[[SsaValue], SsaValue]:
+        """Print the stores of a square's vectors on the stack; return the function that prints the load of one."""
+        vectors, emit = self._square(op, points), self.emit
+        kind = vectors[0].kind
+        base = emit.array(kind, self.side * points.lanes)
+
+        def at(side: SsaValue) -> Place:
+            self.context.era += 1
+            own = emit.place(kind, base, emit.times(side, points.lanes))
+            return Place(own, op.dtype, kind, emit.depth, self.context.era)
+
+        for i, vector in enumerate(vectors):
+            self.memory.store(at(emit.index(i)), vector)
+        return lambda side: self.memory.load(at(side), points.lanes)
+
+    def _square(self, op: Load, points: PointVector) -> list[SsaValue]:
+        index = substitute(op.index, {}, points.ranges)
+        step, kind = index.coefficient(points.variable) or 0, self.context.kinds[op.buffer]
+
+        def load() -> list[SsaValue]:
+            return self.memory.square(self.place(op.buffer, index, points.env), points.lanes, self.side, step)
+
+        zeros = [constant(kind, 0, points.lanes)] * self.side
+        found = self.emit.branch(self.condition(op.guards, points), load, lambda: zeros)
+        self._fetch_squares(op.buffer, index, step, points)
+        return list(found)
+
+    def _fetch_squares(self, buffer: str, index: Expr, step: int, points: PointVector) -> None:
+        """Print prefetches of later squares; from memory, if results are written past the caches."""
+        if self.across is None or points.lanes == 1 or not (self.is_streamed or self.fetches.written):
+            return
+        places = [(self.side, 3), (FAR_SQUARES * self.side, 2)]
+        if not self.is_streamed:
+            places = places[:1] if self.across.extent > self.side else []
+        elif step == self.across.extent:
+            places = [(DENSE_AHEAD, 2)]
+        for ahead, locality in places:
+            for i in range(points.lanes):
+                at = add(index, number(ahead + i * step))
+                self.emit.prefetch(self.place(buffer, at, points.env).at, locality=locality)

@@ -1,0 +1,338 @@
+"""Prints the operations of a pass at one point, or at a vector of points along an axis."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import assert_never
+
+from korch.primitive.types import DType
+from korch.tile.cpp.clip import clipping_guards
+from korch.tile.cpp.fetch import Fetches, fetches_of
+from korch.tile.cpp.tables import ByteTable, tables_of
+from korch.tile.ir.index import Expr, Ranges, add, scale, substitute
+from korch.tile.ir.index import constant as number
+from korch.tile.ir.passes import is_nonpositive
+from korch.tile.ir.program import (
+    Apply,
+    Inside,
+    Literal,
+    Load,
+    Pass,
+    Select,
+    Stage,
+    TileOp,
+    TileProgram,
+    arguments_of,
+    holds,
+    ranges_of,
+)
+from korch.tile.llvm.arithmetic import KIND, Arithmetic
+from korch.tile.llvm.emit import Emit, SsaValue, array, constant
+from korch.tile.llvm.index import address, both, condition, global_table, index_of, lanes_of
+from korch.tile.llvm.isa import Isa
+from korch.tile.llvm.memory import Memory, Place, stored_kinds
+from korch.tile.lower.loops import SQUARE_TYPES
+
+LONGEST_TABLE = 4096
+"""The maximum number of entries of a table of indices along a vector axis."""
+
+
+@dataclass
+class KernelContext:
+    """What all passes of a kernel are printed with.
+
+    Attributes:
+        emit: the printer of instructions.
+        isa: the instruction set.
+        program: the program.
+        lanes: float32 elements in a vector register.
+        streamed: the buffers that are written past the caches.
+        large: the inputs that are too large for a core's private cache.
+        given: the buffers that the kernel only reads.
+        bases: the addresses of the buffers.
+        era: the number of reads that may see different elements.
+    """
+
+    emit: Emit
+    isa: Isa
+    program: TileProgram
+    lanes: int
+    streamed: Set[str]
+    large: Set[str]
+    given: Set[str]
+    bases: dict[str, SsaValue] = field(default_factory=dict)
+    era: int = 0
+
+    def __post_init__(self) -> None:
+        self.arithmetic = Arithmetic(self.emit, self.isa)
+        self.memory = Memory(self.emit, self.arithmetic)
+        self.kinds = stored_kinds(self.program)
+        self.dtypes = {buffer.name: buffer.dtype for buffer in self.program.buffers}
+        self.sizes = {buffer.name: buffer.size for buffer in self.program.buffers}
+
+
+@dataclass(frozen=True)
+class PointVector:
+    """A point of a pass, or a vector of points.
+
+    Attributes:
+        env: the values of the loop variables; that of the first lane along the vector variable.
+        ranges: their ranges.
+        variable: the vector variable; "" for a single point.
+        lanes: the number of points.
+        mask: which of them exist; None for all.
+    """
+
+    env: Mapping[str, SsaValue]
+    ranges: Ranges
+    variable: str = ""
+    lanes: int = 1
+    mask: SsaValue | None = None
+
+
+class PointPrinter:
+    """Prints the operations inside the loops of one pass."""
+
+    def __init__(self, context: KernelContext, stage: Stage, pass_: Pass, env: Mapping[str, SsaValue]) -> None:
+        """Begin with nothing printed; `env` has the values of the variables around the pass."""
+        self.context, self.pass_, self.env = context, pass_, env
+        self.emit, self.memory = context.emit, context.memory
+        self.ranges: Ranges = ranges_of(stage, pass_)
+        self.ops = {op.name: op for op in pass_.ops}
+        self.vector = next((a for a in pass_.axes if a.name == pass_.vector), None)
+        self.squares: dict[str, SsaValue] = {}
+        self.clips = clipping_guards(pass_)
+        self.clipped = frozenset(guard for guards in self.clips.values() for guard in guards)
+        self.decided: dict[Inside, bool] = {}
+        self.written = {sink.buffer for sink in pass_.sinks}
+        self.base = self.emit.depth
+        context.era += 1
+        self.era = context.era
+        self.fetches = Fetches()
+        if pass_ in stage.steps and all(isinstance(step, Pass) for step in stage.steps):
+            self.fetches = fetches_of(context.program, stage, pass_, context.streamed, context.large)
+        self.tables: Mapping[str, ByteTable] = tables_of(pass_.ops) if context.isa.is_avx512 else {}
+        self._uniform: dict[tuple[str, str], bool] = {}
+
+    # Guards
+
+    def all_hold(self, guards: Sequence[Inside], ranges: Ranges) -> bool | None:
+        """Return True if all guards hold for all points, False if one of them holds for no point, and else None."""
+        found = [self._holds(guard, ranges) for guard in guards]
+        if False in found:
+            return False
+        return None if None in found else True
+
+    def _holds(self, guard: Inside, ranges: Ranges) -> bool | None:
+        if guard in self.clipped:
+            return True
+        return self.decided[guard] if guard in self.decided else holds(guard, ranges)
+
+    def condition(self, guards: Sequence[Inside], points: PointVector) -> SsaValue:
+        """Print whether guards hold, without those that are decided."""
+        open_guards = [guard for guard in guards if self._holds(guard, points.ranges) is None]
+        return condition(self.emit, open_guards, points.env, points.ranges, points.variable, points.lanes)
+
+    # Operations
+
+    def values(self, points: PointVector) -> dict[str, SsaValue]:
+        """Print the operations; return the value of each name. Equal numbers in all lanes are a scalar."""
+        found: dict[str, SsaValue] = {}
+        for op in self._live(points.ranges):
+            found[op.name] = self._value(op, found, points)
+        return found
+
+    def _live(self, ranges: Ranges) -> Sequence[TileOp]:
+        """Return the operations that the sinks need, given the guards that the ranges decide."""
+        needed = {sink.value for sink in self.pass_.sinks}
+        found: list[TileOp] = []
+        for op in reversed(self.pass_.ops):
+            if op.name not in needed:
+                continue
+            found.append(op)
+            if op.name in self.tables:
+                needed.add(self.tables[op.name].byte)
+            elif isinstance(op, Select):
+                decided = self.all_hold(op.guards, ranges)
+                needed.update(() if decided is False else (op.inside,))
+                needed.update(() if decided is True else (op.outside,))
+            else:
+                needed.update(arguments_of(op))
+        return found[::-1]
+
+    def _value(self, op: TileOp, values: Mapping[str, SsaValue], points: PointVector) -> SsaValue:
+        emit = self.emit
+        table = self.tables.get(op.name)
+        if table is not None:
+            return self._looked_up(table, values[table.byte])
+        match op:
+            case Literal(_, dtype, value):
+                return constant(KIND[dtype], bool(value) if dtype is DType.BOOL else value)
+            case Load():
+                return self.squares.get(op.name) or self._load(op, points)
+            case Select(_, _, guards, inside, outside):
+                decided = self.all_hold(guards, points.ranges)
+                if decided is not None:
+                    return values[inside if decided else outside]
+                return emit.select(self.condition(guards, points), *emit.matched(values[inside], values[outside]))
+            case Apply():
+                return self._apply(op, values)
+            case _:
+                assert_never(op)
+
+    def _apply(self, op: Apply, values: Mapping[str, SsaValue]) -> SsaValue:
+        arithmetic, given = self.context.arithmetic, [values[name] for name in op.arguments]
+        source = self.ops[op.arguments[-1]].dtype
+        if op.op == "div" and source.is_float and given[1].lanes == 1 < given[0].lanes:
+            # Values computed by the kernel are rounded already: an error in the last bit is acceptable.
+            is_exact = any(self._is_given(name) for name in op.arguments)
+            return arithmetic.quotient_by(*given, is_exact=is_exact)
+        if op.op == "exp" and source is DType.F32 and is_nonpositive(op.arguments[0], self.pass_.ops):
+            return arithmetic.functions(given[0].lanes).exp_of_nonpositive(given[0])
+        if op.op == "where":
+            given[1:] = self.emit.matched(*given[1:])
+        return arithmetic.apply(op.op, op.dtype, source, given)
+
+    def _looked_up(self, table: ByteTable, byte: SsaValue) -> SsaValue:
+        """Print a table lookup by four bits of each byte."""
+        emit, wide = self.emit, self.emit.convert("zext", byte, "i32")
+        at = emit.op("lshr", wide, constant("i32", table.shift))
+        if byte.lanes == 16:
+            return emit.call("llvm.x86.avx512.permvar.sf.512", "float", 16, array("float", table.entries), at)
+        at = emit.op("and", at, constant("i32", 15))
+        place = Place(SsaValue(global_table(emit, "float", table.entries), "ptr"), DType.F32, "float", emit.floor)
+        return self.memory.gather(place, at)
+
+    def _is_given(self, name: str) -> bool:
+        """Return whether a value is computed only from loads of the kernel's inputs and literals."""
+        op = self.ops[name]
+        if isinstance(op, Load):
+            return op.buffer in self.context.given
+        return all(self._is_given(argument) for argument in arguments_of(op))
+
+    # Loads
+
+    def place(self, buffer: str, index: Expr, env: Mapping[str, SsaValue]) -> Place:
+        """Print the address of an element."""
+        context, emit = self.context, self.emit
+        kind, era, floor = context.kinds[buffer], 0, emit.floor
+        if buffer in self.written:
+            context.era += 1
+            era, floor = context.era, emit.depth
+        elif buffer not in context.given:
+            era, floor = self.era, max(floor, self.base)
+        at = address(emit, kind, context.bases[buffer], index, env)
+        return Place(at, context.dtypes[buffer], kind, floor, era)
+
+    def _load(self, op: Load, points: PointVector) -> SsaValue:
+        emit = self.emit
+        zero = constant(KIND[op.dtype], 0)
+        decided = self.all_hold(op.guards, points.ranges)
+        if decided is False:
+            return zero
+        if decided is True:
+            return self._loaded(op, points)
+        turning = [g for g in op.guards if points.lanes > 1 and points.variable in g.expr.variables]
+        mask = both(emit, points.mask, self.condition(turning, points)) if turning else points.mask
+        points = replace(points, mask=mask if mask is not None and mask.lanes > 1 else points.mask)
+        outside = self.condition([g for g in op.guards if g not in turning], points)
+
+        def inside() -> tuple[SsaValue]:
+            return (self._loaded(op, points, is_masked=bool(turning)),)
+
+        if outside.text == "true":
+            return inside()[0]
+        lanes = self._lanes_of_load(op, points)
+        return emit.branch(outside, inside, lambda: (constant(KIND[op.dtype], 0, lanes),))[0]
+
+    def _lanes_of_load(self, op: Load, points: PointVector) -> int:
+        index = substitute(op.index, {}, points.ranges)
+        turns = any(points.variable in guard.expr.variables for guard in op.guards)
+        return points.lanes if index.coefficient(points.variable) != 0 or turns else 1
+
+    def _loaded(self, op: Load, points: PointVector, *, is_masked: bool = False) -> SsaValue:
+        """Print a load whose guards hold, or are in the mask."""
+        emit, memory = self.emit, self.memory
+        index = substitute(op.index, {}, points.ranges)
+        slope = index.coefficient(points.variable) if points.lanes > 1 else 0
+        if slope is None or (points.mask is not None and slope not in (0, 1)):
+            return self._spread(op, index, points) or self._gathered(op, index, points)
+        place = self.place(op.buffer, index, points.env)
+        if slope == 0:
+            one = memory.load(place, 1) if not is_masked else None
+            if one is not None:
+                return one
+            return self._gathered(op, index, points)
+        if slope != 1:
+            return memory.strided(place, points.lanes, slope)
+        if op.name in self.fetches.near:
+            emit.prefetch(memory.offset(place, self.fetches.near[op.name]))
+        elif op.name in self.fetches.far:
+            emit.prefetch(memory.offset(place, self.fetches.far[op.name]), locality=2)
+        return memory.load(place, points.lanes, points.mask)
+
+    def _gathered(self, op: Load, index: Expr, points: PointVector) -> SsaValue:
+        own, rest = _parts_of(index, points.variable)
+        place = self.place(op.buffer, rest, points.env)
+        at = lanes_of(self.emit, own, points.env, points.variable, points.lanes, points.ranges)
+        return self.memory.gather(place, at, points.mask)
+
+    def _spread(self, op: Load, index: Expr, points: PointVector) -> SsaValue | None:
+        """Print a load through a table of indices that grow by 0 or 1: one vector is loaded and permuted."""
+        axis, size, emit = self.vector, self.context.sizes[op.buffer], self.emit
+        own, rest = _parts_of(index, points.variable)
+        is_wide = points.lanes == self.context.lanes and points.lanes >= 8 and self.context.isa.is_x86
+        if axis is None or axis.name != points.variable or own.variables != {axis.name} or points.mask is not None:
+            return None
+        if axis.extent > LONGEST_TABLE or op.dtype not in SQUARE_TYPES or size < points.lanes or not is_wide:
+            return None
+        table = tuple(substitute(own, {axis.name: number(i)}, self.ranges).constant for i in range(axis.extent))
+        if any(b - a not in (0, 1) for a, b in itertools.pairwise(table)):
+            return None
+        base = emit.place("i32", SsaValue(global_table(emit, "i32", table), "ptr"), points.env[axis.name])
+        first = emit.convert("sext", emit.load("i32", 1, base, 4, emit.floor), "i64")
+        begin = emit.add(index_of(emit, rest, points.env), first)
+        start = emit.least(begin, emit.index(size - points.lanes))
+        moved = emit.convert("trunc", emit.op("sub", emit.op("sub", begin, start), first), "i32")
+        at = emit.op("add", emit.load("i32", points.lanes, base, 4, emit.floor), moved)
+        return self.memory.permuted(self.place(op.buffer, number(0), points.env), start, at)
+
+    # Results
+
+    def store(self, buffer: str, index: Expr, value: SsaValue, points: PointVector, *, streams: bool = False) -> None:
+        """Print a store at the points."""
+        emit, memory = self.emit, self.memory
+        index = substitute(index, {}, points.ranges)
+        value = emit.splat(value, points.lanes)
+        slope = index.coefficient(points.variable) if points.lanes > 1 else 1
+        if slope == 1:
+            memory.store(self.place(buffer, index, points.env), value, points.mask, streams=streams)
+        elif slope is not None:
+            place = self.place(buffer, index, points.env)
+            memory.scatter(place, value, [emit.index(i * slope) for i in range(points.lanes)])
+        else:
+            own, rest = _parts_of(index, points.variable)
+            at = lanes_of(emit, own, points.env, points.variable, points.lanes, points.ranges)
+            offsets = [emit.convert("sext", emit.lane(at, i), "i64") for i in range(points.lanes)]
+            memory.scatter(self.place(buffer, rest, points.env), value, offsets)
+
+    def can_mask(self, variable: str, ranges: Ranges) -> bool:
+        """Return whether points along a variable may be masked out: all accesses have masked instructions."""
+        if not self.context.isa.is_avx512:
+            return False
+        for op in self.pass_.ops:
+            if isinstance(op, Load):
+                slope = substitute(op.index, {}, ranges).coefficient(variable)
+                if slope not in (0, 1) and self.context.kinds[op.buffer] not in ("float", "double", "i32", "i64"):
+                    return False
+        if any(axis.name == variable and axis.is_reduced for axis in self.pass_.axes):
+            return True
+        return all(substitute(sink.index, {}, ranges).coefficient(variable) == 1 for sink in self.pass_.sinks)
+
+
+def _parts_of(index: Expr, variable: str) -> tuple[Expr, Expr]:
+    """Return the terms of an index that depend on a variable, and the rest."""
+    own = Expr(0, tuple(term for term in index.terms if variable in Expr(0, (term,)).variables))
+    return own, add(index, scale(own, -1))

@@ -1,0 +1,264 @@
+"""Prints the accumulators and loops of the reductions of a pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from korch.tile.ir.identity import identity
+from korch.tile.ir.program import Accumulate, Axis
+from korch.tile.llvm.arithmetic import KIND
+from korch.tile.llvm.emit import SsaValue, constant
+from korch.tile.llvm.index import Env
+from korch.tile.llvm.memory import Place
+from korch.tile.llvm.points import PointVector
+from korch.tile.llvm.spans import LEAST_WIDTH, Span, SpanPrinter
+from korch.tile.lower.loops import SQUARE_TYPES
+
+UNROLL = 4
+"""The number of independent accumulators of a reduction."""
+
+SHORT_REDUCTION = 64
+"""The maximum points of a reduction that accumulates several vectors at once."""
+
+Sums = tuple[SsaValue, ...]
+Step = Callable[[SsaValue, Sums, int], Sums]
+Ends = Sequence[tuple[SsaValue, SsaValue]]
+
+
+class SumPrinter(SpanPrinter):
+    """Prints reductions with several independent vector accumulators, which are combined at the end."""
+
+    is_edge = False  # whether the loops being printed are at the edges, where guards clip windows
+
+    @property
+    def reduced(self) -> list[Axis]:
+        """The reduction axes."""
+        return [axis for axis in self.pass_.axes if axis.is_reduced]
+
+    @property
+    def accumulators(self) -> list[Accumulate]:
+        """The sinks."""
+        return [sink for sink in self.pass_.sinks if isinstance(sink, Accumulate)]
+
+    def abreast(self, axis: Axis) -> int:
+        """Return how many vectors of kept elements a short reduction accumulates at once."""
+        points = math.prod(a.extent for a in self.reduced)
+        is_long = axis.extent >= UNROLL * self.lanes
+        return UNROLL if is_long and points <= SHORT_REDUCTION else 1
+
+    def starts(self, lanes: int, copies: int) -> Sums:
+        """Return the first values of some copies of all accumulators."""
+        dtypes = [self.context.dtypes[sink.buffer] for sink in self.accumulators]
+        pairs = zip(self.accumulators, dtypes, strict=True)
+        return tuple(constant(KIND[d], identity(s.op, d), lanes) for s, d in pairs) * copies
+
+    def combined(self, k: int, a: SsaValue, b: SsaValue) -> SsaValue:
+        """Print the reduction of two numbers of accumulator k."""
+        sink = self.accumulators[k]
+        return self.context.arithmetic.combine(sink.op, self.context.dtypes[sink.buffer], a, b)
+
+    def added(self, sums: Sums, points: PointVector) -> Sums:
+        """Print the accumulation of the values at some points."""
+        values, found = self.values(points), []
+        for k, (sink, total) in enumerate(zip(self.accumulators, sums, strict=True)):
+            own = self.combined(k, total, self.emit.splat(values[sink.value], points.lanes))
+            found.append(own if points.mask is None else self.emit.select(points.mask, own, total))
+        return tuple(found)
+
+    def total(self, sums: Sums, copies: int) -> Sums:
+        """Print the reduction of copies of all accumulators."""
+        count = len(self.accumulators)
+        found = sums[:count]
+        for u in range(1, copies):
+            own = sums[u * count : (u + 1) * count]
+            found = tuple(self.combined(k, a, b) for k, (a, b) in enumerate(zip(found, own, strict=True)))
+        return found
+
+    # Vectors of kept elements
+
+    def reduce_lanes(self, vectors: list[PointVector]) -> None:
+        """Print the accumulation of whole vectors of kept elements, and their stores."""
+        count, inner = len(vectors), self.reduced[-1] if self.reduced else None
+        copies = UNROLL if count == 1 and inner is not None and inner.extent >= 2 * UNROLL else 1
+        start = self.starts(vectors[0].lanes, max(count, copies))
+        size = len(self.accumulators)
+
+        def step(env: Env, sums: Sums, copy: int) -> Sums:
+            own = list(sums)
+            for u, points in enumerate(vectors):
+                first = (copy + u) * size
+                placed = PointVector({**points.env, **env}, points.ranges, points.variable, points.lanes, points.mask)
+                own[first : first + size] = self.added(tuple(own[first : first + size]), placed)
+            return tuple(own)
+
+        if inner is None:
+            sums = step({}, start, 0)
+        else:
+            ranges, env = vectors[0].ranges, vectors[0].env
+            ends = [self.ends(axis, ranges, env) for axis in self.reduced]
+            whole = [(self.emit.index(0), self.end_of(axis, axis.extent, env)) for axis in self.reduced]
+            sums = self._window(ends, whole, lambda own: self._loops(self.reduced, own, start, step, copies))
+        sums = self.total(sums, copies) if count == 1 else sums
+        for u, points in enumerate(vectors):
+            for k, sink in enumerate(self.accumulators):
+                self.store(sink.buffer, sink.index, sums[u * size + k], points)
+
+    def _window(self, ends: Ends, whole: Ends, loops: Callable[[Ends], Sums]) -> Sums:
+        """Print the loops over all reduced axes, with a version for where no guard clips them."""
+        if list(ends) == list(whole) or self.is_edge:
+            return loops(ends)
+        is_whole = constant("i1", 1)
+        for own, full in zip(ends, whole, strict=True):
+            for a, b in zip(own, full, strict=True):
+                if a != b:
+                    test = self.emit.test("icmp eq", a, b)
+                    is_whole = test if is_whole.text == "true" else self.emit.op("and", is_whole, test)
+        return self.emit.branch(is_whole, lambda: loops(whole), lambda: loops(ends), is_likely=True)
+
+    def _loops(
+        self, axes: Sequence[Axis], ends: Ends, start: Sums, step: Callable[[Env, Sums, int], Sums], copies: int
+    ) -> Sums:
+        """Print loops over reduced axes, the innermost one with several accumulators."""
+        axis, *rest = axes
+        begin, end = ends[0]
+        if rest:
+            cost = self.lines * math.prod(a.extent for a in rest)
+
+            def body(i: SsaValue, *sums: SsaValue) -> Sums:
+                return self._loops(
+                    rest, ends[1:], sums, lambda env, own, u: step({**env, axis.name: i}, own, u), copies
+                )
+
+            return self.emit.loop(begin, end, 1, body, *start, cost=cost)
+        return self.unrolled(begin, end, 1, copies, start, lambda i, sums, u: step({axis.name: i}, sums, u))
+
+    def unrolled(self, begin: SsaValue, end: SsaValue, width: int, copies: int, sums: Sums, step: Step) -> Sums:
+        """Print a loop over whole vectors, with several independent accumulators."""
+        emit = self.emit
+        if copies > 1:
+
+            def body(i: SsaValue, *own: SsaValue) -> Sums:
+                for u in range(copies):
+                    own = step(emit.add(i, emit.index(u * width)), own, u)
+                return own
+
+            most = self.whole(begin, end, copies * width)
+            sums = emit.loop(begin, most, copies * width, body, *sums)
+            begin = most
+        size = self.whole(begin, end, width) if width > 1 else end
+        return emit.loop(begin, size, width, lambda i, *own: step(i, own, 0), *sums, cost=self.lines)
+
+    # Vectors of reduced elements
+
+    def reduced_width(self) -> int:
+        """Return the widest vector along the reduced vector axis."""
+        axis = self.vector
+        if axis is None:
+            return 1
+        can_mask = self.can_mask(axis.name, self.ranges)
+        return max((self.width(axis, *part, can_mask=can_mask) for part in self.parts(axis)), default=1)
+
+    def row_sums(self, env: Env) -> tuple[Sums, Sums]:
+        """Print the reduction of a row with vectors along it; return the accumulators, and those of single elements."""
+        emit, axis, width = self.emit, self.vector, self.reduced_width()
+        parts = self.parts(axis) if axis is not None else []
+        longest = max((high - low for low, high in parts), default=0)
+        copies = UNROLL if longest >= UNROLL * width > UNROLL else 1
+        size = len(self.accumulators)
+        can_mask = width > 1 and axis is not None and self.can_mask(axis.name, self.ranges)
+        rest = self.starts(1, 1) if width > 1 and not can_mask else ()
+
+        def row(env: Env, sums: Sums) -> Sums:
+            if axis is None:
+                return self.added(sums, PointVector(env, self.ranges))
+            for span in self.spans(axis):
+                sums = self._part_sums(replace(span, can_mask=can_mask), width, copies, env, sums)
+            return sums
+
+        def nest(axes: Sequence[Axis], env: Env, sums: Sums) -> Sums:
+            if not axes:
+                return row(env, sums)
+            begin, end = self.ends(axes[0], self.ranges, env)
+            return emit.loop(begin, end, 1, lambda i, *own: nest(axes[1:], {**env, axes[0].name: i}, own), *sums)
+
+        sums = nest([a for a in self.reduced if a is not axis], env, (*self.starts(width, copies), *rest))
+        return self.total(sums, copies), sums[copies * size :]
+
+    def _part_sums(self, span: Span, width: int, copies: int, env: Env, sums: Sums) -> Sums:
+        emit, size = self.emit, len(self.accumulators)
+        axis, low, high, ranges, can_mask = span.axis, span.low, span.high, span.ranges, span.can_mask
+        begin, end = self.ends(axis, ranges, env)
+
+        def step(i: SsaValue, own: Sums, u: int, lanes: int = width, mask: SsaValue | None = None) -> Sums:
+            points = PointVector({**env, axis.name: i}, ranges, axis.name, lanes, mask)
+            found = list(own)
+            found[u * size : (u + 1) * size] = self.added(own[u * size : (u + 1) * size], points)
+            return tuple(found)
+
+        at = begin
+        if can_mask or (width > 1 and self.width(axis, low, high, can_mask=False) == width):
+            sums = self.unrolled(begin, end, width, copies, sums, step)
+            at = self.whole(begin, end, width)
+        if at == end:
+            return sums
+        if can_mask:
+            first, last = at.number, end.number
+            if first is not None and last is not None:
+                return step(at, sums, 0, mask=self.first(last - first, width)) if first < last else sums
+            left = emit.add(end, emit.times(at, -1))
+            is_more = emit.test("icmp slt", at, end)
+            return emit.branch(is_more, lambda: step(at, sums, 0, mask=self.first(left, width)), lambda: sums)
+        single = copies if width > 1 else 0
+        return emit.loop(at, end, 1, lambda i, *own: step(i, own, single, 1), *sums)
+
+    def reduce_row(self, env: Env) -> None:
+        """Print a reduction with vectors along a reduced axis, whose lanes are combined at the end."""
+        sums, rest = self.row_sums(env)
+        for k, (sink, total) in enumerate(zip(self.accumulators, sums, strict=True)):
+            one = self.context.memory.folded([total], lambda a, b, k=k: self.combined(k, a, b))  # type: ignore[misc]
+            one = self.combined(k, one, rest[k]) if rest else one
+            self.store(sink.buffer, sink.index, one, PointVector(env, self.ranges))
+
+    def reduce_rows(self, axis: Axis, env: Env) -> bool:
+        """Print the reductions of several elements of a kept axis at once; return whether they fit in registers.
+
+        Each reduction leaves a vector. The lanes of all these vectors are combined together, which takes as many steps
+        as for a single vector.
+        """
+        rows = next((n for n in (16, 8, 4) if n <= self.context.lanes and axis.extent % n == 0), 0)
+        is_along = self.vector is not None and self.vector.is_reduced and self.pass_.is_reduction
+        types = {self.context.dtypes[sink.buffer] for sink in self.pass_.sinks}
+        width = self.reduced_width() if is_along else 1
+        if not rows or width < max(LEAST_WIDTH, rows) or types - {*SQUARE_TYPES} or axis.ragged is not None:
+            return False
+        emit, memory = self.emit, self.context.memory
+        arrays = [
+            Place(emit.array(KIND[self.context.dtypes[s.buffer]], rows * width), self.context.dtypes[s.buffer], "")
+            for s in self.accumulators
+        ]
+
+        def at(k: int, row: SsaValue) -> Place:
+            own, kind = arrays[k], KIND[arrays[k].dtype]
+            self.context.era += 1
+            base = emit.place(kind, own.at, emit.times(row, width))
+            return Place(base, own.dtype, kind, emit.depth, self.context.era)
+
+        def block(first: SsaValue) -> None:
+            def one(i: SsaValue) -> None:
+                sums, rest = self.row_sums({**env, axis.name: emit.add(first, i)})
+                for k, total in enumerate(sums):
+                    if rest:
+                        total = emit.inserted(total, self.combined(k, emit.lane(total, 0), rest[k]), 0)
+                    memory.store(at(k, i), total)
+
+            emit.loop(emit.index(0), emit.index(rows), 1, one)
+            points = PointVector({**env, axis.name: first}, self.ranges, axis.name, rows)
+            for k, sink in enumerate(self.accumulators):
+                parts = [memory.load(at(k, emit.index(i)), width) for i in range(rows)]
+                total = memory.folded(parts, lambda a, b, k=k: self.combined(k, a, b))  # type: ignore[misc]
+                self.store(sink.buffer, sink.index, total, points)
+
+        emit.loop(emit.index(0), emit.index(axis.extent), rows, block)
+        return True
