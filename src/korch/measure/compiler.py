@@ -23,6 +23,7 @@ from pathlib import Path
 
 from korch.errors import CompileError
 from korch.measure.compiler_process import TICK_SECONDS, CompilerRefusedError, KilledError, StoppedError, run_compiler
+from korch.measure.llvm_process import compile_llvm, llvm_identity
 from korch.measure.toolchain import FLAGS, ISA_COMPILER_FLAGS, find_compiler, link_flags, own_flags
 from korch.options import default_cache_folder
 from korch.system.cores import usable_cores
@@ -31,6 +32,7 @@ from korch.system.files import make_private
 from korch.system.libraries import find_headers
 from korch.system.scratch import scratch_folder
 from korch.target import has_matrix_units
+from korch.tile.llvm.print import MARK
 
 logger = logging.getLogger("korch.measure")
 
@@ -47,6 +49,9 @@ PATIENCE_SECONDS = 60.0
 
 ONLY_CALLS = "// Compiled with -O1: it calls kernels, and is no faster at higher levels, which take twice as long."
 """A source that contains this line is compiled with -O1."""
+
+LLVM_WORK = 0.03
+"""The work to compile a kernel that is printed as LLVM IR, of that for a long kernel in C++."""
 
 KERNELS = "kernels"
 """The subfolder of the cache folder for code that is loaded and run."""
@@ -115,7 +120,7 @@ class Builder:
     def compile(
         self, sources: Sequence[str], deadline: Deadline | None = None, tell: Callable[[int], None] = lambda done: None
     ) -> list[Path | CompileFailure | None]:
-        """Compile C++ texts to objects, with as many compilers at once as there are cores.
+        """Compile texts of C++ or LLVM IR to objects, with as many compilers at once as there are cores.
 
         Args:
             sources: the texts.
@@ -200,10 +205,13 @@ class Builder:
         Kernels of elementwise operations are short and include one header only.
         """
         missing = (source for source in dict.fromkeys(sources) if not self._target(source).exists())
-        return sum(min(1.0, 0.05 + len(s) / 10_000 + (0 if '"korch_tile.h"' in s else 0.6)) for s in missing)
+        return sum(
+            LLVM_WORK if is_llvm(s) else min(1.0, 0.05 + len(s) / 10_000 + (0 if '"korch_tile.h"' in s else 0.6))
+            for s in missing
+        )
 
     def _target(self, source: str) -> Path:
-        return self.folder / f"{self._key(source)}.o"
+        return self.folder / f"{self._key(source, *([llvm_identity()] if is_llvm(source) else []))}.o"
 
     def _run(self, command: Sequence[str], target: Path, stop: Deadline | None = None) -> None:
         """Run a compiler that writes `target`, until `stop` or the end."""
@@ -261,6 +269,11 @@ class Builder:
         target = self._target(source)
 
         def make(temporary: Path) -> None:
+            if is_llvm(source):
+                text = temporary.with_suffix(".ll")
+                text.write_text(source)
+                compile_llvm(text, temporary, stop or Deadline())
+                return
             text = temporary.with_suffix(".cpp")
             text.write_text(source)
             flags = (*self.flags, "-O1") if ONLY_CALLS in source else self.flags
@@ -332,6 +345,11 @@ def _cache_error(text: str, folder: Path) -> _CacheError:
         where=str(folder),
         hint="Free some space, or choose another folder with --cache-folder",
     )
+
+
+def is_llvm(source: str) -> bool:
+    """Return whether a text is LLVM IR; all others are C++."""
+    return source.startswith(MARK)
 
 
 def usable_folder(folder: Path) -> Path:

@@ -16,7 +16,7 @@ from korch import __version__
 from korch.errors import InvalidGraphError, ModelError
 from korch.events.kernels import Use, segments_of
 from korch.events.schedule import TaskSegment, schedule_segment
-from korch.measure.compiler import Builder
+from korch.measure.compiler import Builder, is_llvm
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.provider import Kernel
 from korch.records import plain
@@ -79,7 +79,11 @@ def build(
     """
     program = bind_steps(graph, steps, target.threads)
     check_symbols(program)
-    sources = {f"{kernel.symbol}.cpp": kernel.source for kernel in program.kernels if kernel.symbol}
+    sources = {
+        f"{kernel.symbol}.{'ll' if is_llvm(kernel.source) else 'cpp'}": kernel.source
+        for kernel in program.kernels
+        if kernel.symbol
+    }
     shared = dict.fromkeys(kernel.shared for kernel in program.kernels if kernel.shared)
     sources |= {f"{content_name('shared', text)}.cpp": text for text in shared}
     uses = uses_of(program, steps)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from korch.candidate.candidate import Group, Offer, Refusal
-from korch.measure.compiler import Builder
+from korch.measure.compiler import Builder, is_llvm
 from korch.primitive import reference
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array, Category
@@ -192,7 +192,9 @@ def load_kernels(kernels: Sequence[Kernel], builder: Builder | Emulated) -> ctyp
     load_globally(names)
     sources = dict.fromkeys(kernel.source for kernel in kernels)
     shared = dict.fromkeys(kernel.shared for kernel in kernels if kernel.shared)
-    return ctypes.CDLL(str(builder.library(["\n".join(sources), *shared], names)))
+    units = [source for source in sources if is_llvm(source)]
+    units.append("\n".join(source for source in sources if not is_llvm(source)))
+    return ctypes.CDLL(str(builder.library([*units, *shared], names)))
 
 
 def group_family(group: Group) -> Family:

@@ -1,0 +1,115 @@
+"""Runs processes that compile LLVM IR (`korch.measure.llvm_worker`), and handles that one hangs or is aborted."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import select
+import subprocess
+import sys
+import time
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from korch.errors import CompileError
+from korch.measure.compiler_process import (
+    COMPILE_SECONDS,
+    PATIENCE,
+    TICK_SECONDS,
+    CompilerRefusedError,
+    KilledError,
+    StoppedError,
+)
+from korch.system.deadline import Deadline
+
+_idle: list[subprocess.Popen[str]] = []
+
+
+@cache
+def llvm_identity() -> str:
+    """Return what distinguishes the objects of this version of LLVM and of the worker from others."""
+    worker = Path(__file__).with_name("llvm_worker.py").read_bytes()
+    return f"llvmlite {version('llvmlite')} {hashlib.sha256(worker).hexdigest()}"
+
+
+def compile_llvm(source: Path, target: Path, stop: Deadline) -> None:
+    """Compile a module to an object, in a process that is idle or a new one.
+
+    Args:
+        source: the file with the text.
+        target: the object to write.
+        stop: when to stop the compiler.
+
+    Raises:
+        CompilerRefusedError: the text is wrong.
+        StoppedError: the compiler was stopped.
+        KilledError: the system ended the process, or did not start it.
+        CompileError: LLVM aborted, or took too long.
+    """
+    if stop.is_over:
+        raise StoppedError("no time was left to start the compiler")
+    try:
+        process = _idle.pop() if _idle else _start()
+    except IndexError:  # another thread took it
+        process = _start()
+    try:
+        answer = _ask(process, f"{source}\t{target}\n", stop)
+    except BaseException:
+        _end(process)
+        raise
+    _idle.append(process)
+    if answer:
+        raise CompilerRefusedError(f"LLVM refused it: {answer}", hint="`korch doctor` checks the compiler")
+
+
+def _start() -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "korch.measure.llvm_worker"]
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise KilledError(f"the compiler does not start: {error}") from error
+
+
+def _ask(process: subprocess.Popen[str], line: str, stop: Deadline) -> str:
+    """Send a line and return the answer."""
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None and stdout is not None
+    limit = Deadline.after(PATIENCE * COMPILE_SECONDS, time.monotonic())
+    with contextlib.suppress(BrokenPipeError):  # the answer says why
+        stdin.write(line)
+        stdin.flush()
+    while not select.select([stdout], [], [], TICK_SECONDS)[0]:
+        if stop.is_over:
+            raise StoppedError("the compiler did not end in time")
+        if limit.is_over:
+            raise CompileError(f"the compiler took longer than {PATIENCE * COMPILE_SECONDS:g} s")
+    answer = stdout.readline()
+    if not answer:
+        code = process.wait()
+        if code == -9:
+            raise KilledError("the system killed the compiler, most likely because memory ran out")
+        raise CompileError(f"LLVM ended with status {code}")
+    return answer.strip()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    with process:  # closes its pipes and waits
+        pass
+
+
+@atexit.register
+def end_processes() -> None:
+    """End the processes that are idle."""
+    while _idle:
+        with _idle.pop():
+            pass

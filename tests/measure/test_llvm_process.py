@@ -1,0 +1,69 @@
+"""LLVM IR is compiled in processes that may end or hang: that affects one kernel only."""
+
+import ctypes
+import subprocess
+import sys
+import time
+
+import pytest
+
+from korch.errors import CompileError
+from korch.measure import llvm_process
+from korch.measure.compiler import Builder, CompileFailure
+from korch.measure.compiler_process import KilledError, StoppedError
+from korch.system.deadline import Deadline
+from korch.tile.llvm.print import MARK
+
+GOOD = f'{MARK}generic\ntarget triple = "x86_64-unknown-linux-gnu"\n\ndefine i32 @answer() {{\n  ret i32 41\n}}\n'
+
+
+@pytest.fixture
+def worker(monkeypatch):
+    """Replace the worker by a program."""
+
+    def replace(program):
+        llvm_process.end_processes()
+        command = [sys.executable, "-c", program]
+        made = subprocess.Popen
+
+        def start(_, **options):
+            return made(command, **options)
+
+        monkeypatch.setattr(llvm_process.subprocess, "Popen", start)
+
+    return replace
+
+
+def test_modules_and_sources_become_one_library(tmp_path):
+    builder = Builder("generic", tmp_path)
+    library = ctypes.CDLL(str(builder.library([GOOD, 'extern "C" int other() { return 42; }'])))
+    assert (library.answer(), library.other()) == (41, 42)
+
+
+def test_a_wrong_module_is_refused_and_the_process_goes_on(tmp_path):
+    builder = Builder("generic", tmp_path)
+    bad, good = builder.compile([GOOD.replace("41", "x"), GOOD])
+    assert isinstance(bad, CompileFailure) and "LLVM refused it" in bad.message and not bad.was_killed
+    assert good is not None and not isinstance(good, CompileFailure)
+
+
+def test_a_process_that_aborts_costs_one_kernel(tmp_path, worker):
+    worker("input(); import os; os.abort()")
+    (failed,) = Builder("generic", tmp_path).compile([GOOD])
+    assert isinstance(failed, CompileFailure) and failed.message == "LLVM ended with status -6"
+
+
+def test_a_process_that_was_killed_says_nothing_about_the_kernel(tmp_path, worker):
+    worker("input(); import os; os.kill(os.getpid(), 9)")
+    with pytest.raises(KilledError, match="memory"):
+        llvm_process.compile_llvm(tmp_path / "a.ll", tmp_path / "a.o", Deadline())
+
+
+def test_a_process_that_hangs_is_stopped(tmp_path, worker, monkeypatch):
+    worker("input(); import time; time.sleep(60)")
+    with pytest.raises(StoppedError, match="did not end in time"):
+        llvm_process.compile_llvm(tmp_path / "a.ll", tmp_path / "a.o", Deadline.after(0.3, time.monotonic()))
+    monkeypatch.setattr(llvm_process, "COMPILE_SECONDS", 0.02)
+    with pytest.raises(CompileError, match="took longer"):
+        llvm_process.compile_llvm(tmp_path / "a.ll", tmp_path / "a.o", Deadline())
+    assert not llvm_process._idle
