@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from korch.tile.ir.identity import identity
+from korch.primitive.ops.reduce import identity
 from korch.tile.ir.program import Accumulate, Axis
 from korch.tile.llvm.arithmetic import KIND
 from korch.tile.llvm.emit import SsaValue, constant
