@@ -153,7 +153,7 @@ def maker(
         if not isinstance(meter, CpuMeter):
             raise AssertionError("a meter of another target")
         if ranges is not None:
-            steps = trim_steps(graph, steps, ranges, meter.target)
+            steps = trim_steps(graph, steps, ranges, meter.target, meter.build)
         if families is not None:
             steps = _sharing(steps, families, meter.builder)
         return Executable(build(graph, steps, meter.target, meter.builder, origin, parts))

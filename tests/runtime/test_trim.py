@@ -187,7 +187,10 @@ def trimmed_plans(
         groups, _ = enumerate_groups(whole.graph, options)
         candidates, _ = collect_candidates(whole.graph, groups, Answers(meter.providers, meter.target))
         planner = Planner(whole.graph, candidates, meter)
-        plans = [trim.trim_steps(whole.graph, planner.plan(seed), whole.plan, meter.target) for seed in range(count)]
+        plans = [
+            trim.trim_steps(whole.graph, planner.plan(seed), whole.plan, meter.target, meter.build)
+            for seed in range(count)
+        ]
         kernels = list({step.kernel.symbol: step.kernel for steps in plans for step in steps}.values())
         return plans, kernels, load_kernels(kernels, meter.builder)
 
@@ -199,7 +202,7 @@ def test_tasks_end_within_an_image(cache_folder) -> None:
     whole = masked_model(source, BATCH)
     plans, kernels, library = trimmed_plans(whole, cache_folder, 3)
     products = [kernel.source for kernel in kernels if "matmul" in kernel.source]
-    assert products and all(f"korch::smaller({50 * IMAGE_COUNT}, (50 * " in source for source in products)
+    assert products and all(f"korch::smaller({50 * IMAGE_COUNT}, 50 * (" in source for source in products)
     for steps in plans:
         assert not wrong_sizes(source, whole, steps, library, BATCH)
 
@@ -223,7 +226,7 @@ def test_results_of_which_different_numbers_are_needed_are_trimmed_together(cach
             is_mixed = len({need.get(0) for need in own} - {None}) > 1
             if is_mixed and isinstance(kernel, Kernel) and kernel.program is not None:
                 served = replace(candidate, served=Served(own, (LENGTH,)))
-                found.append(trim.sized(kernel, served, whole.plan, meter.target))
+                found.append(trim.sized(kernel, served, whole.plan, meter.target, meter.build))
     assert found and all(kernel.size_input and not has_tasks(kernel) for kernel in found)
 
 
@@ -253,7 +256,9 @@ def test_plans_give_the_results_of_the_model(cache_folder, monkeypatch: pytest.M
             planner = Planner(whole.graph, candidates, meter)
             for seed in seeds:
                 plans.append(planner.plan(seed))
-                cases.append((source, whole, trim.trim_steps(whole.graph, plans[-1], whole.plan, meter.target)))
+                cases.append(
+                    (source, whole, trim.trim_steps(whole.graph, plans[-1], whole.plan, meter.target, meter.build))
+                )
         source, whole, _ = cases[0]
         read = trim.read
 
@@ -261,7 +266,7 @@ def test_plans_give_the_results_of_the_model(cache_folder, monkeypatch: pytest.M
             return {p: {axis: e.then(-step) for axis, e in own.items()} for p, own in read(found, ended, 1).items()}
 
         monkeypatch.setattr(trim, "read", too_few)
-        mutated = trim.trim_steps(whole.graph, plans[0], whole.plan, meter.target)
+        mutated = trim.trim_steps(whole.graph, plans[0], whole.plan, meter.target, meter.build)
         kernels = {step.kernel.symbol: step.kernel for *_, steps in [*cases, (mutated,)] for step in steps}
         library = load_kernels(list(kernels.values()), meter.builder)
     sources = [step.kernel.source for *_, steps in cases for step in steps]

@@ -19,6 +19,8 @@ from korch.provider.gemm import GemmProvider
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
+from korch.ranges.form import extent
+from korch.ranges.live import Count
 from korch.schedule.attention import AttentionBlocking, Attentions, Packing
 from korch.schedule.split_attention import program_of
 from korch.system.alignment import aligned_bytes, round_up
@@ -28,8 +30,8 @@ from korch.tile.ir.bind import bind
 from korch.tile.ir.parse import parse_program
 from korch.tile.ir.program import Level, Parameter, TileProgram
 from korch.tile.lower.staging import Machine
+from korch.tile.trim.coordinates import Needed
 from korch.tile.trim.ends import KEYS, ended
-from korch.tile.trim.trim import Count, Needed
 from tests.provider.onednn_groups import Graph
 from tests.support.matrix_units import matrix_units
 
@@ -217,7 +219,7 @@ def test_reductions_end(target: Target, builder: Builder) -> None:
 
 def test_what_ends_too_early_or_not_at_all_is_found(target: Target, builder: Builder) -> None:
     (group, offer, smaller, axes), *_ = offered(weighted(45), {0: 3, 1: 2}, GemmProvider(), target)
-    too_short = Count(((1, -target.lanes, 1, 1),), target.lanes)
+    too_short = Count((extent(0, 1, -target.lanes),), target.lanes)
     assert differences([(group, offer, smaller, axes)], target, builder, too_short)
     assert differences([(group, offer, bind(smaller, {KEYS: 45}), axes)], target, builder)
 

@@ -12,17 +12,21 @@ from korch.candidate.candidate import Group, Refusal
 from korch.measure.compiler import Builder
 from korch.primitive.types import DType
 from korch.provider.gemm import GemmProvider
-from korch.provider.tile_kernel import kernel_of
+from korch.ranges.form import extent
+from korch.ranges.live import blocks
+from korch.ranges.live import live as live_of
+from korch.ranges.needed import live_body
 from korch.system.alignment import aligned_bytes
 from korch.target import Target
 from korch.testing.kernels import load_kernels
+from korch.tile.cpp.shares import PRODUCT_ROWS, Shares, shares_of
 from korch.tile.ir.index import add, remainder, scale, var
+from korch.tile.ir.parameters import LIVE, parametric
 from korch.tile.ir.program import Axis, Buffer, Inside, Level, Load, Pass, Stage, Store, TileProgram
-from korch.tile.trim.shares import PRODUCT_ROWS, Shares, shares_of
-from korch.tile.trim.trim import LIVE, Count, Needed, trimmed
 from tests.provider.onednn_groups import Graph
 
 ROWS, TERMS, COLUMNS = 300, 64, 48
+COUNTED = live_of(30, (extent(0),))
 
 
 def product() -> Group:
@@ -35,19 +39,18 @@ def rows_of(where: tuple[Inside, ...] = (), source: int = 4) -> Stage:
     place = add(scale(var("g"), 32), scale(var("i"), 4), var("j"))
     read = add(scale(var("g"), 8 * source), scale(var("i"), source), var("j"))
     copy = Pass(
-        (Axis("i", 8, ragged=("g", 30)), Axis("j", 4)),
+        (Axis("i", 8, ragged=("g", COUNTED)), Axis("j", 4)),
         "j",
         (Load("x", DType.F32, "i0", read),),
         (Store("o0", place, "x"),),
         where=where,
     )
-    return Stage((Axis("one", 1), Axis("g", 4)), (copy,))
+    return Stage((Axis("one", 1), Axis("g", blocks(COUNTED, 8))), (copy,))
 
 
 def live(stage: Stage) -> tuple[Stage, TileProgram]:
     buffers = (Buffer("i0", Level.INPUT, DType.F32, 120), Buffer("o0", Level.OUTPUT, DType.F32, 120))
-    program = trimmed(TileProgram(buffers, (stage,)), {"o0": Needed(4, 30)}, 2)
-    assert program is not None
+    program, _ = parametric(TileProgram(buffers, (stage,)))
     return program.stages[0], program
 
 
@@ -90,12 +93,11 @@ def test_any_number_of_threads_computes_all_rows_once(threads: int, target: Targ
     assert not isinstance(offers, Refusal)
     found = 0
     for offer in offers:
-        program = GemmProvider().build(group, offer, target).program
-        smaller = trimmed(program, {"o0": Needed(COLUMNS, ROWS)}, target.threads)
-        if smaller is None or shares_of(smaller.stages[-1], smaller.parameter_ranges) is None:
+        body = live_body(group.body, [{0: frozenset((extent(0),))}])
+        kernel = GemmProvider().build(replace(group, body=body), offer, target)
+        if shares_of(kernel.program.stages[-1], kernel.program.parameter_ranges) is None:
             continue
         found += 1
-        kernel = kernel_of(smaller, group, offer, target, counts={LIVE: Count()})
         assert f"share_units({LIVE}, " in kernel.source
         library = load_kernels([kernel], builder)
         values = [rng.standard_normal(type_.shape, np.float32) for type_ in group.input_types]

@@ -156,9 +156,13 @@ class CandidateMeter(ABC, Generic[T, K]):
     def kernel(self, candidate: Candidate) -> K | Refusal:
         """Return the kernel that a candidate's provider builds."""
         if candidate.key not in self._kernels:
-            provider = self._provider[candidate.provider]
-            self._kernels[candidate.key] = self.faults.kernel(provider, candidate.group, candidate.offer, self.target)
+            self._kernels[candidate.key] = self.build(candidate)
         return self._kernels[candidate.key]
+
+    def build(self, candidate: Candidate) -> K | Refusal:
+        """Let a candidate's provider build its kernel."""
+        provider = self._provider[candidate.provider]
+        return self.faults.kernel(provider, candidate.group, candidate.offer, self.target)
 
     def timed_kernel(self, candidate: Candidate) -> K | Refusal:
         """Return the kernel that is timed for a candidate; with `served`, the variant that `sized` makes."""

@@ -50,7 +50,7 @@ def time_as_served(tasks: Sequence[BlockTask], joined: Joined, meter: AnyMeter, 
     target = meter.target
 
     def as_served(candidate: Candidate, kernel: Kernel) -> Kernel:
-        return sized(kernel, candidate, plan, target)
+        return sized(kernel, candidate, plan, target, meter.build)
 
     meter.sized = as_served
     graph = joined.graph

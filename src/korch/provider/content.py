@@ -12,7 +12,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1]
 
 _TILE = ("tile/ir", "tile/check", "tile/lower", "tile/trim", "tile/cpp", "tile/llvm", "tile/triton")
-SHARED = ("provider", "schedule", *_TILE, "native", "measure/toolchain.py")
+SHARED = ("provider", "schedule", *_TILE, "native", "measure/toolchain.py", "ranges/live.py")
 """Files and folders that all providers depend on: this folder's modules, schedules, printers, headers, flags."""
 
 DIGITS = 12

@@ -18,9 +18,9 @@ from typing import Any, Protocol, TypeVar
 
 from korch.candidate.candidate import Group, Offer, Refusal
 from korch.errors import ProviderError
+from korch.ranges.live import Count
 from korch.system.content_name import content_name
 from korch.tile.ir.program import TileProgram
-from korch.tile.trim.trim import Count
 
 logger = logging.getLogger("korch.provider")
 ENTRY_POINT_GROUP = "korch.providers"

@@ -9,12 +9,14 @@ from dataclasses import replace
 
 from korch.candidate.candidate import Group, Offer
 from korch.provider.provider import Kernel, Threading
+from korch.ranges.live import Count
 from korch.target import Target
 from korch.tile.check.check import check_program
 from korch.tile.cpp.print import PrintedCpp, print_cpp
+from korch.tile.cpp.shares import by_rows, shares_of
+from korch.tile.ir.parameters import PART, by_outer, parametric
 from korch.tile.ir.program import TileProgram
 from korch.tile.llvm.print import REGION, PrintedLlvm
-from korch.tile.trim.trim import Count
 
 logger = logging.getLogger("korch.provider")
 
@@ -43,15 +45,33 @@ def kernel_of(
         target: the machine that it runs on.
         stream_bytes: outputs of at least this size are written with non-temporal stores, which bypass the caches.
         remark: more lines for the comment at the head.
-        counts: how the parameters of a trimmed program follow from the size.
+        counts: how the parameters follow from the size; if None, loops over the extents of which only the first
+            elements are needed become loops to parameters.
 
     Raises:
         InvalidGraphError: a check fails.
         TextLimitError: the kernel's source would be too long.
     """
     text = comment_of(group, offer) + remark
+    if counts is None:
+        program, counts = in_parameters(program)
     printed = print_cpp(program, text, target.lanes, target.threads, stream_bytes, counts)
-    return replace(printed_kernel(program, printed), counts=tuple((counts or {}).items()))
+    return replace(printed_kernel(program, printed), counts=tuple(counts.items()))
+
+
+def in_parameters(program: TileProgram) -> tuple[TileProgram, Mapping[str, Count]]:
+    """Return a program with parameters for the counts of needed elements, and these counts.
+
+    Rows that combine two axes need a table of their positions; where a stage has none, one axis has all its elements.
+    """
+    made, counts = parametric(program)
+    if PART not in counts:
+        return made, counts
+    for before, stage in zip(program.stages, made.stages, strict=True):
+        shares = shares_of(stage, made.parameter_ranges)
+        if stage != before and (shares is None or by_rows(stage, shares) is None):
+            return parametric(by_outer(program))
+    return made, counts
 
 
 def llvm_kernel(program: TileProgram, printed: PrintedLlvm) -> Kernel:

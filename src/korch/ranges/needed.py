@@ -2,13 +2,14 @@
 
 Elements of an output beyond the model's size are cut off, and masks replace such elements of other values. So, going
 backwards from the outputs, only those elements of many values are needed whose coordinates along some axes are less
-than the model's size. Kernels leave out the others (`korch.tile.trim.trim`).
+than the model's size. Kernels leave out the others (`korch.ranges.live`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from graphlib import TopologicalSorter
 
 from korch.primitive.graph import Primitive, PrimitiveGraph
@@ -22,7 +23,9 @@ from korch.primitive.ops.layout import (
 )
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.ops.reduce import ReduceAttributes, window_extent
-from korch.ranges.form import Extent, Hidden, prefix
+from korch.primitive.ops.winograd import WinogradAttributes
+from korch.ranges.form import Extent, Form, Hidden, prefix
+from korch.ranges.live import count_of, live
 from korch.ranges.plan import RangePlan
 
 Need = Mapping[int, frozenset[Extent]]
@@ -51,7 +54,7 @@ def needs(
         found[value] = need if known is None else {a: known[a] | e for a, e in need.items() if a in known}
 
     for (_, value), form in zip(graph.outputs, plan.outputs, strict=True):
-        add(value, {a: frozenset((e,)) for a, axis in enumerate(form) if (e := prefix(axis)) is not None})
+        add(value, of_form(form))
     conditions = Conditions(graph, primitives, plan.hidden)
     for number in reversed(in_order(graph, primitives)):
         primitive = graph.primitives[number]
@@ -64,6 +67,44 @@ def needs(
             ends = {axis if k == 0 else terms: frozenset((extent,)) for axis, extent in own}
             add(value, {**of_operand(graph, primitive, k, need, conditions), **ends})
     return found
+
+
+def of_form(form: Form) -> Need:
+    """Return the needed elements of an output; of an axis that merges several, all that the first of them has."""
+    found: dict[int, frozenset[Extent]] = {}
+    for axis, factors in enumerate(form):
+        if factors and factors[0].extent is not None:
+            count = factors[0].extent.repeated(math.prod(factor.size for factor in factors[1:]))
+            found |= {axis: frozenset((count,))} if count is not None else {}
+    return found
+
+
+def live_body(body: PrimitiveGraph, outputs: Sequence[Need | None]) -> PrimitiveGraph:
+    """Return the graph of a group with the extents of which only some elements are needed; itself if there are none.
+
+    Args:
+        body: the graph.
+        outputs: the needed elements of each output; None if nothing reads it.
+    """
+    found: dict[int, Need] = {}
+
+    def add(value: int, need: Need) -> None:
+        known = found.get(value)
+        found[value] = need if known is None else {a: known[a] | e for a, e in need.items() if a in known}
+
+    read = [need for need in outputs if need is not None]
+    for (_, value), need in zip(body.outputs, outputs, strict=True):
+        if need is not None or read:
+            add(value, read[0] if need is None else need)
+    conditions = Conditions(body, (), ())
+    for primitive in reversed(body.primitives):
+        for k, value in enumerate(primitive.inputs):
+            add(value, of_operand(body, primitive, k, found.get(primitive.output, {}), conditions))
+    types = tuple(
+        replace(type_, shape=tuple(live(n, found.get(value, {}).get(axis, ())) for axis, n in enumerate(type_.shape)))
+        for value, type_ in enumerate(body.types)
+    )
+    return replace(body, types=types) if any(count_of(n) for type_ in types for n in type_.shape) else body
 
 
 def in_order(graph: PrimitiveGraph, primitives: Sequence[int]) -> list[int]:
@@ -131,6 +172,9 @@ def of_operand(graph: PrimitiveGraph, primitive: Primitive, k: int, need: Need, 
         case ConvAttributes():
             kernel = graph.types[primitive.inputs[1]].shape[2:]
             return _convolved(before, after, kernel, primitive.attributes, need) if k == 0 else {}
+        case WinogradAttributes(_, begin, end):
+            conv = ConvAttributes((1, 1), begin, end, (1, 1))
+            return _convolved(before, after, (3, 3), conv, need) if k == 0 else {}
     match primitive.op:
         case "reshape":
             return before_reshape(before, after, need)

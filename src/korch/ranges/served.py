@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from korch.primitive.graph import Primitive, PrimitiveGraph
 from korch.primitive.ops.reduce import ReduceAttributes
 from korch.ranges.endings import Ending
-from korch.ranges.form import Extent, Sizes, prefix
-from korch.ranges.needed import Conditions, Ends, Need, of_operand
+from korch.ranges.form import Extent, Sizes
+from korch.ranges.needed import Conditions, Ends, Need, of_form, of_operand
 from korch.ranges.plan import RangePlan
 
 MOST_VISITS = 8
@@ -59,7 +59,7 @@ def likely_needs(graph: PrimitiveGraph, plan: RangePlan, ended: Mapping[int, End
     """
     found: dict[int, Need] = {}
     for (_, value), form in zip(graph.outputs, plan.outputs, strict=True):
-        found[value] = {a: frozenset((e,)) for a, axis in enumerate(form) if (e := prefix(axis)) is not None}
+        found[value] = of_form(form)
     conditions = Conditions(graph, range(len(graph.primitives)), plan.hidden)
     visits = [0] * len(graph.primitives)
     todo = [p for value in found for p in graph.producers[value]]

@@ -19,6 +19,7 @@ from functools import cached_property
 
 from korch.candidate.candidate import Group
 from korch.primitive.types import DType
+from korch.ranges.live import count_of
 from korch.schedule.blocks import Blocked, arranged, cut, direct, fill, flat, spaced, store
 from korch.schedule.contraction import Layouts, NotFusedError, extent
 from korch.schedule.heads import Attention, contractions_of, emit_score
@@ -198,6 +199,9 @@ class AttentionBuilder:
     def _in_turns(self, chunk: Axis, keys: At | None, values: At) -> list[Step]:
         """Return the steps for a chunk of rows: as many full blocks as in every chunk, then a share of the rest."""
         rows = rows_of_block(self.m, chunk.extent, self.blocking.rows)
+        if count_of(self.m) and chunk.extent == 1:
+            turns, i = cut(self.m, rows, ("gm", "i"))
+            return [Loop(turns, (), tuple(self._of(i, flat(turns, i), turns, chunk)._block(keys, values)))]
         turns = Axis("gm", self.m // (rows * chunk.extent))
         first = scale(_point(chunk), turns.extent * rows)
         whole = self._of(Axis("i", rows), add(first, scale(_point(turns), rows), var("i")), turns, chunk)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
+from korch.ranges.live import blocks, count_of
 from korch.schedule.contraction import Axes, Contraction, Fusion, Layouts, NotFusedError, Packed
-from korch.system.alignment import round_up
+from korch.system.alignment import ceil_div, round_up
 from korch.tile.ir.index import Expr, Ranges, add, bounds, quotient, remainder, scale, substitute, var, vector_step
 from korch.tile.ir.passes import map_indices
 from korch.tile.ir.program import (
@@ -38,6 +39,10 @@ PRODUCTS = {
     for product in (Product.F32, Product.F16, Product.BF16, Product.U8S8, Product.S8S8, Product.S8U8, Product.U8U8)
 }
 """The kind of product for each pair of operand types."""
+
+
+TASKS_PER_THREAD = 8
+"""Tasks per thread for the largest size of a range; with this many, smaller sizes are divided evenly, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,7 @@ class Blocked:
         self.group, self.root, self.contraction = group, root, contraction
         self.fusion = Fusion(group, layouts, root)
         self.batch = tuple(Axis(f"b{i}", n) for i, (_, n) in enumerate(contraction.batch))
+        self.leading = tuple(Axis(f"r{i}", n) for i, (_, n) in enumerate(contraction.leading))
         types = [group.body.types[value].dtype for value in root.inputs]
         self.dtype, self.product = types[0], product or PRODUCTS[types[0], types[1]]
         self.sum_type = self.product.types[2]
@@ -82,7 +88,8 @@ class Blocked:
     def values(self, flats: Sequence[Expr], ranges: Ranges) -> dict[str, Expr]:
         """Return the contraction's variables, computed from the numbers of a row, a column and a term."""
         contraction = self.contraction
-        found = {name: var(axis.name) for (name, _), axis in zip(contraction.batch, self.batch, strict=True)}
+        around = zip((*contraction.batch, *contraction.leading), (*self.batch, *self.leading), strict=True)
+        found = {name: var(axis.name) for (name, _), axis in around}
         for axes, number in zip((contraction.rows, contraction.columns, contraction.terms), flats, strict=True):
             found |= digits(substitute(number, {}, ranges), axes, ranges)
         return found
@@ -127,7 +134,8 @@ class Blocked:
             NotFusedError: the operations after the product can't be computed in such a pass.
         """
         contraction = self.contraction
-        axes = tuple(Axis(name, n) for name, n in (*contraction.rows, *(contraction.columns or (("j", 1),))))
+        rows = (*contraction.leading, *contraction.rows)
+        axes = tuple(Axis(name, n) for name, n in (*rows, *(contraction.columns or (("j", 1),))))
         return self.after(At("t", var(axes[-1].name)), axes, {}, contraction.ranges)
 
     def following(
@@ -213,8 +221,23 @@ def fill(axes: tuple[Axis, ...], at: At, number: float, dtype: DType = DType.F32
 
 def cut(size: int, block: int, names: tuple[str, str]) -> tuple[Axis, Axis]:
     """Return the axis of blocks and the axis of a block's elements; the last block may be shorter."""
-    outer = Axis(names[0], -(-size // block))
-    return outer, Axis(names[1], block, ragged=(outer.name, size) if size % block else None)
+    outer = Axis(names[0], blocks(size, block))
+    return outer, Axis(names[1], block, ragged=(outer.name, size) if size % block or count_of(size) else None)
+
+
+def evenly(extent: int, block: int, others: int, threads: int, step: int) -> int:
+    """Return the elements of a block: fewer if a size may need a part of the extent, so that all threads have tasks.
+
+    Args:
+        extent: the elements of the axis.
+        block: the elements of a block if all are needed.
+        others: the tasks for each block.
+        threads: the threads.
+        step: the elements are a multiple of this.
+    """
+    if count_of(extent) is None:
+        return block
+    return min(block, round_up(ceil_div(extent, ceil_div(TASKS_PER_THREAD * threads, others)), step))
 
 
 def flat(outer: Axis, inner: Axis) -> Expr:

@@ -15,6 +15,7 @@ from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.ops.linear import ConvAttributes
 from korch.primitive.types import DType, row_major_strides
+from korch.ranges.live import blocks
 from korch.schedule.blocks import Blocked, cut, fill, flat, loaded, store
 from korch.schedule.contraction import Layouts, NotFusedError, Packed, contraction_of, follow, in_panels
 from korch.schedule.depthwise import is_depthwise
@@ -178,7 +179,7 @@ class _ChainMaker:
         self.tiles = chain.tiles(blocking.block, blocking.rows)
         is_split = blocking.channels < last.results
         parts = last.results // blocking.channels if is_split else 1
-        self.grid = (Axis("n", last.images), Axis("g", parts), Axis("g0", ceil_div(last.rows.out, blocking.rows)))
+        self.grid = (Axis("n", last.images), Axis("g", parts), Axis("g0", blocks(last.rows.out, blocking.rows)))
         self.turn = Axis("i", ceil_div(blocking.rows, blocking.block))
         self.begin = scale(var("g0"), blocking.rows)
         self.needed = [blocking.rows]

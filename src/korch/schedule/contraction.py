@@ -6,7 +6,6 @@ images and output positions; its terms are the window positions (taps) and chann
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -18,6 +17,7 @@ from korch.primitive.op import Category
 from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.linear import BYTES, ConvAttributes
 from korch.primitive.types import DType, row_major_strides
+from korch.ranges.live import count_of, flattened
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, quotient, remainder, scale, var
 from korch.tile.ir.program import Buffer, Panels, Split
 from korch.tile.lower.buffers import ports
@@ -49,6 +49,7 @@ class Contraction:
         rows: axes of a and out.
         columns: axes of b and out.
         terms: axes of a and b, along which products are summed.
+        leading: more axes of a and out, outside of the rows: those before an axis of rows that a size needs a part of.
         a: the index of the first operand's element.
         b: the index of the second operand's element.
         out: the index of the result's element.
@@ -61,17 +62,18 @@ class Contraction:
     a: Index
     b: Index
     out: Index
+    leading: Axes = ()
 
     @property
     def ranges(self) -> Ranges:
         """The range of each variable."""
-        axes = (*self.batch, *self.rows, *self.columns, *self.terms)
+        axes = (*self.batch, *self.leading, *self.rows, *self.columns, *self.terms)
         return {name: (0, max(extent - 1, 0)) for name, extent in axes}
 
 
 def extent(axes: Axes) -> int:
-    """Return the product of extents."""
-    return math.prod(n for _, n in axes)
+    """Return the number of points of some axes."""
+    return flattened([n for _, n in axes])
 
 
 def root_of(group: Group, *ops: str) -> Primitive | Refusal:
@@ -133,7 +135,7 @@ def contraction_of(group: Group, root: Primitive, last: bool) -> Contraction:
         return matmul_axes(first, second, out)
     if not isinstance(root.attributes, ConvAttributes):
         raise AssertionError(f"{root.op} is no contraction")
-    return _conv(first, second, out, root.attributes, last)
+    return _conv(second, out, root.attributes, last)
 
 
 def _variables(prefix: str, sizes: Sequence[int]) -> tuple[list[Expr], Axes]:
@@ -150,8 +152,10 @@ def matmul_axes(a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, ...]) ->
     index_a = tuple(ZERO if n == 1 else e for n, e in zip(a[:-2], batch, strict=True))
     index_b = tuple(ZERO if n == 1 else e for n, e in zip(b[:-2], batch, strict=True))
     row_axes: Axes = tuple(axis for axis in rows if axis[1] != 1)
+    leading: Axes = ()
     if all(size == 1 for size in b[:-2]):  # the second operand is one matrix: batch axes become rows
         row_axes, batch_axes = (*batch_axes, *row_axes), ()
+        leading, row_axes = _whole_axes(row_axes)
     return Contraction(
         batch_axes,
         row_axes,
@@ -160,12 +164,19 @@ def matmul_axes(a: tuple[int, ...], b: tuple[int, ...], out: tuple[int, ...]) ->
         (*index_a, m, k),
         (*index_b, k, n),
         (*batch, m, n),
+        leading,
     )
 
 
-def _conv(x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...], at: ConvAttributes, last: bool) -> Contraction:
+def _whole_axes(rows: Axes) -> tuple[Axes, Axes]:
+    """Return the axes outside of the first one that a size needs a part of, and the other axes."""
+    first = next((i for i, (_, n) in enumerate(rows) if count_of(n)), 0)
+    return rows[:first], rows[first:]
+
+
+def _conv(w: tuple[int, ...], out: tuple[int, ...], at: ConvAttributes, last: bool) -> Contraction:
     per_group = w[0] // at.groups
-    (g, o, c, image), _ = _variables("x", (at.groups, per_group, w[1], x[0]))
+    (g, o, c, image), _ = _variables("x", (at.groups, per_group, w[1], out[0]))
     places, place_axes = _variables("p", out[2:])
     taps, tap_axes = _variables("t", w[2:])
     source = tuple(
@@ -174,14 +185,16 @@ def _conv(x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...], at: Conv
     )
     channel: Axes = (("x2", w[1]),) if w[1] != 1 else ()
     channel_out = add(scale(g, per_group), o)
+    leading, rows = _whole_axes(((("x3", out[0]),) if out[0] != 1 else ()) + place_axes)
     return Contraction(
         batch=(("x0", at.groups),) if at.groups != 1 else (),
-        rows=((("x3", x[0]),) if x[0] != 1 else ()) + place_axes,
+        rows=rows,
         columns=(("x1", per_group),) if per_group != 1 else (),
         terms=(*tap_axes, *channel) if last else (*channel, *tap_axes),
         a=(image, add(scale(g, w[1]), c), *source),
         b=(channel_out, c, *taps),
         out=(image, channel_out, *places),
+        leading=leading,
     )
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
-from korch.schedule.blocks import Blocked, Operand, arranged, cut, direct, fill, flat, spaced, store, zero_of
+from korch.schedule.blocks import Blocked, Operand, arranged, cut, direct, evenly, fill, flat, spaced, store, zero_of
 from korch.schedule.contraction import Axes, Contraction, Layouts, NotFusedError, Packed, extent, in_panels
-from korch.system.alignment import round_up
+from korch.system.alignment import ceil_div, round_up
+from korch.target import EDGE
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, scale, var
 from korch.tile.ir.program import (
     PAIR,
@@ -49,6 +50,9 @@ WIDENED = {
 
 MANY_BLOCKS = 8
 """With at least this many blocks of rows per thread, it hardly matters that the last block has fewer rows."""
+
+ROW_STEP = 6
+"""The rows of such a task are a multiple of this: contractions hold 6 or 12 rows in registers."""
 
 PAIR_LANES = (8,)
 """Numbers of lanes of the vector units that can multiply bytes of any value only as 16-bit numbers."""
@@ -118,7 +122,8 @@ class Products(Blocked):
         turns = (*packings, zero, contract) if is_whole else (zero, Loop(g, ("t",), (*packings, contract)))
         is_packed = operands[1].packing and not operands[1].components
         is_by_rows = blocking.rows_pass or (is_packed and self._are_shared_evenly(gm, i))
-        grid = (*self.batch, gm, gn) if is_by_rows else (gn, *self.batch, gm)
+        around = (*self.batch, *self.leading)
+        grid = (*around, gm, gn) if is_by_rows else (gn, *around, gm)
         after = self.after(total, (i, j), cuts.values, cuts.ranges)
         stages = (*(o.stage for o in operands if o.stage is not None), Stage(grid, (*turns, after)))
         tile = Buffer("t", Level.TILE, self.sum_type, i.extent * self._whole(j.extent))
@@ -131,16 +136,30 @@ class Products(Blocked):
 
         64 rows in blocks of 48 and 16, times 64 x 4096, take 1.4 times as long on two threads: one of them has 48 rows.
         """
-        threads, blocks = self.machine.threads, math.prod(axis.extent for axis in self.batch) * gm.extent
+        around = (*self.batch, *self.leading, gm)
+        threads, blocks = self.machine.threads, math.prod(axis.extent for axis in around)
         return blocks >= MANY_BLOCKS * threads or (blocks % threads == 0 and i.ragged is None)
 
     def _cut(self, blocking: ProductBlocking) -> Cut:
         m, n, k = (extent(axes) for axes in self._sides)
-        rows, columns = cut(m, blocking.rows, ("gm", "i")), cut(n, blocking.columns, ("gn", "j"))
+        rows = cut(m, self._rows_of_task(blocking), ("gm", "i"))
+        columns = cut(n, blocking.columns, ("gn", "j"))
         terms = cut(k, min(blocking.terms, k), ("g", "p"))
-        axes = (*self.batch, *rows, *columns, *terms)
+        axes = (*self.batch, *self.leading, *rows, *columns, *terms)
         ranges = {axis.name: (0, axis.extent - 1) for axis in axes}
         return Cut(rows, columns, terms, ranges, self.values([flat(*side) for side in (rows, columns, terms)], ranges))
+
+    def _rows_of_task(self, blocking: ProductBlocking) -> int:
+        """Return the rows of a task: fewer if a size may need a part of them, so that threads get equally many tasks.
+
+        If tasks differ in their rows only, threads share the rows evenly anyway.
+        """
+        m, n, _ = (extent(axes) for axes in self._sides)
+        threads, is_split = self.machine.threads, self.product is Product.SPLIT
+        others = math.prod(axis.extent for axis in (*self.batch, *self.leading)) * ceil_div(n, blocking.columns)
+        if others == 1 or (is_split and others % threads == 0):
+            return blocking.rows
+        return evenly(m, blocking.rows, others, threads, EDGE if is_split else ROW_STEP)
 
     @property
     def _sides(self) -> tuple[Axes, Axes, Axes]:
@@ -244,19 +263,21 @@ class Products(Blocked):
     def _copied(self, cuts: Cut) -> Operand:
         """Return the first operand in a copy, whose rows don't all share a set of the L1 cache."""
         contraction = self.contraction
-        sides = (contraction.batch, contraction.rows, contraction.terms)
+        around = (*contraction.batch, *contraction.leading)
+        sides = (around, contraction.rows, contraction.terms)
         rows, row = extent(contraction.rows), self._row(extent(self.terms))
         own = {name: f"c_{name}" for side in sides for name, _ in side}
         axes = tuple(Axis(own[name], n) for side in sides for name, n in side) or (Axis("c", 1),)
-        whole = scale(add(scale(self._batch(), rows), flat(*cuts.rows)), row)
+        matrix = _counted(tuple((axis.name, axis.extent) for axis in (*self.batch, *self.leading)))
+        whole = scale(add(scale(matrix, rows), flat(*cuts.rows)), row)
         emitter = self.fusion.emitter({axis.name: (0, axis.extent - 1) for axis in axes})
         value = self._widened(emitter, 0, {name: var(own[name]) for name in own})
-        places = (contraction.batch, contraction.rows, self.terms)
+        places = (around, contraction.rows, self.terms)
         counted = (_counted(tuple((own[name], n) for name, n in side)) for side in places)
         number, i, p = counted
         place = add(scale(add(scale(number, rows), i), row), p)
         copy = Pass(axes, axes[-1].name, tuple(emitter.ops), (Store("ca", place, value),))
-        buffer = Buffer("ca", Level.WORKSPACE, self.dtype, extent(contraction.batch) * rows * row)
+        buffer = Buffer("ca", Level.WORKSPACE, self.dtype, extent(around) * rows * row)
         sizes = {b.name: b.size for b in (*self.memory(), buffer)}
         stage = grid_for(arrange(copy, self.machine.lanes, sizes, {}), self.machine.threads, self.machine.lanes)
         return Operand(At("ca", add(whole, flat(*cuts.terms))), buffer, stage)

@@ -104,8 +104,11 @@ class Stored(Blocked):
         a, out = types[root.inputs[0]].shape, types[root.output].shape
         self.terms, self.columns = a[-1], out[-1]
         second = (*(1,) * (len(a) - 2), self.terms, self.columns)
-        super().__init__(group, root, layouts, matmul_axes(a, second, out), Product.F32)
-        self.rows = extent(self.contraction.rows)
+        found = matmul_axes(a, second, out)
+        if found.leading:
+            found = matmul_axes(a, second, tuple(map(int, out)))
+        super().__init__(group, root, layouts, found, Product.F32)
+        self.rows = extent(found.rows)
         if self.at.block % self.at.each:
             raise NotFusedError("a byte has terms of two blocks")
 

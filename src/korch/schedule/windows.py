@@ -77,8 +77,9 @@ class Windows(Blocked):
         super().__init__(group, root, layouts, contraction_of(group, root, last=False))
         self.machine = machine
         at = root.attributes_as(ConvAttributes)
-        (self.images, channels, *_), _, out = (group.body.types[value].shape for value in (*root.inputs, root.output))
-        self.groups, self.channels, self.results = at.groups, channels // at.groups, out[1] // at.groups
+        (_, channels, *_), _, out = (group.body.types[value].shape for value in (*root.inputs, root.output))
+        self.images, self.groups = out[0], at.groups
+        self.channels, self.results = channels // at.groups, out[1] // at.groups
         self.sides = sides_of(group, root)
 
     def program(self, blocking: ConvBlocking) -> TileProgram:
@@ -104,8 +105,11 @@ class _WindowMaker:
     def __init__(self, windows: Windows, blocking: ConvBlocking) -> None:
         self.windows, self.blocking, self.is_first = windows, blocking, blocking.panels > 0
         sides, beside = windows.sides, blocking.beside
+        outs = [side.out for side in sides]
+        if blocking.in_place:  # lines of windows in memory are computed whole
+            outs[-1] = int(outs[-1])
         cuts = [
-            cut(side.out, n, (f"g{d}", f"y{d}")) for d, (side, n) in enumerate(zip(sides, blocking.places, strict=True))
+            cut(n, block, (f"g{d}", f"y{d}")) for d, (n, block) in enumerate(zip(outs, blocking.places, strict=True))
         ]
         results = cut(windows.results, blocking.channels, ("gj", "j"))
         self.blocks, self.places = tuple(outer for outer, _ in cuts), tuple(inner for _, inner in cuts)

@@ -17,11 +17,12 @@ import numpy as np
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Array
-from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes, tile_counts
+from korch.primitive.ops.winograd import TRANSFORMS, WinogradAttributes
 from korch.primitive.types import DType
-from korch.schedule.blocks import cut, fill, flat, require_adjacent, zero_of
+from korch.ranges.live import blocks, count_of, flattened
+from korch.schedule.blocks import cut, digits, fill, flat, require_adjacent, zero_of
 from korch.schedule.contraction import Fusion, Layouts, in_panels, is_of_bytes
-from korch.tile.ir.index import ZERO, Expr, add, constant, quotient, remainder, scale, substitute, var
+from korch.tile.ir.index import ZERO, Expr, add, constant, scale, substitute, var
 from korch.tile.ir.passes import map_indices
 from korch.tile.ir.program import (
     At,
@@ -83,13 +84,16 @@ class Winograd:
         self.fusion = Fusion(group, layouts, root)
         self.weights = self.fusion.place[root.inputs[1]]
         self.attributes = root.attributes_as(WinogradAttributes)
-        self.images, self.channels = body.types[root.inputs[0]].shape[:2]
+        self.channels = body.types[root.inputs[0]].shape[1]
         self.shape = body.types[root.output].shape
-        self.outputs = self.shape[1]
+        self.images, self.outputs = self.shape[:2]
         self.tile, self.edge = self.attributes.tile, self.attributes.tile + 2
         self.points = self.edge * self.edge
-        self.down, self.across = tile_counts(self.shape, self.tile)
-        self.tiles = self.images * self.down * self.across
+        self.down, self.across = (blocks(n, self.tile) for n in self.shape[2:])
+        places = (("z", self.images), ("y", self.down), ("x", self.across))
+        # An axis of which a size may need a part only is the outermost one.
+        self.places = tuple(sorted((place for place in places if place[1] > 1), key=lambda p: count_of(p[1]) is None))
+        self.tiles = flattened([n for _, n in self.places])
         self.transforms = TRANSFORMS[self.tile]
 
     def program(self, blocking: WinogradBlocking) -> TileProgram:
@@ -258,14 +262,7 @@ class Winograd:
         """Return a pass with a tile's place computed from its number."""
         ranges = {name: (0, max(self.tiles, self.channels, self.outputs)) for name in ("g", "t", "o", "d", "e")}
         ranges |= {axis.name: (0, axis.extent - 1) for axis in pass_.axes}
-        image = self.down * self.across
-        inside = number if self.images == 1 else remainder(number, image, ranges)
-        values = {
-            **values,
-            "z": quotient(number, image, ranges),
-            "y": quotient(inside, self.across, ranges),
-            "x": inside if self.down == 1 else remainder(inside, self.across, ranges),
-        }
+        values = {**values, **digits(number, self.places, ranges)}
         return map_indices(pass_, lambda expr: substitute(expr, values, ranges))
 
 

@@ -13,7 +13,7 @@ from korch.provider.cache_room import cache_room
 from korch.provider.content import content_version
 from korch.provider.matrix_units import TOGETHER
 from korch.provider.provider import Kernel
-from korch.provider.tile_kernel import printed_kernel
+from korch.provider.tile_kernel import kernel_of
 from korch.schedule.attention import AttentionBlocking, Attentions, Packing
 from korch.schedule.contraction import NotFusedError, refuse_types
 from korch.schedule.heads import Attention
@@ -21,9 +21,8 @@ from korch.schedule.split_attention import program_of
 from korch.schedule.split_products import operand_components, pairs_of
 from korch.system.alignment import ceil_div
 from korch.target import Target
-from korch.tile.cpp.print import print_cpp
 from korch.tile.cpp.steps import FEW_REGISTERS, REGISTERS
-from korch.tile.ir.growth import TextLimitError
+from korch.tile.ir.growth import TextLimitError, UnprintableError
 from korch.tile.lower.staging import Machine
 
 FEW_ROWS = 16
@@ -87,10 +86,9 @@ class AttentionProvider:
         schedule = _schedule(group, found, target)
         try:
             program = program_of(schedule, plans[offer.variant])
-            printed = print_cpp(program, group.text, target.lanes, target.threads)
-        except (InvalidGraphError, TextLimitError) as error:
+            return kernel_of(program, group, offer, target)
+        except (UnprintableError, TextLimitError) as error:
             return Refusal(str(error))
-        return printed_kernel(program, printed)
 
 
 def _pairs(group: Group, found: Attention) -> tuple[int, ...]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from korch.provider.cache_room import cache_room
 from korch.provider.matrix_units import STEP_BYTES, TOGETHER, components_layout
+from korch.schedule.blocks import evenly
 from korch.schedule.split_winograd import SplitWinograd, SplitWinogradBlocking
 from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
@@ -52,7 +54,9 @@ def suits_matrix_units(schedule: SplitWinograd, target: Target) -> bool:
 
 def split_blocking(schedule: SplitWinograd, target: Target) -> SplitWinogradBlocking:
     """Return the blocking with the least estimated cost."""
-    return min(_choices(schedule, target), key=lambda choice: choice[0])[1]
+    found = min(_choices(schedule, target), key=lambda choice: choice[0])[1]
+    group = evenly(schedule.tiles, found.group, 1, target.threads, TOGETHER)
+    return found if found.run else replace(found, group=group)
 
 
 def _choices(schedule: SplitWinograd, target: Target) -> Iterator[tuple[float, SplitWinogradBlocking]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from korch.provider.cache_room import cache_room
+from korch.schedule.blocks import evenly
 from korch.schedule.winograd import Winograd, WinogradBlocking
 from korch.target import Target
 from korch.tile.cpp.steps import BYTE_REGISTERS
@@ -31,6 +32,7 @@ def blocking_of(
         most = max(most_rows // 2, int(cache_room("tiles", target) / (element_bytes * points * channels[0])))
         per_thread = -(-tiles // target.threads)
         group = -(-per_thread // -(-per_thread // most))
+        group = evenly(tiles, group, 1, target.threads, max(1, most_rows // 2))
     # Each block of rows loads the weights once more, which costs as much as a row.
     candidates = range(max(1, most_rows // 2), most_rows + 1)
     rows = min(candidates, key=lambda r: (group + -(-group // r), -r))

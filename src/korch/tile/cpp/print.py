@@ -15,16 +15,20 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from typing import NamedTuple
 
+from korch.ranges.live import Count
 from korch.system.content_name import content_name
 from korch.tile.cpp.accepts import require_contractions
 from korch.tile.cpp.numbers import BEGIN, PARAMETER, PASSED, TEAM, TEAM_PARAMETER, alone, number
+from korch.tile.cpp.shares import PLACE, Shares, by_rows, shares_of
 from korch.tile.cpp.sort import print_sort
 from korch.tile.cpp.split_operands import split_of
 from korch.tile.cpp.steps import StepPrinter, is_large_tile, tile_bytes, tiles_of
 from korch.tile.cpp.text import C_TYPE, NARROW_TYPE, CppWriter
 from korch.tile.ir.index import Expr
+from korch.tile.ir.parameters import PART, whole
 from korch.tile.ir.program import (
     Axis,
     Buffer,
@@ -39,8 +43,6 @@ from korch.tile.ir.program import (
 )
 from korch.tile.lower.buffers import places_in_memory
 from korch.tile.lower.loops import SQUARE_TYPES
-from korch.tile.trim.shares import PART, PLACE, Shares, by_rows, shares_of
-from korch.tile.trim.trim import Count, whole
 
 SERIAL_POINTS = 6000
 """Programs with fewer points run in the calling thread: a parallel region would cost more."""
@@ -201,7 +203,7 @@ class _Printer:
         ports = sum(buffer.level in (Level.INPUT, Level.OUTPUT) for buffer in self.program.buffers)
         has_workspace = places_in_memory(self.program)[1] + self.room_bytes > 0
         sizes = f"static_cast<const int64_t*>(buffers[{ports + has_workspace}])"
-        counts = ((p, self.counts[p.name].text(sizes)) for p in self.parameters)
+        counts = ((p, count_text(self.counts[p.name], sizes)) for p in self.parameters)
         return [f"const long {p.name} = korch::smaller({p.high}, {count});" for p, count in counts]
 
     def _share(self, i: int, me: str) -> str:
@@ -323,6 +325,22 @@ class _Printer:
                 self.out.line(f"auto* const{restrict} {buffer.name} = {buffer.name}_at;")
         for axis in stage.grid:
             self.out.line(f"[[maybe_unused]] const long {axis.name} = 0;")
+
+
+def count_text(count: Count, sizes: str) -> str:
+    """Return a count as a C++ expression; `sizes` is the text of a pointer to the sizes."""
+
+    def rounded(text: str, step: int) -> str:
+        return f"({text} + {step - 1}) / {step} * {step}" if step > 1 else text
+
+    size = f"{sizes}[{count.dimension}]"
+    terms = (rounded(f"({e.times} * {size} + {e.plus}) / {e.over}", e.step) for e in count.extents)
+    text = rounded(reduce(lambda most, other: f"korch::larger({most}, {other})", terms), count.step)
+    text = text if count.times == 1 else f"{count.times} * ({text})"
+    if count.rows is None:
+        return text
+    outer, inner = count.rows
+    return f"{count_text(outer, sizes)} * korch::smaller({inner}, {text})"
 
 
 def _headers(body: str) -> list[str]:

@@ -10,7 +10,7 @@ integers that are known at run time only; `korch.tile.ir.bind` replaces them by 
 
 Two printers generate code from it, C++ (`korch.tile.cpp`) and Triton (`korch.tile.triton`); for tests,
 `korch.tile.check.reference` interprets it. The printers take programs of known sizes; the C++ printer also
-takes trimmed ones (`korch.tile.trim.trim`).
+takes programs with loops that end at parameters (`korch.tile.ir.parameters`).
 """
 
 from __future__ import annotations

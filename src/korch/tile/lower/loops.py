@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 
 from korch.primitive.types import DType
+from korch.ranges.live import affine, blocks, count_of
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, scale, substitute, var
 from korch.tile.ir.passes import guards_of, map_indices, map_places, places, turns_on
 from korch.tile.ir.program import Accumulate, Axis, Inside, Load, Pass, Stage
@@ -184,8 +185,8 @@ def _tile(extent: int, wanted: int, step: int, shares: int) -> int:
 
 def _cut(pass_: Pass, grid: list[Axis], axis: Axis, tile: int) -> Pass:
     """Cut an axis into tiles; the loop over them becomes a grid axis."""
-    outer = Axis(f"{axis.name}t", -(-axis.extent // tile))
-    ragged = (outer.name, axis.extent) if axis.extent % tile else None
+    outer = Axis(f"{axis.name}t", blocks(axis.extent, tile))
+    ragged = (outer.name, axis.extent) if axis.extent % tile or count_of(axis.extent) else None
     inner = Axis(axis.name, tile, ragged=ragged)
     whole = add(scale(var(outer.name), tile), var(axis.name))
     axes = tuple(inner if a is axis else a for a in pass_.axes)
@@ -216,6 +217,8 @@ def _can_merge(pass_: Pass, outer: Axis, inner: Axis, lanes: int) -> bool:
     """
     if outer.is_reduced != inner.is_reduced or 0 in (outer.extent, inner.extent):
         return False
+    if count_of(inner.extent) and outer.extent > 1:  # the needed elements would not be the first ones
+        return False
     if any(not _steps_on(expr, outer, inner) for expr in places(pass_)):
         return False
     is_short = inner.extent < SHORT_VECTORS * lanes and inner.extent % lanes != 0
@@ -244,7 +247,7 @@ def _merge(pass_: Pass, outer: Axis, inner: Axis) -> Pass:
         return Inside(expr, guard.low * n, guard.high * n)
 
     pass_ = map_places(pass_, lambda expr: _without(expr, outer.name), joined)
-    axis = dataclasses.replace(inner, size=outer.extent * inner.extent)
+    axis = dataclasses.replace(inner, size=affine(outer.extent, int(inner.extent)))
     axes = tuple(axis if a is inner else a for a in pass_.axes if a is not outer)
     return dataclasses.replace(pass_, axes=axes)
 

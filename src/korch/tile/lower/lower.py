@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 
 from korch.candidate.layout import Layout
 from korch.primitive.graph import PrimitiveGraph
 from korch.primitive.ops.reduce import PoolAttributes, identity
 from korch.primitive.types import row_major_strides
+from korch.ranges.live import blocks, count_of, joined
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, remainder, scale, var
 from korch.tile.ir.program import Accumulate, Axis, Buffer, Level, Pass, Sink, Stage, Store, TileProgram
 from korch.tile.lower.buffers import ports
@@ -108,7 +110,7 @@ class _Lowering(Staging):
                 return [Stage((), (self._arranged(pass_, {}),))]
             parts = cut_pass(pass_, lanes, self._sizes())
             return [grid_for(part, threads, lanes) for part in parts]
-        grid = tuple(Axis(f"g{g}", size // block) for g, (size, block) in enumerate(stage.grid))
+        grid = tuple(Axis(f"g{g}", blocks(size, block)) for g, (size, block) in enumerate(stage.grid))
         groups: list[list[Member]] = []
         for member in stage.members:
             last = groups[-1] if groups else []
@@ -143,7 +145,7 @@ class _Lowering(Staging):
         row, reduction, dtype = member.row, member.reduction, member.type.dtype
         if row is None or reduction is None:
             return []
-        index, axes = self._axes(stage, member)
+        index, axes = self._axes(stage, [member])
         grid = {f"g{g}": (0, n // block - 1) for g, (n, block) in enumerate(stage.grid)}
         ranges = {axis.name: (0, axis.extent - 1) for axis in axes} | grid
         buffer, address = self._address(member.value, index, ranges)
@@ -167,7 +169,7 @@ class _Lowering(Staging):
 
     def _pass(self, stage: StageDraft, members: list[Member]) -> Pass:
         first = members[0]
-        index, axes = self._axes(stage, first)
+        index, axes = self._axes(stage, members)
         axes += [Axis(name, size, True) for name, size in self._reduced(first).items()]
         ranges = {axis.name: (0, max(axis.extent - 1, 0)) for axis in axes}
         grid = {f"g{g}": (0, n // block - 1) for g, (n, block) in enumerate(stage.grid)}
@@ -199,23 +201,25 @@ class _Lowering(Staging):
             return name
         return emitter.select(dtype, guards, name, emitter.literal(dtype, identity(op, dtype)))
 
-    def _axes(self, stage: StageDraft, member: Member) -> tuple[Index, list[Axis]]:
-        """Return the member's index in loop variables, and its own loops."""
+    def _axes(self, stage: StageDraft, members: Sequence[Member]) -> tuple[Index, list[Axis]]:
+        """Return the index of members of one shape in loop variables, and their loops."""
+        member = members[0]
+        shape = [reduce(joined, sizes) for sizes in zip(*(own.type.shape for own in members), strict=True)]
         grid = {axis: g for g, axis in member.grid_axis.items()}
-        blocks = self._free_blocks(member) if stage.is_free else {}
+        cut = self._free_blocks(member) if stage.is_free else {}
         index, axes = [], []
-        for a, n in enumerate(member.type.shape):
+        for a, n in enumerate(shape):
             if n == 1:
                 index.append(ZERO)
             elif a in grid:
-                block = stage.grid[grid[a]][1]
+                size, block = stage.grid[grid[a]]
                 outer = scale(var(f"g{grid[a]}"), block) if block < n else ZERO
                 index.append(add(outer, var(f"v{a}")) if block > 1 else outer)
                 if block > 1:
-                    axes.append(Axis(f"v{a}", block))
-            elif a in blocks and blocks[a] < n:
-                index.append(add(scale(var(f"d{a}"), blocks[a]), var(f"v{a}")))
-                axes += [Axis(f"d{a}", n // blocks[a]), Axis(f"v{a}", blocks[a])]
+                    axes.append(Axis(f"v{a}", block, ragged=(f"g{grid[a]}", size) if count_of(size) else None))
+            elif a in cut and cut[a] < n:
+                index.append(add(scale(var(f"d{a}"), cut[a]), var(f"v{a}")))
+                axes += [Axis(f"d{a}", blocks(n, cut[a])), Axis(f"v{a}", cut[a])]
             else:
                 index.append(var(f"d{a}"))
                 axes.append(Axis(f"d{a}", n))

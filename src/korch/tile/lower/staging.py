@@ -17,6 +17,7 @@ from korch.primitive.op import Category
 from korch.primitive.ops.elementwise import TRANSCENDENTAL_OPS
 from korch.primitive.ops.reduce import PoolAttributes, ReduceAttributes
 from korch.primitive.types import ValueType
+from korch.ranges.live import joined
 from korch.target import Target
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, scale, var
 from korch.tile.ir.program import Load
@@ -189,6 +190,9 @@ class Staging:
         if grid_axis is None or (is_starved and member.reduction is None):
             return False
         member.grid_axis = grid_axis
+        for grid, axis in grid_axis.items():
+            size, block = stage.grid[grid]
+            stage.grid[grid] = joined(size, member.type.shape[axis]), block
         return True
 
     def _align(self, stage: StageDraft, member: Member, local: list[tuple[int, Index]]) -> dict[int, int] | None:

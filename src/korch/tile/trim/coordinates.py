@@ -17,7 +17,14 @@ from korch.tile.check.accesses import Access, accesses_of
 from korch.tile.check.digits import ranges_of_axes
 from korch.tile.ir.index import Expr, Ranges, Var, bounds
 from korch.tile.ir.program import Axis, Level, Load, Pass, Stage, TileProgram
-from korch.tile.trim.trim import Needed
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """Element i of a buffer is needed if (i // stride) % extent is less than the number of needed coordinates."""
+
+    stride: int
+    extent: int
 
 
 class UnclearError(Exception):

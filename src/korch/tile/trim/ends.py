@@ -14,8 +14,7 @@ from dataclasses import replace
 from korch.errors import InvalidGraphError
 from korch.tile.ir.index import Choice, Expr, constant, var
 from korch.tile.ir.program import Axis, Level, Loop, Parameter, Pass, Size, Stage, Step, TileProgram, parts_of
-from korch.tile.trim.coordinates import Coordinates, Counter, UnclearError, axes_of
-from korch.tile.trim.trim import Needed
+from korch.tile.trim.coordinates import Coordinates, Counter, Needed, UnclearError, axes_of
 
 KEYS = "keys"
 """The parameter of a program whose reductions end early: the number of coordinates that they cover."""

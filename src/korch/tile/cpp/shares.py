@@ -13,15 +13,13 @@ from dataclasses import dataclass, replace
 
 from korch.tile.check.accesses import Access, accesses
 from korch.tile.ir.index import ROWS, ZERO, Expr, Ranges, add, entry, remainder, substitute, var
+from korch.tile.ir.parameters import PART
 from korch.tile.ir.passes import guards_of
 from korch.tile.ir.program import Contract, Inside, Load, Loop, Pass, Product, Stage, Step, parts_of, written_by
 
 SPLIT_ROWS, PRODUCT_ROWS = 16, 6
 """Rows of a tile of the matrix units, and rows that other contractions hold in registers."""
 
-
-PART = "part"
-"""The parameter of a program whose coordinate combines two: how many values of the inner one are needed."""
 
 PLACE = "place"
 """The variable that holds the position of the first row of the row table."""

@@ -1,0 +1,111 @@
+"""Loops over extents of which only the first elements are needed -> loops that end at parameters of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+
+from korch.ranges.live import Count, Live
+from korch.tile.ir.index import Ranges, bounds, var
+from korch.tile.ir.program import Axis, Loop, Parameter, Size, Stage, Step, TileProgram, parts_of
+
+LIVE, PART = "live", "part"
+"""The parameter that counts rows, and for rows that combine two axes, the needed elements of the inner axis."""
+
+ALL = Axis("all", 1)
+"""A grid axis of one task, around axes that are not divided into blocks, but end early."""
+
+
+def parametric(program: TileProgram) -> tuple[TileProgram, Mapping[str, Count]]:
+    """Return a program with a parameter for each count of its extents, and the counts by parameter."""
+    found = list(dict.fromkeys((size.count, size.limit) for stage in program.stages for size in _lives(stage)))
+    if not found:
+        return program, {}
+    names = {key: f"{LIVE}{i}" if i else LIVE for i, key in enumerate(found)}
+    counts = {name: count for (count, _), name in names.items()}
+    parameters = [Parameter(name, 0, limit) for (_, limit), name in names.items()]
+    for count, _ in found:
+        if count.rows is not None and PART not in counts:
+            counts[PART] = replace(count, rows=None)
+            parameters.append(Parameter(PART, 0, count.rows[1]))
+    maker = _Maker(names, {p.name: (p.low, p.high) for p in parameters})
+    return replace(program, stages=tuple(map(maker.stage, program.stages)), parameters=tuple(parameters)), counts
+
+
+def by_outer(program: TileProgram) -> TileProgram:
+    """Return a program in which rows that combine two axes have all elements of the inner axis."""
+
+    def outer(size: Size) -> Size:
+        count = size.count.by_outer if isinstance(size, Live) else None
+        return Live(size.limit, count, size.over) if isinstance(size, Live) and count is not None else size
+
+    def of_axis(axis: Axis) -> Axis:
+        ragged = axis.ragged and (axis.ragged[0], outer(axis.ragged[1]))
+        return replace(axis, size=outer(axis.size), ragged=ragged)
+
+    return replace(program, stages=tuple(_with_axes(s, tuple(map(of_axis, s.grid)), of_axis) for s in program.stages))
+
+
+def counts_rows(program: TileProgram) -> bool:
+    """Return whether some rows combine two axes."""
+    return any(size.count.rows is not None for stage in program.stages for size in _lives(stage))
+
+
+def whole(program: TileProgram) -> TileProgram:
+    """Return a program whose grids have the sizes for the largest values of its parameters."""
+    ranges = program.parameter_ranges
+
+    def most(axis: Axis) -> Axis:
+        return axis if isinstance(axis.size, int) else replace(axis, size=bounds(axis.size, ranges)[1])
+
+    return replace(program, stages=tuple(replace(s, grid=tuple(map(most, s.grid))) for s in program.stages))
+
+
+class _Maker:
+    """Makes loops end at parameters."""
+
+    def __init__(self, names: Mapping[tuple[Count, int], str], ranges: Ranges) -> None:
+        self._names, self._ranges = names, ranges
+
+    def stage(self, stage: Stage) -> Stage:
+        """Return a stage whose loops end early; loops inside of tasks end as the last block of an axis does."""
+        grid = tuple(replace(axis, size=self._size(axis.size)) for axis in stage.grid)
+        if any(isinstance(axis.size, Live) and axis.ragged is None for axis in _inner_axes(stage)):
+            grid = (ALL, *grid)
+        return _with_axes(stage, grid, self._inside)
+
+    def _inside(self, axis: Axis) -> Axis:
+        if axis.ragged is not None:
+            return replace(axis, size=axis.extent + 0, ragged=(axis.ragged[0], self._size(axis.ragged[1])))
+        if isinstance(axis.size, Live):
+            return replace(axis, size=axis.extent + 0, ragged=(ALL.name, self._size(axis.size)))
+        return axis
+
+    def _size(self, size: Size) -> Size:
+        if not isinstance(size, Live):
+            return size
+        return parts_of(var(self._names[size.count, size.limit]), size.over, self._ranges)
+
+
+def _inner_axes(stage: Stage) -> Iterator[Axis]:
+    for loops, step in stage.leaves:
+        yield from (loop.axis for loop in loops)
+        yield from step.axes
+
+
+def _lives(stage: Stage) -> Iterator[Live]:
+    for axis in (*stage.grid, *_inner_axes(stage)):
+        for size in (axis.size if axis.ragged is None else axis.ragged[1],):
+            if isinstance(size, Live):
+                yield size
+
+
+def _with_axes(stage: Stage, grid: tuple[Axis, ...], change: Callable[[Axis], Axis]) -> Stage:
+    """Return a stage with another grid, and with a function applied to all axes inside of its tasks."""
+
+    def changed(step: Step) -> Step:
+        if isinstance(step, Loop):
+            return replace(step, axis=change(step.axis), body=tuple(map(changed, step.body)))
+        return replace(step, axes=tuple(map(change, step.axes)))
+
+    return replace(stage, grid=grid, steps=tuple(map(changed, stage.steps)))
