@@ -173,8 +173,36 @@ def test_tables_of_which_both_ends_are_the_same_for_all_sizes() -> None:
     source = model(FROM_THE_END.replace("MOST", "2"))
     whole = masked_model(source, shapes)
     assert max(worst_error(source, shapes, whole, (n,)) for n in range(3, 22)) == 0
+
+
+def test_constants_of_which_each_of_a_few_sizes_has_its_own() -> None:
+    shapes, source = {"n": (range(3, 22),)}, model(FROM_THE_END.replace("MOST", "99"))
+    whole = masked_model(source, shapes)
+    assert [hidden.kind for hidden in whole.plan.hidden] == ["table", "sizes"]
+    assert max(worst_error(source, shapes, whole, (n,)) for n in range(3, 22)) == 0
     with pytest.raises(UnsupportedError, match="the elements of a constant depend on the size"):
-        masked_model(model(FROM_THE_END.replace("MOST", "99")), shapes)
+        masked_model(source, {"n": (range(3, 100),)})
+
+
+LOGARITHM = """
+g (float[n, 4] x) => (float[n, 4] y)
+<int64 z = {0}>
+{
+    s = Shape(x)
+    n = Gather(s, z)
+    f = Cast <to = 1> (n)
+    l = Log(f)
+    y = Mul(x, l)
+}
+"""
+
+
+def test_numbers_of_which_each_of_a_few_sizes_has_its_own() -> None:
+    shapes, source = {"n": (range(2, 12),)}, model(LOGARITHM)
+    whole = masked_model(source, shapes)
+    assert max(worst_error(source, shapes, whole, (n,)) for n in range(2, 12)) == 0
+    with pytest.raises(UnsupportedError, match="which no dimension explains"):
+        masked_model(source, {"n": (range(2, 100),)})
 
 
 CHOSEN = """
@@ -280,13 +308,6 @@ REFUSED = {
     "Det has no rule": one("{ y = Det(x) }", "float[n, 3, 3] x", "float[a] y"),
     "GridSample combines elements along axis 2 of operand 0 (free: axis 2 of operand 0)": one(
         "{ y = GridSample(x, g) }", "float[1, 2, n, 3] x, float[1, 4, 4, 2] g", "float[a, b, c, d] y"
-    ),
-    "the elements of a constant depend on the size": one(
-        "<int64 z = {0}, int64 o = {1}, int64[1] a = {1}> { s = Shape(x) n = Gather(s, z) r = Range(z, n, o) "
-        "d = Mul(n, r) f = Cast <to = 1> (d) c = Unsqueeze(f, a) y = Add(x, c) }"
-    ),
-    "which no dimension explains": one(
-        "<int64 z = {0}> { s = Shape(x) n = Gather(s, z) f = Cast <to = 1> (n) l = Log(f) y = Mul(x, l) }"
     ),
     "its shape splits a free axis": one("<int64[2] s = {2, -1}> { y = Reshape(x, s) }"),
     "its weights depend on the size": one("{ y = Conv(u, x) }", "float[1, 4, 9] u, float[n, 4, 3] x", "float[a,b,c] y"),

@@ -262,13 +262,9 @@ gru state n: float[n, 2, 4] x | m 1 9 4, r 1 9 3
 
 MODELS = models_in(CASES)
 
-CONSTANT = "the elements of a constant depend on the size"
 
 REFUSED = {
-    "average pool of elements n": CONSTANT,
     "average pool ceil hw any": "the model has other steps at some of the sizes",
-    "resize corners hw": CONSTANT,
-    "resize nearest to a fixed size hw any": "it computes slice or take, depending on the size",
     "resize to a fixed size hw": "the model has other steps at some of the sizes",
 }
 

@@ -14,9 +14,9 @@ import numpy as np
 from korch.primitive.op import Array
 from korch.primitive.ops.layout import PadAttributes, SliceAttributes, TakeAttributes
 from korch.primitive.types import DType
-from korch.ranges.form import Axis, Extent, Factor, Places, Sizes, axis_of, is_free, prefix
+from korch.ranges.form import Axis, Extent, Factor, Places, Sizes, Table, axis_of, is_free, prefix
 from korch.ranges.mask import Fill, Value, plain
-from korch.ranges.site import Site, fixed, result_of
+from korch.ranges.site import Site, fixed, result_of, tabulated
 
 
 def pad(site: Site) -> Value:
@@ -189,10 +189,11 @@ def take(site: Site) -> Value:
     if all(_is_clipped(own, indices[0], n) for own, n in zip(indices, given, strict=True)):
         count = _derived(site, along, tuple(map(len, indices)), "its number of elements")
         return _taken(site, site.masks.extended(value, axis), axis, (Factor(size, count),))
-    raise site.refusal("the elements that it takes depend on the size")
+    table = tabulated(site.samples, indices, site.refusal("the elements that it takes depend on the size"))
+    return _gathered(site, axis, site.concrete(None, tuple(map(len, indices))), table)
 
 
-def _gathered(site: Site, axis: int, own: tuple[Factor, ...], places: Places) -> Value:
+def _gathered(site: Site, axis: int, own: tuple[Factor, ...], places: Places | Table) -> Value:
     """Return the elements of the operand at places that depend on the size."""
     value = site.operands[0]
     form = [own if i == axis else a for i, a in enumerate(value.form)]

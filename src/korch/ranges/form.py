@@ -228,6 +228,26 @@ class Places:
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """The elements of a constant along an axis, for each size of one dimension.
+
+    Attributes:
+        dimension: the dimension.
+        low: the smallest size.
+        rows: the elements at this size and at each larger one.
+    """
+
+    dimension: int
+    low: int
+    rows: tuple[tuple[float, ...], ...]
+
+    def array(self, count: int, sizes: Sequence[int]) -> Array:
+        """Return `count` elements for the sizes of all dimensions; the last one is repeated."""
+        row = np.array(self.rows[sizes[self.dimension] - self.low])
+        return np.pad(row, (0, count - len(row)), "edge" if len(row) else "constant")
+
+
+@dataclass(frozen=True, slots=True)
 class Hidden:
     """An input of a masked graph that the user does not see.
 
@@ -235,7 +255,7 @@ class Hidden:
         name: its name.
         kind: "mask": 1 for the valid elements along axes, else 0. "end": 1 for the element that `offset` valid ones
             follow, else 0. "number": coefficient · (product of the extents) ^ power. "sizes": the sizes of all
-            dimensions. "places": places along an axis of another value.
+            dimensions. "places": places along an axis of another value. "table": listed elements.
         factors: the factors of `axis`; for a "number", the factors whose extents are multiplied.
         rank: the number of axes; most have size 1.
         axis: the axis with these factors.
@@ -245,6 +265,7 @@ class Hidden:
         power: for a "number".
         others: for a "mask", further axes with their factors.
         places: for "places".
+        table: for a "table".
     """
 
     name: str
@@ -258,6 +279,7 @@ class Hidden:
     power: float = 1.0
     others: tuple[Along, ...] = ()
     places: Places | None = None
+    table: Table | None = None
 
     @property
     def axes(self) -> dict[int, tuple[Factor, ...]]:
@@ -282,6 +304,9 @@ class Hidden:
             return np.array(sizes, np.int64)
         if self.places is not None:
             return self.places.array(self.factors[0].size, sizes)
+        if self.table is not None:
+            row = self.table.array(math.prod(self.shape), sizes)
+            return row.astype(DType(self.dtype).numpy).reshape(self.shape)
         counts = [factor.at(sizes) for factor in self.factors]
         if self.kind == "number":
             number = self.coefficient * float(math.prod(counts)) ** self.power

@@ -18,6 +18,7 @@ import numpy as np
 from korch.errors import UnsupportedError
 from korch.primitive.graph import Constant, Primitive, PrimitiveGraph
 from korch.primitive.op import Array, Attributes
+from korch.primitive.ops.layout import SliceAttributes, TakeAttributes
 from korch.primitive.ops.opaque import OpaqueAttributes
 from korch.ranges.form import Dimension, Sizes
 
@@ -153,13 +154,26 @@ def _step(
     if ops == {"mul", "div"}:
         op = "div"
         operands[1] = _as_divisor(operands[1], [other.op == "mul" for other in found])
+    elif ops == {"slice", "take"}:  # a take of evenly spaced elements is a slice
+        op = "take"
     elif len(ops) > 1:
         raise refusal(samples, origin, f"it computes {' or '.join(sorted(ops))}, depending on the size")
-    attributes = tuple(other.attributes for other in found)
+    attributes = _takes([other.attributes for other in found])
     nodes = {(a.op_type, a.node, a.output) for a in attributes if isinstance(a, OpaqueAttributes)}
     if len(nodes) > 1:
         raise refusal(samples, origin, "its attributes depend on the size")
     return LockStep(op, tuple(operands), attributes, primitive.output, origin)
+
+
+def _takes(attributes: Sequence[Attributes]) -> tuple[Attributes, ...]:
+    """Return slices as takes if other samples have takes, along the same axis."""
+    axis = next((a.axis for a in attributes if isinstance(a, TakeAttributes)), None)
+    return tuple(
+        TakeAttributes(axis, tuple(a.start[axis] + a.step[axis] * i for i in range(a.size[axis])))
+        if isinstance(a, SliceAttributes) and axis is not None
+        else a
+        for a in attributes
+    )
 
 
 def _operand(samples: Samples, maps: Sequence[dict[int, int]], values: Sequence[int], origin: str) -> LockOperand:

@@ -20,7 +20,7 @@ from korch.primitive.ops.layout import ReshapeAttributes, TransposeAttributes
 from korch.primitive.ops.reduce import identity
 from korch.primitive.types import DType, ValueId, ValueType
 from korch.primitive.verbs import Verbs, lit
-from korch.ranges.form import Along, Extent, Factor, Form, Hidden, Places, axis_of, is_free, prefix
+from korch.ranges.form import Along, Extent, Factor, Form, Hidden, Places, Table, axis_of, is_free, prefix
 
 NARROW = (DType.I8, DType.U8)
 """The types of quantized values that are multiplied."""
@@ -176,12 +176,16 @@ class Masks:
         """Return the input with `count` places of an axis."""
         return self.input(Hidden("", "places", (Factor(count),), 1, dtype="i64", places=places))
 
-    def gathered(self, value: Value, axis: int, count: int, places: Places) -> Value:
+    def gathered(self, value: Value, axis: int, count: int, places: Places | Table) -> Value:
         """Return the `count` elements of a value at places along an axis, which become a factor without a form."""
+        if isinstance(places, Table):
+            indices = self.input(Hidden("", "table", (Factor(count),), 1, dtype="i64", table=places))
+        else:
+            indices = self.places(count, places)
         if self.verbs.dtype(value.id) is not DType.BOOL:
             value = self.filled(value, (axis,), 0)  # so that elements beyond the valid ones need not be computed
         form = tuple((Factor(count),) if i == axis else own for i, own in enumerate(value.form))
-        return plain(gather(self.verbs, value.id, self.places(count, places), axis), form)
+        return plain(gather(self.verbs, value.id, indices, axis), form)
 
     def count(self, extent: Extent, type_: ValueType) -> ValueId:
         """Return the number of elements of an extent in all elements of a value of a type."""

@@ -6,6 +6,7 @@ the rules of `free.py` preserve it for each primitive, so that the outputs, cut 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -34,8 +35,8 @@ from korch.ranges.free import rule_of
 from korch.ranges.lockstep import AmbiguousError, LockOperand, Lockstep, align, refusal
 from korch.ranges.mask import Fill, Masks, Value, plain
 from korch.ranges.plan import RangePlan
-from korch.ranges.samples import MANY, sample, sizes_near
-from korch.ranges.site import Site, fit
+from korch.ranges.samples import FEW, MANY, sample, sizes_near, sweep
+from korch.ranges.site import Site, fit, tabulated
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,7 @@ def masked(
     Raises:
         UnsupportedError: there is no rule that makes a node correct for all sizes.
     """
-    try:
-        walk = _Walk(align(sample(dimensions, largest, primitives)))
-        found = walk.run()
-    except AmbiguousError:
-        walk = _Walk(align(sample(dimensions, largest, primitives, MANY)))
-        found = walk.run()
+    walk, found = _masked(dimensions, largest, primitives)
     lowest = tuple(d.low for d in dimensions)  # it is no sample if it is 1
     graph = primitives(lowest)
     for sizes in (lowest, *sizes_near(dimensions, largest, compared)):
@@ -110,6 +106,26 @@ def masked(
                 hint="Begin the range at a larger size",
             )
     return found
+
+
+def _masked(
+    dimensions: tuple[Dimension, ...], largest: Sizes, primitives: Callable[[Sizes], PrimitiveGraph]
+) -> tuple[_Walk, Masked]:
+    """Mask a model with as few samples as determine what it does: a few, some more, or all sizes."""
+    for count in (FEW, MANY):
+        walk = _Walk(align(sample(dimensions, largest, primitives, count)))
+        try:
+            return walk, walk.run()
+        except AmbiguousError as error:
+            unclear = error
+    samples = sweep(dimensions, largest, primitives)
+    if samples is None:
+        raise unclear
+    try:
+        walk = _Walk(align(samples))
+        return walk, walk.run()
+    except UnsupportedError:
+        raise unclear from None  # at size 1, axes broadcast, so that other primitives may compute the same
 
 
 class _Walk:
@@ -207,8 +223,10 @@ class _Walk:
         """Return a constant that has a leading part of the largest sample's elements in each smaller sample."""
         form = [fit(self._samples, vector, self._known) for vector in shapes]
         axes = [axis for axis in form if axis is not None]
-        if len(axes) < len(form) or not any(map(is_free, axes)):
+        if len(axes) < len(form):
             raise refusal(self._samples, origin, "a constant depends on the size")
+        if not any(map(is_free, axes)):
+            return self._tabulated(constants, axes, origin)
         factors = [factor for axis in axes for factor in axis]
         whole = constants[0].array.reshape([factor.size for factor in factors])
         parts = [whole[tuple(slice(f.at(sizes)) for f in factors)].reshape(-1) for sizes in self._samples.sizes]
@@ -223,7 +241,7 @@ class _Walk:
             if is_free(factors):
                 along = prefix(factors)
                 if along is None:
-                    raise refusal(self._samples, origin, "the elements of a constant depend on the size")
+                    return self._tabulated(constants, axes, origin)
                 least = along.at([d.low for d in self._samples.dimensions])
                 places[axis] = Places(extent(0, 0, least // 2), 1, along, "ends")
         for sizes, constant in zip(self._samples.sizes, constants, strict=True):
@@ -231,23 +249,41 @@ class _Walk:
             for axis, own in places.items():
                 part = np.take(part, own.array(whole.shape[axis], sizes)[: constant.array.shape[axis]], axis)
             if not _is_same(part, constant.array):
-                raise refusal(self._samples, origin, "the elements of a constant depend on the size")
+                return self._tabulated(constants, axes, origin)
         id_ = self._builder.constant(whole)
         for axis, own in places.items():
             id_ = gather(self._masks.verbs, id_, self._masks.places(whole.shape[axis], own), axis)
         return plain(id_, tuple(axes))
+
+    def _tabulated(self, constants: Sequence[Constant], axes: Sequence[tuple[Factor, ...]], origin: str) -> Value:
+        """Return a constant whose elements are listed for each size: a product of vectors along its axes."""
+        unclear = refusal(self._samples, origin, "the elements of a constant depend on the size")
+        vectors = [_outer(constant.array) for constant in constants]
+        first, verbs = constants[0].type, self._masks.verbs
+        along = [axis for axis, factors in enumerate(axes) if math.prod(f.size for f in factors) > 1]
+        if any(own is None for own in vectors) or not along:
+            raise unclear
+        found = []
+        for axis in along:
+            table = tabulated(self._samples, [own[axis] for own in vectors if own is not None], unclear)
+            hidden = Hidden("", "table", axes[axis], first.rank, axis, first.dtype.value, table=table)
+            found.append(verbs.broadcast(self._masks.input(hidden), first.shape))
+        return plain(functools.reduce(lambda a, b: verbs.add("mul", a, b), found), tuple(axes))
 
     def _number(self, constants: Sequence[Constant], form: Form, origin: str) -> Value:
         """Return a uniform constant whose number is a function of the sizes."""
         first = constants[0]
         numbers = [constant.scalar for constant in constants]
         found = self._function([float(number) for number in numbers], first.array.dtype)
+        rank, dtype = first.type.rank, first.type.dtype.value
         if found is None:
-            texts = " or ".join(f"{float(number):g}" for number in numbers)
-            raise refusal(self._samples, origin, f"it computes with {texts}, which no dimension explains")
-        factors, coefficient, power = found
-        rank = first.type.rank
-        number = Hidden("", "number", factors, rank, 0, first.type.dtype.value, 0, coefficient, power)
+            texts = " or ".join(f"{float(number):g}" for number in numbers[:MANY])
+            unclear = refusal(self._samples, origin, f"it computes with {texts}, which no dimension explains")
+            table = tabulated(self._samples, [np.array([number]) for number in numbers], unclear)
+            number = Hidden("", "table", (Factor(1),), rank, 0, dtype, table=table)
+        else:
+            factors, coefficient, power = found
+            number = Hidden("", "number", factors, rank, 0, dtype, 0, coefficient, power)
         id_ = self._masks.verbs.broadcast(self._masks.input(number), first.type.shape)
         return plain(id_, form)
 
@@ -272,6 +308,25 @@ class _Walk:
                 if all(abs(float(a) - float(b)) <= tolerance * abs(float(b)) for a, b in zip(made, exact, strict=True)):
                     return tuple(Factor(e.at(sizes[0]), e) for e in extents), coefficient, power
         return None
+
+
+def _outer(array: Array) -> list[Array] | None:
+    """Return vectors along the axes of which an array is the product; None if there are none."""
+    longest = max(range(array.ndim), key=lambda axis: array.shape[axis], default=0)
+    if array.size == max(array.shape, default=1):
+        return [array.reshape(-1) if axis == longest else np.ones(n) for axis, n in enumerate(array.shape)]
+    if array.dtype.kind not in "iuf" or not array.size or not np.array_equal(array, np.round(array)):
+        return None
+    found, rest = [], array.astype(np.int64)
+    for _ in range(array.ndim):
+        lines = rest.reshape(len(rest), -1)
+        own = lines[:, 0] // max(1, np.gcd.reduce(lines[:, 0]))
+        if not own[0]:
+            return None
+        found.append(own)
+        rest = rest[0] // own[0]
+    found[-1] = found[-1] * rest
+    return found if np.array_equal(functools.reduce(np.multiply.outer, found), array) else None
 
 
 def _is_same(part: Array, other: Array) -> bool:

@@ -14,6 +14,9 @@ FEW, MANY = 3, 12
 
 LEAST_PLANNED = 3
 
+MOST_SWEPT = 64
+"""The most sizes of a dimension for each of which a table has the elements of a constant."""
+
 MOST_NEAR = 32
 """The most sizes at which numbers that are computed from sizes are compared again."""
 
@@ -52,6 +55,18 @@ def sample(
         rows.append(tuple(column[-1] if k == i else size for k, size in enumerate(largest)))
     rows = list(dict.fromkeys(rows))
     return Samples(dimensions, tuple(rows), (graph, *(primitives(row) for row in rows[1:])))
+
+
+def sweep(
+    dimensions: tuple[Dimension, ...], largest: Sizes, primitives: Callable[[Sizes], PrimitiveGraph]
+) -> Samples | None:
+    """Return the primitives at each size of each dimension, with the largest of the others; None if sizes are many."""
+    rows = [largest]
+    for i, d in enumerate(dimensions):
+        if largest[i] - d.low > MOST_SWEPT:
+            return None
+        rows += [(*largest[:i], n, *largest[i + 1 :]) for n in range(largest[i] - 1, d.low - 1, -1)]
+    return Samples(dimensions, tuple(rows), tuple(map(primitives, rows)))
 
 
 def sizes_near(dimensions: Sequence[Dimension], largest: Sizes, numbers: Collection[int]) -> list[Sizes]:

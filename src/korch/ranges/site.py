@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from korch.errors import UnsupportedError
-from korch.primitive.op import Attributes
+from korch.primitive.op import Array, Attributes
 from korch.primitive.types import DType
-from korch.ranges.form import Axis, Extent, Factor, Sizes, axis_of, is_free, prefix
+from korch.ranges.form import Axis, Extent, Factor, Sizes, Table, axis_of, is_free, prefix
 from korch.ranges.lockstep import AmbiguousError, LockStep, Lockstep, Samples, refusal
 from korch.ranges.mask import Fill, Masks, Value, plain
 
@@ -43,6 +45,32 @@ def fit(samples: Samples, vector: Sizes, known: Iterable[Extent]) -> tuple[Facto
             ):
                 return axis_of([Factor(sizes[0], outer), Factor(others[0], inner)])
     return None
+
+
+def tabulated(samples: Samples, arrays: Sequence[Array], what: UnsupportedError) -> Table:
+    """Return a table of vectors that depend on the size of one dimension.
+
+    Args:
+        samples: the graphs.
+        arrays: the vector in each of them.
+        what: the error if it depends on several dimensions.
+
+    Raises:
+        AmbiguousError: the samples do not have all sizes.
+    """
+    for d, dimension in enumerate(samples.dimensions):
+        rows: dict[int, Array] = {}
+        same = (
+            np.array_equal(rows.setdefault(own[d], array), array)
+            for own, array in zip(samples.sizes, arrays, strict=True)
+        )
+        if not all(same):
+            continue
+        if not rows.keys() >= set(range(dimension.low, samples.sizes[0][d] + 1)):
+            raise AmbiguousError(what.what, what.where, what.expected, what.hint)
+        low = min(rows)
+        return Table(d, low, tuple(tuple(map(float, rows[n])) for n in range(low, low + len(rows))))
+    raise what
 
 
 class Site:
