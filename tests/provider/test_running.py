@@ -35,6 +35,7 @@ SHAPES = [((3, 5, 4), 1), ((2, 3, 130), 0), ((20, 70), 1), ((40, 128), -1), ((2,
 GROUPS = [
     *(group_of(shape, axis, **flags) for shape, axis in SHAPES for flags in FLAGS),
     group_of((4133,), 0),
+    *(group_of((33, 2048), 0, **flags) for flags in (FLAGS[0], FLAGS[3])),
     group_of((300, 2), 0, op="CumProd"),
     *(group_of((18, 70), 1, dtype) for dtype in ("f64", "f16", "bf16", "i64", "i32", "u32")),
 ]
@@ -68,6 +69,20 @@ def test_a_task_reads_long_rows(shape, tasks):
     program = running_program(group_of(shape, -2), Machine(16, 2))
     (stage,) = program.stages
     assert np.prod([axis.extent for axis in stage.grid]) == tasks
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize(("shape", "threads", "parts"), [((33, 2048), 2, 2), ((50, 2048), 3, 3), ((2, 50, 2048), 8, 3)])
+def test_parts_of_sequences_keep_threads_busy(shape, threads, parts, flags):
+    program = running_program(group_of(shape, -2, "i64", **flags), Machine(16, threads))
+    sums, results = program.stages
+    assert check_program(program) == ()
+    assert results.tasks == parts * np.prod(shape[:-2])
+    assert sums.tasks >= min(threads, results.tasks)
+    x = np.random.default_rng(3).integers(-9, 9, shape)
+    expected = np.flip(np.flip(x, -2).cumsum(-2), -2) if "reverse" in flags else x.cumsum(-2)
+    (found,) = run_program(program, [x.reshape(-1)])
+    np.testing.assert_array_equal(found.reshape(shape), expected - x if "exclusive" in flags else expected)
 
 
 def test_an_infinity_is_in_later_sums_only(target, builder):

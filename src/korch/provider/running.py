@@ -2,15 +2,16 @@
 
 Elements along the axis form sequences, and a loop over the elements carries the running results. Along an outer axis a
 task computes adjacent sequences as vectors. Along the last axis a task computes as many rows as a vector has lanes:
-squares of elements are transposed in registers before and after. If there are fewer rows, they are cut into parts: a
-stage computes the result of each part, another the running results of the parts, and the last one adds them.
+squares of elements are transposed in registers before and after. If there are fewer tasks than threads, or fewer rows
+than lanes, sequences are cut into parts: a stage computes the result of each part, and the last one begins each part
+with the results of those before it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from korch.candidate.candidate import Group, Offer, Refusal
 from korch.primitive.types import DType
 from korch.provider.opaque import attributes_of, node_of
 from korch.schedule.blocks import arranged, cut, flat
+from korch.system.alignment import ceil_div, round_up
 from korch.tile.cpp.text import C_TYPE
 from korch.tile.ir.index import ZERO, Expr, Ranges, add, constant, scale, var
 from korch.tile.ir.program import (
@@ -26,6 +28,7 @@ from korch.tile.ir.program import (
     At,
     Axis,
     Buffer,
+    Inside,
     Level,
     Literal,
     Load,
@@ -37,7 +40,7 @@ from korch.tile.ir.program import (
     TileOp,
     TileProgram,
 )
-from korch.tile.lower.loops import PAGE_ELEMENTS
+from korch.tile.lower.loops import LINE_ELEMENTS, PAGE_ELEMENTS, TASK_POINTS
 from korch.tile.lower.staging import Machine
 
 COLUMNS = 8192
@@ -50,6 +53,9 @@ Shorter rows are read one after another, since the hardware prefetches within pa
 
 SQUARE = 64
 """The elements of rows that a task transposes at a time."""
+
+PART_POINTS = 4 * TASK_POINTS
+"""The least elements of a part of sequences along an outer axis, as the elements of most parts are read twice."""
 
 PART = 256
 """The most elements of a part of a row."""
@@ -68,7 +74,7 @@ class _Running:
         op: the operation.
         reduction: its name as a reduction.
         first: the result of no elements.
-        is_exclusive: whether a result leaves out the element at its own place.
+        own: 0 if a result leaves out the element at its own place, else 1.
         is_reverse: whether it begins at the end of the axis.
     """
 
@@ -77,26 +83,22 @@ class _Running:
     op: str
     reduction: str
     first: int
-    is_exclusive: bool
+    own: int
     is_reverse: bool
 
     def begin(self, axes: tuple[Axis, ...], at: At) -> Pass:
         """Return the pass that stores the result of no elements."""
         return Pass(axes, axes[-1].name if axes else "", (Literal("x0", self.dtype, self.first),), (_store(at, "x0"),))
 
-    def step(self, axes: tuple[Axis, ...], total: At, places: Sequence[tuple[At, At]], is_exclusive: bool) -> Pass:
-        """Return the pass that combines elements with the carried results, and stores these.
+    def step(self, axes: tuple[Axis, ...], total: At, elements: Sequence[At], *results: tuple[At, int]) -> Pass:
+        """Return the pass that combines a result with elements after it.
 
-        `places` has each element and where its result is stored, in the order in which elements are combined.
+        `results` has where results are stored, each with the number of elements that it is combined with.
         """
-        ops: list[TileOp] = [self._load("x0", total)]
-        sinks: list[Store] = []
-        for x, out in places:
-            n = len(ops)
-            ops.append(self._load(f"x{n}", x))
-            ops.append(Apply(f"x{n + 1}", self.dtype, self.op, (f"x{n - 1}", f"x{n}")))
-            sinks.append(_store(out, f"x{n - 1}" if is_exclusive else f"x{n + 1}"))
-        return Pass(axes, axes[-1].name if axes else "", tuple(ops), (*sinks, _store(total, f"x{len(ops) - 1}")))
+        ops: list[TileOp] = [self._load("r0", total)]
+        for n, x in enumerate(elements):
+            ops += [self._load(f"x{n}", x), Apply(f"r{n + 1}", self.dtype, self.op, (f"r{n}", f"x{n}"))]
+        return Pass(axes, axes[-1].name if axes else "", tuple(ops), tuple(_store(at, f"r{n}") for at, n in results))
 
     def copy(self, axes: tuple[Axis, ...], x: At, out: At) -> Pass:
         """Return the pass that copies elements."""
@@ -135,7 +137,7 @@ def running_program(group: Group, machine: Machine) -> TileProgram:
     given = attributes_of(node)
     is_exclusive, is_reverse = (bool(given.get(name, 0)) for name in ("exclusive", "reverse"))
     x = f"i{group.position[data]}"
-    running = _Running(x, body.types[data].dtype, *COMBINES[node.op_type], is_exclusive, is_reverse)
+    running = _Running(x, body.types[data].dtype, *COMBINES[node.op_type], int(not is_exclusive), is_reverse)
     rows, size, columns = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
     part = min(PART, size // machine.lanes // SQUARE * SQUARE)
     if columns == 1 and not is_reverse and rows >= machine.lanes:
@@ -143,7 +145,7 @@ def running_program(group: Group, machine: Machine) -> TileProgram:
     elif columns == 1 and not is_reverse and part:
         stages, tiles = _parts(running, rows, size, part, machine.lanes)
     else:
-        stages, tiles = _along_outer(running, rows, size, columns)
+        stages, tiles = _along_outer(running, rows, size, columns, machine.threads)
     ports = [Buffer(f"i{n}", Level.INPUT, type_.dtype, type_.size) for n, type_ in enumerate(group.input_types)]
     ports.append(Buffer("o0", Level.OUTPUT, running.dtype, rows * size * columns))
     return TileProgram((*ports, *tiles), tuple(stages))
@@ -152,20 +154,77 @@ def running_program(group: Group, machine: Machine) -> TileProgram:
 Made = tuple[list[Stage], list[Buffer]]
 
 
-def _along_outer(of: _Running, rows: int, size: int, columns: int) -> Made:
-    """Return the stage, with the sequences of a task as vectors."""
-    outer, v = cut(columns, min(columns, COLUMNS), ("gv", "v"))
-    row, total = Axis("g", rows), At("total", var("v"))
-    count = TOGETHER if v.extent > PAGE_ELEMENTS else 1
-    steps: list[Step] = [of.begin((v,), total)]
-    for e, first, number in ((Axis("e", size // count), 0, count), (Axis("e", size % count), size - size % count, 1)):
-        places = [add(scale(var("e"), number), constant(first + k)) for k in range(number)]
-        if of.is_reverse:
-            places = [add(constant(size - 1), scale(place, -1)) for place in places]
-        at = [add(scale(var("g"), size * columns), scale(place, columns), flat(outer, v)) for place in places]
-        step = of.step((v,), total, [(At(of.x, i), At("o0", i)) for i in at], of.is_exclusive)
-        steps += [Loop(e, ("total",), (step,))] if e.extent else []
-    return [Stage((row, outer), tuple(steps))], [Buffer("total", Level.TILE, of.dtype, v.extent)]
+def _along_outer(of: _Running, rows: int, size: int, columns: int, threads: int) -> Made:
+    """Return the stages, with the sequences of a task as vectors.
+
+    If threads would be idle, the sequences are cut into parts. A stage then computes the result of each part but the
+    last, and another one begins each part with the results of the parts before it.
+    """
+    blocks = cut(columns, min(columns, COLUMNS), ("gv", "v"))
+    count = min(threads // (rows * blocks[0].extent), size * columns // PART_POINTS, size)
+    parts = _OuterParts(of, rows, size, columns, max(1, count))
+    tiles = [Buffer("total", Level.TILE, of.dtype, blocks[1].extent)]
+    if count <= 1:
+        return [parts.results(*blocks)], tiles
+    width = round_up(ceil_div(columns, ceil_div(threads, rows * (count - 1))), LINE_ELEMENTS)
+    tiles.append(Buffer("whole", Level.WORKSPACE, of.dtype, rows * (count - 1) * columns))
+    return [parts.sums(*cut(columns, min(columns, width), ("gv", "v"))), parts.results(*blocks)], tiles
+
+
+@dataclass(frozen=True)
+class _OuterParts:
+    """Sequences along an outer axis, `rows` times `columns` of them, in `count` parts; the last has the remainder."""
+
+    of: _Running
+    rows: int
+    size: int
+    columns: int
+    count: int
+
+    def sums(self, outer: Axis, v: Axis) -> Stage:
+        """Return the stage that stores the result of each part but the last in `whole`."""
+        column = flat(outer, v)
+        total = self._whole(var("p"), column)
+        steps: list[Step] = [self.of.begin((v,), total)]
+        for e, places in _passes(0, self.size // self.count, v.extent):
+            xs = [self._at(self.of.x, place, column) for place in places]
+            steps.append(Loop(e, (), (self.of.step((v,), total, xs, (total, len(xs))),)))
+        return Stage((Axis("g", self.rows), Axis("p", self.count - 1), outer), tuple(steps))
+
+    def results(self, outer: Axis, v: Axis) -> Stage:
+        """Return the stage that stores the results of all elements."""
+        of, column, total, length = self.of, flat(outer, v), At("total", var("v")), self.size // self.count
+        steps: list[Step] = [of.begin((v,), total)]
+        if self.count > 1:
+            step = of.step((v,), total, [self._whole(var("q"), column)], (total, 1))
+            is_before = Inside(add(var("p"), scale(var("q"), -1)), 1, self.count)
+            steps.append(Loop(Axis("q", self.count - 1), ("total",), (replace(step, where=(is_before,)),)))
+        is_last = Inside(var("p"), self.count - 1, self.count)
+        for begin, end, where in ((0, length, ()), (length, length + self.size % self.count, (is_last,))):
+            for e, places in _passes(begin, end, v.extent):
+                xs = [self._at(of.x, place, column) for place in places]
+                out = [(self._at("o0", place, column), n + of.own) for n, place in enumerate(places)]
+                step = of.step((v,), total, xs, *out, (total, len(xs)))
+                steps.append(Loop(e, ("total",), (replace(step, where=where),)))
+        return Stage((Axis("g", self.rows), Axis("p", self.count), outer), tuple(steps))
+
+    def _at(self, buffer: str, place: Expr, column: Expr) -> At:
+        """Return an element of a part by its place."""
+        place = add(scale(var("p"), self.size // self.count), place)
+        place = add(constant(self.size - 1), scale(place, -1)) if self.of.is_reverse else place
+        return At(buffer, add(scale(var("g"), self.size * self.columns), scale(place, self.columns), column))
+
+    def _whole(self, part: Expr, column: Expr) -> At:
+        return At("whole", add(scale(add(scale(var("g"), self.count - 1), part), self.columns), column))
+
+
+def _passes(first: int, end: int, width: int) -> Iterator[tuple[Axis, list[Expr]]]:
+    """Yield the loops over some places, with those that a pass combines."""
+    number = TOGETHER if width > PAGE_ELEMENTS else 1
+    middle = first + (end - first) // number * number
+    for begin, after, n in ((first, middle, number), (middle, end, 1)):
+        if after > begin:
+            yield Axis("e", (after - begin) // n), [add(scale(var("e"), n), constant(begin + k)) for k in range(n)]
 
 
 def _rows(of: _Running, rows: int, size: int, lanes: int) -> Made:
@@ -184,13 +243,13 @@ def _squares(of: _Running, grid: tuple[Axis, ...], r: Axis, first: Expr, size: i
     ranges: Ranges = {axis.name: (0, axis.extent - 1) for axis in (*grid, outer, r, c)}
     into = arranged(of.copy((c, r), At(of.x, at), At("square", square)), ranges, r.extent)
     back = arranged(of.copy((r, c), At("square", square), At("o0", at)), ranges, r.extent)
-    own = At("square", square)
-    step = Loop(c, ("square", "total"), (of.step((r,), At("total", var("r")), [(own, own)], of.is_exclusive),))
+    own, total = At("square", square), At("total", var("r"))
+    step = of.step((r,), total, [own], (own, of.own), (total, 1))
     tiles = [
         Buffer("square", Level.TILE, of.dtype, c.extent * r.extent),
         Buffer("total", Level.TILE, of.dtype, r.extent),
     ]
-    return [Loop(outer, ("total",), (into, step, back))], tiles
+    return [Loop(outer, ("total",), (into, Loop(c, ("square", "total"), (step,)), back))], tiles
 
 
 def _parts(of: _Running, rows: int, size: int, length: int, lanes: int) -> Made:
@@ -203,9 +262,13 @@ def _parts(of: _Running, rows: int, size: int, length: int, lanes: int) -> Made:
     sums = Stage((row, part), (of.reduce((e,), At(of.x, add(first, var("e"))), whole),))
     total, rest = At("sum", ZERO), Axis("q", size - count * length)
     at = add(scale(var("g"), size), constant(count * length), var("q"))
-    carry: list[Step] = [of.begin((), total), Loop(part, ("sum",), (of.step((), total, [(whole, before)], True),))]
+    carry: list[Step] = [
+        of.begin((), total),
+        Loop(part, ("sum",), (of.step((), total, [whole], (before, 0), (total, 1)),)),
+    ]
     if rest.extent:
-        carry.append(Loop(rest, ("sum",), (of.step((), total, [(At(of.x, at), At("o0", at))], of.is_exclusive),)))
+        last = of.step((), total, [At(of.x, at)], (At("o0", at), of.own), (total, 1))
+        carry.append(Loop(rest, ("sum",), (last,)))
     outer, r = cut(count, lanes, ("gr", "r"))
     own = flat(outer, r)
     begin = of.copy((r,), At("before", add(scale(var("g"), count), own)), At("total", var("r")))
