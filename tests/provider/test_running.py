@@ -100,6 +100,16 @@ def test_an_infinity_is_in_later_sums_only(target, builder):
         np.testing.assert_array_equal(found, np.cumsum(x, axis))
 
 
+@pytest.mark.parametrize(("shape", "axis"), [((2, 2048), 1), ((64, 4096), 0)])
+def test_products_after_a_zero_are_zero(shape, axis):
+    """A part of the sequence that is multiplied by itself would overflow: 0 times infinity is not 0."""
+    x = np.full(shape, 1e9, np.float32)
+    x[(slice(None),) * axis + (1,)] = 0
+    program = running_program(group_of(shape, axis, op="CumProd"), Machine(16, 8))
+    (found,) = run_program(program, [x.reshape(-1)])
+    np.testing.assert_array_equal(found.reshape(shape), np.cumprod(x, axis))
+
+
 @pytest.mark.parametrize(
     ("group", "reason"),
     [

@@ -3,8 +3,8 @@
 Elements along the axis form sequences, and a loop over the elements carries the running results. Along an outer axis a
 task computes adjacent sequences as vectors. Along the last axis a task computes as many rows as a vector has lanes:
 squares of elements are transposed in registers before and after. If there are fewer tasks than threads, or fewer rows
-than lanes, sequences are cut into parts: a stage computes the result of each part, and the last one begins each part
-with the results of those before it.
+than lanes, sequences of sums are cut into parts: a stage computes the sum of each part, and the last one begins each
+part with the sums of those before it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ PART_POINTS = 4 * TASK_POINTS
 PART = 256
 """The most elements of a part of a row."""
 
-COMBINES = {"CumSum": ("add", "sum", 0), "CumProd": ("mul", "prod", 1)}
-"""By operator: the operation, the reduction and the first result."""
+COMBINES = {"CumSum": ("add", 0), "CumProd": ("mul", 1)}
+"""By operator: the operation and the first result."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,6 @@ class _Running:
         x: the buffer of the elements.
         dtype: the elements' type.
         op: the operation.
-        reduction: its name as a reduction.
         first: the result of no elements.
         own: 0 if a result leaves out the element at its own place, else 1.
         is_reverse: whether it begins at the end of the axis.
@@ -81,7 +80,6 @@ class _Running:
     x: str
     dtype: DType
     op: str
-    reduction: str
     first: int
     own: int
     is_reverse: bool
@@ -105,8 +103,8 @@ class _Running:
         return Pass(axes, axes[-1].name if axes else "", (self._load("x0", x),), (_store(out, "x0"),))
 
     def reduce(self, axes: tuple[Axis, ...], x: At, out: At) -> Pass:
-        """Return the pass that combines the elements along the last axis, which is reduced."""
-        sink = Accumulate(out.buffer, out.index, "x0", self.reduction)
+        """Return the pass that adds the elements along the last axis, which is reduced."""
+        sink = Accumulate(out.buffer, out.index, "x0", "sum")
         return Pass(axes, axes[-1].name, (self._load("x0", x),), (sink,))
 
     def _load(self, name: str, at: At) -> Load:
@@ -139,13 +137,15 @@ def running_program(group: Group, machine: Machine) -> TileProgram:
     x = f"i{group.position[data]}"
     running = _Running(x, body.types[data].dtype, *COMBINES[node.op_type], int(not is_exclusive), is_reverse)
     rows, size, columns = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
-    part = min(PART, size // machine.lanes // SQUARE * SQUARE)
+    # Products are not cut into parts: that of a part may overflow although an element before it is 0.
+    is_cut = running.op == "add"
+    part = min(PART, size // machine.lanes // SQUARE * SQUARE) if is_cut else 0
     if columns == 1 and not is_reverse and rows >= machine.lanes:
         stages, tiles = _rows(running, rows, size, machine.lanes)
     elif columns == 1 and not is_reverse and part:
         stages, tiles = _parts(running, rows, size, part, machine.lanes)
     else:
-        stages, tiles = _along_outer(running, rows, size, columns, machine.threads)
+        stages, tiles = _along_outer(running, rows, size, columns, machine.threads if is_cut else 1)
     ports = [Buffer(f"i{n}", Level.INPUT, type_.dtype, type_.size) for n, type_ in enumerate(group.input_types)]
     ports.append(Buffer("o0", Level.OUTPUT, running.dtype, rows * size * columns))
     return TileProgram((*ports, *tiles), tuple(stages))
