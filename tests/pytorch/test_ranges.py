@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 import korch  # noqa: E402
 from korch.errors import InputError, UnsupportedError  # noqa: E402
 from korch.frontend.torch import export  # noqa: E402
+from korch.frontend.torch.free import FreeModule  # noqa: E402
 from korch.runtime.ranged import RangedExecutable  # noqa: E402
 
 
@@ -69,3 +70,16 @@ def test_a_number_that_is_a_free_size_is_no_result() -> None:
 def test_a_dimension_without_a_largest_size_is_refused(cache_folder) -> None:
     with pytest.raises(UnsupportedError, match=r"input 'tokens', axis 1.*its dynamic size has no largest value.*max="):
         korch.optimize(exported(), cache_folder=cache_folder)
+
+
+@pytest.mark.parametrize("axes", [(0, 1), (1,)])
+def test_a_size_that_the_module_fixes_is_not_free(axes) -> None:
+    """PyTorch then gives the size as a symbolic number."""
+
+    class Scaled(torch.nn.Module):
+        def forward(self, x):
+            return x.softmax(1) + torch.arange(5)
+
+    auto = {axis: torch.export.Dim.AUTO(min=2, max=9) for axis in axes}
+    found = FreeModule.of(torch.export.export(Scaled(), (torch.ones(3, 5),), dynamic_shapes=(auto,)))
+    assert (found and [(d.axis, d.low, d.high) for d in found.dimensions]) == ([(0, 2, 9)] if 0 in axes else None)

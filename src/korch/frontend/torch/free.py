@@ -95,7 +95,7 @@ class FreeModule:
         for k, node in enumerate(tensors):
             shape = node.meta["val"].shape
             for axis, size in enumerate(shape):
-                if not isinstance(size, torch.SymInt):
+                if not isinstance(size, torch.SymInt) or size.node.expr.is_number:  # a number: the module fixes it
                     continue
                 symbol, where = size.node.expr, f"module, input {node.name!r}, axis {axis}"
                 bounds = program.range_constraints.get(symbol)
