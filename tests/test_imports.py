@@ -18,7 +18,6 @@ ORDER = (
     ("candidate",),
     ("tile.ir",),
     ("tile.check", "tile.lower"),
-    ("tile.trim",),
     ("tile.cpp", "tile.triton"),
     ("tile.llvm",),
     ("cuda",),

@@ -19,19 +19,15 @@ from korch.provider.gemm import GemmProvider
 from korch.provider.generated import GeneratedProvider
 from korch.provider.provider import Kernel
 from korch.provider.tile_kernel import kernel_of
+from korch.ranges.endings import Ending, ended_in
 from korch.ranges.form import extent
-from korch.ranges.live import Count
+from korch.ranges.needed import live_body
 from korch.schedule.attention import AttentionBlocking, Attentions, Packing
 from korch.schedule.split_attention import program_of
 from korch.system.alignment import aligned_bytes, round_up
 from korch.target import Target
 from korch.testing.kernels import load_kernels
-from korch.tile.ir.bind import bind
-from korch.tile.ir.parse import parse_program
-from korch.tile.ir.program import Level, Parameter, TileProgram
 from korch.tile.lower.staging import Machine
-from korch.tile.trim.coordinates import Needed
-from korch.tile.trim.ends import KEYS, ended
 from tests.provider.onednn_groups import Graph
 from tests.support.matrix_units import matrix_units
 
@@ -62,20 +58,17 @@ def attention(rows: int, keys: int, is_fused: bool) -> Group:
     return g.group(g.add("matmul", [softmax(g, masked(g, scores, 3, -math.inf)), mixed]))
 
 
-def known_of(group: Group, offer: Offer, program: TileProgram, axes: Mapping[int, int]) -> dict[str, Needed]:
-    names = [buffer.name for buffer in program.buffers if buffer.level is Level.INPUT]
-    found = {}
-    for k, axis in axes.items():
-        layout, shape = offer.inputs[k], group.input_types[k].shape
-        if layout.block(axis) != 1:
-            return {}
-        physical = layout.physical_shape(shape)
-        found[names[k]] = Needed(math.prod(physical[layout.order.index(axis) + 1 :]), shape[axis])
-    return found
+def ended(group: Group, axes: Mapping[int, int], step: int) -> Group:
+    """Return a group whose reductions end with the size, rounded up to a multiple of a step."""
+    first = min(axes)
+    length = group.input_types[first].shape[axes[first]]
+    found = ended_in(group.body, Ending(extent(0), length, tuple(axes.items()), frozenset()), step)
+    assert found
+    return replace(group, body=live_body(group.body, [{} for _ in group.outputs], found))
 
 
-Case = tuple[Group, Offer, TileProgram, dict[int, int]]
-"""What is computed, in which layouts, by which program; by input the axis along which it ends."""
+Case = tuple[Group, Offer, Kernel, dict[int, int]]
+"""What is computed, in which layouts, by which kernel; by input the axis along which it ends."""
 
 
 def inputs_of(group: Group, axes: Mapping[int, int], n: int, end: int, behind: float) -> list[np.ndarray]:
@@ -110,13 +103,11 @@ def run(case: Case, library: ctypes.CDLL, kernel: Kernel, n: int, inputs: Sequen
     return offer.outputs[0].unpack(memory[len(inputs)].view(np.float32), type_.shape)
 
 
-def differences(cases: Sequence[Case], target: Target, builder: Builder, count: Count | None = None) -> list[str]:
-    """Return which programs do not compute what they should, and at which sizes."""
-    counts = {KEYS: count or Count(step=target.lanes)}
-    kernels = [kernel_of(program, group, offer, target, counts=counts) for group, offer, program, _ in cases]
-    library, wrong = load_kernels(kernels, builder), []
-    for case, kernel in zip(cases, kernels, strict=True):
-        group, offer, _, axes = case
+def differences(cases: Sequence[Case], target: Target, builder: Builder) -> list[str]:
+    """Return which kernels do not compute what they should, and at which sizes."""
+    library, wrong = load_kernels([kernel for _, _, kernel, _ in cases], builder), []
+    for case in cases:
+        group, offer, kernel, axes = case
         first = min(axes)
         extent = group.input_types[first].shape[axes[first]]
         for n in (1, 7, 8, 9, extent // 2, extent - 1, extent):
@@ -131,15 +122,15 @@ def differences(cases: Sequence[Case], target: Target, builder: Builder, count: 
 
 def attentions(keys: int, is_fused: bool, target: Target, *blockings: AttentionBlocking) -> list[Case]:
     group = attention(13, keys, is_fused)
-    schedule = Attentions(group, match_group(group), group.plain_layouts, Machine.of(target))
     axes = {k: type_.shape.index(keys) for k, type_ in enumerate(group.input_types) if keys in type_.shape}
+    live = ended(group, axes, target.lanes)
+    schedule = Attentions(live, match_group(live), live.plain_layouts, Machine.of(target))
     found = []
     for blocking in blockings:
         offer = Offer(*group.plain_layouts, str(blocking))
-        program = program_of(schedule, blocking)
-        smaller = ended(program, known_of(group, offer, program, axes), target.lanes)
-        assert smaller is not None, (blocking, keys)
-        found.append((group, offer, smaller, axes))
+        kernel = kernel_of(program_of(schedule, blocking), group, offer, target)
+        assert kernel.counts, (blocking, keys)
+        found.append((group, offer, kernel, axes))
     return found
 
 
@@ -176,14 +167,8 @@ def offered(group: Group, axes: dict[int, int], provider: object, target: Target
     """Return the ended programs of the offers of a group."""
     offers = provider.offer(group, target)
     assert not isinstance(offers, Refusal)
-    found = []
-    for offer in offers:
-        kernel = provider.build(group, offer, target)
-        if isinstance(kernel, Kernel) and kernel.program is not None and known_of(group, offer, kernel.program, axes):
-            smaller = ended(kernel.program, known_of(group, offer, kernel.program, axes), target.lanes)
-            if smaller is not None:
-                found.append((group, offer, smaller, axes))
-    return found
+    built = [(offer, provider.build(ended(group, axes, target.lanes), offer, target)) for offer in offers]
+    return [(group, offer, kernel, axes) for offer, kernel in built if isinstance(kernel, Kernel) and kernel.counts]
 
 
 def reduced(op: str, shape: Sequence[int], axis: int, number: float) -> Group:
@@ -218,53 +203,9 @@ def test_reductions_end(target: Target, builder: Builder) -> None:
 
 
 def test_what_ends_too_early_or_not_at_all_is_found(target: Target, builder: Builder) -> None:
-    (group, offer, smaller, axes), *_ = offered(weighted(45), {0: 3, 1: 2}, GemmProvider(), target)
-    too_short = Count((extent(0, 1, -target.lanes),), target.lanes)
-    assert differences([(group, offer, smaller, axes)], target, builder, too_short)
-    assert differences([(group, offer, bind(smaller, {KEYS: 45}), axes)], target, builder)
-
-
-def test_what_can_not_end() -> None:
-    """A sum over r of t[i][r], where t is written along j."""
-    text = """
-buffer i0: input f32[160]
-buffer o0: output f32[10]
-buffer t0: tile f32[160]
-stage
-  pass i<10 j<16 vector j
-    x0 = f32 load i0[16*i + j]
-    store t0[16*i + j] = x0
-  pass i<10 | r<16 vector r
-    x0 = f32 load t0[16*i + r]
-    sum o0[i] = x0
-"""
-    known = {"i0": Needed(1, 16)}
-
-    def is_ended(before: str = "", after: str = "", known: dict[str, Needed] = known) -> bool:
-        assert before in text
-        return ended(parse_program(text.replace(before, after)), known, 8) is not None
-
-    assert is_ended()
-    assert not is_ended(known={"i0": Needed(1, 15)})  # no axis has this length
-    assert not is_ended("load t0[16*i + r]", "load t0[i + 10*r]")  # what is read was written elsewhere
-    assert not is_ended("load i0[16*i + j]", "load i0[15*i + j]")  # the coordinate depends on i, too
-    at_run_time = replace(parse_program(text), parameters=(Parameter("m", 1, 16),))
-    (stage,) = at_run_time.stages
-    axis = replace(stage.passes[1].axes[1], size=Parameter("m", 1, 16).value)
-    second = replace(stage.passes[1], axes=(stage.passes[1].axes[0], axis))
-    stage = replace(stage, steps=(stage.passes[0], second))
-    assert ended(replace(at_run_time, stages=(stage,)), known, 8) is None  # an extent is not known
-    last = text.replace("sum o0[i]", "store o0[i]").replace("i<10 | r<16", "i<10 r<16")
-    assert ended(parse_program(last), known, 8) is None  # the last turn decides
-    whole = last.replace("store o0[i]", "store o0[16*i + r]").replace("output f32[10]", "output f32[160]")
-    assert ended(parse_program(whole), known, 8) is None  # an output is written along the axis
-    assert ended(parse_program(whole), {**known, "o0": Needed(1, 16)}, 8) is not None
-    stored = parse_program(
-        text.replace("store t0[16*i + j] = x0", "store t0[16*i + j] = x0\n    store o1[16*i + j] = x0").replace(
-            "buffer t0", "buffer o1: output f32[160]\nbuffer t0"
-        )
-    )
-    smaller = ended(stored, known, 8)
-    assert smaller is not None
-    first, second = smaller.stages[0].passes
-    assert [a.ragged is not None for a in (*first.axes, *second.axes)] == [False, False, False, True]
+    (group, offer, kernel, axes), *_ = offered(weighted(45), {0: 3, 1: 2}, GemmProvider(), target)
+    for wrong in (ended(group, axes, 1), group):
+        built = GemmProvider().build(wrong, offer, target)
+        assert isinstance(built, Kernel) and built.source != kernel.source
+    whole = GemmProvider().build(group, offer, target)
+    assert differences([(group, offer, whole, axes)], target, builder)

@@ -65,6 +65,23 @@ def endings_of(
     return tuple(endings)
 
 
+def ended_in(body: PrimitiveGraph, ending: Ending, step: int) -> dict[int, Ends]:
+    """Return how many elements the reductions of a group read, by primitive, if they end at multiples of `step`.
+
+    Args:
+        body: the group's graph.
+        ending: how its reductions end.
+        step: the multiple.
+    """
+    given = {body.inputs[position][1]: axis for position, axis in ending.axes}
+    numbers, found = range(len(body.primitives)), dict[int, dict[int, Extent]]()
+    for reduction in (own for number in numbers for own in _reductions(body, number)):
+        along = sources(body, numbers, _operands(body, reduction)) or {}
+        if any(given.get(value) == axis for value, axis in along.items()):
+            found.setdefault(reduction[0], {})[reduction[1]] = ending.extent.rounded(step)
+    return dict(found)
+
+
 def read(found: Mapping[int, Ends], reductions: Iterable[tuple[int, int]], step: int) -> dict[int, Ends]:
     """Return how many elements some reductions read if they end at a multiple of `step`."""
     ends: dict[int, dict[int, Extent]] = {}

@@ -117,6 +117,15 @@ def affine(extent: int, times: int, plus: int = 0) -> int:
     return most if count is None else Live(most, count)
 
 
+def rounded(extent: int, step: int) -> int:
+    """Return an extent rounded up to a multiple of `step`."""
+    most = round_up(extent, step)
+    if not isinstance(extent, Live) or extent.over > 1 or extent.count.rows is not None or extent.count.times > 1:
+        return most
+    is_whole = all(own.step % step == 0 for own in extent.count.extents)
+    return Live(most, extent.count if is_whole else replace(extent.count, step=math.lcm(extent.count.step, step)))
+
+
 def flattened(extents: Sequence[int]) -> int:
     """Return the number of points of some axes, which are numbered with the last axis fastest."""
     first, *others = [extent for extent in extents if extent != 1] or [1]

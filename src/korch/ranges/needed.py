@@ -62,11 +62,15 @@ def needs(
         if need is None:  # a kernel computes it, but nothing reads it
             continue
         for k, value in enumerate(primitive.inputs):
-            terms = len(graph.types[value].shape) - 2  # of the second operand of a product
-            own = ended.get(number, {}).items() if ended else ()
-            ends = {axis if k == 0 else terms: frozenset((extent,)) for axis, extent in own}
-            add(value, {**of_operand(graph, primitive, k, need, conditions), **ends})
+            add(value, {**of_operand(graph, primitive, k, need, conditions), **_before(graph, number, k, ended)})
     return found
+
+
+def _before(graph: PrimitiveGraph, number: int, k: int, ended: Mapping[int, Ends] | None) -> Need:
+    """Return which elements of an operand are needed along axes of a reduction that ends early."""
+    terms = len(graph.types[graph.primitives[number].inputs[k]].shape) - 2  # of the second operand of a product
+    own = ended.get(number, {}).items() if ended else ()
+    return {axis if k == 0 else terms: frozenset((extent,)) for axis, extent in own}
 
 
 def of_form(form: Form) -> Need:
@@ -79,12 +83,15 @@ def of_form(form: Form) -> Need:
     return found
 
 
-def live_body(body: PrimitiveGraph, outputs: Sequence[Need | None]) -> PrimitiveGraph:
+def live_body(
+    body: PrimitiveGraph, outputs: Sequence[Need | None], ended: Mapping[int, Ends] | None = None
+) -> PrimitiveGraph:
     """Return the graph of a group with the extents of which only some elements are needed; itself if there are none.
 
     Args:
         body: the graph.
         outputs: the needed elements of each output; None if nothing reads it.
+        ended: the reductions that end early, by the primitive's number in the graph.
     """
     found: dict[int, Need] = {}
 
@@ -97,9 +104,10 @@ def live_body(body: PrimitiveGraph, outputs: Sequence[Need | None]) -> Primitive
         if need is not None or read:
             add(value, read[0] if need is None else need)
     conditions = Conditions(body, (), ())
-    for primitive in reversed(body.primitives):
+    for number, primitive in reversed(list(enumerate(body.primitives))):
+        need = found.get(primitive.output, {})
         for k, value in enumerate(primitive.inputs):
-            add(value, of_operand(body, primitive, k, found.get(primitive.output, {}), conditions))
+            add(value, {**of_operand(body, primitive, k, need, conditions), **_before(body, number, k, ended)})
     types = tuple(
         replace(type_, shape=tuple(live(n, found.get(value, {}).get(axis, ())) for axis, n in enumerate(type_.shape)))
         for value, type_ in enumerate(body.types)

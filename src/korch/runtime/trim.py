@@ -6,28 +6,21 @@ Kernels without a tile program, and kernels whose elements are all needed, are n
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from korch.candidate.candidate import Candidate, Refusal
-from korch.candidate.layout import Layout
-from korch.errors import InvalidGraphError
 from korch.primitive.graph import PrimitiveGraph
 from korch.provider.faults import Fault
 from korch.provider.provider import Kernel
-from korch.provider.tile_kernel import kernel_of
-from korch.ranges.endings import Ending, endings_of, read
+from korch.ranges.endings import Ending, ended_in, endings_of, read
 from korch.ranges.filled import ends
-from korch.ranges.live import Count
 from korch.ranges.needed import Need, live_body, needs
 from korch.ranges.plan import RangePlan
 from korch.runtime.bind import PlanStep
 from korch.target import Target
-from korch.tile.ir.growth import TextLimitError, UnprintableError
-from korch.tile.ir.program import Level, TileProgram
-from korch.tile.trim.coordinates import Needed
-from korch.tile.trim.ends import KEYS, ended
+from korch.tile.ir.index import Expr
+from korch.tile.ir.program import Pass, TileProgram
 
 logger = logging.getLogger("korch.runtime")
 
@@ -50,16 +43,19 @@ def trim_steps(
     """
     primitives = [p for step in steps for p in step.candidate.group.primitives]
     found, trimmer = ends(graph, primitives, plan), _Trimmer(plan, target, build)
-    endings = []
-    for step in steps:
-        group = step.candidate.group
-        options = endings_of(graph, group.primitives, group.inputs, found)
-        endings.append(trimmer.ending(step.candidate, step.kernel, options))
-    needed = needs(graph, primitives, plan, read(found, _ended_by_all(steps, endings), target.lanes))
-    return tuple(
-        replace(step, kernel=trimmer.kernel(step.candidate, step.kernel, ending, needed))
-        for step, ending in zip(steps, endings, strict=True)
-    )
+    groups = [step.candidate.group for step in steps]
+    options = [list(endings_of(graph, group.primitives, group.inputs, found)) for group in groups]
+    while True:
+        endings = [next(iter(own), None) for own in options]
+        needed = needs(graph, primitives, plan, read(found, _ended_by_all(steps, endings), target.lanes))
+        pairs = zip(steps, endings, strict=True)
+        kernels = [trimmer.kernel(step.candidate, step.kernel, ending, needed) for step, ending in pairs]
+        for own, kernel in zip(options, kernels, strict=True):
+            if kernel is None:
+                own.pop(0)  # then more is needed of other results
+        made = [kernel for kernel in kernels if kernel is not None]
+        if len(made) == len(steps):
+            return tuple(replace(step, kernel=kernel) for step, kernel in zip(steps, made, strict=True))
 
 
 def sized(kernel: Kernel, candidate: Candidate, plan: RangePlan, target: Target, build: Build) -> Kernel:
@@ -76,7 +72,8 @@ def sized(kernel: Kernel, candidate: Candidate, plan: RangePlan, target: Target,
         return kernel
     found = dict(zip(candidate.group.outputs, candidate.served.needs, strict=True))
     trimmer = _Trimmer(plan, target, build)
-    return trimmer.kernel(candidate, kernel, trimmer.ending(candidate, kernel, candidate.served.endings), found)
+    made = (trimmer.kernel(candidate, kernel, ending, found) for ending in (*candidate.served.endings, None))
+    return next((own for own in made if own is not None), kernel)
 
 
 def _ended_by_all(steps: Sequence[PlanStep[Kernel]], endings: Sequence[Ending | None]) -> set[tuple[int, int]]:
@@ -91,68 +88,53 @@ def _ended_by_all(steps: Sequence[PlanStep[Kernel]], endings: Sequence[Ending | 
 class _Trimmer:
     def __init__(self, plan: RangePlan, target: Target, build: Build) -> None:
         self._plan, self._target, self._build = plan, target, build
+        self._made: dict[object, Kernel | None] = {}
 
-    def ending(self, candidate: Candidate, kernel: Kernel, options: Sequence[Ending]) -> Ending | None:
-        """Return the first option by which reductions of a kernel can end early; None if there is none."""
-        for ending in options:
-            if self.kernel(candidate, kernel, ending, {}) is not kernel:
-                return ending
-        return None
+    def kernel(
+        self, candidate: Candidate, kernel: Kernel, ending: Ending | None, found: Mapping[int, Need]
+    ) -> Kernel | None:
+        """Return a kernel that computes only the needed elements, with reductions that end early; None if they can't.
 
-    def kernel(self, candidate: Candidate, kernel: Kernel, ending: Ending | None, found: Mapping[int, Need]) -> Kernel:
-        """Return a kernel that computes only the needed elements, with reductions that end early."""
+        It is the whole kernel if there is no ending and everything is needed.
+        """
         if kernel.program is None or kernel.has_state or kernel.libraries:
-            return kernel
-        made = self._of_needed(candidate, found)
-        if ending is not None:
-            made = self._ended(candidate, made or kernel, ending) or self._ended(candidate, kernel, ending)
-        return kernel if made is None else replace(made, marked="", size_input=self._plan.sizes_input)
-
-    def _of_needed(self, candidate: Candidate, found: Mapping[int, Need]) -> Kernel | None:
-        """Return a kernel whose loops end at the needed elements; None if no loop does."""
+            return kernel if ending is None else None
         group = candidate.group
-        body = live_body(group.body, [found.get(value) for value in group.outputs])
+        outputs = [found.get(value) for value in group.outputs]
+        key = candidate.key, group.primitives, ending, tuple(map(str, outputs))
+        if key not in self._made:
+            self._made[key] = self._of_needed(candidate, outputs, ending)
+        made = self._made[key]
+        if made is None:
+            return kernel if ending is None else None
+        return replace(made, marked="", size_input=self._plan.sizes_input)
+
+    def _of_needed(self, candidate: Candidate, outputs: Sequence[Need | None], ending: Ending | None) -> Kernel | None:
+        """Return a kernel whose loops end at the needed elements; None if no loop does, or not every reduction."""
+        group = candidate.group
+        ended = ended_in(group.body, ending, self._target.lanes) if ending is not None else {}
+        body = live_body(group.body, outputs, ended)
         if body is group.body:
             return None
         made = self._build(replace(candidate, group=replace(group, body=body)))
         if isinstance(made, Fault):
             logger.warning("a kernel of %s is not trimmed: %s", candidate.provider, made, extra={"fault": True})
-        return None if isinstance(made, Refusal) or not made.counts else made
-
-    def _ended(self, candidate: Candidate, kernel: Kernel, ending: Ending) -> Kernel | None:
-        """Return a kernel in which reductions end early; None if they can't."""
-        program = kernel.program
-        known = _read_by(candidate, program, ending) if program is not None else {}
-        smaller = ended(program, known, self._target.lanes) if program is not None and known else None
-        if smaller is None:
+        if isinstance(made, Refusal) or not made.counts or made.program is None:
             return None
-        count = Count((ending.extent,), self._target.lanes)
-        try:
-            return kernel_of(
-                smaller, candidate.group, candidate.offer, self._target, counts={**dict(kernel.counts), KEYS: count}
-            )
-        except (TextLimitError, UnprintableError):
-            return None
-        except InvalidGraphError as error:
-            logger.warning("a kernel of %s is not trimmed: %s", candidate.provider, error, extra={"fault": True})
-            return None
+        extents = {extent for axes in ended.values() for extent in axes.values()}
+        names = {name for name, count in made.counts if not extents.isdisjoint(count.extents)}
+        is_ended = sum(map(len, ended.values())) <= _count_ended(made.program, names)
+        return made if is_ended else None
 
 
-def _read_by(candidate: Candidate, program: TileProgram, ending: Ending) -> dict[str, Needed]:
-    """Return, by input buffer, the places of the elements along reduced axes; nothing if they are not known."""
-    buffers = [buffer.name for buffer in program.buffers if buffer.level is Level.INPUT]
-    found = {}
-    for k, axis in ending.axes:
-        place = _place(candidate.offer.inputs[k], candidate.group.input_types[k].shape, axis)
-        if place is None:
-            return {}
-        found[buffers[k]] = place
+def _count_ended(program: TileProgram, names: Set[str]) -> int:
+    """Return how many reductions of a program end at some parameters."""
+    found = 0
+    for stage in program.stages:
+        for loops, step in stage.leaves:
+            around = [loop.axis for loop in loops]
+            reduced = [axis for axis in (*around, *step.axes) if axis.is_reduced or axis in around]
+            ends = (axis.ragged[1] for axis in reduced if axis.ragged is not None)
+            if any(isinstance(end, Expr) and not end.variables.isdisjoint(names) for end in ends):
+                found += len(step.sinks) if isinstance(step, Pass) else 1
     return found
-
-
-def _place(layout: Layout, shape: tuple[int, ...], axis: int) -> Needed | None:
-    """Return the stride and the extent of an axis in a buffer; None if the layout has blocks along the axis."""
-    if layout.block(axis) != 1:
-        return None
-    physical = layout.physical_shape(shape)
-    return Needed(math.prod(physical[layout.order.index(axis) + 1 :]), shape[axis])

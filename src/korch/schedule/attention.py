@@ -19,7 +19,7 @@ from functools import cached_property
 
 from korch.candidate.candidate import Group
 from korch.primitive.types import DType
-from korch.ranges.live import count_of
+from korch.ranges.live import count_of, rounded
 from korch.schedule.blocks import Blocked, arranged, cut, direct, fill, flat, spaced, store
 from korch.schedule.contraction import Layouts, NotFusedError, extent
 from korch.schedule.heads import Attention, contractions_of, emit_score
@@ -116,8 +116,9 @@ class AttentionBuilder:
         self.row = flat(self.gm, self.i)
         block = round_up(min(blocking.keys, self.n), self.strip)
         self.h, self.j = cut(self.n, block, ("h", "j"))
-        padded = round_up(self.n, self.lanes)
-        self.whole = Axis("j", block, ragged=("h", padded) if padded % block else None)
+        padded = rounded(self.n, self.lanes)
+        is_ragged = padded % block or count_of(padded)
+        self.whole = Axis("j", block, ragged=("h", padded) if is_ragged else None)
         if self.h.extent == 1:
             self.j, self.whole = Axis("j", self.n), Axis("j", padded)
         self.is_split = blocking.is_split and self.h.extent > 1

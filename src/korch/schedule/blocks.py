@@ -222,6 +222,8 @@ def fill(axes: tuple[Axis, ...], at: At, number: float, dtype: DType = DType.F32
 def cut(size: int, block: int, names: tuple[str, str]) -> tuple[Axis, Axis]:
     """Return the axis of blocks and the axis of a block's elements; the last block may be shorter."""
     outer = Axis(names[0], blocks(size, block))
+    if block == size and count_of(size):
+        return outer, Axis(names[1], size)
     return outer, Axis(names[1], block, ragged=(outer.name, size) if size % block or count_of(size) else None)
 
 

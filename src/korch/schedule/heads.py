@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
 from korch.primitive.types import DType
+from korch.ranges.live import blocks, count_of
 from korch.schedule.contraction import Contraction, Fusion, Layouts, NotFusedError, follow
 from korch.tile.ir.index import ZERO, Expr, add, scale, var
 from korch.tile.ir.program import Apply, Load, Select
@@ -50,7 +51,7 @@ def contractions_of(group: Group, found: Attention, layouts: Layouts) -> tuple[C
     heads, inner, index = [], [], []
     for number, size in enumerate(batch):
         share = _share(group, found, layouts, number)
-        heads.append((f"b{number}", size // share))
+        heads.append((f"b{number}", blocks(size, share)))
         inner.append((f"u{number}", share))
         index.append(add(scale(_variable(heads[-1]), share), _variable(inner[-1])))
     row, key, term, column = (("x0", m), ("x1", n), ("x2", terms), ("x3", columns))
@@ -64,7 +65,8 @@ def contractions_of(group: Group, found: Attention, layouts: Layouts) -> tuple[C
         return tuple(axis for axis in given if axis[1] != 1)
 
     q, k, v = found.operands
-    shared = (axes(*heads), axes(*inner, row))
+    rows = (row, *inner) if count_of(m) else (*inner, row)  # the needed rows are the first ones
+    shared = (axes(*heads), axes(*rows))
     scores = (side(q, row, term), side(k, term, key), side(found.first.output, row, key))
     mixed = (side(v, key, column), side(found.second.output, row, column))
     return (

@@ -13,7 +13,21 @@ from dataclasses import dataclass, replace
 
 from korch.candidate.candidate import Group
 from korch.primitive.graph import Primitive
-from korch.schedule.blocks import Blocked, Operand, arranged, cut, direct, evenly, fill, flat, spaced, store, zero_of
+from korch.ranges.live import count_of
+from korch.schedule.blocks import (
+    TASKS_PER_THREAD,
+    Blocked,
+    Operand,
+    arranged,
+    cut,
+    direct,
+    evenly,
+    fill,
+    flat,
+    spaced,
+    store,
+    zero_of,
+)
 from korch.schedule.contraction import Axes, Contraction, Layouts, NotFusedError, Packed, extent, in_panels
 from korch.system.alignment import ceil_div, round_up
 from korch.target import EDGE
@@ -157,9 +171,17 @@ class Products(Blocked):
         m, n, _ = (extent(axes) for axes in self._sides)
         threads, is_split = self.machine.threads, self.product is Product.SPLIT
         others = math.prod(axis.extent for axis in (*self.batch, *self.leading)) * ceil_div(n, blocking.columns)
-        if others == 1 or (is_split and others % threads == 0):
+        if is_split and others % threads == 0:
             return blocking.rows
+        if others == 1:  # each thread needs a task at the largest size only
+            others = TASKS_PER_THREAD * threads // max(2, threads)
         return evenly(m, blocking.rows, others, threads, EDGE if is_split else ROW_STEP)
+
+    @property
+    def _looks_up_rows(self) -> bool:
+        """Whether the needed rows are not adjacent: a pass that packs them looks up their positions in a table."""
+        count = count_of(extent(self.contraction.rows))
+        return count is not None and count.rows is not None
 
     @property
     def _sides(self) -> tuple[Axes, Axes, Axes]:
@@ -189,10 +211,12 @@ class Products(Blocked):
             return Operand(At(self.name_of(1), place))
         emitter = self.fusion.emitter(cuts.ranges)
         value = self._widened(emitter, position, cuts.values)
-        in_memory = None if blocking.packs[position] else direct(emitter.ops, axes, can_widen=position == 1)
+        is_looked_up = position == 0 and self._looks_up_rows
+        is_packed = blocking.packs[position] or is_looked_up
+        in_memory = None if is_packed else direct(emitter.ops, axes, can_widen=position == 1)
         if in_memory is not None and self._can_read(in_memory, position, axes):
             return Operand(in_memory)
-        if position == 0 and gn.extent > 1 and g.extent == 1:
+        if position == 0 and gn.extent > 1 and g.extent == 1 and not is_looked_up:
             return self._copied(cuts)
         if self.product.is_of_bytes:
             return self._right_bytes(blocking, cuts) if position else self._left_bytes(cuts)

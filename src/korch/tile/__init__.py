@@ -1,5 +1,5 @@
 """Tile programs: the form between a candidate and its source code.
 
-`ir/` is their data, `check/` proves and interprets them, `lower/` makes one of a group, `trim/` makes one work for
-smaller sizes, `cpp/` and `triton/` print them. Read `ir/program.py` first.
+`ir/` is their data, `check/` proves and interprets them, `lower/` makes one of a group, `cpp/` and
+`triton/` print them. Read `ir/program.py` first.
 """

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from korch.ranges.live import Count, Live
-from korch.tile.ir.index import Ranges, bounds, var
+from korch.system.alignment import ceil_div
+from korch.tile.ir.index import Ranges, bounds, choice, constant, var
 from korch.tile.ir.program import Axis, Loop, Parameter, Size, Stage, Step, TileProgram, parts_of
 
 LIVE, PART = "live", "part"
@@ -18,13 +19,15 @@ ALL = Axis("all", 1)
 
 def parametric(program: TileProgram) -> tuple[TileProgram, Mapping[str, Count]]:
     """Return a program with a parameter for each count of its extents, and the counts by parameter."""
-    found = list(dict.fromkeys((size.count, size.limit) for stage in program.stages for size in _lives(stage)))
-    if not found:
+    limits = dict[Count, int]()
+    for size in (size for stage in program.stages for size in _lives(stage)):
+        limits[size.count] = max(limits.get(size.count, 0), size.limit)
+    if not limits:
         return program, {}
-    names = {key: f"{LIVE}{i}" if i else LIVE for i, key in enumerate(found)}
-    counts = {name: count for (count, _), name in names.items()}
-    parameters = [Parameter(name, 0, limit) for (_, limit), name in names.items()]
-    for count, _ in found:
+    names = {count: f"{LIVE}{i}" if i else LIVE for i, count in enumerate(limits)}
+    counts = {name: count for count, name in names.items()}
+    parameters = [Parameter(names[count], 0, limit) for count, limit in limits.items()]
+    for count in limits:
         if count.rows is not None and PART not in counts:
             counts[PART] = replace(count, rows=None)
             parameters.append(Parameter(PART, 0, count.rows[1]))
@@ -64,7 +67,7 @@ def whole(program: TileProgram) -> TileProgram:
 class _Maker:
     """Makes loops end at parameters."""
 
-    def __init__(self, names: Mapping[tuple[Count, int], str], ranges: Ranges) -> None:
+    def __init__(self, names: Mapping[Count, str], ranges: Ranges) -> None:
         self._names, self._ranges = names, ranges
 
     def stage(self, stage: Stage) -> Stage:
@@ -84,7 +87,11 @@ class _Maker:
     def _size(self, size: Size) -> Size:
         if not isinstance(size, Live):
             return size
-        return parts_of(var(self._names[size.count, size.limit]), size.over, self._ranges)
+        name = self._names[size.count]
+        found, most = var(name), self._ranges[name][1]
+        if ceil_div(most, size.over) > size:  # another axis with this count is longer
+            found = choice(found, ((size.limit, found),), constant(size.limit), self._ranges)
+        return parts_of(found, size.over, self._ranges)
 
 
 def _inner_axes(stage: Stage) -> Iterator[Axis]:

@@ -219,6 +219,8 @@ def _can_merge(pass_: Pass, outer: Axis, inner: Axis, lanes: int) -> bool:
         return False
     if count_of(inner.extent) and outer.extent > 1:  # the needed elements would not be the first ones
         return False
+    if outer.ragged or inner.ragged:
+        return False
     if any(not _steps_on(expr, outer, inner) for expr in places(pass_)):
         return False
     is_short = inner.extent < SHORT_VECTORS * lanes and inner.extent % lanes != 0
