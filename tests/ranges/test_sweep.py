@@ -183,6 +183,18 @@ up and down again hw: float[1, 3, h, w] x | m 4 3 3 3, t 4 3 2 2, r 2 6 3 3
 resize to a fixed size hw: float[1, 4, h, w] x
   <int64[4] k = {1, 4, 8, 8}>{ y = Resize <mode = "linear"> (x, , , k) }
 
+rolled windows hw: float[1, h, w, 4] x
+  <int64[1] z = {0}, int64[1] k = {3}, int64[1] most = {9999}, int64[1] a = {1}>
+  { u = Slice(x, k, most, a) v = Slice(x, z, k, a) r = Concat <axis = 1> (u, v) n = Shape <start = 2, end = 3> (r)
+  e = Constant <value = int64[1] {8}> () q = Div(n, e) m = Constant <value = int64[2] {1, -1}> ()
+  f = Constant <value = int64[1] {4}> () t = Concat <axis = 0> (m, e, q, e, f) y = Reshape(r, t) }
+pool over a concatenation hw: float[1, 4, h, w] x
+  { r = Concat <axis = 3> (x, x) y = MaxPool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (r) }
+slice of a concatenation n: float[2, 3, n] x
+  <int64[1] z = {2}, int64[1] e = {-1}, int64[1] a = {2}>{ r = Concat <axis = 2> (x, x) y = Slice(r, z, e, a) }
+conv over a concatenation with ends n: float[2, 3, n] x | m 4 3 3
+  <int64[1] z = {2}, int64[1] e = {-1}, int64[1] a = {2}>{ u = Slice(x, z, e, a) r = Concat <axis = 2> (x, u)
+  y = Conv <pads = [1, 1]> (r, m) }
 pad zeros hw: float[1, 4, h, w] x
   <int64[8] p = {0, 0, 1, 2, 0, 0, 2, 1}>{ y = Pad(x, p) }
 pad reflect hw: float[1, 4, h, w] x

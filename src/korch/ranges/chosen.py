@@ -23,6 +23,7 @@ def pad(site: Site) -> Value:
     """Return the result of a pad."""
     site.same_attributes()
     attributes = site.attributes_as(PadAttributes)
+    site.order(0, [axis for axis, (a, b) in enumerate(zip(attributes.before, attributes.after, strict=True)) if a or b])
     form: list[Axis] = []
     masked: list[int] = []
     gathered: list[int] = []
@@ -54,8 +55,10 @@ def pad(site: Site) -> Value:
 
 def part(site: Site) -> Value:
     """Return the result of a slice."""
-    value = site.operands[0]
     found = [a for a in site.step.attributes if isinstance(a, SliceAttributes)]
+    cut = [axis for axis, given in enumerate(site.inputs[0]) if tuple(a.size[axis] for a in found) != given]
+    site.order(0, cut)
+    value = site.operands[0]
     lasts: list[tuple[int, int]] = []
     moving: list[tuple[int, Places]] = []
     form: list[Axis] = []

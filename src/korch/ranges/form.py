@@ -182,6 +182,18 @@ def prefix(axis: Axis) -> Extent | None:
     return axis[0].extent if len(axis) == 1 else axis[0].extent.repeated(axis[1].size)
 
 
+def total(axis: Axis) -> Extent | None:
+    """Return the number of valid elements of a concatenation; None if it is none, or has no such form."""
+    if not axis or len(axis) > 1 or not axis[0].parts:
+        return None
+    extents = [prefix(part) for part in axis[0].parts if is_free(part)]
+    free = [e for e in extents if e is not None and (e.over, e.step) == (1, 1)]
+    if len(free) < len(extents) or len({e.dimension for e in free}) != 1:
+        return None
+    more = sum(math.prod(factor.size for factor in part) for part in axis[0].parts if not is_free(part))
+    return extent(free[0].dimension, sum(e.times for e in free), more + sum(e.plus for e in free))
+
+
 @dataclass(frozen=True, slots=True)
 class Along:
     """An axis with its factors."""
@@ -255,7 +267,8 @@ class Hidden:
         name: its name.
         kind: "mask": 1 for the valid elements along axes, else 0. "end": 1 for the element that `offset` valid ones
             follow, else 0. "number": coefficient · (product of the extents) ^ power. "sizes": the sizes of all
-            dimensions. "places": places along an axis of another value. "table": listed elements.
+            dimensions. "places": places along an axis of another value. "table": listed elements. "order": the places
+            of the valid elements along the axis, and then zeros.
         factors: the factors of `axis`; for a "number", the factors whose extents are multiplied.
         rank: the number of axes; most have size 1.
         axis: the axis with these factors.
@@ -304,6 +317,9 @@ class Hidden:
             return np.array(sizes, np.int64)
         if self.places is not None:
             return self.places.array(self.factors[0].size, sizes)
+        if self.kind == "order":
+            places = np.flatnonzero(valid(self.factors, sizes))
+            return np.pad(places, (0, self.shape[0] - len(places)))
         if self.table is not None:
             row = self.table.array(math.prod(self.shape), sizes)
             return row.astype(DType(self.dtype).numpy).reshape(self.shape)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from korch.errors import UnsupportedError
 from korch.primitive.graph import Primitive
 from korch.primitive.op import Category
 from korch.primitive.ops import OPS
@@ -136,6 +137,15 @@ def _note_maker(site: Site, result: Value, source: Value) -> None:
 
 
 def _reshape(site: Site) -> Value:
+    try:
+        return _reshaped(site)
+    except UnsupportedError:
+        if not site.order(0, range(len(site.inputs[0]))):
+            raise
+        return _reshaped(site)
+
+
+def _reshaped(site: Site) -> Value:
     """Assign the operand's factors, in row-major order, to the axes of the result; fixed factors may be split."""
     waiting = [(factor, axis) for axis in range(len(site.inputs[0])) for factor in site.factors(0, axis)]
     waiting.reverse()

@@ -187,6 +187,15 @@ class Masks:
         form = tuple((Factor(count),) if i == axis else own for i, own in enumerate(value.form))
         return plain(gather(self.verbs, value.id, indices, axis), form)
 
+    def ordered(self, value: Value, axis: int, valid: Extent) -> Value:
+        """Return a concatenation with its valid elements first, of which there are `valid`."""
+        if self.verbs.dtype(value.id) is not DType.BOOL:
+            value = self.filled(value, (axis,), 0)  # so that elements beyond the valid ones need not be computed
+        factors, size = value.form[axis], self.verbs.shape(value.id)[axis]
+        places = self.input(Hidden("", "order", factors or (), 1, dtype="i64"))
+        form = (*value.form[:axis], (Factor(size, valid),), *value.form[axis + 1 :])
+        return plain(gather(self.verbs, value.id, places, axis), form)
+
     def count(self, extent: Extent, type_: ValueType) -> ValueId:
         """Return the number of elements of an extent in all elements of a value of a type."""
         number = Hidden("", "number", (Factor(1, extent),), type_.rank, dtype=type_.dtype.value, coefficient=1.0)

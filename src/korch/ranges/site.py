@@ -11,7 +11,7 @@ import numpy as np
 from korch.errors import UnsupportedError
 from korch.primitive.op import Array, Attributes
 from korch.primitive.types import DType
-from korch.ranges.form import Axis, Extent, Factor, Sizes, Table, axis_of, is_free, prefix
+from korch.ranges.form import Axis, Extent, Factor, Sizes, Table, axis_of, is_free, prefix, total
 from korch.ranges.lockstep import AmbiguousError, LockStep, Lockstep, Samples, refusal
 from korch.ranges.mask import Fill, Masks, Value, plain
 
@@ -181,6 +181,16 @@ class Site:
             form = tuple(factors[i] if i in free else axis for i, axis in enumerate(value.form))
             value = Value(value.id, form, value.fills, value.part)
             self.operands[k] = self.masks.filled(value, free, number, accepts_soft)
+
+    def order(self, k: int, axes: Iterable[int]) -> bool:
+        """Put the valid elements of concatenations along some axes first; return whether there is one."""
+        value = self.operands[k]
+        for axis in axes:
+            if (valid := total(value.form[axis])) is not None:
+                value = self.masks.ordered(value, axis, valid)
+        is_ordered = value is not self.operands[k]
+        self.operands[k] = value
+        return is_ordered
 
     def fill(self, k: int, axis: int) -> Fill | None:
         """Return what is known of the elements beyond an operand's valid ones along an axis."""

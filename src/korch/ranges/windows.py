@@ -15,6 +15,7 @@ from korch.ranges.site import Site, fixed, result_of
 def conv(site: Site) -> Value:
     """Return the result of a convolution."""
     site.same_attributes()
+    site.order(0, range(2, len(site.output)))
     attributes, kernel = site.attributes_as(ConvAttributes), _kernel(site)
     spatial = []
     site.mask(0, [2 + i for i, end in enumerate(attributes.pads_end) if end > 0], 0)
@@ -37,6 +38,7 @@ def _kernel(site: Site) -> list[int]:
 def conv_transpose(site: Site) -> Value:
     """Return the result of a transposed convolution: each element adds a window that begins at `stride` times it."""
     site.same_attributes()
+    site.order(0, range(2, len(site.output)))
     attributes, kernel = site.attributes_as(ConvTransposeAttributes), _kernel(site)
     spatial: list[Axis] = []
     over: list[int] = []
@@ -62,6 +64,7 @@ def pool(site: Site) -> Value:
         raise site.refusal("its attributes depend on the size")
     attributes = found[0]
     lead = len(site.output) - len(attributes.kernel)
+    site.order(0, range(lead, len(site.output)))
     number = identity_of(site.step.op, site.dtype(0))
     spatial: list[Axis] = []
     over: list[int] = []
