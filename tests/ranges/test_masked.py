@@ -300,7 +300,9 @@ def one(body: str, inputs: str = "float[n, 4] x", output: str = "float[a, b] y")
 
 REFUSED = {
     "a window moves along an axis whose valid elements are not its first ones": one(
-        "{ c = Concat <axis = 2> (x, u) y = Conv(c, v) }", "float[1, 2, n] x, float[1, 2, 3] u", "float[a, b, c] y"
+        "{ p = MaxPool <kernel_shape = [2], strides = [2]> (x) c = Concat <axis = 2> (x, p) y = Conv(c, v) }",
+        "float[1, 2, n] x",
+        "float[a, b, c] y",
     ),
     "it takes 3 elements of a free axis, which has 2": one(
         "<int64[1] s = {0}, int64[1] e = {-1}, int64[3] i = {0, 1, 2}> { y = Gather(x, i) }"

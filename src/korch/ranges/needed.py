@@ -99,10 +99,10 @@ def live_body(
         known = found.get(value)
         found[value] = need if known is None else {a: known[a] | e for a, e in need.items() if a in known}
 
-    read = [need for need in outputs if need is not None]
-    for (_, value), need in zip(body.outputs, outputs, strict=True):
-        if need is not None or read:
-            add(value, read[0] if need is None else need)
+    pairs = [(value, need) for (_, value), need in zip(body.outputs, outputs, strict=True)]
+    read = {body.types[value].shape: need for value, need in reversed(pairs) if need is not None}
+    for value, need in pairs:
+        add(value, read.get(body.types[value].shape, {}) if need is None else need)
     conditions = Conditions(body, (), ())
     for number, primitive in reversed(list(enumerate(body.primitives))):
         need = found.get(primitive.output, {})
