@@ -49,7 +49,7 @@ RANGES: dict[str, Shapes] = {
     "n": {"n": (range(8, 73, 8),)},
     "b": {"b": (range(1, 9),)},
     "h": {"h": (range(16, 65, 8),)},
-    "hw": {"h": (range(16, 49, 8),), "w": (range(16, 49, 8),)},
+    "hw": {"h": (range(8, 33, 8),), "w": (range(8, 33, 8),)},
     "bn": {"b": (range(1, 5),), "n": (range(8, 41, 8),)},
 }
 
