@@ -33,7 +33,7 @@ from korch.errors import KorchError, OptionError
 from korch.frontend.torch import export_call
 from korch.frontend.torch.graph import BoundGraph, FreeGraph, free_graph, inputs_of, like, shapes_of
 from korch.options import Options, unknown_option
-from korch.pytorch.least import announcing
+from korch.pytorch.least import announce_call
 from korch.pytorch.module import ModuleExecutable, build_module, build_ranged
 from korch.report.progress import Progress, shown
 from korch.system.deadline import Deadline
@@ -218,12 +218,13 @@ class CompiledGraph:
         """Return a plan for all sizes of the symbolic dimensions; None if there are none or no such plan exists."""
         weights = self._weights(args)
         try:
-            begin = announcing(self._options, deadline)
-            free = free_graph(self._graph, args, weights, self._limits.size, self._seen, begin)
+            free = free_graph(self._graph, args, weights, self._limits.size, self._seen)
             self._seen.append(shapes_of(args))
             self._has_range = free is not None
             if free is None:
                 return None
+            module = free.module
+            announce_call(module.module, module.args, module.kwargs, module.dimensions, self._options, deadline)
             return _Plan(build_ranged(free.module, self._options, progress, deadline), _noted(weights), free)
         except OptionError:
             raise
@@ -252,7 +253,7 @@ class CompiledGraph:
             with torch.inference_mode(False), torch.no_grad():
                 example = [like(a) for a, s in zip(args, self._static, strict=True) if not s]
                 bound = BoundGraph(self._graph, weights, {}, {})
-                announcing(self._options, deadline)(bound, example, {}, ())
+                announce_call(bound, example, {}, (), self._options, deadline)
                 exported = export_call(bound, example, {}, "graph")
             return _Plan(build_module(exported, self._options, progress, deadline), _noted(weights))
         except OptionError:

@@ -18,7 +18,7 @@ from korch.frontend.torch import export_module
 from korch.frontend.torch.graph import BoundGraph
 from korch.options import Options
 from korch.pipeline.least import work_of
-from korch.pytorch.least import announcing, work_of_call
+from korch.pytorch.least import announce_call, work_of_call
 from korch.system.deadline import Deadline
 
 
@@ -84,6 +84,6 @@ def test_the_least_is_announced_before_an_export(tmp_path: Path, caplog: pytest.
     options = Options(budget_s=0.1, cache_folder=tmp_path)
     deadline = Deadline.after(0.1, 0.0)
     with caplog.at_level(logging.WARNING):
-        announcing(options, deadline)(nn.Linear(4, 4), (torch.randn(2, 4),), {}, ())
+        announce_call(nn.Linear(4, 4), (torch.randn(2, 4),), {}, (), options, deadline)
     assert "the budget of 0.1 s is too short: the least is about" in caplog.text
     assert deadline.whole.least_s

@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from korch.frontend.torch.export import Begin
 from korch.frontend.torch.graph import BoundGraph
 from korch.options import Options
 from korch.pipeline.least import PlanWork, announce, least_of
@@ -61,18 +60,30 @@ class _Operations(TorchDispatchMode):  # type: ignore[misc]
         return found
 
 
-def announcing(options: Options, deadline: Deadline) -> Begin:
-    """Return what announces the least budget before an export."""
+def announce_call(
+    module: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dimensions: Sequence[Dimension],
+    options: Options,
+    deadline: Deadline,
+) -> None:
+    """Announce the least budget for a module, before its export.
 
-    def begin(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dimensions: Sequence[Dimension]) -> None:
-        if options.budget_s is None or options.is_cuda:
-            return
-        work = work_of_call(module, args, kwargs)
-        if work is not None:
-            compared = compared_shares(dimensions, work, options, deadline) if dimensions else ()
-            announce(least_of(work, options, compared), options.budget_s, deadline)
-
-    return begin
+    Args:
+        module: the module.
+        args: positional arguments of an example call.
+        kwargs: its keyword arguments.
+        dimensions: its free dimensions, which have their largest sizes in the call.
+        options: how to optimize.
+        deadline: the deadline of the search.
+    """
+    if options.budget_s is None or options.is_cuda:
+        return
+    work = work_of_call(module, args, kwargs)
+    if work is not None:
+        compared = compared_shares(dimensions, work, options, deadline) if dimensions else ()
+        announce(least_of(work, options, compared), options.budget_s, deadline)
 
 
 def work_of_call(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> PlanWork | None:

@@ -16,7 +16,8 @@ import torch
 
 from korch.cuda.runtime.executable import CudaExecutable
 from korch.errors import UnprovidedError, UnsupportedError
-from korch.frontend.torch import Exported, Trees, export_module
+from korch.frontend.torch import Exported, Trees, export_call
+from korch.frontend.torch.export import example_call
 from korch.frontend.torch.free import FreeModule
 from korch.host.executable import HostedExecutable
 from korch.host.optimize import optimize_with_host
@@ -26,7 +27,7 @@ from korch.pipeline.ranges import optimize_ranges
 from korch.pipeline.source import Source
 from korch.primitive.op import Array
 from korch.pytorch.check import check_module, limit_s
-from korch.pytorch.least import announcing
+from korch.pytorch.least import announce_call
 from korch.pytorch.tensors import as_array, as_tensor
 from korch.runtime.executable import Executable
 from korch.runtime.ranged import RangedExecutable
@@ -149,11 +150,15 @@ def optimize_module(
     args, kwargs = _example(example_inputs)
     both = {**kwargs, **(example_kwargs or {})}
     deadline = Deadline.after(options.budget_s, time.monotonic())
-    begin = announcing(options, deadline)
-    free = FreeModule.of(module, begin) if args is None and not both and not options.is_cuda else None
-    if free is not None:
-        return build_ranged(free, options, progress, deadline)
-    return build_module(export_module(module, args, both, begin), options, progress, deadline)
+    free = FreeModule.of(module) if args is None and not both and not options.is_cuda else None
+    if free is None:
+        called, given, named = example_call(module, args, both)
+        announce_call(called, given, named, (), options, deadline)
+        return build_module(export_call(called, given, named, type(module).__name__), options, progress, deadline)
+    announce_call(free.module, free.args, free.kwargs, free.dimensions, options, deadline)
+    if any(isinstance(leaf, torch.SymInt) for leaf in free.exported.trees.results.leaves):
+        raise UnsupportedError("it returns a number that is computed from sizes", "module")
+    return build_ranged(free, options, progress, deadline)
 
 
 def build_ranged(

@@ -30,14 +30,9 @@ from korch.frontend.torch.experts import experts_as_batches
 from korch.frontend.torch.samples import ModuleInputs, samples
 from korch.frontend.torch.tree import Arguments, Results, Trees
 from korch.frontend.torch.trouble import export_trouble, path_of, random_operator
-from korch.ranges.form import Dimension
 
 TRACING = compile_lock
 """Tracing changes global state of PyTorch, and torch.compile traces too, so both take this lock."""
-
-Begin = Callable[[Any, Sequence[Any], Mapping[str, Any], Sequence[Dimension]], None]
-"""Called before an export with a module, the positional and keyword arguments of a call, and its free dimensions, which
-have their largest sizes in the call."""
 
 NO_AXES: Mapping[tuple[int, int], Any] = {}
 
@@ -91,13 +86,7 @@ def is_torch_model(model: Any) -> bool:
     return isinstance(model, torch.nn.Module | torch.export.ExportedProgram)
 
 
-def unnoticed(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any], dimensions: Sequence[Dimension]) -> None:
-    """Do nothing before an export."""
-
-
-def export_module(
-    model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None = None, begin: Begin = unnoticed
-) -> Exported:
+def export_module(model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None = None) -> Exported:
     """Return a module as ONNX, for calls like the given one.
 
     Args:
@@ -105,16 +94,13 @@ def export_module(
         args: positional arguments of an example call; None for those that an ExportedProgram was
             exported with.
         kwargs: its keyword arguments.
-        begin: called before the export.
 
     Raises:
         ModelError: the module is in training mode, or returns no tensor.
         UnsupportedError: it is no function of its arguments, PyTorch can't export it, or a part of
             what is needed is not installed.
     """
-    module, args, kwargs = _callable(model, args, kwargs or {})
-    begin(module, args, kwargs, ())
-    return export_call(module, args, kwargs, type(model).__name__)
+    return export_call(*example_call(model, args, kwargs or {}), type(model).__name__)
 
 
 def export_call(
@@ -163,10 +149,14 @@ def _run(module: Any, trees: Trees, tensors: Sequence[Any]) -> list[Any]:
     return [leaves[trees.results.tensors.index(k)] for k in range(len(trees.results.names))]
 
 
-def _callable(
+def example_call(
     model: Any, args: Sequence[Any] | None, kwargs: Mapping[str, Any]
 ) -> tuple[Any, Sequence[Any], Mapping[str, Any]]:
-    """Return a module and the arguments of the example call."""
+    """Return a module, and the positional and keyword arguments of its example call, as `export_module` takes them.
+
+    Raises:
+        ModelError: the module is in training mode, or there is no example.
+    """
     if isinstance(model, torch.export.ExportedProgram):
         if args is None:
             if model.example_inputs is None:

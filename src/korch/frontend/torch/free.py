@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from korch.errors import UnsupportedError
-from korch.frontend.torch.export import Begin, Exported, export_call, unnoticed
+from korch.frontend.torch.export import Exported, export_call
 from korch.ranges.form import Dimension, Sizes
 
 
@@ -21,47 +22,52 @@ class FreeModule:
     Attributes:
         dimensions: the free dimensions, each named by the first input that has it and its axis there.
         axes: the number of the dimension of each free axis, by the number of a tensor and the axis.
-        exported: the module as an ONNX model that leaves these sizes open.
+        module: the module.
+        args: the positional arguments of an example call with the largest sizes.
+        kwargs: its keyword arguments.
+        name: the module's name, for messages.
     """
 
     dimensions: tuple[Dimension, ...]
     axes: Mapping[tuple[int, int], int]
-    exported: Exported
+    module: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    name: str
 
     @staticmethod
-    def exporting(
+    def at_largest(
         dimensions: tuple[Dimension, ...],
         axes: Mapping[tuple[int, int], int],
         call: tuple[Any, Sequence[Any], Mapping[str, Any], str],
-        begin: Begin = unnoticed,
     ) -> FreeModule:
-        """Return an exported module.
+        """Return a module for an example call of any sizes.
 
         Args:
             dimensions: the free dimensions.
             axes: as the attribute.
             call: a module, the arguments of an example call, and its name, as for `export_call`.
-            begin: called before the export.
+        """
+        module, args, kwargs, name = call
+        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        for (k, axis), n in axes.items():
+            leaves[places[k]] = resized(leaves[places[k]], axis, dimensions[n].high)
+        args, kwargs = pytree.tree_unflatten(leaves, spec)
+        return FreeModule(dimensions, axes, module, args, kwargs, name)
+
+    @cached_property
+    def exported(self) -> Exported:
+        """The module as an ONNX model that leaves the sizes open; it is exported when this is first read.
 
         Raises:
             UnsupportedError: PyTorch can't export it for all sizes.
             ModelError: it returns no tensor.
         """
-        module, args, kwargs, name = call
-        leaves, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-        free = {key: n for key, n in axes.items() if dimensions[n].low < dimensions[n].high}
-        for (k, axis), n in axes.items():
-            leaves[places[k]] = resized(leaves[places[k]], axis, dimensions[n].high)
-        args, kwargs = pytree.tree_unflatten(leaves, spec)
-        begin(module, args, kwargs, dimensions)
-        symbols = [
-            torch.export.Dim(f"size{n}", min=d.low, max=d.high) if d.low < d.high else None
-            for n, d in enumerate(dimensions)
-        ]
-        return FreeModule(
-            dimensions, axes, export_call(module, args, kwargs, name, {key: symbols[n] for key, n in free.items()})
-        )
+        symbols = [torch.export.Dim(f"size{n}", min=d.low, max=d.high) for n, d in enumerate(self.dimensions)]
+        free = {key: symbols[n] for key, n in self.axes.items() if self.dimensions[n].low < self.dimensions[n].high}
+        with torch.inference_mode(False), torch.no_grad():
+            return export_call(self.module, self.args, self.kwargs, self.name, free)
 
     def at(self, sizes: Sizes) -> Exported:
         """Return the module for one size of each dimension."""
@@ -74,12 +80,11 @@ class FreeModule:
         )
 
     @staticmethod
-    def of(program: Any, begin: Begin = unnoticed) -> FreeModule | None:
+    def of(program: Any) -> FreeModule | None:
         """Return the module of a program whose inputs have dynamic dimensions, None if there are none.
 
         Args:
             program: any model; there are none unless it is an ExportedProgram.
-            begin: as for `exporting`.
 
         Raises:
             UnsupportedError: a dimension has no largest size, or is computed from another one.
@@ -110,10 +115,7 @@ class FreeModule:
             return None
         args, kwargs = program.example_inputs
         call = (program.module(), args, kwargs, "ExportedProgram")
-        found = FreeModule.exporting(tuple(dimensions), axes, call, begin)
-        if any(isinstance(leaf, torch.SymInt) for leaf in found.exported.trees.results.leaves):
-            raise UnsupportedError("it returns a number that is computed from sizes", "module")
-        return found
+        return FreeModule.at_largest(tuple(dimensions), axes, call)
 
 
 def _largest(bounds: Any, where: str) -> int:

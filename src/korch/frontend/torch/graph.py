@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from korch.errors import UnsupportedError
-from korch.frontend.torch.export import Begin, unnoticed
 from korch.frontend.torch.free import FreeModule, largest
 from korch.ranges.form import Dimension
 
@@ -98,12 +97,7 @@ class FreeGraph:
 
 
 def free_graph(
-    graph: Any,
-    args: Sequence[Any],
-    weights: Mapping[int, Any],
-    most: int,
-    earlier: Sequence[Sequence[Any]] = (),
-    begin: Begin = unnoticed,
+    graph: Any, args: Sequence[Any], weights: Mapping[int, Any], most: int, earlier: Sequence[Sequence[Any]] = ()
 ) -> FreeGraph | None:
     """Return a graph for all sizes of its symbolic dimensions; None if it has none.
 
@@ -117,7 +111,6 @@ def free_graph(
         most: the largest size of a dimension without an upper bound, unless the call has a larger one; if there are
             several such dimensions, the largest product of their sizes.
         earlier: for earlier calls, the shapes of all arguments.
-        begin: as for `FreeModule.exporting`.
 
     Raises:
         UnsupportedError: the sizes can't be derived from the tensors.
@@ -147,11 +140,10 @@ def free_graph(
     returned = _returned(graph, nodes)
     bound = BoundGraph(graph, weights, others, sizes)
     with torch.inference_mode(False), torch.no_grad():
-        module = FreeModule.exporting(
+        module = FreeModule.at_largest(
             _dimensions(nodes, args, list(places.values()), most),
             {(tensors.index(i), axis): number for i, axis, number in axes},
             (bound, [like(args[i]) for i in tensors], {}, "graph"),
-            begin,
         )
     return FreeGraph(module, axes, tensors, others, returned)
 
