@@ -49,11 +49,6 @@ def by_outer(program: TileProgram) -> TileProgram:
     return replace(program, stages=tuple(_with_axes(s, tuple(map(of_axis, s.grid)), of_axis) for s in program.stages))
 
 
-def counts_rows(program: TileProgram) -> bool:
-    """Return whether some rows combine two axes."""
-    return any(size.count.rows is not None for stage in program.stages for size in _lives(stage))
-
-
 def whole(program: TileProgram) -> TileProgram:
     """Return a program whose grids have the sizes for the largest values of its parameters."""
     ranges = program.parameter_ranges
