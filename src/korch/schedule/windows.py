@@ -106,8 +106,12 @@ class _WindowMaker:
         self.windows, self.blocking, self.is_first = windows, blocking, blocking.panels > 0
         sides, beside = windows.sides, blocking.beside
         outs = [side.out for side in sides]
-        if blocking.in_place:  # lines of windows in memory are computed whole
-            outs[-1] = int(outs[-1])
+        for d in range(
+            len(outs)
+        ):  # inner axes of several in a task, and lines of windows in memory, are computed whole
+            is_inner = blocking.places[d] > 1 and any(block > 1 for block in blocking.places[:d])
+            if is_inner or (blocking.in_place and d == len(outs) - 1):
+                outs[d] = int(outs[d])
         cuts = [
             cut(n, block, (f"g{d}", f"y{d}")) for d, (n, block) in enumerate(zip(outs, blocking.places, strict=True))
         ]
