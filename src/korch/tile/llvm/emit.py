@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from korch.tile.ir.growth import TextLimitError
 
-MOST_CHARACTERS = 1 << 21
+MOST_CHARACTERS = 1 << 20
 """The maximum characters of a function."""
 
 UNROLLED_TURNS = 4

@@ -114,7 +114,7 @@ class PointPrinter:
         if pass_ in stage.steps and all(isinstance(step, Pass) for step in stage.steps):
             self.fetches = fetches_of(context.program, stage, pass_, context.streamed, context.large)
         self.tables: Mapping[str, ByteTable] = tables_of(pass_.ops) if context.isa.is_avx512 else {}
-        self._uniform: dict[tuple[str, str], bool] = {}
+        self.redirected: dict[str, Place] = {}  # where stores to a buffer are collected
 
     # Guards
 
@@ -214,6 +214,10 @@ class PointPrinter:
 
     # Loads
 
+    def step_of(self, index: Expr, points: PointVector) -> int | None:
+        """Return the step between adjacent lanes; None if it varies."""
+        return index.coefficient(points.variable)
+
     def place(self, buffer: str, index: Expr, env: Mapping[str, SsaValue]) -> Place:
         """Print the address of an element."""
         context, emit = self.context, self.emit
@@ -223,7 +227,8 @@ class PointPrinter:
             era, floor = context.era, emit.depth
         elif buffer not in context.given:
             era, floor = self.era, max(floor, self.base)
-        at = address(emit, kind, context.bases[buffer], index, env)
+        base = self.redirected[buffer].at if buffer in self.redirected else context.bases[buffer]
+        at = address(emit, kind, base, index, env)
         return Place(at, context.dtypes[buffer], kind, floor, era)
 
     def _load(self, op: Load, points: PointVector) -> SsaValue:
@@ -250,13 +255,13 @@ class PointPrinter:
     def _lanes_of_load(self, op: Load, points: PointVector) -> int:
         index = substitute(op.index, {}, points.ranges)
         turns = any(points.variable in guard.expr.variables for guard in op.guards)
-        return points.lanes if index.coefficient(points.variable) != 0 or turns else 1
+        return points.lanes if self.step_of(index, points) != 0 or turns else 1
 
     def _loaded(self, op: Load, points: PointVector, *, is_masked: bool = False) -> SsaValue:
         """Print a load whose guards hold, or are in the mask."""
         emit, memory = self.emit, self.memory
         index = substitute(op.index, {}, points.ranges)
-        slope = index.coefficient(points.variable) if points.lanes > 1 else 0
+        slope = self.step_of(index, points) if points.lanes > 1 else 0
         if slope is None or (points.mask is not None and slope not in (0, 1)):
             return self._spread(op, index, points) or self._gathered(op, index, points)
         place = self.place(op.buffer, index, points.env)
@@ -306,7 +311,7 @@ class PointPrinter:
         emit, memory = self.emit, self.memory
         index = substitute(index, {}, points.ranges)
         value = emit.splat(value, points.lanes)
-        slope = index.coefficient(points.variable) if points.lanes > 1 else 1
+        slope = self.step_of(index, points) if points.lanes > 1 else 1
         if slope == 1:
             memory.store(self.place(buffer, index, points.env), value, points.mask, streams=streams)
         elif slope is not None:

@@ -15,7 +15,10 @@ from typing import NamedTuple
 from korch.primitive.types import DType
 from korch.system.content_name import content_name
 from korch.target import Target
+from korch.tile.cpp.finish import Sums, sums_of
+from korch.tile.cpp.panels import panels
 from korch.tile.cpp.print import SERIAL_POINTS, large_inputs, stages_that_wait, streamed_outputs
+from korch.tile.cpp.steps import is_large_tile, tile_bytes, tiles_of
 from korch.tile.ir.program import (
     Apply,
     At,
@@ -23,6 +26,7 @@ from korch.tile.ir.program import (
     Buffer,
     Contract,
     Level,
+    Load,
     Loop,
     Pass,
     Stage,
@@ -32,12 +36,14 @@ from korch.tile.ir.program import (
     written_by,
 )
 from korch.tile.llvm.arithmetic import KIND, OPS, is_signed
+from korch.tile.llvm.contract import ContractPrinter, refused_contraction
 from korch.tile.llvm.emit import Emit, SsaValue, constant
 from korch.tile.llvm.index import Env, index_of
 from korch.tile.llvm.isa import ISAS, Isa
 from korch.tile.llvm.memory import stored_kind
 from korch.tile.llvm.nest import NestPrinter
 from korch.tile.llvm.points import KernelContext
+from korch.tile.llvm.stream import end_streams
 from korch.tile.lower.buffers import places_in_memory
 
 MARK = "; LLVM IR for "
@@ -63,16 +69,18 @@ class PrintedLlvm(NamedTuple):
         symbol: the name that it exports.
         source: the text.
         workspace_bytes: the size of the scratch memory that it needs.
+        thread_bytes: the private part of it per thread, if threads share no part of it; else 0.
         is_parallel: whether it has a parallel region; else it runs in the calling thread.
     """
 
     symbol: str
     source: str
     workspace_bytes: int
+    thread_bytes: int
     is_parallel: bool
 
 
-def refusal(program: TileProgram, target: Target, stream_bytes: int = sys.maxsize) -> str:
+def refusal(program: TileProgram, target: Target) -> str:
     """Return why a program is not printed as LLVM IR yet; "" if it is."""
     if target.isa not in ISAS:
         return f"the instruction set {target.isa}"
@@ -80,17 +88,21 @@ def refusal(program: TileProgram, target: Target, stream_bytes: int = sys.maxsiz
         return "parameters"
     if program.is_sorted:
         return "sorted rows"
-    if streamed_outputs(program, stream_bytes):
-        return "outputs that are written past the caches"
     for buffer in program.buffers:
-        if buffer.layout:
+        if buffer.layout and not (
+            buffer.level is Level.INPUT and panels(buffer) is not None and len(buffer.layout) == 1
+        ):
             return f"the layout of buffer {buffer.name}"
         if buffer.dtype not in KIND:
             return f"elements of type {buffer.dtype.value}"
     for stage in program.stages:
         for _, step in stage.leaves:
             if isinstance(step, Contract):
-                return "contractions"
+                if reason := refused_contraction(program, step, target.lanes):
+                    return reason
+                continue
+            if any(panels(program.buffer(op.buffer)) for op in step.ops if isinstance(op, Load)):
+                return "passes that read panels"
             if any({step.vector, step.across} & guard.expr.variables for guard in step.where):
                 return "passes that leave elements of a vector out"
             for op in step.ops:
@@ -113,7 +125,7 @@ def print_llvm(program: TileProgram, comment: str, target: Target, stream_bytes:
         InvalidGraphError: the program is not printed yet (`refusal`).
         TextLimitError: the source would be too long.
     """
-    reason = refusal(program, target, stream_bytes)
+    reason = refusal(program, target)
     if reason:
         raise refused(f"{reason} can't be printed as LLVM IR")
     return _Printer(program, comment, target, stream_bytes).run()
@@ -135,7 +147,10 @@ class _Printer:
         given = {buffer.name for buffer in program.buffers if buffer.level is Level.INPUT}
         streamed, large = streamed_outputs(program, stream_bytes), large_inputs(program, stream_bytes)
         self.context = KernelContext(self.emit, self.isa, program, target.lanes, streamed, large, given)
-        self.places, self.workspace_bytes = places_in_memory(program)
+        self.places, self.shared_bytes = places_in_memory(program)
+        sizes = (sum(tile_bytes(program, stage, b) for b in self._large(stage)) for stage in program.stages)
+        self.room_bytes = max(sizes, default=0)
+        self.threads = target.threads if self.is_parallel else 1
         self.ports = [buffer for buffer in program.buffers if buffer.name in self.places]
 
     def run(self) -> PrintedLlvm:
@@ -147,7 +162,8 @@ class _Printer:
             self._task(buffers)
         with emit.function(f"i32 @NAME_run({state.typed}, {buffers.typed}) #0"):
             if self.is_parallel:
-                threads = self._called("omp_get_max_threads", "i32")
+                threads = constant("i32", self.threads)
+                threads = threads if self.room_bytes else self._called("omp_get_max_threads", "i32")
                 emit.declared["korch_region"] = "declare hidden i32 @korch_region(i32, ptr, ptr)"
                 text = f"call i32 @korch_region({threads.typed}, ptr @NAME_team, {buffers.typed})"
                 emit.effect(f"ret {emit.pure('i32', 1, text, threads).typed}")
@@ -157,7 +173,10 @@ class _Printer:
                 emit.effect("ret i32 0")
         text = module(emit, self.isa, self.comment)
         symbol = content_name("k", text)
-        return PrintedLlvm(symbol, text.replace("NAME", symbol), self.workspace_bytes, self.is_parallel)
+        workspace_bytes = self.shared_bytes + self.room_bytes * self.threads
+        own_bytes = self.room_bytes if not self.shared_bytes else 0
+        thread_bytes = own_bytes if self.is_parallel else workspace_bytes
+        return PrintedLlvm(symbol, text.replace("NAME", symbol), workspace_bytes, thread_bytes, self.is_parallel)
 
     def _called(self, name: str, kind: str) -> SsaValue:
         self.emit.declare(name, kind)
@@ -174,19 +193,25 @@ class _Printer:
             self.context.bases[buffer.name] = SsaValue(name, "ptr")
             only = " readonly" if buffer.level is Level.INPUT else ""
             arguments.append(f"ptr noalias{only} {name}")
-        head = (
-            f"internal void @NAME_stage{i}({', '.join([*arguments, 'i64 %begin', 'i64 %end', 'i64 %me'])}) noinline #0"
-        )
-        with emit.function(head):
-            for buffer in self._tiles(stage):
-                self.context.bases[buffer.name] = emit.array(stored_kind(buffer), buffer.size)
+        arguments += ["ptr noalias %room", "i64 %begin", "i64 %end"]
+        with emit.function(f"internal void @NAME_stage{i}({', '.join(arguments)}) noinline #0"):
+            large, offset = self._large(stage), 0
+            for buffer in tiles_of(self.program, stage):
+                if buffer in large:
+                    room = SsaValue("%room", "ptr")
+                    self.context.bases[buffer.name] = emit.place("i8", room, emit.index(offset))
+                    offset += tile_bytes(self.program, stage, buffer)
+                else:
+                    self.context.bases[buffer.name] = emit.array(stored_kind(buffer), buffer.size)
             begin, end = SsaValue("%begin", "i64"), SsaValue("%end", "i64")
             emit.loop(begin, end, 1, lambda task: self._steps(stage.steps, stage.grid, self._grid(stage.grid, task)))
+            if self.context.streamed & written_by(stage.steps) and self.isa.is_x86:
+                end_streams(emit)
             emit.effect("ret void")
 
-    def _tiles(self, stage: Stage) -> list[Buffer]:
-        used = written_by(stage.steps)
-        return [b for b in self.program.buffers if b.level is Level.TILE and b.name in used]
+    def _large(self, stage: Stage) -> list[Buffer]:
+        """Return the tiles of a stage that are in the workspace."""
+        return [buffer for buffer in tiles_of(self.program, stage) if is_large_tile(self.program, stage, buffer)]
 
     def _grid(self, grid: Sequence[Axis], task: SsaValue) -> dict[str, SsaValue]:
         """Print a task's grid coordinates."""
@@ -198,9 +223,11 @@ class _Printer:
         return found
 
     def _steps(self, steps: Sequence[Step], grid: tuple[Axis, ...], env: Env) -> None:
-        for step in steps:
+        for step in sums_of(self.program, steps):
             if isinstance(step, Loop):
                 self._loop(step, grid, env)
+            elif isinstance(step, Sums):
+                ContractPrinter(self.context, step, grid, env).run()
             elif isinstance(step, Pass):
                 stage = next((s for s in self.program.stages if step in s.steps), Stage(grid, (step,)))
                 is_plain = all(isinstance(other, Pass) for other in stage.steps)
@@ -245,7 +272,13 @@ class _Printer:
             place = self.places[buffer.name]
             base = emit.load("ptr", 1, emit.place("ptr", buffers, emit.index(place.position)), 8, 0)
             given.append(emit.place("i8", base, emit.index(place.offset_bytes)).typed)
-        emit.effect(f"call void @NAME_stage{i}({', '.join([*given, begin.typed, end.typed, me.typed])})")
+        room = SsaValue("null", "ptr")
+        if self.room_bytes:
+            position = sum(buffer.level is not Level.WORKSPACE for buffer in self.ports)
+            room = emit.load("ptr", 1, emit.place("ptr", buffers, emit.index(position)), 8, 0)
+            room = emit.place("i8", room, emit.times(me, self.room_bytes))
+            room = emit.place("i8", room, emit.index(self.shared_bytes))
+        emit.effect(f"call void @NAME_stage{i}({', '.join([*given, room.typed, begin.typed, end.typed])})")
 
     def _team(self, buffers: SsaValue) -> None:
         """Print the function that each thread calls."""
@@ -253,6 +286,8 @@ class _Printer:
         with emit.function(f"i32 @NAME_team({buffers.typed}, {own.typed}) #0"):
             me = emit.load("i64", 1, own, 8, 0)
             threads = emit.load("i64", 1, emit.place("i8", own, emit.index(MEMBER_THREADS)), 8, 0)
+            if self.room_bytes:
+                threads = emit.least(threads, emit.index(self.threads))
             is_team = emit.test("icmp sgt", threads, emit.index(1))
             for i, (stage, waits) in enumerate(zip(self.program.stages, stages_that_wait(self.program), strict=True)):
                 following = emit.add(me, emit.index(1))

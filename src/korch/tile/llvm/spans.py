@@ -98,9 +98,13 @@ class SpanPrinter(PointPrinter):
             places = [emit.add(at, emit.index(u * lanes)) for u in range(count)]
             body([PointVector({**env, axis.name: place}, ranges, axis.name, lanes, mask) for place in places])
 
-        stop = end.number
-        if stop is None or width == 1:
-            self._dynamic(low, end, width, run, can_mask=can_mask)
+        stop, begin = end.number, emit.index(low)
+        head = self.head(low, high, env) if width > 1 else None
+        if head is not None:
+            begin = emit.least(end, emit.add(begin, head))
+            emit.loop(emit.index(low), begin, 1, lambda i: run(i, 1))
+        if stop is None or width == 1 or head is not None:
+            self._dynamic(begin, end, width, run, can_mask=can_mask)
             return
         whole = low + (stop - low) // width * width
         at = low
@@ -120,9 +124,13 @@ class SpanPrinter(PointPrinter):
                 run(emit.index(stop - rest), lanes)
                 rest -= lanes
 
-    def _dynamic(self, low: int, end: SsaValue, width: int, run: Callable[..., None], *, can_mask: bool) -> None:
+    def head(self, low: int, high: int, env: Env) -> SsaValue | None:
+        """Print the number of elements that are written before whole cache lines, or return None."""
+        return None
+
+    def _dynamic(self, begin: SsaValue, end: SsaValue, width: int, run: Callable[..., None], *, can_mask: bool) -> None:
         """Print the loops up to an end that is known at run time only."""
-        emit, begin = self.emit, self.emit.index(low)
+        emit = self.emit
         if width == 1:
             emit.loop(begin, end, 1, lambda i: run(i, 1))
             return
