@@ -109,7 +109,7 @@ def compare(
     seconds = [compiled_s(kernel, builder) for kernel in kernels]
     if not is_timed:
         return
-    shared = dict.fromkeys(kernel.shared for kernel in kernels if kernel.shared)
+    shared = dict.fromkeys(text for kernel in kernels for text in kernel.units)
     library = builder.library([*dict.fromkeys(kernel.source for kernel in kernels), *shared])
     target = meter.target
     setup = Setup(library, meter._timer, (), target.threads, own_cache_bytes=target.l2_bytes, l3_bytes=target.l3_bytes)

@@ -101,7 +101,7 @@ class Broken(GeneratedProvider):
 
     def build(self, group, offer, target):
         kernel = super().build(group, offer, target)
-        return dataclasses.replace(kernel, source=kernel.source.replace("return 0;", "missing();"))
+        return dataclasses.replace(kernel, source=kernel.source.replace("ret i32 0", "ret i32 missing"))
 
 
 @pytest.mark.uncompiled
@@ -118,6 +118,6 @@ def test_a_kernel_that_does_not_compile_is_counted_in_each_session(tmp_path, mon
             (row,) = meter.uncompiled.values()
         assert row.candidate == str(candidate) and row.message == record.message
         text = Path(row.file).read_text("utf-8")
-        assert "f32[4] = exp(%0)" in text and "error: " in text and "missing();" in text
+        assert "f32[4] = exp(%0)" in text and "error: " in text and "ret i32 missing" in text
         assert ("a kernel does not compile: " in caplog.text) == (session == "the first")
         caplog.clear()

@@ -104,13 +104,13 @@ def check(made: Sequence[Made], builder: Builder, rng: np.random.Generator) -> l
 def test_windows_of_each_number_of_places(taps, stride, one_core, builder, rng):
     sizes = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 17)
     found = check([window(size, one_core, taps, stride) for size in sizes], builder, rng)
-    assert len({one.shared for one in found} - {""}) == 1
-    assert sum(bool(one.shared) for one in found) == 8  # of 1, 2 and 3 places each has its own
+    assert len({one.units for one in found} - {()}) == 1
+    assert sum(bool(one.units) for one in found) == 8  # of 1, 2 and 3 places each has its own
 
 
 def test_products_of_each_number_of_rows(one_core, builder, rng):
     found = check([convolution(size, one_core) for size in (4, 5, 6, 7, 9, 12, 13)], builder, rng)
-    (text,) = {one.shared for one in found}
+    ((text,),) = {one.units for one in found}
     assert re.search(r"korch::Rows<\d+, korch::At<\d+>{}", text)
 
 
@@ -118,14 +118,14 @@ def test_kernels_that_threads_share(one_core, builder, rng):
     two_cores = dataclasses.replace(one_core, threads=2)
     found = check([reduction(size, two_cores) for size in (100, 101, 117, 200)], builder, rng)
     assert {one.threading for one in found} == {Threading.TEAM}
-    assert len({one.shared for one in found}) == 1 and found[0].shared
+    assert len({one.units for one in found}) == 1 and found[0].units
 
 
 def test_numbers_that_do_not_differ_stay_in_the_text(one_core, builder):
     one, other = shared(builder, [convolution(size, one_core)[2] for size in (6, 12)])
-    assert one.shared == other.shared and one.symbol != other.symbol
-    assert "korch::Once<3>" in one.shared
-    assert "numbers[0]" in one.shared and "\x01" not in one.shared + one.source
+    assert one.units == other.units and one.symbol != other.symbol
+    assert "korch::Once<3>" in one.units[0]
+    assert "numbers[0]" in one.units[0] and "\x01" not in one.units[0] + one.source
 
 
 def test_kernels_that_do_not_compile_together_stay_as_they_are(one_core):

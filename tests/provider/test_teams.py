@@ -170,7 +170,8 @@ def test_kernels_run_on_the_threads_that_they_declare(
     kernel = PROVIDERS[provider].build(group, offers[0], some)
     assert isinstance(kernel, Kernel)
     assert "#pragma omp" not in kernel.source
-    assert (f"int {kernel.symbol}_team(" in kernel.source) == (kernel.threading is Threading.TEAM)
+    has_team = any(f"{start}{kernel.symbol}_team(" in kernel.source for start in ("int ", "define i32 @"))
+    assert has_team == (kernel.threading is Threading.TEAM)
     assert threads > 1 or kernel.threading is Threading.CALLER
     if make is softmax_down_the_columns:
         assert (kernel.threading is Threading.TEAM) == (threads > 1)

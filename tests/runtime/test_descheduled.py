@@ -23,7 +23,8 @@ from korch.provider.provider import Kernel
 from korch.runtime.bind import PlanStep
 from korch.runtime.build import build
 from korch.runtime.executable import Executable
-from korch.target import detect_target
+from korch.target import Target, detect_target
+from korch.tile.cpp.print import print_cpp
 from tests.runtime.test_tasks import network, steps_of
 
 pytestmark = pytest.mark.skipif(platform.system() != "Linux", reason="threads are bound to cores as on Linux")
@@ -136,10 +137,17 @@ def slowed(step: PlanStep[Kernel]) -> PlanStep[Kernel]:
     return replace(step, kernel=replace(step.kernel, source=f"{HEADERS}{source}"))
 
 
+def in_cpp(step: PlanStep[Kernel], target: Target) -> PlanStep[Kernel]:
+    """Return a kernel that is printed as C++."""
+    assert step.kernel.program is not None
+    printed = print_cpp(step.kernel.program, "", target.lanes, target.threads)
+    return replace(step, kernel=replace(step.kernel, symbol=printed.symbol, source=printed.source, units=()))
+
+
 @pytest.mark.parametrize("parts", [0, 2])
 def test_an_interrupt_ends_a_long_run_between_tasks(parts: int, tmp_path: Path, cache_folder: Path) -> None:
     graph, target, log = network(), detect_target(2, find_compiler().identity), tmp_path / "log"
-    builder, steps = Builder(target.isa, cache_folder), steps_of(graph, target)
+    builder, steps = Builder(target.isa, cache_folder), [in_cpp(step, target) for step in steps_of(graph, target)]
     x = np.random.default_rng(0).standard_normal((1, 32, 21, 18), np.float32)
     np.savez(tmp_path / "expected.npz", *Executable(build(graph, steps, target, builder))(x))
     slow = [slowed(step) for step in steps]

@@ -35,7 +35,7 @@ from korch.provider.provider import Kernel, Provider, load_providers
 from korch.system.libraries import load_globally
 from korch.target import LANES, Target, detect_target
 from korch.testing.emulated import Emulated, missing_commands
-from korch.testing.kernels import check_kernel, load_kernels
+from korch.testing.kernels import check_kernel, load_kernels, texts_of
 from korch.testing.samples import random_arrays
 from tests.support.random_graph import random_graph
 
@@ -133,11 +133,11 @@ def cases_of(
 def uncompiled(cases: Sequence[Case], builder: Builder) -> Iterator[Finding]:
     """Yield a finding for each kernel that does not compile."""
     units = [cases[i : i + UNIT] for i in range(0, len(cases), UNIT)]
-    objects = builder.compile([_source(unit) for unit in units])
-    alone = [c for unit, found in zip(units, objects, strict=True) for c in unit if isinstance(found, CompileFailure)]
-    for case, found in zip(alone, builder.compile([_source([c]) for c in alone]), strict=True):
-        if isinstance(found, CompileFailure):
-            yield Finding(case, f"it does not compile: {found.message}")
+    for unit in units:
+        if _failures(unit, builder):
+            for case in unit:
+                for failure in _failures([case], builder):
+                    yield Finding(case, f"it does not compile: {failure.message}")
 
 
 def check_cases(cases: Sequence[Case], builder: Builder | Emulated, rng: np.random.Generator) -> Iterator[Finding]:
@@ -153,7 +153,8 @@ def check_cases(cases: Sequence[Case], builder: Builder | Emulated, rng: np.rand
         names = sorted({name for case in good for name in case.kernel.libraries})
         load_globally(names)
         units = [good[i : i + UNIT] for i in range(0, len(good), UNIT)]
-        library = ctypes.CDLL(str(builder.library([_source(unit) for unit in units], names)))
+        texts = [text for unit in units for text in texts_of([case.kernel for case in unit])]
+        library = ctypes.CDLL(str(builder.library(texts, names)))
     for case in good:
         inputs = random_arrays(rng, case.group.input_types)
         if any(p.op == "div" for p in case.group.body.primitives):  # keeps sums that are divisors away from 0
@@ -181,8 +182,9 @@ def run_round(
     return len(cases), list(check_cases(cases, builder, rng))
 
 
-def _source(cases: Sequence[Case]) -> str:
-    return "\n".join(case.kernel.source for case in cases)
+def _failures(cases: Sequence[Case], builder: Builder) -> list[CompileFailure]:
+    objects = builder.compile(texts_of([case.kernel for case in cases]))
+    return [found for found in objects if isinstance(found, CompileFailure)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

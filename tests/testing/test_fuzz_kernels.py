@@ -45,7 +45,7 @@ class Broken(GeneratedProvider):
 
     def build(self, group, offer, target):
         kernel = super().build(group, offer, target)
-        old, new = ("_exp<", "_tanh<") if "bf16" in group.text else ("return 0;", "missing();")
+        old, new = (" = fmul ", " = fadd ") if "bf16" in group.text else ("ret i32 0", "ret i32 missing")
         return dataclasses.replace(kernel, source=kernel.source.replace(old, new))
 
 

@@ -8,25 +8,42 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from korch.candidate.candidate import Offer, make_layout_change
+from korch.candidate.candidate import Offer, Refusal, make_layout_change
 from korch.candidate.layout import layout_choices
 from korch.measure.compiler import Builder
 from korch.primitive import reference
 from korch.primitive.ops.layout import ReshapeAttributes
-from korch.provider.generated import GeneratedProvider
+from korch.provider.generated import GeneratedProvider, stream_bytes
 from korch.provider.provider import Kernel
+from korch.provider.tile_kernel import comment_of, printed_kernel
 from korch.system.alignment import aligned_bytes
 from korch.target import Target
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
 from korch.tile.cpp.print import SERIAL_POINTS, print_cpp
+from korch.tile.ir.growth import TextLimitError
 from korch.tile.lower import loops
 from korch.tile.lower.lower import lower
 from korch.tile.lower.staging import Machine
 from tests.tile.tile_groups import FAMILIES, Graph, Group, lowered, normalization, offers_of, random_groups, softmax
 
-PROVIDER = GeneratedProvider()
+
+class CppProvider(GeneratedProvider):
+    """Prints the programs of generated kernels as C++."""
+
+    def build(self, group, offer, target):
+        """Lower and print the group."""
+        try:
+            program = self.program(group, offer, Machine.of(target))
+            least_bytes = stream_bytes(target, self.least_stream_bytes)
+            printed = print_cpp(program, comment_of(group, offer), target.lanes, target.threads, least_bytes)
+        except TextLimitError as error:
+            return Refusal(str(error))
+        return printed_kernel(program, printed)
+
+
+PROVIDER = CppProvider()
 
 
 def moderate(array: np.ndarray) -> np.ndarray:

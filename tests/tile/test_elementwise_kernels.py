@@ -192,4 +192,4 @@ def test_bytes_fill_registers(target, builder, rng):
     for found, (a, b) in zip(run_all(groups, inputs, target, builder), inputs, strict=True):
         np.testing.assert_array_equal(found, np.maximum(a, b))
     source = GeneratedProvider().build(groups[-1], offers_of(groups[-1], target)[0], target).source
-    assert f"<{4 * target.lanes}>(i)" in source
+    assert f"load <{4 * target.lanes} x i8>" in source

@@ -3,17 +3,23 @@
 import numpy as np
 import pytest
 
+from korch.candidate.candidate import Refusal
 from korch.measure.compiler import Builder, is_llvm
-from korch.provider.generated import GeneratedProvider
+from korch.provider.conv import ConvProvider
+from korch.provider.gemm import GemmProvider
+from korch.provider.generated import GeneratedProvider, stream_bytes
 from korch.provider.tile_kernel import llvm_kernel
 from korch.target import LANES, Target
-from korch.testing.kernels import check_offers
+from korch.testing.kernels import check_kernel, check_offers, load_kernels, offers_of
+from korch.testing.samples import random_arrays
 from korch.tile.ir.parse import parse_program
 from korch.tile.llvm.isa import ISAS
 from korch.tile.llvm.print import print_llvm, refusal
 from korch.tile.lower.staging import Machine
-from tests.tile.test_cpp import check_specials
-from tests.tile.tile_groups import FAMILIES, random_groups
+from tests.provider.onednn_groups import Graph as LinearGraph
+from tests.provider.onednn_groups import conv_group
+from tests.tile.test_cpp import check_specials, spans
+from tests.tile.tile_groups import FAMILIES, Graph, random_groups
 
 
 class LlvmProvider(GeneratedProvider):
@@ -22,7 +28,9 @@ class LlvmProvider(GeneratedProvider):
     def build(self, group, offer, target):
         """Lower and print the group."""
         program = self.program(group, offer, Machine.of(target))
-        kernel = llvm_kernel(program, print_llvm(program, group.text, target))
+        kernel = llvm_kernel(
+            program, print_llvm(program, group.text, target, stream_bytes(target, self.least_stream_bytes))
+        )
         assert is_llvm(kernel.source)
         return kernel
 
@@ -50,6 +58,11 @@ def test_random_groups(seed, own_target, builder):
     check_specials(groups, own_target, builder, rng, PROVIDER)
 
 
+def test_kernels_are_printed_as_llvm_ir(own_target):
+    kernels = [kernel for _, _, kernel in offers_of(GeneratedProvider(), FAMILIES["normalizations"](), own_target)]
+    assert sum(is_llvm(kernel.source) for kernel in kernels) > 0.8 * len(kernels)
+
+
 @pytest.mark.parametrize("isa", ["avx2", "generic"])
 def test_other_instruction_sets(isa, own_target, rng, tmp_path):
     """Narrower registers take other vector widths and tails (this machine runs them too)."""
@@ -60,11 +73,53 @@ def test_other_instruction_sets(isa, own_target, rng, tmp_path):
     check_offers(PROVIDER, groups, other, Builder(isa, tmp_path), rng)
 
 
+@pytest.mark.parametrize("isa", ["avx512", "avx2"])
+def test_large_outputs_are_written_past_the_caches(isa, own_target, rng, tmp_path):
+    """Groups of many kinds, as if their outputs were large: rows that begin inside of lines, too."""
+    if own_target.lanes < LANES[isa]:
+        pytest.skip("this machine runs no such instruction set")
+    other, builder = Target(isa=isa, lanes=LANES[isa]), Builder(isa, tmp_path)
+    g = Graph()
+    rows = g.group(g.add("neg", [g.slice(g.tensor("f32[9,700]"), (0, 3), (9, 603), (1, 1))]))
+    names = ("normalizations", "moves", "squares", "resizes", "several outputs")
+    groups = [rows, *spans(), *(group for name in names for group in FAMILIES[name]())][:: 1 if isa == "avx512" else 4]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.tile.test_llvm.stream_bytes", lambda *_: 0)
+        checked = check_offers(PROVIDER, groups, other, builder, rng)
+    assert sum("!nontemporal" in kernel.source for *_, kernel in checked) > len(checked) // 4
+
+
+def contractions(n):
+    """Products and convolutions of rows, columns and terms that fill no block, with steps after them."""
+    groups = []
+    for a, b in (((131, 20), (20, 2 * n)), ((14, 5), (5, n - 1)), ((7, 33), (33, 4 * n + 1)), ((2, 9, 8), (2, 8, 40))):
+        g = LinearGraph()
+        x = g.add("matmul", [g.tensor(*a), g.weights(*b) if len(a) == 2 else g.tensor(*b)])
+        groups.append(g.group(g.with_number("max", x, 0.0)))
+    return [*groups, conv_group((1, 20, 9, 11), (24, 20, 3, 3)), conv_group((2, 3, 12, 12), (2 * n, 3, 5, 5))]
+
+
+def test_contractions(own_target, builder, rng):
+    if own_target.lanes != 16:
+        pytest.skip("contractions are printed for AVX-512 only")
+    checked = []
+    for provider in (GemmProvider(), ConvProvider()):
+        groups = [g for g in contractions(16) if not isinstance(provider.offer(g, own_target), Refusal)]
+        for group, offer, kernel in offers_of(provider, groups, own_target):
+            if kernel.program is not None and not refusal(kernel.program, own_target):
+                printed = llvm_kernel(kernel.program, print_llvm(kernel.program, group.text, own_target))
+                checked.append((group, offer, printed))
+    library = load_kernels([kernel for *_, kernel in checked], builder)
+    for group, offer, kernel in checked:
+        check_kernel(kernel, group, offer, random_arrays(rng, group.input_types), builder, library)
+    assert len(checked) >= 8
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
         ("parameter n: 1..4\nbuffer i: input f32[4]\nbuffer o: output f32[4]\nstage\n", "parameters"),
-        ("buffer i: input f32[4] panels(4, 4)\nbuffer o: output f32[4]\nstage\n", "the layout of buffer i"),
+        ("buffer i: input f32[4]\nbuffer o: output f32[4] panels(4, 4)\nstage\n", "the layout of buffer o"),
     ],
 )
 def test_what_is_not_printed_yet(text, reason):

@@ -183,7 +183,7 @@ class Builder:
         Raises:
             CompileError: the compiler or the linker reports an error.
         """
-        objects = self.compile(sources)
+        objects = self.compile(list(dict.fromkeys(sources)))
         for found in objects:
             if isinstance(found, CompileFailure):
                 what = found.message if found.was_killed else f"the compiler refused a source: {found.message}"

@@ -228,9 +228,9 @@ class CpuMeter(CandidateMeter[Target, Kernel]):
         if not compiled:
             return
         names = sorted({name for c, _ in compiled for name in kernels[c.key].libraries})
-        shared = dict.fromkeys(kernels[c.key].shared for c, _ in compiled if kernels[c.key].shared)
-        units = [path for path in self.builder.compile(list(shared)) if isinstance(path, Path)]
-        library = self.builder.link([*dict.fromkeys(path for _, path in compiled), *units], names)
+        texts = dict.fromkeys(text for c, _ in compiled for text in kernels[c.key].units)
+        units = [path for path in self.builder.compile(list(texts)) if isinstance(path, Path)]
+        library = self.builder.link(dict.fromkeys([*(path for _, path in compiled), *units]), names)
         left_s = deadline.left_s
         self.tell(f"timing {len(compiled)} kernels")
         begun_s = time.monotonic()

@@ -61,7 +61,9 @@ def compile_llvm(source: Path, target: Path, stop: Deadline) -> None:
         raise
     _idle.append(process)
     if answer:
-        raise CompilerRefusedError(f"LLVM refused it: {answer}", hint="`korch doctor` checks the compiler")
+        refusal = CompilerRefusedError(f"LLVM refused it: {answer}", hint="`korch doctor` checks the compiler")
+        refusal.output = answer
+        raise refusal
 
 
 def _start() -> subprocess.Popen[str]:

@@ -110,4 +110,4 @@ def _caller(kernel: Kernel, text: str, numbers: Sequence[int]) -> Kernel:
         )
     symbol = content_name("k", head + body)
     source, shared = (head + body).replace("NAME", symbol), text.replace("NAME", callee)
-    return replace(kernel, symbol=symbol, source=source, shared=shared)
+    return replace(kernel, symbol=symbol, source=source, units=(shared,))

@@ -86,7 +86,7 @@ class Kernel:
             "" for none. A trimmed kernel reads from it for which size of a range it runs.
         thread_bytes: the size of each thread's private part of the workspace, if the workspace consists of such
             parts, stored one after another; else 0.
-        shared: the source of a unit that this kernel calls and kernels for other sizes call as well; "" for none.
+        units: the sources of further units that this kernel calls, and that other kernels may call as well.
         marked: the text from which such a unit may be made (`korch.tile.cpp.numbers`); "" for none.
         counts: how parameters of the program follow from that size.
     """
@@ -101,7 +101,7 @@ class Kernel:
     size_input: str = ""
     opens: tuple[str, ...] = ()
     thread_bytes: int = 0
-    shared: str = ""
+    units: tuple[str, ...] = ()
     marked: str = field(default="", compare=False, repr=False)
     counts: tuple[tuple[str, Count], ...] = field(default=(), compare=False, repr=False)
 

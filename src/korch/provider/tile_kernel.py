@@ -15,8 +15,9 @@ from korch.tile.check.check import check_program
 from korch.tile.cpp.print import PrintedCpp, print_cpp
 from korch.tile.cpp.shares import by_rows, shares_of
 from korch.tile.ir.parameters import PART, by_outer, parametric
-from korch.tile.ir.program import TileProgram
-from korch.tile.llvm.print import REGION, PrintedLlvm
+from korch.tile.ir.program import Contract, Load, Stage, TileProgram, ranges_of
+from korch.tile.llvm.print import REGION, PrintedLlvm, print_llvm, refusal
+from korch.tile.lower.loops import is_across
 
 logger = logging.getLogger("korch.provider")
 
@@ -55,6 +56,8 @@ def kernel_of(
     text = comment_of(group, offer) + remark
     if counts is None:
         program, counts = in_parameters(program)
+    if not counts and not refusal(program, target) and not _is_faster_in_cpp(program):
+        return llvm_kernel(program, print_llvm(program, text, target, stream_bytes))
     printed = print_cpp(program, text, target.lanes, target.threads, stream_bytes, counts)
     return replace(printed_kernel(program, printed), counts=tuple(counts.items()))
 
@@ -74,6 +77,22 @@ def in_parameters(program: TileProgram) -> tuple[TileProgram, Mapping[str, Count
     return made, counts
 
 
+def _is_faster_in_cpp(program: TileProgram) -> bool:
+    """Return whether a program has steps whose kernels took longer when they were printed as LLVM IR.
+
+    These are passes that transpose squares of several loads. Contractions were not compared on enough shapes yet.
+    """
+    for stage in program.stages:
+        for loops, step in stage.leaves:
+            if isinstance(step, Contract):
+                return True
+            ranges = ranges_of(Stage((*stage.grid, *(loop.axis for loop in loops)), ()), step)
+            squares = [op for op in step.ops if isinstance(op, Load) and step.across]
+            if sum(is_across(op, step.vector, step.across, ranges) for op in squares) > 1:
+                return True
+    return False
+
+
 def llvm_kernel(program: TileProgram, printed: PrintedLlvm) -> Kernel:
     """Check a program that has already been printed, and return its kernel.
 
@@ -88,7 +107,8 @@ def llvm_kernel(program: TileProgram, printed: PrintedLlvm) -> Kernel:
         workspace_bytes=printed.workspace_bytes,
         threading=threading,
         program=program,
-        shared=REGION if printed.is_parallel else "",
+        thread_bytes=printed.thread_bytes,
+        units=(REGION,) if printed.is_parallel else (),
     )
 
 

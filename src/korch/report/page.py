@@ -111,7 +111,7 @@ def page_data(
     kernels = [_kernel(number, plan, report, run_ns) for number in range(len(plan.steps))]
     for kernel, load in zip(kernels, threads.loads() if threads else (), strict=False):
         kernel["load"] = load and f"{load.longest:.2f} of the mean, {100 * load.idle:.1f} % idle"
-    texts = {key.removesuffix(".cpp"): text[:LONGEST_SOURCE] for key, text in sources.items()}
+    texts = {key.removesuffix(".cpp").removesuffix(".ll"): text[:LONGEST_SOURCE] for key, text in sources.items()}
     return {
         "title": f"{name} on {plan.target.get('cpu', 'an unknown machine')}",
         "summary": summary(name, without_table) if report.plan else "",

@@ -79,13 +79,9 @@ def build(
     """
     program = bind_steps(graph, steps, target.threads)
     check_symbols(program)
-    sources = {
-        f"{kernel.symbol}.{'ll' if is_llvm(kernel.source) else 'cpp'}": kernel.source
-        for kernel in program.kernels
-        if kernel.symbol
-    }
-    shared = dict.fromkeys(kernel.shared for kernel in program.kernels if kernel.shared)
-    sources |= {f"{content_name('shared', text)}.cpp": text for text in shared}
+    sources = {f"{k.symbol}.{suffix_of(k.source)}": k.source for k in program.kernels if k.symbol}
+    units = {text for kernel in program.kernels for text in kernel.units} - {*sources.values()}
+    sources |= {f"{content_name('unit', text)}.{suffix_of(text)}": text for text in sorted(units)}
     uses = uses_of(program, steps)
     segments = _segments(uses, target, parts)
     sources[MAIN] = print_main(graph, program, target, segments)
@@ -110,6 +106,11 @@ def build(
         requirements=Requirements.here(REQUIRED_FLAGS[target.isa]),
         sources=sources | _headers(sources),
     )
+
+
+def suffix_of(source: str) -> str:
+    """Return the suffix of the name of a source's file."""
+    return "ll" if is_llvm(source) else "cpp"
 
 
 def uses_of(program: Program[Kernel], steps: Sequence[PlanStep[Kernel]]) -> list[Use]:

@@ -34,7 +34,7 @@ def combine(executables: Sequence[Executable], builder: Builder) -> tuple[list[A
         sources[f"plan{i}.cpp"] = rename_plan(artifact.sources[MAIN], i)
     sources[MAIN] = print_plans(len(artifacts))
     libraries = {name for artifact in artifacts for name in artifact.plan.libraries}
-    units = [text for name, text in sources.items() if name.endswith(".cpp")]
+    units = [text for name, text in sources.items() if name.endswith((".cpp", ".ll"))]
     library = builder.library(units, sorted(libraries - {"iomp5"})).read_bytes()
     weights, places = _union([artifact.weights for artifact in artifacts])
     return artifacts, Shared(library, sources, weights, places)

@@ -8,7 +8,7 @@ iteration. Its first value is read from the loop's input, and its last value is 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -231,7 +231,7 @@ class _Printer:
         members = ", ".join(f"{{NAME_{name}, {len(rows)}}}" for _, name, rows in tables)
         lines.append(f"static const korch_loop::Loop NAME_loop = {{{self.loop.trips}, NAME_data, {members}}};\n")
         lines += _functions(mode, self.tensors, threads, parts.has_state)
-        return named_kernel(
+        kernel = named_kernel(
             "\n".join(lines),
             has_state=parts.has_state,
             workspace_bytes=max(1, self.used_bytes),
@@ -239,6 +239,7 @@ class _Printer:
             opens=parts.opens,
             threading={ALONE: Threading.CALLER, TEAM: Threading.TEAM, APART: Threading.OWN}[mode],
         )
+        return replace(kernel, units=parts.units)
 
 
 def _functions(mode: str, tensors: int, threads: int, has_state: bool) -> Iterator[str]:

@@ -190,11 +190,15 @@ def load_kernels(kernels: Sequence[Kernel], builder: Builder | Emulated) -> ctyp
         return builder
     names = sorted({name for kernel in kernels for name in kernel.libraries})
     load_globally(names)
+    return ctypes.CDLL(str(builder.library(texts_of(kernels), names)))
+
+
+def texts_of(kernels: Sequence[Kernel]) -> list[str]:
+    """Return the texts to compile for some kernels: those in C++ are joined."""
     sources = dict.fromkeys(kernel.source for kernel in kernels)
-    shared = dict.fromkeys(kernel.shared for kernel in kernels if kernel.shared)
-    units = [source for source in sources if is_llvm(source)]
-    units.append("\n".join(source for source in sources if not is_llvm(source)))
-    return ctypes.CDLL(str(builder.library([*units, *shared], names)))
+    joined = "\n".join(source for source in sources if not is_llvm(source))
+    own = [source for source in sources if is_llvm(source)]
+    return [*own, *([joined] if joined else []), *dict.fromkeys(text for kernel in kernels for text in kernel.units)]
 
 
 def group_family(group: Group) -> Family:
