@@ -47,8 +47,8 @@ LARGER_SHARE = 1.2
 CHECK_SHARE = 0.03
 """The largest fraction of the remaining time for a comparison with the model at one size."""
 
-COMBINE_S = 1.0
-"""Seconds to combine the plans on an idle machine."""
+COMBINE_S, BYTE_S = 1.0, 5e-9
+"""Seconds to combine and to write the plans on an idle machine: at least, and per byte of weights."""
 
 TIMED_SHARES = (0.5, 0.0, 0.125, 0.03)
 """The positions between the smallest and the largest size of a plan at which kernels are timed, the main one first."""
@@ -148,7 +148,7 @@ def _plans(
             checked=tuple(needed),
             model=source.primitives(checks[0]),
         )
-        rest_s = COMBINE_S + work.reference_s * sum(shares[1:])
+        rest_s = COMBINE_S + BYTE_S * work.weights_bytes + work.reference_s * sum(shares[1:])
         end = deadline.shared(share).before(pace * rest_s)
         model, binding = source.bound(sizes)
         given = end.before(FIT_SHARE * (end.left_s or 0.0))
