@@ -47,7 +47,7 @@ def test_a_budget_that_is_too_short_is_announced_with_one_that_suffices(caplog: 
     follows = run(short.least_s)
     follows.expect(LEAST)
     assert follows.least_s is None and not caplog.records
-    assert short.end_s == follows.end_s == 5.0
+    assert short.end_s == follows.end_s == 2.0
 
 
 def test_the_least_of_several_plans_counts_all_of_them() -> None:

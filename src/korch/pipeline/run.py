@@ -76,7 +76,7 @@ class Run:
         masked: the model's primitives for all sizes up to these, if the executable is for a range.
         template: the plan of another size whose kernels are used, instead of a search.
         keep: called with the plan that the search found, if other sizes use its kernels.
-        end_s: predicted seconds to build, check and write the plan; before there are candidates, also to compile it.
+        end_s: predicted seconds to build, check and write the plan.
         timing_s: the budget that suffices to time the kernels of a first plan, if the given budget is too short for it.
         resources: closed when the run ends.
         stage_seconds: seconds of each stage that has ended.
@@ -158,7 +158,7 @@ class Run:
 
     def expect(self, least: Least) -> None:
         """Reserve the time of the last stages, and warn if the budget is less than the least."""
-        self.end_s = least.compile_s + least.end_s
+        self.end_s = least.end_s  # kernels are compiled within the search
         if self.template is None and self.keep is None:  # else its part of the budget follows from its size
             announce(least, self.options.budget_s, self.deadline)
 
