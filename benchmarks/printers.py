@@ -33,7 +33,7 @@ from korch.options import Options
 from korch.pipeline import Run, front
 from korch.primitive.op import Category
 from korch.provider.provider import Kernel
-from korch.provider.tile_kernel import comment_of, llvm_kernel, printed_kernel
+from korch.provider.tile_kernel import comment_of, printed_kernel
 from korch.search.instance import Answers
 from korch.segments.block_task import prepare
 from korch.tile.cpp.print import print_cpp
@@ -97,7 +97,7 @@ def both(candidate: Candidate, meter: CpuMeter) -> tuple[Candidate, Kernel, Kern
         return None
     text = comment_of(group, offer)
     cpp = printed_kernel(program, print_cpp(program, text, target.lanes, target.threads))
-    return candidate, cpp, llvm_kernel(program, print_llvm(program, text, target))
+    return candidate, cpp, printed_kernel(program, print_llvm(program, text, target))
 
 
 def compare(

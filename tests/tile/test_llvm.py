@@ -8,7 +8,7 @@ from korch.measure.compiler import Builder, is_llvm
 from korch.provider.conv import ConvProvider
 from korch.provider.gemm import GemmProvider
 from korch.provider.generated import GeneratedProvider, stream_bytes
-from korch.provider.tile_kernel import llvm_kernel
+from korch.provider.tile_kernel import printed_kernel
 from korch.target import LANES, Target
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, offers_of
 from korch.testing.samples import random_arrays
@@ -28,7 +28,7 @@ class LlvmProvider(GeneratedProvider):
     def build(self, group, offer, target):
         """Lower and print the group."""
         program = self.program(group, offer, Machine.of(target))
-        kernel = llvm_kernel(
+        kernel = printed_kernel(
             program, print_llvm(program, group.text, target, stream_bytes(target, self.least_stream_bytes))
         )
         assert is_llvm(kernel.source)
@@ -107,7 +107,7 @@ def test_contractions(own_target, builder, rng):
         groups = [g for g in contractions(16) if not isinstance(provider.offer(g, own_target), Refusal)]
         for group, offer, kernel in offers_of(provider, groups, own_target):
             if kernel.program is not None and not refusal(kernel.program, own_target):
-                printed = llvm_kernel(kernel.program, print_llvm(kernel.program, group.text, own_target))
+                printed = printed_kernel(kernel.program, print_llvm(kernel.program, group.text, own_target))
                 checked.append((group, offer, printed))
     library = load_kernels([kernel for *_, kernel in checked], builder)
     for group, offer, kernel in checked:

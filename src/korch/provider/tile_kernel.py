@@ -57,7 +57,7 @@ def kernel_of(
     if counts is None:
         program, counts = in_parameters(program)
     if not counts and not refusal(program, target) and not _is_faster_in_cpp(program):
-        return llvm_kernel(program, print_llvm(program, text, target, stream_bytes))
+        return printed_kernel(program, print_llvm(program, text, target, stream_bytes))
     printed = print_cpp(program, text, target.lanes, target.threads, stream_bytes, counts)
     return replace(printed_kernel(program, printed), counts=tuple(counts.items()))
 
@@ -93,41 +93,22 @@ def _is_faster_in_cpp(program: TileProgram) -> bool:
     return False
 
 
-def llvm_kernel(program: TileProgram, printed: PrintedLlvm) -> Kernel:
+def printed_kernel(program: TileProgram, printed: PrintedCpp | PrintedLlvm) -> Kernel:
     """Check a program that has already been printed, and return its kernel.
 
     Raises:
         InvalidGraphError: a check fails; what a provider builds so is a fault (`korch.provider.faults`).
     """
     _check(program)
-    threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
     return Kernel(
         printed.symbol,
         printed.source,
         workspace_bytes=printed.workspace_bytes,
-        threading=threading,
+        threading=Threading.TEAM if printed.is_parallel else Threading.CALLER,
         program=program,
         thread_bytes=printed.thread_bytes,
-        units=(REGION,) if printed.is_parallel else (),
-    )
-
-
-def printed_kernel(program: TileProgram, printed: PrintedCpp) -> Kernel:
-    """Check a program that has already been printed, and return its kernel.
-
-    Raises:
-        InvalidGraphError: a check fails; what a provider builds so is a fault (`korch.provider.faults`).
-    """
-    _check(program)
-    threading = Threading.TEAM if printed.is_parallel else Threading.CALLER
-    return Kernel(
-        printed.symbol,
-        printed.source,
-        workspace_bytes=printed.workspace_bytes,
-        threading=threading,
-        program=program,
-        thread_bytes=printed.thread_bytes,
-        marked=printed.marked,
+        marked=printed.marked if isinstance(printed, PrintedCpp) else "",
+        units=(REGION,) if printed.is_parallel and isinstance(printed, PrintedLlvm) else (),
     )
 
 

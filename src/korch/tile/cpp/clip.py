@@ -6,9 +6,12 @@ skip these points. Then the guards need not be tested at each point.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
+
 from korch.primitive.ops.reduce import identity
-from korch.tile.ir.index import Expr, Ranges, add, bounds, constant, scale, var
-from korch.tile.ir.program import Accumulate, Inside, Literal, Pass, Select, Sink
+from korch.tile.ir.index import Expr, Ranges, add, bounds, breakpoints, constant, scale, turning_point, var
+from korch.tile.ir.program import Accumulate, Axis, Inside, Literal, Load, Pass, Select, Sink
 
 
 def clipping_guards(pass_: Pass) -> dict[str, tuple[Inside, ...]]:
@@ -58,3 +61,42 @@ def loop_ends(
         if most >= guard.high:
             ends.append((add(constant(guard.high + step - 1), scale(rest, -1)), step))
     return lows, ends
+
+
+def parts_of(pass_: Pass, axis: Axis, clips: Mapping[str, tuple[Inside, ...]], ranges: Ranges) -> list[tuple[int, int]]:
+    """Return the parts of an axis, cut where the result of a guard or a choice changes.
+
+    Args:
+        pass_: the pass.
+        axis: one of its axes.
+        clips: the guards that the bounds of the loop over each axis guarantee.
+        ranges: the ranges of all variables.
+    """
+    ends = {0, axis.extent}
+    for op in pass_.ops:
+        if isinstance(op, Load):
+            ends |= breakpoints(op.index, axis.name, ranges)
+        if isinstance(op, Load | Select):
+            for guard in op.guards:
+                if guard in clips.get(axis.name, ()):
+                    continue
+                ends |= breakpoints(guard.expr, axis.name, ranges)
+                least, most = _extremes(guard.expr, axis, pass_, ranges)
+                ends |= turning_point(least, guard.low, axis.name)
+                ends |= turning_point(most, guard.high, axis.name)
+    inside = sorted(end for end in ends if 0 <= end <= axis.extent)
+    return list(itertools.pairwise(inside))
+
+
+def _extremes(expr: Expr, axis: Axis, pass_: Pass, ranges: Ranges) -> tuple[Expr, Expr]:
+    """Return the least and greatest expression over the reduced variables, if no other variables occur.
+
+    Between the points where guards on these change, a guard of a window holds for the whole window.
+    """
+    slope = expr.coefficient(axis.name)
+    inner = {a.name for a in pass_.axes if a.is_reduced} - {axis.name}
+    if slope is None or not expr.variables & inner or expr.variables - inner != {axis.name}:
+        return expr, expr
+    own = scale(var(axis.name), slope)
+    least, most = bounds(add(expr, scale(own, -1)), ranges)
+    return add(own, constant(least)), add(own, constant(most))

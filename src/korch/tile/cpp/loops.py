@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Set
 
-from korch.tile.cpp.clip import loop_ends
+from korch.tile.cpp.clip import loop_ends, parts_of
 from korch.tile.cpp.collect import WrittenSpan, begins_lines, collected
 from korch.tile.cpp.numbers import number
 from korch.tile.cpp.op import OpPrinter
 from korch.tile.cpp.text import C_TYPE, CppWriter, loop_end
-from korch.tile.ir.index import Expr, Ranges, add, bounds, breakpoints, constant, scale, substitute, turning_point, var
+from korch.tile.ir.index import Expr, Ranges, constant, substitute
 from korch.tile.ir.program import Accumulate, Axis, Inside, Load, Pass, Select, Sink, Stage, holds
 from korch.tile.lower.loops import LINE_ELEMENTS
 
@@ -112,33 +111,7 @@ class LoopPrinter(OpPrinter):
 
     def _parts(self, axis: Axis) -> list[tuple[int, int]]:
         """Return the parts of an axis, cut where the result of a guard or a choice changes."""
-        ends = {0, axis.extent}
-        for op in self.pass_.ops:
-            if isinstance(op, Load):
-                ends |= breakpoints(op.index, axis.name, self.ranges)
-            if isinstance(op, Load | Select):
-                for guard in op.guards:
-                    if guard in self.clips.get(axis.name, ()):
-                        continue
-                    ends |= breakpoints(guard.expr, axis.name, self.ranges)
-                    least, most = self._extremes(guard.expr, axis)
-                    ends |= turning_point(least, guard.low, axis.name)
-                    ends |= turning_point(most, guard.high, axis.name)
-        inside = sorted(end for end in ends if 0 <= end <= axis.extent)
-        return list(itertools.pairwise(inside))
-
-    def _extremes(self, expr: Expr, axis: Axis) -> tuple[Expr, Expr]:
-        """Return the least and greatest expression over the reduced variables, if no other variables occur.
-
-        Between the points where guards on these change, a guard of a window holds for the whole window.
-        """
-        slope = expr.coefficient(axis.name)
-        inner = {a.name for a in self.reduced} - {axis.name}
-        if slope is None or not expr.variables & inner or expr.variables - inner != {axis.name}:
-            return expr, expr
-        own = scale(var(axis.name), slope)
-        least, most = bounds(add(expr, scale(own, -1)), self.ranges)
-        return add(own, constant(least)), add(own, constant(most))
+        return parts_of(self.pass_, axis, self.clips, self.ranges)
 
     def _width(self, axis: Axis, low: int, high: int) -> int:
         """Return the widest vector for a part; 1 if a guard still changes inside the part."""

@@ -11,7 +11,7 @@ from korch.tile.cpp.clip import clipping_guards
 from korch.tile.cpp.fetch import fetches_of
 from korch.tile.cpp.numbers import number
 from korch.tile.cpp.tables import BITS as TABLE_BITS
-from korch.tile.cpp.tables import tables_of
+from korch.tile.cpp.tables import live_ops, tables_of
 from korch.tile.cpp.text import C_TYPE, NARROW_TYPE, CppWriter, literal
 from korch.tile.ir.index import Expr, Ranges, add, bounds, constant, scale, substitute
 from korch.tile.ir.passes import is_nonpositive
@@ -87,27 +87,7 @@ class OpPrinter:
 
     def _live(self, ranges: Ranges) -> Sequence[TileOp]:
         """Return the operations that the sinks need, given the guards that the ranges decide."""
-        needed = {sink.value for sink in self.pass_.sinks}
-        found: list[TileOp] = []
-        for op in reversed(self.pass_.ops):
-            if op.name not in needed:
-                continue
-            found.append(op)
-            if op.name in self.tables:
-                needed.add(self.tables[op.name].byte)
-                continue
-            match op:
-                case Apply(arguments=arguments):
-                    needed.update(arguments)
-                case Select(guards=guards, inside=inside, outside=outside):
-                    decided = self._all_hold(guards, ranges)
-                    needed.update(() if decided is False else (inside,))
-                    needed.update(() if decided is True else (outside,))
-                case Load() | Literal():
-                    pass
-                case _:
-                    assert_never(op)
-        return found[::-1]
+        return live_ops(self.pass_, self.tables, lambda guards: self._all_hold(guards, ranges))
 
     def _op(self, op: TileOp, values: dict[str, str], ranges: Ranges, variable: str, width: str) -> str:
         type_, table = C_TYPE[op.dtype], self.tables.get(op.name)

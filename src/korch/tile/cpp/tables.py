@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from korch.primitive.op import Array
 from korch.primitive.types import DType
 from korch.tile.check.arithmetic import Typed
-from korch.tile.ir.program import Apply, Literal, Load, TileOp
+from korch.tile.ir.program import Apply, Inside, Literal, Load, Pass, Select, TileOp, arguments_of
 
 BITS = 4
 """The number of index bits: a table has 16 entries, which a vector register holds."""
@@ -68,3 +68,30 @@ def _table(byte: str, values: Array) -> ByteTable | None:
         if np.array_equal(entries[index], values):
             return ByteTable(byte, shift, tuple(entries.tolist()))
     return None
+
+
+def live_ops(
+    pass_: Pass, tables: Mapping[str, ByteTable], all_hold: Callable[[Sequence[Inside]], bool | None]
+) -> list[TileOp]:
+    """Return the operations that the sinks of a pass need.
+
+    Args:
+        pass_: the pass.
+        tables: the values that are looked up, by name.
+        all_hold: whether guards hold at all points (True), one of them at none (False), or neither is known (None).
+    """
+    needed = {sink.value for sink in pass_.sinks}
+    found: list[TileOp] = []
+    for op in reversed(pass_.ops):
+        if op.name not in needed:
+            continue
+        found.append(op)
+        if op.name in tables:
+            needed.add(tables[op.name].byte)
+        elif isinstance(op, Select):
+            decided = all_hold(op.guards)
+            needed.update(() if decided is False else (op.inside,))
+            needed.update(() if decided is True else (op.outside,))
+        else:
+            needed.update(arguments_of(op))
+    return found[::-1]

@@ -10,7 +10,7 @@ from typing import assert_never
 from korch.primitive.types import DType
 from korch.tile.cpp.clip import clipping_guards
 from korch.tile.cpp.fetch import Fetches, fetches_of
-from korch.tile.cpp.tables import ByteTable, tables_of
+from korch.tile.cpp.tables import ByteTable, live_ops, tables_of
 from korch.tile.ir.index import Expr, Ranges, add, scale, substitute
 from korch.tile.ir.index import constant as number
 from korch.tile.ir.passes import is_nonpositive
@@ -146,21 +146,7 @@ class PointPrinter:
 
     def _live(self, ranges: Ranges) -> Sequence[TileOp]:
         """Return the operations that the sinks need, given the guards that the ranges decide."""
-        needed = {sink.value for sink in self.pass_.sinks}
-        found: list[TileOp] = []
-        for op in reversed(self.pass_.ops):
-            if op.name not in needed:
-                continue
-            found.append(op)
-            if op.name in self.tables:
-                needed.add(self.tables[op.name].byte)
-            elif isinstance(op, Select):
-                decided = self.all_hold(op.guards, ranges)
-                needed.update(() if decided is False else (op.inside,))
-                needed.update(() if decided is True else (op.outside,))
-            else:
-                needed.update(arguments_of(op))
-        return found[::-1]
+        return live_ops(self.pass_, self.tables, lambda guards: self.all_hold(guards, ranges))
 
     def _value(self, op: TileOp, values: Mapping[str, SsaValue], points: PointVector) -> SsaValue:
         emit = self.emit
