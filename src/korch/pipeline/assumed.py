@@ -8,6 +8,7 @@ import onnx
 
 from korch.frontend.shapes import is_batch
 from korch.ranges.binding import Bound
+from korch.ranges.form import range_text
 
 BATCHES, IMAGES, LENGTHS = range(1, 9), range(64, 513, 32), range(1, 129)
 """The sizes of a batch, of an axis of an image, and of any other axis."""
@@ -58,13 +59,8 @@ def fixed(binding: Binding) -> dict[str, tuple[Bound, ...]]:
 
 def binding_text(binding: Binding) -> str:
     """Return a binding in the syntax of the option --shape."""
-    return " ".join(f"--shape {name}={'x'.join(map(_bound_text, shape))}" for name, shape in binding.items())
-
-
-def _bound_text(bound: Bound) -> str:
-    if not isinstance(bound, range):
-        return str(bound)
-    return f"{bound.start}..{bound[-1]}" + (f":{bound.step}" if bound.step > 1 else "")
+    texts = {name: [range_text(n) if isinstance(n, range) else str(n) for n in own] for name, own in binding.items()}
+    return " ".join(f"--shape {name}={'x'.join(sizes)}" for name, sizes in texts.items())
 
 
 def _range(name: str, axis: int, rank: int) -> range:

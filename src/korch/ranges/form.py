@@ -24,6 +24,11 @@ Sizes = tuple[int, ...]
 """The size of each dimension of a range, in steps of the range: 10 for an image of 320 if the step is 32."""
 
 
+def range_text(sizes: range) -> str:
+    """Return sizes in the syntax of the option --shape."""
+    return f"{sizes.start}..{sizes[-1]}" + (f":{sizes.step}" if sizes.step > 1 else "")
+
+
 @dataclass(frozen=True, slots=True)
 class Dimension:
     """A free dimension: an executable accepts each size of a range for it.
@@ -48,8 +53,7 @@ class Dimension:
     @property
     def range_text(self) -> str:
         """The sizes in the syntax of the option --shape."""
-        text = f"{self.low * self.step}..{self.high * self.step}"
-        return text if self.step == 1 else f"{text}:{self.step}"
+        return range_text(range(self.low * self.step, self.high * self.step + 1, self.step))
 
     def steps_of(self, size: int) -> int | None:
         """Return a size in steps; None if it is not in the range."""

@@ -182,19 +182,18 @@ class Masks:
             indices = self.input(Hidden("", "table", (Factor(count),), 1, dtype="i64", table=places))
         else:
             indices = self.places(count, places)
-        if self.verbs.dtype(value.id) is not DType.BOOL:
-            value = self.filled(value, (axis,), 0)  # so that elements beyond the valid ones need not be computed
-        form = tuple((Factor(count),) if i == axis else own for i, own in enumerate(value.form))
-        return plain(gather(self.verbs, value.id, indices, axis), form)
+        return self._gathered(value, axis, indices, Factor(count))
 
     def ordered(self, value: Value, axis: int, valid: Extent) -> Value:
         """Return a concatenation with its valid elements first, of which there are `valid`."""
+        indices = self.input(Hidden("", "order", value.form[axis] or (), 1, dtype="i64"))
+        return self._gathered(value, axis, indices, Factor(self.verbs.shape(value.id)[axis], valid))
+
+    def _gathered(self, value: Value, axis: int, indices: ValueId, factor: Factor) -> Value:
         if self.verbs.dtype(value.id) is not DType.BOOL:
             value = self.filled(value, (axis,), 0)  # so that elements beyond the valid ones need not be computed
-        factors, size = value.form[axis], self.verbs.shape(value.id)[axis]
-        places = self.input(Hidden("", "order", factors or (), 1, dtype="i64"))
-        form = (*value.form[:axis], (Factor(size, valid),), *value.form[axis + 1 :])
-        return plain(gather(self.verbs, value.id, places, axis), form)
+        form = tuple((factor,) if i == axis else own for i, own in enumerate(value.form))
+        return plain(gather(self.verbs, value.id, indices, axis), form)
 
     def count(self, extent: Extent, type_: ValueType) -> ValueId:
         """Return the number of elements of an extent in all elements of a value of a type."""

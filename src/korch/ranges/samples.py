@@ -63,7 +63,7 @@ def sweep(
     """Return the primitives at each size of each dimension, with the largest of the others; None if sizes are many."""
     rows = [largest]
     for i, d in enumerate(dimensions):
-        if largest[i] - d.low > MOST_SWEPT:
+        if largest[i] - d.low >= MOST_SWEPT:
             return None
         rows += [(*largest[:i], n, *largest[i + 1 :]) for n in range(largest[i] - 1, d.low - 1, -1)]
     return Samples(dimensions, tuple(rows), tuple(map(primitives, rows)))
