@@ -56,9 +56,11 @@ def kernel_of(
     text = comment_of(group, offer) + remark
     if counts is None:
         program, counts = in_parameters(program)
-    if not counts and not refusal(program, target) and not _is_faster_in_cpp(program):
-        return printed_kernel(program, print_llvm(program, text, target, stream_bytes))
-    printed = print_cpp(program, text, target.lanes, target.threads, stream_bytes, counts)
+    printed: PrintedLlvm | PrintedCpp
+    if not refusal(program, target) and not _is_faster_in_cpp(program):
+        printed = print_llvm(program, text, target, stream_bytes, counts)
+    else:
+        printed = print_cpp(program, text, target.lanes, target.threads, stream_bytes, counts)
     return replace(printed_kernel(program, printed), counts=tuple(counts.items()))
 
 

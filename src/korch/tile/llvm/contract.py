@@ -19,7 +19,7 @@ from korch.tile.ir.index import constant as number
 from korch.tile.ir.program import At, Axis, Contract, Level, Load, Product, Stage, TileProgram, refused
 from korch.tile.llvm.emit import SsaValue, array, constant
 from korch.tile.llvm.functions import fused
-from korch.tile.llvm.index import Env, address, condition
+from korch.tile.llvm.index import Env, address, condition, end_of
 from korch.tile.llvm.memory import Place
 from korch.tile.llvm.points import KernelContext, PointPrinter, PointVector
 
@@ -134,12 +134,7 @@ class ContractPrinter:
         batch(self.batch, self.env)
 
     def _end(self, axis: Axis, env: Env) -> SsaValue:
-        if axis.ragged is None:
-            return self.emit.index(axis.extent)
-        outer, total = axis.ragged
-        assert isinstance(total, int)
-        left = self.emit.add(self.emit.index(total), self.emit.times(env[outer], -axis.extent))
-        return self.emit.least(self.emit.index(axis.extent), left)
+        return end_of(self.emit, axis, axis.extent, env)
 
     def _side(self, at: At, env: Env) -> OperandSide:
         """Print the address of an operand's first element; return it with the memory steps of the axes."""

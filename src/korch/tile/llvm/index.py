@@ -6,14 +6,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from typing import assert_never
 
-from korch.tile.ir.index import Atom, Choice, Expr, Quotient, Ranges, Remainder, TableEntry, Times, Var, bounds
-from korch.tile.ir.program import Inside
+from korch.tile.ir.index import (
+    ROWS,
+    Atom,
+    Choice,
+    Expr,
+    Quotient,
+    Ranges,
+    Remainder,
+    TableEntry,
+    Times,
+    Var,
+    add,
+    bounds,
+    scale,
+    var,
+)
+from korch.tile.ir.index import constant as number
+from korch.tile.ir.program import Axis, Inside
 from korch.tile.llvm.emit import Emit, SsaValue, array, constant
 
 Env = Mapping[str, SsaValue]
 """The values of the loop variables; a vector variable has its value in the first lane."""
 
 MOST_NARROW = 1 << 31
+
+ROW_TABLE = " rows"
+"""The name of the address of the table of row positions; no variable has a space in its name."""
 
 
 def index_of(emit: Emit, expr: Expr, env: Env) -> SsaValue:
@@ -25,10 +44,22 @@ def lanes_of(emit: Emit, expr: Expr, env: Env, variable: str, lanes: int, ranges
     """Print an expression at each lane of a vector along a variable."""
     kind = "i32" if _is_narrow(expr, ranges) else "i64"
     narrow = {name: emit.convert("trunc", value, kind) for name, value in env.items() if name in expr.variables}
+    if ROW_TABLE in env:
+        narrow[ROW_TABLE] = env[ROW_TABLE]
     if variable in narrow:
         narrow[variable] = emit.op("add", narrow[variable], array(kind, range(lanes)))
     found = index_of(emit, expr, narrow) if kind == "i64" else _sum(emit, expr, narrow)
     return emit.splat(found, lanes)
+
+
+def end_of(emit: Emit, axis: Axis, high: int, env: Env) -> SsaValue:
+    """Print the end of the loop over the first `high` values of an axis; the last block of an axis may end early."""
+    if axis.ragged is None:
+        return emit.index(high)
+    outer, total = axis.ragged
+    whole = total if isinstance(total, Expr) else number(total)
+    left = index_of(emit, add(whole, scale(var(outer), -axis.extent)), env)
+    return emit.least(emit.index(high), left)
 
 
 def address(emit: Emit, kind: str, base: SsaValue, expr: Expr, env: Env) -> SsaValue:
@@ -105,6 +136,10 @@ def _atom(emit: Emit, atom: Atom, env: Env) -> SsaValue:
         case Remainder(expr, divisor):
             value = inner(expr)
             return emit.op("urem", value, constant(value.kind, divisor))
+        case TableEntry(table, expr) if table == ROWS:
+            at = inner(expr)
+            place = emit.place("i32", env[ROW_TABLE], emit.convert("sext", at, "i64"))
+            return emit.convert("sext", emit.load("i32", 1, place, 4, emit.floor), at.kind)
         case TableEntry(table, expr):
             return table_entries(emit, table, inner(expr))
         case Choice(expr, cases, otherwise):

@@ -12,7 +12,7 @@ from korch.tile.ir.index import constant as number
 from korch.tile.ir.passes import turns_on
 from korch.tile.ir.program import Accumulate, Axis, Inside, Load, Select, Sink
 from korch.tile.llvm.emit import SsaValue, constant
-from korch.tile.llvm.index import Env
+from korch.tile.llvm.index import Env, end_of
 from korch.tile.llvm.memory import Place
 from korch.tile.llvm.points import PointVector
 from korch.tile.llvm.reduce import SumPrinter
@@ -60,7 +60,7 @@ class NestPrinter(SumPrinter):
         for buffer, span in self.written_spans.items():
             self.context.era += 1
             source = replace(self.redirected[buffer], floor=self.emit.depth, era=self.context.era)
-            count = self.emit.times(self.end_of(span.outer, span.outer.extent, self.env), span.row)
+            count = self.emit.times(end_of(self.emit, span.outer, span.outer.extent, self.env), span.row)
             stream_span(self.memory, starts[buffer], source, count)
 
     def _start(self, buffer: str, span: WrittenSpan) -> Place:
@@ -102,7 +102,7 @@ class NestPrinter(SumPrinter):
             return
         if not rest and (self._is_split(axis, env) or self.reduce_rows(axis, env)):
             return
-        end = self.end_of(axis, axis.extent, env)
+        end = end_of(self.emit, axis, axis.extent, env)
         self.emit.loop(
             self.emit.index(0), end, 1, lambda i: self._where(rest, where, {**env, axis.name: i}), cost=self._cost(rest)
         )
@@ -260,7 +260,7 @@ class NestPrinter(SumPrinter):
     def _sides(self, axis: Axis, env: Env, square: At, single: At) -> None:
         """Print the loop over an axis in steps of a square's side; the last step may overlap."""
         emit, side = self.emit, self.side
-        limit = self.end_of(axis, axis.extent, env)
+        limit = end_of(self.emit, axis, axis.extent, env)
 
         def squares() -> None:
             last = emit.add(limit, emit.index(-side))

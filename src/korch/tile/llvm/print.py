@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from korch.primitive.types import DType
+from korch.ranges.live import Count
 from korch.system.content_name import content_name
 from korch.target import Target
 from korch.tile.cpp.finish import Sums, sums_of
 from korch.tile.cpp.panels import panels
 from korch.tile.cpp.print import SERIAL_POINTS, large_inputs, stages_that_wait, streamed_outputs
+from korch.tile.cpp.shares import PLACE, Shares, by_rows, shares_of
 from korch.tile.cpp.steps import is_large_tile, tile_bytes, tiles_of
+from korch.tile.ir.index import ROWS, Expr
+from korch.tile.ir.parameters import PART, whole
 from korch.tile.ir.program import (
     Apply,
     At,
@@ -38,10 +42,11 @@ from korch.tile.ir.program import (
 from korch.tile.llvm.arithmetic import KIND, OPS, is_signed
 from korch.tile.llvm.contract import ContractPrinter, refused_contraction
 from korch.tile.llvm.emit import Emit, SsaValue, constant
-from korch.tile.llvm.index import Env, index_of
+from korch.tile.llvm.index import Env, end_of, index_of
 from korch.tile.llvm.isa import ISAS, Isa
 from korch.tile.llvm.memory import stored_kind
 from korch.tile.llvm.nest import NestPrinter
+from korch.tile.llvm.parameters import counted, placed_rows, share_of
 from korch.tile.llvm.points import KernelContext
 from korch.tile.llvm.stream import end_streams
 from korch.tile.lower.buffers import places_in_memory
@@ -82,10 +87,9 @@ class PrintedLlvm(NamedTuple):
 
 def refusal(program: TileProgram, target: Target) -> str:
     """Return why a program is not printed as LLVM IR yet; "" if it is."""
+    program = whole(program)
     if target.isa not in ISAS:
         return f"the instruction set {target.isa}"
-    if program.parameters:
-        return "parameters"
     if program.is_sorted:
         return "sorted rows"
     for buffer in program.buffers:
@@ -111,24 +115,34 @@ def refusal(program: TileProgram, target: Target) -> str:
     return ""
 
 
-def print_llvm(program: TileProgram, comment: str, target: Target, stream_bytes: int = sys.maxsize) -> PrintedLlvm:
+def print_llvm(
+    program: TileProgram,
+    comment: str,
+    target: Target,
+    stream_bytes: int = sys.maxsize,
+    counts: Mapping[str, Count] | None = None,
+) -> PrintedLlvm:
     """Return the source of a program.
 
     Args:
-        program: the program.
+        program: the program. Its parameters must be in `counts`.
         comment: the comment at the head of the source.
         target: the machine.
         stream_bytes: outputs of at least this size bypass the caches, and inputs of at least this size are prefetched
             from memory.
+        counts: how parameters follow from the sizes, 64-bit integers in the kernel's last buffer.
 
     Raises:
-        InvalidGraphError: the program is not printed yet (`refusal`).
+        InvalidGraphError: the program has other parameters, or is not printed yet (`refusal`).
         TextLimitError: the source would be too long.
     """
     reason = refusal(program, target)
     if reason:
         raise refused(f"{reason} can't be printed as LLVM IR")
-    return _Printer(program, comment, target, stream_bytes).run()
+    counts = counts or {}
+    if missing := [parameter.name for parameter in program.parameters if parameter.name not in counts]:
+        raise refused(f"parameter {missing[0]} is known at run time only", "Bind the parameters first")
+    return _Printer(program, comment, target, stream_bytes, counts).run()
 
 
 def module(emit: Emit, isa: Isa, comment: str) -> str:
@@ -140,8 +154,15 @@ def module(emit: Emit, isa: Isa, comment: str) -> str:
 
 
 class _Printer:
-    def __init__(self, program: TileProgram, comment: str, target: Target, stream_bytes: int) -> None:
-        self.program, self.comment, self.isa = program, comment, ISAS[target.isa]
+    def __init__(
+        self, program: TileProgram, comment: str, target: Target, stream_bytes: int, counts: Mapping[str, Count]
+    ) -> None:
+        self.parameters, self.counts = program.parameters, counts
+        self.part = next((p for p in program.parameters if p.name == PART), None)
+        self.grids = [stage.grid for stage in program.stages]
+        self.shares = [shares_of(stage, program.parameter_ranges) for stage in program.stages]
+        self.program = program = whole(program)
+        self.comment, self.isa = comment, ISAS[target.isa]
         self.is_parallel = target.threads > 1 and sum(stage.work for stage in program.stages) >= SERIAL_POINTS
         self.emit = Emit()
         given = {buffer.name for buffer in program.buffers if buffer.level is Level.INPUT}
@@ -168,8 +189,8 @@ class _Printer:
                 text = f"call i32 @korch_region({threads.typed}, ptr @NAME_team, {buffers.typed})"
                 emit.effect(f"ret {emit.pure('i32', 1, text, threads).typed}")
             else:
-                for i, stage in enumerate(self.program.stages):
-                    self._call_stage(i, buffers, emit.index(0), emit.index(stage.tasks), emit.index(0))
+                for i in range(len(self.program.stages)):
+                    self._call_stage(i, buffers, emit.index(0), self._count(i, self._live(buffers)), emit.index(0))
                 emit.effect("ret i32 0")
         text = module(emit, self.isa, self.comment)
         symbol = content_name("k", text)
@@ -193,7 +214,8 @@ class _Printer:
             self.context.bases[buffer.name] = SsaValue(name, "ptr")
             only = " readonly" if buffer.level is Level.INPUT else ""
             arguments.append(f"ptr noalias{only} {name}")
-        arguments += ["ptr noalias %room", "i64 %begin", "i64 %end"]
+        env = {parameter.name: SsaValue(f"%n.{parameter.name}", "i64") for parameter in self.parameters}
+        arguments += ["ptr noalias %room", "i64 %begin", "i64 %end", *(value.typed for value in env.values())]
         with emit.function(f"internal void @NAME_stage{i}({', '.join(arguments)}) noinline #0"):
             large, offset = self._large(stage), 0
             for buffer in tiles_of(self.program, stage):
@@ -203,8 +225,12 @@ class _Printer:
                     offset += tile_bytes(self.program, stage, buffer)
                 else:
                     self.context.bases[buffer.name] = emit.array(stored_kind(buffer), buffer.size)
-            begin, end = SsaValue("%begin", "i64"), SsaValue("%end", "i64")
-            emit.loop(begin, end, 1, lambda task: self._steps(stage.steps, stage.grid, self._grid(stage.grid, task)))
+            begin, end, shares = SsaValue("%begin", "i64"), SsaValue("%end", "i64"), self._shares(i)
+            if shares is not None:
+                self._moved(stage, shares, begin, end, env)
+            else:
+                grid = self.grids[i]
+                emit.loop(begin, end, 1, lambda task: self._steps(stage.steps, stage.grid, self._grid(grid, task, env)))
             if self.context.streamed & written_by(stage.steps) and self.isa.is_x86:
                 end_streams(emit)
             emit.effect("ret void")
@@ -213,14 +239,69 @@ class _Printer:
         """Return the tiles of a stage that are in the workspace."""
         return [buffer for buffer in tiles_of(self.program, stage) if is_large_tile(self.program, stage, buffer)]
 
-    def _grid(self, grid: Sequence[Axis], task: SsaValue) -> dict[str, SsaValue]:
-        """Print a task's grid coordinates."""
-        emit, found, rest = self.emit, dict[str, SsaValue](), task
+    def _shares(self, i: int) -> Shares | None:
+        """Return how the coordinates of a stage are divided; None if only whole tasks are."""
+        return self.shares[i] if self.is_parallel or self.part is not None else None
+
+    def _grid(self, grid: Sequence[Axis], task: SsaValue, env: Env) -> Env:
+        """Print a task's grid coordinates; return all variables."""
+        emit, found, rest = self.emit, {**env}, task
         for place, axis in enumerate(grid, 1):
-            left = math.prod(a.extent for a in grid[place:])
-            found[axis.name] = rest if left == 1 else emit.op("udiv", rest, emit.index(left))
-            rest = emit.op("urem", task, emit.index(left)) if left != 1 else emit.index(0)
+            if axis.size == 1:
+                found[axis.name] = emit.index(0)
+                continue
+            left = self._product(grid[place:], env)
+            found[axis.name] = rest if left.text == "1" else emit.op("udiv", rest, left)
+            rest = emit.op("urem", task, left) if left.text != "1" else emit.index(0)
         return found
+
+    def _product(self, axes: Sequence[Axis], env: Env) -> SsaValue:
+        """Print the number of points of some axes."""
+        found = self.emit.index(math.prod(axis.size for axis in axes if isinstance(axis.size, int)))
+        for size in (axis.size for axis in axes if isinstance(axis.size, Expr)):
+            own = index_of(self.emit, size, env)
+            found = own if found.text == "1" else self.emit.op("mul nsw", own, found)
+        return found
+
+    def _count(self, i: int, env: Env) -> SsaValue:
+        """Print the number of tasks of a stage, or that of the coordinates that are divided."""
+        shares = self._shares(i)
+        return self._product(self.grids[i], env) if shares is None else env[shares.parameter]
+
+    def _moved(self, stage: Stage, shares: Shares, begin: SsaValue, end: SsaValue, env: Env) -> None:
+        """Print the loop over a thread's coordinates: each iteration runs as the first task, with advanced pointers."""
+        emit, context, name, grid = self.emit, self.context, shares.parameter, stage.grid
+        if self.part is not None:
+            stage = by_rows(stage, shares) or stage
+            grid = (*grid, Axis(PLACE, ROWS[-1] + 1))
+
+        def run(first: SsaValue) -> None:
+            left = emit.add(emit.least(env[name], end), emit.times(first, -1))
+            own, place = {**env, **{axis.name: emit.index(0) for axis in grid}}, first
+            if self.part is not None:
+                place, own = placed_rows(emit, self.part, first, shares.most, own)
+                own = {**own, PLACE: place}
+            bases, sizes = dict(context.bases), dict(context.sizes)
+            for moved, step in shares.steps.items():
+                context.bases[moved] = emit.place(context.kinds[moved], bases[moved], emit.times(place, step))
+                context.sizes[moved] = 0  # unknown: nothing behind the element at an index may be read
+            self._steps(stage.steps, grid, {**own, name: left})
+            context.bases, context.sizes = bases, sizes
+
+        emit.loop(begin, end, shares.most, run)
+
+    def _live(self, buffers: SsaValue) -> Env:
+        """Print the parameters."""
+        if not self.parameters:
+            return {}
+        ports = sum(buffer.level is not Level.WORKSPACE for buffer in self.ports)
+        position = ports + (self.shared_bytes + self.room_bytes > 0)
+        sizes = self._pointer(buffers, position)
+        high = {parameter.name: self.emit.index(parameter.high) for parameter in self.parameters}
+        return {name: self.emit.least(high[name], counted(self.emit, self.counts[name], sizes)) for name in high}
+
+    def _pointer(self, buffers: SsaValue, position: int) -> SsaValue:
+        return self.emit.load("ptr", 1, self.emit.place("ptr", buffers, self.emit.index(position)), 8, 0)
 
     def _steps(self, steps: Sequence[Step], grid: tuple[Axis, ...], env: Env) -> None:
         for step in sums_of(self.program, steps):
@@ -240,12 +321,7 @@ class _Printer:
             self._steps(step.body, (*grid, axis), {**env, axis.name: i})
 
         if step.only is None:
-            end = emit.index(axis.extent)
-            if axis.ragged is not None:
-                outer, total = axis.ragged
-                assert isinstance(total, int)
-                end = emit.least(end, emit.add(emit.index(total), emit.times(env[outer], -axis.extent)))
-            emit.loop(emit.index(0), end, 1, body)
+            emit.loop(emit.index(0), end_of(emit, axis, axis.extent, env), 1, body)
             return
         at = self._number(step.only, env)
         size = emit.index(axis.extent)
@@ -270,15 +346,16 @@ class _Printer:
         emit, given = self.emit, []
         for buffer in self.ports:
             place = self.places[buffer.name]
-            base = emit.load("ptr", 1, emit.place("ptr", buffers, emit.index(place.position)), 8, 0)
+            base = self._pointer(buffers, place.position)
             given.append(emit.place("i8", base, emit.index(place.offset_bytes)).typed)
         room = SsaValue("null", "ptr")
         if self.room_bytes:
             position = sum(buffer.level is not Level.WORKSPACE for buffer in self.ports)
-            room = emit.load("ptr", 1, emit.place("ptr", buffers, emit.index(position)), 8, 0)
+            room = self._pointer(buffers, position)
             room = emit.place("i8", room, emit.times(me, self.room_bytes))
             room = emit.place("i8", room, emit.index(self.shared_bytes))
-        emit.effect(f"call void @NAME_stage{i}({', '.join([*given, room.typed, begin.typed, end.typed])})")
+        given += [value.typed for value in (room, begin, end, *self._live(buffers).values())]
+        emit.effect(f"call void @NAME_stage{i}({', '.join(given)})")
 
     def _team(self, buffers: SsaValue) -> None:
         """Print the function that each thread calls."""
@@ -289,9 +366,11 @@ class _Printer:
             if self.room_bytes:
                 threads = emit.least(threads, emit.index(self.threads))
             is_team = emit.test("icmp sgt", threads, emit.index(1))
-            for i, (stage, waits) in enumerate(zip(self.program.stages, stages_that_wait(self.program), strict=True)):
-                following = emit.add(me, emit.index(1))
-                begin, end = (self._share(stage.tasks, place, threads) for place in (me, following))
+            following = emit.add(me, emit.index(1))
+            for i, waits in enumerate(stages_that_wait(self.program)):
+                count, shares = self._count(i, self._live(buffers)), self._shares(i)
+                unit = shares.unit if shares is not None else 1
+                begin, end = (share_of(emit, count, place, threads, unit) for place in (me, following))
                 self._call_stage(i, buffers, begin, end, me)
                 if waits:
                     emit.branch(is_team, lambda: self._meet(own))
@@ -300,13 +379,6 @@ class _Printer:
     def _meet(self, own: SsaValue) -> None:
         meet = self.emit.load("ptr", 1, self.emit.place("i8", own, self.emit.index(MEMBER_MEET)), 8, 0)
         self.emit.effect(f"call void {meet.text}({own.typed})")
-
-    def _share(self, tasks: int, me: SsaValue, threads: SsaValue) -> SsaValue:
-        """Print the first task of a thread; a thread beyond the others gets an empty range."""
-        emit, whole = self.emit, constant("i64", tasks)
-        me = emit.least(me, threads)
-        each, rest = emit.op("udiv", whole, threads), emit.op("urem", whole, threads)
-        return emit.add(emit.op("mul", each, me), emit.least(me, rest))
 
     def _task(self, buffers: SsaValue) -> None:
         """Print the function that runs tasks of one stage."""

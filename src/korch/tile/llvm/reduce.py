@@ -10,7 +10,7 @@ from korch.primitive.ops.reduce import identity
 from korch.tile.ir.program import Accumulate, Axis
 from korch.tile.llvm.arithmetic import KIND
 from korch.tile.llvm.emit import SsaValue, constant
-from korch.tile.llvm.index import Env
+from korch.tile.llvm.index import Env, end_of
 from korch.tile.llvm.memory import Place
 from korch.tile.llvm.points import PointVector
 from korch.tile.llvm.spans import LEAST_WIDTH, Span, SpanPrinter
@@ -98,7 +98,7 @@ class SumPrinter(SpanPrinter):
         else:
             ranges, env = vectors[0].ranges, vectors[0].env
             ends = [self.ends(axis, ranges, env) for axis in self.reduced]
-            whole = [(self.emit.index(0), self.end_of(axis, axis.extent, env)) for axis in self.reduced]
+            whole = [(self.emit.index(0), end_of(self.emit, axis, axis.extent, env)) for axis in self.reduced]
             sums = self._window(ends, whole, lambda own: self._loops(self.reduced, own, start, step, copies))
         sums = self.total(sums, copies) if count == 1 else sums
         for u, points in enumerate(vectors):

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from korch.tile.cpp.clip import loop_ends, parts_of
-from korch.tile.ir.index import Expr, Ranges, add, scale, var
-from korch.tile.ir.index import constant as number
+from korch.tile.ir.index import Expr, Ranges
 from korch.tile.ir.program import Apply, Axis, Load, Select, holds
 from korch.tile.llvm.arithmetic import FUNCTIONS
 from korch.tile.llvm.emit import SsaValue, array, constant
-from korch.tile.llvm.index import Env, index_of
+from korch.tile.llvm.index import Env, end_of, index_of
 from korch.tile.llvm.points import PointPrinter, PointVector
 
 BYTES_PER_LANE = 4
@@ -63,15 +62,6 @@ class SpanPrinter(PointPrinter):
         """Whether the pass reads a buffer that it stores to: then no element may be computed twice."""
         return any(isinstance(op, Load) and op.buffer in self.written for op in self.pass_.ops)
 
-    def end_of(self, axis: Axis, high: int, env: Env) -> SsaValue:
-        """Print the end of the loop over the first `high` values of an axis; the last tile may end early."""
-        if axis.ragged is None:
-            return self.emit.index(high)
-        outer, total = axis.ragged
-        assert isinstance(total, int)
-        left = index_of(self.emit, add(number(total), scale(var(outer), -axis.extent)), env)
-        return self.emit.least(self.emit.index(high), left)
-
     def over(self, axis: Axis | None, env: Env, body: Body, abreast: int = 1) -> None:
         """Print the loops along an axis, part by part; `body` prints several vectors of points."""
         if axis is None:
@@ -90,7 +80,7 @@ class SpanPrinter(PointPrinter):
 
     def _part(self, span: Span, env: Env, body: Body, abreast: int) -> None:
         axis, low, high, ranges, can_mask = span.axis, span.low, span.high, span.ranges, span.can_mask
-        emit, end = self.emit, self.end_of(axis, high, env)
+        emit, end = self.emit, end_of(self.emit, axis, high, env)
         width = self.width(axis, low, high, can_mask=can_mask)
 
         def run(at: SsaValue, lanes: int = width, mask: SsaValue | None = None, count: int = 1) -> None:
@@ -103,7 +93,7 @@ class SpanPrinter(PointPrinter):
             begin = emit.least(end, emit.add(begin, head))
             emit.loop(emit.index(low), begin, 1, lambda i: run(i, 1))
         if stop is None or width == 1 or head is not None:
-            self._dynamic(begin, end, width, run, can_mask=can_mask)
+            self._dynamic(begin, end, width, run, can_mask=can_mask, can_overlap=head is None and not self.updates)
             return
         whole = low + (stop - low) // width * width
         at = low
@@ -127,7 +117,9 @@ class SpanPrinter(PointPrinter):
         """Print the number of elements that are written before whole cache lines, or return None."""
         return None
 
-    def _dynamic(self, begin: SsaValue, end: SsaValue, width: int, run: Callable[..., None], *, can_mask: bool) -> None:
+    def _dynamic(
+        self, begin: SsaValue, end: SsaValue, width: int, run: Callable[..., None], *, can_mask: bool, can_overlap: bool
+    ) -> None:
         """Print the loops up to an end that is known at run time only."""
         emit = self.emit
         if width == 1:
@@ -135,12 +127,20 @@ class SpanPrinter(PointPrinter):
             return
         whole = self.whole(begin, end, width)
         emit.loop(begin, whole, width, run)
+
+        def singles() -> None:
+            emit.loop(whole, end, 1, lambda i: run(i, 1))
+
         if can_mask:
             left = emit.add(end, emit.times(whole, -1))
             is_more = emit.test("icmp slt", whole, end)
             emit.branch(is_more, lambda: run(whole, mask=self.first(left, width)))
+        elif can_overlap:
+            last = emit.add(end, emit.index(-width))
+            overlaps = emit.op("and", emit.test("icmp slt", begin, whole), emit.test("icmp slt", whole, end))
+            emit.branch(overlaps, lambda: run(last), singles)
         else:
-            emit.loop(whole, end, 1, lambda i: run(i, 1))
+            singles()
 
     def whole(self, begin: SsaValue, end: SsaValue, step: int) -> SsaValue:
         """Print the end of the whole steps from `begin` to `end`, which is not before."""
@@ -182,7 +182,7 @@ class SpanPrinter(PointPrinter):
         """Print the bounds of the loop over a reduced axis within which its guards hold."""
         emit = self.emit
         low, high = ranges[axis.name]
-        begin, end = emit.index(low), self.end_of(axis, min(high + 1, axis.extent), env)
+        begin, end = emit.index(low), end_of(emit, axis, min(high + 1, axis.extent), env)
 
         def quotient(expr: Expr, divisor: int) -> SsaValue:
             value = index_of(emit, expr, env)
