@@ -18,6 +18,7 @@ ORDER = (
     ("candidate",),
     ("tile.ir",),
     ("tile.check", "tile.lower"),
+    ("tile.analysis",),
     ("tile.cpp", "tile.triton"),
     ("tile.llvm",),
     ("cuda",),

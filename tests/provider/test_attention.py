@@ -22,7 +22,7 @@ from korch.schedule.attention import rows_of_block
 from korch.schedule.contraction import NotFusedError
 from korch.target import Target
 from korch.testing.kernels import check_offers, load_kernels, offers_of, run_kernel
-from korch.tile.cpp.steps import FEW_REGISTERS, REGISTERS
+from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
 from tests.provider.onednn_groups import Graph
 from tests.support.in_turn import InTurn
 from tests.support.matrix_units import matrix_units

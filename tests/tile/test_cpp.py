@@ -21,7 +21,8 @@ from korch.target import Target
 from korch.testing.kernels import check_kernel, check_offers, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
 from korch.testing.tolerance import assert_same
-from korch.tile.cpp.print import SERIAL_POINTS, print_cpp
+from korch.tile.analysis.stages import SERIAL_POINTS
+from korch.tile.cpp.print import print_cpp
 from korch.tile.ir.growth import TextLimitError
 from korch.tile.lower import loops
 from korch.tile.lower.lower import lower

@@ -19,11 +19,11 @@ from korch.provider.provider import Kernel, Threading
 from korch.target import LANES, Target
 from korch.testing.kernels import compare, load_kernels, run_kernel
 from korch.testing.samples import random_arrays
+from korch.tile.analysis.stages import LARGEST_ARRAY_BYTES, SERIAL_POINTS
 from korch.tile.check.arithmetic import Float64
 from korch.tile.check.check import check_program
 from korch.tile.check.reference import run_program
-from korch.tile.cpp.print import SERIAL_POINTS, print_cpp
-from korch.tile.cpp.steps import LARGEST_ARRAY_BYTES
+from korch.tile.cpp.print import print_cpp
 from korch.tile.ir.index import constant, quotient, var
 from korch.tile.ir.program import (
     At,

@@ -19,7 +19,7 @@ from korch.ranges.needed import live_body
 from korch.system.alignment import aligned_bytes
 from korch.target import Target
 from korch.testing.kernels import load_kernels
-from korch.tile.cpp.shares import PRODUCT_ROWS, Shares, shares_of
+from korch.tile.analysis.shares import PRODUCT_ROWS, Shares, shares_of
 from korch.tile.ir.index import add, remainder, scale, var
 from korch.tile.ir.parameters import LIVE, parametric
 from korch.tile.ir.program import Axis, Buffer, Inside, Level, Load, Pass, Stage, Store, TileProgram

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from korch.primitive.types import DType
-from korch.tile.cpp.tables import tables_of
+from korch.tile.analysis.tables import tables_of
 from korch.tile.ir.index import var
 from korch.tile.ir.program import Apply, Literal, Load, TileOp
 

@@ -11,9 +11,9 @@ from korch.candidate.candidate import Group, Offer
 from korch.provider.provider import Kernel, Threading
 from korch.ranges.live import Count
 from korch.target import Target
+from korch.tile.analysis.shares import by_rows, shares_of
 from korch.tile.check.check import check_program
 from korch.tile.cpp.print import PrintedCpp, print_cpp
-from korch.tile.cpp.shares import by_rows, shares_of
 from korch.tile.ir.parameters import PART, by_outer, parametric
 from korch.tile.ir.program import Contract, Load, Stage, TileProgram, ranges_of
 from korch.tile.llvm.print import REGION, PrintedLlvm, print_llvm, refusal

@@ -21,7 +21,7 @@ from korch.schedule.split_attention import program_of
 from korch.schedule.split_products import operand_components, pairs_of
 from korch.system.alignment import ceil_div
 from korch.target import Target
-from korch.tile.cpp.steps import FEW_REGISTERS, REGISTERS
+from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
 from korch.tile.ir.growth import TextLimitError, UnprintableError
 from korch.tile.lower.staging import Machine
 

@@ -37,7 +37,7 @@ from korch.schedule.depthwise import Depthwise, is_depthwise, weights_layout
 from korch.schedule.few_channels import FewChannels
 from korch.schedule.products import PAIR_LANES, ProductBlocking, Products, terms_together
 from korch.target import Target
-from korch.tile.cpp.steps import BYTE_REGISTERS, FEW_BYTE_REGISTERS
+from korch.tile.analysis.registers import BYTE_REGISTERS, FEW_BYTE_REGISTERS
 from korch.tile.ir.program import Registers, TileProgram
 from korch.tile.lower.staging import Machine
 

@@ -23,7 +23,7 @@ from korch.schedule.gathered import Gathered, GatheredBlocking
 from korch.schedule.split_products import operand_components, pairs_of
 from korch.system.alignment import ceil_div, round_up
 from korch.target import Target
-from korch.tile.cpp.steps import FEW_REGISTERS, REGISTERS
+from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
 from korch.tile.ir.program import Registers, TileProgram
 from korch.tile.lower.staging import Machine
 

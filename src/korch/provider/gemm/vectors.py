@@ -10,7 +10,7 @@ from korch.schedule.blocks import require_adjacent
 from korch.schedule.contraction import Layouts, NotFusedError, contraction_of, extent
 from korch.schedule.products import ProductBlocking, Products
 from korch.target import Target
-from korch.tile.cpp.steps import BYTE_REGISTERS, FEW_BYTE_REGISTERS
+from korch.tile.analysis.registers import BYTE_REGISTERS, FEW_BYTE_REGISTERS
 from korch.tile.ir.program import QUAD, Load, Loop, Pass, Registers, Select, TileProgram
 from korch.tile.lower.staging import Machine
 

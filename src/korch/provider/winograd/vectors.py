@@ -8,7 +8,7 @@ from korch.provider.cache_room import cache_room
 from korch.schedule.blocks import evenly
 from korch.schedule.winograd import Winograd, WinogradBlocking
 from korch.target import Target
-from korch.tile.cpp.steps import BYTE_REGISTERS
+from korch.tile.analysis.registers import BYTE_REGISTERS
 
 
 def blocking_of(

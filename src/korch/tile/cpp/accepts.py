@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from korch.tile.cpp.finish import is_by_lanes, kept_guards, leaves_out, sides_of
-from korch.tile.cpp.panels import panels
+from korch.tile.analysis.panels import panels
+from korch.tile.analysis.sums import is_by_lanes, kept_guards, leaves_out, sides_of
 from korch.tile.cpp.split_operands import require_components, split_of
 from korch.tile.ir.program import Contract, Level, Load, Product, TileProgram, refused
 

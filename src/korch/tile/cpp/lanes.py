@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 
 from korch.system.alignment import round_up
-from korch.tile.cpp.finish import batches_of, tails_of
+from korch.tile.analysis.panels import panels, strips
+from korch.tile.analysis.sums import batches_of, tails_of
 from korch.tile.cpp.loops import print_ends
 from korch.tile.cpp.numbers import argument, number
-from korch.tile.cpp.panels import panels, strips
 from korch.tile.cpp.text import CppWriter
 from korch.tile.ir.index import Ranges
 from korch.tile.ir.program import PAIR, Axis, Buffer, Contract, Inside, Panels, refused

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 
-from korch.tile.cpp.clip import loop_ends, parts_of
-from korch.tile.cpp.collect import WrittenSpan, begins_lines, collected
+from korch.tile.analysis.clip import loop_ends, parts_of
+from korch.tile.analysis.collect import WrittenSpan, begins_lines, collected
 from korch.tile.cpp.numbers import number
 from korch.tile.cpp.op import OpPrinter
 from korch.tile.cpp.text import C_TYPE, CppWriter, loop_end

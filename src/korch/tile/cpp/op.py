@@ -7,11 +7,11 @@ from collections.abc import Sequence, Set
 from typing import assert_never
 
 from korch.primitive.types import DType
-from korch.tile.cpp.clip import clipping_guards
-from korch.tile.cpp.fetch import fetches_of
+from korch.tile.analysis.clip import clipping_guards
+from korch.tile.analysis.fetch import fetches_of
+from korch.tile.analysis.tables import BITS as TABLE_BITS
+from korch.tile.analysis.tables import live_ops, tables_of
 from korch.tile.cpp.numbers import number
-from korch.tile.cpp.tables import BITS as TABLE_BITS
-from korch.tile.cpp.tables import live_ops, tables_of
 from korch.tile.cpp.text import C_TYPE, NARROW_TYPE, CppWriter, literal
 from korch.tile.ir.index import Expr, Ranges, add, bounds, constant, scale, substitute
 from korch.tile.ir.passes import is_nonpositive

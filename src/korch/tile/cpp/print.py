@@ -10,7 +10,6 @@ contiguous along another axis than stores, square blocks are read as whole vecto
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import sys
@@ -20,32 +19,25 @@ from typing import NamedTuple
 
 from korch.ranges.live import Count
 from korch.system.content_name import content_name
+from korch.tile.analysis.shares import PLACE, Shares, by_rows, shares_of
+from korch.tile.analysis.stages import (
+    SERIAL_POINTS,
+    is_large_tile,
+    large_inputs,
+    stages_that_wait,
+    streamed_outputs,
+    tiles_of,
+)
 from korch.tile.cpp.accepts import require_contractions
 from korch.tile.cpp.numbers import BEGIN, PARAMETER, PASSED, TEAM, TEAM_PARAMETER, alone, number
-from korch.tile.cpp.shares import PLACE, Shares, by_rows, shares_of
 from korch.tile.cpp.sort import print_sort
 from korch.tile.cpp.split_operands import split_of
-from korch.tile.cpp.steps import StepPrinter, is_large_tile, tile_bytes, tiles_of
+from korch.tile.cpp.steps import StepPrinter, bytes_of_tile
 from korch.tile.cpp.text import C_TYPE, NARROW_TYPE, CppWriter
 from korch.tile.ir.index import Expr
 from korch.tile.ir.parameters import PART, whole
-from korch.tile.ir.program import (
-    Axis,
-    Buffer,
-    Contract,
-    Level,
-    Parameter,
-    Product,
-    Stage,
-    TileProgram,
-    read_by,
-    written_by,
-)
+from korch.tile.ir.program import Axis, Buffer, Contract, Level, Parameter, Product, Stage, TileProgram
 from korch.tile.lower.buffers import places_in_memory
-from korch.tile.lower.loops import SQUARE_TYPES
-
-SERIAL_POINTS = 6000
-"""Programs with fewer points run in the calling thread: a parallel region would cost more."""
 
 ROWS_BEHIND = 64
 """Kernels that compute rows in blocks may look up this many entries of the row table beyond the last row."""
@@ -248,10 +240,14 @@ class _Printer:
 
     def _large_tiles(self, stage: Stage) -> list[Buffer]:
         """Return the tiles of a stage that are in the workspace."""
-        return [buffer for buffer in tiles_of(self.program, stage) if is_large_tile(self.program, stage, buffer)]
+        return [
+            buffer
+            for buffer in tiles_of(self.program, stage)
+            if is_large_tile(stage, bytes_of_tile(self.program, stage, buffer))
+        ]
 
     def _large_bytes(self, stage: Stage) -> int:
-        return sum(tile_bytes(self.program, stage, buffer) for buffer in self._large_tiles(stage))
+        return sum(bytes_of_tile(self.program, stage, buffer) for buffer in self._large_tiles(stage))
 
     def _tasks(self, i: int, stage: Stage, begin: str, end: str) -> None:
         """Print the loop over a range of a stage's tasks."""
@@ -270,10 +266,10 @@ class _Printer:
         for buffer in tiles_of(self.program, stage):
             type_, size = C_TYPE[buffer.dtype], max(buffer.size, 1)
             if split_of(buffer) is not None:
-                type_, size = "uint16_t", tile_bytes(self.program, stage, buffer) // 2
+                type_, size = "uint16_t", bytes_of_tile(self.program, stage, buffer) // 2
             if buffer in large:
                 self.out.line(f"{type_}* const {buffer.name} = reinterpret_cast<{type_}*>(room + {number(offset)});")
-                offset += tile_bytes(self.program, stage, buffer)
+                offset += bytes_of_tile(self.program, stage, buffer)
             else:
                 self.out.line(f"alignas(64) {type_} {buffer.name}_array[{size}];")
                 self.out.line(f"{type_}* const {buffer.name} = {buffer.name}_array;  // functions copy the pointer")
@@ -348,43 +344,3 @@ def _headers(body: str) -> list[str]:
     is_narrow = any(type_ in body for type_ in NARROW_TYPE.values())
     found = [header for pattern, header in HEADERS if re.search(pattern, body)]
     return found or ["korch_half.h" if is_narrow else "korch_tile.h"]
-
-
-def stages_that_wait(program: TileProgram) -> list[bool]:
-    """Return, by stage, whether a barrier follows it: before a stage that reads results since the last barrier.
-
-    After the last stage, the end of the parallel region is the barrier.
-    """
-    waits: list[bool] = []
-    written: set[str] = set()
-    for stage, following in itertools.zip_longest(program.stages, program.stages[1:]):
-        written |= written_by(stage.steps) | (stage.sort.written.keys() if stage.sort is not None else set())
-        read = read_by(following.steps) if following is not None else set()
-        waits.append(bool(written & read))
-        written = set() if waits[-1] else written
-    return waits
-
-
-def streamed_outputs(program: TileProgram, stream_bytes: int) -> frozenset[str]:
-    """Return the outputs that are written past the caches: large ones that the program does not read again.
-
-    Lines that are written whole then need not be read first, and they evict nothing from the caches.
-    """
-    read = read_by(tuple(step for stage in program.stages for step in stage.steps))
-    return frozenset(
-        buffer.name
-        for buffer in program.buffers
-        if buffer.level is Level.OUTPUT
-        and buffer.dtype in SQUARE_TYPES
-        and buffer.size * buffer.dtype.size_bytes >= stream_bytes
-        and buffer.name not in read
-    )
-
-
-def large_inputs(program: TileProgram, large_bytes: int) -> frozenset[str]:
-    """Return the inputs that are too large for a core's private cache."""
-    return frozenset(
-        buffer.name
-        for buffer in program.buffers
-        if buffer.level is Level.INPUT and buffer.size * buffer.dtype.size_bytes >= large_bytes
-    )

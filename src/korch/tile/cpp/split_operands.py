@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 
 from korch.system.alignment import round_up
 from korch.target import EDGE
-from korch.tile.cpp.fetch import Fetches
-from korch.tile.cpp.finish import by_row, count_of, print_places, sides_of
+from korch.tile.analysis.fetch import Fetches
+from korch.tile.analysis.panels import in_rows, panels
+from korch.tile.analysis.sums import by_row, sides_of
+from korch.tile.cpp.finish import count_of, print_places
 from korch.tile.cpp.loops import LoopPrinter, print_ends
 from korch.tile.cpp.numbers import number
-from korch.tile.cpp.panels import in_rows, panels
 from korch.tile.cpp.text import CppWriter, loop_end
 from korch.tile.ir.index import Expr, add, constant, substitute, vector_step
 from korch.tile.ir.program import (

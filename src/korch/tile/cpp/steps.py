@@ -8,25 +8,17 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from korch.system.alignment import round_up
-from korch.tile.cpp.axes import Steps, even_step, joined, rows_type, turns_type
-from korch.tile.cpp.finish import (
-    FinishPrinter,
-    Sums,
-    batches_of,
-    count_of,
-    is_by_lanes,
-    kept_guards,
-    leaves_out,
-    sides_of,
-    sums_of,
-    tails_of,
-    tiles_in_registers,
-)
+from korch.tile.analysis.axes import Steps, even_step, joined
+from korch.tile.analysis.panels import in_group, in_rows, panel_width, panels, strips
+from korch.tile.analysis.registers import BYTE_REGISTERS, FEW_BYTE_REGISTERS, FEW_REGISTERS, REGISTERS
+from korch.tile.analysis.stages import tile_bytes
+from korch.tile.analysis.sums import Sums, batches_of, is_by_lanes, kept_guards, leaves_out, sides_of, sums_of, tails_of
+from korch.tile.cpp.axes import rows_type, turns_type
+from korch.tile.cpp.finish import FinishPrinter, count_of
 from korch.tile.cpp.lanes import axes_around, dense_contraction, lane_contraction, print_rows, window_contraction
 from korch.tile.cpp.nest import PassPrinter
 from korch.tile.cpp.numbers import TABLE, argument, number, tails
 from korch.tile.cpp.op import condition_of
-from korch.tile.cpp.panels import in_group, in_rows, panel_width, panels, strips
 from korch.tile.cpp.sort import loop_head
 from korch.tile.cpp.split_operands import (
     SplitPrinter,
@@ -58,27 +50,11 @@ from korch.tile.ir.program import (
     parts_of,
     ranges_of,
     refused,
-    written_by,
 )
-from korch.tile.lower.buffers import LINE_BYTES, computed_bytes
-
-BYTE_REGISTERS = {16: Registers(12, 2), 8: Registers(6, 2)}
-"""The default register blocking of a contraction of bytes, by number of lanes."""
-
-FEW_BYTE_REGISTERS = Registers(4, 2)
-"""The default for other numbers of lanes: widened terms need registers, too."""
-
-REGISTERS = {16: Registers(12, 2)}
-"""The default register blocking of a contraction, by number of lanes: there are 32 registers of 16 lanes."""
-
-FEW_REGISTERS = Registers(6, 2)
-"""The default for other numbers of lanes, with at least 16 registers."""
+from korch.tile.lower.buffers import LINE_BYTES
 
 LONG_BLOCK = 1024
 """The number of vector multiply-adds that take about as long as fetching a line from memory."""
-
-LARGEST_ARRAY_BYTES = 16 << 10
-"""The maximum size of a tile on the stack in stages with contractions; larger ones are in the workspace."""
 
 
 @dataclass(frozen=True)
@@ -101,26 +77,11 @@ class _Block:
 Node = PassPrinter | SplitPrinter | _Panel | _Block | tuple[Loop, "list[Node]"]
 
 
-def tiles_of(program: TileProgram, stage: Stage) -> list[Buffer]:
-    """Return the tiles that a stage needs memory for."""
-    used = written_by(stage.steps) - tiles_in_registers(program, stage.steps)
-    return [b for b in program.buffers if b.level is Level.TILE and b.name in used]
-
-
-def is_large_tile(program: TileProgram, stage: Stage, buffer: Buffer) -> bool:
-    """Return whether a tile of a stage is in the workspace of each thread, not on its stack."""
-    has_contraction = any(isinstance(step, Contract) for _, step in stage.leaves)
-    return has_contraction and tile_bytes(program, stage, buffer) > LARGEST_ARRAY_BYTES
-
-
-def tile_bytes(program: TileProgram, stage: Stage, buffer: Buffer) -> int:
+def bytes_of_tile(program: TileProgram, stage: Stage, buffer: Buffer) -> int:
     """Return the size of a tile of a stage in the printed code, in bytes, rounded up to whole cache lines."""
-    size = (
-        buffer.size * computed_bytes(buffer)
-        if split_of(buffer) is None
-        else bytes_of_components(program, stage, buffer)
-    )
-    return round_up(size, LINE_BYTES)
+    if split_of(buffer) is None:
+        return tile_bytes(buffer)
+    return round_up(bytes_of_components(program, stage, buffer), LINE_BYTES)
 
 
 class StepPrinter:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from korch.system.alignment import ceil_div
-from korch.tile.cpp.axes import Steps, even_step, joined
-from korch.tile.cpp.finish import sides_of
-from korch.tile.cpp.panels import panels
+from korch.tile.analysis.axes import Steps, even_step, joined
+from korch.tile.analysis.panels import panels
+from korch.tile.analysis.sums import sides_of
 from korch.tile.ir.program import QUAD, Buffer, Contract, refused
 
 STRIP = 32

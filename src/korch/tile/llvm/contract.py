@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from korch.tile.cpp.axes import Steps, even_step, joined
-from korch.tile.cpp.finish import Sums, batches_of, by_row, is_by_lanes, kept_guards, leaves_out, sides_of, tails_of
-from korch.tile.cpp.panels import in_rows, panels, strips
-from korch.tile.cpp.steps import FEW_REGISTERS, REGISTERS
+from korch.tile.analysis.axes import Steps, even_step, joined
+from korch.tile.analysis.panels import in_rows, panels, strips
+from korch.tile.analysis.registers import FEW_REGISTERS, REGISTERS
+from korch.tile.analysis.sums import Sums, batches_of, by_row, is_by_lanes, kept_guards, leaves_out, sides_of, tails_of
 from korch.tile.ir.index import Expr, Ranges, substitute, vector_step
 from korch.tile.ir.index import constant as number
 from korch.tile.ir.program import At, Axis, Contract, Level, Load, Product, Stage, TileProgram, refused

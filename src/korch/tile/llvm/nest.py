@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from korch.tile.cpp.collect import WrittenSpan, begins_lines, collected
+from korch.tile.analysis.collect import WrittenSpan, begins_lines, collected
 from korch.tile.ir.index import Expr, add, substitute
 from korch.tile.ir.index import constant as number
 from korch.tile.ir.passes import turns_on

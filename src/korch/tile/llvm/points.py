@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from korch.primitive.types import DType
-from korch.tile.cpp.clip import clipping_guards
-from korch.tile.cpp.fetch import Fetches, fetches_of
-from korch.tile.cpp.tables import ByteTable, live_ops, tables_of
+from korch.tile.analysis.clip import clipping_guards
+from korch.tile.analysis.fetch import Fetches, fetches_of
+from korch.tile.analysis.tables import ByteTable, live_ops, tables_of
 from korch.tile.ir.index import Expr, Ranges, add, scale, substitute
 from korch.tile.ir.index import constant as number
 from korch.tile.ir.passes import is_nonpositive

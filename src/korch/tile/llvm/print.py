@@ -16,11 +16,18 @@ from korch.primitive.types import DType
 from korch.ranges.live import Count
 from korch.system.content_name import content_name
 from korch.target import Target
-from korch.tile.cpp.finish import Sums, sums_of
-from korch.tile.cpp.panels import panels
-from korch.tile.cpp.print import SERIAL_POINTS, large_inputs, stages_that_wait, streamed_outputs
-from korch.tile.cpp.shares import PLACE, Shares, by_rows, shares_of
-from korch.tile.cpp.steps import is_large_tile, tile_bytes, tiles_of
+from korch.tile.analysis.panels import panels
+from korch.tile.analysis.shares import PLACE, Shares, by_rows, shares_of
+from korch.tile.analysis.stages import (
+    SERIAL_POINTS,
+    is_large_tile,
+    large_inputs,
+    stages_that_wait,
+    streamed_outputs,
+    tile_bytes,
+    tiles_of,
+)
+from korch.tile.analysis.sums import Sums, sums_of
 from korch.tile.ir.index import ROWS, Expr
 from korch.tile.ir.parameters import PART, whole
 from korch.tile.ir.program import (
@@ -169,7 +176,7 @@ class _Printer:
         streamed, large = streamed_outputs(program, stream_bytes), large_inputs(program, stream_bytes)
         self.context = KernelContext(self.emit, self.isa, program, target.lanes, streamed, large, given)
         self.places, self.shared_bytes = places_in_memory(program)
-        sizes = (sum(tile_bytes(program, stage, b) for b in self._large(stage)) for stage in program.stages)
+        sizes = (sum(tile_bytes(b) for b in self._large(stage)) for stage in program.stages)
         self.room_bytes = max(sizes, default=0)
         self.threads = target.threads if self.is_parallel else 1
         self.ports = [buffer for buffer in program.buffers if buffer.name in self.places]
@@ -222,7 +229,7 @@ class _Printer:
                 if buffer in large:
                     room = SsaValue("%room", "ptr")
                     self.context.bases[buffer.name] = emit.place("i8", room, emit.index(offset))
-                    offset += tile_bytes(self.program, stage, buffer)
+                    offset += tile_bytes(buffer)
                 else:
                     self.context.bases[buffer.name] = emit.array(stored_kind(buffer), buffer.size)
             begin, end, shares = SsaValue("%begin", "i64"), SsaValue("%end", "i64"), self._shares(i)
@@ -237,7 +244,7 @@ class _Printer:
 
     def _large(self, stage: Stage) -> list[Buffer]:
         """Return the tiles of a stage that are in the workspace."""
-        return [buffer for buffer in tiles_of(self.program, stage) if is_large_tile(self.program, stage, buffer)]
+        return [buffer for buffer in tiles_of(self.program, stage) if is_large_tile(stage, tile_bytes(buffer))]
 
     def _shares(self, i: int) -> Shares | None:
         """Return how the coordinates of a stage are divided; None if only whole tasks are."""

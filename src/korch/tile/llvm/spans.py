@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from korch.tile.cpp.clip import loop_ends, parts_of
+from korch.tile.analysis.clip import loop_ends, parts_of
 from korch.tile.ir.index import Expr, Ranges
 from korch.tile.ir.program import Apply, Axis, Load, Select, holds
 from korch.tile.llvm.arithmetic import FUNCTIONS

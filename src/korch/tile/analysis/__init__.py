@@ -1,0 +1,1 @@
+"""What printers compute from tile programs: fusion, loop bounds, prefetches, layouts, partition among threads."""
